@@ -10,12 +10,14 @@ use crate::{
     RedisStore, StoreError,
     call::{Intent, Script},
     decode::{self, Alone},
-    encode, scripts,
+    encode,
+    lead::lead_of,
+    scripts,
     store::Settled,
 };
 
 /// Length in bytes of the value header that `schedule_alone.lua` understands.
-const SCHEDULE_HEAD_BYTES: usize = 5;
+const SCHEDULE_HEAD_BYTES: usize = 4;
 
 /// Result of trying a dedicated script.
 pub(crate) enum Attempt {
@@ -40,7 +42,7 @@ impl RedisStore {
         };
         let mut args = Vec::with_capacity(2 + numbers.len());
         args.push(encode::head(charge));
-        args.extend(numbers.into_iter().map(String::into_bytes));
+        args.extend(numbers);
         args.extend(self.pinned().map(|now| now.to_string().into_bytes()));
         let reply = self.call(script, vec![self.key(charge.key)], args).await?;
         match decode::alone(reply).ok_or_else(StoreError::unreadable)? {
@@ -74,7 +76,7 @@ impl RedisStore {
 ///
 /// There is one for a single schedule, one for several schedules, and one for a log. The unit of a
 /// schedule must be a whole number of microseconds, and no limit may count denied requests.
-fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<String>)> {
+fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
     let members: Vec<Member<'_>> = remote::numbers(charge.limits, charge.cost).collect();
     let is_hard = |member: &Member<'_>| member.denials == Denials::Forgotten;
     if !members.iter().all(is_hard) {
@@ -87,9 +89,9 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<String>)> {
         },
     ] = members.as_slice()
     {
-        let mut numbers = vec![charge.cost.units().to_string()];
+        let mut numbers = vec![in_digits(charge.cost.units())];
         for (limit, span) in windows {
-            numbers.extend([limit.to_string(), span.as_micros().to_string()]);
+            numbers.extend([*limit, span.as_micros()].map(in_digits));
         }
         return Some((&scripts::LOG_ALONE, numbers));
     }
@@ -99,7 +101,7 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<String>)> {
         return None;
     }
     if !is_single {
-        numbers.push(format!(">{}", "I7".repeat(members.len())));
+        numbers.push(format!(">{}", "I7c1".repeat(members.len())).into_bytes());
     }
     for member in &members {
         let Numbers::Schedule {
@@ -115,7 +117,8 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<String>)> {
         let longest = charge.longest_wait.filter(|_| *queue);
         let latest = longest.map(|longest| longest.as_micros().saturating_add(lasting.whole));
         let tau = tau.whole.min(latest.unwrap_or(u64::MAX));
-        numbers.extend([lasting.whole, tau].map(|whole| whole.to_string()));
+        numbers.extend([lasting.whole, tau].map(in_digits));
+        numbers.push(vec![lead_of(tau)]);
     }
     let script = if is_single {
         &scripts::SCHEDULE_ALONE
@@ -123,4 +126,9 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<String>)> {
         &scripts::SCHEDULES_ALONE
     };
     Some((script, numbers))
+}
+
+/// Encodes a number as an argument of a script: in decimal digits.
+fn in_digits(number: u64) -> Vec<u8> {
+    number.to_string().into_bytes()
 }

@@ -88,7 +88,7 @@ impl RedisStore {
             let mut replays = Vec::with_capacity(charges.len());
             for (charge, found) in charges.iter().zip(found) {
                 let had_spent = found.held.is_some();
-                let replay = Replay::open(charge, found.held.clone(), now, Effect::Refund);
+                let replay = found.replay(charge, now, Effect::Refund);
                 amendments.push(if had_spent {
                     rewritten(charge, &replay, &found, now)
                 } else {
@@ -160,8 +160,11 @@ impl RedisStore {
 /// kept.
 fn rewritten(charge: &Charge<'_>, replay: &Replay<'_>, found: &Found, now: Timestamp) -> Amendment {
     let (held, expires) = replay.held();
-    let state = encode::value(charge, &held);
-    let ledger = if found.state.starts_with(&encode::head(charge)) {
+    let state = encode::value(charge, &held, now);
+    let is_from_ahead = found.is_from_ahead(charge, now);
+    let ledger = if is_from_ahead {
+        encode::clamped_ledger(charge, now)
+    } else if found.state.starts_with(&encode::head(charge)) {
         found.ledger.clone()
     } else {
         encode::converted_ledger(charge, now)

@@ -9,7 +9,8 @@ use tidegate_core::{
 use crate::{
     call::Reply,
     encode::{
-        BLOCKED, CONVERTED, FORM_BITS, HAS_LEDGER, KERNEL_BITS, SEVERAL, bytes_below, kernel,
+        self, BLOCKED, CONVERTED, FORM_BITS, HAS_LEDGER, KERNEL_BITS, RATE_COUNT_BITS,
+        RATE_PERIODS, SEVERAL, bytes_below, kernel,
     },
     error::StoreError,
 };
@@ -26,6 +27,9 @@ pub(crate) struct Found {
     /// The states, each with the parameters that it was stored under; `None` for a key that has
     /// spent nothing.
     pub(crate) held: Option<Vec<(Terms, Held)>>,
+    /// The lead of each state: how far it was ahead of the clock when it was written, in the
+    /// encoding of `lead.rs`; 0 for a state without a lead.
+    pub(crate) leads: Vec<u8>,
 }
 
 impl Found {
@@ -83,7 +87,9 @@ fn value(bytes: &[u8]) -> Result<Found, &'static str> {
     }
     if !input.0.is_empty() {
         found.state = [&[first & !(BLOCKED | HAS_LEDGER)], input.0].concat();
-        found.held = Some(Input(&found.state).states()?);
+        let states = Input(&found.state).states()?;
+        let (held, leads) = states.into_iter().unzip();
+        (found.held, found.leads) = (Some(held), leads);
     }
     Ok(found)
 }
@@ -101,6 +107,9 @@ fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
     Ok(counts)
 }
 
+/// A state and the parameters that it was stored under.
+type State = (Terms, Held);
+
 /// Bytes that are still to be read.
 struct Input<'b>(&'b [u8]);
 
@@ -113,8 +122,9 @@ impl Input<'_> {
             .fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    /// Reads the states of a value without a block and a ledger, and their parameters.
-    fn states(mut self) -> Result<Vec<(Terms, Held)>, &'static str> {
+    /// Reads the states of a value without a block and a ledger, each with its parameters and its
+    /// lead.
+    fn states(mut self) -> Result<Vec<(State, u8)>, &'static str> {
         let mut kinds = Vec::new();
         if self.0.first() == Some(&SEVERAL) {
             self.number(1)?;
@@ -130,7 +140,12 @@ impl Input<'_> {
                 Terms::Schedule { denominator, .. } => bytes_below(denominator),
                 _ => 0,
             };
-            states.push((terms, self.state(kernel, usize::from(fraction_bytes))?));
+            let held = self.state(kernel, usize::from(fraction_bytes))?;
+            let lead = match held {
+                Held::Schedule(_) | Held::Interval { .. } => self.number(1)?,
+                _ => 0,
+            };
+            states.push(((terms, held), u8::try_from(lead).unwrap_or(u8::MAX)));
         }
         if self.0.is_empty() {
             Ok(states)
@@ -151,15 +166,15 @@ impl Input<'_> {
         }
         let terms = match (kernel, form) {
             (kernel::SCHEDULE, 0) => Terms::Schedule {
-                numerator: self.scaled(4)?,
+                numerator: self.scaled(3)?,
                 denominator: 1,
             },
             (kernel::SCHEDULE, 1) => {
-                let denominator = self.number(1)?;
-                Terms::Schedule {
-                    numerator: self.scaled(2)?,
-                    denominator,
-                }
+                let number = self.number(2)?;
+                let count = number & ((1 << RATE_COUNT_BITS) - 1);
+                // The two remaining bits index the four periods.
+                let period = usize::try_from(number >> RATE_COUNT_BITS).unwrap_or(0);
+                encode::unit_of(count, RATE_PERIODS[period])
             }
             (kernel::SCHEDULE, 2) => {
                 let (numerator, denominator) = (self.wide()?, self.wide()?);

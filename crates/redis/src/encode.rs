@@ -11,8 +11,8 @@
 //!
 //!   first       1 bit   blocked: the end of the block follows, 0 for none
 //!               1 bit   a refund ledger follows: the number of its sums, 1 byte, whose highest bit
-//!                       says that a conversion began it; until and since when it is kept; the
-//!                       sums, 7 bytes each
+//!                       says that a conversion or a clamp began it; until and since when it is
+//!                       kept; the sums, 7 bytes each
 //!               1 bit   0
 //!               2 bits  the form of the parameters
 //!               3 bits  the kernel; 7 if there are several: their number follows, 1 byte, and for
@@ -23,14 +23,17 @@
 //!
 //! | kernel | form | parameters |
 //! | --- | --- | --- |
-//! | schedule | 0 | its unit in microseconds: 28 bits, and a power of ten in 4 bits |
-//! | | 1 | parts per microsecond, 1 byte; the unit in parts: 12 bits, a power of ten in 4 |
+//! | schedule | 0 | its unit in microseconds: 20 bits, and a power of ten in 4 bits |
+//! | | 1 | its rate: a second, minute, hour or day in 2 bits, and units in that period in 14 |
 //! | | 2 | the unit in parts, 7 bytes; parts per microsecond, 7; bytes of a part in a state, 1 |
-//! | interval | 0 | tokens and microseconds, each encoded as the unit of a schedule |
+//! | interval | 0 | tokens and microseconds, each 28 bits, and a power of ten in 4 bits |
 //! | | 2 | both in 7 bytes |
 //! | window | 0 | a digest, 4 bytes |
-//! | | 1, 2 | windows from the first request: microseconds, as a schedule's unit, or in 7 bytes |
+//! | | 1, 2 | windows from the first request: microseconds, as of an interval, or in 7 bytes |
 //! | any other | 0 | a digest, 4 bytes: the state itself has what a conversion needs |
+//!
+//! The state of a schedule or of an interval bucket ends with its lead, 1 byte: how far it was
+//! ahead of the clock when it was written (`lead.rs`).
 //!
 //! One schedule of an ordinary rate is therefore 12 bytes, the largest string that fits into the
 //! smallest string allocation of Redis. Every number has exactly one encoding, so that parameters
@@ -40,6 +43,8 @@ use tidegate_core::{
     Charge, Span, Timestamp, Window,
     remote::{self, Denials, Held, Member, Numbers, Terms},
 };
+
+use crate::lead::lead_of;
 
 /// The header of a value without a block and a ledger: the kernels and their parameters.
 pub(crate) type Head = Vec<u8>;
@@ -58,10 +63,15 @@ pub(crate) const HAS_LEDGER: u8 = 0x40;
 pub(crate) const KERNEL_BITS: u32 = 3;
 pub(crate) const FORM_BITS: u32 = 2;
 
+/// The periods of rates that are encoded as a count, in microseconds. The encoding uses the first
+/// period in which the count is a whole number of at most [`RATE_COUNT_BITS`] bits.
+pub(crate) const RATE_PERIODS: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
+pub(crate) const RATE_COUNT_BITS: u32 = 14;
+
 /// How long a refund ledger is kept after its last entry, in microseconds.
 pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
 
-/// Flag in the number of sums of a ledger that was begun when the states were converted.
+/// Flag in the number of sums of a ledger that was begun when the states were converted or clamped.
 pub(crate) const CONVERTED: u8 = 0x80;
 
 /// Number of windows of a calendar in a program, starting with the one at the latest known instant.
@@ -104,14 +114,12 @@ fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
         Terms::Schedule {
             numerator,
             denominator: 1,
-        } if let Some(unit) = scaled(numerator, 28) => put_all(0, &[(unit, 4)]),
+        } if let Some(unit) = scaled(numerator, 20) => put_all(0, &[(unit, 3)]),
         Terms::Schedule {
             numerator,
             denominator,
-        } => match scaled(numerator, 12) {
-            Some(unit) if (2..=255).contains(&denominator) => {
-                put_all(1, &[(denominator, 1), (unit, 2)]);
-            }
+        } => match as_rate(numerator, denominator) {
+            Some(rate) if (2..=255).contains(&denominator) => put_all(1, &[(rate, 2)]),
             _ => {
                 let bytes = u64::from(bytes_below(denominator));
                 put_all(2, &[(numerator, 7), (denominator, 7), (bytes, 1)]);
@@ -127,6 +135,30 @@ fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
         },
         Terms::Digest(digest) => put_all(0, &[(digest.into(), 4)]),
         _ => unreachable!("core has no other terms"),
+    }
+}
+
+/// Encodes a unit of `numerator / denominator` microseconds as a count of units in one of the
+/// periods, if it fits.
+fn as_rate(numerator: u64, denominator: u64) -> Option<u64> {
+    let mut periods = (0..).zip(RATE_PERIODS);
+    periods.find_map(|(number, period)| {
+        let count = (period / numerator).checked_mul(denominator)?;
+        let fits = period.is_multiple_of(numerator) && count < 1 << RATE_COUNT_BITS;
+        fits.then_some(number << RATE_COUNT_BITS | count)
+    })
+}
+
+/// The inverse of [`as_rate`]: returns the unit of a rate of `count` per `period`. Neither may be
+/// zero.
+pub(crate) fn unit_of(count: u64, period: u64) -> Terms {
+    let (mut divisor, mut rest) = (period, count);
+    while rest != 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    Terms::Schedule {
+        numerator: period / divisor,
+        denominator: count / divisor,
     }
 }
 
@@ -162,11 +194,11 @@ pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
 }
 
 /// Returns the value of a key with these states, one per kernel of `charge`, without a block and a
-/// ledger.
-pub(crate) fn value(charge: &Charge<'_>, held: &[Held]) -> Vec<u8> {
+/// ledger. The leads are those of a value that is written at `now`.
+pub(crate) fn value(charge: &Charge<'_>, held: &[Held], now: Timestamp) -> Vec<u8> {
     let mut value = head(charge);
     for (member, held) in remote::numbers(charge.limits, charge.cost).zip(held) {
-        put_state(&mut value, &member.numbers, held);
+        put_state(&mut value, &member.numbers, held, now);
     }
     value
 }
@@ -207,15 +239,41 @@ pub(crate) fn converted_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
     ledger
 }
 
+/// Returns the ledger of a state of `charge` that was clamped at `now`, because a clock that was
+/// ahead had written it.
+///
+/// Leases that were acquired by that clock count as acquired at `now`, which the ledger stores. It
+/// is kept for at least the duration of a lease, so that receipts still find them.
+pub(crate) fn clamped_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
+    let members = remote::numbers(charge.limits, charge.cost);
+    let count = members.len() as u64;
+    let leases = members.filter_map(|member| match member.numbers {
+        Numbers::Lease { lease, .. } => Some(lease.as_micros()),
+        _ => None,
+    });
+    let kept = leases.fold(LEDGER_MICROS, u64::max);
+    let mut ledger = Vec::new();
+    put(&mut ledger, count | u64::from(CONVERTED), 1);
+    put(&mut ledger, now.as_micros().saturating_add(kept), 7);
+    put(&mut ledger, now.as_micros(), 7);
+    (0..count).for_each(|_| put(&mut ledger, 0, 7));
+    ledger
+}
+
 /// Appends a state in the format of its kernel's script.
-fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &Held) {
+fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &Held, now: Timestamp) {
+    let lead = |end: u64| u64::from(lead_of(end.saturating_sub(now.as_micros())));
     let mut wide = |numbers: &[u64]| numbers.iter().for_each(|number| put(value, *number, 7));
     match held {
         Held::Schedule(arrival) => {
             wide(&[arrival.whole]);
             put(value, arrival.part, usize::from(fraction_bytes(numbers)));
+            put(value, lead(arrival.whole), 1);
         }
-        Held::Interval { full_at, last } => wide(&[*full_at, *last]),
+        Held::Interval { full_at, last } => {
+            wide(&[*full_at, *last]);
+            put(value, lead(*full_at), 1);
+        }
         Held::Window { count, end } => wide(&[*count, *end]),
         Held::Weighted {
             index,
@@ -307,7 +365,7 @@ fn put_member(pack: &mut Pack, member: &Member<'_>, charge: &Charge<'_>, around:
             for exact in [lasting.unwrap_or(*tau), *tau] {
                 pack.numbers(&[exact.whole, exact.part]);
             }
-            pack.bytes(format!(">I7I{}", fraction_bytes(&member.numbers)).as_bytes());
+            pack.bytes(format!(">I7I{}I1", fraction_bytes(&member.numbers)).as_bytes());
             pack.boolean(*queue);
             pack.numbers(longest.as_slice());
         }
@@ -465,5 +523,70 @@ impl Pack {
             }
         }
         self.0.extend_from_slice(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tidegate_core::{Algorithm, Cost, Limit, Limits, Rate, remote::Exact};
+
+    use super::*;
+    use crate::decode;
+
+    const START: u64 = 1_767_225_600_000_000;
+
+    fn limits(count: u64, period: Span) -> Limits {
+        let rate = Rate { count, period };
+        let limit = Limit::new(Algorithm::Gcra { rate, burst: 5 });
+        Limits::new(vec![limit.unwrap()]).unwrap()
+    }
+
+    proptest! {
+        /// Decoding returns the encoded parameters and state, in every form of a rate.
+        #[test]
+        fn a_decoded_rate_equals_the_encoded_rate(
+            count in prop_oneof![1..300_u64, 1..20_000_u64],
+            period in prop_oneof![
+                prop::sample::select(RATE_PERIODS.to_vec()),
+                1..100_000_000_u64,
+                (1..1_000_u64).prop_map(|seconds| seconds * 1_000_000),
+            ],
+            ahead in 0..1_000_000_000_u64,
+        ) {
+            let limits = limits(count, Span::from_micros(period));
+            let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
+            let held = Held::Schedule(Exact { whole: START + ahead, part: 0 });
+            let value = value(&charge, std::slice::from_ref(&held), Timestamp::from_micros(START));
+            let found = decode::found(b"key", &value).unwrap();
+            let terms = remote::terms(&limits).next().unwrap();
+            prop_assert_eq!(found.leads, [lead_of(ahead)]);
+            prop_assert_eq!(found.held, Some(vec![(terms, held)]));
+            prop_assert_eq!(found.state, value);
+        }
+    }
+
+    /// The smallest string allocation of Redis holds 12 bytes.
+    #[test]
+    fn a_schedule_of_an_ordinary_rate_takes_12_bytes() {
+        for (count, seconds) in [
+            (100, 1),
+            (600, 1),
+            (128, 1),
+            (1, 1),
+            (7, 60),
+            (90, 60),
+            (1_000, 3_600),
+            (11, 86_400),
+        ] {
+            let limits = limits(count, Span::from_secs(seconds));
+            let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
+            let held = Held::Schedule(Exact {
+                whole: START,
+                part: 0,
+            });
+            let value = value(&charge, &[held], Timestamp::from_micros(START));
+            assert_eq!(value.len(), 12, "{count} in {seconds} s");
+        }
     }
 }

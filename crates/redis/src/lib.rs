@@ -54,6 +54,7 @@ mod error;
 mod exec;
 mod fleet;
 mod layout;
+mod lead;
 mod places;
 mod reserve;
 mod scripts;

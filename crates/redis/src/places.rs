@@ -97,7 +97,7 @@ impl RedisStore {
             args.extend([
                 encode::program(charge, self.around()),
                 receipt.of_charges[number].clone(),
-                encode::value(charge, &unspent.held().0),
+                encode::value(charge, &unspent.held().0, self.around()),
             ]);
         }
         Call {

@@ -8,7 +8,8 @@ use crate::call::Script;
 const ROOM: &str = "-- (the kernels that the programs name come here)\n";
 
 /// Code that several scripts share, each with the marker that it replaces.
-const SHARED: [(&str, &str); 2] = [
+const SHARED: [(&str, &str); 3] = [
+    ("-- (lead.lua)\n", include_str!("scripts/lead.lua")),
     ("-- (value.lua)\n", include_str!("scripts/value.lua")),
     ("-- (states.lua)\n", include_str!("scripts/states.lua")),
 ];
@@ -25,15 +26,15 @@ fn whole(text: &str) -> String {
 /// Decides one key with one schedule that does not count denied requests, and whose unit is a whole
 /// number of microseconds.
 pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/schedule_alone.lua").to_owned()));
+    LazyLock::new(|| Script::new(whole(include_str!("scripts/schedule_alone.lua"))));
 
 /// Decides one key with several such schedules.
 pub(crate) static SCHEDULES_ALONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/schedules_alone.lua").to_owned()));
+    LazyLock::new(|| Script::new(whole(include_str!("scripts/schedules_alone.lua"))));
 
 /// Decides one key whose limits share one log.
 pub(crate) static LOG_ALONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/log_alone.lua").to_owned()));
+    LazyLock::new(|| Script::new(whole(include_str!("scripts/log_alone.lua"))));
 
 /// The kernels, indexed by the constants of [`kernel`](crate::encode::kernel).
 const KERNELS: [&str; 7] = [

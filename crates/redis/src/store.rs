@@ -225,7 +225,7 @@ impl RedisStore {
     }
 
     /// Converts the values of `charges` that were stored under other parameters to those of the
-    /// charge.
+    /// charge, and clamps the values that were written by a clock that was ahead.
     pub(crate) fn conversions(
         &self,
         charges: &[Charge<'_>],
@@ -235,18 +235,22 @@ impl RedisStore {
     ) -> Result<Conversions, StoreError> {
         let converted = charges.iter().zip(values).map(|(charge, value)| {
             let found = decode::found(&self.key(charge.key), &value)?;
-            if found.state.is_empty() || found.state.starts_with(&encode::head(charge)) {
+            let is_same = found.state.starts_with(&encode::head(charge));
+            let is_from_ahead = found.is_from_ahead(charge, now);
+            if found.state.is_empty() || is_same && !is_from_ahead {
                 return Ok(None);
             }
-            let replay = Replay::open(charge, found.held, now, Effect::Charge);
+            let replay = found.replay(charge, now, Effect::Charge);
             let (held, expires) = replay.held();
             let reserves = intent == Intent::Reserve || !found.ledger.is_empty();
-            let ledger = if reserves {
+            let ledger = if is_from_ahead && (reserves || charge.limits.holds_places()) {
+                encode::clamped_ledger(charge, now)
+            } else if reserves {
                 encode::converted_ledger(charge, now)
             } else {
                 Vec::new()
             };
-            let state = encode::sealed(None, &ledger, &encode::value(charge, &held));
+            let state = encode::sealed(None, &ledger, &encode::value(charge, &held, now));
             Ok(Some(Conversion {
                 found: value,
                 state,
@@ -316,8 +320,8 @@ impl RedisStore {
         };
         let mut replays = Vec::with_capacity(charges.len());
         for (charge, value) in charges.iter().zip(values) {
-            let held = decode::found(&self.key(charge.key), value)?.held;
-            replays.push(Replay::open(charge, held, now, effect));
+            let found = decode::found(&self.key(charge.key), value)?;
+            replays.push(found.replay(charge, now, effect));
         }
         Ok(Settled::of(replays, now, intent))
     }
@@ -403,12 +407,12 @@ impl RedisStore {
 #[derive(Debug, Default)]
 pub(crate) struct Conversions(Vec<Option<Conversion>>);
 
-/// A value that was stored under other parameters.
+/// A value that was stored under other parameters, or written by a clock that was ahead.
 #[derive(Debug)]
 struct Conversion {
     /// The value that was found.
     found: Vec<u8>,
-    /// The value in the parameters of the charge.
+    /// The value in the parameters of the charge, clamped if a clock that was ahead has written it.
     state: Vec<u8>,
     /// How long the converted state is kept if nothing is charged. If the state exceeds the limits
     /// of the charge, the conversion would lose the excess. Such a state stays as it was stored

@@ -33,6 +33,7 @@ ask[4] = function(member, value, position)
     passed = newest - before
     if passed < 0 then
       newest, passed = before, 0
+      from_ahead = from_ahead or before * width > now + JUMP
     end
     if passed >= held then
       total, passed = 0, held

@@ -10,15 +10,16 @@
 --          A member is {kernel, denials, the kernel's parameters…}. A denied request is not counted
 --          (denials = 0), fills the state completely (1), or is counted in full by a member that
 --          itself denies it (2)
--- then     nothing, or three for each charge, for values under other parameters: the value that was
---          found; that value converted to the parameters of the program; and until when the
---          conversion is kept if nothing is charged, 0 to discard it. The first two are empty if
---          the value needs no conversion
+-- then     nothing, or three for each charge, for values under other parameters or written by a
+--          clock that was ahead: the value that was found; that value converted to the parameters
+--          of the program, and clamped if its clock was ahead; and until when the conversion is
+--          kept if nothing is charged, 0 to discard it. The first two are empty if the value needs
+--          no conversion
 --
 -- Returns one of
 --   {1 admitted or 0 limited, instant, each value that was decided on, each receipt}
 --   {3 blocked, instant, index of the charge, end of the block}
---   {2 values under other parameters, instant, each value}
+--   {2 values under other parameters or written by a clock that was ahead, instant, each value}
 --   {4 instant outside of a program's calendar windows, instant}
 -- The last three charge nothing.
 local call, struct_pack, struct_unpack, spread = redis.call, struct.pack, struct.unpack, unpack
@@ -41,8 +42,11 @@ local PROGRAMS, CONVERSIONS, MEMBERS = 3, 3 + count, 4
 -- completely; in the mode KEEP nothing is charged.
 local CLAMP, KEEP, MOST_FOUND = 1, 2, 11
 local ask, charge = {}, {}
-local lost = false
+-- `ask` sets `lost` if the instant is outside of a program's calendar windows, and `from_ahead` if
+-- a clock that was ahead has written a state.
+local lost, from_ahead = false, false
 
+-- (lead.lua)
 -- (value.lua)
 
 -- (the kernels that the programs name come here)
@@ -71,29 +75,28 @@ if blocked then
   return blocked
 end
 
--- A state under other parameters is decided on as the client has converted it, unless the value has
--- changed since.
+-- A state under other parameters, or one that a clock that was ahead has written, is decided on as
+-- the client has converted it, unless the value has changed since.
 local kept_until_then, outdated = {}, false
 for i = 1, count do
-  local head = programs[i][1]
-  if values[i] ~= '' and sub(values[i], 1, #head) ~= head then
-    local at = CONVERSIONS + 3 * (i - 1)
-    local found, converted, keeps = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-    if found == raws[i] then
-      local _
-      raws[i], kept_until_then[i] = converted, tonumber(keeps)
-      _, ledgers[i], values[i] = open_value(converted)
-    else
-      outdated = true
-    end
+  local head, at = programs[i][1], CONVERSIONS + 3 * i
+  if values[i] ~= '' and ARGV[at - 2] == raws[i] then
+    local _, converted = nil, ARGV[at - 1]
+    raws[i], kept_until_then[i] = converted, tonumber(ARGV[at])
+    _, ledgers[i], values[i] = open_value(converted)
+  elseif values[i] ~= '' and sub(values[i], 1, #head) ~= head then
+    outdated = true
   end
 end
-if outdated then
+local function to_convert()
   local reply = {2, now}
   for i = 1, count do
     reply[2 + i] = call('GET', KEYS[i]) or ''
   end
   return reply
+end
+if outdated then
+  return to_convert()
 end
 
 -- All members are evaluated before anything is charged.
@@ -114,6 +117,8 @@ for i = 1, count do
 end
 if lost then
   return {4, now}
+elseif from_ahead then
+  return to_convert()
 end
 
 -- Returns the states of a program's members after the charge, and when all of them have expired.

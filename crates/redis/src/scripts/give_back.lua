@@ -21,6 +21,7 @@ if not now then
 end
 local LEDGER_MS, LEDGER_MICROS, MOST_MOVED, MEMBERS = 60000, 60000000, 2 ^ 52, 4
 
+-- (lead.lua)
 -- (value.lua)
 -- (states.lua)
 
@@ -47,9 +48,10 @@ give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift
     if fraction > 1 then
       return struct_unpack(format, bytes, at)
     end
-    return struct_unpack('>I7', bytes, at), 0
+    local whole, lead = struct_unpack('>I7I1', bytes, at)
+    return whole, 0, lead
   end
-  local arrival, rest = exact(value, position)
+  local arrival, rest, lead = exact(value, position)
   local left, left_rest = lasting - (now - since), lasting_rest
   local ended, ended_rest = exact(mark, 1)
   local is_last = shift and ended - shift == arrival and ended_rest == rest
@@ -79,7 +81,8 @@ give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift
   if arrival < now then
     arrival, rest = now, 0
   end
-  local state = fraction > 1 and struct_pack(format, arrival, rest) or struct_pack('>I7', arrival)
+  -- The lead remains that of the charge: at least the lead of the rest.
+  local state = fraction > 1 and struct_pack(format, arrival, rest, lead) or struct_pack('>I7I1', arrival, lead)
   -- After the last request there is none to move forward.
   local moved = is_last and 0 or left + (left_rest > 0 and 1 or 0)
   return state, arrival + (rest > 0 and 1 or 0), moved
@@ -89,9 +92,9 @@ end
 give_back[1] = function(member, part, value, position, mark, since)
   local _, _, refill, every, _, cost = spread(member)
   local _, _, _, _, _, most = spread(part)
-  local full_at, last = struct_unpack('>I7I7', value, position)
+  local full_at, last, lead = struct_unpack('>I7I7I1', value, position)
   if full_at <= now then
-    return struct_pack('>I7I7', 0, 0), 0
+    return struct_pack('>I7I7I1', 0, 0, 0), 0
   end
   local more = times(full_at - now - 1, every)
   local missing = more * refill + min(last, refill)
@@ -101,15 +104,15 @@ give_back[1] = function(member, part, value, position, mark, since)
   local passed = now < refill_then and 0 or 1 + times(now - refill_then, every)
   local given = max(min(cost - passed * refill, most), 0)
   if given == 0 then
-    return struct_pack('>I7I7', full_at, last), full_at
+    return struct_pack('>I7I7I1', full_at, last, lead), full_at
   end
   missing = max(missing - given, 0)
   if missing == 0 then
-    return struct_pack('>I7I7', 0, 0), 0
+    return struct_pack('>I7I7I1', 0, 0, 0), 0
   end
   more = times(missing - 1, refill)
   full_at = next_refill + more * every
-  return struct_pack('>I7I7', full_at, missing - more * refill), full_at
+  return struct_pack('>I7I7I1', full_at, missing - more * refill, lead), full_at
 end
 
 give_back[2] = function(_, part, value, position, mark)
@@ -180,16 +183,6 @@ local function entered(ledger, number)
   return #ledger >= 15 + 7 * number and struct_unpack('>I7', ledger, 9 + 7 * number) or 0
 end
 
--- Returns whether a ledger was begun when the states were converted to other parameters.
-local function is_converted(ledger)
-  return ledger ~= '' and byte(ledger) >= CONVERTED
-end
-
--- Returns since when a ledger is kept; nil for none.
-local function since_when(ledger)
-  return ledger ~= '' and struct_unpack('>I7', ledger, 9) or nil
-end
-
 -- Returns how much of the schedule's time others were refunded since the charge, nil if that is
 -- unknown.
 local function moved(ledger, ledger_then, since, number)
@@ -221,8 +214,12 @@ local function settled(program, receipt, unused, value, states, is_same, ledger)
     local kernel, start, behind = spread(states[number])
     local part = parts[MEMBERS + number - 1] or member
     -- No refund if the units were used, or if the member counts denied requests too. Under other
-    -- parameters only leases are released, which their instant identifies.
-    local stays = (unused == 'leases' or not is_same) and kernel ~= LEASE
+    -- parameters, and after a charge by a clock that was ahead, only leases are released, which
+    -- their instant identifies.
+    local stays = (unused == 'leases' or not is_same or since > now + JUMP) and kernel ~= LEASE
+    if kernel == LEASE then
+      mark = held_since(mark, ledger)
+    end
     if stays or member[2] == 1 and not program[2] then
       written[number], expires = sub(value, start, behind - 1), math.huge
       sums[number] = entered(ledger, number)
@@ -241,7 +238,8 @@ local function settled(program, receipt, unused, value, states, is_same, ledger)
       sums[number] = struct_pack('>I7', sums[number])
     end
     local length = #sums + (is_converted(ledger) and CONVERTED or 0)
-    local header = struct_pack('>I1I7I7', length, now + LEDGER_MICROS, begun)
+    local till = max(now + LEDGER_MICROS, kept_until(ledger))
+    local header = struct_pack('>I1I7I7', length, till, begun)
     entered_then = header .. table.concat(sums)
   end
   return table.concat(written), expires, entered_then

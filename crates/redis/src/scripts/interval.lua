@@ -1,7 +1,7 @@
 -- Interval: {…, refill, every, capacity, cost, fits}
 --
--- A state is the instant at which the bucket is full again, and the size of the last refill before
--- that.
+-- A state is the instant at which the bucket is full again, the size of the last refill before
+-- that, and the lead.
 
 -- Returns how many parts of this size a whole has, rounded up; at least one.
 local function parts(whole, size)
@@ -13,7 +13,9 @@ ask[1] = function(member, value, position)
   local _, _, refill, every, capacity, cost, fits = spread(member)
   local full_at, last = 0, 0
   if position then
-    full_at, last, position = struct_unpack('>I7I7', value, position)
+    local lead
+    full_at, last, lead, position = struct_unpack('>I7I7I1', value, position)
+    from_ahead = from_ahead or full_at > now and is_from_ahead(full_at - now, lead)
   end
   local missing, next_refill = 0, now + every
   if full_at > now then
@@ -35,5 +37,5 @@ charge[1] = function(member, found, mode)
     full_at = next_refill + (refills - 1) * every
     last = missing - (refills - 1) * refill
   end
-  return struct_pack('>I7I7', full_at, last), full_at
+  return struct_pack('>I7I7I1', full_at, last, lead_of(max(full_at - now, 0))), full_at
 end

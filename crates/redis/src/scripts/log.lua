@@ -30,6 +30,7 @@ ask[3] = function(member, value, position)
   local last_at, total = 0, base
   if count > 0 then
     last_at, total = entry(count - 1)
+    from_ahead = from_ahead or last_at > now + JUMP
   end
 
   -- Advance the start of every window to the present.

@@ -5,9 +5,10 @@
 -- ARGV     the header of its value; the cost; for each window its limit and span; [the instant]
 --
 -- Returns the instant in 7 bytes and the value before, with entries joined where the decision stays
--- the same. Returns {value, instant}, and charges nothing, if the value has another header: the key
--- is blocked, has a ledger, or is stored under other parameters. The state is that of `log.lua`,
--- but entries that no window needs may remain at the front for a while.
+-- the same. Returns {value, instant}, and charges nothing, if the value has another header (the key
+-- is blocked, has a ledger, or is stored under other parameters), or if a clock that was ahead has
+-- written it. The state is that of `log.lua`, but entries that no window needs may remain at the
+-- front for a while.
 local call, struct_pack, struct_unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
 local key, head, cost = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local windows = math.floor((#ARGV - 2) / 2)
@@ -19,6 +20,8 @@ end
 -- A value of at least this many bytes is changed in place, for which Redis allocates spare room. A
 -- shorter value is written anew.
 local LONG, ENTRY, PLACE, TURN, MOST = 2048, 10, 14, 2 ^ 24, 2047
+
+-- (lead.lua)
 
 -- Before the entries: the header, 15 bytes, and the position of each window.
 local value, places_at = call('GETRANGE', key, 0, LONG - 1), #head + 15
@@ -41,6 +44,9 @@ if value ~= '' then
   total = base
   if count > 0 then
     last_at, total = entry(count - 1)
+    if last_at > now + JUMP then
+      return {call('GET', key), now}
+    end
   end
 end
 

@@ -20,14 +20,15 @@ if not now then
 end
 local MEMBERS = 4
 
+-- (lead.lua)
 -- (value.lua)
 -- (states.lua)
 
 -- Returns when the state of a kernel from `start` of `value` to `behind` has expired.
 local function expiry(kernel, value, start, behind)
   if kernel == SCHEDULE then
-    -- A fraction of a microsecond rounds up.
-    local has_fraction = string.find(sub(value, start + 7, behind - 1), '[^%z]')
+    -- A fraction of a microsecond rounds up. The last byte is the lead.
+    local has_fraction = string.find(sub(value, start + 7, behind - 2), '[^%z]')
     return struct_unpack('>I7', value, start) + (has_fraction and 1 or 0)
   elseif kernel == LOG or kernel == LEASE then
     local longest, count = struct_unpack('>I7I4', value, start)
@@ -95,13 +96,13 @@ end
 
 -- Returns the states of `value` with the leases of `receipt` renewed; when the last lease ends; and
 -- whether one is lost.
-local function with_places(program, value, states, receipt)
+local function with_places(program, value, states, receipt, ledger)
   local written, till, is_lost = {}, 0, false
   for number = 1, #states do
     local kernel, start, behind = spread(states[number])
     if kernel == LEASE then
       local _, _, _, units, limit = spread(program[MEMBERS + number - 1])
-      local since = struct_unpack('>I7', receipt[2 + number])
+      local since = struct_unpack('>I7', held_since(receipt[2 + number], ledger))
       local log, over, at = renewed(value, start, since, units, limit)
       if log then
         written[number], till = log, max(till, over)
@@ -129,7 +130,7 @@ for i = 1, #KEYS do
   end
   local written, till, is_lost = nil, 0, true
   if is_sound and are_of(program, states) then
-    written, till, is_lost = with_places(program, value, states, receipt)
+    written, till, is_lost = with_places(program, value, states, receipt, ledger)
   end
   if till > 0 then
     written = close_value(sub(value, 1, first - 1) .. written, block_end, ledger)

@@ -1,20 +1,22 @@
 -- Schedule: {…, parts per microsecond, fits, duration of the cost, its parts, tau, its parts,
 -- format, whether it is a queue, and optionally how long the request may wait in it}
 --
--- A state is the arrival time, and its parts if there are several per microsecond.
+-- A state is the arrival time; its parts if there are several per microsecond; and the lead.
 ask[0] = function(member, value, position)
   local _, _, fraction, fits, lasting, lasting_parts, tau, tau_parts, format, _, longest = spread(member)
   local ahead, rest = 0, 0
   if position then
-    local arrival
+    local arrival, lead
     if fraction == 1 then
-      arrival, position = struct_unpack('>I7', value, position)
+      arrival, lead, position = struct_unpack('>I7I1', value, position)
     else
-      arrival, rest, position = struct_unpack(format, value, position)
+      arrival, rest, lead, position = struct_unpack(format, value, position)
     end
     ahead = arrival - now
     if ahead < 0 then
       ahead, rest = 0, 0
+    elseif ahead > tau and is_from_ahead(ahead, lead) then
+      from_ahead = true
     end
   end
   local after, after_rest = ahead + lasting, rest + lasting_parts
@@ -40,7 +42,7 @@ charge[0] = function(member, found, mode)
   end
   local expires = now + after
   if fraction == 1 then
-    return struct_pack('>I7', expires), expires
+    return struct_pack('>I7I1', expires, lead_of(after)), expires
   end
-  return struct_pack(format, expires, after_rest), expires + (after_rest > 0 and 1 or 0)
+  return struct_pack(format, expires, after_rest, lead_of(after)), expires + (after_rest > 0 and 1 or 0)
 end

@@ -3,23 +3,25 @@
 --
 -- KEYS[1]  the key
 -- ARGV     the header of its value; the duration of the cost; how far the arrival time may be
---          ahead; [the instant]
+--          ahead; the lead for that; [the instant]
 --
 -- Returns how far the arrival time was ahead before. Returns {value, instant}, and charges nothing,
--- if the value has another header: the key is blocked, has a ledger, or is stored under other
--- parameters.
-local key, head, now = KEYS[1], ARGV[1], ARGV[4] and tonumber(ARGV[4])
+-- if the value has another header (the key is blocked, has a ledger, or is stored under other
+-- parameters), or if a clock that was ahead has written it.
+local key, head, now = KEYS[1], ARGV[1], ARGV[5] and tonumber(ARGV[5])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local ahead, slack = 0, ARGV[4] and 86400000 or 2
+local ahead, slack = 0, ARGV[5] and 86400000 or 2
+local lead
 local value = redis.call('GET', key)
 if value then
   if #value ~= 12 then
     return {value, now}
   end
-  local found, arrival = struct.unpack('>c5I7', value)
+  local found, arrival
+  found, arrival, lead = struct.unpack('>c4I7I1', value)
   if found ~= head then
     return {value, now}
   end
@@ -30,6 +32,12 @@ if value then
 end
 local after = ahead + ARGV[2]
 if after - ARGV[3] <= 0 then
-  redis.call('PSETEX', key, math.floor(after / 1000) + slack, struct.pack('>c5I7', head, now + after))
+  local millis = math.floor(after / 1000) + slack
+  redis.call('PSETEX', key, millis, struct.pack('>c4I7c1', head, now + after, ARGV[4]))
+elseif ahead - ARGV[3] > 0 then
+  -- (lead.lua)
+  if is_from_ahead(ahead, lead) then
+    return {value, now}
+  end
 end
 return ahead

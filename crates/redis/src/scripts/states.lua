@@ -1,22 +1,22 @@
 -- Parses the states in a value, whichever limits have stored them.
-local SCHEDULE, BUCKETS, WEIGHTED, LOG, LEASE, SEVERAL = 0, 4, 5, 3, 6, 7
+local SCHEDULE, INTERVAL, BUCKETS, WEIGHTED, LOG, LEASE, SEVERAL = 0, 1, 4, 5, 3, 6, 7
 local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
 
 -- Length in bytes of a kernel's parameters in the header, by their form; 4 for all other kernels.
-local TERMS = {[0] = {[0] = 4, 3, 15}, {[0] = 8, 8, 14}, {[0] = 4, 4, 7}}
+local TERMS = {[0] = {[0] = 3, 2, 15}, {[0] = 8, 8, 14}, {[0] = 4, 4, 7}}
 
 -- Returns the length in bytes of a kernel's state at `start` of `value`. `fraction` is the length
 -- of a schedule's fraction.
 local function length_of(kernel, value, start, fraction)
   if kernel == SCHEDULE then
-    return 7 + fraction
+    return 8 + fraction
   elseif kernel == LOG or kernel == LEASE then
     local _, count, windows = struct_unpack('>I7I4I1', value, start)
     return 15 + PLACE * windows + ENTRY * count
   elseif kernel == BUCKETS then
     return 23 + 7 * select(4, struct_unpack('>I7I7I7I2', value, start))
   end
-  return kernel == WEIGHTED and 28 or 14
+  return kernel == WEIGHTED and 28 or kernel == INTERVAL and 15 or 14
 end
 
 -- Returns where the states of `value` begin; and for each state its kernel, its position, and the
@@ -138,4 +138,14 @@ local function taken_out(value, first, held, base, since, units, oldest)
     return moved, (before + raised) % TURN
   end
   return table.concat(pieces), (sum_before(oldest) + raised) % TURN, taken, raised, place
+end
+
+-- Returns the instant, in 7 bytes, since which the state counts a lease as held. `mark` is the
+-- instant in the receipt. If a clock that was ahead has written it, the lease counts since the
+-- states were clamped.
+local function held_since(mark, ledger)
+  if struct_unpack('>I7', mark) > now + JUMP and is_converted(ledger) then
+    return sub(ledger, 9, 15)
+  end
+  return mark
 end

@@ -31,7 +31,9 @@ ask[5] = function(member, value, position)
     index, previous, current, _, position = struct_unpack('>I7I7I7I7', value, position)
   end
   local at = (now - fmod(now, window)) / window
-  if at > index then
+  if index * window > now + JUMP then
+    from_ahead = true
+  elseif at > index then
     index, previous, current = at, at == index + 1 and current or 0, 0
   end
   local left = min((index + 1) * window - now, window)

@@ -14,6 +14,15 @@ ask[2] = function(member, value, position)
   local next_end = ends
   if ends <= now then
     count = 0
+  elseif grid ~= EPOCH and grid ~= FIRST_REQUEST then
+    local at = FIRST_END
+    while at < #member and member[at] <= now + JUMP do
+      at = at + 1
+    end
+    lost = lost or span > now or member[at] <= now + JUMP
+    from_ahead = from_ahead or ends > member[at]
+  elseif ends - span > now + JUMP then
+    from_ahead = true
   end
   local spent = min(cost, max(most - count, 0))
   if ends <= now and spent > 0 then

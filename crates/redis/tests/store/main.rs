@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod apart;
+mod clock;
 mod differential;
 mod fleet;
 mod moving;

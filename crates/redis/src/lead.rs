@@ -1,0 +1,196 @@
+//! Finds states that were written by a clock that was ahead: the clock of an earlier primary, or
+//! the clock of this one before it was set back.
+//!
+//! Most states contain the approximate instant at which they were written: the newest entry of a
+//! log, the index of a window. A schedule and an interval bucket contain only the instant at which
+//! they are full again. That can be far ahead of a correct clock if a server with a larger limit
+//! has charged the key. Therefore these states also contain their *lead*, in a byte: how far that
+//! instant was ahead of the clock when the state was written.
+//!
+//! ```text
+//!   written ──── lead ───▶ arrival     now + JUMP + lead < arrival: the clock was ahead
+//!      │                      │
+//!   ───┼──────────────────────┼──▶
+//! ```
+//!
+//! The scripts detect such states (`lead.lua`) and return them without a decision. The store clamps
+//! them with the kernels of the memory store and runs the script again, as it does for a state that
+//! was stored under other parameters.
+
+use tidegate_core::{
+    Charge, Effect, Timestamp, Window,
+    remote::{self, Held, JUMP, Numbers, Replay, Terms},
+};
+
+use crate::{decode::Found, encode};
+
+/// The unit of a lead is 2^19 microseconds, about half a second.
+const UNIT_BITS: u32 = 19;
+
+/// A mantissa is between 8 and 15; its highest bit is not stored.
+const MANTISSA_BITS: u32 = 3;
+const LEAST_MANTISSA: u64 = 1 << MANTISSA_BITS;
+
+/// Returns the lead for `ahead` microseconds: the upper five bits are an exponent, the lower three
+/// a mantissa.
+pub(crate) fn lead_of(ahead: u64) -> u8 {
+    let units = (ahead >> UNIT_BITS) + LEAST_MANTISSA;
+    let exponent = units.ilog2() - MANTISSA_BITS;
+    let lead = u64::from(exponent) * LEAST_MANTISSA + (units >> exponent) - LEAST_MANTISSA;
+    // Less than 250 for every instant, so this does not saturate.
+    u8::try_from(lead).unwrap_or(u8::MAX)
+}
+
+/// Returns the upper bound of the range that `lead` stands for, in microseconds.
+fn longest(lead: u8) -> u64 {
+    let (exponent, mantissa) = (lead >> MANTISSA_BITS, u64::from(lead) % LEAST_MANTISSA);
+    let units = ((mantissa + LEAST_MANTISSA + 1) << exponent) - LEAST_MANTISSA;
+    units << UNIT_BITS
+}
+
+/// Returns whether a state that ends at `end` and has this lead was written by a clock that was
+/// ahead of `now`.
+fn is_led(end: u64, lead: u8, now: Timestamp) -> bool {
+    end.saturating_sub(now.as_micros()) > longest(lead) + JUMP.as_micros()
+}
+
+impl Found {
+    /// Opens a replay of `charge` on the states. They are clamped if a clock that was ahead has
+    /// written them.
+    pub(crate) fn replay<'a>(
+        &self,
+        charge: &Charge<'a>,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Replay<'a> {
+        match self.held.clone() {
+            Some(held) if self.is_from_ahead(charge, now) => {
+                Replay::open_clamped(charge, held, now, effect)
+            }
+            held => Replay::open(charge, held, now, effect),
+        }
+    }
+
+    /// Returns whether a clock that was ahead of `now` has written any of the states.
+    ///
+    /// A schedule that is within the limits of `charge` at `now` does not count. The scripts make
+    /// the same check, so every state that they return without a decision is clamped.
+    pub(crate) fn is_from_ahead(&self, charge: &Charge<'_>, now: Timestamp) -> bool {
+        let Some(held) = &self.held else {
+            return false;
+        };
+        let is_same = self.state.starts_with(&encode::head(charge));
+        let mut members = remote::numbers(charge.limits, charge.cost);
+        held.iter().zip(&self.leads).any(|((terms, held), lead)| {
+            let numbers = members.next().filter(|_| is_same);
+            let numbers = numbers.map(|member| member.numbers);
+            is_from_ahead((terms, held), *lead, numbers.as_ref(), now)
+        })
+    }
+}
+
+/// Returns the same for one state. `numbers` are the parameters of the limits if the state was
+/// stored under them.
+fn is_from_ahead(
+    (terms, held): (&Terms, &Held),
+    lead: u8,
+    numbers: Option<&Numbers<'_>>,
+    now: Timestamp,
+) -> bool {
+    let latest = now.after(JUMP);
+    match held {
+        Held::Schedule(arrival) => {
+            let is_beyond = match numbers {
+                Some(Numbers::Schedule { tau, .. }) => {
+                    arrival.whole.saturating_sub(now.as_micros()) > tau.whole
+                }
+                _ => true,
+            };
+            is_beyond && is_led(arrival.whole, lead, now)
+        }
+        Held::Interval { full_at, .. } => is_led(*full_at, lead, now),
+        Held::Window { end, .. } => match (terms, numbers) {
+            (Terms::FirstRequest { window }, _) => {
+                *end > latest.as_micros().saturating_add(*window)
+            }
+            (_, Some(Numbers::Window { grid, .. })) => *end > end_at(grid, latest),
+            // Stored under other parameters: the conversion ends it with the window of `now`.
+            _ => false,
+        },
+        Held::Weighted { index, window, .. } => index.saturating_mul(*window) > latest.as_micros(),
+        Held::Buckets { newest, width, .. } => newest.saturating_mul(*width) > latest.as_micros(),
+        Held::Log { stamps, .. } | Held::Lease { stamps, .. } => stamps
+            .last()
+            .is_some_and(|(at, _)| *at > latest.as_micros()),
+        _ => unreachable!("core has no other states"),
+    }
+}
+
+/// Returns when the window of the grid that contains `at` ends.
+fn end_at(grid: &Window, at: Timestamp) -> u64 {
+    match grid {
+        Window::Epoch(span) | Window::FirstRequest(span) => {
+            let span = span.as_micros();
+            (at.as_micros() / span + 1).saturating_mul(span)
+        }
+        Window::Calendar(calendar) => calendar.window(at).1.as_micros(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tidegate_core::bounds;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_lead_is_rounded_up_by_less_than_an_eighth_and_a_unit(
+            ahead in prop_oneof![
+                0..1_000_000_u64,
+                0..86_400_000_000_u64,
+                0..=bounds::MAX_DRAIN.as_micros(),
+            ],
+        ) {
+            let longest = longest(lead_of(ahead));
+            prop_assert!(longest > ahead);
+            prop_assert!(longest - ahead <= ahead / 8 + (1 << UNIT_BITS), "{longest}");
+        }
+    }
+
+    #[test]
+    fn the_lead_of_every_instant_fits_into_a_byte() {
+        assert_eq!(lead_of(0), 0);
+        assert!(lead_of(Timestamp::MAX.as_micros()) < u8::MAX);
+    }
+
+    /// `lead.lua` and this module must agree.
+    #[test]
+    fn the_scripts_compute_the_same_leads() {
+        let lua = mlua::Lua::new();
+        let text = include_str!("scripts/lead.lua");
+        let test = "return {lead_of(ahead), JUMP, is_from_ahead(later, lead_of(ahead))}";
+        for power in 0..52 {
+            for ahead in [
+                (1_u64 << power) - 1,
+                1 << power,
+                (1 << power) + (1 << power) / 3,
+            ] {
+                let bound = longest(lead_of(ahead)) + JUMP.as_micros();
+                for (later, is_ahead) in [(bound, false), (bound + 1, true)] {
+                    lua.globals().set("ahead", ahead).unwrap();
+                    lua.globals().set("later", later).unwrap();
+                    let answers: mlua::Table = lua.load(format!("{text}{test}")).eval().unwrap();
+                    assert_eq!(
+                        answers.get::<u64>(1).unwrap(),
+                        lead_of(ahead).into(),
+                        "{ahead}"
+                    );
+                    assert_eq!(answers.get::<u64>(2).unwrap(), JUMP.as_micros());
+                    assert_eq!(answers.get::<bool>(3).unwrap(), is_ahead, "{ahead}");
+                }
+            }
+        }
+    }
+}

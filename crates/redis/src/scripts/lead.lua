@@ -1,0 +1,21 @@
+-- The lead of a state says how far the state was ahead of the clock when it was written. It takes a
+-- byte, and is rounded up by less than an eighth and half a second. A state that is ahead by more
+-- than its lead and JUMP was written by a clock that was ahead of this one: the clock of an earlier
+-- primary, or this clock before it was set back. The limit would deny until this clock has caught
+-- up, so the store clamps the state.
+local JUMP = 10000000
+
+-- Returns the lead for `ahead` microseconds: the upper five bits are an exponent, the lower three a
+-- mantissa from 8 to 15.
+local function lead_of(ahead)
+  local fraction, exponent = math.frexp(ahead / 2 ^ 19 + 8)
+  return 8 * exponent + math.floor(16 * fraction) - 40
+end
+
+-- Returns whether a clock that was ahead has written a state that has this lead, and is now `ahead`
+-- microseconds ahead.
+local function is_from_ahead(ahead, lead)
+  local mantissa = math.fmod(lead, 8)
+  return ahead > ((mantissa + 9) * 2 ^ ((lead - mantissa) / 8) - 8) * 2 ^ 19 + JUMP
+end
+
