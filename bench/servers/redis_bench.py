@@ -74,7 +74,7 @@ def start_tidegate(path, folder, store):
     if store != "memory":
         # Nothing may fall back to the memory store, and a denial is repeated for as long as it stands.
         url = f"redis://127.0.0.1:{store.ports[0]}"
-        store = {"redis": url, "timeout": "5s", "on_failure": "closed", "denials": "60s"}
+        store = {"redis": url, "timeout": "5s", "on_failure": "closed", "denial_cache_ttl": "60s"}
     config = os.path.join(folder, f"{name}.yaml")
     listen = {"http": f"127.0.0.1:{http}", "resp": f"127.0.0.1:{resp}", "admin": "off", "grpc": "off"}
     with open(config, "w") as file:

@@ -84,7 +84,7 @@ fn endpoint() -> SocketAddr {
 #[test]
 fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejected() {
     let (one, other, named) = (endpoint(), endpoint(), endpoint().port());
-    let eject = "eject: {failures: 1, for: 1h}";
+    let eject = "eject: {failures: 1, duration: 1h}";
     let config = format!(
         "{EVERY_DOOR}proxy:
   listen: 127.0.0.1:0

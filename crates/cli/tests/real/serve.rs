@@ -39,7 +39,7 @@ fn the_start_logs_the_active_rules() {
 /// The test does not wait for the notice of an hour; a second signal ends it.
 #[test]
 fn the_server_reports_not_ready_and_serves_during_the_notice() {
-    let rules = "shutdown: {notice: 1h}\nenvoy: {config: shop.yaml}\n";
+    let rules = "shutdown: {pre_stop_delay: 1h}\nenvoy: {config: shop.yaml}\n";
     let scratch = Scratch::new();
     scratch.write("shop.yaml", "domain: shop\ndescriptors: []\n");
     let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}{rules}");

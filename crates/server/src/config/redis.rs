@@ -268,10 +268,12 @@ fn tls(store: &Fields<'_>, report: &mut Report) -> Certificates {
 
 fn fleet(store: &Fields<'_>, report: &mut Report) -> FleetSettings {
     let default = FleetSettings::default();
-    let share = store.get("share").and_then(|value| share(value, report));
+    let share = store
+        .get("fallback_share")
+        .and_then(|value| fallback_share(value, report));
     let denials = store
-        .get("denials")
-        .and_then(|value| denials(value, report));
+        .get("denial_cache_ttl")
+        .and_then(|value| denial_cache_ttl(value, report));
     FleetSettings {
         on_failure: on_failure(store, report).unwrap_or(default.on_failure),
         share: share.unwrap_or(default.share),
@@ -286,7 +288,7 @@ pub(super) fn on_failure(fields: &Fields<'_>, report: &mut Report) -> Option<OnF
     fields.get("on_failure")?.choice(report, &choices)
 }
 
-fn share(value: &Value<'_>, report: &mut Report) -> Option<NodeShare> {
+fn fallback_share(value: &Value<'_>, report: &mut Report) -> Option<NodeShare> {
     if value.scalar() == Some("auto") {
         return Some(NodeShare::Auto);
     }
@@ -300,7 +302,7 @@ fn share(value: &Value<'_>, report: &mut Report) -> Option<NodeShare> {
     share.map(NodeShare::Fixed)
 }
 
-fn denials(value: &Value<'_>, report: &mut Report) -> Option<Span> {
+fn denial_cache_ttl(value: &Value<'_>, report: &mut Report) -> Option<Span> {
     if value.scalar() == Some("off") {
         return Some(Span::ZERO);
     }

@@ -56,8 +56,29 @@ impl Report {
     }
 }
 
+/// The keys that were renamed before the first release: the old name and the new one. An old name
+/// counts as renamed only in maps that know the new one; elsewhere it may still be in use.
+const RENAMED: &[(&str, &str)] = &[
+    ("by", "extra"),
+    ("denials", "denial_cache_ttl"),
+    ("for", "duration"),
+    ("notice", "pre_stop_delay"),
+    ("share", "fallback_share"),
+];
+
+/// Returns the present name of `key`, if it was renamed to one of `known`.
+pub(crate) fn renamed<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let (_, new) = RENAMED
+        .iter()
+        .find(|(old, new)| *old == key && known.contains(new))?;
+    known.iter().copied().find(|name| name == new)
+}
+
 /// Returns the message for a key that is not in `known`.
 pub(crate) fn unknown_key(key: &str, known: &[&str]) -> String {
+    if let Some(new) = renamed(key, known) {
+        return format!("was renamed to `{new}`");
+    }
     format!("unknown key `{}`; {}", shown(key), advice(key, known))
 }
 

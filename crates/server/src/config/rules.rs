@@ -289,22 +289,23 @@ fn rule_limits(fields: &Fields<'_>, default: DefaultAlgorithm, report: &mut Repo
     }
 }
 
-const ELASTIC: &[&str] = &["by", "when", "unused"];
+const ELASTIC: &[&str] = &["extra", "when", "unused"];
 const UNUSED: &[&str] = &["rule", "share"];
 
 /// Reads how much more than the limit is admitted, and under which condition.
 fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
     let fields = value.fields(
         report,
-        "a map such as {by: 50%, when: {room.app: 'yes'}}",
+        "a map such as {extra: 50%, when: {room.app: 'yes'}}",
         ELASTIC,
     )?;
-    let by = match fields.get("by") {
-        Some(by) => limits::percent(by, report),
+    let extra = match fields.get("extra") {
+        Some(extra) => limits::percent(extra, report),
+        None if fields.tries("extra") => None,
         None => {
             fields.wrong(
                 report,
-                "by",
+                "extra",
                 "is missing; set how far the limits may be exceeded, such as 50%",
             );
             None
@@ -324,7 +325,7 @@ fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
             None
         }
     };
-    Some((by?, room?))
+    Some((extra?, room?))
 }
 
 /// Reads the share of another rule that must be unused.

@@ -15,9 +15,9 @@ const LONGEST: Span = Span::from_secs(3_600);
 /// Timing of the graceful shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shutdown {
-    /// `shutdown.notice`: the pre-stop delay, during which the server reports not-ready and still
+    /// `shutdown.pre_stop_delay`: the pre-stop delay, during which the server reports not-ready and still
     /// serves requests. Default none, at most an hour.
-    pub notice: Duration,
+    pub pre_stop_delay: Duration,
     /// `shutdown.drain`: how long requests in progress may then take to finish; default 10 s, 1 ms
     /// to an hour.
     pub drain: Duration,
@@ -26,7 +26,7 @@ pub struct Shutdown {
 impl Default for Shutdown {
     fn default() -> Self {
         Self {
-            notice: Duration::ZERO,
+            pre_stop_delay: Duration::ZERO,
             drain: Duration::from_secs(10),
         }
     }
@@ -34,17 +34,17 @@ impl Default for Shutdown {
 
 pub(super) fn shutdown(file: &Fields<'_>, report: &mut Report) -> Shutdown {
     let mut shutdown = Shutdown::default();
-    let known = &["notice", "drain"];
-    let what = "a map such as {notice: 5s, drain: 10s}";
+    let known = &["pre_stop_delay", "drain"];
+    let what = "a map such as {pre_stop_delay: 5s, drain: 10s}";
     let value = file.get("shutdown");
     let Some(fields) = value.and_then(|value| value.fields(report, what, known)) else {
         return shutdown;
     };
-    if let Some(notice) = fields.get("notice")
-        && notice.scalar() != Some("off")
+    if let Some(delay) = fields.get("pre_stop_delay")
+        && delay.scalar() != Some("off")
     {
         let what = "a duration such as 5s, or off";
-        shutdown.notice = time(notice, what, report).unwrap_or_default();
+        shutdown.pre_stop_delay = time(delay, what, report).unwrap_or_default();
     }
     if let Some(value) = fields.get("drain") {
         let drain = time(value, "a duration such as 10s", report);

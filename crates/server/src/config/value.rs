@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::{
     Mistake,
-    report::{HIDDEN, Report, may_hold_secret, nearest, shown, unknown_key},
+    report::{HIDDEN, Report, may_hold_secret, nearest, renamed, shown, unknown_key},
     yaml::{Content, Node},
 };
 
@@ -20,7 +20,7 @@ pub(crate) struct Value<'n> {
 pub(crate) struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
-    /// The known keys that the unknown ones were probably meant to be.
+    /// The known keys that the unknown ones were renamed to, or were probably meant to be.
     misspelt: Vec<&'static str>,
 }
 
@@ -216,7 +216,7 @@ impl<'n> Value<'n> {
             let is_known = known.contains(key);
             if !is_known {
                 value.wrong(report, unknown_key(key, known));
-                misspelt.extend(nearest(key, known));
+                misspelt.extend(renamed(key, known).or_else(|| nearest(key, known)));
             }
             is_known
         });

@@ -89,14 +89,13 @@ impl Running {
     pub async fn until_stopped(self, mut signals: Signals) -> io::Result<()> {
         self.serve(&mut signals, None).await;
         self.server.announce_shutdown();
-        let notice = self.shutdown.notice;
-        if !notice.is_zero() {
+        let delay = self.shutdown.pre_stop_delay;
+        if !delay.is_zero() {
             tracing::info!(
-                ?notice,
-                "shutting down: reporting not-ready, still serving for {notice:?}"
+                pre_stop_delay = ?delay,
+                "shutting down: reporting not-ready, still serving for {delay:?}"
             );
-            self.serve(&mut signals, Some(Instant::now() + notice))
-                .await;
+            self.serve(&mut signals, Some(Instant::now() + delay)).await;
         }
         self.stop().await
     }

@@ -42,6 +42,49 @@ fn every_key_has_a_default() {
 }
 
 #[test]
+fn a_renamed_key_is_reported_with_its_present_name() {
+    let redis = "store:\n  redis: 'redis://a'\n  ";
+    let eject = "proxy:\n  listen: '127.0.0.1:1'\n  upstreams:\n    - {name: app, urls: 'http://a', eject: ";
+    let elastic = "rules:\n  - name: a\n    limits: [2/h]\n    elastic: ";
+    for (file, expected) in [
+        (
+            format!("{redis}denials: 5s"),
+            "store.denials (line 3): was renamed to `denial_cache_ttl`",
+        ),
+        (
+            format!("{redis}share: 50%"),
+            "store.share (line 3): was renamed to `fallback_share`",
+        ),
+        (
+            format!("{eject}{{for: 5s}}}}"),
+            "proxy.upstreams[0].eject.for (line 4): was renamed to `duration`",
+        ),
+        (
+            "shutdown:\n  notice: 5s".to_owned(),
+            "shutdown.notice (line 2): was renamed to `pre_stop_delay`",
+        ),
+        (
+            format!("{elastic}{{by: 50%, when: {{room.app: 'yes'}}}}"),
+            "rules[0].elastic.by (line 4): was renamed to `extra`",
+        ),
+    ] {
+        let mistakes = mistakes(&file);
+        assert!(
+            mistakes.iter().any(|mistake| mistake == expected),
+            "{mistakes:?}"
+        );
+    }
+}
+
+#[test]
+fn the_old_name_of_a_renamed_key_is_unknown_where_the_new_one_is() {
+    assert_eq!(
+        mistakes("rules: [{name: a, limits: [2/h], share: 50%}]"),
+        [mistakes("rules: [{name: a, limits: [2/h], shere: 50%}]")[0].replace("shere", "share")]
+    );
+}
+
+#[test]
 fn every_key_is_read() {
     let config = Config::parse(
         "

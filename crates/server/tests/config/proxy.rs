@@ -241,7 +241,7 @@ fn outlier_detection_and_health_checks_can_be_configured() {
     assert_eq!(default.health, None);
     assert_eq!(upstream(", eject: off").eject, None);
     let set = upstream(
-        ", eject: {for: 1min}, health: {path: '/up?deep', interval: 2s, unhealthy_after: 9}",
+        ", eject: {duration: 1min}, health: {path: '/up?deep', interval: 2s, unhealthy_after: 9}",
     );
     let ejection = set.eject.unwrap();
     assert_eq!(
@@ -254,9 +254,9 @@ fn outlier_detection_and_health_checks_can_be_configured() {
         ("/up?deep", Duration::from_secs(2), Duration::from_secs(1))
     );
     assert_eq!((health.healthy_after, health.unhealthy_after), (2, 9));
-    let text = "proxy: {listen: '127.0.0.1:1', upstreams: [{name: a, urls: 'http://h', eject: {failures: 0, four: 1s}, health: {path: up}}, {name: b, urls: 'http://i', health: {}}]}";
+    let text = "proxy: {listen: '127.0.0.1:1', upstreams: [{name: a, urls: 'http://h', eject: {failures: 0, durration: 1s}, health: {path: up}}, {name: b, urls: 'http://i', health: {}}]}";
     let expected = [
-        "proxy.upstreams[0].eject.four (line 1): unknown key `four`; did you mean `for`?",
+        "proxy.upstreams[0].eject.durration (line 1): unknown key `durration`; did you mean `duration`?",
         "proxy.upstreams[0].eject.failures (line 1): must be from 1 to 1000, got 0",
         "proxy.upstreams[0].health.path (line 1): expected a path such as /healthz, got \"up\"",
         "proxy.upstreams[1].health.path (line 1): is missing; name a path such as /healthz",
@@ -392,7 +392,7 @@ fn mistakes_in_adaptive_limits_are_reported() {
 #[test]
 fn unreachable_upstreams_and_unknown_entries_are_warnings() {
     let text = "listen: {http: off, resp: off}
-rules: [{name: r, limits: [1/s], elastic: {by: 50%, when: {room.b: 'yes', room.c: 'yes'}}}]
+rules: [{name: r, limits: [1/s], elastic: {extra: 50%, when: {room.b: 'yes', room.c: 'yes'}}}]
 proxy:
   listen: 127.0.0.1:1
   upstreams:

@@ -13,8 +13,8 @@ store:
   redis: {sentinel: ['redis://s:pw@10.0.0.1:26379', 'redis://10.0.0.2:26379'], primary: tide}
   timeout: 40ms
   on_failure: closed
-  share: 25%
-  denials: off
+  fallback_share: 25%
+  denial_cache_ttl: off
   connections: 4
   prefix: 'prod:limits'
   username: tidegate
@@ -97,8 +97,8 @@ fn mistakes_about_redis_are_reported() {
             "store.redis.cluster[0] (line 1): a Unix socket is local to one machine; write the address of a server on the network".into(),
         ),
         ("store: {redis: 'redis://a', timeout: 11s}", "store.timeout (line 1): must be from 1ms to 10s, got 11s".into()),
-        ("store: {redis: 'redis://a', share: 0%}", "store.share (line 1): must be auto or from 1% to 100%; use 100% divided by the number of servers".into()),
-        ("store: {redis: 'redis://a', denials: 2min}", "store.denials (line 1): must be at most 1min, got 2min".into()),
+        ("store: {redis: 'redis://a', fallback_share: 0%}", "store.fallback_share (line 1): must be auto or from 1% to 100%; use 100% divided by the number of servers".into()),
+        ("store: {redis: 'redis://a', denial_cache_ttl: 2min}", "store.denial_cache_ttl (line 1): must be at most 1min, got 2min".into()),
         ("store: {redis: 'redis://a', connections: 0}", "store.connections (line 1): must be at least 1".into()),
         ("store: {redis: 'redis://a', connections: 65}", "store.connections (line 1): must be at most 64, got 65".into()),
         (
@@ -118,7 +118,7 @@ fn mistakes_about_redis_are_reported() {
             "store.memory (line 1): snapshots are not supported with the Redis store, which keeps the counts \
              itself; remove `snapshot`".into(),
         ),
-        ("store: {memory: {}, share: 10%}", "store.share (line 1): applies only to the Redis store; remove it".into()),
+        ("store: {memory: {}, fallback_share: 10%}", "store.fallback_share (line 1): applies only to the Redis store; remove it".into()),
         (
             "rules: [{name: r, limits: [1/s], on_failure: locl}]",
             "rules[0].on_failure (line 1): expected one of open, closed, local, got \"locl\"; did you mean `local`?".into(),

@@ -172,7 +172,7 @@ fn ten_thousand_rules_are_read() {
 #[test]
 fn an_elastic_rule_expands_while_its_condition_holds() {
     let file = "rules:
-  - {name: api, key: [user], limits: [2/h], elastic: {by: 50%, when: {room.app: 'yes'}}}
+  - {name: api, key: [user], limits: [2/h], elastic: {extra: 50%, when: {room.app: 'yes'}}}
 ";
     let rules = Config::parse(file).unwrap().rules;
     assert!(rules.looks_at("room.app") && !rules.looks_at("room.other"));
@@ -197,7 +197,7 @@ fn an_elastic_rule_expands_while_its_condition_holds() {
 #[test]
 fn an_elastic_rule_expands_while_another_has_a_share_unused() {
     let file = "rules:
-  - {name: each, key: [user], limits: [2/h], elastic: {by: 100%, unused: {rule: team, share: 50%}}}
+  - {name: each, key: [user], limits: [2/h], elastic: {extra: 100%, unused: {rule: team, share: 50%}}}
   - {name: team, key: [team], limits: [8/h]}
 ";
     let rules = Config::parse(file).unwrap().rules;
@@ -231,21 +231,21 @@ fn an_elastic_rule_expands_while_another_has_a_share_unused() {
 #[test]
 fn mistakes_in_elastic_rules_are_reported() {
     let file = "rules:
-  - {name: a, limits: [2/h], elastic: {by: 2000%, when: {room: 'yes'}}}
+  - {name: a, limits: [2/h], elastic: {extra: 2000%, when: {room: 'yes'}}}
   - {name: b, limits: [2/h], elastic: {when: {}, wen: 1}}
-  - {name: c, limits: [2/h], elastic: {by: 50%}}
-  - {name: d, limits: [2/h], count_denied: true, elastic: {by: 50%, when: {room: 'yes'}}}
-  - {name: e, limits: [2/h], elastic: {by: 50%, unused: {rule: e, share: 30%}}}
-  - {name: f, limits: [2/h], elastic: {by: 50%, unused: {rule: nobody, share: 130%}}}
-  - {name: g, limits: [2/h], elastic: {by: 50%, unused: {}, when: {room: 'yes'}}}
-  - {name: h, limits: [2/h], elastic: {by: 50%, unused: {}}}
+  - {name: c, limits: [2/h], elastic: {extra: 50%}}
+  - {name: d, limits: [2/h], count_denied: true, elastic: {extra: 50%, when: {room: 'yes'}}}
+  - {name: e, limits: [2/h], elastic: {extra: 50%, unused: {rule: e, share: 30%}}}
+  - {name: f, limits: [2/h], elastic: {extra: 50%, unused: {rule: nobody, share: 130%}}}
+  - {name: g, limits: [2/h], elastic: {extra: 50%, unused: {}, when: {room: 'yes'}}}
+  - {name: h, limits: [2/h], elastic: {extra: 50%, unused: {}}}
 ";
     assert_eq!(
         mistakes(file),
         [
             "rules[0].elastic (line 2): 2000% is over the maximum of 1000%",
             "rules[1].elastic.wen (line 3): unknown key `wen`; did you mean `when`?",
-            "rules[1].elastic.by (line 3): is missing; set how far the limits may be exceeded, such as 50%",
+            "rules[1].elastic.extra (line 3): is missing; set how far the limits may be exceeded, such as 50%",
             "rules[2].elastic.when (line 4): is missing; set `when` or `unused`, or use `soft`, which always applies",
             "rules[3].elastic (line 5): cannot be combined with count_denied; remove one of the two",
             "rules[4].elastic.unused.rule (line 6): must name a different rule",

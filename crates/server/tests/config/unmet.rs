@@ -60,7 +60,7 @@ fn impossible_texts_are_warnings_with_the_normal_form() {
             "networks are matched with `cidr`; write {cidr: 10.0.0.0/8}",
         ),
         (
-            "elastic: {by: 10%, when: {path: {is: b}}}",
+            "elastic: {extra: 10%, when: {path: {is: b}}}",
             "elastic.when.path.is",
             "paths begin with a slash and are normalized; write /b",
         ),

@@ -235,7 +235,7 @@ fn an_unreachable_upstream_lowers_its_limit() {
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
 }
 
-const STRETCHING: &str = "rules: [{name: each, key: [header.x-customer], limits: [1/d], algorithm: fixed_window, elastic: {by: 100%, when: {room.app: 'yes'}}}]";
+const STRETCHING: &str = "rules: [{name: each, key: [header.x-customer], limits: [1/d], algorithm: fixed_window, elastic: {extra: 100%, when: {room.app: 'yes'}}}]";
 
 fn customer(name: &str) -> String {
     format!("GET / HTTP/1.1\r\nx-customer: {name}\r\n")

@@ -51,7 +51,7 @@ pub(crate) fn until(is_so: impl Fn() -> bool) {
 #[test]
 fn a_failing_endpoint_is_ejected() {
     let (well, (moody, _)) = (Upstream::answering(OK), moody());
-    let listener = before([&well, &moody], "eject: {failures: 2, for: 1d}");
+    let listener = before([&well, &moody], "eject: {failures: 2, duration: 1d}");
     let statuses: Vec<u16> = (0..20).map(|_| listener.get("/").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 2);
     assert_eq!((moody.heads().len(), well.heads().len()), (2, 18));
@@ -67,7 +67,7 @@ fn a_failing_endpoint_is_ejected() {
 #[test]
 fn an_ejected_endpoint_is_readmitted() {
     let (well, (moody, told)) = (Upstream::answering(OK), moody());
-    let listener = before([&well, &moody], "eject: {failures: 1, for: 50ms}");
+    let listener = before([&well, &moody], "eject: {failures: 1, duration: 50ms}");
     while listener.get("/").status == 200 {}
     told.store(true, Ordering::SeqCst);
     until(|| is_up(&listener, &moody));
@@ -79,7 +79,7 @@ fn an_ejected_endpoint_is_readmitted() {
 #[test]
 fn all_endpoints_stay_in_use_if_all_are_ejected() {
     let ((one, one_told), (other, other_told)) = (moody(), moody());
-    let listener = before([&one, &other], "eject: {failures: 1, for: 1d}");
+    let listener = before([&one, &other], "eject: {failures: 1, duration: 1d}");
     assert!((0..4).all(|_| listener.get("/").status == 502));
     assert!(!is_up(&listener, &one) && !is_up(&listener, &other));
     for told in [one_told, other_told] {

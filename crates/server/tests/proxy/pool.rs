@@ -140,7 +140,7 @@ fn a_request_that_may_have_been_processed_is_not_retried() {
         let upstreams = [fickle(), fickle()];
         let urls = format!("urls: ['{}', '{}']", upstreams[0].url(), upstreams[1].url());
         let listener = TestListener::open(&format!(
-            "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, eject: {{failures: 1, for: 1h}}, {urls}}}]}}\n"
+            "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, eject: {{failures: 1, duration: 1h}}, {urls}}}]}}\n"
         ));
         let mut client = listener.connect();
         // Round robin between the two endpoints.

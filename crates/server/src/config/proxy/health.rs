@@ -56,12 +56,12 @@ pub(super) fn eject(upstream: &Fields<'_>, report: &mut Report) -> Option<Ejecti
     if value.scalar() == Some("off") {
         return None;
     }
-    let what = "off, or a map such as {failures: 5, for: 10s}";
-    let fields = value.fields(report, what, &["failures", "for"])?;
+    let what = "off, or a map such as {failures: 5, duration: 10s}";
+    let fields = value.fields(report, what, &["failures", "duration"])?;
     if let Some(failures) = count(&fields, "failures", report) {
         ejection.failures = failures;
     }
-    if let Some(time) = fields.get("for").and_then(|value| time(value, report)) {
+    if let Some(time) = fields.get("duration").and_then(|value| time(value, report)) {
         ejection.time = time;
     }
     Some(ejection)
