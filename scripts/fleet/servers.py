@@ -49,7 +49,7 @@ class Server:
         """How many decisions each source has made."""
         found = {}
         for line in fetch(self.admin, "/metrics").read().decode().splitlines():
-            if line.startswith("tidegate_decisions_total{"):
+            if line.startswith("tidegate_decisions_by_source_total{"):
                 name, count = line.split('"')[1], int(line.rsplit(" ", 1)[1])
                 if count:
                     found[name] = count

@@ -125,10 +125,10 @@ fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejecte
         ("named", format!("localhost:{named}")),
     ];
     for (upstream, address) in urls {
-        let labels = format!("{{upstream=\"{upstream}\",address=\"http://{address}\"}}");
+        let labels = format!("{{upstream=\"{upstream}\",endpoint=\"http://{address}\"}}");
         for sample in [
             format!("tidegate_proxy_ejections_total{labels} 0"),
-            format!("tidegate_proxy_address_up{labels} 1"),
+            format!("tidegate_proxy_endpoint_up{labels} 1"),
         ] {
             assert!(metrics.contains(&sample), "no {sample} in {metrics}");
         }

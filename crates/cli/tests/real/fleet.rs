@@ -190,8 +190,9 @@ fn every_metric_of_a_fleet_is_documented() {
     let there = metrics
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
-    let of_the_fleet = there
-        .filter(|name| name.starts_with("tidegate_redis") || *name == "tidegate_decisions_total");
+    let of_the_fleet = there.filter(|name| {
+        name.starts_with("tidegate_redis") || *name == "tidegate_decisions_by_source_total"
+    });
     let missing: Vec<&str> = of_the_fleet
         .filter(|name| !page.contains(&format!("| `{name}`")))
         .collect();

@@ -63,7 +63,7 @@ fn redis_benchmark_is_answered_over_tls() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(said.contains("requests per second"), "{said}");
-    let counted = r#"tidegate_verdicts_total{listener="resp","#;
+    let counted = r#"tidegate_decisions_total{listener="resp","#;
     let metrics = server.metrics();
     let lines = metrics
         .lines()

@@ -38,7 +38,7 @@ const FAMILIES: [(Counter, &str, &str); 7] = [
     ),
     (
         Counter::TotalNegativeHits,
-        "tidegate_envoy_hits_given_back_total",
+        "tidegate_envoy_hits_refunded_total",
         "Hits refunded.",
     ),
 ];

@@ -5,7 +5,7 @@ use tidegate_redis::FleetStats;
 use super::text::Text;
 
 pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
-    let name = "tidegate_decisions_total";
+    let name = "tidegate_decisions_by_source_total";
     text.family(name, "counter", "Decisions by source.");
     for (source, count) in fleet.decisions {
         text.sample(name, &[("source", source.as_str())], count);
@@ -39,7 +39,12 @@ pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
         size(health.undecided_slots),
     );
     let help = "Circuit breaker openings.";
-    text.single("tidegate_redis_trips_total", "counter", help, health.trips);
+    text.single(
+        "tidegate_redis_circuit_opens_total",
+        "counter",
+        help,
+        health.trips,
+    );
     let help = "Batches of requests sent to Redis.";
     text.single(
         "tidegate_redis_batches_total",

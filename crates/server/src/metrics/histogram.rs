@@ -20,7 +20,7 @@ const BOUNDS: [(u64, &str); 12] = [
     (100_000_000, "0.1"),
 ];
 
-const NAME: &str = "tidegate_decision_seconds";
+const NAME: &str = "tidegate_decision_duration_seconds";
 
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
@@ -53,14 +53,18 @@ impl Histogram {
         let labels = BOUNDS.iter().map(|(_, label)| *label).chain(["+Inf"]);
         for (bucket, label) in labels.enumerate() {
             below += count_in(bucket);
-            text.sample("tidegate_decision_seconds_bucket", &[("le", label)], below);
+            text.sample(
+                "tidegate_decision_duration_seconds_bucket",
+                &[("le", label)],
+                below,
+            );
         }
         let nanos: u64 = parts
             .clone()
             .map(|part| part.total_nanos.load(Ordering::Relaxed))
             .sum();
-        text.nanos_as_seconds("tidegate_decision_seconds_sum", nanos);
-        text.sample("tidegate_decision_seconds_count", &[], below);
+        text.nanos_as_seconds("tidegate_decision_duration_seconds_sum", nanos);
+        text.sample("tidegate_decision_duration_seconds_count", &[], below);
     }
 }
 
@@ -78,13 +82,13 @@ mod tests {
         Histogram::write(&std::iter::once(&histogram), &mut text);
         let text = text.finish();
         for line in [
-            "tidegate_decision_seconds_bucket{le=\"1e-07\"} 1",
-            "tidegate_decision_seconds_bucket{le=\"2.5e-07\"} 2",
-            "tidegate_decision_seconds_bucket{le=\"2.5e-06\"} 3",
-            "tidegate_decision_seconds_bucket{le=\"0.1\"} 3",
-            "tidegate_decision_seconds_bucket{le=\"+Inf\"} 4",
-            "tidegate_decision_seconds_sum 4.294968996",
-            "tidegate_decision_seconds_count 4",
+            "tidegate_decision_duration_seconds_bucket{le=\"1e-07\"} 1",
+            "tidegate_decision_duration_seconds_bucket{le=\"2.5e-07\"} 2",
+            "tidegate_decision_duration_seconds_bucket{le=\"2.5e-06\"} 3",
+            "tidegate_decision_duration_seconds_bucket{le=\"0.1\"} 3",
+            "tidegate_decision_duration_seconds_bucket{le=\"+Inf\"} 4",
+            "tidegate_decision_duration_seconds_sum 4.294968996",
+            "tidegate_decision_duration_seconds_count 4",
         ] {
             assert!(
                 text.lines().any(|found| found == line),

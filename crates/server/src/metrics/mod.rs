@@ -326,11 +326,11 @@ impl Metrics {
     }
 
     fn write_verdicts(&self, text: &mut Text) {
-        let name = "tidegate_verdicts_total";
+        let name = "tidegate_decisions_total";
         text.family(
             name,
             "counter",
-            "Verdicts by listener and outcome; peeks are not counted.",
+            "Decisions by listener and outcome; peeks are not counted.",
         );
         for listener in ListenerKind::ALL {
             for answer in ANSWERS {
@@ -383,7 +383,7 @@ impl Metrics {
     }
 
     fn write_renewals(&self, text: &mut Text) {
-        let name = "tidegate_place_renewals_total";
+        let name = "tidegate_lease_renewals_total";
         let help = "Lease renewals of concurrency slots that requests held for longer.";
         text.family(name, "counter", help);
         let results = ["held", "lost", "unknown"];

@@ -77,8 +77,8 @@ impl Rules {
 
     pub(super) fn write(&self, text: &mut Text) {
         let table = self.0.load();
-        let name = "tidegate_rule_verdicts_total";
-        text.family(name, "counter", "Verdicts by deciding rule and outcome.");
+        let name = "tidegate_rule_decisions_total";
+        text.family(name, "counter", "Decisions by deciding rule and outcome.");
         for (rule, counters) in table.labelled() {
             for answer in ANSWERS {
                 let count = counters.verdicts[answer_index(answer)].load(Ordering::Relaxed);

@@ -43,7 +43,7 @@ pub(super) fn write(text: &mut Text, store: &MemoryStats) {
         size(store.bytes),
     );
     text.single(
-        "tidegate_ledger_bytes",
+        "tidegate_refund_ledger_bytes",
         "gauge",
         "Memory used by the refund ledger, in bytes.",
         size(store.ledger_bytes),
@@ -68,7 +68,7 @@ pub(super) fn write(text: &mut Text, store: &MemoryStats) {
         help,
         store.evicted,
     );
-    let name = "tidegate_newcomers_total";
+    let name = "tidegate_store_full_total";
     text.family(
         name,
         "counter",

@@ -30,15 +30,15 @@ fn verdicts_are_counted_by_rule_and_outcome() {
         Some("text/plain; version=0.0.4; charset=utf-8")
     );
     for line in [
-        "# TYPE tidegate_verdicts_total counter",
-        "tidegate_verdicts_total{listener=\"http\",outcome=\"allowed\"} 2",
-        "tidegate_verdicts_total{listener=\"http\",outcome=\"limit\"} 1",
-        "tidegate_verdicts_total{listener=\"http\",outcome=\"blocked\"} 1",
-        "tidegate_verdicts_total{listener=\"resp\",outcome=\"allowed\"} 0",
-        "tidegate_rule_verdicts_total{rule=\"r\",outcome=\"allowed\"} 2",
-        "tidegate_rule_verdicts_total{rule=\"r\",outcome=\"limit\"} 1",
-        "tidegate_rule_verdicts_total{rule=\"r\",outcome=\"blocked\"} 1",
-        "tidegate_rule_verdicts_total{rule=\"all of it\",outcome=\"allowed\"} 0",
+        "# TYPE tidegate_decisions_total counter",
+        "tidegate_decisions_total{listener=\"http\",outcome=\"allowed\"} 2",
+        "tidegate_decisions_total{listener=\"http\",outcome=\"limit\"} 1",
+        "tidegate_decisions_total{listener=\"http\",outcome=\"blocked\"} 1",
+        "tidegate_decisions_total{listener=\"resp\",outcome=\"allowed\"} 0",
+        "tidegate_rule_decisions_total{rule=\"r\",outcome=\"allowed\"} 2",
+        "tidegate_rule_decisions_total{rule=\"r\",outcome=\"limit\"} 1",
+        "tidegate_rule_decisions_total{rule=\"r\",outcome=\"blocked\"} 1",
+        "tidegate_rule_decisions_total{rule=\"all of it\",outcome=\"allowed\"} 0",
         "tidegate_blocks 1",
         "tidegate_keys 2",
         "tidegate_uptime_seconds 7",
@@ -53,7 +53,9 @@ fn verdicts_are_counted_by_rule_and_outcome() {
     }
     // The first decision of a thread is always timed, and this test uses one thread.
     assert!(
-        metrics.body.contains("tidegate_decision_seconds_count 1"),
+        metrics
+            .body
+            .contains("tidegate_decision_duration_seconds_count 1"),
         "{}",
         metrics.body
     );

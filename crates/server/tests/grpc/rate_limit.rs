@@ -224,7 +224,7 @@ async fn an_invalid_request_is_an_error_with_the_reason() {
         "{exposition}"
     );
     assert!(
-        exposition.contains("tidegate_verdicts_total{listener=\"grpc\",outcome=\"allowed\"} 1\n"),
+        exposition.contains("tidegate_decisions_total{listener=\"grpc\",outcome=\"allowed\"} 1\n"),
         "{exposition}"
     );
 }

@@ -317,8 +317,8 @@ fn rejected_requests_are_counted_and_denials_are_not() {
     let metrics = listener.limiter.exposition();
     for line in [
         "tidegate_bad_requests_total{listener=\"http\"} 1",
-        "tidegate_verdicts_total{listener=\"http\",outcome=\"allowed\"} 1",
-        "tidegate_verdicts_total{listener=\"http\",outcome=\"limit\"} 1",
+        "tidegate_decisions_total{listener=\"http\",outcome=\"allowed\"} 1",
+        "tidegate_decisions_total{listener=\"http\",outcome=\"limit\"} 1",
     ] {
         assert!(
             metrics.lines().any(|found| found == line),

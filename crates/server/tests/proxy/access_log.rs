@@ -144,7 +144,7 @@ rules: [{{name: all, limits: [1/h]}}]
     );
     let metrics = listener.live.exposition();
     assert!(
-        metrics.contains("tidegate_proxy_access_log_lost_total 0\n"),
+        metrics.contains("tidegate_proxy_access_log_dropped_total 0\n"),
         "{metrics}"
     );
 }

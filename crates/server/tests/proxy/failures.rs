@@ -185,7 +185,7 @@ fn a_body_shorter_than_its_length_aborts_the_response() {
         );
         let (metrics, url) = (listener.live.exposition(), upstream.url());
         let counted = format!(
-            "tidegate_proxy_broken_answers_total{{upstream=\"app\",address=\"{url}\",failure=\"{failure}\"}} 1\n"
+            "tidegate_proxy_incomplete_responses_total{{upstream=\"app\",endpoint=\"{url}\",failure=\"{failure}\"}} 1\n"
         );
         assert!(metrics.contains(&counted), "{metrics}");
     }

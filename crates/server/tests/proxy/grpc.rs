@@ -109,7 +109,7 @@ async fn a_denial_is_resource_exhausted_and_does_not_reach_the_service() {
     assert!(denied.message().contains("2/h exceeded"), "{denied:?}");
     let retry = denied.metadata().get("retry-after").unwrap();
     assert!(retry.to_str().unwrap().parse::<u32>().unwrap() > 0);
-    let answers = "tidegate_proxy_answers_total{upstream=\"grpc\",status=\"2xx\"} 2\n";
+    let answers = "tidegate_proxy_responses_total{upstream=\"grpc\",status=\"2xx\"} 2\n";
     let metrics = listener.live.exposition();
     assert!(metrics.contains(answers), "{metrics}");
 }

@@ -33,7 +33,7 @@ fn before(addresses: [&Upstream; 2], settings: &str) -> TestListener {
 
 fn is_up(listener: &TestListener, upstream: &Upstream) -> bool {
     let url = upstream.url();
-    let line = format!("tidegate_proxy_address_up{{upstream=\"app\",address=\"{url}\"}} 1\n");
+    let line = format!("tidegate_proxy_endpoint_up{{upstream=\"app\",endpoint=\"{url}\"}} 1\n");
     listener.live.exposition().contains(&line)
 }
 
@@ -58,7 +58,7 @@ fn a_failing_endpoint_is_ejected() {
     assert!(is_up(&listener, &well) && !is_up(&listener, &moody));
     let metrics = listener.live.exposition();
     let ejected = format!(
-        "tidegate_proxy_ejections_total{{upstream=\"app\",address=\"{}\"}} 1\n",
+        "tidegate_proxy_ejections_total{{upstream=\"app\",endpoint=\"{}\"}} 1\n",
         moody.url()
     );
     assert!(metrics.contains(&ejected), "{metrics}");
@@ -117,7 +117,7 @@ fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
     assert!((0..6).all(|_| listener.get("/").status == 200));
     assert_eq!(asked(), 3);
     let metrics = listener.live.exposition();
-    let good = format!("address=\"{}\",result=\"good\"", well.url());
+    let good = format!("endpoint=\"{}\",result=\"good\"", well.url());
     assert!(metrics.contains(&good), "{metrics}");
 }
 
@@ -132,7 +132,7 @@ fn a_failure_is_counted_even_if_another_endpoint_answers() {
     assert_eq!(listener.get("/").status, 200);
     let metrics = listener.live.exposition();
     let failed = format!(
-        "tidegate_proxy_address_failures_total{{upstream=\"app\",address=\"http://{nobody}\",failure=\"unreachable\"}} 1\n"
+        "tidegate_proxy_endpoint_failures_total{{upstream=\"app\",endpoint=\"http://{nobody}\",failure=\"unreachable\"}} 1\n"
     );
     assert!(metrics.contains(&failed), "{metrics}");
     let none = "tidegate_proxy_failures_total{upstream=\"app\",failure=\"unreachable\"} 0\n";

@@ -68,7 +68,7 @@ fn a_denial_is_answered_by_the_proxy() {
     assert_eq!(dots.status, 400);
     assert!(dots.problem().starts_with("path: "), "{}", dots.problem());
     let metrics = listener.limiter.exposition();
-    let denied = "tidegate_verdicts_total{listener=\"proxy\",outcome=\"limit\"} 2";
+    let denied = "tidegate_decisions_total{listener=\"proxy\",outcome=\"limit\"} 2";
     assert!(metrics.contains(denied), "{metrics}");
 }
 

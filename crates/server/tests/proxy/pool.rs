@@ -161,7 +161,7 @@ fn a_request_that_may_have_been_processed_is_not_retried() {
         let metrics = listener.live.exposition();
         let up = metrics
             .lines()
-            .filter(|line| line.starts_with("tidegate_proxy_address_up"));
+            .filter(|line| line.starts_with("tidegate_proxy_endpoint_up"));
         assert_eq!(
             up.filter(|line| line.ends_with(" 1")).count(),
             2,

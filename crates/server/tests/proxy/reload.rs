@@ -127,7 +127,7 @@ fn a_kept_endpoint_keeps_its_connections_and_counters() {
         .unwrap();
     assert_eq!(reloaded.listener.get("/").status, 200);
     assert_eq!(upstream.connections(), 1);
-    let answers = "tidegate_proxy_answers_total{upstream=\"app\",status=\"2xx\"} 2\n";
+    let answers = "tidegate_proxy_responses_total{upstream=\"app\",status=\"2xx\"} 2\n";
     let metrics = reloaded.listener.live.exposition();
     assert!(metrics.contains(answers), "{metrics}");
     let body = [b'x'; 1_025];
@@ -183,7 +183,7 @@ fn a_reload_starts_and_stops_health_checks() {
     let asked = several(&[&sick, &well], check);
     let reloaded = Reloaded::open(&plain);
     let up = format!(
-        "tidegate_proxy_address_up{{upstream=\"app\",address=\"{}\"}} 1\n",
+        "tidegate_proxy_endpoint_up{{upstream=\"app\",endpoint=\"{}\"}} 1\n",
         sick.url()
     );
     let is_up = || reloaded.listener.live.exposition().contains(&up);

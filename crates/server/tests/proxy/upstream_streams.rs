@@ -312,7 +312,7 @@ async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
         assert_eq!(answer.status().as_u16(), status, "{method}");
         let told = listener.live.exposition();
         let failures = format!(
-            "tidegate_proxy_address_failures_total{{upstream=\"app\",address=\"http://{}\",failure=\"bad_answer\"}} 0\n",
+            "tidegate_proxy_endpoint_failures_total{{upstream=\"app\",endpoint=\"http://{}\",failure=\"bad_answer\"}} 0\n",
             upstream.address
         );
         assert!(told.contains(&failures), "{told}");

@@ -130,7 +130,7 @@ impl Live {
             let mut lost = Text::default();
             let help = "Access log lines that were dropped.";
             lost.single(
-                "tidegate_proxy_access_log_lost_total",
+                "tidegate_proxy_access_log_dropped_total",
                 "counter",
                 help,
                 log.lost(),

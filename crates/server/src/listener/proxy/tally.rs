@@ -92,7 +92,7 @@ impl Upstreams {
     }
 
     fn write_answers(&self, text: &mut Text) {
-        let name = "tidegate_proxy_answers_total";
+        let name = "tidegate_proxy_responses_total";
         text.family(name, "counter", "Responses of upstreams by status.");
         for upstream in self.iter() {
             for (at, class) in CLASSES.iter().enumerate() {
@@ -127,7 +127,7 @@ impl Upstreams {
     }
 
     fn write_health(&self, text: &mut Text) {
-        let up = "tidegate_proxy_address_up";
+        let up = "tidegate_proxy_endpoint_up";
         text.family(
             up,
             "gauge",
@@ -138,7 +138,7 @@ impl Upstreams {
         let help = "Ejections of an endpoint by outlier detection.";
         text.family(name, "counter", help);
         self.each_address(|labels, health| text.sample(name, &labels, health.ejections()));
-        let name = "tidegate_proxy_address_failures_total";
+        let name = "tidegate_proxy_endpoint_failures_total";
         let help = "Requests that failed because of the endpoint, even if a retry on another endpoint succeeded.";
         text.family(name, "counter", help);
         self.each_address(|[upstream, address], health| {
@@ -147,7 +147,7 @@ impl Upstreams {
                 text.sample(name, &labels, health.failures(at));
             }
         });
-        let name = "tidegate_proxy_broken_answers_total";
+        let name = "tidegate_proxy_incomplete_responses_total";
         let help = "Responses of an endpoint that ended early or timed out after their head.";
         text.family(name, "counter", help);
         self.each_address(|[upstream, address], health| {
@@ -210,7 +210,7 @@ impl Upstreams {
             for address in &upstream.addresses {
                 let url = address.url.to_string();
                 write(
-                    [("upstream", &upstream.name), ("address", &url)],
+                    [("upstream", &upstream.name), ("endpoint", &url)],
                     &address.health,
                 );
             }
