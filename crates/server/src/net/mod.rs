@@ -32,36 +32,36 @@
 //! # }
 //! ```
 
-mod client_name;
+mod body_guard;
+mod cert_identity;
 mod frame_meter;
-mod held;
 mod listener;
-mod live;
-mod local;
+mod local_executor;
+mod read_timeout;
 mod registry;
 mod server;
 mod shutdown;
-mod stall;
 mod timer;
 mod tls;
 mod worker;
+mod write_timeout;
 
 use std::{net::SocketAddr, time::Duration};
 
-pub(crate) use client_name::client_name;
-pub(crate) use held::Held;
+pub(crate) use body_guard::GuardedBody;
+pub(crate) use cert_identity::cert_identity;
 pub use listener::{Exempt, Listener};
-pub(crate) use live::LiveStream;
-pub(crate) use local::Local;
+pub(crate) use local_executor::LocalExecutor;
+pub(crate) use read_timeout::ReadTimeoutStream;
 pub(crate) use registry::network;
 pub use registry::{Activity, InFlight};
 pub use server::Server;
 pub use shutdown::Shutdown;
-pub(crate) use stall::Stalling;
 pub use timer::LazyTimer;
 pub(crate) use tls::roots;
 pub use tls::{Behind, Tls, TlsError};
 pub use worker::Tasks;
+pub(crate) use write_timeout::WriteTimeoutStream;
 
 /// The default maximum number of header lines of an HTTP/1.1 request. It equals hyper's own default
 /// and is therefore not passed to hyper: with an explicit maximum, hyper initialises two arrays of

@@ -14,7 +14,7 @@ use tokio::{
 use super::routes::Routes;
 use crate::{
     config::Grpc,
-    net::{Connection, Held, LiveStream, Local, Tls},
+    net::{Connection, GuardedBody, LocalExecutor, ReadTimeoutStream, Tls},
 };
 
 /// The maximum size of a call's headers together, in bytes.
@@ -68,11 +68,15 @@ impl Http2 {
             async move {
                 let answer = routes.answer(request, bounds.request).await;
                 // A streaming call is in flight until its last message is sent.
-                answer.map(|answer| answer.map(|body| Held::new(body, in_flight)))
+                answer.map(|answer| answer.map(|body| GuardedBody::new(body, in_flight)))
             }
         });
         let serving = self.builder().serve_connection(
-            TokioIo::new(LiveStream::new(stream, bounds, connection.activity.clone())),
+            TokioIo::new(ReadTimeoutStream::new(
+                stream,
+                bounds,
+                connection.activity.clone(),
+            )),
             service,
         );
         let mut serving = std::pin::pin!(serving);
@@ -104,8 +108,8 @@ impl Http2 {
         }
     }
 
-    fn builder(&self) -> http2::Builder<Local> {
-        let mut builder = http2::Builder::new(Local);
+    fn builder(&self) -> http2::Builder<LocalExecutor> {
+        let mut builder = http2::Builder::new(LocalExecutor);
         builder
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.settings.max_streams)

@@ -2,7 +2,7 @@
 //!
 //! The head of a request must arrive within one deadline, so that a client cannot hold a connection
 //! by sending a header a minute (slowloris). While a response is pending the client owes nothing
-//! here: the request body is timed where it is read, the response by [`Stalling`]. One lazy timer
+//! here: the request body is timed where it is read, the response by [`WriteTimeoutStream`]. One lazy timer
 //! serves all phases, at the cost of one clock reading per request.
 
 use std::{
@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::rejected::Rejected;
 use crate::{
     config::Timeouts,
-    net::{LazyTimer, Stalling},
+    net::{LazyTimer, WriteTimeoutStream},
 };
 
 /// The phase of a connection, shared by the socket and the request handler.
@@ -88,7 +88,7 @@ impl Drop for Taken {
 /// A client socket under the proxy's [`Timeouts`].
 #[derive(Debug)]
 pub(super) struct ClientStream<S> {
-    stream: Stalling<S>,
+    stream: WriteTimeoutStream<S>,
     times: Timeouts,
     turn: Turn,
     timer: LazyTimer,
@@ -106,7 +106,7 @@ impl<S> ClientStream<S> {
     /// Wraps `stream`. Where hyper rejects a head, `rejected` adds an explanation to the reply.
     pub(super) fn new(stream: S, times: Timeouts, turn: Turn, rejected: Arc<Rejected>) -> Self {
         Self {
-            stream: Stalling::new(stream, times.idle),
+            stream: WriteTimeoutStream::new(stream, times.idle),
             times,
             turn,
             timer: LazyTimer::new(times.request_head),

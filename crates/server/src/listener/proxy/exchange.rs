@@ -40,7 +40,7 @@ use self::{
     outgoing::Unsent,
 };
 use super::{body::Upload, forwarded::Forwarding, hop};
-use crate::{config::Proxy, net::Stalling};
+use crate::{config::Proxy, net::WriteTimeoutStream};
 
 /// The minimum and maximum size of a read, in bytes: a head with a small body, and a fast download.
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
@@ -76,7 +76,7 @@ impl Socket for TlsStream<TcpStream> {
 
 /// An HTTP/1.1 connection to an upstream, with at most one request in flight.
 pub(super) struct Exchange {
-    stream: Stalling<Box<dyn Socket>>,
+    stream: WriteTimeoutStream<Box<dyn Socket>>,
     outgoing: Outgoing,
     received: BytesMut,
     /// The size of the next read, in bytes.
@@ -122,7 +122,7 @@ enum Awaited {
 impl Exchange {
     pub(super) fn new(stream: impl Socket + 'static, settings: &Proxy) -> Self {
         Self {
-            stream: Stalling::new(Box::new(stream), settings.timeouts.idle),
+            stream: WriteTimeoutStream::new(Box::new(stream), settings.timeouts.idle),
             outgoing: Outgoing::default(),
             received: BytesMut::new(),
             read_bytes: *READ_BYTES.start(),

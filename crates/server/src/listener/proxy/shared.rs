@@ -39,7 +39,7 @@ use super::{
     lines,
     taken::{Taken, watched},
 };
-use crate::{config::Proxy, net::Stalling};
+use crate::{config::Proxy, net::WriteTimeoutStream};
 
 /// The maximum number of concurrent streams per connection, even if the upstream allows more.
 const MOST_STREAMS: usize = 100;
@@ -97,7 +97,7 @@ impl Shared {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let stream = TokioIo::new(Stalling::new(stream, settings.timeouts.idle));
+        let stream = TokioIo::new(WriteTimeoutStream::new(stream, settings.timeouts.idle));
         let max_head = u32::try_from(settings.max_head).unwrap_or(u32::MAX);
         let wake = Wake::new(settings.timeouts.idle);
         let (sender, connection) = http2::Builder::new(wake.clone())

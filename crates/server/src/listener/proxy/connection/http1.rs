@@ -21,7 +21,7 @@ use super::{
     },
     Client,
 };
-use crate::net::{Held, MAX_HEADERS};
+use crate::net::{GuardedBody, MAX_HEADERS};
 
 impl Client {
     pub(super) async fn serve_http1<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>
@@ -49,7 +49,7 @@ impl Client {
                 if is_chunked {
                     close_unless_whole(&mut answer);
                 }
-                answer.map(|body| Held::new(body, taken))
+                answer.map(|body| GuardedBody::new(body, taken))
             })
         });
         let mut builder = http1::Builder::new();

@@ -20,7 +20,7 @@ use super::{
     super::taken::{Streams, Taken},
     Client,
 };
-use crate::net::{Activity, Bounds, Held, LiveStream};
+use crate::net::{Activity, Bounds, GuardedBody, ReadTimeoutStream};
 
 /// The maximum number of concurrent streams per connection.
 const MAX_STREAMS: u32 = 128;
@@ -60,7 +60,7 @@ impl Client {
             write: times.idle,
             ..self.connection.bounds
         };
-        let stream = LiveStream::new(stream, bounds, self.connection.activity.clone());
+        let stream = ReadTimeoutStream::new(stream, bounds, self.connection.activity.clone());
         let asked = Rc::new(Asked::default());
         let answering = service_fn(|mut request: Request<Incoming>| {
             asked.count.set(asked.count.get() + 1);
@@ -69,7 +69,7 @@ impl Client {
                 self.count(&mut request),
                 self.connection.activity.begin(),
             );
-            let answered = |body| Taken::from_now(Held::new(body, underway));
+            let answered = |body| Taken::from_now(GuardedBody::new(body, underway));
             let answering = service.clone().call(request);
             answering.map_ok(|answer| answer.map(answered))
         });

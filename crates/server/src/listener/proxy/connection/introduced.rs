@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tower_service::Service;
 
-use crate::net::client_name;
+use crate::net::cert_identity;
 
 /// The entry with the client's name.
 const NAME: &str = "tls.client";
@@ -25,7 +25,7 @@ impl<S> Introduced<S> {
     pub(super) fn new(stream: &TlsStream<TcpStream>, inner: S) -> Self {
         // rustls returns only certificates that it has verified.
         let shown = stream.get_ref().1.peer_certificates();
-        let name = shown.and_then(|chain| client_name(chain.first()?));
+        let name = shown.and_then(|chain| cert_identity(chain.first()?));
         let known = name.map(|name| Entries::new().with(NAME, name));
         Self { inner, known }
     }

@@ -6,9 +6,9 @@ use hyper::rt::Executor;
 
 /// An executor that spawns the tasks of a connection on the connection's own thread.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Local;
+pub(crate) struct LocalExecutor;
 
-impl<F> Executor<F> for Local
+impl<F> Executor<F> for LocalExecutor
 where
     F: Future<Output = ()> + 'static,
 {

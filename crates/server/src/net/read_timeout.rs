@@ -1,7 +1,7 @@
 //! The stream of an HTTP/2 connection, with idle, read and write timeouts and flood detection.
 //!
 //! HTTP/2 pings detect a dead peer, but only after the preface, and h2 has no timeout for the
-//! preface. Here one lazy timer per connection covers the first bytes and idleness, [`Stalling`]
+//! preface. Here one lazy timer per connection covers the first bytes and idleness, [`WriteTimeoutStream`]
 //! covers responses that the client does not read, and [`FrameMeter`] covers control frames. The
 //! cost is one clock read per read.
 
@@ -17,42 +17,42 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Activity, Bounds, LazyTimer, Stalling, frame_meter::FrameMeter};
+use super::{Activity, Bounds, LazyTimer, WriteTimeoutStream, frame_meter::FrameMeter};
 
 /// A socket with the timeouts of its listener's [`Bounds`]. `request` is the total time for the
 /// preface and the first frame header. `idle` is the time until the next bytes; a live HTTP/2
 /// client answers pings sooner. `write` is the time for the client to read pending output.
 #[derive(Debug)]
-pub(crate) struct LiveStream<S> {
-    stream: Stalling<S>,
+pub(crate) struct ReadTimeoutStream<S> {
+    stream: WriteTimeoutStream<S>,
     idle: Duration,
-    silence: LazyTimer,
+    read_timer: LazyTimer,
     frames: FrameMeter,
     activity: Activity,
 }
 
-impl<S> LiveStream<S> {
+impl<S> ReadTimeoutStream<S> {
     pub(crate) fn new(stream: S, bounds: Bounds, activity: Activity) -> Self {
         Self {
-            stream: Stalling::new(stream, bounds.write),
+            stream: WriteTimeoutStream::new(stream, bounds.write),
             idle: bounds.idle,
-            silence: LazyTimer::new(bounds.request),
+            read_timer: LazyTimer::new(bounds.request),
             frames: FrameMeter::new(Instant::now()),
             activity,
         }
     }
 }
 
-impl<S> LiveStream<S> {
+impl<S> ReadTimeoutStream<S> {
     fn note_written(&mut self, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(octets)) = wrote {
-            self.frames.wrote(octets);
+        if let Poll::Ready(Ok(bytes)) = wrote {
+            self.frames.wrote(bytes);
         }
         wrote
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for LiveStream<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ReadTimeoutStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -62,30 +62,30 @@ impl<S: AsyncRead + Unpin> AsyncRead for LiveStream<S> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(cx, buffer);
         if read.is_ready() {
-            let octets = buffer.filled().get(before..).unwrap_or_default();
-            if this.frames.read(octets, Instant::now).is_err() {
+            let bytes = buffer.filled().get(before..).unwrap_or_default();
+            if this.frames.read(bytes, Instant::now).is_err() {
                 this.activity.note_flood();
                 return Poll::Ready(Err(io::Error::other("too many control frames")));
             }
             // Until then the timer keeps running with the `request` timeout it was created with.
             if this.frames.has_begun() {
-                this.silence.set(this.idle);
+                this.read_timer.set(this.idle);
             }
             return read;
         }
-        ready!(this.silence.poll_due(cx));
+        ready!(this.read_timer.poll_due(cx));
         let silent = "the client sent nothing in time";
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, silent)))
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for LiveStream<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ReadTimeoutStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        octets: &[u8],
+        bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let wrote = Pin::new(&mut self.stream).poll_write(cx, octets);
+        let wrote = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.note_written(wrote)
     }
 

@@ -13,18 +13,15 @@ use super::LazyTimer;
 
 /// A socket with a timeout for writes that make no progress.
 #[derive(Debug)]
-pub(crate) struct Stalling<S> {
+pub(crate) struct WriteTimeoutStream<S> {
     stream: S,
-    stall: Stall,
+    timeout: WriteTimeout,
 }
 
-impl<S> Stalling<S> {
-    pub(crate) const fn new(stream: S, longest: Duration) -> Self {
-        let stall = Stall {
-            longest,
-            stuck: None,
-        };
-        Self { stream, stall }
+impl<S> WriteTimeoutStream<S> {
+    pub(crate) const fn new(stream: S, after: Duration) -> Self {
+        let timeout = WriteTimeout { after, timer: None };
+        Self { stream, timeout }
     }
 
     pub(crate) const fn get_ref(&self) -> &S {
@@ -33,12 +30,12 @@ impl<S> Stalling<S> {
 
     /// Sets the timeout. If a write is already blocked, the change applies from the next blocked
     /// write on.
-    pub(crate) const fn wait_for(&mut self, longest: Duration) {
-        self.stall.longest = longest;
+    pub(crate) const fn wait_for(&mut self, after: Duration) {
+        self.timeout.after = after;
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeoutStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -48,14 +45,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         octets: &[u8],
     ) -> Poll<io::Result<usize>> {
         let wrote = Pin::new(&mut self.stream).poll_write(cx, octets);
-        self.stall.in_time(cx, wrote)
+        self.timeout.in_time(cx, wrote)
     }
 
     fn poll_write_vectored(
@@ -64,7 +61,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
-        self.stall.in_time(cx, wrote)
+        self.timeout.in_time(cx, wrote)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -73,23 +70,23 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
-        self.stall.in_time(cx, flushed)
+        self.timeout.in_time(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.stall.in_time(cx, shut)
+        self.timeout.in_time(cx, shut)
     }
 }
 
 /// The timer of a blocked write. A write that succeeds at once does not start it.
 #[derive(Debug)]
-struct Stall {
-    longest: Duration,
-    stuck: Option<LazyTimer>,
+struct WriteTimeout {
+    after: Duration,
+    timer: Option<LazyTimer>,
 }
 
-impl Stall {
+impl WriteTimeout {
     /// Returns the result of a write, or an error if writes have been blocked for longer than the
     /// timeout.
     fn in_time<T>(
@@ -98,12 +95,12 @@ impl Stall {
         wrote: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if wrote.is_ready() {
-            self.stuck = None;
+            self.timer = None;
             return wrote;
         }
-        let longest = self.longest;
-        let stuck = self.stuck.get_or_insert_with(|| LazyTimer::new(longest));
-        ready!(stuck.poll_due(cx));
+        let after = self.after;
+        let timer = self.timer.get_or_insert_with(|| LazyTimer::new(after));
+        ready!(timer.poll_due(cx));
         let late = "the peer did not read the sent data in time";
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, late)))
     }

@@ -8,7 +8,7 @@ const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 
 /// Returns the first DNS name of `certificate` in lower case, else its first URI (as in SPIFFE),
 /// else the common name of its subject.
-pub(crate) fn client_name(certificate: &CertificateDer<'_>) -> Option<String> {
+pub(crate) fn cert_identity(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     if let Some(name) = certificate.valid_dns_names().next() {
         return Some(name.to_ascii_lowercase());
@@ -76,7 +76,7 @@ mod tests {
         }
         params.subject_alt_names = names;
         let key = KeyPair::generate().unwrap();
-        client_name(params.self_signed(&key).unwrap().der())
+        cert_identity(params.self_signed(&key).unwrap().der())
     }
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
         let long = "n".repeat(300);
         assert_eq!(named(&[&long], Vec::new()), Some(long));
         assert_eq!(
-            client_name(&CertificateDer::from(vec![0x30, 0x82, 0xff])),
+            cert_identity(&CertificateDer::from(vec![0x30, 0x82, 0xff])),
             None
         );
     }

@@ -8,18 +8,21 @@ use std::{
 use hyper::body::{Body, Frame, SizeHint};
 
 /// A body that drops its guard once it has been sent or the connection has failed.
-pub(crate) struct Held<B, H> {
+pub(crate) struct GuardedBody<B, G> {
     body: B,
-    _held: H,
+    _guard: G,
 }
 
-impl<B, H> Held<B, H> {
-    pub(crate) const fn new(body: B, held: H) -> Self {
-        Self { body, _held: held }
+impl<B, G> GuardedBody<B, G> {
+    pub(crate) const fn new(body: B, guard: G) -> Self {
+        Self {
+            body,
+            _guard: guard,
+        }
     }
 }
 
-impl<B: Body + Unpin, H: Unpin> Body for Held<B, H> {
+impl<B: Body + Unpin, G: Unpin> Body for GuardedBody<B, G> {
     type Data = B::Data;
     type Error = B::Error;
 
