@@ -7,7 +7,7 @@ use tidegate_server::{
     config::Mistake,
     envoy::{DomainFiles, FileMistake, Folder, FolderError, Loaded},
     reload::{self, LoadError},
-    serve::{forfeits, hindrances},
+    serve::{preflight_errors, preflight_warnings},
 };
 
 use crate::{
@@ -99,13 +99,13 @@ impl Findings {
             self.warn(warning, as_json(&name, warning, Severity::Warning));
         }
         let secrets = secrets(&config).err();
-        let hindrances = hindrances(&config);
-        let hindrances = hindrances.iter().map(ToString::to_string).chain(secrets);
-        let hindrances =
-            hindrances.map(|what| format!("the server would not start on this machine: {what}"));
-        let forfeits = forfeits(&config).into_iter();
-        let forfeits = forfeits.map(|what| format!("on this machine {what}"));
-        for what in hindrances.chain(forfeits) {
+        let errors = preflight_errors(&config);
+        let errors = errors.iter().map(ToString::to_string).chain(secrets);
+        let errors =
+            errors.map(|what| format!("the server would not start on this machine: {what}"));
+        let warnings = preflight_warnings(&config).into_iter();
+        let warnings = warnings.map(|what| format!("on this machine {what}"));
+        for what in errors.chain(warnings) {
             self.warn(&what, plain(&name, "machine", &what, Severity::Warning));
         }
         let rules = counted(config.rules.len(), "rule");

@@ -19,14 +19,14 @@ use crate::{
 
 /// The thread that runs the Redis connections. Dropping it closes them.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct RedisRuntime {
     redis: Arc<Redis>,
     prefix: String,
     settings: FleetSettings,
-    _thread: Thread,
+    _thread: RuntimeThread,
 }
 
-impl Link {
+impl RedisRuntime {
     /// Starts connecting as `config` says. `password` is the value of the environment variable that
     /// `config` names, if it names one.
     ///
@@ -34,7 +34,7 @@ impl Link {
     ///
     /// Fails if a certificate cannot be read or the system cannot start a thread.
     pub(crate) fn start(config: RedisConfig, password: Option<String>) -> Result<Self, ServeError> {
-        let thread = Thread::start()?;
+        let thread = RuntimeThread::start()?;
         let RedisConfig { prefix, fleet, .. } = config.clone();
         let redis = Arc::new(Redis::start(settings(config, password)?, &thread.runtime));
         Ok(Self {
@@ -93,12 +93,12 @@ fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, S
 
 /// A thread with a tokio runtime that stops when this is dropped.
 #[derive(Debug)]
-struct Thread {
+struct RuntimeThread {
     runtime: Handle,
     _stop: oneshot::Sender<()>,
 }
 
-impl Thread {
+impl RuntimeThread {
     fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();

@@ -16,7 +16,7 @@ use super::{
 /// tolerate.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=Span::from_secs(10);
 
-/// The maximum of `store.denials`, for which a cached denial may be repeated without asking Redis.
+/// The maximum of `store.denial_cache_ttl`, for which a cached denial may be repeated without asking Redis.
 const MAX_DENIALS: Span = Span::from_secs(60);
 
 /// The maximum number of connections to one server.
@@ -49,7 +49,7 @@ pub struct RedisConfig {
     pub connections: usize,
     /// `store.prefix`: the prefix of every key in Redis; default `tidegate`.
     pub prefix: String,
-    /// `store.on_failure`, `store.share` and `store.denials`.
+    /// `store.on_failure`, `store.fallback_share` and `store.denial_cache_ttl`.
     pub fleet: FleetSettings,
 }
 

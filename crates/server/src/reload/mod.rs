@@ -1,6 +1,6 @@
 //! Hot reload of the rules file: a new version is applied as a whole or not at all.
 
-mod started;
+mod restart_only;
 
 use std::{
     fs, io,
@@ -15,7 +15,7 @@ use crate::{
     listener::proxy::{AuthoritiesError, Current, Live},
 };
 
-pub use self::started::Started;
+pub use self::restart_only::RestartOnlySettings;
 
 /// How often the rules file is checked for changes. A check costs one `stat`. Unlike file events it
 /// also works on network file systems and for the symbolic links of a Kubernetes ConfigMap.
@@ -125,7 +125,7 @@ pub struct Reloader {
     path: PathBuf,
     limiter: Arc<Limiter>,
     proxy: Option<Arc<Live>>,
-    started: Started,
+    restart_only: RestartOnlySettings,
     /// Held while a new version is read and applied, so that versions take effect in the order in
     /// which they are read.
     last: Mutex<Last>,
@@ -170,13 +170,13 @@ pub(crate) struct Mark {
 
 impl Reloader {
     /// Creates a reloader of the file at `path`, which has just been loaded into `limiter` and, if
-    /// there is one, `proxy`. `started` has the settings that need a restart to change.
+    /// there is one, `proxy`. `restart_only` has the settings that need a restart to change.
     #[must_use]
     pub fn new(
         path: PathBuf,
         limiter: Arc<Limiter>,
         proxy: Option<Arc<Live>>,
-        started: Started,
+        restart_only: RestartOnlySettings,
     ) -> Self {
         let last = Mutex::new(Last {
             read: LastRead::new(mark(&path)),
@@ -186,7 +186,7 @@ impl Reloader {
             path,
             limiter,
             proxy,
-            started,
+            restart_only,
             last,
         }
     }
@@ -236,7 +236,7 @@ impl Reloader {
         last: &mut LastRead<Mark>,
     ) -> Result<usize, LoadError> {
         let loaded = read.and_then(|mut config| {
-            self.started.check(&config)?;
+            self.restart_only.check(&config)?;
             let proxy = self.prepare_proxy(config.proxy.take())?;
             for warning in &config.warnings {
                 tracing::warn!("{warning}");

@@ -7,7 +7,7 @@ use crate::config::{
 
 /// The settings that a server was started with and keeps until it is restarted.
 #[derive(Clone, Debug, Default)]
-pub struct Started {
+pub struct RestartOnlySettings {
     identity: Identity,
     listen: Listen,
     listeners: Listeners,
@@ -18,7 +18,7 @@ pub struct Started {
     snapshot: Option<Snapshot>,
 }
 
-impl Started {
+impl RestartOnlySettings {
     /// Copies these settings from `config`.
     #[must_use]
     pub fn with(config: &Config) -> Self {

@@ -4,12 +4,12 @@
 //! config -> limiter (rules, store restored from the snapshot, clock)
 //!        -> server  (workers) -> one listener per protocol
 //!        -> running: reloads on change and on SIGHUP, snapshots, until SIGTERM or SIGINT
-//!        -> announced: reports not-ready, still serves for `shutdown.notice`
+//!        -> announced: reports not-ready, still serves for `shutdown.pre_stop_delay`
 //!        -> drained: no new connections, in-flight requests finish, the last snapshot is written
 //! ```
 
 mod descriptors;
-mod needs;
+mod preflight;
 mod running;
 
 use std::{
@@ -25,10 +25,10 @@ use tidegate_http::Clock;
 
 use self::{
     descriptors::Bound,
-    needs::{located, tls},
+    preflight::{located, tls},
 };
 pub use self::{
-    needs::{forfeits, hindrances},
+    preflight::{preflight_errors, preflight_warnings},
     running::{Running, Signals},
 };
 use crate::{
@@ -36,14 +36,14 @@ use crate::{
     envoy::{FolderError, RateLimitService, Watch},
     geoip::{GeoIp, GeoIpError},
     limiter::{Backend, Limiter},
-    link::Link,
     listener::{
         self,
         grpc::Http2,
         proxy::{AccessLog, AuthoritiesError, Live},
     },
     net::{Behind, Bounds, Listener, Server, Tls, TlsError},
-    reload::{Reloader, Started},
+    redis_runtime::RedisRuntime,
+    reload::{Reloader, RestartOnlySettings},
     snapshot::{self, Restored},
 };
 
@@ -153,7 +153,7 @@ pub fn start(
         resp_password,
     } = secrets;
     check_admin(config.listen.admin, token.as_deref())?;
-    let started = Started::with(&config);
+    let restart_only = RestartOnlySettings::with(&config);
     let certificates = Certificates::load(&config)?;
     let too_many = fit_descriptors(&mut config);
     let (geoip, identity) = located(&config.geoip, config.identity.clone())?;
@@ -163,11 +163,13 @@ pub fn start(
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let redis = config.redis.map(|redis| Link::start(redis, password));
-    let link = redis.transpose()?;
-    let backend = match &link {
+    let redis = config
+        .redis
+        .map(|redis| RedisRuntime::start(redis, password));
+    let redis = redis.transpose()?;
+    let backend = match &redis {
         None => Backend::Memory(store),
-        Some(link) => Backend::Fleet(link.fleet(store)),
+        Some(redis) => Backend::Fleet(redis.fleet(store)),
     };
     let limiter = Limiter::new(config.rules, backend, clock);
     let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
@@ -184,7 +186,7 @@ pub fn start(
     let proxy = proxy.transpose()?;
     let reloader = source.map(|path| {
         let (limiter, proxy) = (Arc::clone(&limiter), proxy.clone());
-        Arc::new(Reloader::new(path.to_owned(), limiter, proxy, started))
+        Arc::new(Reloader::new(path.to_owned(), limiter, proxy, restart_only))
     });
     let listeners = StartContext {
         limiter: &limiter,
@@ -209,7 +211,7 @@ pub fn start(
     Ok(Running {
         server,
         proxy,
-        link,
+        redis,
         limiter,
         reloader,
         envoy,
@@ -519,7 +521,7 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
             "snapshot damaged and set aside; starting with empty counters"
         ),
     }
-    if let Some(error) = needs::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {
+    if let Some(error) = preflight::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {
         tracing::error!(
             file = %path.display(), "a restart will lose the counters: {error}; make the path writable, or fix `store.memory.snapshot`"
         );

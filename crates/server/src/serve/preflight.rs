@@ -14,9 +14,9 @@ use super::ServeError;
 use crate::{
     config::{AccessLog, Config, Identity, Proxy, TlsFiles},
     geoip::{GeoIp, GeoIpError},
-    link,
     listener::proxy::connector,
     net::{Behind, Tls, TlsError},
+    redis_runtime,
 };
 
 /// Returns the errors that would prevent a server with `config` from starting on this machine now.
@@ -28,7 +28,7 @@ use crate::{
 /// It does not check whether a new log file could be created in its folder, whether addresses are
 /// in use, or Envoy's rules, which [`Folder`](crate::envoy::Folder) checks.
 #[must_use]
-pub fn hindrances(config: &Config) -> Vec<ServeError> {
+pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     let proxy = config.proxy.as_ref();
     let certificates = [
         (Behind::Grpc, config.grpc.tls.as_ref()),
@@ -46,7 +46,7 @@ pub fn hindrances(config: &Config) -> Vec<ServeError> {
         found.extend(opened.err().map(ServeError::from));
     }
     let redis = config.redis.as_ref();
-    found.extend(redis.and_then(|redis| link::certificates(redis).err()));
+    found.extend(redis.and_then(|redis| redis_runtime::certificates(redis).err()));
     let snapshot = config.snapshot.as_ref();
     found.extend(snapshot.and_then(|snapshot| can_be_read(&snapshot.path).err()));
     found
@@ -55,7 +55,7 @@ pub fn hindrances(config: &Config) -> Vec<ServeError> {
 /// Returns the warning that a server with `config` would log on this machine now, although it would
 /// start: the folder of the snapshot is missing.
 #[must_use]
-pub fn forfeits(config: &Config) -> Option<String> {
+pub fn preflight_warnings(config: &Config) -> Option<String> {
     let path = &config.snapshot.as_ref()?.path;
     let error = lacks_folder(path)?;
     let file = path.display();
@@ -70,12 +70,12 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
         .filter_map(|checked| checked.err().map(ServeError::from))
         .collect();
     let log = proxy.access_log.as_ref();
-    found.extend(log.and_then(|log| Some(ServeError::unopened(log, has_a_place(log).err()?))));
+    found.extend(log.and_then(|log| Some(ServeError::unopened(log, can_be_written(log).err()?))));
     found
 }
 
 /// Checks that the log file can be appended to, or that its folder exists if the file does not.
-fn has_a_place(log: &AccessLog) -> io::Result<()> {
+fn can_be_written(log: &AccessLog) -> io::Result<()> {
     let Some(path) = &log.to else { return Ok(()) };
     if path.exists() {
         // Opening for append leaves the file as it is.

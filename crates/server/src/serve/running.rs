@@ -12,9 +12,9 @@ use crate::{
     envoy::Watch,
     geoip::GeoIp,
     limiter::Limiter,
-    link::Link,
     listener::proxy::Live,
     net::{Server, Tls},
+    redis_runtime::RedisRuntime,
     reload::{LOOK_EVERY, Reloader},
     snapshot,
 };
@@ -67,7 +67,7 @@ pub struct Running {
     pub(super) server: Server,
     pub(super) proxy: Option<Arc<Live>>,
     /// The runtime thread of the Redis connections; it stops after the listeners.
-    pub(super) link: Option<Link>,
+    pub(super) redis: Option<RedisRuntime>,
     pub(super) limiter: Arc<Limiter>,
     pub(super) reloader: Option<Arc<Reloader>>,
     pub(super) envoy: Option<Arc<Watch>>,
@@ -80,7 +80,7 @@ pub struct Running {
 impl Running {
     /// Serves until SIGTERM or SIGINT, then shuts down gracefully.
     ///
-    /// The server first reports not-ready and keeps serving for `shutdown.notice`; a second signal
+    /// The server first reports not-ready and keeps serving for `shutdown.pre_stop_delay`; a second signal
     /// ends this phase early. Then it drains connections and writes the last snapshot.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ impl Running {
         let Self {
             server,
             proxy,
-            link,
+            redis,
             limiter,
             shutdown,
             snapshot,
@@ -146,7 +146,7 @@ impl Running {
         if let Some(log) = proxy.as_ref().and_then(|proxy| proxy.log()) {
             log.finish();
         }
-        drop(link);
+        drop(redis);
         if dropped > 0 {
             tracing::warn!(
                 connections = dropped,

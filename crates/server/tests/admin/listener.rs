@@ -13,7 +13,7 @@ use tidegate_server::{
     listener::admin::{self, Operated},
     metrics,
     net::{Bounds, Listener, Server},
-    reload::{Reloader, Started},
+    reload::{Reloader, RestartOnlySettings},
 };
 
 use crate::client::{Answer, Client};
@@ -60,7 +60,7 @@ impl TestListener {
             file.path().to_owned(),
             Arc::clone(&limiter),
             None,
-            Started::default(),
+            RestartOnlySettings::default(),
         );
         let operated = Operated {
             limiter: Arc::clone(&limiter),

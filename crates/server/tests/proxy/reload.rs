@@ -11,7 +11,7 @@ use std::{
 use tempfile::NamedTempFile;
 use tidegate_server::{
     config::Config,
-    reload::{LoadError, Reloader, Started},
+    reload::{LoadError, Reloader, RestartOnlySettings},
 };
 
 use crate::{
@@ -35,7 +35,7 @@ impl Reloaded {
     pub(crate) fn open(text: &str) -> Self {
         let (listener, file) = (TestListener::open(text), NamedTempFile::new().unwrap());
         let (limiter, live) = (Arc::clone(&listener.limiter), Arc::clone(&listener.live));
-        let started = Started::with(&Config::parse(text).unwrap());
+        let started = RestartOnlySettings::with(&Config::parse(text).unwrap());
         let reloader = Reloader::new(file.path().to_owned(), limiter, Some(live), started);
         Self {
             listener,
