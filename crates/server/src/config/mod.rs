@@ -5,24 +5,22 @@
 //! rules are indexed. Parsing reads no environment variables and opens no files or sockets; the
 //! code that starts the server does.
 
-mod bill;
 mod conditions;
 mod envoy;
-mod escapes;
-mod exact_path;
 mod geoip;
 mod grpc;
 mod identity;
 pub(crate) mod limits;
-mod listeners;
+mod lint;
+mod listen;
 mod proxy;
 mod quotas;
 mod redis;
 pub(crate) mod report;
+mod response_cost;
 mod rules;
 mod shutdown;
 mod store;
-mod unmet;
 pub(crate) mod value;
 pub(crate) mod yaml;
 
@@ -38,7 +36,7 @@ use tidegate_core::{MemoryBounds, RuleSet, Span};
 use tidegate_http::{Atlas, Part, Place, Trust};
 
 pub use envoy::Envoy;
-pub(crate) use listeners::open_listener;
+pub(crate) use listen::open_listener;
 pub use proxy::{
     AccessLog, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, MinRate, Proxy,
     Scheme, Slow, Timeouts, Underscores, Upstream, Url, Via,
@@ -421,15 +419,15 @@ impl Config {
         if let Some(file) =
             Value::root(&document.root).fields(&mut report, "a map of settings", SECTIONS)
         {
-            config.admin_token = listeners::admin_token(&file, &mut report);
+            config.admin_token = listen::admin_token(&file, &mut report);
             (config.listen, config.listeners) =
-                listeners::listen(&file, &config.admin_token, &mut report);
+                listen::listen(&file, &config.admin_token, &mut report);
             let store = store::store(&file, &mut report);
             (config.memory, config.snapshot, config.redis) =
                 (store.memory, store.snapshot, store.redis);
-            config.headers = listeners::headers(&file, &mut report);
+            config.headers = listen::headers(&file, &mut report);
             config.grpc = grpc::grpc(&file, &mut report);
-            listeners::warn_of_open(&file, &config, &mut report);
+            listen::warn_of_open(&file, &config, &mut report);
             config.envoy = envoy::envoy(&file, &mut report);
             config.shutdown = shutdown::shutdown(&file, &mut report);
             config.identity = identity::identity(&file, &mut report);
@@ -437,9 +435,9 @@ impl Config {
             config.rules = rules::rule_set(&file, &config.identity.parts, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
             config.proxy = proxy::proxy(&file, &config.listen, &config.rules, &mut report);
-            bill::check_seen(&file, &config.listen, &mut report);
-            exact_path::warn(&file, &mut report);
-            unmet::warn(&file, &config, &mut report);
+            response_cost::check_seen(&file, &config.listen, &mut report);
+            lint::exact_path::warn(&file, &mut report);
+            lint::dead_conditions::warn(&file, &config, &mut report);
         }
         config.warnings = report.finish()?;
         Ok(config)

@@ -9,10 +9,12 @@ use tidegate_core::{
 use tidegate_http::Part;
 
 use super::{
-    bill, conditions, escapes,
+    conditions,
     limits::{self, DefaultAlgorithm, Fallback},
+    lint::bypass,
     redis,
     report::Report,
+    response_cost,
     value::{Fields, Value},
 };
 
@@ -62,7 +64,7 @@ pub(super) fn rule_set(
         return RuleSet::default();
     }
     let set = build(rules, allow, file, report);
-    escapes::warn(&set, &values, parts, report);
+    bypass::warn(&set, &values, parts, report);
     set
 }
 
@@ -192,7 +194,7 @@ fn parts<'n>(fields: &Fields<'n>, default: DefaultAlgorithm, report: &mut Report
             .get("elastic")
             .and_then(|value| elastic(value, report)),
         on_failure: redis::on_failure(fields, report),
-        bill: bill::bill(fields, report),
+        bill: response_cost::response_cost(fields, report),
     }
 }
 

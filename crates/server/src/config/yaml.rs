@@ -58,13 +58,13 @@ pub(crate) enum Content<'t> {
 /// A list or map whose end has not been parsed yet. A map also holds the key whose value comes
 /// next.
 enum Open<'t> {
-    List(Place, Vec<Node<'t>>),
-    Map(Place, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
+    List(Position, Vec<Node<'t>>),
+    Map(Position, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
 }
 
 /// The line of a node and the number of its anchor; 0 means no anchor.
 #[derive(Clone, Copy)]
-struct Place {
+struct Position {
     line: usize,
     anchor: usize,
 }
@@ -142,13 +142,13 @@ impl<'t> Tree<'t> {
             Event::Scalar(text, style, anchor, None) => {
                 self.count(1)?;
                 let content = scalar(text, style);
-                self.close(Place { line, anchor }, content)?;
+                self.close(Position { line, anchor }, content)?;
             }
             Event::SequenceStart(anchor, None) => {
-                self.begin(Open::List(Place { line, anchor }, Vec::new()))?;
+                self.begin(Open::List(Position { line, anchor }, Vec::new()))?;
             }
             Event::MappingStart(anchor, None) => {
-                self.begin(Open::Map(Place { line, anchor }, Vec::new(), None))?;
+                self.begin(Open::Map(Position { line, anchor }, Vec::new(), None))?;
             }
             Event::DocumentEnd if self.dialect == Dialect::Lenient => return Ok(Progress::Done),
             Event::SequenceEnd | Event::MappingEnd => self.end()?,
@@ -177,28 +177,28 @@ impl<'t> Tree<'t> {
 
     fn end(&mut self) -> Result<(), String> {
         match self.open.pop() {
-            Some(Open::List(place, items)) => self.close(place, Content::List(items)),
-            Some(Open::Map(place, pairs, _)) => {
+            Some(Open::List(position, items)) => self.close(position, Content::List(items)),
+            Some(Open::Map(position, pairs, _)) => {
                 let pairs = match self.dialect {
                     Dialect::Strict => pairs,
                     Dialect::Lenient => self.merged(pairs),
                 };
-                self.close(place, Content::Map(pairs))
+                self.close(position, Content::Map(pairs))
             }
             None => Ok(()),
         }
     }
 
     /// Adds a complete node to its parent.
-    fn close(&mut self, place: Place, content: Content<'t>) -> Result<(), String> {
+    fn close(&mut self, position: Position, content: Content<'t>) -> Result<(), String> {
         let node = Node {
-            line: place.line,
+            line: position.line,
             content,
         };
-        if place.anchor != 0 && self.dialect == Dialect::Lenient {
+        if position.anchor != 0 && self.dialect == Dialect::Lenient {
             // Keep a copy for later aliases.
             self.count(node.count())?;
-            self.anchored.insert(place.anchor, node.clone());
+            self.anchored.insert(position.anchor, node.clone());
         }
         self.put(node);
         Ok(())
@@ -247,20 +247,20 @@ impl<'t> Tree<'t> {
     fn merged(&mut self, pairs: Vec<(Node<'t>, Node<'t>)>) -> Vec<(Node<'t>, Node<'t>)> {
         let mut own: Vec<(Node<'t>, Node<'t>)> = Vec::with_capacity(pairs.len());
         let mut merges = Vec::new();
-        let mut places: HashMap<String, usize> = HashMap::new();
+        let mut positions: HashMap<String, usize> = HashMap::new();
         for (key, value) in pairs {
             let name = key.text().map(str::to_owned);
             match (name, &key.content) {
                 (_, Content::Plain(name)) if name == "<<" => merges.push(value),
-                (Some(name), _) => match places.get(&name) {
-                    Some(place) => {
+                (Some(name), _) => match positions.get(&name) {
+                    Some(position) => {
                         let message =
                             format!("duplicate key `{name}` in one map; the last value is used");
                         self.warnings.push(mistake(key.line, message));
-                        own[*place].1 = value;
+                        own[*position].1 = value;
                     }
                     None => {
-                        places.insert(name, own.len());
+                        positions.insert(name, own.len());
                         own.push((key, value));
                     }
                 },
@@ -269,7 +269,7 @@ impl<'t> Tree<'t> {
         }
         for (key, value) in merges.into_iter().flat_map(Node::into_merged) {
             let name = key.text().map(str::to_owned);
-            if name.is_some_and(|name| places.insert(name, own.len()).is_none()) {
+            if name.is_some_and(|name| positions.insert(name, own.len()).is_none()) {
                 own.push((key, value));
             }
         }

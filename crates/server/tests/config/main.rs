@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
 mod answers;
+mod dead_conditions;
 mod file;
 mod grpc;
 mod listeners;
@@ -10,7 +11,6 @@ mod redis;
 mod rules;
 mod schedule;
 mod shutdown;
-mod unmet;
 
 use tidegate_server::config::Config;
 

@@ -4,9 +4,9 @@ use std::{collections::HashSet, net::SocketAddr, path::PathBuf};
 
 use tidegate_core::{Condition, RuleSet, When};
 
-use super::{Adaptive, Ejection, HealthCheck, Scheme, Url, adaptive, gaps, health, within};
+use super::{Adaptive, Ejection, HealthCheck, Scheme, Url, adaptive, health, within};
 use crate::config::{
-    conditions,
+    conditions, lint,
     report::{Report, advice},
     value::{Fields, Value},
 };
@@ -117,7 +117,7 @@ pub(super) fn upstreams(
         return None;
     }
     let upstreams: Vec<Upstream> = read.into_iter().map(|(_, upstream)| upstream).collect();
-    gaps::warn(&upstreams, &items, (listen, rules), report);
+    lint::proxy::warn(&upstreams, &items, (listen, rules), report);
     Some(upstreams)
 }
 

@@ -5,17 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_core::RuleSet;
 
-use super::{Upstream, Url};
-use crate::config::{report::Report, value::Value};
+use crate::config::{Upstream, Url, report::Report, value::Value};
 
 /// The codes of the warnings, for log searches.
-const UNREACHABLE: &str = "unreachable-upstream";
-const UNTOLD: &str = "untold-room";
-const ITSELF: &str = "own-address";
+const UNREACHABLE_UPSTREAM: &str = "unreachable-upstream";
+const UNKNOWN_ROOM: &str = "untold-room";
+const OWN_ADDRESS: &str = "own-address";
 
 /// Checks the `upstreams`, which are `values` in the file, against the `rules` and against the
 /// address on which the proxy listens.
-pub(super) fn warn(
+pub(in crate::config) fn warn(
     upstreams: &[Upstream],
     values: &[Value<'_>],
     (listen, rules): (Option<SocketAddr>, &RuleSet),
@@ -27,16 +26,16 @@ pub(super) fn warn(
     for (at, (upstream, value)) in upstreams.iter().zip(values).enumerate() {
         if let Some(all) = first.and_then(|first| upstreams.get(first).filter(|_| at > first)) {
             let message = format!(
-                "{UNREACHABLE}: no request reaches `{}`, because every request matches `{}`, which comes first \
+                "{UNREACHABLE_UPSTREAM}: no request reaches `{}`, because every request matches `{}`, which comes first \
                  and has no `when`; move that upstream to the end",
                 upstream.name, all.name
             );
             value.warn(report, message);
         }
-        let is_itself = |url: &&Url| listen.is_some_and(|listen| is_at(url, listen));
-        if let Some(url) = upstream.urls.iter().find(is_itself) {
+        let is_own_address = |url: &&Url| listen.is_some_and(|listen| is_at(url, listen));
+        if let Some(url) = upstream.urls.iter().find(is_own_address) {
             let message = format!(
-                "{ITSELF}: `{}` is at {}, where this proxy itself listens, so requests would loop; set the \
+                "{OWN_ADDRESS}: `{}` is at {}, where this proxy itself listens, so requests would loop; set the \
                  address of the service behind the proxy",
                 upstream.name,
                 url.authority()
@@ -46,7 +45,7 @@ pub(super) fn warn(
         let entry = upstream.room_entry();
         if upstream.adaptive.is_none() && rules.looks_at(&entry) {
             let message = format!(
-                "{UNTOLD}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"
+                "{UNKNOWN_ROOM}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"
             );
             value.warn(report, message);
         }

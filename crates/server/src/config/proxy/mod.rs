@@ -2,7 +2,6 @@
 
 mod access_log;
 mod adaptive;
-mod gaps;
 mod heads;
 mod health;
 mod slow;
@@ -16,7 +15,7 @@ use tidegate_core::{RuleSet, Span, notation};
 use super::{
     Listen, TlsFiles,
     grpc::tls,
-    listeners,
+    listen,
     report::Report,
     store::size,
     value::{Fields, Value},
@@ -220,7 +219,7 @@ fn address(fields: &Fields<'_>, listen: &Listen, report: &mut Report) -> Option<
         value.expected(report, what);
         return None;
     };
-    if let Some(listener) = listeners::taken_by(&listen.listeners(), address) {
+    if let Some(listener) = listen::taken_by(&listen.listeners(), address) {
         value.wrong(
             report,
             format!(

@@ -10,13 +10,13 @@ use super::{
 
 /// The entries of a response that rules can use here. Those of [`tidegate_http::Report`] exist only
 /// in applications that embed the limiter.
-const ANSWERED: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
+const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
 
 /// The entries of a response that can hold a cost.
 const COSTS: &[&str] = &["bytes", "header.NAME"];
 
 /// Reads the response-based cost of a rule.
-pub(super) fn bill(fields: &Fields<'_>, report: &mut Report) -> Bill {
+pub(super) fn response_cost(fields: &Fields<'_>, report: &mut Report) -> Bill {
     let bill = match fields.get("count") {
         Some(value) => count(value, report),
         None => Bill::default(),
@@ -37,8 +37,8 @@ fn count(value: &Value<'_>, report: &mut Report) -> Bill {
         value.wrong(report, advice);
     }
     for (entry, value) in entries {
-        if !is_known(entry, ANSWERED) {
-            let advice = advice(entry, ANSWERED);
+        if !is_known(entry, RESPONSE_ENTRIES) {
+            let advice = advice(entry, RESPONSE_ENTRIES);
             let entry = shown(entry);
             value.wrong(
                 report,

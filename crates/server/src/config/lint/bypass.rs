@@ -3,36 +3,40 @@
 use tidegate_core::RuleSet;
 use tidegate_http::Part;
 
-use super::{report::Report, value::Value};
+use crate::config::{report::Report, value::Value};
 
 /// The code of the warning, for log searches.
 const CODE: &str = "empty-key";
 
 /// Prefixes of the entries that the client chooses freely and can omit.
-const OWN_WORDS: [&str; 3] = ["header.", "query.", "cookie."];
+const CLIENT_PREFIXES: [&str; 3] = ["header.", "query.", "cookie."];
 
 /// The maximum number of rules that are named.
 const MAX_NAMED: usize = 20;
 
 /// Warns about each rule in `set` that a client bypasses by omitting an entry of its key, unless
 /// another rule certainly applies then. Rule number n is `values[n]` of the file.
-pub(super) fn warn(
+pub(in crate::config) fn warn(
     set: &RuleSet,
     values: &[Value<'_>],
     parts: &[(Box<str>, Part)],
     report: &mut Report,
 ) {
-    let is_own_word = |name: &str| OWN_WORDS.iter().any(|prefix| name.starts_with(prefix));
+    let is_client_entry = |name: &str| {
+        CLIENT_PREFIXES
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+    };
     let is_optional = |name: &str| {
         let part = parts.iter().find(|(known, _)| **known == *name);
-        is_own_word(part.map_or(name, |(_, part)| part.source()))
+        is_client_entry(part.map_or(name, |(_, part)| part.source()))
     };
-    let escapes = set.escapes(is_optional);
-    for (count, escape) in escapes.take(MAX_NAMED + 1).enumerate() {
-        let Some(value) = values.get(escape.rule) else {
+    let bypasses = set.escapes(is_optional);
+    for (count, bypass) in bypasses.take(MAX_NAMED + 1).enumerate() {
+        let Some(value) = values.get(bypass.rule) else {
             continue;
         };
-        let entry = escape.entry;
+        let entry = bypass.entry;
         let message = if count < MAX_NAMED {
             format!(
                 "{CODE}: a client can bypass this rule by omitting {entry}, and no other rule is certain to \

@@ -5,7 +5,7 @@
 //! checked: they protect a path against abuse, so an abuser gains from a bypass. One warning covers
 //! all of these rules. `{is: /login}` declares that the exact path is meant and silences it.
 
-use super::{
+use crate::config::{
     report::{Report, shown},
     value::{Fields, Shape, Value},
 };
@@ -14,7 +14,7 @@ use super::{
 const CODE: &str = "exact-path";
 
 /// Warns about the first rule in `file` that protects an exact path, and counts the others.
-pub(super) fn warn(file: &Fields<'_>, report: &mut Report) {
+pub(in crate::config) fn warn(file: &Fields<'_>, report: &mut Report) {
     let rules = file.get("rules");
     let rules = rules.and_then(|rules| rules.items(&mut Report::default(), ""));
     let rules = rules.unwrap_or_default();

@@ -6,7 +6,7 @@
 
 use tidegate_http::{bare_host, normal_path};
 
-use super::{
+use crate::config::{
     Config, TlsFiles, Upstream, conditions,
     report::{Report, nearest, shown},
     value::{Fields, Value},
@@ -17,19 +17,19 @@ const NO_MATCH: &str = "no-match";
 const NO_ENTRY: &str = "no-entry";
 
 /// The entries that the proxy derives from every request.
-const TOLD: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
+const PROXY_ENTRIES: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
 
 /// The other entries with a fixed name that forward-auth derives.
-const USUAL: &[&str] = &["scheme", "country", "asn"];
+const FORWARD_AUTH_ENTRIES: &[&str] = &["scheme", "country", "asn"];
 
 /// Prefixes of the entries that are read from the parts of a request.
-const FOUND: &[&str] = &["header.", "cookie.", "query."];
+const DERIVED_PREFIXES: &[&str] = &["header.", "cookie.", "query."];
 
 /// The maximum number of these warnings.
 const MAX_WARNINGS: usize = 20;
 
 /// Warns about the conditions and keys in `file`, which was parsed into `config`.
-pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
+pub(in crate::config) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
     let rooms: Vec<String> = config
         .proxy
         .iter()
@@ -48,7 +48,7 @@ pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
     };
     for (entry, pattern) in held(file) {
         for text in conditions::texts(&pattern) {
-            let message = text.scalar().and_then(|text| unusual(entry, text));
+            let message = text.scalar().and_then(|text| unmatchable_text(entry, text));
             say(&text, message);
         }
         say(&pattern, misspelt(entry));
@@ -58,7 +58,7 @@ pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
             .as_ref()
             .filter(|_| misspelt(entry).is_none())
             .filter(|_| !rooms.iter().any(|room| room == entry));
-        let message = known.and_then(|known| untold(entry, known));
+        let message = known.and_then(|known| unknown_entry(entry, known));
         say(&pattern, message);
     }
     let counted = counted_by(file);
@@ -72,12 +72,12 @@ pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
         let message = value
             .scalar()
             .filter(|entry| misspelt(entry).is_none())
-            .and_then(|entry| untold(entry, known.as_ref()?));
+            .and_then(|entry| unknown_entry(entry, known.as_ref()?));
         say(&value, message);
     }
 }
 
-/// Returns the names of all entries that can exist, besides those of [`FOUND`]. Returns `None` if
+/// Returns the names of all entries that can exist, besides those of [`DERIVED_PREFIXES`]. Returns `None` if
 /// the HTTP or the RESP listener is on, because its callers choose their own entries.
 fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     let proxy = config.proxy.as_ref()?;
@@ -89,17 +89,21 @@ fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     let has_names = |tls: &TlsFiles| tls.client_ca.is_some();
     let client = proxy.tls.as_ref().is_some_and(has_names);
     let client = client.then_some("tls.client");
-    let told = TOLD.iter().copied();
+    let of_proxy = PROXY_ENTRIES.iter().copied();
     let rooms = proxy.upstreams.iter().zip(rooms);
     let rooms = rooms.filter_map(|(upstream, room)| upstream.adaptive.as_ref().map(|_| &**room));
-    let known = told.chain(parts).chain(places).chain(client).chain(rooms);
+    let known = of_proxy
+        .chain(parts)
+        .chain(places)
+        .chain(client)
+        .chain(rooms);
     Some(known.collect())
 }
 
 /// Returns a warning for an entry that differs from a standard one only in case. A service might
 /// send it, but forward-auth and the proxy never do.
 fn misspelt(entry: &str) -> Option<String> {
-    let mut usual = TOLD.iter().chain(USUAL);
+    let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES);
     let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
     (*meant != entry).then(|| {
         let entry = shown(entry);
@@ -109,7 +113,7 @@ fn misspelt(entry: &str) -> Option<String> {
     })
 }
 
-/// Probable misspellings of the prefixes in [`FOUND`].
+/// Probable misspellings of the prefixes in [`DERIVED_PREFIXES`].
 const NEARLY_FOUND: [(&str, &str); 6] = [
     ("headers.", "header."),
     ("cookies.", "cookie."),
@@ -128,7 +132,7 @@ fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
             .strip_prefix(wrong)
             .map(|rest| format!("{right}{rest}"))
     });
-    let is_usual = TOLD.contains(&entry) || USUAL.contains(&entry);
+    let is_usual = PROXY_ENTRIES.contains(&entry) || FORWARD_AUTH_ENTRIES.contains(&entry);
     let count = |name: &str| names.iter().filter(|known| **known == name).count();
     let first = |name: &str| names.iter().position(|known| *known == name);
     let is_rarer = |name: &&str| {
@@ -136,7 +140,7 @@ fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
         own < other || (own == other && first(entry) > first(name))
     };
     let near = |known: &&str| is_slip(entry, known);
-    let mut usual = TOLD.iter().chain(USUAL).copied();
+    let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES).copied();
     let of_rules = || names.iter().copied().filter(is_rarer).find(near);
     let meant = match prefixed {
         Some(meant) => meant,
@@ -167,9 +171,12 @@ fn is_slip(word: &str, known: &str) -> bool {
 }
 
 /// Returns a warning for an entry that is not in `known`.
-fn untold(entry: &str, known: &[&str]) -> Option<String> {
-    let is_told = known.contains(&entry) || FOUND.iter().any(|found| entry.starts_with(found));
-    if is_told {
+fn unknown_entry(entry: &str, known: &[&str]) -> Option<String> {
+    let is_known = known.contains(&entry)
+        || DERIVED_PREFIXES
+            .iter()
+            .any(|found| entry.starts_with(found));
+    if is_known {
         return None;
     }
     let advice = match nearest(entry, known) {
@@ -186,7 +193,7 @@ fn untold(entry: &str, known: &[&str]) -> Option<String> {
 }
 
 /// Returns a warning for a literal `text` that `entry` can never equal.
-fn unusual(entry: &str, text: &str) -> Option<String> {
+fn unmatchable_text(entry: &str, text: &str) -> Option<String> {
     if looks_like_expression(entry, text) {
         let text = shown(text);
         return Some(format!(

@@ -1,0 +1,6 @@
+//! Lints: warnings about valid files that probably do not do what their author intended.
+
+pub(super) mod bypass;
+pub(super) mod dead_conditions;
+pub(super) mod exact_path;
+pub(super) mod proxy;
