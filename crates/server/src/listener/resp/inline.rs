@@ -2,14 +2,14 @@
 //!
 //! Words are split and unquoted as in Redis: `"…"` with escapes, `'…'` with only the escape `\'`.
 
-use super::parse::{Place, ProtocolError};
+use super::parse::{ByteRange, ProtocolError};
 
 /// Splits `line` into words. Their bytes go to `unquoted`, which is cleared first, and their ranges
-/// to `places`.
+/// to `ranges`.
 pub(super) fn split(
     line: &[u8],
     unquoted: &mut Vec<u8>,
-    places: &mut Vec<Place>,
+    ranges: &mut Vec<ByteRange>,
 ) -> Result<(), ProtocolError> {
     unquoted.clear();
     let mut rest = line.trim_ascii_start();
@@ -25,7 +25,7 @@ pub(super) fn split(
     while !rest.is_empty() {
         let start = unquoted.len();
         rest = word(rest, unquoted)?.trim_ascii_start();
-        places.push(Place {
+        ranges.push(ByteRange {
             start,
             end: unquoted.len(),
         });
@@ -119,11 +119,12 @@ mod tests {
     use super::*;
 
     fn words(line: &str) -> Result<Vec<String>, ProtocolError> {
-        let (mut unquoted, mut places) = (Vec::new(), Vec::new());
-        split(line.as_bytes(), &mut unquoted, &mut places)?;
-        let word =
-            |place: &Place| String::from_utf8_lossy(&unquoted[place.start..place.end]).into_owned();
-        Ok(places.iter().map(word).collect())
+        let (mut unquoted, mut ranges) = (Vec::new(), Vec::new());
+        split(line.as_bytes(), &mut unquoted, &mut ranges)?;
+        let word = |range: &ByteRange| {
+            String::from_utf8_lossy(&unquoted[range.start..range.end]).into_owned()
+        };
+        Ok(ranges.iter().map(word).collect())
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! client.
 //!
 //! In the order in which a command passes through them, the modules are: `connection` does I/O and
-//! timeouts, `desk` answers all complete commands, `parse` splits a few of them into arguments
-//! without copying, `command` runs one, `reply` writes the reply, and `waiting` holds decisions
+//! timeouts, `worker` answers all complete commands, `parse` splits a few of them into arguments
+//! without copying, `command` runs one, `reply` writes the reply, and `pending` holds decisions
 //! that Redis has to make.
 //!
 //! Commands that are read together are parsed, decided and answered together, with one `read` and
@@ -17,14 +17,14 @@ pub mod bounds;
 
 mod command;
 mod connection;
-mod desk;
 mod inline;
 mod limits_cache;
 mod parse;
+mod pending;
 mod reply;
 mod session;
 mod transaction;
-mod waiting;
+mod worker;
 
 use std::{
     io,
@@ -33,7 +33,7 @@ use std::{
     time::Duration,
 };
 
-use self::{desk::Desk, session::Session};
+use self::{session::Session, worker::CommandExecutor};
 use super::{Authenticator, auth};
 use crate::{
     limiter::Limiter,
@@ -139,11 +139,11 @@ pub fn listen_guarded(
 #[must_use]
 pub fn transcript(limiter: &Limiter, input: &[u8]) -> Vec<u8> {
     let mut session = Session::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
-    let mut desk = Desk::default();
+    let mut executor = CommandExecutor::default();
     let (mut at, mut output) = (0, Vec::new());
     loop {
-        let progress = desk.answer(limiter, &mut session, &input[at..]);
-        output.extend_from_slice(&desk.output);
+        let progress = executor.answer(limiter, &mut session, &input[at..]);
+        output.extend_from_slice(&executor.output);
         at += progress.used;
         if !progress.more {
             return output;

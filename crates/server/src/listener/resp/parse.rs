@@ -55,7 +55,7 @@ impl fmt::Display for ProtocolError {
 
 /// The byte range of an argument.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct ByteRange {
     pub(super) start: usize,
     pub(super) end: usize,
 }
@@ -64,18 +64,18 @@ pub(super) struct Place {
 #[derive(Debug, Default)]
 pub(super) struct Parser {
     parsed: Vec<Parsed>,
-    places: Vec<Place>,
+    ranges: Vec<ByteRange>,
     /// The arguments of an inline command, without their quotes.
     unquoted: Vec<u8>,
     /// Whether ranges refer to `unquoted` instead of the input.
     is_inline: bool,
 }
 
-/// A parsed command: its end in the input, and the end of its ranges in `places`.
+/// A parsed command: its end in the input, and the end of its ranges in `ranges`.
 #[derive(Clone, Copy, Debug)]
 struct Parsed {
     end: usize,
-    places_end: usize,
+    ranges_end: usize,
 }
 
 impl Parser {
@@ -97,7 +97,7 @@ impl Parser {
 
     fn parse_some(&mut self, input: &[u8], most: usize) -> Result<usize, ProtocolError> {
         self.parsed.clear();
-        self.places.clear();
+        self.ranges.clear();
         self.is_inline = false;
         let mut start = 0;
         while self.parsed.len() < most && !self.is_inline {
@@ -111,8 +111,8 @@ impl Parser {
             };
             match end {
                 Ok(Some(end)) => {
-                    let places_end = self.places.len();
-                    self.parsed.push(Parsed { end, places_end });
+                    let ranges_end = self.ranges.len();
+                    self.parsed.push(Parsed { end, ranges_end });
                     start = end;
                 }
                 Err(error) if is_first => return Err(error),
@@ -128,18 +128,18 @@ impl Parser {
         index: usize,
         input: &'a [u8],
     ) -> Option<(Arguments<'a>, usize)> {
-        let Parsed { end, places_end } = *self.parsed.get(index)?;
+        let Parsed { end, ranges_end } = *self.parsed.get(index)?;
         let before = index
             .checked_sub(1)
             .and_then(|before| self.parsed.get(before));
-        let first = before.map_or(0, |before| before.places_end);
+        let first = before.map_or(0, |before| before.ranges_end);
         let arguments = Arguments {
             bytes: if self.is_inline {
                 &self.unquoted
             } else {
                 input
             },
-            places: self.places.get(first..places_end)?,
+            ranges: self.ranges.get(first..ranges_end)?,
         };
         Some((arguments, end))
     }
@@ -157,11 +157,11 @@ impl Parser {
         }
         let end_at_most = start + MAX_COMMAND_BYTES;
         for _ in 0..count {
-            let Some(place) = bulk(input, at, end_at_most)? else {
+            let Some(range) = bulk(input, at, end_at_most)? else {
                 return Ok(None);
             };
-            self.places.push(place);
-            at = place.end + 2;
+            self.ranges.push(range);
+            at = range.end + 2;
         }
         Ok(Some(at))
     }
@@ -181,9 +181,9 @@ impl Parser {
         inline::split(
             line.strip_suffix(b"\r").unwrap_or(line),
             &mut self.unquoted,
-            &mut self.places,
+            &mut self.ranges,
         )?;
-        if self.places.len() > MAX_ARGUMENTS {
+        if self.ranges.len() > MAX_ARGUMENTS {
             return Err(ProtocolError::TooManyArguments);
         }
         Ok(Some(end + 1))
@@ -192,7 +192,7 @@ impl Parser {
 
 /// Parses the bulk string whose `$` is at `at`, in a command that must end by `end_at_most`.
 /// Returns `None` if it is incomplete.
-fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<Place>, ProtocolError> {
+fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<ByteRange>, ProtocolError> {
     match input.get(at) {
         None => return Ok(None),
         Some(b'$') => {}
@@ -213,7 +213,7 @@ fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<Place>, Pr
     }
     match input.get(end..end + 2) {
         None => Ok(None),
-        Some(b"\r\n") => Ok(Some(Place { start, end })),
+        Some(b"\r\n") => Ok(Some(ByteRange { start, end })),
         Some(_) => Err(ProtocolError::NoLineEnd),
     }
 }
@@ -259,18 +259,18 @@ impl Header {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arguments<'a> {
     bytes: &'a [u8],
-    places: &'a [Place],
+    ranges: &'a [ByteRange],
 }
 
 impl<'a> Arguments<'a> {
     pub(super) fn len(self) -> usize {
-        self.places.len()
+        self.ranges.len()
     }
 
     pub(super) fn get(self, index: usize) -> Option<&'a [u8]> {
-        self.places
+        self.ranges
             .get(index)
-            .and_then(|place| self.bytes.get(place.start..place.end))
+            .and_then(|range| self.bytes.get(range.start..range.end))
     }
 
     pub(super) fn iter(self) -> impl Iterator<Item = &'a [u8]> {
@@ -295,7 +295,7 @@ impl<'a> Arguments<'a> {
     /// Returns all arguments but the first `count`.
     pub(super) fn skip(self, count: usize) -> Self {
         Self {
-            places: self.places.get(count..).unwrap_or_default(),
+            ranges: self.ranges.get(count..).unwrap_or_default(),
             ..self
         }
     }

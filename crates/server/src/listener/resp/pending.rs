@@ -11,42 +11,42 @@ use futures_util::{StreamExt, stream};
 
 use super::{
     bounds::MAX_WAITING,
-    command::{LaterCheck, LaterReset, LaterThrottle},
+    command::{PendingCheck, PendingReset, PendingThrottle},
     reply::{Protocol, Reply},
 };
 use crate::limiter::Limiter;
 
 /// A command that needs a decision from Redis.
 #[derive(Debug)]
-pub(super) enum Later {
-    Check(LaterCheck),
-    Reset(LaterReset),
-    Throttle(LaterThrottle),
+pub(super) enum PendingCommand {
+    Check(PendingCheck),
+    Reset(PendingReset),
+    Throttle(PendingThrottle),
 }
 
 /// A pending decision and the position of its reply.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) later: Later,
+pub(super) struct PendingReply {
+    pub(super) command: PendingCommand,
     pub(super) protocol: Protocol,
     /// The offset of the reply in the other replies; `None` if replies are off.
-    pub(super) place: Option<usize>,
+    pub(super) offset: Option<usize>,
 }
 
 /// The replies to a batch, once all of its decisions are made.
-pub(super) struct Deciding {
+pub(super) struct PendingBatch {
     answers: Pin<Box<dyn Future<Output = Vec<u8>>>>,
     /// The memory of the pending decisions, in bytes.
-    pub(super) held: usize,
+    pub(super) heap_bytes: usize,
 }
 
-impl fmt::Debug for Deciding {
+impl fmt::Debug for PendingBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Deciding")
+        f.write_str("PendingBatch")
     }
 }
 
-impl Later {
+impl PendingCommand {
     fn heap_bytes(&self) -> usize {
         match self {
             Self::Check(check) => check.heap_bytes(),
@@ -56,28 +56,31 @@ impl Later {
     }
 }
 
-impl Waiting {
+impl PendingReply {
     /// Creates a pending decision whose reply belongs at the current end of `reply`.
-    pub(super) fn new(later: Later, reply: &Reply<'_>) -> Self {
+    pub(super) fn new(command: PendingCommand, reply: &Reply<'_>) -> Self {
         Self {
-            later,
+            command,
             protocol: reply.protocol,
-            place: Some(reply.out.len()),
+            offset: Some(reply.out.len()),
         }
     }
 }
 
-impl Deciding {
-    /// Starts the decisions in `waiting` and merges their replies into `output`.
-    pub(super) fn new(limiter: Arc<Limiter>, waiting: Vec<Waiting>, output: Vec<u8>) -> Self {
-        let decisions = waiting.iter().map(|one| one.later.heap_bytes());
-        let held = waiting.capacity() * size_of::<Waiting>() + decisions.sum::<usize>();
+impl PendingBatch {
+    /// Starts the decisions in `pending` and merges their replies into `output`.
+    pub(super) fn new(limiter: Arc<Limiter>, pending: Vec<PendingReply>, output: Vec<u8>) -> Self {
+        let decisions = pending.iter().map(|one| one.command.heap_bytes());
+        let heap_bytes = pending.capacity() * size_of::<PendingReply>() + decisions.sum::<usize>();
         let answers = Box::pin(async move {
-            let decisions = stream::iter(waiting).map(|one| answer(&limiter, one));
+            let decisions = stream::iter(pending).map(|one| answer(&limiter, one));
             let answers: Vec<_> = decisions.buffered(MAX_WAITING).collect().await;
             merge(&output, &answers)
         });
-        Self { answers, held }
+        Self {
+            answers,
+            heap_bytes,
+        }
     }
 
     pub(super) fn poll(&mut self, cx: &mut task::Context<'_>) -> task::Poll<Vec<u8>> {
@@ -85,18 +88,18 @@ impl Deciding {
     }
 }
 
-async fn answer(limiter: &Limiter, waiting: Waiting) -> (Option<usize>, Vec<u8>) {
+async fn answer(limiter: &Limiter, pending: PendingReply) -> (Option<usize>, Vec<u8>) {
     let mut out = Vec::new();
     let mut reply = Reply {
         out: &mut out,
-        protocol: waiting.protocol,
+        protocol: pending.protocol,
     };
-    match waiting.later {
-        Later::Check(check) => check.answer(limiter, &mut reply).await,
-        Later::Reset(reset) => reset.answer(limiter, &mut reply).await,
-        Later::Throttle(throttle) => throttle.answer(limiter, &mut reply).await,
+    match pending.command {
+        PendingCommand::Check(check) => check.answer(limiter, &mut reply).await,
+        PendingCommand::Reset(reset) => reset.answer(limiter, &mut reply).await,
+        PendingCommand::Throttle(throttle) => throttle.answer(limiter, &mut reply).await,
     }
-    (waiting.place, out)
+    (pending.offset, out)
 }
 
 /// Merges `answers`, which are sorted by their offset, into `output`.
@@ -104,11 +107,11 @@ fn merge(output: &[u8], answers: &[(Option<usize>, Vec<u8>)]) -> Vec<u8> {
     let bytes: usize = answers.iter().map(|(_, answer)| answer.len()).sum();
     let mut merged = Vec::with_capacity(output.len() + bytes);
     let mut written = 0;
-    for (place, answer) in answers {
-        if let Some(place) = place {
-            merged.extend_from_slice(&output[written..*place]);
+    for (offset, answer) in answers {
+        if let Some(offset) = offset {
+            merged.extend_from_slice(&output[written..*offset]);
             merged.extend_from_slice(answer);
-            written = *place;
+            written = *offset;
         }
     }
     merged.extend_from_slice(&output[written..]);
@@ -121,7 +124,7 @@ mod tests {
 
     #[test]
     fn replies_are_in_the_order_of_their_commands() {
-        let answer = |place, text: &str| (place, text.as_bytes().to_vec());
+        let answer = |offset, text: &str| (offset, text.as_bytes().to_vec());
         let answers = [
             answer(Some(0), "a"),
             answer(Some(2), "b"),

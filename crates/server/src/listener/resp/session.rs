@@ -146,8 +146,10 @@ impl Session {
     }
 
     /// Returns the bytes of memory that a client can fill at will.
-    pub(super) fn held(&self) -> usize {
-        self.transaction.as_ref().map_or(0, |open| open.held())
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.transaction
+            .as_ref()
+            .map_or(0, |open| open.heap_bytes())
     }
 
     pub(super) fn names_mut(&mut self) -> &mut Names {

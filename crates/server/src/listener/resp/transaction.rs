@@ -47,7 +47,7 @@ impl Transaction {
     }
 
     /// Returns the memory in use, in bytes.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn heap_bytes(&self) -> usize {
         self.queued.capacity()
     }
 }

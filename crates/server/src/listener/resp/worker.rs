@@ -1,7 +1,8 @@
-//! A worker's buffers and the loop that answers commands (`Desk`).
+//! A worker's buffers and the loop that answers commands (`CommandExecutor`).
 //!
-//! There is one `Desk` per worker, not per connection. A worker handles one batch at a time, so the
-//! buffers stay in the CPU cache, and a waiting connection holds only its own few fields.
+//! There is one `CommandExecutor` per worker, not per connection. A worker handles one batch at a
+//! time, so the buffers stay in the CPU cache, and a waiting connection holds only its own few
+//! fields.
 
 use std::sync::Arc;
 
@@ -12,26 +13,26 @@ use super::{
     command,
     limits_cache::LimitsCache,
     parse::Parser,
+    pending::{PendingBatch, PendingReply},
     reply::Reply,
     session::{Ending, Replies, Session},
-    waiting::{Deciding, Waiting},
 };
 use crate::{limiter::Limiter, metrics::ListenerKind};
 
 /// A worker's buffers for commands and replies.
 #[derive(Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct CommandExecutor {
     /// The replies to the current batch.
     pub(super) output: Vec<u8>,
     /// Decisions that Redis has to make before the batch is answered.
-    waiting: Vec<Waiting>,
+    pending: Vec<PendingReply>,
     parser: Parser,
-    memory: Memory,
+    memory: CommandBuffers,
 }
 
 /// Buffers and caches that commands reuse.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(super) struct CommandBuffers {
     pub(super) limits: LimitsCache,
     pub(super) outcomes: Vec<Outcome>,
     pub(super) key: Vec<u8>,
@@ -43,9 +44,9 @@ pub(super) struct Memory {
 pub(super) struct Context<'c> {
     pub(super) limiter: &'c Limiter,
     pub(super) session: &'c mut Session,
-    pub(super) memory: &'c mut Memory,
+    pub(super) memory: &'c mut CommandBuffers,
     /// Where a command puts a decision that needs Redis.
-    pub(super) waiting: &'c mut Vec<Waiting>,
+    pub(super) pending: &'c mut Vec<PendingReply>,
     /// The time at which the batch was read. All commands of a batch use the same time.
     pub(super) now: Timestamp,
 }
@@ -70,7 +71,7 @@ impl Progress {
     }
 }
 
-impl Desk {
+impl CommandExecutor {
     /// Answers the complete commands in `input`, until [`OUTPUT_BYTES`] of replies are pending.
     pub(super) fn answer(
         &mut self,
@@ -81,10 +82,10 @@ impl Desk {
         // After a panic in a command, the next connection must not get the replies that it left
         // here.
         self.output.clear();
-        self.waiting.clear();
+        self.pending.clear();
         let now = limiter.now();
         let mut used = 0;
-        while has_room(&self.output, &self.waiting) {
+        while has_room(&self.output, &self.pending) {
             let rest = &input[used..];
             let parsed = match self.parser.parse(rest) {
                 Ok(0) => return Progress { used, more: false },
@@ -113,7 +114,7 @@ impl Desk {
                     limiter,
                     session,
                     memory: &mut self.memory,
-                    waiting: &mut self.waiting,
+                    pending: &mut self.pending,
                     now,
                 };
                 execute(context, arguments, &mut self.output);
@@ -121,7 +122,7 @@ impl Desk {
                 if session.ending != Ending::No {
                     return Progress::all(input);
                 }
-                if !has_room(&self.output, &self.waiting) {
+                if !has_room(&self.output, &self.pending) {
                     break;
                 }
             }
@@ -131,18 +132,18 @@ impl Desk {
 
     /// Takes the decisions that Redis has to make and the replies so far, if there are any such
     /// decisions.
-    pub(super) fn undecided(&mut self, limiter: &Arc<Limiter>) -> Option<Deciding> {
-        (!self.waiting.is_empty()).then(|| {
-            let waiting = std::mem::take(&mut self.waiting);
+    pub(super) fn take_pending(&mut self, limiter: &Arc<Limiter>) -> Option<PendingBatch> {
+        (!self.pending.is_empty()).then(|| {
+            let pending = std::mem::take(&mut self.pending);
             let output = std::mem::take(&mut self.output);
-            Deciding::new(Arc::clone(limiter), waiting, output)
+            PendingBatch::new(Arc::clone(limiter), pending, output)
         })
     }
 }
 
 /// Returns whether more commands may be answered before the pending replies are written.
-fn has_room(output: &[u8], waiting: &[Waiting]) -> bool {
-    output.len() < OUTPUT_BYTES && waiting.len() < MAX_WAITING
+fn has_room(output: &[u8], pending: &[PendingReply]) -> bool {
+    output.len() < OUTPUT_BYTES && pending.len() < MAX_WAITING
 }
 
 /// Runs one command, and discards its reply if the client has turned replies off.
@@ -150,7 +151,7 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     if arguments.len() == 0 {
         return;
     }
-    let waited = context.waiting.len();
+    let earlier = context.pending.len();
     let (start, before) = (out.len(), context.session.replies);
     command::run(&mut context, arguments, out);
     let after = &mut context.session.replies;
@@ -166,7 +167,7 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     };
     if muted {
         out.truncate(start);
-        let mute = |waiting: &mut Waiting| waiting.place = None;
-        context.waiting[waited..].iter_mut().for_each(mute);
+        let mute = |pending: &mut PendingReply| pending.offset = None;
+        context.pending[earlier..].iter_mut().for_each(mute);
     }
 }

@@ -14,10 +14,10 @@ use crate::{
 
 use super::{
     super::{
-        desk::Context,
         parse::Arguments,
+        pending::{PendingCommand, PendingReply},
         reply::Reply,
-        waiting::{Later, Waiting},
+        worker::Context,
     },
     quoted, refuse, wrong_number,
 };
@@ -115,8 +115,8 @@ impl<'a> Asked<'a> {
                 give(context.limiter, audited, &verdict, self.effect, reply);
             }
             None => {
-                let later = Later::Check(LaterCheck::new(&self, request.entries()));
-                context.waiting.push(Waiting::new(later, reply));
+                let later = PendingCommand::Check(PendingCheck::new(&self, request.entries()));
+                context.pending.push(PendingReply::new(later, reply));
             }
         }
         Ok(())
@@ -147,13 +147,13 @@ impl<'a> Asked<'a> {
 
 /// A check that Redis has to decide.
 #[derive(Debug)]
-pub(in crate::listener::resp) struct LaterCheck {
+pub(in crate::listener::resp) struct PendingCheck {
     entries: Vec<(Box<str>, Box<str>)>,
     cost: Cost,
     effect: Effect,
 }
 
-impl LaterCheck {
+impl PendingCheck {
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         let texts = self
             .entries

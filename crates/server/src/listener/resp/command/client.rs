@@ -3,10 +3,10 @@
 use super::{
     super::{
         bounds::MAX_NAME_BYTES,
-        desk::Context,
         parse::Arguments,
         reply::Reply,
         session::{Names, Replies, Session},
+        worker::Context,
     },
     quoted, unknown_subcommand,
 };

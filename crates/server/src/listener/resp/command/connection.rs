@@ -1,10 +1,10 @@
 //! Connection commands that all clients send to any Redis.
 
 use super::super::{
-    desk::Context,
     parse::Arguments,
     reply::{Protocol, Reply},
     session::Ending,
+    worker::Context,
 };
 use crate::limiter::Database;
 

@@ -1,7 +1,7 @@
 //! `COMMAND`: the command table, for clients that complete, route or validate commands.
 
 use super::{
-    super::{desk::Context, parse::Arguments, reply::Reply},
+    super::{parse::Arguments, reply::Reply, worker::Context},
     COMMANDS, Command, find, unknown_subcommand,
 };
 

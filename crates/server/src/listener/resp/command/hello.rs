@@ -5,9 +5,9 @@
 
 use super::{
     super::{
-        desk::Context,
         parse::Arguments,
         reply::{Protocol, Reply},
+        worker::Context,
     },
     client::{is_name, refuse_name},
     quoted, wrong_number,

@@ -13,8 +13,8 @@ mod transaction;
 
 use std::fmt;
 
-pub(super) use self::{check::LaterCheck, reset::LaterReset, throttle::LaterThrottle};
-use super::{desk::Context, parse::Arguments, reply::Reply};
+pub(super) use self::{check::PendingCheck, reset::PendingReset, throttle::PendingThrottle};
+use super::{parse::Arguments, reply::Reply, worker::Context};
 use crate::{limiter::MAX_THROTTLE_KEY_BYTES, metrics::ListenerKind};
 
 /// A supported command.

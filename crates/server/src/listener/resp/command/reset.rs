@@ -5,10 +5,10 @@ use futures_util::future::join_all;
 
 use super::{
     super::{
-        desk::Context,
         parse::Arguments,
+        pending::{PendingCommand, PendingReply},
         reply::Reply,
-        waiting::{Later, Waiting},
+        worker::Context,
     },
     refuse,
 };
@@ -37,8 +37,8 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     let mut count = 0;
     for key in &bytes {
         let Some(was_there) = context.limiter.reset_now(key) else {
-            let later = Later::Reset(LaterReset { keys: bytes });
-            context.waiting.push(Waiting::new(later, reply));
+            let later = PendingCommand::Reset(PendingReset { keys: bytes });
+            context.pending.push(PendingReply::new(later, reply));
             return;
         };
         count += u64::from(was_there);
@@ -48,11 +48,11 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
 
 /// Keys that have to be reset in Redis.
 #[derive(Debug)]
-pub(in crate::listener::resp) struct LaterReset {
+pub(in crate::listener::resp) struct PendingReset {
     keys: Vec<Box<[u8]>>,
 }
 
-impl LaterReset {
+impl PendingReset {
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         let keys = self.keys.iter().map(|key| key.len());
         size_of_val(self.keys.as_slice()) + keys.sum::<usize>()

@@ -1,7 +1,7 @@
 //! Commands with information about the server.
 
 use super::{
-    super::{desk::Context, parse::Arguments, reply::Reply},
+    super::{parse::Arguments, reply::Reply, worker::Context},
     unknown_subcommand,
 };
 

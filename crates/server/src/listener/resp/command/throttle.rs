@@ -10,11 +10,11 @@ use tidegate_core::{Charge, Cost, Decision, Effect, Limits, Outcome, Span, Times
 
 use super::{
     super::{
-        desk::Context,
         limits_cache::{Face, Numbers},
         parse::Arguments,
+        pending::{PendingCommand, PendingReply},
         reply::Reply,
-        waiting::{Later, Waiting},
+        worker::Context,
     },
     refusal::{CellRefusal, CrabRefusal, Refusal},
     refuse,
@@ -126,7 +126,7 @@ impl<'a> Asked<'a> {
             .limiter
             .throttle_now(charge, now, effect, &mut memory.outcomes);
         let Some(decided) = decided else {
-            let later = Later::Throttle(LaterThrottle {
+            let later = PendingCommand::Throttle(PendingThrottle {
                 key: key.into(),
                 limits: Arc::clone(limits),
                 numbers: self.numbers,
@@ -134,7 +134,7 @@ impl<'a> Asked<'a> {
                 effect,
                 now,
             });
-            context.waiting.push(Waiting::new(later, reply));
+            context.pending.push(PendingReply::new(later, reply));
             return Ok(None);
         };
         if effect == Effect::Charge {
@@ -149,7 +149,7 @@ impl<'a> Asked<'a> {
 
 /// A throttle command that Redis has to decide.
 #[derive(Debug)]
-pub(in crate::listener::resp) struct LaterThrottle {
+pub(in crate::listener::resp) struct PendingThrottle {
     key: Box<[u8]>,
     limits: Arc<Limits>,
     numbers: Numbers,
@@ -158,7 +158,7 @@ pub(in crate::listener::resp) struct LaterThrottle {
     now: Timestamp,
 }
 
-impl LaterThrottle {
+impl PendingThrottle {
     /// Does not count the limits, which are shared.
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         self.key.len()

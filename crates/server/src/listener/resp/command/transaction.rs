@@ -3,10 +3,10 @@
 use super::{
     super::{
         bounds::MAX_COMMAND_BYTES,
-        desk::Context,
         parse::{Arguments, Parser},
         reply::Reply,
         transaction::Transaction,
+        worker::Context,
     },
     Command, refuse, run,
 };

@@ -21,9 +21,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::{
     bounds::{LINGER_BYTES, MAX_HELD_BYTES, READ_BYTES, SMALL_BYTES},
-    desk::Desk,
+    pending::PendingBatch,
     session::{Ending, Session},
-    waiting::Deciding,
+    worker::CommandExecutor,
 };
 use crate::{
     limiter::Limiter,
@@ -34,16 +34,16 @@ use crate::{
 const LINGER: Duration = Duration::from_secs(1);
 
 thread_local! {
-    static WORKER: RefCell<Worker> = RefCell::default();
+    static BUFFERS: RefCell<WorkerBuffers> = RefCell::default();
     /// The bytes that all connections of this worker hold together.
-    static HELD: Cell<usize> = const { Cell::new(0) };
+    static BUFFERED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Buffers that the connections of a worker share, one at a time.
 #[derive(Debug, Default)]
-struct Worker {
+struct WorkerBuffers {
     input: Vec<u8>,
-    desk: Desk,
+    executor: CommandExecutor,
 }
 
 /// Serves one client until either side closes the connection.
@@ -66,7 +66,7 @@ pub(super) async fn serve<S>(
             // The result is not needed: the flag is checked where it matters.
             let _ = begun.as_mut().poll(cx);
         }
-        WORKER.with_borrow_mut(|worker| client.poll(cx, worker))
+        BUFFERS.with_borrow_mut(|worker| client.poll(cx, worker))
     })
     .await;
     if client.session.ending == Ending::Broken {
@@ -85,22 +85,22 @@ struct Client<S> {
     /// Whether `unread` may contain complete commands.
     more: bool,
     /// The current batch, while Redis decides it.
-    deciding: Option<Deciding>,
+    pending: Option<PendingBatch>,
     /// Replies that the client has not read yet.
     unsent: Vec<u8>,
     sent: usize,
     /// Whether the stream may still buffer written bytes, as TLS does.
     must_flush: bool,
     timer: LazyTimer,
-    waiting: Option<Waiting>,
+    waiting: Option<WaitState>,
     /// Whether a complete command has been received.
-    has_asked: bool,
-    held: usize,
+    has_sent_command: bool,
+    counted_bytes: usize,
 }
 
 /// What a connection is waiting for. Each state has its own timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Waiting {
+enum WaitState {
     /// The next command.
     Command,
     /// The rest of a command.
@@ -111,9 +111,9 @@ enum Waiting {
 
 /// The connection has to be closed.
 #[derive(Debug)]
-struct End;
+struct Closed;
 
-impl From<io::Error> for End {
+impl From<io::Error> for Closed {
     fn from(error: io::Error) -> Self {
         tracing::debug!(%error, "connection lost");
         Self
@@ -130,31 +130,31 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             limiter,
             unread: Vec::new(),
             more: false,
-            deciding: None,
+            pending: None,
             unsent: Vec::new(),
             sent: 0,
             must_flush: false,
             waiting: None,
-            has_asked: false,
-            held: 0,
+            has_sent_command: false,
+            counted_bytes: 0,
         }
     }
 
     /// Returns ready when the connection has to be closed.
-    fn poll(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<()> {
+    fn poll(&mut self, cx: &mut Context<'_>, worker: &mut WorkerBuffers) -> Poll<()> {
         let mut answered = false;
         loop {
             match self.poll_step(cx, worker, answered) {
-                Poll::Ready(Ok(Turn::Go)) => answered = true,
-                Poll::Ready(Ok(Turn::Yield)) => {
+                Poll::Ready(Ok(Step::Go)) => answered = true,
+                Poll::Ready(Ok(Step::Yield)) => {
                     // Yields after a full batch, so that other connections of this worker get their
                     // turn.
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                Poll::Ready(Err(End)) => return Poll::Ready(()),
+                Poll::Ready(Err(Closed)) => return Poll::Ready(()),
                 // The store has its own timeout for decisions.
-                Poll::Pending if self.deciding.is_some() => return Poll::Pending,
+                Poll::Pending if self.pending.is_some() => return Poll::Pending,
                 Poll::Pending => return self.poll_patience(cx),
             }
         }
@@ -165,35 +165,39 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
-        worker: &mut Worker,
+        worker: &mut WorkerBuffers,
         answered: bool,
-    ) -> Poll<Result<Turn, End>> {
+    ) -> Poll<Result<Step, Closed>> {
         ready!(self.poll_flush(cx))?;
-        if let Some(deciding) = &mut self.deciding {
-            let mut output = ready!(deciding.poll(cx));
-            self.deciding = None;
+        if let Some(pending) = &mut self.pending {
+            let mut output = ready!(pending.poll(cx));
+            self.pending = None;
             self.send(cx, &mut output)?;
             self.account()?;
-            return Poll::Ready(Ok(Turn::Go));
+            return Poll::Ready(Ok(Step::Go));
         }
         let shutdown = || self.connection.shutdown.has_begun();
         if self.session.ending != Ending::No || (answered && self.unread.is_empty() && shutdown()) {
-            return Poll::Ready(Err(End));
+            return Poll::Ready(Err(Closed));
         }
         if self.more {
-            self.answer_unread(&mut worker.desk);
+            self.answer_unread(&mut worker.executor);
         } else {
             ready!(self.poll_read(cx, worker))?;
         }
-        self.deciding = worker.desk.undecided(&self.limiter);
-        self.send(cx, &mut worker.desk.output)?;
+        self.pending = worker.executor.take_pending(&self.limiter);
+        self.send(cx, &mut worker.executor.output)?;
         self.account()?;
-        Poll::Ready(Ok(if self.more { Turn::Yield } else { Turn::Go }))
+        Poll::Ready(Ok(if self.more { Step::Yield } else { Step::Go }))
     }
 
     /// Reads once and answers the complete commands.
-    fn poll_read(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<Result<(), End>> {
-        let Worker { input, desk } = worker;
+    fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &mut WorkerBuffers,
+    ) -> Poll<Result<(), Closed>> {
+        let WorkerBuffers { input, executor } = worker;
         input.resize(SMALL_BYTES + READ_BYTES, 0);
         // A short incomplete command is copied in front of the new bytes. To a long one the new
         // bytes are appended instead: copying it with each read would take quadratic time.
@@ -203,39 +207,39 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
         let end = start + buffer.filled().len();
         if end == start {
-            return Poll::Ready(Err(End));
+            return Poll::Ready(Err(Closed));
         }
         if small {
             input[..start].copy_from_slice(&self.unread);
             let batch = &input[..end];
-            let progress = desk.answer(&self.limiter, &mut self.session, batch);
+            let progress = executor.answer(&self.limiter, &mut self.session, batch);
             self.unread.clear();
             self.unread.extend_from_slice(&batch[progress.used..]);
             self.note(progress);
         } else {
             self.unread.extend_from_slice(&input[..end]);
-            self.answer_unread(desk);
+            self.answer_unread(executor);
         }
         Poll::Ready(Ok(()))
     }
 
-    fn answer_unread(&mut self, desk: &mut Desk) {
-        let progress = desk.answer(&self.limiter, &mut self.session, &self.unread);
+    fn answer_unread(&mut self, executor: &mut CommandExecutor) {
+        let progress = executor.answer(&self.limiter, &mut self.session, &self.unread);
         self.unread.drain(..progress.used);
         self.note(progress);
     }
 
-    fn note(&mut self, progress: super::desk::Progress) {
+    fn note(&mut self, progress: super::worker::Progress) {
         self.more = progress.more && !self.unread.is_empty();
         if progress.used > 0 {
             self.waiting = None;
-            self.has_asked = true;
+            self.has_sent_command = true;
             self.connection.activity.note_request();
         }
     }
 
     /// Writes as much of `output` as the socket accepts now and keeps the rest in `unsent`.
-    fn send(&mut self, cx: &mut Context<'_>, output: &mut Vec<u8>) -> Result<(), End> {
+    fn send(&mut self, cx: &mut Context<'_>, output: &mut Vec<u8>) -> Result<(), Closed> {
         if output.is_empty() {
             return Ok(());
         }
@@ -250,12 +254,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     /// Returns ready when nothing is unsent.
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Closed>> {
         while self.sent < self.unsent.len() {
             let sent =
                 ready!(Pin::new(&mut self.stream).poll_write(cx, &self.unsent[self.sent..]))?;
             if sent == 0 {
-                return Poll::Ready(Err(End));
+                return Poll::Ready(Err(Closed));
             }
             self.sent += sent;
         }
@@ -273,22 +277,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     /// Frees unused memory and updates the worker's total. Fails if this connection would exceed
     /// the limit.
-    fn account(&mut self) -> Result<(), End> {
+    fn account(&mut self) -> Result<(), Closed> {
         if self.unread.is_empty() && self.unread.capacity() > 0 {
             self.unread = Vec::new();
         }
-        let deciding = self.deciding.as_ref().map_or(0, |deciding| deciding.held);
+        let pending = self
+            .pending
+            .as_ref()
+            .map_or(0, |pending| pending.heap_bytes);
         let holds =
-            self.unread.capacity() + self.unsent.capacity() + self.session.held() + deciding;
-        if holds == self.held {
+            self.unread.capacity() + self.unsent.capacity() + self.session.heap_bytes() + pending;
+        if holds == self.counted_bytes {
             return Ok(());
         }
-        let total = HELD.get() - self.held + holds;
-        HELD.set(total);
-        self.held = holds;
+        let total = BUFFERED_BYTES.get() - self.counted_bytes + holds;
+        BUFFERED_BYTES.set(total);
+        self.counted_bytes = holds;
         if total > MAX_HELD_BYTES && holds > SMALL_BYTES + READ_BYTES {
             tracing::warn!(peer = %self.connection.peer, "connection closed: the worker buffers too much for slow clients");
-            return Err(End);
+            return Err(Closed);
         }
         Ok(())
     }
@@ -298,32 +305,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         let waiting = self.waits_for();
         if self.waiting != Some(waiting) {
             self.waiting = Some(waiting);
-            self.timer.set(self.patience(waiting));
+            self.timer.set(self.timeout_of(waiting));
         }
-        if waiting == Waiting::Command && self.connection.shutdown.has_begun() {
+        if waiting == WaitState::Command && self.connection.shutdown.has_begun() {
             return Poll::Ready(());
         }
         self.timer.poll_due(cx)
     }
 
-    fn waits_for(&self) -> Waiting {
+    fn waits_for(&self) -> WaitState {
         if !self.unsent.is_empty() || self.must_flush {
-            Waiting::Room
+            WaitState::Room
         } else if self.unread.is_empty() {
-            Waiting::Command
+            WaitState::Command
         } else {
-            Waiting::Rest
+            WaitState::Rest
         }
     }
 
-    fn patience(&self, waiting: Waiting) -> Duration {
+    fn timeout_of(&self, waiting: WaitState) -> Duration {
         let bounds = &self.connection.bounds;
         match waiting {
             // A new connection must send its first command within `request`, not within `idle`.
-            Waiting::Command if !self.has_asked => bounds.request,
-            Waiting::Command => bounds.idle,
-            Waiting::Rest => bounds.request,
-            Waiting::Room => bounds.write,
+            WaitState::Command if !self.has_sent_command => bounds.request,
+            WaitState::Command => bounds.idle,
+            WaitState::Rest => bounds.request,
+            WaitState::Room => bounds.write,
         }
     }
 
@@ -346,13 +353,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
 impl<S> Drop for Client<S> {
     fn drop(&mut self) {
-        HELD.set(HELD.get() - self.held);
+        BUFFERED_BYTES.set(BUFFERED_BYTES.get() - self.counted_bytes);
     }
 }
 
 /// What to do after a step.
 #[derive(Debug)]
-enum Turn {
+enum Step {
     Go,
     Yield,
 }

@@ -177,16 +177,16 @@ fn a_batch_ends_with_the_reply_that_reaches_the_size_limit() {
         let one = transcript(&limiter, command.as_bytes()).len();
         let input = command.repeat(100);
         let mut session = Session::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
-        let (mut desk, mut read, mut written) = (Desk::default(), 0, 0);
+        let (mut executor, mut read, mut written) = (CommandExecutor::default(), 0, 0);
         loop {
-            let progress = desk.answer(&limiter, &mut session, &input.as_bytes()[read..]);
+            let progress = executor.answer(&limiter, &mut session, &input.as_bytes()[read..]);
             assert!(
-                desk.output.len() < OUTPUT_BYTES + one,
+                executor.output.len() < OUTPUT_BYTES + one,
                 "{} bytes at once",
-                desk.output.len()
+                executor.output.len()
             );
             read += progress.used;
-            written += desk.output.len();
+            written += executor.output.len();
             if !progress.more {
                 break;
             }
@@ -261,7 +261,7 @@ async fn a_client_that_does_not_read_is_no_longer_read_and_times_out() {
         sent <= 3 * 1_024,
         "{sent} bytes were read from a client that reads nothing"
     );
-    assert_eq!(HELD.get(), 0, "its buffered bytes are released");
+    assert_eq!(BUFFERED_BYTES.get(), 0, "its buffered bytes are released");
 }
 
 #[tokio::test]
@@ -279,7 +279,7 @@ async fn a_million_commands_in_one_pipeline_are_answered_in_bounded_memory() {
     let receive = async {
         let (mut read, mut most, mut buffer) = (0, 0, vec![0; 50_000]);
         loop {
-            most = most.max(HELD.get());
+            most = most.max(BUFFERED_BYTES.get());
             match reader.read(&mut buffer).await.unwrap() {
                 0 => return (read, most),
                 bytes => read += bytes,
@@ -308,7 +308,7 @@ async fn large_replies_do_not_accumulate() {
     let receive = async {
         let (mut read, mut most, mut buffer) = (0, 0, vec![0; 1_000]);
         loop {
-            most = most.max(HELD.get());
+            most = most.max(BUFFERED_BYTES.get());
             match reader.read(&mut buffer).await.unwrap() {
                 0 => return (read, most),
                 bytes => read += bytes,
@@ -327,7 +327,7 @@ async fn large_replies_do_not_accumulate() {
 #[tokio::test(start_paused = true)]
 async fn the_buffer_for_slow_clients_is_limited_per_worker() {
     // As if other connections held all of the allowed memory.
-    HELD.set(MAX_HELD_BYTES);
+    BUFFERED_BYTES.set(MAX_HELD_BYTES);
     let start = Instant::now();
     let (served, mut theirs) = open(1 << 20, connection(Bounds::default()));
     let client = async {
@@ -349,7 +349,7 @@ async fn the_buffer_for_slow_clients_is_limited_per_worker() {
         "closed at once, not for being slow"
     );
     assert_eq!(
-        HELD.replace(0),
+        BUFFERED_BYTES.replace(0),
         MAX_HELD_BYTES,
         "its buffered bytes are released"
     );
