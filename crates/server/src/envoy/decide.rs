@@ -19,7 +19,7 @@ use super::{
     rules::{Rule, RuleLimits},
     service::Standing,
 };
-use crate::limiter::{Asked, Limiter};
+use crate::limiter::{DecisionRequest, Limiter};
 
 /// The operation of a descriptor on its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,16 +209,16 @@ impl Bench<'_> {
         effect: Effect,
     ) -> Result<(Decided, Vec<Outcome>), RateLimitError> {
         let (limiter, mut outcomes) = (self.limiter, Vec::new());
-        let asked = Asked {
+        let request = DecisionRequest {
             charges,
             now: self.now,
             effect,
             within: self.until.map(|until| until.duration_since(Instant::now())),
         };
         let decided = match self.store_failure {
-            StoreFailure::Answer => limiter.decide(asked, &mut outcomes).await,
+            StoreFailure::Answer => limiter.decide(request, &mut outcomes).await,
             StoreFailure::Error => {
-                let decided = limiter.decide_or_fail(asked, &mut outcomes).await;
+                let decided = limiter.decide_or_fail(request, &mut outcomes).await;
                 decided.map_err(|_| RateLimitError::Store)?
             }
         };

@@ -26,7 +26,7 @@ use crate::{
 
 /// A request for a decision, independent of the backend that decides it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct DecisionRequest<'a> {
     pub(crate) charges: &'a [Charge<'a>],
     /// The current time, read by the caller.
     pub(crate) now: Timestamp,
@@ -192,15 +192,19 @@ impl Limiter {
         }
     }
 
-    /// Decides `asked`. Clears and fills `outcomes`, a buffer that the caller can reuse. It stays
+    /// Decides `request`. Clears and fills `outcomes`, a buffer that the caller can reuse. It stays
     /// empty if the fallback policy `open` or `closed` decides.
-    pub(crate) async fn decide(&self, asked: Asked<'_>, outcomes: &mut Vec<Outcome>) -> Decided {
-        let Asked {
+    pub(crate) async fn decide(
+        &self,
+        request: DecisionRequest<'_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decided {
+        let DecisionRequest {
             charges,
             now,
             effect,
             within,
-        } = asked;
+        } = request;
         if let Backend::Memory(store) = &self.backend {
             return self.in_memory(store, charges, (now, effect), outcomes);
         }
@@ -217,15 +221,15 @@ impl Limiter {
     /// when Redis fails.
     pub(crate) async fn decide_or_fail(
         &self,
-        asked: Asked<'_>,
+        request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decided, StoreError> {
-        let Asked {
+        let DecisionRequest {
             charges,
             now,
             effect,
             within,
-        } = asked;
+        } = request;
         let fleet = match &self.backend {
             Backend::Memory(store) => {
                 return Ok(self.in_memory(store, charges, (now, effect), outcomes));
@@ -241,8 +245,8 @@ impl Limiter {
         match fleet.recall(&question, outcomes) {
             Some(decided) => Ok(decided),
             None => {
-                let asked = Box::pin(fleet.ask(&question, outcomes));
-                self.timed(asked).await
+                let decision = Box::pin(fleet.ask(&question, outcomes));
+                self.timed(decision).await
             }
         }
     }
@@ -256,13 +260,13 @@ impl Limiter {
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Decided {
-        let asked = Asked {
+        let request = DecisionRequest {
             charges: &[charge],
             now,
             effect,
             within: None,
         };
-        self.decide(asked, outcomes).await
+        self.decide(request, outcomes).await
     }
 
     /// Decides like [`Self::throttle`] if this needs no waiting. Returns `None`, without side

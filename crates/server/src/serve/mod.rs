@@ -336,7 +336,7 @@ struct StartContext<'a> {
 impl StartContext<'_> {
     fn open(self, server: &Server, sockets: Sockets) -> io::Result<()> {
         if let Some(socket) = sockets.http {
-            let served = listener::http::Served {
+            let context = listener::http::ListenerContext {
                 limiter: Arc::clone(self.limiter),
                 headers: self.headers,
                 identity: Arc::clone(&self.identity),
@@ -347,29 +347,29 @@ impl StartContext<'_> {
             let bounds = bounds(&self.listeners.http, Bounds::default());
             self.opened(
                 "http",
-                listener::http::listen(server, socket, bounds, served)?,
+                listener::http::listen(server, socket, bounds, context)?,
             );
         }
         if let Some(socket) = sockets.grpc {
-            let served = listener::grpc::Served {
+            let context = listener::grpc::ListenerContext {
                 limiter: Arc::clone(self.limiter),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
             };
             let http2 = Http2::new(self.grpc.clone(), self.certificates.grpc.clone());
             let bounds = bounds(&self.listeners.grpc, Bounds::default());
-            let listener = listener::grpc::listen(server, socket, bounds, served, http2)?;
+            let listener = listener::grpc::listen(server, socket, bounds, context, http2)?;
             self.opened("grpc", listener);
         }
         if let Some(socket) = sockets.resp {
             let settings = &self.listeners.resp;
-            let served = listener::resp::Served {
+            let context = listener::resp::ListenerContext {
                 limiter: Arc::clone(self.limiter),
                 username: settings.username.clone(),
                 password: self.resp_password.clone(),
                 tls: self.certificates.resp.clone(),
             };
             let bounds = bounds(settings, listener::resp::default_bounds());
-            let listener = listener::resp::listen_guarded(server, socket, bounds, served)?;
+            let listener = listener::resp::listen_guarded(server, socket, bounds, context)?;
             self.opened("resp", listener);
         }
         if let Some((socket, live)) = sockets.proxy.zip(self.proxy.as_ref()) {
@@ -383,7 +383,7 @@ impl StartContext<'_> {
             self.opened("proxy", listener::proxy::listen(server, socket, served)?);
         }
         if let Some(socket) = sockets.admin {
-            let operated = listener::admin::Operated {
+            let context = listener::admin::ListenerContext {
                 limiter: Arc::clone(self.limiter),
                 reloader: self.reloader.cloned(),
                 envoy: self.envoy.cloned(),
@@ -395,7 +395,7 @@ impl StartContext<'_> {
                 tls: self.certificates.admin.clone(),
             };
             let bounds = bounds(&self.listeners.admin, Bounds::default());
-            let listener = listener::admin::listen(server, socket, bounds, operated)?;
+            let listener = listener::admin::listen(server, socket, bounds, context)?;
             self.opened("admin", listener);
         }
         Ok(())

@@ -10,7 +10,7 @@ use tidegate_http::{Clock, Gate as _};
 use tidegate_server::{
     config::Config,
     limiter::Limiter,
-    listener::admin::{self, Operated},
+    listener::admin::{self, ListenerContext},
     metrics,
     net::{Bounds, Listener, Server},
     reload::{Reloader, RestartOnlySettings},
@@ -62,7 +62,7 @@ impl TestListener {
             None,
             RestartOnlySettings::default(),
         );
-        let operated = Operated {
+        let context = ListenerContext {
             limiter: Arc::clone(&limiter),
             reloader: Some(Arc::new(reloader)),
             envoy: None,
@@ -75,7 +75,7 @@ impl TestListener {
         };
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let listener = admin::listen(&server, socket, Bounds::default(), operated).unwrap();
+        let listener = admin::listen(&server, socket, Bounds::default(), context).unwrap();
         limiter.metrics().show_listener("admin", listener.clone());
         Self {
             limiter,

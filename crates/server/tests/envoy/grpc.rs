@@ -10,7 +10,7 @@ use tidegate_server::{
         Code, CurrentLimit, Descriptor, DescriptorStatus, LimitOverride, Metadata, RateLimitAnswer,
         RateLimitRequest, ResponseHeader, Unit,
     },
-    listener::grpc::{self, Http2, Served},
+    listener::grpc::{self, Http2, ListenerContext},
     net::{Bounds, Listener, Server},
 };
 use tonic::Code as Status;
@@ -44,12 +44,12 @@ impl Subject for OverGrpc {
     fn new(started: &Started) -> Self {
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let served = Served {
+        let context = ListenerContext {
             limiter: Arc::clone(&started.limiter),
             rate_limits: Some(Arc::clone(&started.service)),
         };
         let http2 = Http2::new(Grpc::default(), None);
-        let listener = grpc::listen(&server, socket, Bounds::default(), served, http2).unwrap();
+        let listener = grpc::listen(&server, socket, Bounds::default(), context, http2).unwrap();
         Self {
             listener,
             client: tokio::sync::OnceCell::new(),

@@ -10,7 +10,7 @@ use tidegate_server::{
         Code, CurrentLimit, Descriptor, DescriptorStatus, DomainFiles, Metadata, RateLimitAnswer,
         RateLimitRequest, ResponseHeader, Settings, StoreFailure, Unit, Variables,
     },
-    listener::http::{self, Served},
+    listener::http::{self, ListenerContext},
     net::{Bounds, Server},
 };
 
@@ -48,7 +48,7 @@ impl Subject for OverHttp {
     fn new(started: &Started) -> Self {
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let served = Served {
+        let context = ListenerContext {
             limiter: Arc::clone(&started.limiter),
             headers: Headers::default(),
             identity: Arc::default(),
@@ -56,7 +56,7 @@ impl Subject for OverHttp {
             token: None,
             tls: None,
         };
-        let listener = http::listen(&server, socket, Bounds::default(), served).unwrap();
+        let listener = http::listen(&server, socket, Bounds::default(), context).unwrap();
         Self {
             client: RefCell::new(Client::connect(listener.local_addr())),
             _server: server,

@@ -151,7 +151,7 @@ impl Node {
     }
 
     pub(crate) fn open_http(&self) -> SocketAddr {
-        let served = http::Served {
+        let context = http::ListenerContext {
             limiter: Arc::clone(&self.limiter),
             headers: Headers::default(),
             identity: Arc::default(),
@@ -159,12 +159,12 @@ impl Node {
             token: None,
             tls: None,
         };
-        let listener = http::listen(&self.server, socket(), Bounds::default(), served);
+        let listener = http::listen(&self.server, socket(), Bounds::default(), context);
         listener.unwrap().local_addr()
     }
 
     pub(crate) fn open_admin(&self) -> SocketAddr {
-        let operated = admin::Operated {
+        let context = admin::ListenerContext {
             limiter: Arc::clone(&self.limiter),
             reloader: None,
             envoy: None,
@@ -175,7 +175,7 @@ impl Node {
             token: None,
             tls: None,
         };
-        let listener = admin::listen(&self.server, socket(), Bounds::default(), operated);
+        let listener = admin::listen(&self.server, socket(), Bounds::default(), context);
         listener.unwrap().local_addr()
     }
 }

@@ -8,7 +8,7 @@ use tidegate_server::{
     config::Config,
     envoy::{DomainFiles, File, RateLimitService, Settings, read},
     limiter::Limiter,
-    listener::grpc::{self, Http2, Served},
+    listener::grpc::{self, Http2, ListenerContext},
     net::{Behind, Bounds, Listener, Server, Tls},
 };
 
@@ -76,11 +76,11 @@ impl TestListener {
             .map(|files| Arc::new(Tls::load(Behind::Grpc, files).unwrap()));
         let http2 = Http2::new(config.grpc, tls.clone());
         let rate_limits = rate_limits(Arc::clone(&limiter));
-        let served = Served {
+        let context = ListenerContext {
             limiter: Arc::clone(&limiter),
             rate_limits: rate_limits.clone(),
         };
-        let listener = grpc::listen(&server, socket, bounds, served, http2).unwrap();
+        let listener = grpc::listen(&server, socket, bounds, context, http2).unwrap();
         Self {
             limiter,
             listener,

@@ -9,7 +9,7 @@ use tidegate_server::{
     config::{Config, Password},
     geoip::GeoIp,
     limiter::Limiter,
-    listener::http::{self, Served},
+    listener::http::{self, ListenerContext},
     net::{Behind, Bounds, Listener, Server, Tls},
 };
 
@@ -43,7 +43,7 @@ impl TestListener {
         }
         let server = Server::start(1).unwrap();
         let tls = config.listeners.http.tls;
-        let served = Served {
+        let context = ListenerContext {
             limiter: Arc::clone(&limiter),
             headers: config.headers,
             identity: Arc::new(identity),
@@ -55,7 +55,7 @@ impl TestListener {
             tls: tls.map(|files| Arc::new(Tls::load(Behind::Http, &files).unwrap())),
         };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let listener = http::listen(&server, socket, bounds, served).unwrap();
+        let listener = http::listen(&server, socket, bounds, context).unwrap();
         Self {
             limiter,
             listener,

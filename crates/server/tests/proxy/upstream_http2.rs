@@ -20,7 +20,7 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tidegate_server::{
     config::Grpc,
-    listener::grpc::{self, Http2, Served},
+    listener::grpc::{self, Http2, ListenerContext},
     net::Bounds,
 };
 use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
@@ -30,7 +30,7 @@ use crate::{listener::TestListener, upstream::Upstream};
 /// Opens a proxy whose upstream is the gRPC listener of `behind`.
 pub(crate) fn before_grpc(behind: &TestListener, rules: &str) -> TestListener {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    let served = Served {
+    let served = ListenerContext {
         limiter: Arc::clone(&behind.limiter),
         rate_limits: None,
     };

@@ -6,7 +6,7 @@ use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_http::Clock;
 use tidegate_server::{
     limiter::Limiter,
-    listener::resp::{self, Served},
+    listener::resp::{self, ListenerContext},
     net::{Listener, Server},
 };
 
@@ -33,14 +33,14 @@ impl Guarded {
         let limiter = Arc::new(Limiter::new(RuleSet::default(), store, clock.clone()));
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let served = Served {
+        let context = ListenerContext {
             limiter: Arc::clone(&limiter),
             username: username.map(str::to_owned),
             password: Some("secret".to_owned()),
             tls: None,
         };
         let listener =
-            resp::listen_guarded(&server, socket, resp::default_bounds(), served).unwrap();
+            resp::listen_guarded(&server, socket, resp::default_bounds(), context).unwrap();
         Self {
             listener,
             limiter,

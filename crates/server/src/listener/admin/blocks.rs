@@ -6,7 +6,7 @@ use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BY
 
 use super::{
     super::http::{Answer, Json, Members, Problem, json, object},
-    path::Asked,
+    path::KeyTarget,
 };
 use crate::{
     config::report::{advice, shown},
@@ -17,7 +17,7 @@ const NO_BLOCK: &str = "this key is not blocked; GET /v1/blocks lists the blocks
 
 /// The parsed body of a request to block a key.
 #[derive(Debug)]
-struct Wish<'b> {
+struct BlockRequest<'b> {
     /// `None` blocks until the block is removed.
     span: Option<Span>,
     reason: &'b str,
@@ -27,53 +27,53 @@ pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
     let mut blocks = limiter.blocks().await?;
     blocks.sort_by(|a, b| a.key.cmp(&b.key));
-    let shown = Shown {
+    let view = BlockView {
         rules: &rules,
         now,
         is_persistent: limiter.keeps_blocks(),
     };
-    let documents: Vec<Value> = blocks.iter().map(|block| shown.document(block)).collect();
+    let documents: Vec<Value> = blocks.iter().map(|block| view.document(block)).collect();
     Ok(json(StatusCode::OK, &json!({"blocks": documents})))
 }
 
-pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
+pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
-    let (rule, key) = asked.find(&rules)?;
+    let (rule, key) = target.find(&rules)?;
     let block = limiter.block_on(&key).await?;
-    let block = block.ok_or_else(|| asked.nothing(NO_BLOCK, rule))?;
+    let block = block.ok_or_else(|| target.nothing(NO_BLOCK, rule))?;
     let document = document(limiter, &rules, &block, now);
     Ok(json(StatusCode::OK, &document))
 }
 
 pub(super) async fn put(
     limiter: &Limiter,
-    asked: Asked<'_>,
+    target: KeyTarget<'_>,
     body: &[u8],
 ) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, key) = asked.find(&rules)?;
+    let (rule, key) = target.find(&rules)?;
     let members = match body {
         [] => Vec::new(),
         body => object(body)?,
     };
-    let Wish { span, reason } = read(&members, rule)?;
+    let BlockRequest { span, reason } = read(&members, rule)?;
     if !limiter.block(&key, span, reason).await? {
         let most = tidegate_core::bounds::MAX_BLOCKS;
         let detail = format!("the maximum of {most} blocks is reached; lift some first");
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
     let block = limiter.block_on(&key).await?;
-    let block = block.ok_or_else(|| asked.nothing(NO_BLOCK, rule))?;
+    let block = block.ok_or_else(|| target.nothing(NO_BLOCK, rule))?;
     // The clock is read after the block was made, so that `left_ms` does not exceed the requested
     // duration.
     let mut document = document(limiter, &rules, &block, limiter.now());
     if !limiter.keeps_blocks() {
         document["hint"] = not_kept(limiter).into();
     }
-    Ok(json(StatusCode::OK, &asked.hinted(document, rule)))
+    Ok(json(StatusCode::OK, &target.hinted(document, rule)))
 }
 
-fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<Wish<'b>, Problem> {
+fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, Problem> {
     let (mut span, mut reason) = (Some(rule.longest_window()), "");
     for (name, value) in members {
         match (&**name, value) {
@@ -107,18 +107,18 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<Wish<'b>, Problem> 
             }
         }
     }
-    Ok(Wish { span, reason })
+    Ok(BlockRequest { span, reason })
 }
 
-pub(super) async fn lift(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
+pub(super) async fn lift(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, bytes) = asked.find(&rules)?;
+    let (rule, bytes) = target.find(&rules)?;
     if !limiter.unblock(&bytes).await? {
-        return Err(asked.nothing(NO_BLOCK, rule));
+        return Err(target.nothing(NO_BLOCK, rule));
     }
     Ok(json(
         StatusCode::OK,
-        &json!({"rule": rule.name(), "key": asked.key, "unblocked": true}),
+        &json!({"rule": rule.name(), "key": target.key, "unblocked": true}),
     ))
 }
 
@@ -135,13 +135,13 @@ fn not_kept(limiter: &Limiter) -> String {
 }
 
 /// The context for serialising blocks.
-struct Shown<'a> {
+struct BlockView<'a> {
     rules: &'a RuleSet,
     now: Timestamp,
     is_persistent: bool,
 }
 
-impl Shown<'_> {
+impl BlockView<'_> {
     /// Serialises a block. `until`, `until_ms` and `left_ms` are null for a block without an end.
     fn document(&self, block: &Block) -> Value {
         let (rule, key) = match self.rules.decode_key(&block.key) {
@@ -163,12 +163,12 @@ impl Shown<'_> {
 
 pub(super) fn document(limiter: &Limiter, rules: &RuleSet, block: &Block, now: Timestamp) -> Value {
     let is_persistent = limiter.keeps_blocks();
-    let shown = Shown {
+    let view = BlockView {
         rules,
         now,
         is_persistent,
     };
-    shown.document(block)
+    view.document(block)
 }
 
 /// Formats the instant as an RFC 3339 date in UTC, rounded up to whole seconds. `None` after the

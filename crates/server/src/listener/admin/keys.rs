@@ -7,13 +7,13 @@ use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, Retry};
 use super::{
     super::http::{Answer, Problem, json, millis},
     blocks,
-    path::Asked,
+    path::KeyTarget,
 };
 use crate::limiter::Limiter;
 
-pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
+pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
-    let (rule, bytes) = asked.find(&rules)?;
+    let (rule, bytes) = target.find(&rules)?;
     let block = limiter.block_on(&bytes).await?;
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
     let standing = limiter.inspect(charge, Effect::Look).await?;
@@ -28,23 +28,23 @@ pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
         .collect();
     let document = json!({
         "rule": rule.name(),
-        "key": asked.key,
+        "key": target.key,
         "mode": rule.mode().as_str(),
         "limits": limits,
         "block": block.map(|block| blocks::document(limiter, &rules, &block, now)),
     });
-    Ok(json(StatusCode::OK, &asked.hinted(document, rule)))
+    Ok(json(StatusCode::OK, &target.hinted(document, rule)))
 }
 
-pub(super) async fn reset(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
+pub(super) async fn reset(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, bytes) = asked.find(&rules)?;
+    let (rule, bytes) = target.find(&rules)?;
     if !limiter.reset(&bytes).await? {
-        return Err(asked.nothing("this key has no counters", rule));
+        return Err(target.nothing("this key has no counters", rule));
     }
     Ok(json(
         StatusCode::OK,
-        &json!({"rule": rule.name(), "key": asked.key, "reset": true}),
+        &json!({"rule": rule.name(), "key": target.key, "reset": true}),
     ))
 }
 

@@ -39,11 +39,11 @@ use serde_json::json;
 
 use self::{
     access::Access,
-    path::{Asked, Path},
-    reload::Reloading,
+    path::{KeyTarget, Path},
+    reload::ReloadTargets,
 };
 use super::{
-    http::{Answer, Problem, json, read_body, wire},
+    http::{Answer, Problem, json, read_body, serve},
     proxy::Live,
 };
 use crate::{
@@ -58,7 +58,7 @@ use crate::{
 
 /// The dependencies and settings of the admin listener.
 #[derive(Debug)]
-pub struct Operated {
+pub struct ListenerContext {
     /// The limiter.
     pub limiter: Arc<Limiter>,
     /// Reloads the rules file on `POST /v1/reload`; `None` if there is no rules file.
@@ -90,9 +90,9 @@ pub fn listen(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    operated: Operated,
+    context: ListenerContext,
 ) -> io::Result<Listener> {
-    let Operated {
+    let ListenerContext {
         limiter,
         reloader,
         envoy,
@@ -102,7 +102,7 @@ pub fn listen(
         identity,
         token,
         tls,
-    } = operated;
+    } = context;
     let access = Access::new(
         token.as_deref(),
         socket.local_addr()?,
@@ -126,10 +126,10 @@ pub fn listen(
             let peer = connection.peer.ip();
             let answer = |request| admin.answer(request, peer);
             let Some(tls) = tls else {
-                return wire::serve(stream, &connection, answer).await;
+                return serve::serve(stream, &connection, answer).await;
             };
             if let Some(stream) = tls.accept_in_time(stream, &connection).await {
-                wire::serve(stream, &connection, answer).await;
+                serve::serve(stream, &connection, answer).await;
             }
         }
     })
@@ -178,21 +178,21 @@ impl Admin {
             }
             (["v1", "blocks"], &Method::GET) => blocks::list(&self.limiter).await,
             (["v1", "blocks", rule, key @ ..], &Method::GET) => {
-                blocks::show(&self.limiter, Asked { rule, key, trust }).await
+                blocks::show(&self.limiter, KeyTarget { rule, key, trust }).await
             }
             (["v1", "blocks", rule, key @ ..], &Method::PUT) => {
                 let body = read_body(request.into_body()).await?;
-                let asked = Asked { rule, key, trust };
-                blocks::put(&self.limiter, asked, &body).await
+                let target = KeyTarget { rule, key, trust };
+                blocks::put(&self.limiter, target, &body).await
             }
             (["v1", "blocks", rule, key @ ..], &Method::DELETE) => {
-                blocks::lift(&self.limiter, Asked { rule, key, trust }).await
+                blocks::lift(&self.limiter, KeyTarget { rule, key, trust }).await
             }
             (["v1", "keys", rule, key @ ..], &Method::GET) => {
-                keys::show(&self.limiter, Asked { rule, key, trust }).await
+                keys::show(&self.limiter, KeyTarget { rule, key, trust }).await
             }
             (["v1", "keys", rule, key @ ..], &Method::DELETE) => {
-                keys::reset(&self.limiter, Asked { rule, key, trust }).await
+                keys::reset(&self.limiter, KeyTarget { rule, key, trust }).await
             }
             (["healthz" | "readyz" | "metrics"] | ["v1", "rules" | "blocks" | "status"], _) => {
                 Err(Problem::method("GET"))
@@ -229,13 +229,13 @@ impl Admin {
     }
 
     async fn reload(&self) -> Result<Answer, Problem> {
-        let reloading = Reloading {
+        let targets = ReloadTargets {
             rules: self.reloader.clone(),
             envoy: self.envoy.clone(),
             certificates: self.certificates.clone(),
             geoip: self.geoip.clone(),
         };
-        if reloading.is_nothing() {
+        if targets.is_empty() {
             return Err(Problem::new(
                 StatusCode::CONFLICT,
                 "the server has no rules file; start it with --config FILE",
@@ -243,7 +243,7 @@ impl Admin {
         }
         // Reading a large file takes a while and must not block the other connections of this
         // worker.
-        let reloaded = tokio::task::spawn_blocking(move || reloading.answer()).await;
+        let reloaded = tokio::task::spawn_blocking(move || targets.reload()).await;
         reloaded.unwrap_or_else(|_| {
             let detail = "the server is shutting down";
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))

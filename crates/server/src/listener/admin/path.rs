@@ -32,14 +32,14 @@ impl Path {
 
 /// The rule and key that a request refers to.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct KeyTarget<'a> {
     pub(super) rule: &'a str,
     /// The values of the key as they appear in the path.
     pub(super) key: &'a [&'a str],
     pub(super) trust: &'a Trust,
 }
 
-impl Asked<'_> {
+impl KeyTarget<'_> {
     /// Returns the rule of that name and the encoded key.
     pub(super) fn find<'r>(&self, rules: &'r RuleSet) -> Result<(&'r Rule, Vec<u8>), Problem> {
         let rule = rules.rule(self.rule);

@@ -9,15 +9,15 @@ use super::super::http::{Answer, Problem, json};
 use crate::{envoy::Watch, geoip::GeoIp, net::Tls, reload::Reloader};
 
 /// Everything that can be reloaded.
-pub(super) struct Reloading {
+pub(super) struct ReloadTargets {
     pub(super) rules: Option<Arc<Reloader>>,
     pub(super) envoy: Option<Arc<Watch>>,
     pub(super) certificates: Vec<Arc<Tls>>,
     pub(super) geoip: Option<Arc<GeoIp>>,
 }
 
-impl Reloading {
-    pub(super) fn is_nothing(&self) -> bool {
+impl ReloadTargets {
+    pub(super) fn is_empty(&self) -> bool {
         let Self {
             rules,
             envoy,
@@ -28,7 +28,7 @@ impl Reloading {
     }
 
     /// Reloads everything. An invalid file does not prevent the reload of the others.
-    pub(super) fn answer(self) -> Result<Answer, Problem> {
+    pub(super) fn reload(self) -> Result<Answer, Problem> {
         let rules = self.rules.map(|rules| {
             let detail = "the rules file cannot be used; the old rules stay active";
             rules

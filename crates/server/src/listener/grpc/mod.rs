@@ -42,7 +42,7 @@ pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
 /// The services behind the gRPC listener.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ListenerContext {
     /// The limiter, which also has the quotas.
     pub limiter: Arc<Limiter>,
     /// The rate limit service; without it, calls are answered as by a service without
@@ -59,10 +59,10 @@ pub fn listen(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    served: Served,
+    context: ListenerContext,
     http2: Http2,
 ) -> io::Result<Listener> {
-    let routes = Arc::new(Routes::new(served, &server.shutdown_signal())?);
+    let routes = Arc::new(Routes::new(context, &server.shutdown_signal())?);
     let http2 = Arc::new(http2);
     server.listen(socket, bounds, move |stream, connection| {
         let (http2, routes) = (Arc::clone(&http2), Arc::clone(&routes));

@@ -11,7 +11,7 @@ use tonic_reflection::server::Builder;
 use tower_service::Service;
 
 use super::{
-    MAX_MESSAGE_BYTES, QUOTA, Served,
+    ListenerContext, MAX_MESSAGE_BYTES, QUOTA,
     health::Healthy,
     proto::{
         DESCRIPTORS,
@@ -41,7 +41,7 @@ struct Route {
 
 /// All services of the listener.
 pub(super) struct Routes {
-    served: Served,
+    context: ListenerContext,
     streamed: Vec<Route>,
 }
 
@@ -53,18 +53,18 @@ impl std::fmt::Debug for Routes {
 }
 
 impl Routes {
-    pub(super) fn new(served: Served, shutdown: &Shutdown) -> io::Result<Self> {
-        let quotas = StreamedQuotas::new(Arc::clone(&served.limiter), shutdown.clone());
+    pub(super) fn new(context: ListenerContext, shutdown: &Shutdown) -> io::Result<Self> {
+        let quotas = StreamedQuotas::new(Arc::clone(&context.limiter), shutdown.clone());
         let quotas =
             RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let health = Healthy::new(shutdown.clone(), served.rate_limits.clone());
+        let health = Healthy::new(shutdown.clone(), context.rate_limits.clone());
         let health = HealthServer::new(health).max_decoding_message_size(MAX_MESSAGE_BYTES);
         // The descriptors are compiled into the binary, so they are valid.
         let reflection = || Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
         let v1 = reflection().build_v1().map_err(io::Error::other)?;
         let v1alpha = reflection().build_v1alpha().map_err(io::Error::other)?;
         Ok(Self {
-            served,
+            context,
             streamed: vec![
                 Route::to(QUOTA, quotas),
                 Route::to("grpc.health.v1.Health", health),
@@ -113,14 +113,14 @@ impl Routes {
         message: Result<Bytes, Status>,
         time: Duration,
     ) -> Result<RateLimitResponse, Status> {
-        let service = self.served.rate_limits.as_deref();
+        let service = self.context.rate_limits.as_deref();
         let decided = match message {
             Ok(message) => {
                 rate_limit::decide(service, &message, super::timeout::for_store(time)).await
             }
             Err(status) => Err(status),
         };
-        let metrics = self.served.limiter.metrics();
+        let metrics = self.context.limiter.metrics();
         match &decided {
             Ok(answer) => {
                 metrics

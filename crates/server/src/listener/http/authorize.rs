@@ -6,7 +6,7 @@ use hyper::{Request, StatusCode, body::Incoming};
 use tidegate_core::{Cost, Effect, RequestError, RuleSet};
 use tidegate_http::{Forwarded, Gate as _, Proxy, RuleNames, Source, Unclear};
 
-use super::{Asked, Problem, check::with_scratch, status, wire::Answer};
+use super::{ConnectionContext, Problem, check::with_scratch, serve::Answer, status};
 use crate::{
     entries::{Audited, Origin},
     metrics::ListenerKind,
@@ -23,11 +23,11 @@ struct Options {
 }
 
 pub(super) async fn authorize(
-    asked: &Asked,
+    context: &ConnectionContext,
     request: &Request<Incoming>,
 ) -> Result<Answer, Problem> {
     let options = options(request.uri().query().unwrap_or_default())?;
-    let decided = decide(asked, request, &options).await;
+    let decided = decide(context, request, &options).await;
     // A malformed client request must be rejected with the status that the proxy passes on.
     decided.map_err(|problem| match options.deny {
         Some(deny) if problem.is_bad_request() => problem.with_status(deny),
@@ -36,16 +36,16 @@ pub(super) async fn authorize(
 }
 
 async fn decide(
-    asked: &Asked,
+    context: &ConnectionContext,
     request: &Request<Incoming>,
     options: &Options,
 ) -> Result<Answer, Problem> {
-    let identity = &asked.identity;
+    let identity = &context.identity;
     let hops = options
         .hops
         .map(|hops| identity.trust.clone().with_hops(hops));
     let source = Source {
-        peer: asked.peer,
+        peer: context.peer,
         proxy: options.proxy,
         trust: hops.as_ref().unwrap_or(&identity.trust),
         parts: &identity.parts,
@@ -53,7 +53,7 @@ async fn decide(
     };
     let unclear = |unclear: Unclear| Problem::new(StatusCode::BAD_REQUEST, unclear.to_string());
     let forwarded = Forwarded::read(request.headers(), source).map_err(unclear)?;
-    let rules = asked.limiter.rules();
+    let rules = context.limiter.rules();
     warn_of_gaps(&forwarded, &rules);
     let named = rules.entry_names().filter_map(|name| {
         Some(
@@ -70,20 +70,20 @@ async fn decide(
         .map(|(name, value)| (*name, &**value))
         .collect();
     let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
-    let names = asked.headers.borrow().rule_names();
+    let names = context.headers.borrow().rule_names();
     // A proxy may pass the error on to the client.
     let uncounted = |error: RequestError| match names {
         RuleNames::Shown => error,
         RuleNames::Hidden => error.without_cause(),
     };
     with_scratch(async |scratch| {
-        let now = asked.limiter.now();
-        let verdict = asked
+        let now = context.limiter.now();
+        let verdict = context
             .limiter
             .check(&rules, scratch, &described, Effect::Charge)
             .await
             .map_err(uncounted)?;
-        asked.limiter.observe(ListenerKind::Http, &verdict);
+        context.limiter.observe(ListenerKind::Http, &verdict);
         let audited = Audited {
             listener: ListenerKind::Http,
             origin: Origin::Listener,
@@ -91,11 +91,11 @@ async fn decide(
             rules: &rules,
             now,
         };
-        asked.limiter.audit(audited, &verdict);
+        context.limiter.audit(audited, &verdict);
         // The configured status replaces 503 too: some proxies pass on only certain statuses.
         let denied = options.deny.filter(|_| !verdict.allowed);
         let status = denied.unwrap_or_else(|| status(&verdict));
-        Ok(asked.public_verdict(status, &verdict, now))
+        Ok(context.public_verdict(status, &verdict, now))
     })
     .await
 }

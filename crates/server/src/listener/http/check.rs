@@ -6,11 +6,11 @@ use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
 use tidegate_http::Gate as _;
 
 use super::{
-    Asked, Problem,
-    fields::{Field, Place},
+    ConnectionContext, Problem,
+    fields::{Field, FieldLocation},
     json::{self, Json, Members},
+    serve::Answer,
     status,
-    wire::Answer,
 };
 use crate::{
     config::report::{advice, shown},
@@ -25,23 +25,27 @@ thread_local! {
 
 /// The parsed request body.
 #[derive(Debug)]
-struct Check<'j> {
+struct CheckRequest<'j> {
     entries: Vec<(&'j str, &'j str)>,
     cost: Cost,
     spelling: Spelling,
 }
 
-pub(super) async fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<Answer, Problem> {
+pub(super) async fn check(
+    context: &ConnectionContext,
+    body: &[u8],
+    effect: Effect,
+) -> Result<Answer, Problem> {
     let members = json::object(body)?;
-    let Check {
+    let CheckRequest {
         entries,
         cost,
         spelling,
     } = read(&members)?;
     let given = Request::new(&entries, cost)?;
-    let rules = asked.limiter.rules();
+    let rules = context.limiter.rules();
     let replaced = match spelling {
-        Spelling::Normalized => normalize(asked.limiter.trust(), &rules, &entries)?,
+        Spelling::Normalized => normalize(context.limiter.trust(), &rules, &entries)?,
         Spelling::Raw => Vec::new(),
     };
     let normalized;
@@ -52,13 +56,13 @@ pub(super) async fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<
         Request::new(&normalized, cost)?
     };
     with_scratch(async |scratch| {
-        let now = asked.limiter.now();
-        let verdict = asked
+        let now = context.limiter.now();
+        let verdict = context
             .limiter
             .check(&rules, scratch, &request, effect)
             .await?;
         if effect == Effect::Charge {
-            asked.limiter.observe(ListenerKind::Http, &verdict);
+            context.limiter.observe(ListenerKind::Http, &verdict);
             let audited = Audited {
                 listener: ListenerKind::Http,
                 origin: Origin::Service,
@@ -66,9 +70,9 @@ pub(super) async fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<
                 rules: &rules,
                 now,
             };
-            asked.limiter.audit(audited, &verdict);
+            context.limiter.audit(audited, &verdict);
         }
-        Ok(asked.verdict(status(&verdict), &verdict, now))
+        Ok(context.verdict(status(&verdict), &verdict, now))
     })
     .await
 }
@@ -83,12 +87,12 @@ pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T)
 }
 
 /// Parses a body, or reports all mistakes in it.
-fn read<'j>(members: &'j Members<'_>) -> Result<Check<'j>, Problem> {
+fn read<'j>(members: &'j Members<'_>) -> Result<CheckRequest<'j>, Problem> {
     let mut problems = Vec::new();
     let (mut entries, mut cost, mut spelling) = (None, Cost::ONE, Spelling::default());
     for (name, value) in members {
         let field = Field {
-            place: Place::Body,
+            location: FieldLocation::Body,
             name,
             value,
         };
@@ -114,7 +118,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Check<'j>, Problem> {
         ));
     }
     match (entries, problems.is_empty()) {
-        (Some(entries), true) => Ok(Check {
+        (Some(entries), true) => Ok(CheckRequest {
             entries,
             cost,
             spelling,

@@ -8,13 +8,13 @@ use super::{Problem, json::Json};
 
 /// The location of a field: in the body itself or in one of its `limits`.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(super) enum FieldLocation {
     Body,
     Limit(usize),
 }
 
 /// Writes the prefix of the field's path: nothing, or `limits[2].`.
-impl fmt::Display for Place {
+impl fmt::Display for FieldLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Body => Ok(()),
@@ -26,7 +26,7 @@ impl fmt::Display for Place {
 /// A field that is present.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field<'j, 'b> {
-    pub(super) place: Place,
+    pub(super) location: FieldLocation,
     pub(super) name: &'j str,
     pub(super) value: &'j Json<'b>,
 }
@@ -38,7 +38,7 @@ impl<'j> Field<'j, '_> {
         problems: &mut Vec<Problem>,
     ) -> Option<T> {
         problems.push(Problem::bad(
-            format!("{}{}", self.place, self.name),
+            format!("{}{}", self.location, self.name),
             problem,
         ));
         None

@@ -57,9 +57,9 @@ pub(crate) fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
 /// with a trailing dot.
 pub(crate) fn check_members(path: &str, members: &Members<'_>) -> Result<(), Problem> {
     if members.len() > MAX_MEMBERS {
-        let (count, place) = (members.len(), path.strip_suffix('.').unwrap_or("body"));
+        let (count, location) = (members.len(), path.strip_suffix('.').unwrap_or("body"));
         let problem = format!("{count} fields are over the maximum of {MAX_MEMBERS}");
-        return Err(Problem::bad(place, problem));
+        return Err(Problem::bad(location, problem));
     }
     for (index, (name, _)) in members.iter().enumerate() {
         if members[..index].iter().any(|(earlier, _)| earlier == name) {

@@ -6,7 +6,7 @@ use tidegate_core::{
 
 use super::{
     Problem,
-    fields::{Field, Place},
+    fields::{Field, FieldLocation},
     json::{Json, check_members},
 };
 use crate::config::report::{advice, shown};
@@ -53,7 +53,7 @@ pub(super) fn is_field(name: &str) -> bool {
 /// Reports a field that is neither a field of a limit nor one of `others`.
 pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<Problem>) {
     let known: Vec<&str> = others.iter().chain(&LimitSpec::FIELDS).copied().collect();
-    let path = format!("{}{}", field.place, shown(field.name));
+    let path = format!("{}{}", field.location, shown(field.name));
     problems.push(Problem::bad(
         path,
         format!("unknown field; {}", advice(field.name, &known)),
@@ -67,7 +67,7 @@ pub(super) fn listed(
     algorithm: Option<AlgorithmName>,
     problems: &mut Vec<Problem>,
 ) -> Option<LimitSpec> {
-    let place = Place::Limit(index);
+    let location = FieldLocation::Limit(index);
     let path = || format!("limits[{index}]");
     match limit {
         Json::Text(text) => match LimitSpec::parse_shorthand(text, algorithm) {
@@ -78,7 +78,7 @@ pub(super) fn listed(
             }
         },
         Json::Object(members) => {
-            if let Err(problem) = check_members(&place.to_string(), members) {
+            if let Err(problem) = check_members(&location.to_string(), members) {
                 problems.push(problem);
                 return None;
             }
@@ -90,7 +90,11 @@ pub(super) fn listed(
                 .iter()
                 .filter(|(_, value)| !matches!(value, Json::Null))
             {
-                let field = Field { place, name, value };
+                let field = Field {
+                    location,
+                    name,
+                    value,
+                };
                 if !set(&mut spec, field, problems) {
                     unknown(field, &[], problems);
                 }
@@ -127,7 +131,7 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
     for (name, value) in members {
         let path = format!("{}.{}", field.name, shown(name));
         let part = Field {
-            place: field.place,
+            location: field.location,
             name: &path,
             value,
         };

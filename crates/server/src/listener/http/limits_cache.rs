@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_core::{LimitError, LimitSpec, Limits};
 
-use super::{Problem, fields::Place};
+use super::{Problem, fields::FieldLocation};
 
 /// Built limits, by the specs they were built from.
 #[derive(Debug, Default)]
@@ -19,17 +19,17 @@ impl LimitsCache {
     /// built again.
     const KEPT: usize = 16;
 
-    /// Returns the limits of `specs` from the cache, or builds them. `place` maps an index in
+    /// Returns the limits of `specs` from the cache, or builds them. `location` maps an index in
     /// `specs` to the location in the request, for error messages.
     pub(super) fn limits(
         &mut self,
         specs: Vec<LimitSpec>,
-        place: fn(usize) -> Place,
+        location: fn(usize) -> FieldLocation,
     ) -> Result<Arc<Limits>, Problem> {
         if let Some((_, limits)) = self.built.iter().find(|(known, _)| *known == specs) {
             return Ok(Arc::clone(limits));
         }
-        let limits = Arc::new(build(&specs, place)?);
+        let limits = Arc::new(build(&specs, location)?);
         let entry = (specs, Arc::clone(&limits));
         if self.built.len() < Self::KEPT {
             self.built.push(entry);
@@ -42,24 +42,26 @@ impl LimitsCache {
 }
 
 /// Builds all limits, or reports all mistakes in them.
-fn build(specs: &[LimitSpec], place: fn(usize) -> Place) -> Result<Limits, Problem> {
+fn build(specs: &[LimitSpec], location: fn(usize) -> FieldLocation) -> Result<Limits, Problem> {
     let (mut limits, mut problems) = (Vec::new(), Vec::new());
     for (index, spec) in specs.iter().enumerate() {
         match spec.build() {
             Ok(limit) => limits.push(limit),
-            Err(errors) => {
-                problems.extend(errors.into_iter().map(|error| refused(place(index), error)))
-            }
+            Err(errors) => problems.extend(
+                errors
+                    .into_iter()
+                    .map(|error| refused(location(index), error)),
+            ),
         }
     }
     if !problems.is_empty() {
         return Err(Problem::several(problems));
     }
-    Limits::new(limits).map_err(|error| refused(Place::Body, error))
+    Limits::new(limits).map_err(|error| refused(FieldLocation::Body, error))
 }
 
-fn refused(place: Place, error: LimitError) -> Problem {
-    Problem::bad(format!("{place}{}", error.field), error.problem)
+fn refused(location: FieldLocation, error: LimitError) -> Problem {
+    Problem::bad(format!("{location}{}", error.field), error.problem)
 }
 
 #[cfg(test)]
@@ -77,7 +79,7 @@ mod tests {
                 let limits = cache
                     .limits(
                         vec![LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)],
-                        Place::Limit,
+                        FieldLocation::Limit,
                     )
                     .unwrap();
                 assert_eq!(limits.iter().map(Limit::quota).collect::<Vec<_>>(), [count]);

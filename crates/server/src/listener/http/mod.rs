@@ -1,7 +1,7 @@
 //! The HTTP listener: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, `ANY /v1/authorize` for
 //! forward-auth, and envoyproxy/ratelimit's `/json` and `/healthcheck`.
 //!
-//! `wire` serves HTTP/1.1, `body` reads request bodies and `verdict` writes responses. Each
+//! `serve` serves HTTP/1.1, `body` reads request bodies and `verdict` writes responses. Each
 //! endpoint has a module of its own. A denial is a normal response with a verdict; only requests
 //! that cannot be understood get a problem document.
 
@@ -10,15 +10,15 @@ mod body;
 mod check;
 mod envoy;
 mod fields;
-mod forms;
 mod json;
 mod limit_fields;
 mod limits_cache;
 mod problem;
+pub(super) mod serve;
 mod stream;
+mod template_cache;
 mod throttle;
 mod verdict;
-pub(super) mod wire;
 
 use std::{
     cell::RefCell,
@@ -40,8 +40,8 @@ pub(crate) use self::{
     body::read as read_body,
     json::{Json, Members, object},
     problem::Problem,
+    serve::{Answer, json},
     verdict::millis,
-    wire::{Answer, json},
 };
 use super::{Authenticator, auth::Attempt, cross_site};
 use crate::{
@@ -57,7 +57,7 @@ const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";
 
 /// The dependencies and settings of the HTTP listener.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ListenerContext {
     /// The limiter.
     pub limiter: Arc<Limiter>,
     /// The rate limit headers of responses.
@@ -81,36 +81,36 @@ pub fn listen(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    served: Served,
+    listener: ListenerContext,
 ) -> io::Result<Listener> {
-    let headers = header_writer(served.headers);
-    let clock = served.limiter.clock().clone();
+    let headers = header_writer(listener.headers);
+    let clock = listener.limiter.clock().clone();
     let authenticator = Arc::new(Authenticator::new(
         "http",
-        served.token.as_deref().map(str::as_bytes),
+        listener.token.as_deref().map(str::as_bytes),
         clock,
     ));
-    let metrics = served.limiter.metrics();
+    let metrics = listener.limiter.metrics();
     metrics.show_authenticator(Arc::clone(&authenticator));
-    let exempt = super::exempt(&served.identity);
+    let exempt = super::exempt(&listener.identity);
     server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
-        let asked = Asked {
-            limiter: Arc::clone(&served.limiter),
-            rate_limits: served.rate_limits.clone(),
+        let context = ConnectionContext {
+            limiter: Arc::clone(&listener.limiter),
+            rate_limits: listener.rate_limits.clone(),
             headers: RefCell::new(headers.clone()),
-            identity: Arc::clone(&served.identity),
+            identity: Arc::clone(&listener.identity),
             peer: connection.peer.ip(),
             shutdown: connection.shutdown.clone(),
             authenticator: Arc::clone(&authenticator),
         };
-        let tls = served.tls.clone();
+        let tls = listener.tls.clone();
         async move {
-            let answer = |request| asked.answer(request);
+            let answer = |request| context.answer(request);
             let Some(tls) = tls else {
-                return wire::serve(stream, &connection, answer).await;
+                return serve::serve(stream, &connection, answer).await;
             };
             if let Some(stream) = tls.accept_in_time(stream, &connection).await {
-                wire::serve(stream, &connection, answer).await;
+                serve::serve(stream, &connection, answer).await;
             }
         }
     })
@@ -146,7 +146,7 @@ pub enum Endpoint {
 /// fuzzing; does not support a Redis-backed limiter.
 #[must_use]
 pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
-    let asked = Asked {
+    let context = ConnectionContext {
         limiter: Arc::clone(limiter),
         rate_limits: None,
         headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),
@@ -158,10 +158,10 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
     let alone = "a decision by Redis must be awaited";
     let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
     // A decision in memory never suspends.
-    let answer = asked.answer_body(endpoint, body).now_or_never();
+    let answer = context.answer_body(endpoint, body).now_or_never();
     let answer = answer.unwrap_or_else(refused);
-    let answer = answer.unwrap_or_else(|problem| asked.refuse(problem));
-    (answer.status().as_u16(), wire::body(answer))
+    let answer = answer.unwrap_or_else(|problem| context.refuse(problem));
+    (answer.status().as_u16(), serve::body(answer))
 }
 
 /// The header for this listener's token. Forward-auth needs it, because `Authorization` then
@@ -177,7 +177,7 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 
 /// The context in which the requests of one connection are answered.
 #[derive(Debug)]
-struct Asked {
+struct ConnectionContext {
     limiter: Arc<Limiter>,
     rate_limits: Option<Arc<RateLimitService>>,
     headers: RefCell<HeaderWriter>,
@@ -187,14 +187,14 @@ struct Asked {
     authenticator: Arc<Authenticator>,
 }
 
-impl Asked {
+impl ConnectionContext {
     fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Answer> {
         let answer = self.route(request);
         answer.map(|answer| answer.unwrap_or_else(|problem| self.refuse(problem)))
     }
 
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
-        wire::check_host(&request)?;
+        serve::check_host(&request)?;
         self.admit(&request)?;
         let endpoint = match request.uri().path() {
             "/v1/throttle" => Endpoint::Throttle,
@@ -286,7 +286,7 @@ impl Asked {
         let mut answer: Answer = Response::new(body.into());
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
-        headers.insert(CONTENT_TYPE, wire::JSON);
+        headers.insert(CONTENT_TYPE, serve::JSON);
         self.headers.borrow_mut().write(verdict, now, headers);
         answer
     }

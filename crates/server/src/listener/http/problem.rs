@@ -8,7 +8,7 @@ use serde::Serialize;
 use tidegate_core::{RequestError, Span};
 use tidegate_redis::StoreError;
 
-use super::wire::{Answer, json};
+use super::serve::{Answer, json};
 
 /// An error response. Denials by a limit are not problems but verdicts.
 #[derive(Debug, Serialize)]

@@ -7,14 +7,14 @@ use tidegate_core::{
 };
 
 use super::{
-    Asked, Problem,
-    fields::{Field, Place},
-    forms::{Asks, Forms},
+    ConnectionContext, Problem,
+    fields::{Field, FieldLocation},
     json::{self, Json, Members},
     limit_fields::{is_field, listed, set, unknown},
     limits_cache::LimitsCache,
+    serve::Answer,
     status,
-    wire::Answer,
+    template_cache::{TemplateCache, ThrottleParameters},
 };
 use crate::{limiter::Limiter, metrics::ListenerKind};
 
@@ -23,96 +23,103 @@ const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 
 thread_local! {
     /// Buffers and caches that the requests of this worker share.
-    static DESK: RefCell<Desk> = RefCell::default();
-    static FORMS: RefCell<Forms> = RefCell::default();
+    static BUFFERS: RefCell<ThrottleBuffers> = RefCell::default();
+    static TEMPLATES: RefCell<TemplateCache> = RefCell::default();
     static CACHE: RefCell<LimitsCache> = RefCell::default();
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct ThrottleBuffers {
     key: Vec<u8>,
     outcomes: Vec<Outcome>,
 }
 
 /// The parsed request body.
 #[derive(Debug)]
-struct Throttle<'j> {
+struct ThrottleRequest<'j> {
     key: &'j str,
     cost: Cost,
     effect: Effect,
     specs: Vec<LimitSpec>,
     /// Maps an index in `specs` to its location in the request.
-    place: fn(usize) -> Place,
+    location: fn(usize) -> FieldLocation,
 }
 
-pub(super) async fn throttle(asked: &Asked, body: &[u8]) -> Result<Answer, Problem> {
+pub(super) async fn throttle(context: &ConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
     let mut members = Members::new();
-    let (key, asks) = match known(body) {
-        Some(known) => known,
-        None => read_and_remember(body, &mut members)?,
+    let (key, parameters) = match cached(body) {
+        Some(cached) => cached,
+        None => parse_and_cache(body, &mut members)?,
     };
     // If the buffers are in use by a suspended decision, fresh ones are allocated.
-    let mut desk = DESK.take();
-    let answered = answer(asked, key, &asks, &mut desk).await;
-    DESK.set(desk);
+    let mut buffers = BUFFERS.take();
+    let answered = answer(context, key, &parameters, &mut buffers).await;
+    BUFFERS.set(buffers);
     answered
 }
 
 /// Returns the key and the parsed request for `body`, if a body of the same form is cached.
-fn known(body: &[u8]) -> Option<(&str, Asks)> {
-    FORMS.with_borrow(|forms| {
-        let (key, asks) = forms.find(body)?;
-        Some((key, asks.clone()))
+fn cached(body: &[u8]) -> Option<(&str, ThrottleParameters)> {
+    TEMPLATES.with_borrow(|cache| {
+        let (key, parameters) = cache.find(body)?;
+        Some((key, parameters.clone()))
     })
 }
 
 /// Parses `body` into `members`, which the returned key may borrow from, and caches the result.
-fn read_and_remember<'b>(
+fn parse_and_cache<'b>(
     body: &'b [u8],
     members: &'b mut Members<'b>,
-) -> Result<(&'b str, Asks), Problem> {
+) -> Result<(&'b str, ThrottleParameters), Problem> {
     *members = json::object(body)?;
-    let Throttle {
+    let ThrottleRequest {
         key,
         cost,
         effect,
         specs,
-        place,
+        location,
     } = read(members)?;
-    let limits = CACHE.with_borrow_mut(|cache| cache.limits(specs, place))?;
-    let asks = Asks {
+    let limits = CACHE.with_borrow_mut(|cache| cache.limits(specs, location))?;
+    let parameters = ThrottleParameters {
         cost,
         effect,
         limits,
     };
-    FORMS.with_borrow_mut(|forms| forms.remember(body, key, &asks));
-    Ok((key, asks))
+    TEMPLATES.with_borrow_mut(|cache| cache.remember(body, key, &parameters));
+    Ok((key, parameters))
 }
 
-async fn answer(asked: &Asked, key: &str, asks: &Asks, desk: &mut Desk) -> Result<Answer, Problem> {
-    let key = Limiter::throttle_key(key.as_bytes(), &mut desk.key)?;
-    let charge = Charge::new(key, &asks.limits, asks.cost)?;
-    let now = asked.limiter.now();
-    let decided = asked
+async fn answer(
+    context: &ConnectionContext,
+    key: &str,
+    parameters: &ThrottleParameters,
+    buffers: &mut ThrottleBuffers,
+) -> Result<Answer, Problem> {
+    let key = Limiter::throttle_key(key.as_bytes(), &mut buffers.key)?;
+    let charge = Charge::new(key, &parameters.limits, parameters.cost)?;
+    let now = context.limiter.now();
+    let decided = context
         .limiter
-        .throttle(charge, now, asks.effect, &mut desk.outcomes)
+        .throttle(charge, now, parameters.effect, &mut buffers.outcomes)
         .await;
-    if asks.effect == Effect::Charge {
-        asked.limiter.observe_throttle(ListenerKind::Http, &decided);
+    if parameters.effect == Effect::Charge {
+        context
+            .limiter
+            .observe_throttle(ListenerKind::Http, &decided);
     }
-    let verdict = decided.verdict(&[charge], &desk.outcomes);
-    Ok(asked.verdict(status(&verdict), &verdict, now))
+    let verdict = decided.verdict(&[charge], &buffers.outcomes);
+    Ok(context.verdict(status(&verdict), &verdict, now))
 }
 
 /// Parses a body, or reports all mistakes in it.
-fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
+fn read<'j>(members: &'j Members<'_>) -> Result<ThrottleRequest<'j>, Problem> {
     let mut problems = Vec::new();
     let (mut key, mut cost, mut effect) = (None, Some(Cost::ONE), Some(Effect::Charge));
     let (mut list, mut beside) = (None, Vec::new());
     let mut spec = LimitSpec::default();
     for (name, value) in members {
         let field = Field {
-            place: Place::Body,
+            location: FieldLocation::Body,
             name,
             value,
         };
@@ -131,10 +138,10 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
         problems.push(Problem::bad("key", "is missing; it is the key to count by"));
     }
     let given = members.iter().any(|(name, _)| is_field(name));
-    let place: fn(usize) -> Place = if list.is_some() {
-        Place::Limit
+    let location: fn(usize) -> FieldLocation = if list.is_some() {
+        FieldLocation::Limit
     } else {
-        |_| Place::Body
+        |_| FieldLocation::Body
     };
     let specs = match list {
         Some(list) => specs_of(list, &beside, &spec, &mut problems),
@@ -147,12 +154,12 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
         }
     };
     match (key, cost, effect, problems.is_empty()) {
-        (Some(key), Some(cost), Some(effect), true) => Ok(Throttle {
+        (Some(key), Some(cost), Some(effect), true) => Ok(ThrottleRequest {
             key,
             cost,
             effect,
             specs,
-            place,
+            location,
         }),
         _ => Err(Problem::several(problems)),
     }

@@ -61,18 +61,18 @@ pub fn listen(
     bounds: Bounds,
     limiter: Arc<Limiter>,
 ) -> io::Result<Listener> {
-    let served = Served {
+    let context = ListenerContext {
         limiter,
         username: None,
         password: None,
         tls: None,
     };
-    listen_guarded(server, socket, bounds, served)
+    listen_guarded(server, socket, bounds, context)
 }
 
 /// The dependencies and settings of the Redis protocol listener.
 #[derive(Clone)]
-pub struct Served {
+pub struct ListenerContext {
     /// The limiter.
     pub limiter: Arc<Limiter>,
     /// The user name that `AUTH` requires; `None` means `default`.
@@ -84,16 +84,16 @@ pub struct Served {
 }
 
 /// Omits the password, so that it never reaches a log.
-impl std::fmt::Debug for Served {
+impl std::fmt::Debug for ListenerContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Served")
+        f.debug_struct("ListenerContext")
             .field("username", &self.username)
             .field("tls", &self.tls)
             .finish_non_exhaustive()
     }
 }
 
-/// Works like [`listen`], with the authentication and TLS settings in `served`.
+/// Works like [`listen`], with the authentication and TLS settings in `context`.
 ///
 /// # Errors
 ///
@@ -102,14 +102,14 @@ pub fn listen_guarded(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    served: Served,
+    context: ListenerContext,
 ) -> io::Result<Listener> {
-    let Served {
+    let ListenerContext {
         limiter,
         username,
         password,
         tls,
-    } = served;
+    } = context;
     let clock = limiter.clock().clone();
     let username: Arc<str> = username.as_deref().unwrap_or(session::DEFAULT_USER).into();
     let password = password.filter(|password| !password.is_empty());

@@ -27,7 +27,7 @@ pub(super) struct CommandExecutor {
     /// Decisions that Redis has to make before the batch is answered.
     pending: Vec<PendingReply>,
     parser: Parser,
-    memory: CommandBuffers,
+    buffers: CommandBuffers,
 }
 
 /// Buffers and caches that commands reuse.
@@ -44,7 +44,7 @@ pub(super) struct CommandBuffers {
 pub(super) struct Context<'c> {
     pub(super) limiter: &'c Limiter,
     pub(super) session: &'c mut Session,
-    pub(super) memory: &'c mut CommandBuffers,
+    pub(super) buffers: &'c mut CommandBuffers,
     /// Where a command puts a decision that needs Redis.
     pub(super) pending: &'c mut Vec<PendingReply>,
     /// The time at which the batch was read. All commands of a batch use the same time.
@@ -113,7 +113,7 @@ impl CommandExecutor {
                 let context = Context {
                     limiter,
                     session,
-                    memory: &mut self.memory,
+                    buffers: &mut self.buffers,
                     pending: &mut self.pending,
                     now,
                 };

@@ -14,7 +14,7 @@ use hyper::{
     header::{CONTENT_TYPE, HeaderName, HeaderValue},
 };
 
-use super::{Problem, json, wire::Answer};
+use super::{Problem, json, serve::Answer};
 use crate::{
     envoy::{Code, RateLimitError, RateLimitService},
     limiter::Limiter,

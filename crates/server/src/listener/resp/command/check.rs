@@ -29,7 +29,8 @@ use super::{
 /// option. A `retry_after_ms` of -1 means never. A limit and a remaining of -1 mean that no limit
 /// was evaluated: no rule applies, or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    let decided = Asked::read(arguments.skip(1)).and_then(|asked| asked.decide(context, reply));
+    let decided =
+        CheckCommand::read(arguments.skip(1)).and_then(|command| command.decide(context, reply));
     match decided {
         Ok(()) => {}
         Err(Refusal::NoPairs) => wrong_number(context, "tidegate.check", reply),
@@ -52,14 +53,14 @@ impl From<RequestError> for Refusal {
 }
 
 #[derive(Debug)]
-struct Asked<'a> {
+struct CheckCommand<'a> {
     effect: Effect,
     cost: Cost,
     spelling: Spelling,
     pairs: Arguments<'a>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> CheckCommand<'a> {
     fn read(arguments: Arguments<'a>) -> Result<Self, Refusal> {
         let (mut effect, mut spelling, mut given_cost) = (None, None, None);
         let mut pairs = arguments;
@@ -104,7 +105,7 @@ impl<'a> Asked<'a> {
             normalized = rewritten(entries, &replaced);
             Request::new(&normalized, self.cost)?
         };
-        let scratch = &mut context.memory.scratch;
+        let scratch = &mut context.buffers.scratch;
         let verdict = context
             .limiter
             .check_now(&rules, scratch, &request, self.effect)?;
@@ -162,14 +163,14 @@ impl PendingCheck {
         size_of_val(self.entries.as_slice()) + texts.sum::<usize>()
     }
 
-    fn new(asked: &Asked<'_>, entries: &[(&str, &str)]) -> Self {
+    fn new(command: &CheckCommand<'_>, entries: &[(&str, &str)]) -> Self {
         let owned = entries
             .iter()
             .map(|(name, value)| (Box::from(*name), Box::from(*value)));
         Self {
             entries: owned.collect(),
-            cost: asked.cost,
-            effect: asked.effect,
+            cost: command.cost,
+            effect: command.effect,
         }
     }
 

@@ -58,7 +58,7 @@ fn run<'a>(
     face: Face,
     reply: &mut Reply<'_>,
 ) -> Result<(), Refusal<'a>> {
-    let answer = Asked::read(arguments, face)?.decide(context, reply)?;
+    let answer = ThrottleCommand::read(arguments, face)?.decide(context, reply)?;
     if let Some(answer) = answer {
         answer.write(face, reply);
     }
@@ -67,14 +67,14 @@ fn run<'a>(
 
 /// The parsed arguments.
 #[derive(Debug)]
-struct Asked<'a> {
+struct ThrottleCommand<'a> {
     key: &'a [u8],
     numbers: Numbers,
     /// `None` for a quantity of 0, which only reads the current state.
     cost: Option<Cost>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> ThrottleCommand<'a> {
     fn read(arguments: Arguments<'a>, face: Face) -> Result<Self, Refusal<'a>> {
         let least_burst = u64::from(face == Face::Bucket);
         let burst = Number::read(arguments, 2, "max_burst")?;
@@ -111,10 +111,11 @@ impl<'a> Asked<'a> {
         reply: &Reply<'_>,
     ) -> Result<Option<Answer>, Refusal<'a>> {
         let database = context.session.database;
-        let memory = &mut *context.memory;
+        let buffers = &mut *context.buffers;
         let refused = |error: tidegate_core::RequestError| Refusal::Key(error.problem);
-        let key = Limiter::throttle_key_in(database, self.key, &mut memory.key).map_err(refused)?;
-        let limits = memory.limits.get(self.numbers).map_err(Refusal::Limit)?;
+        let key =
+            Limiter::throttle_key_in(database, self.key, &mut buffers.key).map_err(refused)?;
+        let limits = buffers.limits.get(self.numbers).map_err(Refusal::Limit)?;
         let effect = if self.cost.is_some() {
             Effect::Charge
         } else {
@@ -124,7 +125,7 @@ impl<'a> Asked<'a> {
         let now = context.now;
         let decided = context
             .limiter
-            .throttle_now(charge, now, effect, &mut memory.outcomes);
+            .throttle_now(charge, now, effect, &mut buffers.outcomes);
         let Some(decided) = decided else {
             let later = PendingCommand::Throttle(PendingThrottle {
                 key: key.into(),
@@ -142,7 +143,7 @@ impl<'a> Asked<'a> {
                 .limiter
                 .observe_throttle(ListenerKind::Resp, &decided);
         }
-        let answer = Answer::of(&decided.decision, memory.outcomes.first(), self.numbers);
+        let answer = Answer::of(&decided.decision, buffers.outcomes.first(), self.numbers);
         Ok(Some(answer))
     }
 }

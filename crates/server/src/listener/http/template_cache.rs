@@ -1,10 +1,10 @@
 //! A cache of parsed throttle bodies. A client that throttles by one limit sends the same body
 //! again and again, with different keys.
 //!
-//! A cache entry (`Form`) has the bytes before the key, the bytes after it and the parsed request.
-//! JSON is parsed from left to right. So a body with the same bytes before and after the key asks
-//! the same for its own key, if the bytes in between need no escape in a JSON string. Such a body
-//! need not be parsed.
+//! A cache entry (`Template`) has the bytes before the key, the bytes after it and the parsed
+//! request. JSON is parsed from left to right. So a body with the same bytes before and after the
+//! key asks the same for its own key, if the bytes in between need no escape in a JSON string. Such
+//! a body need not be parsed.
 //!
 //! A decision over HTTP then takes 16,700 instructions in the program. With costs from 1 to 500,
 //! where most bodies miss the cache, it takes 21,800 (callgrind at 8c70c53).
@@ -15,7 +15,7 @@ use tidegate_core::{Cost, Effect, Limits};
 
 /// The parsed request, without its key.
 #[derive(Clone, Debug)]
-pub(super) struct Asks {
+pub(super) struct ThrottleParameters {
     pub(super) cost: Cost,
     pub(super) effect: Effect,
     pub(super) limits: Arc<Limits>,
@@ -23,36 +23,36 @@ pub(super) struct Asks {
 
 /// The cached bodies.
 #[derive(Debug, Default)]
-pub(super) struct Forms {
-    read: Vec<Form>,
+pub(super) struct TemplateCache {
+    templates: Vec<Template>,
     /// The index of the entry that is replaced next.
     next: usize,
 }
 
 #[derive(Debug)]
-struct Form {
+struct Template {
     before: Vec<u8>,
     after: Vec<u8>,
-    asks: Asks,
+    parameters: ThrottleParameters,
 }
 
-impl Forms {
+impl TemplateCache {
     /// The number of cached entries. A body that matches none is parsed and replaces one of them.
-    const KEPT: usize = 8;
+    const CAPACITY: usize = 8;
 
     /// The maximum size of a cached body without its key, in bytes.
     const MAX_BYTES: usize = 1_024;
 
     /// Returns the key of `body` and the parsed request, if a body of the same form is cached.
-    pub(super) fn find<'b>(&self, body: &'b [u8]) -> Option<(&'b str, &Asks)> {
-        self.read
+    pub(super) fn find<'b>(&self, body: &'b [u8]) -> Option<(&'b str, &ThrottleParameters)> {
+        self.templates
             .iter()
-            .find_map(|form| Some((form.key_of(body)?, &form.asks)))
+            .find_map(|template| Some((template.key_of(body)?, &template.parameters)))
     }
 
     /// Caches the parsed `body`. Does nothing if `key` is not a slice of `body`, because it
     /// contained escapes.
-    pub(super) fn remember(&mut self, body: &[u8], key: &str, asks: &Asks) {
+    pub(super) fn remember(&mut self, body: &[u8], key: &str, parameters: &ThrottleParameters) {
         // The offset of `key` in `body`. If `key` is a copy of an escaped string, the offset is out
         // of range or the bytes there differ.
         let begin = key.as_ptr().addr().wrapping_sub(body.as_ptr().addr());
@@ -65,31 +65,31 @@ impl Forms {
         if before.len() + after.len() > Self::MAX_BYTES {
             return;
         }
-        if self.read.len() < Self::KEPT {
-            self.read.push(Form {
+        if self.templates.len() < Self::CAPACITY {
+            self.templates.push(Template {
                 before: before.to_vec(),
                 after: after.to_vec(),
-                asks: asks.clone(),
+                parameters: parameters.clone(),
             });
             return;
         }
         // Overwrites the oldest entry and reuses its memory, so that ever-changing bodies cause no
         // allocations.
-        let form = &mut self.read[self.next];
-        self.next = (self.next + 1) % Self::KEPT;
-        before.clone_into(&mut form.before);
-        after.clone_into(&mut form.after);
-        form.asks.clone_from(asks);
+        let template = &mut self.templates[self.next];
+        self.next = (self.next + 1) % Self::CAPACITY;
+        before.clone_into(&mut template.before);
+        after.clone_into(&mut template.after);
+        template.parameters.clone_from(parameters);
     }
 }
 
-impl Form {
+impl Template {
     fn key_of<'b>(&self, body: &'b [u8]) -> Option<&'b str> {
         let key = body
             .strip_suffix(&*self.after)?
             .strip_prefix(&*self.before)?;
-        let stands_for_itself = |byte: &u8| !matches!(byte, b'"' | b'\\' | 0..=0x1F);
-        if !key.iter().all(stands_for_itself) {
+        let is_unescaped = |byte: &u8| !matches!(byte, b'"' | b'\\' | 0..=0x1F);
+        if !key.iter().all(is_unescaped) {
             return None;
         }
         std::str::from_utf8(key).ok()
@@ -104,10 +104,10 @@ mod tests {
     use super::*;
     use crate::listener::http::json::{self, Json};
 
-    fn asks(units: u64) -> Asks {
+    fn parameters(units: u64) -> ThrottleParameters {
         let rate = notation::rate("9/s").unwrap();
         let limit = LimitSpec::shorthand(rate, AlgorithmName::Gcra).build();
-        Asks {
+        ThrottleParameters {
             cost: Cost::new(units).unwrap(),
             effect: Effect::Charge,
             limits: Arc::new(Limits::new(vec![limit.unwrap()]).unwrap()),
@@ -115,26 +115,26 @@ mod tests {
     }
 
     /// Parses `body`, caches it and returns its key.
-    fn remember(forms: &mut Forms, body: &str, units: u64) -> Option<String> {
+    fn remember(cache: &mut TemplateCache, body: &str, units: u64) -> Option<String> {
         let members = json::object(body.as_bytes()).ok()?;
         let key = members.iter().find(|(name, _)| name == "key");
         let Some((_, Json::Text(key))) = key else {
             return None;
         };
-        forms.remember(body.as_bytes(), key, &asks(units));
+        cache.remember(body.as_bytes(), key, &parameters(units));
         Some(key.clone().into_owned())
     }
 
-    fn found<'b>(forms: &Forms, body: &'b str) -> Option<(&'b str, u64)> {
-        let (key, asks) = forms.find(body.as_bytes())?;
-        Some((key, asks.cost.units()))
+    fn found<'b>(cache: &TemplateCache, body: &'b str) -> Option<(&'b str, u64)> {
+        let (key, parameters) = cache.find(body.as_bytes())?;
+        Some((key, parameters.cost.units()))
     }
 
     #[test]
     fn a_body_that_matches_a_template_differs_only_in_its_key() {
-        let mut forms = Forms::default();
-        remember(&mut forms, r#"{"key": "a", "cost": 2}"#, 2);
-        remember(&mut forms, r#"{"cost": 3, "key": ""}"#, 3);
+        let mut cache = TemplateCache::default();
+        remember(&mut cache, r#"{"key": "a", "cost": 2}"#, 2);
+        remember(&mut cache, r#"{"cost": 3, "key": ""}"#, 3);
         for (body, expected) in [
             (r#"{"key": "a", "cost": 2}"#, Some(("a", 2))),
             (r#"{"key": "", "cost": 2}"#, Some(("", 2))),
@@ -149,10 +149,10 @@ mod tests {
             (r#"{"key": ", "cost": 2}"#, None),
             ("", None),
         ] {
-            assert_eq!(found(&forms, body), expected, "{body}");
+            assert_eq!(found(&cache, body), expected, "{body}");
         }
         assert_eq!(
-            forms
+            cache
                 .find(b"{\"key\": \"\xFF\", \"cost\": 2}")
                 .map(|found| found.0),
             None
@@ -161,26 +161,29 @@ mod tests {
 
     #[test]
     fn bodies_that_cannot_be_templates_are_not_cached() {
-        let mut forms = Forms::default();
+        let mut cache = TemplateCache::default();
         // The key contains an escape, or the body is too long.
-        let long = format!(r#"{{"key": "a", "x": "{}"}}"#, "x".repeat(Forms::MAX_BYTES));
+        let long = format!(
+            r#"{{"key": "a", "x": "{}"}}"#,
+            "x".repeat(TemplateCache::MAX_BYTES)
+        );
         for body in [r#"{"key": "\u0061"}"#, &long] {
-            assert_eq!(remember(&mut forms, body, 1).as_deref(), Some("a"));
-            assert_eq!(found(&forms, body), None, "{body}");
+            assert_eq!(remember(&mut cache, body, 1).as_deref(), Some("a"));
+            assert_eq!(found(&cache, body), None, "{body}");
         }
     }
 
     #[test]
     fn the_most_recent_templates_are_kept() {
-        let mut forms = Forms::default();
+        let mut cache = TemplateCache::default();
         let body = |units: u64| format!(r#"{{"key": "a", "cost": {units}}}"#);
-        let last = Forms::KEPT as u64 + 3;
+        let last = TemplateCache::CAPACITY as u64 + 3;
         for units in 1..=last {
-            remember(&mut forms, &body(units), units);
+            remember(&mut cache, &body(units), units);
         }
         for units in 1..=last {
             let expected = (units > 3).then_some(("a", units));
-            assert_eq!(found(&forms, &body(units)), expected);
+            assert_eq!(found(&cache, &body(units)), expected);
         }
     }
 
@@ -192,13 +195,13 @@ mod tests {
             other in proptest::collection::vec(
                 prop_oneof![Just(b'a'), Just(b'"'), Just(b'\\'), Just(b','), any::<u8>()], 0..6),
         ) {
-            let mut forms = Forms::default();
-            let Some(key) = remember(&mut forms, &body, 1) else { return Ok(()) };
+            let mut cache = TemplateCache::default();
+            let Some(key) = remember(&mut cache, &body, 1) else { return Ok(()) };
             let at = body.find(&format!("{key}\"")).unwrap();
             // The replaced text is the key, or text that looks like it.
             let mut changed = body.clone().into_bytes();
             changed.splice(at..at + key.len(), other);
-            if let Some((found, _)) = forms.find(&changed) {
+            if let Some((found, _)) = cache.find(&changed) {
                 let (now, before) = (json::object(&changed).unwrap(), json::object(body.as_bytes()).unwrap());
                 prop_assert_eq!(now.len(), before.len());
                 for ((name, now), (expected, before)) in now.iter().zip(&before) {
