@@ -5,7 +5,7 @@ use std::{fmt::Display, path::Path, process::ExitCode};
 use serde_json::{Value, json};
 use tidegate_server::{
     config::Mistake,
-    envoy::{DomainFiles, FileMistake, Folder, FolderError, Loaded},
+    envoy::{ConfigFiles, ConfigFilesError, DomainFiles, FileMistake, LoadedConfig},
     reload::{self, LoadError},
     serve::{preflight_errors, preflight_warnings},
 };
@@ -68,7 +68,7 @@ pub(crate) fn check(args: &Check) -> ExitCode {
         } else {
             DomainFiles::One
         };
-        let folder = Folder {
+        let folder = ConfigFiles {
             path: path.clone(),
             merging,
         };
@@ -115,7 +115,7 @@ impl Findings {
         };
         let loaded = envoy.folder.load();
         // Do not report success for a rules file whose Envoy rules cannot be read.
-        if let Err(error @ FolderError::Unreadable { .. }) = loaded {
+        if let Err(error @ ConfigFilesError::Unreadable { .. }) = loaded {
             let problem = format!("{name}: envoy.config: {error}");
             let found = plain(&name, "unreadable", &problem, Severity::Error);
             return self.wrong(Found::Unreadable, &problem, [found]);
@@ -143,7 +143,12 @@ impl Findings {
     }
 
     /// Checks the Envoy rules at `path`. Messages begin with `whose`.
-    fn check_envoy(&mut self, loaded: Result<Loaded, FolderError>, path: &Path, whose: &str) {
+    fn check_envoy(
+        &mut self,
+        loaded: Result<LoadedConfig, ConfigFilesError>,
+        path: &Path,
+        whose: &str,
+    ) {
         let name = path.display().to_string();
         match loaded {
             Ok(loaded) if loaded.domains() == 0 => {
@@ -162,7 +167,7 @@ impl Findings {
             }
             Err(error) => {
                 let problem = format!("{whose}{error}");
-                if let FolderError::Mistaken { mistakes, .. } = &error {
+                if let ConfigFilesError::Mistaken { mistakes, .. } = &error {
                     let found = mistakes.iter();
                     let found = found.map(|mistake| of_envoy(mistake, Severity::Error));
                     self.wrong(Found::Mistaken, &problem, found);

@@ -7,14 +7,14 @@ use super::{
     store,
     value::{Fields, Shape, Value},
 };
-use crate::envoy::{DomainFiles, Folder, HeaderNames, Ratio, Settings, StoreFailure};
+use crate::envoy::{ConfigFiles, DomainFiles, HeaderNames, Ratio, Settings, StoreFailure};
 
 /// The configured rate limit service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Envoy {
     /// `envoy.config` and `envoy.merge_domains`: the files with its rules.
-    pub folder: Folder,
+    pub folder: ConfigFiles,
     /// The other keys: how it responds.
     pub settings: Settings,
     /// `envoy.start_without_config`: whether to start even if its rules cannot be loaded, and
@@ -25,7 +25,7 @@ pub struct Envoy {
 impl Envoy {
     /// Creates a service with the rules in `folder` and default settings.
     #[must_use]
-    pub fn new(folder: Folder) -> Self {
+    pub fn new(folder: ConfigFiles) -> Self {
         Self {
             folder,
             settings: Settings::default(),
@@ -77,7 +77,7 @@ pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
     };
     let path = config(&fields, report)?;
     Some(Envoy {
-        folder: Folder { path, merging },
+        folder: ConfigFiles { path, merging },
         settings,
         start_without_config,
     })

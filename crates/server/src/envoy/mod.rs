@@ -4,8 +4,8 @@
 //! listener  parse   bytes                -> RateLimitRequest  the gRPC listener, or POST /json
 //! rules     find    domain, entries      -> Rule              envoyproxy/ratelimit's files, a tree
 //! key       write   domain, entries      -> key               identifies the counter
-//! decide            [Applied]            -> [Judged]          charged one by one, or all or none
-//! answer            [Judged]             -> RateLimitAnswer   statuses, headers, metadata
+//! evaluate          [AppliedLimit]       -> [LimitResult]     charged one by one, or all or none
+//! response          [LimitResult]        -> RateLimitAnswer   statuses, headers, metadata
 //! listener  render  RateLimitAnswer      -> bytes
 //! ```
 //!
@@ -13,26 +13,26 @@
 //! and denied hits are counted too. Both are modes of the same decision that the other listeners
 //! use.
 
+mod all_or_nothing;
 mod answer;
 mod config;
+mod config_watcher;
 mod counters;
-mod decide;
 mod environment;
-mod exposition;
-mod folder;
+mod evaluate;
 mod key;
 mod metadata;
-mod over_cache;
+mod metrics;
+mod over_limit_cache;
 mod overrides;
-mod path;
+mod prometheus;
 mod redis_variables;
 mod request;
+mod response;
 mod rules;
 mod service;
 mod settings;
-mod summary;
-mod tally;
-mod together;
+mod stat_names;
 mod unit;
 mod variables;
 
@@ -40,10 +40,10 @@ pub use self::{
     answer::{
         Code, CurrentLimit, DescriptorStatus, RateLimitAnswer, RateLimitError, ResponseHeader,
     },
-    config::{DomainFiles, File, FileMistake, Loaded, read},
+    config::{DomainFiles, File, FileMistake, LoadedConfig, read},
+    config_watcher::{ConfigFiles, ConfigFilesError, ConfigWatcher, MAX_FILES},
     counters::{Counter, MAX_PATHS},
     environment::{ADMIN_TOKEN, FromEnvironment, from_environment},
-    folder::{Folder, FolderError, MAX_FILES, Watch},
     metadata::Metadata,
     request::{
         Descriptor, LimitOverride, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES,

@@ -71,7 +71,7 @@ pub(super) fn fixed_window(
     };
     Ok(RuleLimits {
         limits: Arc::new(Limits::new(vec![limit])?),
-        yielding: None,
+        shadow_limits: None,
         units: [unit].into(),
         window_seconds: span.as_secs_ceil(),
     })

@@ -13,15 +13,16 @@ use tidegate_core::{Cost, Timestamp};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Code, Counter, Descriptor, Loaded, RateLimitAnswer, RateLimitError, RateLimitRequest, Settings,
+    Code, Counter, Descriptor, LoadedConfig, RateLimitAnswer, RateLimitError, RateLimitRequest,
+    Settings,
     counters::{Counters, Registry, UnknownDomains},
-    decide::{Applied, Bench, Hits, Judged, Source},
+    evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, Source},
     key,
-    over_cache::{OverCache, Since},
+    over_limit_cache::{CacheEpoch, OverLimitCache},
     overrides::Overrides,
-    path,
-    rules::{Allowance, Charging, Detail, Domain, Domains, Found, Node, Rule},
-    summary,
+    response,
+    rules::{Allowance, Charging, Detail, Domain, Domains, MatchedRule, Node, Rule},
+    stat_names,
 };
 use crate::limiter::Limiter;
 
@@ -33,7 +34,7 @@ pub struct RateLimitService {
     domains: ArcSwapOption<Domains>,
     healthy: watch::Sender<bool>,
     overrides: Overrides,
-    over: Option<OverCache>,
+    over: Option<OverLimitCache>,
     registry: Registry,
     unknown_domains: UnknownDomains,
     global_shadow_mode: AtomicU64,
@@ -42,16 +43,16 @@ pub struct RateLimitService {
 
 /// The result of a descriptor.
 #[derive(Debug)]
-pub(super) enum Standing<'d> {
+pub(super) enum DescriptorMatch<'d> {
     /// No rule applies to it, or another rule of the request replaces its rule.
     NoLimit,
     /// An unlimited rule applies.
     Unlimited(&'d Rule),
     /// A limit applies, from a rule or from the descriptor itself.
-    Limited(Applied<'d>),
+    Limited(AppliedLimit<'d>),
 }
 
-impl Standing<'_> {
+impl DescriptorMatch<'_> {
     pub(super) fn rule(&self) -> Option<&Rule> {
         match self {
             Self::NoLimit => None,
@@ -66,7 +67,7 @@ impl RateLimitService {
     /// called.
     #[must_use]
     pub fn new(limiter: Arc<Limiter>, settings: Settings) -> Self {
-        let over = OverCache::new(settings.local_cache_bytes);
+        let over = OverLimitCache::new(settings.local_cache_bytes);
         let healthy = watch::Sender::new(!settings.healthy_with_a_domain);
         Self {
             limiter,
@@ -83,10 +84,10 @@ impl RateLimitService {
     }
 
     /// Replaces the configuration with `loaded`. Counts are kept.
-    pub fn load(&self, loaded: Loaded) {
-        let Loaded { mut domains, .. } = loaded;
+    pub fn load(&self, loaded: LoadedConfig) {
+        let LoadedConfig { mut domains, .. } = loaded;
         if let Some(old) = self.domains.load().as_deref() {
-            domains.succeed(old);
+            domains.inherit_counts(old);
         }
         self.domains.store(Some(Arc::new(domains)));
         self.over.as_ref().inspect(|cache| cache.clear());
@@ -137,18 +138,18 @@ impl RateLimitService {
         request.check()?;
         // Read this before loading the rules: a result under the old rules must not be cached under
         // the new ones.
-        let cleared = self.over.as_ref().map_or(0, OverCache::cleared);
+        let cleared = self.over.as_ref().map_or(0, OverLimitCache::cleared);
         let domains = self.domains.load_full();
         let domains = domains.as_deref().ok_or(RateLimitError::NoConfiguration)?;
         let Some(domain) = domains.get(&request.domain) else {
             return Ok(self.unknown_domain(request));
         };
-        let mut standings = Vec::with_capacity(request.descriptors.len());
+        let mut matches = Vec::with_capacity(request.descriptors.len());
         for (at, descriptor) in request.descriptors.iter().enumerate() {
-            standings.push(self.standing(domain, request, (at, descriptor), cleared)?);
+            matches.push(self.match_descriptor(domain, request, (at, descriptor), cleared)?);
         }
-        drop_replaced(&mut standings);
-        let bench = Bench {
+        drop_replaced(&mut matches);
+        let evaluator = Evaluator {
             limiter: &self.limiter,
             store_failure: self.settings.store_failure,
             over: self.over.as_ref(),
@@ -160,11 +161,11 @@ impl RateLimitService {
         // If all rules are in quota mode, no single one can deny the request. There is then no
         // reason to withhold charges from the others.
         if is_one && !self.settings.quota_mode {
-            bench.decide_together(&mut standings).await?;
+            evaluator.evaluate_all_or_nothing(&mut matches).await?;
         } else {
-            bench.decide_each(&mut standings).await?;
+            evaluator.evaluate_each(&mut matches).await?;
         }
-        Ok(self.answer(request, &standings, bench.now))
+        Ok(self.answer(request, &matches, evaluator.now))
     }
 
     /// Returns the deadline for the store; `None` for the memory store, which never waits.
@@ -176,10 +177,10 @@ impl RateLimitService {
     fn answer(
         &self,
         request: &RateLimitRequest,
-        standings: &[Standing<'_>],
+        matches: &[DescriptorMatch<'_>],
         now: Timestamp,
     ) -> RateLimitAnswer {
-        let answer = summary::answer(request, standings, &self.settings, now);
+        let answer = response::build(request, matches, &self.settings, now);
         if answer.overall_code == Code::OverLimit && self.settings.shadow_mode {
             self.global_shadow_mode.fetch_add(1, Ordering::Relaxed);
             return RateLimitAnswer {
@@ -193,22 +194,22 @@ impl RateLimitService {
     fn unknown_domain(&self, request: &RateLimitRequest) -> RateLimitAnswer {
         self.unknown_domains
             .count(&request.domain, request.descriptors.len());
-        let standings: Vec<Standing<'_>> = request
+        let matches: Vec<DescriptorMatch<'_>> = request
             .descriptors
             .iter()
-            .map(|_| Standing::NoLimit)
+            .map(|_| DescriptorMatch::NoLimit)
             .collect();
-        summary::answer(request, &standings, &self.settings, self.limiter.now())
+        response::build(request, &matches, &self.settings, self.limiter.now())
     }
 
     /// Looks up the limit of descriptor number `at`.
-    fn standing<'d>(
+    fn match_descriptor<'d>(
         &self,
         domain: &'d Domain,
         request: &RateLimitRequest,
         (at, descriptor): (usize, &Descriptor),
         cleared: u64,
-    ) -> Result<Standing<'d>, RateLimitError> {
+    ) -> Result<DescriptorMatch<'d>, RateLimitError> {
         let hits = hits(request, descriptor);
         let pairs = || {
             descriptor
@@ -225,15 +226,15 @@ impl RateLimitService {
             key::write(&mut key, (&domain.name, limits.window_seconds), pairs());
             let counters = self
                 .registry
-                .counters(&domain.name, &path::shown_in_full(descriptor, &[]));
+                .counters(&domain.name, &stat_names::full_path(descriptor, &[]));
             let limits = Source::Request(limits);
             return Ok(self.limited(limits, key, counters, (hits, cleared)));
         }
-        let Some(Found { rule, path }) = domain.find(&descriptor.entries) else {
-            return Ok(Standing::NoLimit);
+        let Some(MatchedRule { rule, path }) = domain.find(&descriptor.entries) else {
+            return Ok(DescriptorMatch::NoLimit);
         };
         let Allowance::Limited(limits) = &rule.allowance else {
-            return Ok(Standing::Unlimited(rule));
+            return Ok(DescriptorMatch::Unlimited(rule));
         };
         let mut key = Vec::new();
         let counted = pairs()
@@ -251,19 +252,16 @@ impl RateLimitService {
         key: Vec<u8>,
         counters: Arc<Counters>,
         (hits, cleared): (Hits, u64),
-    ) -> Standing<'d> {
-        let given_back = self.over.as_ref().map_or(0, |over| over.given_back(&key));
-        let since = Since {
-            cleared,
-            given_back,
-        };
-        Standing::Limited(Applied {
+    ) -> DescriptorMatch<'d> {
+        let refunds = self.over.as_ref().map_or(0, |over| over.refunds(&key));
+        let epoch = CacheEpoch { cleared, refunds };
+        DescriptorMatch::Limited(AppliedLimit {
             limits,
             key,
             counters,
             hits,
-            since,
-            judged: Judged::default(),
+            epoch,
+            result: LimitResult::default(),
         })
     }
 
@@ -279,8 +277,10 @@ impl RateLimitService {
                 .iter()
                 .any(|node| node.value_to_metric && !node.share_threshold);
         let registered = || {
-            self.registry
-                .counters(&domain.name, &path::of_rule(rule, nodes, descriptor))
+            self.registry.counters(
+                &domain.name,
+                &stat_names::rule_path(rule, nodes, descriptor),
+            )
         };
         if shows_values {
             registered()
@@ -298,26 +298,26 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     let cost = Cost::new(hits.min(tidegate_core::bounds::MAX_COUNT));
     match (cost, descriptor.is_negative_hits) {
         (Err(_), _) => Hits::None,
-        (Ok(cost), false) => Hits::Taken(cost),
-        (Ok(cost), true) => Hits::GivenBack(cost),
+        (Ok(cost), false) => Hits::Charge(cost),
+        (Ok(cost), true) => Hits::Refund(cost),
     }
 }
 
 /// Drops the rules that other rules of the same request replace. All replacements are collected
 /// first, so that a replaced rule still replaces others.
-fn drop_replaced(standings: &mut [Standing<'_>]) {
-    let replaced: Vec<Box<str>> = standings
+fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
+    let replaced: Vec<Box<str>> = matches
         .iter()
-        .filter_map(Standing::rule)
+        .filter_map(DescriptorMatch::rule)
         .flat_map(|rule| rule.replaces.iter().cloned())
         .collect();
     if replaced.is_empty() {
         return;
     }
-    for standing in standings {
-        let name = standing.rule().and_then(|rule| rule.name.as_deref());
+    for matched in matches {
+        let name = matched.rule().and_then(|rule| rule.name.as_deref());
         if name.is_some_and(|name| replaced.iter().any(|replaced| **replaced == *name)) {
-            *standing = Standing::NoLimit;
+            *matched = DescriptorMatch::NoLimit;
         }
     }
 }

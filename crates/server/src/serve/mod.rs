@@ -33,7 +33,7 @@ pub use self::{
 };
 use crate::{
     config::{self, Config, Envoy, Identity, Listeners, Proxy, Snapshot},
-    envoy::{FolderError, RateLimitService, Watch},
+    envoy::{ConfigFilesError, ConfigWatcher, RateLimitService},
     geoip::{GeoIp, GeoIpError},
     limiter::{Backend, Limiter},
     listener::{
@@ -70,7 +70,7 @@ pub enum ServeError {
     OpenAdmin(SocketAddr),
     /// The configuration of Envoy's rate limit service cannot be used.
     #[error("envoy.config: {0}")]
-    Envoy(#[from] FolderError),
+    Envoy(#[from] ConfigFilesError),
     /// The TLS settings of a listener cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -253,11 +253,11 @@ fn proxied(settings: Proxy, server: &Server, clock: Clock) -> Result<Arc<Live>, 
 
 /// Loads the configuration of Envoy's rate limit service. An invalid one prevents the start unless
 /// `start_without_config` is set.
-fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<Watch>, FolderError> {
+fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<ConfigWatcher>, ConfigFilesError> {
     let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
-    let watch = Watch::new(envoy.folder, service);
+    let watch = ConfigWatcher::new(envoy.folder, service);
     match watch.load() {
-        Ok(_) => watch.tell_of_the_start(),
+        Ok(_) => watch.log_start(),
         Err(error) if envoy.start_without_config => {
             tracing::error!("started without a rate limit service configuration: {error}");
         }
@@ -320,7 +320,7 @@ impl Certificates {
 struct StartContext<'a> {
     limiter: &'a Arc<Limiter>,
     reloader: Option<&'a Arc<Reloader>>,
-    envoy: Option<&'a Arc<Watch>>,
+    envoy: Option<&'a Arc<ConfigWatcher>>,
     headers: config::Headers,
     identity: Arc<Identity>,
     grpc: config::Grpc,

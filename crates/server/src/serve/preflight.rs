@@ -26,7 +26,7 @@ use crate::{
 /// and does not listen.
 ///
 /// It does not check whether a new log file could be created in its folder, whether addresses are
-/// in use, or Envoy's rules, which [`Folder`](crate::envoy::Folder) checks.
+/// in use, or Envoy's rules, which [`ConfigFiles`](crate::envoy::ConfigFiles) checks.
 #[must_use]
 pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     let proxy = config.proxy.as_ref();

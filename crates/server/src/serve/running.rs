@@ -9,7 +9,7 @@ use tokio::{
 
 use crate::{
     config::{Shutdown, Snapshot},
-    envoy::Watch,
+    envoy::ConfigWatcher,
     geoip::GeoIp,
     limiter::Limiter,
     listener::proxy::Live,
@@ -70,7 +70,7 @@ pub struct Running {
     pub(super) redis: Option<RedisRuntime>,
     pub(super) limiter: Arc<Limiter>,
     pub(super) reloader: Option<Arc<Reloader>>,
-    pub(super) envoy: Option<Arc<Watch>>,
+    pub(super) envoy: Option<Arc<ConfigWatcher>>,
     pub(super) certificates: Vec<Arc<Tls>>,
     pub(super) geoip: Option<Arc<GeoIp>>,
     pub(super) shutdown: Shutdown,
@@ -187,7 +187,7 @@ impl Running {
             drop(reloader.follow());
         }
         if let Some(envoy) = &self.envoy {
-            drop(envoy.follow());
+            drop(envoy.reload_if_changed());
         }
         for tls in &self.certificates {
             if tls.has_changed() {

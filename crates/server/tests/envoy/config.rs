@@ -1,8 +1,8 @@
 //! Configuration files: all mistakes at once, warnings, YAML 1.1, and Tidegate's extensions.
 
-use tidegate_server::envoy::{self, DomainFiles, File, Loaded};
+use tidegate_server::envoy::{self, DomainFiles, File, LoadedConfig};
 
-fn read(text: &str) -> Result<Loaded, Vec<String>> {
+fn read(text: &str) -> Result<LoadedConfig, Vec<String>> {
     let file = File {
         name: "f.yaml".into(),
         text: text.into(),

@@ -7,15 +7,16 @@
     reason = "a test fails by panicking"
 )]
 
+mod all_or_nothing;
 mod cases;
 #[path = "../http/client.rs"]
 #[allow(dead_code, reason = "other test binaries use the rest")]
 mod client;
 mod compare;
 mod config;
+mod config_watcher;
 mod corrected;
 mod environment;
-mod folder;
 mod format;
 mod grpc;
 #[path = "../grpc/client.rs"]
@@ -31,4 +32,3 @@ mod store;
 mod subject;
 #[path = "../../../redis/tests/support/mod.rs"]
 mod support;
-mod together;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_server::envoy::{DomainFiles, File, Loaded, Settings, read};
+use tidegate_server::envoy::{DomainFiles, File, LoadedConfig, Settings, read};
 use tonic::Code;
 
 use crate::{
@@ -120,7 +120,7 @@ async fn watchers_are_notified_when_domains_come_and_go() {
 }
 
 /// Parses a configuration of one file, or of none if the text is empty.
-fn loaded(text: &str) -> Loaded {
+fn loaded(text: &str) -> LoadedConfig {
     let file = File {
         name: "shop.yaml".to_owned(),
         text: text.to_owned(),

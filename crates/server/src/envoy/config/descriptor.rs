@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    DomainFiles, joined,
-    keys::{self, Place},
+    DomainFiles, key_joining,
+    keys::{self, MapKind},
     limit, metadata,
     scalar::{self, Scalar},
 };
@@ -35,7 +35,7 @@ pub(super) struct Reader<'r, 'f> {
 
 impl Reader<'_, '_> {
     pub(super) fn read(self, root: &Value<'_>, domains: &mut Domains, report: &mut Report) {
-        keys::check(root, Place::File, report);
+        keys::check(root, MapKind::File, report);
         let name = text(root, "domain", report).unwrap_or_default();
         if name.is_empty() {
             root.wrong(report, "config file cannot have empty domain");
@@ -98,7 +98,7 @@ fn level(parent: &Value<'_>, path: &str, denied: Denied, level: &mut Level, repo
         }
         named.push((key, name, item.clone()));
     }
-    joined::warn(&named, report);
+    key_joining::warn(&named, report);
 }
 
 fn node(

@@ -16,7 +16,7 @@ use crate::config::{
 
 /// A kind of map in a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum MapKind {
     File,
     Descriptor,
     RateLimit,
@@ -44,7 +44,7 @@ const KNOWN: &[&str] = &[
     "metadata",
 ];
 
-impl Place {
+impl MapKind {
     /// Returns the keys that have an effect here.
     const fn effective(self) -> &'static [&'static str] {
         match self {
@@ -69,7 +69,7 @@ impl Place {
         }
     }
 
-    /// Returns the fields of a limit, if this place accepts them.
+    /// Returns the fields of a limit, if this kind accepts them.
     const fn fields(self) -> &'static [&'static str] {
         match self {
             Self::RateLimit => &LimitSpec::FIELDS,
@@ -95,21 +95,21 @@ impl Place {
 }
 
 /// Reports every invalid key and every value of the wrong type, recursively.
-pub(super) fn check(value: &Value<'_>, place: Place, report: &mut Report) {
+pub(super) fn check(value: &Value<'_>, kind: MapKind, report: &mut Report) {
     for (key, value) in value.members() {
         let Some(name) = name_of(key, &value, report) else {
             continue;
         };
-        let is_effective = place.has(name);
+        let is_effective = kind.has(name);
         if !is_effective && KNOWN.contains(&name) {
             let message = format!("`{}` has no effect here; move it {}", name, home_of(name));
             value.warn(report, message);
         } else if !is_effective {
-            let known: Vec<&str> = place
+            let known: Vec<&str> = kind
                 .effective()
                 .iter()
                 .chain(KNOWN)
-                .chain(place.fields())
+                .chain(kind.fields())
                 .copied()
                 .collect();
             let guess = nearest(name, &known).map(|guess| format!("; did you mean `{guess}`?"));
@@ -121,19 +121,19 @@ pub(super) fn check(value: &Value<'_>, place: Place, report: &mut Report) {
             value.wrong(report, message);
             continue;
         }
-        if let Some(inside) = place.inside(name) {
+        if let Some(inside) = kind.inside(name) {
             check_value(&value, inside, name, report);
         }
     }
 }
 
-fn check_value(value: &Value<'_>, place: Place, name: &str, report: &mut Report) {
+fn check_value(value: &Value<'_>, kind: MapKind, name: &str, report: &mut Report) {
     match value.content() {
-        Content::Map(_) => check(value, place, report),
+        Content::Map(_) => check(value, kind, report),
         Content::List(_) => {
             for item in value.items(report, "a list").unwrap_or_default() {
                 match item.content() {
-                    Content::Map(_) => check(&item, place, report),
+                    Content::Map(_) => check(&item, kind, report),
                     // A limit in Tidegate's format may be a shorthand such as `5/s`.
                     Content::Plain(_) | Content::Quoted(_) if name == "rate_limits" => {}
                     Content::Plain(text) | Content::Quoted(text) => {

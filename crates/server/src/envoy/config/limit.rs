@@ -35,13 +35,13 @@ use crate::{
 
 /// The content of `rate_limit` or `rate_limits`.
 #[derive(Debug)]
-pub(super) struct Read {
+pub(super) struct ParsedLimit {
     pub(super) allowance: Allowance,
     pub(super) name: Option<Arc<str>>,
     pub(super) replaces: Box<[Box<str>]>,
 }
 
-impl Read {
+impl ParsedLimit {
     /// Applies shadow mode, in which the limits never deny, or quota mode, in which they deny only
     /// if all quotas of the request are over.
     pub(super) fn denying(mut self, shadow: bool, quota: bool) -> Self {
@@ -50,7 +50,7 @@ impl Read {
                 let in_shadow = Limits::clone(&limits.limits).in_shadow(true);
                 limits.limits = Arc::new(in_shadow);
             } else if quota {
-                limits.yield_to_others();
+                limits.add_shadow_limits();
             }
         }
         self
@@ -58,7 +58,11 @@ impl Read {
 }
 
 /// Reads the limits of a descriptor. Returns `None` if it has none, or if they are invalid.
-pub(super) fn read(descriptor: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Read> {
+pub(super) fn read(
+    descriptor: &Value<'_>,
+    denied: Denied,
+    report: &mut Report,
+) -> Option<ParsedLimit> {
     match (
         field(descriptor, "rate_limit"),
         field(descriptor, "rate_limits"),
@@ -83,7 +87,7 @@ pub(super) fn read(descriptor: &Value<'_>, denied: Denied, report: &mut Report) 
     }
 }
 
-fn single(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Read> {
+fn single(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<ParsedLimit> {
     let name = text(value, "name", report).filter(|name| !name.is_empty());
     let replaces = replaces(value, name, report);
     let allowance = if flag(value, "unlimited", report) {
@@ -92,7 +96,7 @@ fn single(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Read
     } else {
         Allowance::Limited(compile(vec![limit(value, denied, report)?], value, report)?)
     };
-    Some(Read {
+    Some(ParsedLimit {
         allowance,
         name: name.map(Arc::from),
         replaces,
@@ -100,7 +104,7 @@ fn single(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Read
 }
 
 /// Reads several limits, all of which must admit a request. Denied hits are not counted.
-fn list(value: &Value<'_>, report: &mut Report) -> Option<Read> {
+fn list(value: &Value<'_>, report: &mut Report) -> Option<ParsedLimit> {
     let items = value.one_or_more(report);
     if items.is_empty() {
         value.wrong(report, "must name at least one limit, such as 20/min");
@@ -126,7 +130,7 @@ fn list(value: &Value<'_>, report: &mut Report) -> Option<Read> {
     }
     (limits.len() == items.len()).then_some(())?;
     let limits = compile(limits, value, report)?;
-    Some(Read {
+    Some(ParsedLimit {
         allowance: Allowance::Limited(limits),
         name: name.map(Arc::from),
         replaces: replaced.into(),
@@ -142,7 +146,7 @@ fn compile(limits: Vec<Limit>, value: &Value<'_>, report: &mut Report) -> Option
     match Limits::new(limits) {
         Ok(limits) => Some(RuleLimits {
             limits: Arc::new(limits),
-            yielding: None,
+            shadow_limits: None,
             units,
             window_seconds,
         }),

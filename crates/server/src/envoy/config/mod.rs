@@ -5,7 +5,7 @@
 //! envoyproxy/ratelimit where it has one.
 
 mod descriptor;
-mod joined;
+mod key_joining;
 mod keys;
 mod limit;
 mod metadata;
@@ -60,13 +60,13 @@ pub enum DomainFiles {
 
 /// The rules that were read, and warnings about them.
 #[derive(Debug, Default)]
-pub struct Loaded {
+pub struct LoadedConfig {
     pub(super) domains: Domains,
     /// Settings that are valid but probably do not do what their author expects.
     pub warnings: Vec<FileMistake>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Returns the number of domains.
     #[must_use]
     pub fn domains(&self) -> usize {
@@ -95,7 +95,7 @@ impl Loaded {
 ///     "shop.yaml: descriptors[0].rate_limit.unit (line 2): invalid rate limit unit 'moon'"
 /// ));
 /// ```
-pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<Loaded, Vec<FileMistake>> {
+pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, Vec<FileMistake>> {
     files.sort_by(|a, b| a.name.cmp(&b.name));
     let mut mistakes = Vec::new();
     let mut documents = Vec::with_capacity(files.len());
@@ -105,7 +105,7 @@ pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<Loaded, Vec<Fi
             Err(mistake) => mistakes.push(of_file(&file.name, mistake)),
         }
     }
-    let mut loaded = Loaded::default();
+    let mut loaded = LoadedConfig::default();
     let charging = charging(&documents);
     let mut first_files = HashMap::new();
     for (file, document) in &documents {

@@ -28,14 +28,14 @@ pub(crate) struct Rule {
 
 impl Rule {
     /// Carries over the usage under the limits of `old`.
-    pub(super) fn succeed(&mut self, old: &Self) {
+    pub(super) fn inherit_counts(&mut self, old: &Self) {
         if let (Allowance::Limited(new), Allowance::Limited(old)) =
             (&mut self.allowance, &old.allowance)
         {
             let limits = Arc::unwrap_or_clone(Arc::clone(&new.limits));
             new.limits = Arc::new(limits.succeeding(&old.limits));
-            if new.yielding.is_some() {
-                new.yield_to_others();
+            if new.shadow_limits.is_some() {
+                new.add_shadow_limits();
             }
         }
     }
@@ -56,7 +56,7 @@ pub(crate) struct RuleLimits {
     pub(crate) limits: Arc<Limits>,
     /// The same limits in shadow mode, for a rule in quota mode. They are used if another quota of
     /// the request denies on behalf of all.
-    pub(crate) yielding: Option<Arc<Limits>>,
+    pub(crate) shadow_limits: Option<Arc<Limits>>,
     /// The units of the limits, in order; [`Unit::Unknown`] for a window of a different length.
     pub(crate) units: Box<[Unit]>,
     /// The window length. It is part of the key, so that a descriptor has separate counters for
@@ -67,9 +67,9 @@ pub(crate) struct RuleLimits {
 impl RuleLimits {
     /// Prepares the limits for quota mode, in which another quota of the request may deny on behalf
     /// of this one.
-    pub(crate) fn yield_to_others(&mut self) {
+    pub(crate) fn add_shadow_limits(&mut self) {
         let in_shadow = Limits::clone(&self.limits).in_shadow(true);
-        self.yielding = Some(Arc::new(in_shadow));
+        self.shadow_limits = Some(Arc::new(in_shadow));
     }
 }
 

@@ -66,7 +66,7 @@ pub(crate) struct Node {
 
 /// The rule for a descriptor and the nodes on the path to it, one per entry.
 #[derive(Debug)]
-pub(crate) struct Found<'d> {
+pub(crate) struct MatchedRule<'d> {
     pub(crate) rule: &'d Arc<Rule>,
     pub(crate) path: Vec<&'d Node>,
 }
@@ -85,10 +85,10 @@ impl Domains {
     }
 
     /// Carries over the usage under the limits of `old` to the limits at the same paths.
-    pub(crate) fn succeed(&mut self, old: &Self) {
+    pub(crate) fn inherit_counts(&mut self, old: &Self) {
         for (name, domain) in &mut self.0 {
             if let Some(old) = old.get(name) {
-                domain.root.succeed(&old.root);
+                domain.root.inherit_counts(&old.root);
             }
         }
     }
@@ -116,7 +116,7 @@ impl Domain {
     }
 
     /// Returns the rule that applies to `entries`, if there is one.
-    pub(crate) fn find(&self, entries: &[(String, String)]) -> Option<Found<'_>> {
+    pub(crate) fn find(&self, entries: &[(String, String)]) -> Option<MatchedRule<'_>> {
         let (mut level, mut path) = (&self.root, Vec::with_capacity(entries.len()));
         let mut joined = String::new();
         for (key, value) in entries {
@@ -125,7 +125,7 @@ impl Domain {
             level = &node.children;
         }
         let rule = path.last()?.rule.as_ref()?;
-        Some(Found { rule, path })
+        Some(MatchedRule { rule, path })
     }
 }
 
@@ -161,7 +161,7 @@ impl Level {
         nodes.map(|node| 1 + node.children.descriptors()).sum()
     }
 
-    fn succeed(&mut self, old: &Self) {
+    fn inherit_counts(&mut self, old: &Self) {
         for (name, node) in &mut self.children {
             let Some(old) = old.children.get(name) else {
                 continue;
@@ -169,9 +169,9 @@ impl Level {
             // While the tree is being built, its rules have no other owners, so `get_mut` succeeds.
             if let (Some(rule), Some(old)) = (node.rule.as_mut().and_then(Arc::get_mut), &old.rule)
             {
-                rule.succeed(old);
+                rule.inherit_counts(old);
             }
-            node.children.succeed(&old.children);
+            node.children.inherit_counts(&old.children);
         }
     }
 

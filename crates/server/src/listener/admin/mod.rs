@@ -48,7 +48,7 @@ use super::{
 };
 use crate::{
     config::Identity,
-    envoy::Watch,
+    envoy::ConfigWatcher,
     geoip::GeoIp,
     limiter::Limiter,
     metrics::Text,
@@ -64,7 +64,7 @@ pub struct ListenerContext {
     /// Reloads the rules file on `POST /v1/reload`; `None` if there is no rules file.
     pub reloader: Option<Arc<Reloader>>,
     /// The configuration of Envoy's rate limit service, which `POST /v1/reload` reloads too.
-    pub envoy: Option<Arc<Watch>>,
+    pub envoy: Option<Arc<ConfigWatcher>>,
     /// The listeners' certificates, which `POST /v1/reload` reloads too.
     pub certificates: Vec<Arc<Tls>>,
     /// The GeoIP databases, which `POST /v1/reload` reloads too.
@@ -139,7 +139,7 @@ pub fn listen(
 struct Admin {
     limiter: Arc<Limiter>,
     reloader: Option<Arc<Reloader>>,
-    envoy: Option<Arc<Watch>>,
+    envoy: Option<Arc<ConfigWatcher>>,
     certificates: Vec<Arc<Tls>>,
     geoip: Option<Arc<GeoIp>>,
     proxy: Option<Arc<Live>>,

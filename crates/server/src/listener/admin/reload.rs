@@ -6,12 +6,12 @@ use hyper::StatusCode;
 use serde_json::json;
 
 use super::super::http::{Answer, Problem, json};
-use crate::{envoy::Watch, geoip::GeoIp, net::Tls, reload::Reloader};
+use crate::{envoy::ConfigWatcher, geoip::GeoIp, net::Tls, reload::Reloader};
 
 /// Everything that can be reloaded.
 pub(super) struct ReloadTargets {
     pub(super) rules: Option<Arc<Reloader>>,
-    pub(super) envoy: Option<Arc<Watch>>,
+    pub(super) envoy: Option<Arc<ConfigWatcher>>,
     pub(super) certificates: Vec<Arc<Tls>>,
     pub(super) geoip: Option<Arc<GeoIp>>,
 }

@@ -9,7 +9,7 @@ use super::{
     Admin,
     blocks::date,
 };
-use crate::{envoy::Watch, geoip::GeoIp, reload::Reloader};
+use crate::{envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
 
 /// Readiness, and whatever is degraded.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Admin {
     fn readiness(&self) -> Readiness {
         let reloader = self.reloader.as_deref();
         let of_rules = reloader.map(Reloader::last_mistakes).unwrap_or_default();
-        let of_envoy = self.envoy.as_deref().map(Watch::last_mistakes);
+        let of_envoy = self.envoy.as_deref().map(ConfigWatcher::last_mistakes);
         let of_envoy = of_envoy.unwrap_or_default();
         let tls = self.certificates.iter();
         let of_tls: Vec<String> = tls.filter_map(|tls| tls.problem()).collect();

@@ -1,6 +1,6 @@
 //! Prometheus metrics of the rate limit service.
 
-use super::{Counter, RateLimitService, Watch};
+use super::{ConfigWatcher, Counter, RateLimitService};
 use crate::metrics::Text;
 
 /// The metric name and help of each counter. The documentation maps them to envoyproxy/ratelimit's
@@ -43,7 +43,7 @@ const FAMILIES: [(Counter, &str, &str); 7] = [
     ),
 ];
 
-impl Watch {
+impl ConfigWatcher {
     /// Appends the metrics to `text`.
     pub(crate) fn write(&self, text: &mut Text) {
         let service = self.service();

@@ -22,8 +22,8 @@ use tidegate_core::{Charge, Cost, Decision, Effect, Exactness, Limit, Limits, Ou
 
 use super::{
     RateLimitError,
-    decide::{Applied, Bench, Hits, Judged, limited},
-    service::Standing,
+    evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, limited},
+    service::DescriptorMatch,
 };
 
 /// How many times a lead may lose its capacity to other requests before all quotas of the request
@@ -32,11 +32,11 @@ const MAX_TURNS: usize = 4;
 
 /// The descriptors of a request, grouped by how they are decided.
 #[derive(Debug, Default)]
-struct Sorted<'a, 'd> {
-    alone: Vec<&'a mut Applied<'d>>,
-    together: Vec<(&'a mut Applied<'d>, Cost)>,
+struct GroupedDescriptors<'a, 'd> {
+    alone: Vec<&'a mut AppliedLimit<'d>>,
+    together: Vec<(&'a mut AppliedLimit<'d>, Cost)>,
     /// Whether a rule that denies by itself is known to be over its limit.
-    one_is_known: bool,
+    one_is_cached: bool,
 }
 
 /// The combined result of the quotas that are not decided together with the rest.
@@ -53,15 +53,15 @@ enum OtherQuotas {
 /// One counter to charge. A descriptor that occurs twice in a request is charged once, with the sum
 /// of the hits.
 #[derive(Debug)]
-struct Count<'a> {
+struct CounterCharge<'a> {
     key: &'a [u8],
     limits: &'a Limits,
     /// The same limits in shadow mode, for quotas that do not lead; `None` if this is not a quota.
-    yielding: Option<&'a Limits>,
+    shadow_limits: Option<&'a Limits>,
     cost: Cost,
 }
 
-impl<'a> Count<'a> {
+impl<'a> CounterCharge<'a> {
     fn charge(&self, limits: &'a Limits) -> Charge<'a> {
         Charge {
             key: self.key,
@@ -72,7 +72,7 @@ impl<'a> Count<'a> {
     }
 
     fn is_quota(&self) -> bool {
-        self.yielding.is_some()
+        self.shadow_limits.is_some()
     }
 
     /// Returns whether it denies the request by itself if it is over.
@@ -89,35 +89,35 @@ impl<'a> Count<'a> {
 }
 
 /// The result of a counter, and how exact it is.
-type Found = (Judged, Exactness);
+type CounterResult = (LimitResult, Exactness);
 
-impl Bench<'_> {
+impl Evaluator<'_> {
     /// Decides the descriptors that charge hits together. If the request is denied, none of them is
     /// charged. Whether the exceeded limits count the denied hits depends on these limits.
     ///
     /// # Errors
     ///
-    /// [`RateLimitError::Store`]; see [`Self::ask`].
-    pub(super) async fn decide_together(
+    /// [`RateLimitError::Store`]; see [`Self::query_store`].
+    pub(super) async fn evaluate_all_or_nothing(
         &self,
-        standings: &mut [Standing<'_>],
+        matches: &mut [DescriptorMatch<'_>],
     ) -> Result<(), RateLimitError> {
-        let Sorted {
+        let GroupedDescriptors {
             mut alone,
             mut together,
-            one_is_known,
-        } = self.sorted(standings);
-        let decided = if one_is_known {
+            one_is_cached,
+        } = self.group(matches);
+        let decided = if one_is_cached {
             let (alone, together) = join(
-                self.decide_alone(reborrowed(&mut alone)),
-                self.look_at_each(&mut together),
+                self.evaluate_separately(reborrowed(&mut alone)),
+                self.query_each(&mut together),
             )
             .await;
             alone.and(together)
         } else if alone.iter().any(|applied| applied.is_quota()) {
             // Whether the quotas deny the request depends on these as well, so they are decided
             // first.
-            match self.decide_alone(reborrowed(&mut alone)).await {
+            match self.evaluate_separately(reborrowed(&mut alone)).await {
                 Ok(()) => {
                     let others = other_quotas(&alone, &together);
                     self.charge_together(&mut together, others).await
@@ -127,53 +127,55 @@ impl Bench<'_> {
         } else {
             let others = other_quotas(&alone, &together);
             let (alone, together) = join(
-                self.decide_alone(reborrowed(&mut alone)),
+                self.evaluate_separately(reborrowed(&mut alone)),
                 self.charge_together(&mut together, others),
             )
             .await;
             alone.and(together)
         };
-        self.count(standings, &decided);
+        self.count(matches, &decided);
         decided
     }
 
-    fn sorted<'a, 'd>(&self, standings: &'a mut [Standing<'d>]) -> Sorted<'a, 'd> {
-        let mut sorted = Sorted::default();
-        for applied in limited(standings) {
+    fn group<'a, 'd>(&self, matches: &'a mut [DescriptorMatch<'d>]) -> GroupedDescriptors<'a, 'd> {
+        let mut grouped = GroupedDescriptors::default();
+        for applied in limited(matches) {
             match applied.hits {
-                Hits::Taken(_) if self.is_known_over(applied) => {
+                Hits::Charge(_) if self.is_cached_over(applied) => {
                     // Record this now: the cache entry may expire before the descriptor's turn, and
                     // the decision on the others depends on it already.
-                    applied.judged = Judged::known();
+                    applied.result = LimitResult::cached();
                     // A rule in shadow mode never denies, and a quota does not deny by itself.
-                    sorted.one_is_known |= !applied.limits().shadow() && !applied.is_quota();
-                    sorted.alone.push(applied);
+                    grouped.one_is_cached |= !applied.limits().shadow() && !applied.is_quota();
+                    grouped.alone.push(applied);
                 }
                 // One key with two different limits cannot be charged in one decision.
-                Hits::Taken(_)
-                    if sorted
+                Hits::Charge(_)
+                    if grouped
                         .together
                         .iter()
-                        .any(|(other, _)| clash(other, applied)) =>
+                        .any(|(other, _)| have_conflicting_limits(other, applied)) =>
                 {
-                    sorted.alone.push(applied);
+                    grouped.alone.push(applied);
                 }
-                Hits::Taken(cost) => sorted.together.push((applied, cost)),
-                Hits::None | Hits::GivenBack(_) => sorted.alone.push(applied),
+                Hits::Charge(cost) => grouped.together.push((applied, cost)),
+                Hits::None | Hits::Refund(_) => grouped.alone.push(applied),
             }
         }
-        sorted
+        grouped
     }
 
     /// Queries the status of `together` without charging, because the request is known to be
     /// denied.
-    async fn look_at_each(
+    async fn query_each(
         &self,
-        together: &mut [(&mut Applied<'_>, Cost)],
+        together: &mut [(&mut AppliedLimit<'_>, Cost)],
     ) -> Result<(), RateLimitError> {
         let each = together.iter_mut().map(|(applied, cost)| async move {
-            let (_, outcomes) = self.ask(&[applied.charge(*cost)], Effect::Look).await?;
-            applied.judged = Judged::looking(&outcomes);
+            let (_, outcomes) = self
+                .query_store(&[applied.charge(*cost)], Effect::Look)
+                .await?;
+            applied.result = LimitResult::of_query(&outcomes);
             Ok(())
         });
         join_all(each).await.into_iter().collect()
@@ -181,20 +183,20 @@ impl Bench<'_> {
 
     async fn charge_together(
         &self,
-        together: &mut [(&mut Applied<'_>, Cost)],
+        together: &mut [(&mut AppliedLimit<'_>, Cost)],
         others: OtherQuotas,
     ) -> Result<(), RateLimitError> {
         let (counts, count_of) = counts(together);
         if counts.is_empty() {
             return Ok(());
         }
-        if others == OtherQuotas::Over && !counts.iter().any(Count::is_quota) {
-            return self.look_at_each(together).await;
+        if others == OtherQuotas::Over && !counts.iter().any(CounterCharge::is_quota) {
+            return self.query_each(together).await;
         }
         let found = self.charge_counts(&counts, others).await?;
         for ((applied, _), number) in together.iter_mut().zip(count_of) {
-            let (judged, exactness) = found[number];
-            applied.judged = judged;
+            let (result, exactness) = found[number];
+            applied.result = result;
             self.remember(applied, exactness);
         }
         Ok(())
@@ -203,10 +205,10 @@ impl Bench<'_> {
     /// Charges all of `counts` or none of them. Returns the result of each.
     async fn charge_counts(
         &self,
-        counts: &[Count<'_>],
+        counts: &[CounterCharge<'_>],
         others: OtherQuotas,
-    ) -> Result<Vec<Found>, RateLimitError> {
-        let mut found = vec![Found::default(); counts.len()];
+    ) -> Result<Vec<CounterResult>, RateLimitError> {
+        let mut found = vec![CounterResult::default(); counts.len()];
         let mut open: Vec<usize> = (0..counts.len()).collect();
         for _ in 0..MAX_TURNS {
             let lead = self.lead(counts, &open, others).await?;
@@ -239,19 +241,22 @@ impl Bench<'_> {
     async fn charge_under(
         &self,
         lead: Option<usize>,
-        counts: &[Count<'_>],
+        counts: &[CounterCharge<'_>],
         open: &[usize],
-        found: &mut [Found],
+        found: &mut [CounterResult],
     ) -> Result<Decision, RateLimitError> {
         let charge = |number: &usize| {
             let count = &counts[*number];
-            let yielding = count.yielding.filter(|_| lead != Some(*number));
-            count.charge(yielding.unwrap_or(count.limits))
+            let shadow_limits = count.shadow_limits.filter(|_| lead != Some(*number));
+            count.charge(shadow_limits.unwrap_or(count.limits))
         };
         let charges: Vec<Charge<'_>> = open.iter().map(charge).collect();
-        let (decided, outcomes) = self.ask(&charges, Effect::Charge).await?;
-        for (number, own) in open.iter().zip(of_each(&charges, &outcomes)) {
-            found[*number] = (Judged::taking(&decided.decision, own), decided.exactness);
+        let (decided, outcomes) = self.query_store(&charges, Effect::Charge).await?;
+        for (number, own) in open.iter().zip(split_by_charge(&charges, &outcomes)) {
+            found[*number] = (
+                LimitResult::of_charge(&decided.decision, own),
+                decided.exactness,
+            );
         }
         Ok(decided.decision)
     }
@@ -260,7 +265,7 @@ impl Bench<'_> {
     /// if there is one. Returns `None` if the quotas cannot deny the request, or if there are none.
     async fn lead(
         &self,
-        counts: &[Count<'_>],
+        counts: &[CounterCharge<'_>],
         open: &[usize],
         others: OtherQuotas,
     ) -> Result<Option<usize>, RateLimitError> {
@@ -276,12 +281,12 @@ impl Bench<'_> {
         let charges: Vec<Charge<'_>> = quotas
             .iter()
             .map(|number| &counts[*number])
-            .map(|count| count.charge(count.yielding.unwrap_or(count.limits)))
+            .map(|count| count.charge(count.shadow_limits.unwrap_or(count.limits)))
             .collect();
-        let (_, outcomes) = self.ask(&charges, Effect::Peek).await?;
+        let (_, outcomes) = self.query_store(&charges, Effect::Peek).await?;
         let mut with_room = quotas
             .iter()
-            .zip(of_each(&charges, &outcomes))
+            .zip(split_by_charge(&charges, &outcomes))
             .filter(|(_, own)| own.iter().all(|outcome| outcome.allowed))
             .map(|(number, _)| *number);
         Ok(with_room.next().or(first))
@@ -289,18 +294,20 @@ impl Bench<'_> {
 }
 
 /// Returns the counters of `together`, and for each descriptor the index of its counter.
-fn counts<'a>(together: &'a [(&mut Applied<'_>, Cost)]) -> (Vec<Count<'a>>, Vec<usize>) {
+fn counts<'a>(
+    together: &'a [(&mut AppliedLimit<'_>, Cost)],
+) -> (Vec<CounterCharge<'a>>, Vec<usize>) {
     let mut numbers: HashMap<&[u8], usize> = HashMap::new();
-    let (mut counts, mut count_of) = (Vec::<Count<'_>>::new(), Vec::new());
+    let (mut counts, mut count_of) = (Vec::<CounterCharge<'_>>::new(), Vec::new());
     for (applied, cost) in together {
         let number = *numbers.entry(&applied.key).or_insert(counts.len());
         count_of.push(number);
         match counts.get_mut(number) {
             Some(count) => count.cost = plus(count.cost, *cost),
-            None => counts.push(Count {
+            None => counts.push(CounterCharge {
                 key: &applied.key,
                 limits: applied.limits(),
-                yielding: applied.limits.yielding.as_deref(),
+                shadow_limits: applied.limits.shadow_limits.as_deref(),
                 cost: *cost,
             }),
         }
@@ -309,11 +316,14 @@ fn counts<'a>(together: &'a [(&mut Applied<'_>, Cost)]) -> (Vec<Count<'a>>, Vec<
 }
 
 /// Returns the combined result of the quotas that are decided on their own or are in shadow mode.
-fn other_quotas(alone: &[&mut Applied<'_>], together: &[(&mut Applied<'_>, Cost)]) -> OtherQuotas {
-    let in_shadow = |applied: &Applied<'_>| applied.is_quota() && applied.limits().shadow();
+fn other_quotas(
+    alone: &[&mut AppliedLimit<'_>],
+    together: &[(&mut AppliedLimit<'_>, Cost)],
+) -> OtherQuotas {
+    let in_shadow = |applied: &AppliedLimit<'_>| applied.is_quota() && applied.limits().shadow();
     let mut quotas = alone.iter().filter(|applied| applied.is_quota()).peekable();
     let has_some = quotas.peek().is_some();
-    if quotas.any(|applied| !applied.judged.over || in_shadow(applied))
+    if quotas.any(|applied| !applied.result.over || in_shadow(applied))
         || together.iter().any(|(applied, _)| in_shadow(applied))
     {
         OtherQuotas::Pass
@@ -325,7 +335,7 @@ fn other_quotas(alone: &[&mut Applied<'_>], together: &[(&mut Applied<'_>, Cost)
 }
 
 /// Returns the outcomes of each of `charges`; empty slices if the store was not asked.
-fn of_each<'o>(
+fn split_by_charge<'o>(
     charges: &[Charge<'_>],
     mut outcomes: &'o [Outcome],
 ) -> impl Iterator<Item = &'o [Outcome]> {
@@ -338,13 +348,13 @@ fn of_each<'o>(
 }
 
 fn reborrowed<'b, 'd>(
-    descriptors: &'b mut [&mut Applied<'d>],
-) -> impl Iterator<Item = &'b mut Applied<'d>> {
+    descriptors: &'b mut [&mut AppliedLimit<'d>],
+) -> impl Iterator<Item = &'b mut AppliedLimit<'d>> {
     descriptors.iter_mut().map(|applied| &mut **applied)
 }
 
 /// Returns whether two descriptors have the same key but different limits.
-fn clash(one: &Applied<'_>, other: &Applied<'_>) -> bool {
+fn have_conflicting_limits(one: &AppliedLimit<'_>, other: &AppliedLimit<'_>) -> bool {
     one.key == other.key && !std::ptr::eq(one.limits(), other.limits())
 }
 

@@ -1,4 +1,4 @@
-//! Decides the descriptors of a request.
+//! Evaluates the descriptors of a request.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -15,9 +15,9 @@ use tokio::time::Instant;
 use super::{
     RateLimitError, Ratio, StoreFailure,
     counters::Counters,
-    over_cache::{OverCache, Since},
+    over_limit_cache::{CacheEpoch, OverLimitCache},
     rules::{Rule, RuleLimits},
-    service::Standing,
+    service::DescriptorMatch,
 };
 use crate::limiter::{DecisionRequest, Limiter};
 
@@ -27,9 +27,9 @@ pub(super) enum Hits {
     /// Query the status without charging.
     None,
     /// Charge this number of hits.
-    Taken(Cost),
+    Charge(Cost),
     /// Refund this number of hits.
-    GivenBack(Cost),
+    Refund(Cost),
 }
 
 /// The origin of a descriptor's limits: a rule, or an override in the request.
@@ -52,30 +52,30 @@ impl Deref for Source<'_> {
 
 /// A limit that applies to a descriptor, and its result.
 #[derive(Debug)]
-pub(super) struct Applied<'d> {
+pub(super) struct AppliedLimit<'d> {
     pub(super) limits: Source<'d>,
     pub(super) key: Vec<u8>,
     pub(super) counters: Arc<Counters>,
     pub(super) hits: Hits,
     /// The state of the cache of exceeded limits when the decision began.
-    pub(super) since: Since,
-    pub(super) judged: Judged,
+    pub(super) epoch: CacheEpoch,
+    pub(super) result: LimitResult,
 }
 
 /// The result of a descriptor.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Judged {
+pub(super) struct LimitResult {
     /// Whether the descriptor is over its limit, even if the rule is in shadow mode.
     pub(super) over: bool,
     /// Whether the cache answered, without asking the store.
-    pub(super) was_known: bool,
+    pub(super) was_cached: bool,
     /// The index of the limit that the status reports.
     pub(super) limit: usize,
     /// The outcome of that limit; `None` if the store was not asked.
     pub(super) outcome: Option<Outcome>,
 }
 
-impl<'d> Applied<'d> {
+impl<'d> AppliedLimit<'d> {
     pub(super) fn rule(&self) -> Option<&'d Rule> {
         match self.limits {
             Source::Rule(rule, _) => Some(rule),
@@ -105,10 +105,10 @@ impl<'d> Applied<'d> {
 
 /// The context of a decision: the store, the settings and the time.
 #[derive(Debug)]
-pub(super) struct Bench<'s> {
+pub(super) struct Evaluator<'s> {
     pub(super) limiter: &'s Limiter,
     pub(super) store_failure: StoreFailure,
-    pub(super) over: Option<&'s OverCache>,
+    pub(super) over: Option<&'s OverLimitCache>,
     pub(super) now: Timestamp,
     /// The deadline for all store queries of the request together. A query that Redis has not
     /// answered by then is treated as if the store were unavailable.
@@ -116,36 +116,36 @@ pub(super) struct Bench<'s> {
     pub(super) near_limit_ratio: Ratio,
 }
 
-impl Bench<'_> {
+impl Evaluator<'_> {
     /// Decides every descriptor on its own; their results do not affect each other.
     ///
     /// # Errors
     ///
-    /// [`RateLimitError::Store`]; see [`Self::ask`].
-    pub(super) async fn decide_each(
+    /// [`RateLimitError::Store`]; see [`Self::query_store`].
+    pub(super) async fn evaluate_each(
         &self,
-        standings: &mut [Standing<'_>],
+        matches: &mut [DescriptorMatch<'_>],
     ) -> Result<(), RateLimitError> {
-        let decided = self.decide_alone(limited(standings)).await;
-        self.count(standings, &decided);
+        let decided = self.evaluate_separately(limited(matches)).await;
+        self.count(matches, &decided);
         decided
     }
 
     /// Decides each of `descriptors` on its own. With Redis, descriptors with different keys are
     /// queried concurrently, so that their commands are pipelined; those with the same key are
     /// decided in order. The memory store never waits, so concurrency would gain nothing.
-    pub(super) async fn decide_alone<'a, 'd: 'a>(
+    pub(super) async fn evaluate_separately<'a, 'd: 'a>(
         &self,
-        descriptors: impl Iterator<Item = &'a mut Applied<'d>>,
+        descriptors: impl Iterator<Item = &'a mut AppliedLimit<'d>>,
     ) -> Result<(), RateLimitError> {
         if self.limiter.fleet().is_none() {
             for applied in descriptors {
-                self.decide_one(applied).await?;
+                self.evaluate_one(applied).await?;
             }
             return Ok(());
         }
         let mut keys: HashMap<Vec<u8>, usize> = HashMap::new();
-        let mut of_one_key: Vec<Vec<&mut Applied<'d>>> = Vec::new();
+        let mut of_one_key: Vec<Vec<&mut AppliedLimit<'d>>> = Vec::new();
         for applied in descriptors {
             let next = of_one_key.len();
             match keys.entry(applied.key.clone()) {
@@ -158,40 +158,47 @@ impl Bench<'_> {
         }
         let each = of_one_key.into_iter().map(|descriptors| async move {
             for applied in descriptors {
-                self.decide_one(applied).await?;
+                self.evaluate_one(applied).await?;
             }
             Ok(())
         });
         join_all(each).await.into_iter().collect()
     }
 
-    async fn decide_one(&self, applied: &mut Applied<'_>) -> Result<(), RateLimitError> {
+    async fn evaluate_one(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RateLimitError> {
         let mut exactness = Exactness::Exact;
-        applied.judged = match applied.hits {
-            Hits::None | Hits::Taken(_)
-                if applied.judged.was_known || self.is_known_over(applied) =>
+        applied.result = match applied.hits {
+            Hits::None | Hits::Charge(_)
+                if applied.result.was_cached || self.is_cached_over(applied) =>
             {
-                Judged::known()
+                LimitResult::cached()
             }
             Hits::None => {
-                let (decided, outcomes) =
-                    self.ask(&[applied.charge(Cost::ONE)], Effect::Look).await?;
+                let (decided, outcomes) = self
+                    .query_store(&[applied.charge(Cost::ONE)], Effect::Look)
+                    .await?;
                 exactness = decided.exactness;
-                Judged::looking(&outcomes)
+                LimitResult::of_query(&outcomes)
             }
-            Hits::Taken(cost) => {
-                let (decided, outcomes) = self.ask(&[applied.charge(cost)], Effect::Charge).await?;
+            Hits::Charge(cost) => {
+                let (decided, outcomes) = self
+                    .query_store(&[applied.charge(cost)], Effect::Charge)
+                    .await?;
                 exactness = decided.exactness;
-                Judged::taking(&decided.decision, &outcomes)
+                LimitResult::of_charge(&decided.decision, &outcomes)
             }
-            Hits::GivenBack(cost) => {
+            Hits::Refund(cost) => {
                 // The guard forgets the cached entry when it is dropped. That includes a cancelled
                 // request and a refund whose outcome is unknown.
-                let _forgotten = self.over.map(|cache| cache.forgetting(&applied.key));
-                let (_, outcomes) = self.ask(&[applied.charge(cost)], Effect::Refund).await?;
-                Judged {
+                let _invalidated = self
+                    .over
+                    .map(|cache| cache.invalidate_on_drop(&applied.key));
+                let (_, outcomes) = self
+                    .query_store(&[applied.charge(cost)], Effect::Refund)
+                    .await?;
+                LimitResult {
                     over: false,
-                    ..Judged::looking(&outcomes)
+                    ..LimitResult::of_query(&outcomes)
                 }
             }
         };
@@ -203,7 +210,7 @@ impl Bench<'_> {
     ///
     /// Returns [`RateLimitError::Store`] if the store is unavailable and the settings ask for an
     /// error in this case.
-    pub(super) async fn ask(
+    pub(super) async fn query_store(
         &self,
         charges: &[Charge<'_>],
         effect: Effect,
@@ -225,7 +232,7 @@ impl Bench<'_> {
         Ok((decided, outcomes))
     }
 
-    pub(super) fn is_known_over(&self, applied: &Applied<'_>) -> bool {
+    pub(super) fn is_cached_over(&self, applied: &AppliedLimit<'_>) -> bool {
         self.over
             .is_some_and(|cache| cache.is_over(&applied.key, self.now))
     }
@@ -233,37 +240,37 @@ impl Bench<'_> {
     /// Caches a descriptor that no hit can pass before its window ends. This requires that the
     /// count exceeds the limit itself and not only this node's share of it. Refunds on other nodes
     /// are not noticed until the entry expires; envoyproxy/ratelimit has the same limitation.
-    pub(super) fn remember(&self, applied: &Applied<'_>, exactness: Exactness) {
-        if let (Some(cache), Some(outcome)) = (self.over, &applied.judged.outcome)
-            && applied.judged.over
+    pub(super) fn remember(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
+        if let (Some(cache), Some(outcome)) = (self.over, &applied.result.outcome)
+            && applied.result.over
             && exactness == Exactness::Exact
             && outcome.excess > 0
         {
             let until = self.now.after(outcome.reset_after);
-            cache.remember(&applied.key, until, applied.since);
+            cache.remember(&applied.key, until, applied.epoch);
         }
     }
 }
 
-impl Judged {
+impl LimitResult {
     /// Creates the result of a descriptor that the cache knows to be over its limit.
-    pub(super) fn known() -> Self {
+    pub(super) fn cached() -> Self {
         Self {
             over: true,
-            was_known: true,
+            was_cached: true,
             ..Self::default()
         }
     }
 
     /// Creates the result of a query without charge. It is over if the count exceeds the limit.
-    pub(super) fn looking(outcomes: &[Outcome]) -> Self {
+    pub(super) fn of_query(outcomes: &[Outcome]) -> Self {
         let over = outcomes.iter().position(|outcome| outcome.excess > 0);
-        Self::led_by(over, outcomes)
+        Self::reporting(over, outcomes)
     }
 
     /// Creates the result of a charge. It is over if any limit denied it, or if the store is full
     /// or the key is blocked.
-    pub(super) fn taking(decision: &Decision, outcomes: &[Outcome]) -> Self {
+    pub(super) fn of_charge(decision: &Decision, outcomes: &[Outcome]) -> Self {
         if let Decision::Full { .. } | Decision::Blocked { .. } = decision {
             return Self {
                 over: true,
@@ -275,10 +282,10 @@ impl Judged {
             .enumerate()
             .filter(|(_, outcome)| !outcome.allowed);
         let longest = denying.max_by_key(|(_, outcome)| outcome.retry_after);
-        Self::led_by(longest.map(|(at, _)| at), outcomes)
+        Self::reporting(longest.map(|(at, _)| at), outcomes)
     }
 
-    fn led_by(over: Option<usize>, outcomes: &[Outcome]) -> Self {
+    fn reporting(over: Option<usize>, outcomes: &[Outcome]) -> Self {
         let tightest = || {
             let least = outcomes
                 .iter()
@@ -289,7 +296,7 @@ impl Judged {
         let limit = over.unwrap_or_else(tightest);
         Self {
             over: over.is_some(),
-            was_known: false,
+            was_cached: false,
             limit,
             outcome: outcomes.get(limit).copied(),
         }
@@ -298,10 +305,10 @@ impl Judged {
 
 /// Returns the descriptors to which a limit applies.
 pub(super) fn limited<'s, 'd>(
-    standings: &'s mut [Standing<'d>],
-) -> impl Iterator<Item = &'s mut Applied<'d>> {
-    standings.iter_mut().filter_map(|standing| match standing {
-        Standing::Limited(applied) => Some(applied),
-        Standing::NoLimit | Standing::Unlimited(_) => None,
+    matches: &'s mut [DescriptorMatch<'d>],
+) -> impl Iterator<Item = &'s mut AppliedLimit<'d>> {
+    matches.iter_mut().filter_map(|matched| match matched {
+        DescriptorMatch::Limited(applied) => Some(applied),
+        DescriptorMatch::NoLimit | DescriptorMatch::Unlimited(_) => None,
     })
 }

@@ -6,56 +6,54 @@ use tidegate_core::{Algorithm, Limit, Outcome, Retry, Span, Timestamp, Window};
 
 use super::{
     Code, CurrentLimit, Descriptor, DescriptorStatus, HeaderNames, Metadata, RateLimitAnswer,
-    RateLimitRequest, ResponseHeader, Settings, decide::Applied, service::Standing,
+    RateLimitRequest, ResponseHeader, Settings, evaluate::AppliedLimit, service::DescriptorMatch,
 };
 
-pub(super) fn answer(
+pub(super) fn build(
     request: &RateLimitRequest,
-    standings: &[Standing<'_>],
+    matches: &[DescriptorMatch<'_>],
     settings: &Settings,
     now: Timestamp,
 ) -> RateLimitAnswer {
-    let statuses: Vec<DescriptorStatus> = standings
-        .iter()
-        .map(|standing| status(standing, now))
-        .collect();
+    let statuses: Vec<DescriptorStatus> =
+        matches.iter().map(|matched| status(matched, now)).collect();
     let response_headers = settings.response_headers.as_ref().map(|names| {
-        let leading = leading(standings, &statuses, settings);
+        let leading = leading(matches, &statuses, settings);
         leading.map_or_else(Vec::new, |status| headers(status, names))
     });
     let dynamic_metadata = settings
         .dynamic_metadata
-        .then(|| metadata(request, standings, &statuses));
+        .then(|| metadata(request, matches, &statuses));
     RateLimitAnswer {
-        overall_code: overall(standings, &statuses, settings),
+        overall_code: overall(matches, &statuses, settings),
         statuses,
         response_headers: response_headers.unwrap_or_default(),
         dynamic_metadata,
     }
 }
 
-fn status(standing: &Standing<'_>, now: Timestamp) -> DescriptorStatus {
-    match standing {
-        Standing::NoLimit => DescriptorStatus::UNLIMITED,
-        Standing::Unlimited(_) => DescriptorStatus {
+fn status(matched: &DescriptorMatch<'_>, now: Timestamp) -> DescriptorStatus {
+    match matched {
+        DescriptorMatch::NoLimit => DescriptorStatus::UNLIMITED,
+        DescriptorMatch::Unlimited(_) => DescriptorStatus {
             limit_remaining: u32::MAX,
             ..DescriptorStatus::UNLIMITED
         },
-        Standing::Limited(applied) => limited(applied, now),
+        DescriptorMatch::Limited(applied) => limited(applied, now),
     }
 }
 
-fn limited(applied: &Applied<'_>, now: Timestamp) -> DescriptorStatus {
-    let judged = applied.judged;
+fn limited(applied: &AppliedLimit<'_>, now: Timestamp) -> DescriptorStatus {
+    let result = applied.result;
     let rule = applied.rule();
-    let limit = applied.limits.limits.iter().nth(judged.limit);
-    let remaining = match judged.outcome {
-        Some(outcome) if !judged.over => outcome.remaining,
+    let limit = applied.limits.limits.iter().nth(result.limit);
+    let remaining = match result.outcome {
+        Some(outcome) if !result.over => outcome.remaining,
         _ => 0,
     };
     let is_shadow = rule.is_some_and(|rule| rule.shadow);
     DescriptorStatus {
-        code: if judged.over && !is_shadow {
+        code: if result.over && !is_shadow {
             Code::OverLimit
         } else {
             Code::Ok
@@ -65,13 +63,13 @@ fn limited(applied: &Applied<'_>, now: Timestamp) -> DescriptorStatus {
             unit: applied
                 .limits
                 .units
-                .get(judged.limit)
+                .get(result.limit)
                 .copied()
                 .unwrap_or_default(),
             name: rule.and_then(|rule| rule.name.clone()),
         }),
         limit_remaining: narrow(remaining),
-        duration_until_reset: limit.map(|limit| until_reset(limit, judged.outcome.as_ref(), now)),
+        duration_until_reset: limit.map(|limit| until_reset(limit, result.outcome.as_ref(), now)),
     }
 }
 
@@ -110,11 +108,15 @@ fn left_of(window: &Window, now: Timestamp) -> Span {
 
 /// Returns `OverLimit` if any descriptor is over. Descriptors in quota mode only count if all of
 /// them are over.
-fn overall(standings: &[Standing<'_>], statuses: &[DescriptorStatus], settings: &Settings) -> Code {
+fn overall(
+    matches: &[DescriptorMatch<'_>],
+    statuses: &[DescriptorStatus],
+    settings: &Settings,
+) -> Code {
     let (mut quotas, mut quotas_over) = (0, 0);
-    for (standing, status) in standings.iter().zip(statuses) {
+    for (matched, status) in matches.iter().zip(statuses) {
         let is_over = status.code == Code::OverLimit;
-        if is_quota(standing, settings) {
+        if is_quota(matched, settings) {
             quotas += 1;
             quotas_over += usize::from(is_over);
         } else if is_over {
@@ -128,11 +130,11 @@ fn overall(standings: &[Standing<'_>], statuses: &[DescriptorStatus], settings: 
     }
 }
 
-fn is_quota(standing: &Standing<'_>, settings: &Settings) -> bool {
-    match standing {
-        Standing::Unlimited(_) => false,
-        Standing::NoLimit => settings.quota_mode,
-        Standing::Limited(applied) => {
+fn is_quota(matched: &DescriptorMatch<'_>, settings: &Settings) -> bool {
+    match matched {
+        DescriptorMatch::Unlimited(_) => false,
+        DescriptorMatch::NoLimit => settings.quota_mode,
+        DescriptorMatch::Limited(applied) => {
             settings.quota_mode || applied.rule().is_some_and(|rule| rule.quota)
         }
     }
@@ -141,19 +143,18 @@ fn is_quota(standing: &Standing<'_>, settings: &Settings) -> bool {
 /// Returns the status that headers report: the last one that is over and not in quota mode, else
 /// the first one with the fewest remaining hits.
 fn leading<'s>(
-    standings: &[Standing<'_>],
+    matches: &[DescriptorMatch<'_>],
     statuses: &'s [DescriptorStatus],
     settings: &Settings,
 ) -> Option<&'s DescriptorStatus> {
     let with_limit = || {
-        standings
+        matches
             .iter()
             .zip(statuses)
             .filter(|(_, status)| status.current_limit.is_some())
     };
-    let over = with_limit().rfind(|(standing, status)| {
-        status.code == Code::OverLimit && !is_quota(standing, settings)
-    });
+    let over = with_limit()
+        .rfind(|(matched, status)| status.code == Code::OverLimit && !is_quota(matched, settings));
     let leading = over.or_else(|| with_limit().min_by_key(|(_, status)| status.limit_remaining));
     leading.map(|(_, status)| status)
 }
@@ -178,7 +179,7 @@ fn headers(status: &DescriptorStatus, names: &HeaderNames) -> Vec<ResponseHeader
 /// Builds the dynamic metadata: the request, and the metadata of the rules under which it passed.
 fn metadata(
     request: &RateLimitRequest,
-    standings: &[Standing<'_>],
+    matches: &[DescriptorMatch<'_>],
     statuses: &[DescriptorStatus],
 ) -> Metadata {
     let descriptors: Vec<Metadata> = request.descriptors.iter().map(described).collect();
@@ -192,11 +193,11 @@ fn metadata(
             Metadata::Number(request.hits_addend.into()),
         ));
     }
-    let passed = standings
+    let passed = matches
         .iter()
         .zip(statuses)
         .filter(|(_, status)| status.code == Code::Ok);
-    let of_rules = passed.filter_map(|(standing, _)| standing.rule()?.metadata.as_ref());
+    let of_rules = passed.filter_map(|(matched, _)| matched.rule()?.metadata.as_ref());
     let merged = of_rules.fold(None, |merged: Option<Metadata>, next| {
         Some(merged.map_or_else(|| next.clone(), |merged| merged.or(next)))
     });

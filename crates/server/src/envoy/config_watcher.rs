@@ -10,7 +10,7 @@ use std::{
     time::SystemTime,
 };
 
-use super::{DomainFiles, File, FileMistake, Loaded, RateLimitService, read};
+use super::{DomainFiles, File, FileMistake, LoadedConfig, RateLimitService, read};
 use crate::{
     config::MAX_FILE_BYTES,
     reload::{self, LastRead},
@@ -27,7 +27,7 @@ const MAX_DEPTH: usize = 16;
 
 /// The location of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Folder {
+pub struct ConfigFiles {
     /// A file, or a folder that is read recursively. Names that begin with a dot are ignored,
     /// because a Kubernetes ConfigMap keeps previous versions under such names.
     pub path: PathBuf,
@@ -38,7 +38,7 @@ pub struct Folder {
 /// Why a configuration could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum FolderError {
+pub enum ConfigFilesError {
     /// A file or folder could not be read, for example because of a wrong path or missing
     /// permissions.
     #[error("cannot read {}: {source}", path.display())]
@@ -58,7 +58,7 @@ pub enum FolderError {
     },
 }
 
-impl FolderError {
+impl ConfigFilesError {
     /// Returns the problems, one line each.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
@@ -76,22 +76,22 @@ impl FolderError {
     }
 }
 
-impl Folder {
+impl ConfigFiles {
     /// Reads and parses every file.
     ///
     /// # Errors
     ///
-    /// [`FolderError`]; see its variants.
-    pub fn load(&self) -> Result<Loaded, FolderError> {
-        let texts = unmoved(|| self.files(), |files| self.texts(files))?;
-        read(texts, self.merging).map_err(|mistakes| FolderError::Mistaken {
+    /// [`ConfigFilesError`]; see its variants.
+    pub fn load(&self) -> Result<LoadedConfig, ConfigFilesError> {
+        let texts = read_unchanged(|| self.files(), |files| self.texts(files))?;
+        read(texts, self.merging).map_err(|mistakes| ConfigFilesError::Mistaken {
             path: self.path.clone(),
             mistakes,
         })
     }
 
-    fn texts(&self, files: &[Found]) -> Result<Vec<File>, FolderError> {
-        let file = |found: &Found| {
+    fn texts(&self, files: &[FileStamp]) -> Result<Vec<File>, ConfigFilesError> {
+        let file = |found: &FileStamp| {
             Ok(File {
                 name: self.name_of(&found.path),
                 text: text(&found.path)?,
@@ -101,9 +101,9 @@ impl Folder {
     }
 
     /// Returns the files, sorted by path.
-    fn files(&self) -> Result<Vec<Found>, FolderError> {
+    fn files(&self) -> Result<Vec<FileStamp>, ConfigFilesError> {
         let mut files = Vec::new();
-        gather(&self.path, 0, &mut files)?;
+        list_files(&self.path, 0, &mut files)?;
         files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(files)
     }
@@ -121,7 +121,7 @@ impl Folder {
 
 /// Calls `read` until `look` returns the same before and after, at most [`TRIES`] times. Files that
 /// are replaced during reading may yield a mixture of old and new content.
-fn unmoved<M: PartialEq, T, E>(
+fn read_unchanged<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,
 ) -> Result<T, E> {
@@ -139,16 +139,20 @@ fn unmoved<M: PartialEq, T, E>(
 
 /// A file and its metadata, which change when the file is written or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Found {
+struct FileStamp {
     path: PathBuf,
     modified: Option<SystemTime>,
     len: u64,
     inode: u64,
 }
 
-fn gather(path: &Path, depth: usize, files: &mut Vec<Found>) -> Result<(), FolderError> {
+fn list_files(
+    path: &Path,
+    depth: usize,
+    files: &mut Vec<FileStamp>,
+) -> Result<(), ConfigFilesError> {
     use std::os::unix::fs::MetadataExt;
-    let unreadable = |source| FolderError::Unreadable {
+    let unreadable = |source| ConfigFilesError::Unreadable {
         path: path.to_owned(),
         source,
     };
@@ -160,7 +164,7 @@ fn gather(path: &Path, depth: usize, files: &mut Vec<Found>) -> Result<(), Folde
                 "more than {MAX_FILES} files"
             ))));
         }
-        files.push(Found {
+        files.push(FileStamp {
             path: path.to_owned(),
             modified: metadata.modified().ok(),
             len: metadata.len(),
@@ -176,14 +180,14 @@ fn gather(path: &Path, depth: usize, files: &mut Vec<Found>) -> Result<(), Folde
     for entry in fs::read_dir(path).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
         if !entry.file_name().to_string_lossy().starts_with('.') {
-            gather(&entry.path(), depth + 1, files)?;
+            list_files(&entry.path(), depth + 1, files)?;
         }
     }
     Ok(())
 }
 
-fn text(path: &Path) -> Result<String, FolderError> {
-    let unreadable = |source| FolderError::Unreadable {
+fn text(path: &Path) -> Result<String, ConfigFilesError> {
+    let unreadable = |source| ConfigFilesError::Unreadable {
         path: path.to_owned(),
         source,
     };
@@ -200,18 +204,18 @@ fn text(path: &Path) -> Result<String, FolderError> {
 
 /// Reloads the configuration on request or when its files change.
 #[derive(Debug)]
-pub struct Watch {
-    folder: Folder,
+pub struct ConfigWatcher {
+    folder: ConfigFiles,
     service: Arc<RateLimitService>,
     /// Held until the result of a read is applied, so that concurrent reloads are applied in order.
-    last: Mutex<LastRead<Vec<Found>>>,
+    last: Mutex<LastRead<Vec<FileStamp>>>,
     loads: [AtomicU64; 2],
 }
 
-impl Watch {
+impl ConfigWatcher {
     /// Creates a watch on `folder`, which has not been read yet.
     #[must_use]
-    pub fn new(folder: Folder, service: Arc<RateLimitService>) -> Self {
+    pub fn new(folder: ConfigFiles, service: Arc<RateLimitService>) -> Self {
         Self {
             folder,
             service,
@@ -230,17 +234,17 @@ impl Watch {
     ///
     /// # Errors
     ///
-    /// Returns [`FolderError`]. The previous rules stay in effect.
-    pub fn reload(&self) -> Result<usize, FolderError> {
+    /// Returns [`ConfigFilesError`]. The previous rules stay in effect.
+    pub fn reload(&self) -> Result<usize, ConfigFilesError> {
         let loaded = self.load();
-        self.tell(&loaded);
+        self.log_result(&loaded);
         loaded
     }
 
     /// Reloads the configuration if its files changed. After a read error it tries again on every
     /// call, but only reports the result if it differs from the last one. Returns the result, or
     /// `None` if there is nothing new to report.
-    pub fn follow(&self) -> Option<Result<usize, FolderError>> {
+    pub fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
         let mut last = self.last();
         let now = self.folder.files().ok();
         let has_changed = now != last.seen;
@@ -248,13 +252,13 @@ impl Watch {
             return None;
         }
         let read = self.folder.load();
-        if !has_changed && read.as_ref().is_err_and(FolderError::may_pass) {
+        if !has_changed && read.as_ref().is_err_and(ConfigFilesError::may_pass) {
             return None;
         }
         last.seen = now;
-        let loaded = self.put_in_force(read, &mut last);
+        let loaded = self.activate(read, &mut last);
         drop(last);
-        self.tell(&loaded);
+        self.log_result(&loaded);
         Some(loaded)
     }
 
@@ -263,19 +267,19 @@ impl Watch {
     ///
     /// # Errors
     ///
-    /// Returns [`FolderError`]. The previous rules stay in effect, and [`Self::last_mistakes`] and
-    /// [`Self::loads`] reflect the failure.
-    pub fn load(&self) -> Result<usize, FolderError> {
+    /// Returns [`ConfigFilesError`]. The previous rules stay in effect, and
+    /// [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
+    pub fn load(&self) -> Result<usize, ConfigFilesError> {
         let mut last = self.last();
         last.seen = self.folder.files().ok();
-        self.put_in_force(self.folder.load(), &mut last)
+        self.activate(self.folder.load(), &mut last)
     }
 
-    fn put_in_force(
+    fn activate(
         &self,
-        read: Result<Loaded, FolderError>,
-        last: &mut LastRead<Vec<Found>>,
-    ) -> Result<usize, FolderError> {
+        read: Result<LoadedConfig, ConfigFilesError>,
+        last: &mut LastRead<Vec<FileStamp>>,
+    ) -> Result<usize, ConfigFilesError> {
         let loaded = read.map(|loaded| {
             loaded
                 .warnings
@@ -287,13 +291,13 @@ impl Watch {
         });
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
         let error = loaded.as_ref().err();
-        last.is_unread = error.is_some_and(FolderError::may_pass);
-        last.mistakes = error.map(FolderError::problems).unwrap_or_default();
+        last.is_unread = error.is_some_and(ConfigFilesError::may_pass);
+        last.mistakes = error.map(ConfigFilesError::problems).unwrap_or_default();
         loaded
     }
 
     /// Logs the result of a reload.
-    fn tell(&self, loaded: &Result<usize, FolderError>) {
+    fn log_result(&self, loaded: &Result<usize, ConfigFilesError>) {
         let path = self.folder.path.display();
         match loaded {
             Ok(0) => {
@@ -317,7 +321,7 @@ impl Watch {
     }
 
     /// Logs the configuration that is active at start-up.
-    pub(crate) fn tell_of_the_start(&self) {
+    pub(crate) fn log_start(&self) {
         let path = self.folder.path.display();
         match self.service.domains() {
             0 => {
@@ -346,7 +350,7 @@ impl Watch {
         )
     }
 
-    fn last(&self) -> MutexGuard<'_, LastRead<Vec<Found>>> {
+    fn last(&self) -> MutexGuard<'_, LastRead<Vec<FileStamp>>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -367,15 +371,15 @@ fn lines(mistakes: &[FileMistake]) -> String {
 mod tests {
     use super::*;
 
-    /// Returns the result of `unmoved` and the number of reads, for a folder that changes `moves`
-    /// times and whose reads return `found`.
-    fn asked(moves: u32, found: Result<u32, &str>) -> (Result<u32, &str>, usize) {
+    /// Returns the result of `read_unchanged` and the number of reads, for a folder that changes
+    /// `moves` times and whose reads return `found`.
+    fn read_counted(moves: u32, found: Result<u32, &str>) -> (Result<u32, &str>, usize) {
         let (mut looks, mut readings) = (0, 0);
         let look = || {
             looks += 1;
             Ok(looks.min(moves + 1))
         };
-        let answer = unmoved(look, |at| {
+        let answer = read_unchanged(look, |at| {
             readings += 1;
             found.map(|found| found + at)
         });
@@ -384,14 +388,14 @@ mod tests {
 
     #[test]
     fn an_unchanged_folder_is_read_once_even_if_that_fails() {
-        assert_eq!(asked(0, Ok(10)), (Ok(11), 1));
-        assert_eq!(asked(0, Err("gone")), (Err("gone"), 1));
+        assert_eq!(read_counted(0, Ok(10)), (Ok(11), 1));
+        assert_eq!(read_counted(0, Err("gone")), (Err("gone"), 1));
     }
 
     #[test]
     fn a_changing_folder_is_read_again_a_limited_number_of_times() {
-        assert_eq!(asked(1, Ok(10)), (Ok(12), 2));
-        assert_eq!(asked(9, Ok(10)), (Ok(13), TRIES));
-        assert_eq!(asked(1, Err("gone")), (Err("gone"), 2));
+        assert_eq!(read_counted(1, Ok(10)), (Ok(12), 2));
+        assert_eq!(read_counted(9, Ok(10)), (Ok(13), TRIES));
+        assert_eq!(read_counted(1, Err("gone")), (Err("gone"), 2));
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    DomainFiles, Folder, Variables, redis_variables,
+    ConfigFiles, DomainFiles, Variables, redis_variables,
     variables::{self, Reader},
 };
 use crate::config::{AdminToken, Config, Envoy, Mistake, TlsFiles, open_listener};
@@ -207,7 +207,7 @@ fn envoy(reader: &mut Reader<'_>) -> Envoy {
     Envoy {
         settings: variables::settings(reader),
         start_without_config: reader.flag("FORCE_START_WITHOUT_INITIAL_CONFIG"),
-        ..Envoy::new(Folder { path, merging })
+        ..Envoy::new(ConfigFiles { path, merging })
     }
 }
 

@@ -26,17 +26,17 @@ const CLASSES: usize = 256;
 
 /// The state of the cache when a decision began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Since {
+pub(super) struct CacheEpoch {
     /// How often the whole cache was cleared.
     pub(super) cleared: u64,
     /// How often hits were refunded to a key of the same class.
-    pub(super) given_back: u64,
+    pub(super) refunds: u64,
 }
 
 /// Keys that are over their limit, and until when. When the cache is full, the older generation of
 /// entries is dropped; dropping an entry only costs a store query.
 #[derive(Debug)]
-pub(super) struct OverCache {
+pub(super) struct OverLimitCache {
     most_bytes: usize,
     hasher: RandomState,
     generations: Mutex<Generations>,
@@ -45,13 +45,13 @@ pub(super) struct OverCache {
 #[derive(Debug)]
 struct Generations {
     cleared: u64,
-    given_back: Box<[u64; CLASSES]>,
+    refunds: Box<[u64; CLASSES]>,
     young: HashMap<Box<[u8]>, Timestamp>,
     young_bytes: usize,
     old: HashMap<Box<[u8]>, Timestamp>,
 }
 
-impl OverCache {
+impl OverLimitCache {
     /// Creates a cache of at most `bytes`; `None` if that is 0.
     pub(super) fn new(bytes: usize) -> Option<Self> {
         (bytes > 0).then(|| Self {
@@ -59,7 +59,7 @@ impl OverCache {
             hasher: RandomState::new(),
             generations: Mutex::new(Generations {
                 cleared: 0,
-                given_back: Box::new([0; CLASSES]),
+                refunds: Box::new([0; CLASSES]),
                 young: HashMap::new(),
                 young_bytes: 0,
                 old: HashMap::new(),
@@ -74,8 +74,8 @@ impl OverCache {
 
     /// Returns how often hits were refunded to the class of `key`. Read it before the store is
     /// asked.
-    pub(super) fn given_back(&self, key: &[u8]) -> u64 {
-        self.lock().given_back[self.class(key)]
+    pub(super) fn refunds(&self, key: &[u8]) -> u64 {
+        self.lock().refunds[self.class(key)]
     }
 
     pub(super) fn is_over(&self, key: &[u8], now: Timestamp) -> bool {
@@ -88,15 +88,15 @@ impl OverCache {
     }
 
     /// Caches that `key` is over its limit until `until`, unless entries were invalidated after
-    /// `since`.
-    pub(super) fn remember(&self, key: &[u8], until: Timestamp, since: Since) {
+    /// `epoch`.
+    pub(super) fn remember(&self, key: &[u8], until: Timestamp, epoch: CacheEpoch) {
         let class = self.class(key);
         let mut generations = self.lock();
-        let now = Since {
+        let now = CacheEpoch {
             cleared: generations.cleared,
-            given_back: generations.given_back[class],
+            refunds: generations.refunds[class],
         };
-        if since != now {
+        if epoch != now {
             return;
         }
         let bytes = key.len() + ENTRY_BYTES;
@@ -111,14 +111,14 @@ impl OverCache {
 
     /// Returns a guard that removes `key` from the cache when dropped. It must be held during a
     /// refund, so that the key is also removed if the request is cancelled.
-    pub(super) fn forgetting<'c>(&'c self, key: &'c [u8]) -> Forgetting<'c> {
-        Forgetting { cache: self, key }
+    pub(super) fn invalidate_on_drop<'c>(&'c self, key: &'c [u8]) -> InvalidateOnDrop<'c> {
+        InvalidateOnDrop { cache: self, key }
     }
 
-    fn forget(&self, key: &[u8]) {
+    fn invalidate(&self, key: &[u8]) {
         let class = self.class(key);
         let mut generations = self.lock();
-        generations.given_back[class] += 1;
+        generations.refunds[class] += 1;
         generations.old.remove(key);
         if generations.young.remove(key).is_some() {
             generations.young_bytes -= key.len() + ENTRY_BYTES;
@@ -148,14 +148,14 @@ impl OverCache {
 
 /// A guard that removes a key from the cache when dropped.
 #[derive(Debug)]
-pub(super) struct Forgetting<'c> {
-    cache: &'c OverCache,
+pub(super) struct InvalidateOnDrop<'c> {
+    cache: &'c OverLimitCache,
     key: &'c [u8],
 }
 
-impl Drop for Forgetting<'_> {
+impl Drop for InvalidateOnDrop<'_> {
     fn drop(&mut self) {
-        self.cache.forget(self.key);
+        self.cache.invalidate(self.key);
     }
 }
 
@@ -163,48 +163,51 @@ impl Drop for Forgetting<'_> {
 mod tests {
     use super::*;
 
-    fn since(cache: &OverCache, key: &[u8]) -> Since {
-        Since {
+    fn epoch(cache: &OverLimitCache, key: &[u8]) -> CacheEpoch {
+        CacheEpoch {
             cleared: cache.cleared(),
-            given_back: cache.given_back(key),
+            refunds: cache.refunds(key),
         }
     }
 
     #[test]
     fn a_result_older_than_an_invalidation_is_not_cached() {
-        let (cache, until) = (OverCache::new(1_000).unwrap(), Timestamp::from_micros(10));
+        let (cache, until) = (
+            OverLimitCache::new(1_000).unwrap(),
+            Timestamp::from_micros(10),
+        );
         let is_over = || cache.is_over(b"a", Timestamp::from_micros(9));
-        let before = since(&cache, b"a");
-        drop(cache.forgetting(b"a"));
+        let before = epoch(&cache, b"a");
+        drop(cache.invalidate_on_drop(b"a"));
         cache.remember(b"a", until, before);
         assert!(!is_over(), "a refund happened in between");
-        let before = since(&cache, b"a");
+        let before = epoch(&cache, b"a");
         cache.clear();
         cache.remember(b"a", until, before);
         assert!(!is_over(), "the limits changed in between");
-        cache.remember(b"a", until, since(&cache, b"a"));
+        cache.remember(b"a", until, epoch(&cache, b"a"));
         assert!(is_over());
     }
 
     #[test]
     fn old_entries_are_evicted_within_the_memory_bound() {
-        let cache = OverCache::new(1_000).unwrap();
+        let cache = OverLimitCache::new(1_000).unwrap();
         let at = Timestamp::from_micros;
-        cache.remember(b"a", at(10), Since::default());
+        cache.remember(b"a", at(10), CacheEpoch::default());
         assert!(cache.is_over(b"a", at(9)));
         assert!(!cache.is_over(b"a", at(10)));
         for number in 0..1_000_u32 {
-            cache.remember(&number.to_be_bytes(), at(10), Since::default());
+            cache.remember(&number.to_be_bytes(), at(10), CacheEpoch::default());
         }
         let generations = cache.lock();
         assert!(generations.young.len() + generations.old.len() <= 1_000 / (4 + ENTRY_BYTES));
         drop(generations);
         assert!(!cache.is_over(b"a", at(9)));
         assert!(cache.is_over(&999_u32.to_be_bytes(), at(9)));
-        drop(cache.forgetting(&999_u32.to_be_bytes()));
+        drop(cache.invalidate_on_drop(&999_u32.to_be_bytes()));
         assert!(!cache.is_over(&999_u32.to_be_bytes(), at(9)));
         cache.clear();
         assert!(!cache.is_over(&998_u32.to_be_bytes(), at(9)));
-        assert!(OverCache::new(0).is_none());
+        assert!(OverLimitCache::new(0).is_none());
     }
 }

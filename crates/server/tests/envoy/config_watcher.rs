@@ -9,8 +9,8 @@ use std::{
 
 use tempfile::TempDir;
 use tidegate_server::envoy::{
-    Descriptor, DomainFiles, Folder, FolderError, RateLimitAnswer, RateLimitRequest, Variables,
-    Watch,
+    ConfigFiles, ConfigFilesError, ConfigWatcher, Descriptor, DomainFiles, RateLimitAnswer,
+    RateLimitRequest, Variables,
 };
 
 use crate::subject::Started;
@@ -18,7 +18,7 @@ use crate::subject::Started;
 struct OnDisk {
     folder: TempDir,
     started: Started,
-    watch: Watch,
+    watch: ConfigWatcher,
 }
 
 impl OnDisk {
@@ -34,11 +34,11 @@ impl OnDisk {
     fn on(folder: TempDir, inside: &str) -> Self {
         let started = Started::new(&Variables::new(), 1_700_000_040).unwrap();
         let path = folder.path().join(inside);
-        let watched = Folder {
+        let watched = ConfigFiles {
             path,
             merging: DomainFiles::One,
         };
-        let watch = Watch::new(watched, Arc::clone(&started.service));
+        let watch = ConfigWatcher::new(watched, Arc::clone(&started.service));
         watch.load().unwrap();
         Self {
             folder,
@@ -77,8 +77,8 @@ impl OnDisk {
             .unwrap()
     }
 
-    fn reload_if_changed(&self) -> Option<Result<usize, FolderError>> {
-        self.watch.follow()
+    fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
+        self.watch.reload_if_changed()
     }
 }
 
@@ -209,7 +209,10 @@ async fn a_deleted_envoy_folder_keeps_its_configuration() {
     let disk = OnDisk::on(folder, "config");
     fs::rename(disk.path("config"), disk.path("elsewhere")).unwrap();
     let error = disk.reload_if_changed().unwrap().unwrap_err();
-    assert!(matches!(error, FolderError::Unreadable { .. }), "{error}");
+    assert!(
+        matches!(error, ConfigFilesError::Unreadable { .. }),
+        "{error}"
+    );
     assert_eq!(disk.ask("a").await, Some((3, 2)));
     assert!(disk.reload_if_changed().is_none());
     fs::rename(disk.path("elsewhere"), disk.path("config")).unwrap();
@@ -235,11 +238,11 @@ async fn a_single_envoy_file_is_a_configuration() {
 #[test]
 fn a_failed_first_load_is_reported_like_any_other() {
     let started = Started::new(&Variables::new(), 1_700_000_040).unwrap();
-    let missing = Folder {
+    let missing = ConfigFiles {
         path: TempDir::new().unwrap().path().join("missing"),
         merging: DomainFiles::One,
     };
-    let watch = Watch::new(missing, Arc::clone(&started.service));
+    let watch = ConfigWatcher::new(missing, Arc::clone(&started.service));
     watch.load().unwrap_err();
     assert_eq!(watch.loads(), (0, 1));
     assert!(!watch.last_mistakes().is_empty());

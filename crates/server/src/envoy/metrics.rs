@@ -2,46 +2,46 @@
 
 use super::{
     Counter, RateLimitError,
-    decide::{Applied, Bench, Hits, Judged, limited},
-    service::Standing,
+    evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, limited},
+    service::DescriptorMatch,
 };
 
-impl Bench<'_> {
-    /// Updates the counters of each descriptor in `standings`. If the decision failed, only the
+impl Evaluator<'_> {
+    /// Updates the counters of each descriptor in `matches`. If the decision failed, only the
     /// requested hits are counted.
     pub(super) fn count(
         &self,
-        standings: &mut [Standing<'_>],
+        matches: &mut [DescriptorMatch<'_>],
         decided: &Result<(), RateLimitError>,
     ) {
-        for applied in limited(standings) {
+        for applied in limited(matches) {
             let hits = match applied.hits {
                 Hits::None => 0,
-                Hits::Taken(cost) => cost.units(),
-                Hits::GivenBack(cost) => {
-                    let given_back = decided.as_ref().map_or(0, |()| cost.units());
-                    applied.counters.add(Counter::TotalNegativeHits, given_back);
+                Hits::Charge(cost) => cost.units(),
+                Hits::Refund(cost) => {
+                    let refunds = decided.as_ref().map_or(0, |()| cost.units());
+                    applied.counters.add(Counter::TotalNegativeHits, refunds);
                     continue;
                 }
             };
             applied.counters.add(Counter::TotalHits, hits);
             if decided.is_ok() {
-                self.count_share(applied, hits);
+                self.count_split(applied, hits);
             }
         }
     }
 
-    fn count_share(&self, applied: &Applied<'_>, hits: u64) {
-        let (counters, judged) = (&applied.counters, &applied.judged);
-        let share = self.share(judged, hits);
-        counters.add(Counter::WithinLimit, share.within);
-        counters.add(Counter::NearLimit, share.near);
-        counters.add(Counter::OverLimit, share.over);
-        if judged.was_known {
-            counters.add(Counter::OverLimitWithLocalCache, share.over);
+    fn count_split(&self, applied: &AppliedLimit<'_>, hits: u64) {
+        let (counters, result) = (&applied.counters, &applied.result);
+        let split = self.split(result, hits);
+        counters.add(Counter::WithinLimit, split.within);
+        counters.add(Counter::NearLimit, split.near);
+        counters.add(Counter::OverLimit, split.over);
+        if result.was_cached {
+            counters.add(Counter::OverLimitWithLocalCache, split.over);
         }
         if applied.rule().is_some_and(|rule| rule.shadow) {
-            counters.add(Counter::ShadowMode, share.over);
+            counters.add(Counter::ShadowMode, split.over);
         }
     }
 
@@ -52,10 +52,10 @@ impl Bench<'_> {
     ///        before ├──────────────────────────┤ after
     ///                    ├─ near ──┼── over ───┤
     /// ```
-    fn share(&self, judged: &Judged, hits: u64) -> Share {
-        let Some(outcome) = judged.outcome else {
-            let over = if judged.over { hits } else { 0 };
-            return Share {
+    fn split(&self, result: &LimitResult, hits: u64) -> HitSplit {
+        let Some(outcome) = result.outcome else {
+            let over = if result.over { hits } else { 0 };
+            return HitSplit {
                 over,
                 within: hits - over,
                 near: 0,
@@ -67,8 +67,8 @@ impl Bench<'_> {
             .saturating_add(outcome.excess);
         let before = after.saturating_sub(hits);
         let near = self.near_limit_ratio.of(limit);
-        if !judged.over {
-            return Share {
+        if !result.over {
+            return HitSplit {
                 within: hits,
                 near: after.saturating_sub(near.max(before)),
                 over: 0,
@@ -77,12 +77,12 @@ impl Bench<'_> {
         // One request can only be on both sides of the limit if denied hits are counted.
         let counts_denied = outcome.excess > 0;
         if !counts_denied || before >= limit {
-            return Share {
+            return HitSplit {
                 over: hits,
-                ..Share::default()
+                ..HitSplit::default()
             };
         }
-        Share {
+        HitSplit {
             within: 0,
             near: limit - near.max(before).min(limit),
             over: after - limit,
@@ -92,7 +92,7 @@ impl Bench<'_> {
 
 /// The hits of a request, split by their position relative to the limit.
 #[derive(Clone, Copy, Debug, Default)]
-struct Share {
+struct HitSplit {
     within: u64,
     near: u64,
     over: u64,

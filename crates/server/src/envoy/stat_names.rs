@@ -8,9 +8,9 @@ use super::{
 
 /// Returns the path of a rule: its keys joined with dots, each with the value that the rule
 /// specifies or exposes.
-pub(super) fn of_rule(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -> String {
+pub(super) fn rule_path(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -> String {
     if rule.detail == Detail::Full {
-        return shown_in_full(descriptor, nodes);
+        return full_path(descriptor, nodes);
     }
     let levels = descriptor
         .entries
@@ -25,11 +25,11 @@ pub(super) fn of_rule(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -> 
             };
             shown.map_or_else(|| key.clone(), |value| format!("{key}_{value}"))
         });
-    joined(levels)
+    join_levels(levels)
 }
 
 /// Returns the path with all values from the request, except where values share one counter.
-pub(super) fn shown_in_full(descriptor: &Descriptor, nodes: &[&Node]) -> String {
+pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&Node]) -> String {
     let levels = descriptor
         .entries
         .iter()
@@ -40,13 +40,13 @@ pub(super) fn shown_in_full(descriptor: &Descriptor, nodes: &[&Node]) -> String 
                 .map_or(value.as_str(), |node| node.counted(value));
             format!("{key}_{counted}")
         });
-    joined(levels)
+    join_levels(levels)
 }
 
 /// Joins levels to a path. Like envoyproxy/ratelimit, it replaces characters with a meaning in
 /// metric names by `_`: `:` and `|`, and the dots of an IPv4 address, which would otherwise add
 /// three levels.
-fn joined(levels: impl Iterator<Item = String>) -> String {
+fn join_levels(levels: impl Iterator<Item = String>) -> String {
     let path = levels.collect::<Vec<_>>().join(".");
     let mut written = String::with_capacity(path.len());
     let mut rest = path.as_str();
@@ -97,9 +97,9 @@ mod tests {
             ("stra\u{df}e_1", "stra\u{df}e_1"),
             ("", ""),
         ] {
-            assert_eq!(joined([level.to_owned()].into_iter()), expected);
+            assert_eq!(join_levels([level.to_owned()].into_iter()), expected);
         }
         let levels = ["a_1.2.3.4", "b"].map(str::to_owned);
-        assert_eq!(joined(levels.into_iter()), "a_1_2_3_4.b");
+        assert_eq!(join_levels(levels.into_iter()), "a_1_2_3_4.b");
     }
 }
