@@ -19,10 +19,10 @@ use crate::{
 
 /// The result of a check. The result of several checks is the worst one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Found {
-    Sound,
-    Warned,
-    Mistaken,
+enum CheckResult {
+    Valid,
+    HasWarnings,
+    HasMistakes,
     Unreadable,
 }
 
@@ -46,8 +46,8 @@ impl Severity {
 #[derive(Debug)]
 struct Findings {
     format: Format,
-    gathered: Vec<Value>,
-    worst: Found,
+    collected: Vec<Value>,
+    worst: CheckResult,
 }
 
 /// Validates files as `serve` would read them. The exit code is 0 if the configuration is usable
@@ -56,8 +56,8 @@ struct Findings {
 pub(crate) fn check(args: &Check) -> ExitCode {
     let mut findings = Findings {
         format: args.format,
-        gathered: Vec::new(),
-        worst: Found::Sound,
+        collected: Vec::new(),
+        worst: CheckResult::Valid,
     };
     if let Some(file) = &args.file {
         findings.check_file(file);
@@ -75,14 +75,14 @@ pub(crate) fn check(args: &Check) -> ExitCode {
         findings.check_envoy(folder.load(), &folder.path, "");
     }
     if findings.format == Format::Json {
-        answer(&format!("{:#}", Value::Array(findings.gathered)));
+        answer(&format!("{:#}", Value::Array(findings.collected)));
     }
     match findings.worst {
-        Found::Sound => ExitCode::SUCCESS,
-        Found::Warned if args.strict => ExitCode::from(NO),
-        Found::Warned => ExitCode::SUCCESS,
-        Found::Mistaken => ExitCode::from(NO),
-        Found::Unreadable => ExitCode::from(TROUBLE),
+        CheckResult::Valid => ExitCode::SUCCESS,
+        CheckResult::HasWarnings if args.strict => ExitCode::from(NO),
+        CheckResult::HasWarnings => ExitCode::SUCCESS,
+        CheckResult::HasMistakes => ExitCode::from(NO),
+        CheckResult::Unreadable => ExitCode::from(TROUBLE),
     }
 }
 
@@ -109,18 +109,18 @@ impl Findings {
             self.warn(&what, plain(&name, "machine", &what, Severity::Warning));
         }
         let rules = counted(config.rules.len(), "rule");
-        let sound = format!("{name}: {rules}, no mistakes");
+        let valid = format!("{name}: {rules}, no mistakes");
         let Some(envoy) = config.envoy else {
-            return self.praise(&sound);
+            return self.report_success(&valid);
         };
         let loaded = envoy.folder.load();
         // Do not report success for a rules file whose Envoy rules cannot be read.
         if let Err(error @ ConfigFilesError::Unreadable { .. }) = loaded {
             let problem = format!("{name}: envoy.config: {error}");
             let found = plain(&name, "unreadable", &problem, Severity::Error);
-            return self.wrong(Found::Unreadable, &problem, [found]);
+            return self.report_failure(CheckResult::Unreadable, &problem, [found]);
         }
-        self.praise(&sound);
+        self.report_success(&valid);
         self.check_envoy(loaded, &envoy.folder.path, "envoy.config: ");
     }
 
@@ -130,11 +130,11 @@ impl Findings {
             LoadError::Mistaken { mistakes, .. } => {
                 let found = mistakes.iter();
                 let found = found.map(|mistake| as_json(&name, mistake, Severity::Error));
-                self.wrong(Found::Mistaken, error, found);
+                self.report_failure(CheckResult::HasMistakes, error, found);
             }
             _ => {
                 let found = plain(&name, "unreadable", &error.to_string(), Severity::Error);
-                self.wrong(Found::Unreadable, error, [found]);
+                self.report_failure(CheckResult::Unreadable, error, [found]);
             }
         }
         if file.is_dir() && self.format == Format::Text {
@@ -142,38 +142,38 @@ impl Findings {
         }
     }
 
-    /// Checks the Envoy rules at `path`. Messages begin with `whose`.
+    /// Checks the Envoy rules at `path`. Messages begin with `prefix`.
     fn check_envoy(
         &mut self,
         loaded: Result<LoadedConfig, ConfigFilesError>,
         path: &Path,
-        whose: &str,
+        prefix: &str,
     ) {
         let name = path.display().to_string();
         match loaded {
             Ok(loaded) if loaded.domains() == 0 => {
                 let problem = format!(
-                    "{whose}{name} has no file with a domain: requests from Envoy would not be limited"
+                    "{prefix}{name} has no file with a domain: requests from Envoy would not be limited"
                 );
                 let found = plain(&name, "mistake", &problem, Severity::Error);
-                self.wrong(Found::Mistaken, &problem, [found]);
+                self.report_failure(CheckResult::HasMistakes, &problem, [found]);
             }
             Ok(loaded) => {
                 for warning in &loaded.warnings {
                     self.warn(warning, of_envoy(warning, Severity::Warning));
                 }
                 let domains = counted(loaded.domains(), "domain");
-                self.praise(&format!("{name}: {domains}, no mistakes"));
+                self.report_success(&format!("{name}: {domains}, no mistakes"));
             }
             Err(error) => {
-                let problem = format!("{whose}{error}");
+                let problem = format!("{prefix}{error}");
                 if let ConfigFilesError::Mistaken { mistakes, .. } = &error {
                     let found = mistakes.iter();
                     let found = found.map(|mistake| of_envoy(mistake, Severity::Error));
-                    self.wrong(Found::Mistaken, &problem, found);
+                    self.report_failure(CheckResult::HasMistakes, &problem, found);
                 } else {
                     let found = plain(&name, "unreadable", &problem, Severity::Error);
-                    self.wrong(Found::Unreadable, &problem, [found]);
+                    self.report_failure(CheckResult::Unreadable, &problem, [found]);
                 }
             }
         }
@@ -183,19 +183,24 @@ impl Findings {
         if self.format == Format::Text {
             complain(&format!("warning: {text}"));
         }
-        self.gathered.push(found);
-        self.worst = self.worst.max(Found::Warned);
+        self.collected.push(found);
+        self.worst = self.worst.max(CheckResult::HasWarnings);
     }
 
-    fn wrong(&mut self, worst: Found, text: &dyn Display, found: impl IntoIterator<Item = Value>) {
+    fn report_failure(
+        &mut self,
+        worst: CheckResult,
+        text: &dyn Display,
+        found: impl IntoIterator<Item = Value>,
+    ) {
         if self.format == Format::Text {
             complain(&text.to_string());
         }
-        self.gathered.extend(found);
+        self.collected.extend(found);
         self.worst = self.worst.max(worst);
     }
 
-    fn praise(&self, text: &str) {
+    fn report_success(&self, text: &str) {
         if self.format == Format::Text {
             answer(text);
         }

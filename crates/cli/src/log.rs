@@ -47,7 +47,7 @@ pub(crate) fn to_stderr(filter: &str) -> Result<(), String> {
         .with_env_filter(parse(&with_quiet_libraries(filter))?)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        .event_format(Throttled {
+        .event_format(ThrottledFormat {
             format: Format::default(),
             throttle: LogThrottle::real(),
         })
@@ -70,12 +70,12 @@ fn with_quiet_libraries(filter: &str) -> String {
 }
 
 /// A formatter that writes only the records that a [`LogThrottle`] admits.
-struct Throttled {
+struct ThrottledFormat {
     format: Format,
     throttle: LogThrottle<Identifier>,
 }
 
-impl<S, N> FormatEvent<S, N> for Throttled
+impl<S, N> FormatEvent<S, N> for ThrottledFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,

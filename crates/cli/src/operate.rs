@@ -13,33 +13,33 @@ use crate::{
 };
 
 /// The timeout of a request.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The response of the server.
-enum Answered {
+enum AdminResponse {
     /// Success, with the document.
-    Yes(Value),
+    Document(Value),
     /// Not found, or a file has mistakes; one message per line.
-    No(Vec<String>),
+    Problems(Vec<String>),
 }
 
 pub(crate) fn status(admin: &Admin) -> Result<ExitCode, String> {
-    let status = ask(admin, Method::GET, "/v1/status", None)?;
+    let status = send(admin, Method::GET, "/v1/status", None)?;
     let is_ready = match &status {
-        Answered::Yes(status) => status["ready"] == true,
-        Answered::No(_) => false,
+        AdminResponse::Document(status) => status["ready"] == true,
+        AdminResponse::Problems(_) => false,
     };
     let shown = show(admin, status, print::status);
     Ok(if is_ready { shown } else { ExitCode::from(NO) })
 }
 
 pub(crate) fn rules(admin: &Admin) -> Result<ExitCode, String> {
-    let rules = ask(admin, Method::GET, "/v1/rules", None)?;
+    let rules = send(admin, Method::GET, "/v1/rules", None)?;
     Ok(show(admin, rules, print::rules))
 }
 
 pub(crate) fn reload(admin: &Admin) -> Result<ExitCode, String> {
-    let reloaded = ask(admin, Method::POST, "/v1/reload", None)?;
+    let reloaded = send(admin, Method::POST, "/v1/reload", None)?;
     Ok(show(admin, reloaded, print::reloaded))
 }
 
@@ -53,24 +53,24 @@ pub(crate) fn block(
     body.extend(span.map(|span| ("for".to_owned(), json!(span))));
     body.extend(reason.map(|reason| ("reason".to_owned(), json!(reason))));
     let path = key_path("blocks", &key.rule, &key.values);
-    let blocked = ask(admin, Method::PUT, &path, Some(Value::Object(body)))?;
+    let blocked = send(admin, Method::PUT, &path, Some(Value::Object(body)))?;
     Ok(show(admin, blocked, print::blocked))
 }
 
 pub(crate) fn unblock(admin: &Admin, key: &Key) -> Result<ExitCode, String> {
     let path = key_path("blocks", &key.rule, &key.values);
-    let lifted = ask(admin, Method::DELETE, &path, None)?;
+    let lifted = send(admin, Method::DELETE, &path, None)?;
     Ok(show(admin, lifted, |done| print::done("unblocked", done)))
 }
 
 pub(crate) fn blocks(admin: &Admin) -> Result<ExitCode, String> {
-    let blocks = ask(admin, Method::GET, "/v1/blocks", None)?;
+    let blocks = send(admin, Method::GET, "/v1/blocks", None)?;
     Ok(show(admin, blocks, print::blocks))
 }
 
 pub(crate) fn inspect(admin: &Admin, key: &Key) -> Result<ExitCode, String> {
     let path = key_path("keys", &key.rule, &key.values);
-    let inspected = ask(admin, Method::GET, &path, None)?;
+    let inspected = send(admin, Method::GET, &path, None)?;
     Ok(show(admin, inspected, print::inspected))
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn reset(admin: &Admin, key: &KeyOrThrottle) -> Result<ExitCode, Stri
         (Some(throttle), _) => format!("/v1/throttles/{}", encoded(throttle)),
         (None, rule) => key_path("keys", rule.as_deref().unwrap_or_default(), &key.values),
     };
-    let reset = ask(admin, Method::DELETE, &path, None)?;
+    let reset = send(admin, Method::DELETE, &path, None)?;
     Ok(show(admin, reset, |done| print::done("reset", done)))
 }
 
@@ -96,18 +96,18 @@ fn key_path(what: &str, rule: &str, values: &[String]) -> String {
 }
 
 /// Prints the response: as JSON with `--json`, else in the form that `print` returns.
-fn show(admin: &Admin, answered: Answered, print: impl FnOnce(&Value) -> String) -> ExitCode {
-    match answered {
-        Answered::Yes(document) if admin.json => {
+fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> String) -> ExitCode {
+    match response {
+        AdminResponse::Document(document) if admin.json => {
             // Serialization to memory fails only for maps with keys that are not strings.
             answer(&serde_json::to_string_pretty(&document).unwrap_or_default());
             ExitCode::SUCCESS
         }
-        Answered::Yes(document) => {
+        AdminResponse::Document(document) => {
             answer(print(&document).trim_end());
             ExitCode::SUCCESS
         }
-        Answered::No(problems) => {
+        AdminResponse::Problems(problems) => {
             problems.iter().for_each(|problem| complain(problem));
             ExitCode::from(NO)
         }
@@ -115,7 +115,12 @@ fn show(admin: &Admin, answered: Answered, print: impl FnOnce(&Value) -> String)
 }
 
 /// Sends a request to the admin endpoint.
-fn ask(admin: &Admin, method: Method, path: &str, body: Option<Value>) -> Result<Answered, String> {
+fn send(
+    admin: &Admin,
+    method: Method,
+    path: &str,
+    body: Option<Value>,
+) -> Result<AdminResponse, String> {
     let given = admin.address.trim_end_matches('/');
     let (address, is_https) = match given.strip_prefix("https://") {
         Some(address) => (address, true),
@@ -131,7 +136,7 @@ fn ask(admin: &Admin, method: Method, path: &str, body: Option<Value>) -> Result
     let url = format!("{scheme}://{address}{path}");
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
-        .timeout_global(Some(PATIENCE))
+        .timeout_global(Some(TIMEOUT))
         .tls_config(tls.unwrap_or_default())
         .build()
         .into();
@@ -154,17 +159,17 @@ fn ask(admin: &Admin, method: Method, path: &str, body: Option<Value>) -> Result
     let detail = document["detail"].as_str().map(str::to_owned);
     let detail = detail.unwrap_or_else(|| text.trim_end().to_owned());
     match response.status().as_u16() {
-        200..=299 if document.is_object() => Ok(Answered::Yes(document)),
+        200..=299 if document.is_object() => Ok(AdminResponse::Document(document)),
         200..=299 => Err(not_admin(address)),
         404 if detail.starts_with("there is nothing at this path") || document.is_null() => {
             Err(not_admin(address))
         }
-        404 => Ok(Answered::No(vec![detail])),
+        404 => Ok(AdminResponse::Problems(vec![detail])),
         // A file with mistakes. Print each on its own line.
         422 => {
             let mistakes = document["mistakes"].as_array().into_iter().flatten();
             let mistakes = mistakes.filter_map(Value::as_str).map(str::to_owned);
-            Ok(Answered::No(std::iter::once(detail).chain(mistakes).collect()))
+            Ok(AdminResponse::Problems(std::iter::once(detail).chain(mistakes).collect()))
         }
         401 => Err(match &admin.token {
             None => "the server requires its admin token; pass it with --token, or in TIDEGATE_ADMIN_TOKEN",

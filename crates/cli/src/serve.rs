@@ -12,11 +12,11 @@ use tidegate_server::{
 use crate::{args::Serve, complain, log};
 
 pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
-    let Ordered {
+    let StartSettings {
         config,
         log,
         ignored,
-    } = ordered(args)?;
+    } = read_settings(args)?;
     log::to_stderr(&log)?;
     for line in ignored {
         complain(&line);
@@ -28,12 +28,12 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
         .build()
         .map_err(cannot_start)?;
     let signals = runtime
-        .block_on(server::Signals::hear())
+        .block_on(server::Signals::install())
         .map_err(cannot_start)?;
     let (rules, quotas) = (config.rules.len(), config.quotas.len());
     let running = server::start(config, args.config.as_deref(), secrets)
         .map_err(|error| error.to_string())?;
-    say_what_is_in_force(args, rules, quotas);
+    log_active_rules(args, rules, quotas);
     runtime
         .block_on(running.until_stopped(signals))
         .map_err(|error| format!("error during shutdown: {error}"))?;
@@ -41,7 +41,7 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
 }
 
 /// Logs the number of active rules and quotas. The rate limit service logs its own configuration.
-fn say_what_is_in_force(args: &Serve, rules: usize, quotas: usize) {
+fn log_active_rules(args: &Serve, rules: usize, quotas: usize) {
     match &args.config {
         Some(path) => tracing::info!(rules, quotas, file = %path.display(), "rules are active"),
         None if args.from_envoy_env => {}
@@ -52,14 +52,14 @@ fn say_what_is_in_force(args: &Serve, rules: usize, quotas: usize) {
 }
 
 /// The configuration to serve, and the log filter.
-struct Ordered {
+struct StartSettings {
     config: Config,
     log: String,
     /// Settings that have no effect, with the reason.
     ignored: Vec<String>,
 }
 
-fn ordered(args: &Serve) -> Result<Ordered, String> {
+fn read_settings(args: &Serve) -> Result<StartSettings, String> {
     let log = args.log.clone();
     if args.from_envoy_env {
         let variables: Variables = std::env::vars().collect();
@@ -67,7 +67,7 @@ fn ordered(args: &Serve) -> Result<Ordered, String> {
         let log = log
             .or_else(|| read.log.map(str::to_owned))
             .unwrap_or_else(default_log);
-        return Ok(Ordered {
+        return Ok(StartSettings {
             config: read.config,
             log,
             ignored: read.ignored,
@@ -77,7 +77,7 @@ fn ordered(args: &Serve) -> Result<Ordered, String> {
         Some(path) => reload::load(path).map_err(|error| error.to_string())?,
         None => Config::default(),
     };
-    Ok(Ordered {
+    Ok(StartSettings {
         config,
         log: log.unwrap_or_else(default_log),
         ignored: Vec::new(),
