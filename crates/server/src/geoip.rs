@@ -1,7 +1,7 @@
 //! GeoIP databases: loaded at startup and reloaded when their files change.
 //!
 //! A database may be overwritten in place, so a changed file is read only after two consecutive
-//! checks have seen the same modification mark. If a new database cannot be used, the previous one
+//! checks have seen the same modification stamp. If a new database cannot be used, the previous one
 //! stays in use.
 
 use std::{
@@ -17,7 +17,7 @@ use tidegate_http::{Atlas, MaxMind, Place};
 
 use crate::{
     metrics::Text,
-    reload::{Mark, mark},
+    reload::{FileStamp, stamp},
 };
 
 /// The maximum size of a database, in bytes. The whole file is kept in memory.
@@ -46,19 +46,19 @@ pub struct GeoIp {
 struct File {
     place: Place,
     path: PathBuf,
-    seen: Mutex<Seen>,
+    seen: Mutex<SeenStamps>,
     /// The error of the last load; `None` if it succeeded.
     problem: Mutex<Option<String>>,
     loads: [AtomicU64; 2],
 }
 
-/// The modification marks of a file.
+/// The modification stamps of a file.
 #[derive(Debug)]
-struct Seen {
-    /// The mark at the last load.
-    read: Option<Mark>,
-    /// The mark at the last check.
-    looked: Option<Mark>,
+struct SeenStamps {
+    /// The stamp at the last load.
+    read: Option<FileStamp>,
+    /// The stamp at the last check.
+    checked: Option<FileStamp>,
 }
 
 impl GeoIp {
@@ -110,7 +110,7 @@ impl GeoIp {
 
     /// Reloads each database whose file has changed since it was loaded, once the file has stopped
     /// changing.
-    pub fn follow(&self) {
+    pub fn reload_if_changed(&self) {
         let changed = self.files.iter().filter(|file| file.has_changed());
         changed.for_each(|file| drop(file.reload(&self.atlas)));
     }
@@ -148,13 +148,13 @@ impl GeoIp {
 
 impl File {
     fn new(place: Place, path: &Path) -> Self {
-        let now = mark(path);
+        let now = stamp(path);
         Self {
             place,
             path: path.to_owned(),
-            seen: Mutex::new(Seen {
+            seen: Mutex::new(SeenStamps {
                 read: now,
-                looked: now,
+                checked: now,
             }),
             problem: Mutex::default(),
             loads: Default::default(),
@@ -177,7 +177,7 @@ impl File {
     }
 
     fn reload(&self, atlas: &MaxMind) -> Result<(), GeoIpError> {
-        lock(&self.seen).read = mark(&self.path);
+        lock(&self.seen).read = stamp(&self.path);
         let loaded = self.load(atlas);
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
         *lock(&self.problem) = loaded.as_ref().err().map(ToString::to_string);
@@ -191,11 +191,11 @@ impl File {
     }
 
     fn has_changed(&self) -> bool {
-        let (mut seen, now) = (lock(&self.seen), mark(&self.path));
-        let is_settled = seen.looked == now;
+        let (mut seen, now) = (lock(&self.seen), stamp(&self.path));
+        let is_settled = seen.checked == now;
         // A missing file is probably being replaced, so the new one is awaited.
         let has_changed = is_settled && now.is_some() && seen.read != now;
-        seen.looked = now;
+        seen.checked = now;
         has_changed
     }
 

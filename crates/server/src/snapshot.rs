@@ -25,7 +25,7 @@ const MAGIC: &[u8; 16] = b"tidegate-store-2";
 /// The result of restoring the snapshot at startup.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Restored {
+pub enum RestoreOutcome {
     /// There was no snapshot.
     Nothing,
     /// This number of keys was restored.
@@ -67,7 +67,7 @@ enum Report {
 
 impl SnapshotHealth {
     /// Records that snapshots are configured.
-    pub(crate) fn expect(&self) {
+    pub(crate) fn mark_configured(&self) {
         self.lock().is_configured = true;
     }
 
@@ -109,7 +109,7 @@ impl SnapshotHealth {
     }
 
     /// Records that the snapshot was written.
-    pub(crate) fn succeed(&self) {
+    pub(crate) fn record_success(&self) {
         if let Some(failure) = self.lock().failure.take() {
             let failures = failure.attempts;
             tracing::info!(failures, "snapshot written again after failures");
@@ -188,11 +188,13 @@ pub fn try_out(path: &Path) -> io::Result<()> {
 /// # Errors
 ///
 /// Returns the error of the file system. A corrupt file is not an error; it yields
-/// [`Restored::SetAside`].
-pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<Restored> {
+/// [`RestoreOutcome::SetAside`].
+pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<RestoreOutcome> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Restored::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(RestoreOutcome::Nothing);
+        }
         Err(error) => return Err(error),
     };
     let Some(parts) = sound_parts(&bytes) else {
@@ -205,7 +207,7 @@ pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<R
             Err(_) => return set_aside(path, now),
         }
     }
-    Ok(Restored::Keys(keys))
+    Ok(RestoreOutcome::Keys(keys))
 }
 
 fn write_all(store: &MemoryStore, draft: &Path, now: Timestamp) -> io::Result<()> {
@@ -261,10 +263,10 @@ fn sound_parts(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     }
 }
 
-fn set_aside(path: &Path, now: Timestamp) -> io::Result<Restored> {
+fn set_aside(path: &Path, now: Timestamp) -> io::Result<RestoreOutcome> {
     let aside = beside(path, &format!(".damaged-{}", now.as_micros()));
     fs::rename(path, &aside)?;
-    Ok(Restored::SetAside(aside))
+    Ok(RestoreOutcome::SetAside(aside))
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -281,7 +283,7 @@ mod tests {
     fn a_lasting_failure_is_logged_on_change_and_once_an_hour() {
         let health = SnapshotHealth::default();
         assert!(!health.is_kept());
-        health.expect();
+        health.mark_configured();
         assert!(health.is_kept());
         let at = |secs: u64| Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000);
         assert_eq!(health.note_failure("full", at(0)), Some(Report::News));
@@ -300,7 +302,7 @@ mod tests {
             "{problem}"
         );
         assert!(!health.is_kept());
-        health.succeed();
+        health.record_success();
         assert!(health.is_kept() && health.problem(at(3_700)).is_none());
         assert_eq!(health.note_failure("full", at(3_720)), Some(Report::News));
     }

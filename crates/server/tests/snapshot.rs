@@ -8,7 +8,7 @@ use tidegate_core::{
     AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
     Span, Timestamp, notation,
 };
-use tidegate_server::snapshot::{self, Restored};
+use tidegate_server::snapshot::{self, RestoreOutcome};
 
 const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 
@@ -44,7 +44,7 @@ fn counters_and_blocks_survive_a_restart() {
     let after = MemoryStore::new(MemoryBounds::default());
     assert_eq!(
         snapshot::restore(&after, &path, NOW).unwrap(),
-        Restored::Keys(1)
+        RestoreOutcome::Keys(1)
     );
     assert_eq!(spend(&after, &limits, b"spent"), Decision::Limited);
     assert_eq!(spend(&after, &limits, b"other"), Decision::Admitted);
@@ -70,7 +70,7 @@ fn a_file_from_the_future_denies_no_longer_than_its_limits() {
 
     let after = MemoryStore::new(MemoryBounds::default());
     let restored = snapshot::restore(&after, &path, NOW).unwrap();
-    assert_eq!(restored, Restored::Keys(1));
+    assert_eq!(restored, RestoreOutcome::Keys(1));
     assert_eq!(check(&after, NOW), Decision::Limited);
     let minute = NOW.after(Span::from_secs(60));
     assert_eq!(after.blocks(NOW)[0].until, Some(minute));
@@ -85,7 +85,7 @@ fn a_missing_file_is_an_empty_store() {
     let store = MemoryStore::new(MemoryBounds::default());
     assert_eq!(
         snapshot::restore(&store, &folder.path().join("none"), NOW).unwrap(),
-        Restored::Nothing
+        RestoreOutcome::Nothing
     );
 }
 
@@ -107,7 +107,7 @@ fn a_file_cut_anywhere_or_with_any_byte_changed_is_set_aside() {
         fs::write(&path, &damaged).unwrap();
         let empty = MemoryStore::new(MemoryBounds::default());
         let restored = snapshot::restore(&empty, &path, NOW).unwrap();
-        let Restored::SetAside(aside) = restored else {
+        let RestoreOutcome::SetAside(aside) = restored else {
             panic!("{restored:?}")
         };
         assert_eq!(fs::read(aside).unwrap(), damaged);

@@ -217,17 +217,17 @@ pub(crate) fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str)
 }
 
 /// A listener's name and address; `None` is off.
-type ListenerKind = (&'static str, Option<SocketAddr>);
+type NamedAddress = (&'static str, Option<SocketAddr>);
 
 /// Returns the name of the listener in `listeners` that has `address`. Port 0 never conflicts: the
 /// system assigns a new port each time.
-pub(super) fn taken_by(listeners: &[ListenerKind], address: SocketAddr) -> Option<&'static str> {
-    let has_it = |(_, listener): &&ListenerKind| *listener == Some(address) && address.port() != 0;
+pub(super) fn taken_by(listeners: &[NamedAddress], address: SocketAddr) -> Option<&'static str> {
+    let has_it = |(_, listener): &&NamedAddress| *listener == Some(address) && address.port() != 0;
     listeners.iter().find(has_it).map(|(name, _)| *name)
 }
 
 /// Reports two listeners with the same address.
-fn check_distinct(listeners: &[ListenerKind], fields: &Fields<'_>, report: &mut Report) {
+fn check_distinct(listeners: &[NamedAddress], fields: &Fields<'_>, report: &mut Report) {
     for (at, &(name, address)) in listeners.iter().enumerate() {
         let Some(address) = address else {
             continue;

@@ -31,23 +31,23 @@ const REQUESTS_WITHOUT_KEY: u64 = 1_000;
 /// The entries seen in requests under one rule set.
 #[derive(Debug)]
 pub(crate) struct EntryAudit {
-    known: HashMap<Box<str>, Known>,
+    known: HashMap<Box<str>, KnownEntry>,
     unmatched: LogThrottle,
-    unknown: Mutex<Unknown>,
+    unknown: Mutex<UnknownEntries>,
     /// Counts up to [`REQUESTS_WITHOUT_KEY`].
     requests: AtomicU64,
 }
 
 /// An entry that a rule uses.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownEntry {
     is_key: bool,
     has_arrived: AtomicBool,
 }
 
 /// Entries that no rule uses.
 #[derive(Debug, Default)]
-struct Unknown {
+struct UnknownEntries {
     throttle: LogThrottle,
     entries: Vec<UnknownEntry>,
 }
@@ -71,7 +71,7 @@ pub(crate) enum Origin {
 
 /// A decided request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Audited<'a> {
+pub(crate) struct AuditedRequest<'a> {
     pub(crate) listener: ListenerKind,
     pub(crate) origin: Origin,
     pub(crate) request: &'a Request<'a>,
@@ -82,14 +82,14 @@ pub(crate) struct Audited<'a> {
 impl EntryAudit {
     /// Creates an audit of requests under `rules`.
     pub(crate) fn new(rules: &RuleSet, metrics: &Metrics) -> Self {
-        let mut known: HashMap<Box<str>, Known> = HashMap::new();
+        let mut known: HashMap<Box<str>, KnownEntry> = HashMap::new();
         for name in rules.entry_names() {
-            known.insert(name.into(), Known::default());
+            known.insert(name.into(), KnownEntry::default());
         }
         for key in rules.iter().flat_map(Rule::key) {
             known.entry(key.into()).or_default().is_key = true;
         }
-        let unknown = Unknown {
+        let unknown = UnknownEntries {
             throttle: LogThrottle::after(metrics.unknown_entries()),
             entries: Vec::new(),
         };
@@ -102,7 +102,12 @@ impl EntryAudit {
     }
 
     /// Records the entries of a request that was answered with `verdict`.
-    pub(crate) fn observe(&self, audited: Audited<'_>, verdict: &Verdict<'_>, metrics: &Metrics) {
+    pub(crate) fn observe(
+        &self,
+        audited: AuditedRequest<'_>,
+        verdict: &Verdict<'_>,
+        metrics: &Metrics,
+    ) {
         let mut unknown = 0;
         for (name, _) in audited.request.entries() {
             match self.known.get(*name) {
@@ -134,7 +139,7 @@ impl EntryAudit {
         u64::try_from(missing.count()).unwrap_or(u64::MAX)
     }
 
-    fn report_unmatched(&self, audited: Audited<'_>, metrics: &Metrics) {
+    fn report_unmatched(&self, audited: AuditedRequest<'_>, metrics: &Metrics) {
         let Some(requests) = self
             .unmatched
             .open(audited.now, || metrics.unmatched_requests())
@@ -160,7 +165,7 @@ impl EntryAudit {
         }
     }
 
-    fn report_unknown(&self, audited: Audited<'_>, metrics: &Metrics) {
+    fn report_unknown(&self, audited: AuditedRequest<'_>, metrics: &Metrics) {
         // Another worker is logging. This request has been counted already.
         let Ok(mut unknown) = self.unknown.try_lock() else {
             return;
@@ -221,14 +226,14 @@ impl EntryAudit {
     }
 }
 
-impl Known {
+impl KnownEntry {
     fn is_missing(&self) -> bool {
         self.is_key && !self.has_arrived.load(Ordering::Relaxed)
     }
 }
 
-impl Unknown {
-    fn add(&mut self, name: &str, known: &HashMap<Box<str>, Known>) {
+impl UnknownEntries {
+    fn add(&mut self, name: &str, known: &HashMap<Box<str>, KnownEntry>) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| *entry.name == *name) {
             // An entry that resembles no known one may be intended, so it is logged only once.
             entry.is_due |= entry.nearest.is_some();
@@ -254,7 +259,7 @@ impl UnknownEntry {
 
 /// Returns the known entry that `name` was probably meant to be. A match that differs only in case
 /// wins over the edit distance.
-fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, Known>) -> Option<&'k str> {
+fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, KnownEntry>) -> Option<&'k str> {
     let mut names: Vec<&str> = known.keys().map(|name| &**name).collect();
     names.sort_unstable();
     let same = names.iter().find(|known| known.eq_ignore_ascii_case(name));
@@ -263,10 +268,10 @@ fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, Known>) -> Option<&'k
 
 /// Returns whether `verdict` allowed the request because no rule applies to it. A request on the
 /// allow list does not count.
-fn is_unmatched(audited: Audited<'_>, verdict: &Verdict<'_>) -> bool {
+fn is_unmatched(audited: AuditedRequest<'_>, verdict: &Verdict<'_>) -> bool {
     let is_unlimited =
         verdict.allowed && verdict.lines.is_empty() && verdict.source == Source::Memory;
-    let Audited {
+    let AuditedRequest {
         request,
         rules,
         now,

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use tidegate_core::{RequestError, RuleSet};
 use tidegate_http::{Trust, Unclear};
 
-pub(crate) use self::audit::{Audited, EntryAudit, Origin};
+pub(crate) use self::audit::{AuditedRequest, EntryAudit, Origin};
 
 /// How the values of entries are interpreted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) enum Spelling {
 
 /// The normalised value of an entry, where it differs from the value that was sent.
 #[derive(Debug)]
-pub(crate) struct Replaced {
+pub(crate) struct NormalizedEntry {
     pub(crate) at: usize,
     pub(crate) value: String,
 }
@@ -41,12 +41,12 @@ pub(crate) fn normalize(
     trust: &Trust,
     rules: &RuleSet,
     entries: &[(&str, &str)],
-) -> Result<Vec<Replaced>, RequestError> {
+) -> Result<Vec<NormalizedEntry>, RequestError> {
     let mut replaced = Vec::new();
     for (at, (name, value)) in entries.iter().enumerate() {
         match trust.normalize(name, value) {
             Ok(Cow::Borrowed(_)) => {}
-            Ok(Cow::Owned(value)) => replaced.push(Replaced { at, value }),
+            Ok(Cow::Owned(value)) => replaced.push(NormalizedEntry { at, value }),
             Err(unclear) if rules.looks_at(name) => return Err(refused(name, &unclear)),
             Err(_) => {}
         }
@@ -57,10 +57,10 @@ pub(crate) fn normalize(
 /// Returns `entries` with the `replaced` values applied.
 pub(crate) fn rewritten<'e>(
     entries: &[(&'e str, &'e str)],
-    replaced: &'e [Replaced],
+    replaced: &'e [NormalizedEntry],
 ) -> Vec<(&'e str, &'e str)> {
     let mut entries = entries.to_vec();
-    for Replaced { at, value } in replaced {
+    for NormalizedEntry { at, value } in replaced {
         entries[*at].1 = value;
     }
     entries

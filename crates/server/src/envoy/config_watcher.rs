@@ -90,8 +90,8 @@ impl ConfigFiles {
         })
     }
 
-    fn texts(&self, files: &[FileStamp]) -> Result<Vec<File>, ConfigFilesError> {
-        let file = |found: &FileStamp| {
+    fn texts(&self, files: &[ListedFile]) -> Result<Vec<File>, ConfigFilesError> {
+        let file = |found: &ListedFile| {
             Ok(File {
                 name: self.name_of(&found.path),
                 text: text(&found.path)?,
@@ -101,7 +101,7 @@ impl ConfigFiles {
     }
 
     /// Returns the files, sorted by path.
-    fn files(&self) -> Result<Vec<FileStamp>, ConfigFilesError> {
+    fn files(&self) -> Result<Vec<ListedFile>, ConfigFilesError> {
         let mut files = Vec::new();
         list_files(&self.path, 0, &mut files)?;
         files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -139,7 +139,7 @@ fn read_unchanged<M: PartialEq, T, E>(
 
 /// A file and its metadata, which change when the file is written or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct FileStamp {
+struct ListedFile {
     path: PathBuf,
     modified: Option<SystemTime>,
     len: u64,
@@ -149,7 +149,7 @@ struct FileStamp {
 fn list_files(
     path: &Path,
     depth: usize,
-    files: &mut Vec<FileStamp>,
+    files: &mut Vec<ListedFile>,
 ) -> Result<(), ConfigFilesError> {
     use std::os::unix::fs::MetadataExt;
     let unreadable = |source| ConfigFilesError::Unreadable {
@@ -164,7 +164,7 @@ fn list_files(
                 "more than {MAX_FILES} files"
             ))));
         }
-        files.push(FileStamp {
+        files.push(ListedFile {
             path: path.to_owned(),
             modified: metadata.modified().ok(),
             len: metadata.len(),
@@ -208,7 +208,7 @@ pub struct ConfigWatcher {
     folder: ConfigFiles,
     service: Arc<RateLimitService>,
     /// Held until the result of a read is applied, so that concurrent reloads are applied in order.
-    last: Mutex<LastRead<Vec<FileStamp>>>,
+    last: Mutex<LastRead<Vec<ListedFile>>>,
     loads: [AtomicU64; 2],
 }
 
@@ -278,7 +278,7 @@ impl ConfigWatcher {
     fn activate(
         &self,
         read: Result<LoadedConfig, ConfigFilesError>,
-        last: &mut LastRead<Vec<FileStamp>>,
+        last: &mut LastRead<Vec<ListedFile>>,
     ) -> Result<usize, ConfigFilesError> {
         let loaded = read.map(|loaded| {
             loaded
@@ -350,7 +350,7 @@ impl ConfigWatcher {
         )
     }
 
-    fn last(&self) -> MutexGuard<'_, LastRead<Vec<FileStamp>>> {
+    fn last(&self) -> MutexGuard<'_, LastRead<Vec<ListedFile>>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -18,7 +18,7 @@ use tidegate_redis::{Fleet, StoreError};
 
 pub use self::store::{Backend, LimiterReceipt};
 use crate::{
-    entries::{Audited, EntryAudit},
+    entries::{AuditedRequest, EntryAudit},
     metrics::{ListenerKind, Metrics},
     quota::Quotas,
     snapshot::SnapshotHealth,
@@ -174,7 +174,7 @@ impl Limiter {
 
     /// Audits the entries of a request answered with `verdict`, so that entries that no rule uses
     /// are reported.
-    pub(crate) fn audit(&self, audited: Audited<'_>, verdict: &Verdict<'_>) {
+    pub(crate) fn audit(&self, audited: AuditedRequest<'_>, verdict: &Verdict<'_>) {
         self.audit.load().observe(audited, verdict, &self.metrics);
     }
 

@@ -73,7 +73,7 @@ impl ListenerKind {
 }
 
 /// The listeners whose requests have their entries audited.
-const NAMING_DOORS: [ListenerKind; 2] = [ListenerKind::Http, ListenerKind::Resp];
+const NAMING_LISTENERS: [ListenerKind; 2] = [ListenerKind::Http, ListenerKind::Resp];
 
 /// The result of a decision: `None` if allowed, otherwise the reason for the denial.
 type Answer = Option<Reason>;
@@ -193,7 +193,7 @@ impl Metrics {
 
     /// Returns the number of requests that no rule applied to, over all audited listeners.
     pub(crate) fn unmatched_requests(&self) -> u64 {
-        let listeners = NAMING_DOORS.iter();
+        let listeners = NAMING_LISTENERS.iter();
         listeners
             .map(|listener| self.shards.unmatched(listener.index()))
             .sum()
@@ -201,7 +201,7 @@ impl Metrics {
 
     /// Returns the number of request entries that no rule used, over all audited listeners.
     pub(crate) fn unknown_entries(&self) -> u64 {
-        let listeners = NAMING_DOORS.iter();
+        let listeners = NAMING_LISTENERS.iter();
         listeners
             .map(|listener| self.shards.unknown_entries(listener.index()))
             .sum()
@@ -360,14 +360,14 @@ impl Metrics {
         let name = "tidegate_unmatched_requests_total";
         let help = "Requests that were allowed because no rule applies to them.";
         text.family(name, "counter", help);
-        for listener in NAMING_DOORS {
+        for listener in NAMING_LISTENERS {
             let count = self.shards.unmatched(listener.index());
             text.sample(name, &[("listener", listener.as_str())], count);
         }
         let name = "tidegate_unknown_entries_total";
         let help = "Entries of requests that no rule uses; their names may be misspelt.";
         text.family(name, "counter", help);
-        for listener in NAMING_DOORS {
+        for listener in NAMING_LISTENERS {
             let count = self.shards.unknown_entries(listener.index());
             text.sample(name, &[("listener", listener.as_str())], count);
         }

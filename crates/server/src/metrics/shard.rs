@@ -10,7 +10,7 @@ use super::{ANSWERS, ListenerKind, SAMPLE_EVERY, histogram::Histogram, text::Tex
 /// The number of shards. More threads than this share shards, which is slower but loses no count.
 const SHARDS: usize = 16;
 
-const DOORS: usize = ListenerKind::ALL.len();
+const LISTENERS: usize = ListenerKind::ALL.len();
 
 thread_local! {
     static SHARD: usize = {
@@ -37,10 +37,10 @@ pub(super) fn is_sampled() -> bool {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Shard {
-    verdicts: [[AtomicU64; ANSWERS.len()]; DOORS],
-    bad_requests: [AtomicU64; DOORS],
-    unmatched: [AtomicU64; DOORS],
-    unknown_entries: [AtomicU64; DOORS],
+    verdicts: [[AtomicU64; ANSWERS.len()]; LISTENERS],
+    bad_requests: [AtomicU64; LISTENERS],
+    unmatched: [AtomicU64; LISTENERS],
+    unknown_entries: [AtomicU64; LISTENERS],
     pub(super) latency: Histogram,
 }
 

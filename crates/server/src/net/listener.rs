@@ -15,8 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     Bounds, Connection,
-    registry::{Entry, Evicted, Limits, Registry, Seat},
-    shutdown::{Shutdown, Tally},
+    registry::{Eviction, Limits, Registration, RegistrationResult, Registry},
+    shutdown::{ConnectionCount, Shutdown},
     worker::Jobs,
 };
 
@@ -31,7 +31,7 @@ pub struct Listener(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     local_addr: SocketAddr,
-    open: Arc<Tally>,
+    open: Arc<ConnectionCount>,
     registry: Arc<Registry>,
     accepted: AtomicU64,
     refused: AtomicU64,
@@ -101,18 +101,18 @@ impl Listener {
         })))
     }
 
-    fn admit(&self, peer: IpAddr, limits: Limits) -> Option<Seat> {
+    fn admit(&self, peer: IpAddr, limits: Limits) -> Option<Registration> {
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
-        match self.0.registry.enter(peer, limits) {
-            Entry::Admitted(seat, evicted) => {
+        match self.0.registry.register(peer, limits) {
+            RegistrationResult::Admitted(registration, evicted) => {
                 count(&self.0.accepted);
-                if evicted == Evicted::One {
+                if evicted == Eviction::One {
                     count(&self.0.evicted);
                 }
-                return Some(seat);
+                return Some(registration);
             }
-            Entry::ClientFull => count(&self.0.refused_to_client),
-            Entry::Full => count(&self.0.refused),
+            RegistrationResult::ClientFull => count(&self.0.refused_to_client),
+            RegistrationResult::Full => count(&self.0.refused),
         };
         None
     }
@@ -126,17 +126,17 @@ impl Listener {
 }
 
 /// The accept loop of a listener, which distributes connections to the workers.
-pub(super) struct Dealer<H> {
+pub(super) struct Acceptor<H> {
     pub(super) listener: Listener,
     pub(super) workers: Vec<Jobs>,
-    pub(super) server: Arc<Tally>,
+    pub(super) server: Arc<ConnectionCount>,
     pub(super) bounds: Bounds,
     pub(super) exempt: Exempt,
     pub(super) shutdown: Shutdown,
     pub(super) handler: Arc<H>,
 }
 
-impl<H, F> Dealer<H>
+impl<H, F> Acceptor<H>
 where
     H: Fn(TcpStream, Connection) -> F + Send + Sync + 'static,
     F: Future<Output = ()> + 'static,
@@ -159,7 +159,7 @@ where
         let mut turns = (0..self.workers.len()).cycle();
         loop {
             match socket.accept().await {
-                Ok((stream, peer)) => self.deal(stream, peer, turns.next().unwrap_or(0)),
+                Ok((stream, peer)) => self.dispatch(stream, peer, turns.next().unwrap_or(0)),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     tracing::warn!(%error, address = %self.listener.local_addr(), "cannot accept a connection; closing the longest idle one");
@@ -170,13 +170,13 @@ where
         }
     }
 
-    fn deal(&self, stream: TcpStream, peer: SocketAddr, worker: usize) {
+    fn dispatch(&self, stream: TcpStream, peer: SocketAddr, worker: usize) {
         let per_client = self.bounds.connections_per_client;
         let limits = Limits {
             connections: self.bounds.connections,
             per_client: (!(self.exempt)(peer.ip())).then_some(per_client),
         };
-        let Some(seat) = self.listener.admit(peer.ip(), limits) else {
+        let Some(registration) = self.listener.admit(peer.ip(), limits) else {
             return;
         };
         // Deregisters the socket from the accepting worker's poller, so that the serving worker can
@@ -187,23 +187,23 @@ where
                 return tracing::debug!(%error, %peer, "connection lost before it was served");
             }
         };
-        let open = (self.listener.0.open.enter(), self.server.enter());
+        let open = (self.listener.0.open.increment(), self.server.increment());
         let connection = Connection {
             peer,
             worker,
             bounds: self.bounds,
-            activity: seat.activity(),
+            activity: registration.activity(),
             shutdown: self.shutdown.clone(),
         };
         let handler = Arc::clone(&self.handler);
         self.workers[worker].spawn(move || async move {
             match adopt(stream) {
-                Ok(stream) => seat.serve(handler(stream, connection)).await,
+                Ok(stream) => registration.serve(handler(stream, connection)).await,
                 Err(error) => {
                     tracing::debug!(%error, %peer, "connection lost before it was served")
                 }
             }
-            drop((seat, open));
+            drop((registration, open));
         });
     }
 }

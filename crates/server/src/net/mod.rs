@@ -59,7 +59,7 @@ pub use server::Server;
 pub use shutdown::Shutdown;
 pub use timer::LazyTimer;
 pub(crate) use tls::roots;
-pub use tls::{Behind, Tls, TlsError};
+pub use tls::{Tls, TlsError, TlsListener};
 pub use worker::Tasks;
 pub(crate) use write_timeout::WriteTimeoutStream;
 

@@ -33,7 +33,7 @@ const SILENT_PART: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     counts: Arc<Counts>,
-    open: Mutex<Open>,
+    open: Mutex<OpenConnections>,
 }
 
 /// Counters shared by all connections of a listener.
@@ -44,8 +44,8 @@ struct Counts {
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    slots: Vec<Arc<Slot>>,
+struct OpenConnections {
+    slots: Vec<Arc<ConnectionState>>,
     /// The number of connections of each client.
     clients: HashMap<IpAddr, usize>,
     /// Where the last search for an idle connection ended.
@@ -54,8 +54,8 @@ struct Open {
 
 /// The state of one connection.
 #[derive(Debug, Default)]
-struct Slot {
-    /// The index in `Open::slots`, guarded by its lock; [`GONE`] after removal.
+struct ConnectionState {
+    /// The index in `OpenConnections::slots`, guarded by its lock; [`GONE`] after removal.
     index: AtomicUsize,
     client: Option<IpAddr>,
     /// The listener's accept count when this connection was last active.
@@ -63,7 +63,7 @@ struct Slot {
     counts: Arc<Counts>,
     /// The number of requests in flight.
     in_flight: AtomicU32,
-    has_asked: AtomicBool,
+    has_sent_request: AtomicBool,
     is_evicted: AtomicBool,
     task: AtomicWaker,
 }
@@ -76,9 +76,9 @@ const GONE: usize = usize::MAX;
 
 /// The result of registering a new connection.
 #[derive(Debug)]
-pub(super) enum Entry {
+pub(super) enum RegistrationResult {
     /// It is served. An idle connection may have been closed to make room.
-    Admitted(Seat, Evicted),
+    Admitted(Registration, Eviction),
     /// Its client has reached its limit.
     ClientFull,
     /// The listener is full, and no connection is idle.
@@ -87,7 +87,7 @@ pub(super) enum Entry {
 
 /// Whether an idle connection was closed to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Evicted {
+pub(super) enum Eviction {
     None,
     One,
 }
@@ -101,32 +101,32 @@ pub(super) struct Limits {
 }
 
 impl Registry {
-    pub(super) fn enter(self: &Arc<Self>, peer: IpAddr, limits: Limits) -> Entry {
+    pub(super) fn register(self: &Arc<Self>, peer: IpAddr, limits: Limits) -> RegistrationResult {
         let client = network(peer);
         let mut open = self.lock();
         let has = open.clients.get(&client).copied().unwrap_or(0);
         if limits.per_client.is_some_and(|most| has >= most) {
-            return Entry::ClientFull;
+            return RegistrationResult::ClientFull;
         }
-        let mut evicted = Evicted::None;
+        let mut evicted = Eviction::None;
         if open.slots.len() >= limits.connections {
             if !self.evict_from(&mut open, limits.connections) {
-                return Entry::Full;
+                return RegistrationResult::Full;
             }
-            evicted = Evicted::One;
+            evicted = Eviction::One;
         }
         let accepted = self.counts.accepted.fetch_add(1, Ordering::Relaxed) + 1;
-        let slot = Arc::new(Slot {
+        let slot = Arc::new(ConnectionState {
             index: AtomicUsize::new(open.slots.len()),
             client: Some(client),
             active: AtomicU64::new(accepted),
             counts: Arc::clone(&self.counts),
-            ..Slot::default()
+            ..ConnectionState::default()
         });
         open.slots.push(Arc::clone(&slot));
         *open.clients.entry(client).or_default() += 1;
         let registry = Arc::clone(self);
-        Entry::Admitted(Seat { registry, slot }, evicted)
+        RegistrationResult::Admitted(Registration { registry, slot }, evicted)
     }
 
     /// Closes the longest-idle connection. Returns false if no connection is idle.
@@ -136,7 +136,7 @@ impl Registry {
         self.evict_from(&mut open, bound)
     }
 
-    fn evict_from(&self, open: &mut Open, bound: usize) -> bool {
+    fn evict_from(&self, open: &mut OpenConnections, bound: usize) -> bool {
         let count = open.slots.len();
         let silent_for = u64::try_from(bound / SILENT_PART).unwrap_or(u64::MAX);
         let now = self.counts.accepted.load(Ordering::Relaxed);
@@ -150,7 +150,7 @@ impl Registry {
             .filter(|slot| slot.in_flight.load(Ordering::Relaxed) == 0)
             .min_by_key(|slot| {
                 let active = slot.active.load(Ordering::Relaxed);
-                let is_silent = !slot.has_asked.load(Ordering::Relaxed)
+                let is_silent = !slot.has_sent_request.load(Ordering::Relaxed)
                     && now.saturating_sub(active) >= silent_for;
                 (!is_silent, active)
             });
@@ -168,13 +168,13 @@ impl Registry {
         self.counts.floods.load(Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, OpenConnections> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Open {
-    fn remove(&mut self, slot: &Slot) {
+impl OpenConnections {
+    fn remove(&mut self, slot: &ConnectionState) {
         let index = slot.index.swap(GONE, Ordering::Relaxed);
         if index == GONE {
             return;
@@ -200,12 +200,12 @@ impl Open {
 
 /// The registration of a connection; dropping it removes the connection from the registry.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct Registration {
     registry: Arc<Registry>,
-    slot: Arc<Slot>,
+    slot: Arc<ConnectionState>,
 }
 
-impl Seat {
+impl Registration {
     pub(super) fn activity(&self) -> Activity {
         Activity(Arc::clone(&self.slot))
     }
@@ -232,7 +232,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Registration {
     fn drop(&mut self) {
         self.registry.lock().remove(&self.slot);
     }
@@ -241,7 +241,7 @@ impl Drop for Seat {
 /// Where a handler reports the requests of its connection, so that a busy connection is not closed
 /// to make room for a new one.
 #[derive(Clone, Debug, Default)]
-pub struct Activity(Arc<Slot>);
+pub struct Activity(Arc<ConnectionState>);
 
 impl Activity {
     /// Records the start of a request. The connection is not evicted until the result is dropped.
@@ -254,7 +254,7 @@ impl Activity {
 
     /// Records a request that was answered immediately.
     pub fn note_request(&self) {
-        self.0.has_asked.store(true, Ordering::Relaxed);
+        self.0.has_sent_request.store(true, Ordering::Relaxed);
     }
 
     /// Waits until no request is in flight, after a grace period for requests that were already on
@@ -276,7 +276,7 @@ impl Activity {
 
 /// A guard for a request in flight.
 #[derive(Debug)]
-pub struct InFlight(Arc<Slot>);
+pub struct InFlight(Arc<ConnectionState>);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
@@ -311,14 +311,14 @@ mod tests {
         }
     }
 
-    fn seat(registry: &Arc<Registry>, client: &str, limits: Limits) -> Seat {
-        match registry.enter(peer(client), limits) {
-            Entry::Admitted(seat, _) => seat,
+    fn seat(registry: &Arc<Registry>, client: &str, limits: Limits) -> Registration {
+        match registry.register(peer(client), limits) {
+            RegistrationResult::Admitted(seat, _) => seat,
             refused => panic!("{refused:?}"),
         }
     }
 
-    fn is_evicted(seat: &Seat) -> bool {
+    fn is_evicted(seat: &Registration) -> bool {
         seat.slot.is_evicted.load(Ordering::Relaxed)
     }
 
@@ -330,14 +330,14 @@ mod tests {
             seat(&registry, "2001:db8::1", limits),
             seat(&registry, "2001:db8::2", limits),
         ];
-        let more = registry.enter(peer("2001:db8:0:0:ffff::"), limits);
-        assert!(matches!(more, Entry::ClientFull));
+        let more = registry.register(peer("2001:db8:0:0:ffff::"), limits);
+        assert!(matches!(more, RegistrationResult::ClientFull));
         let _other = seat(&registry, "2001:db8:0:1::1", limits);
         let _same = [seat(&registry, "192.0.2.1", limits), {
             seat(&registry, "::ffff:192.0.2.1", limits)
         }];
-        let more = registry.enter(peer("192.0.2.1"), limits);
-        assert!(matches!(more, Entry::ClientFull));
+        let more = registry.register(peer("192.0.2.1"), limits);
+        assert!(matches!(more, RegistrationResult::ClientFull));
         drop(kept);
         seat(&registry, "2001:db8::3", limits);
         let open = registry.lock();
@@ -361,8 +361,8 @@ mod tests {
         );
         let all_at_work = [second.activity().begin(), third.activity().begin()];
         assert!(matches!(
-            registry.enter(peer("192.0.2.5"), limits),
-            Entry::Full
+            registry.register(peer("192.0.2.5"), limits),
+            RegistrationResult::Full
         ));
         drop((at_work, all_at_work));
         assert!(registry.evict());
@@ -373,7 +373,7 @@ mod tests {
     fn a_connection_without_a_request_is_evicted_first_after_a_grace_period() {
         let registry = Arc::new(Registry::default());
         let limits = limits(16, 100);
-        let asked: Vec<Seat> = (0..15)
+        let asked: Vec<Registration> = (0..15)
             .map(|_| seat(&registry, "192.0.2.1", limits))
             .collect();
         for seat in &asked {

@@ -6,8 +6,8 @@ use tokio::net::TcpStream;
 
 use super::{
     Bounds, Connection, Exempt, Listener,
-    listener::Dealer,
-    shutdown::{Shutdown, Tally},
+    listener::Acceptor,
+    shutdown::{ConnectionCount, Shutdown},
     worker::{Jobs, Tasks, Worker},
 };
 
@@ -17,7 +17,7 @@ use super::{
 pub struct Server {
     workers: Vec<Worker>,
     shutdown: Shutdown,
-    open: Arc<Tally>,
+    open: Arc<ConnectionCount>,
 }
 
 impl Server {
@@ -91,7 +91,7 @@ impl Server {
         F: Future<Output = ()> + 'static,
     {
         let listener = Listener::new(&socket)?;
-        let dealer = Dealer {
+        let dealer = Acceptor {
             listener: listener.clone(),
             workers: self
                 .workers

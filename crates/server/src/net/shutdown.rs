@@ -117,19 +117,19 @@ impl Event {
 
 /// Counts open connections and notifies when there are none.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ConnectionCount {
     open: AtomicUsize,
     emptied: Notify,
 }
 
-impl Tally {
+impl ConnectionCount {
     pub(super) fn open(&self) -> usize {
         self.open.load(Ordering::Acquire)
     }
 
-    pub(super) fn enter(self: &Arc<Self>) -> Open {
+    pub(super) fn increment(self: &Arc<Self>) -> OpenConnection {
         self.open.fetch_add(1, Ordering::AcqRel);
-        Open(Arc::clone(self))
+        OpenConnection(Arc::clone(self))
     }
 
     /// Waits until nothing is open.
@@ -147,9 +147,9 @@ impl Tally {
 
 /// A guard that counts as one open connection.
 #[derive(Debug)]
-pub(super) struct Open(Arc<Tally>);
+pub(super) struct OpenConnection(Arc<ConnectionCount>);
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         if self.0.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.emptied.notify_waiters();

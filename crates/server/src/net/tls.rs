@@ -3,7 +3,7 @@
 //! The files are checked for changes like the rules file and reloaded when they have changed; only
 //! new connections use the new certificate. A certificate and its key are two files and cannot be
 //! replaced atomically. So they are reloaded only after two consecutive checks have seen the same
-//! modification marks.
+//! modification stamps.
 
 use std::{
     io,
@@ -28,12 +28,12 @@ use super::Connection;
 use crate::{
     config::TlsFiles,
     metrics::Text,
-    reload::{Mark, mark},
+    reload::{FileStamp, stamp},
 };
 
 /// The listener that uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Behind {
+pub enum TlsListener {
     /// The gRPC listener, which uses HTTP/2.
     Grpc,
     /// The reverse proxy, which offers HTTP/2 and HTTP/1.1.
@@ -46,7 +46,7 @@ pub enum Behind {
     Admin,
 }
 
-impl Behind {
+impl TlsListener {
     /// Returns the name of the listener's section in the rules file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -86,10 +86,10 @@ impl Behind {
 #[non_exhaustive]
 pub enum TlsError {
     /// A file could not be read or lacks the expected content.
-    #[error("{}.tls.{setting}: cannot use {path}: {problem}", behind.as_str())]
+    #[error("{}.tls.{setting}: cannot use {path}: {problem}", listener.as_str())]
     File {
         /// The listener.
-        behind: Behind,
+        listener: TlsListener,
         /// The setting that names the file.
         setting: &'static str,
         /// The file.
@@ -98,10 +98,10 @@ pub enum TlsError {
         problem: String,
     },
     /// The key does not match the certificate, or one of them cannot be used.
-    #[error("{}.tls: cannot use {certificate} with the key {key}: {}", behind.as_str(), misfit(source))]
+    #[error("{}.tls: cannot use {certificate} with the key {key}: {}", listener.as_str(), misfit(source))]
     Unusable {
         /// The listener.
-        behind: Behind,
+        listener: TlsListener,
         /// The certificate file.
         certificate: PathBuf,
         /// The key file.
@@ -114,24 +114,24 @@ pub enum TlsError {
 /// The TLS configuration of a listener and the files it was loaded from.
 #[derive(Debug)]
 pub struct Tls {
-    behind: Behind,
+    listener: TlsListener,
     files: TlsFiles,
     in_force: ArcSwap<ServerConfig>,
-    seen: Mutex<Seen>,
+    seen: Mutex<SeenStamps>,
     /// The error of the last load; `None` if it succeeded.
     problem: Mutex<Option<String>>,
     loads: [AtomicU64; 2],
 }
 
-/// The modification marks of the files.
-type Marks = Vec<Option<Mark>>;
+/// The modification stamps of the files.
+type FileStamps = Vec<Option<FileStamp>>;
 
 #[derive(Debug)]
-struct Seen {
-    /// The marks at the last load.
-    read: Marks,
-    /// The marks at the last check.
-    looked: Marks,
+struct SeenStamps {
+    /// The stamps at the last load.
+    read: FileStamps,
+    /// The stamps at the last check.
+    checked: FileStamps,
 }
 
 impl Tls {
@@ -142,15 +142,15 @@ impl Tls {
     ///
     /// Returns a [`TlsError`] if a file cannot be read, lacks the expected content or does not
     /// match the others.
-    pub fn load(behind: Behind, files: &TlsFiles) -> Result<Self, TlsError> {
-        let marks = marks(files);
+    pub fn load(listener: TlsListener, files: &TlsFiles) -> Result<Self, TlsError> {
+        let stamps = stamps(files);
         Ok(Self {
-            behind,
-            in_force: ArcSwap::from_pointee(server_config(behind, files)?),
+            listener,
+            in_force: ArcSwap::from_pointee(server_config(listener, files)?),
             files: files.clone(),
-            seen: Mutex::new(Seen {
-                read: marks.clone(),
-                looked: marks,
+            seen: Mutex::new(SeenStamps {
+                read: stamps.clone(),
+                checked: stamps,
             }),
             problem: Mutex::default(),
             loads: Default::default(),
@@ -165,14 +165,14 @@ impl Tls {
     /// in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         let mut seen = lock(&self.seen);
-        seen.read = marks(&self.files);
-        let loaded = server_config(self.behind, &self.files)
+        seen.read = stamps(&self.files);
+        let loaded = server_config(self.listener, &self.files)
             .map(|config| self.in_force.store(Arc::new(config)));
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
         *lock(&self.problem) = loaded.as_ref().err().map(ToString::to_string);
         match &loaded {
             Ok(()) => tracing::info!(
-                listener = self.behind.listener(),
+                listener = self.listener.listener(),
                 "reloaded the certificate"
             ),
             Err(error) => tracing::error!("kept the old certificate: {error}"),
@@ -183,12 +183,12 @@ impl Tls {
     /// Returns whether the files have changed since the last load, and not since the last check.
     #[must_use]
     pub fn has_changed(&self) -> bool {
-        let (mut seen, now) = (lock(&self.seen), marks(&self.files));
-        let is_settled = seen.looked == now;
+        let (mut seen, now) = (lock(&self.seen), stamps(&self.files));
+        let is_settled = seen.checked == now;
         // A missing file is probably being replaced, so the new one is awaited.
         let is_whole = now.iter().all(Option::is_some);
         let has_changed = is_settled && is_whole && seen.read != now;
-        seen.looked = now;
+        seen.checked = now;
         has_changed
     }
 
@@ -200,8 +200,8 @@ impl Tls {
 
     /// Returns the listener that uses this configuration.
     #[must_use]
-    pub const fn behind(&self) -> Behind {
-        self.behind
+    pub const fn listener(&self) -> TlsListener {
+        self.listener
     }
 
     /// Appends the metrics of `certificates` to `text`.
@@ -212,7 +212,7 @@ impl Tls {
         for tls in certificates {
             let [succeeded, failed] = &tls.loads;
             for (result, count) in [("ok", succeeded), ("failed", failed)] {
-                let labels = [("listener", tls.behind.listener()), ("result", result)];
+                let labels = [("listener", tls.listener.listener()), ("result", result)];
                 text.sample(name, &labels, count.load(Ordering::Relaxed));
             }
         }
@@ -221,7 +221,7 @@ impl Tls {
         text.family(name, "gauge", help);
         for tls in certificates {
             let is_in_force = u64::from(tls.problem().is_none());
-            text.sample(name, &[("listener", tls.behind.listener())], is_in_force);
+            text.sample(name, &[("listener", tls.listener.listener())], is_in_force);
         }
     }
 
@@ -247,25 +247,25 @@ impl Tls {
     }
 }
 
-fn marks(files: &TlsFiles) -> Marks {
+fn stamps(files: &TlsFiles) -> FileStamps {
     let paths = [&files.certificate, &files.key]
         .into_iter()
         .chain(&files.client_ca);
-    paths.map(|path| mark(path)).collect()
+    paths.map(|path| stamp(path)).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn server_config(behind: Behind, files: &TlsFiles) -> Result<ServerConfig, TlsError> {
+fn server_config(listener: TlsListener, files: &TlsFiles) -> Result<ServerConfig, TlsError> {
     let provider = Arc::new(default_provider());
     let certificates = certificates(&files.certificate)
-        .map_err(|problem| unusable(behind, "certificate", &files.certificate, problem))?;
+        .map_err(|problem| unusable(listener, "certificate", &files.certificate, problem))?;
     let key = PrivateKeyDer::from_pem_file(&files.key)
-        .map_err(|error| unusable(behind, "key", &files.key, error.to_string()))?;
+        .map_err(|error| unusable(listener, "key", &files.key, error.to_string()))?;
     let misfit = |source| TlsError::Unusable {
-        behind,
+        listener,
         certificate: files.certificate.clone(),
         key: files.key.clone(),
         source,
@@ -277,14 +277,14 @@ fn server_config(behind: Behind, files: &TlsFiles) -> Result<ServerConfig, TlsEr
         None => builder.with_no_client_auth(),
         Some(path) => {
             let verifier = client_verifier(path, provider);
-            let wrong = |problem| unusable(behind, "client_ca", path, problem);
+            let wrong = |problem| unusable(listener, "client_ca", path, problem);
             builder.with_client_cert_verifier(verifier.map_err(wrong)?)
         }
     };
     let mut config = builder
         .with_single_cert(certificates, key)
         .map_err(misfit)?;
-    config.alpn_protocols = behind.protocols();
+    config.alpn_protocols = listener.protocols();
     Ok(config)
 }
 
@@ -325,9 +325,14 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     Ok(certificates)
 }
 
-fn unusable(behind: Behind, setting: &'static str, path: &Path, problem: String) -> TlsError {
+fn unusable(
+    listener: TlsListener,
+    setting: &'static str,
+    path: &Path,
+    problem: String,
+) -> TlsError {
     TlsError::File {
-        behind,
+        listener,
         setting,
         path: path.to_owned(),
         problem,

@@ -43,14 +43,8 @@ pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
 /// Returns the weight of each seat: `1 / (FLOOR * seats)` plus its part of the demands, over a
 /// common denominator.
 fn weights(demands: &[u64], vacant: usize) -> Vec<u128> {
-    let nobody_demands = demands.iter().all(|&demand| demand == 0);
-    let demand = |&demand: &u64| {
-        u128::from(if nobody_demands {
-            1
-        } else {
-            demand.min(MAX_DEMAND)
-        })
-    };
+    let no_demand = demands.iter().all(|&demand| demand == 0);
+    let demand = |&demand: &u64| u128::from(if no_demand { 1 } else { demand.min(MAX_DEMAND) });
     let all: u128 = demands.iter().map(demand).sum::<u128>().max(1);
     let seats = demands.len() + vacant;
     let rest = u128::from(FLOOR - 1) * seats as u128;

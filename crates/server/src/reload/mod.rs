@@ -19,7 +19,7 @@ pub use self::restart_only::RestartOnlySettings;
 
 /// How often the rules file is checked for changes. A check costs one `stat`. Unlike file events it
 /// also works on network file systems and for the symbolic links of a Kubernetes ConfigMap.
-pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The maximum number of mistakes that one log record lists. `tidegate check` lists all of them.
 const MAX_LOGGED: usize = 20;
@@ -134,7 +134,7 @@ pub struct Reloader {
 /// The state of the last check of the rules file.
 #[derive(Debug)]
 struct Last {
-    read: LastRead<Mark>,
+    read: LastRead<FileStamp>,
     /// Whether the file was missing at the last check.
     is_gone: bool,
 }
@@ -142,7 +142,7 @@ struct Last {
 /// The result of the last time a file or folder was read.
 #[derive(Debug)]
 pub(crate) struct LastRead<M> {
-    /// Its modification mark at that time; `None` if it could not be examined.
+    /// Its modification stamp at that time; `None` if it could not be examined.
     pub(crate) seen: Option<M>,
     /// Whether it could not be read but may become readable without a change.
     pub(crate) is_unread: bool,
@@ -160,9 +160,9 @@ impl<M> LastRead<M> {
     }
 }
 
-/// The modification mark of a file. It changes when the file is written or replaced.
+/// The modification stamp of a file. It changes when the file is written or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct FileStamp {
     modified: SystemTime,
     len: u64,
     inode: u64,
@@ -179,7 +179,7 @@ impl Reloader {
         restart_only: RestartOnlySettings,
     ) -> Self {
         let last = Mutex::new(Last {
-            read: LastRead::new(mark(&path)),
+            read: LastRead::new(stamp(&path)),
             is_gone: false,
         });
         Self {
@@ -201,21 +201,21 @@ impl Reloader {
     pub fn reload(&self) -> Result<usize, LoadError> {
         let mut last = self.last();
         let last = &mut last.read;
-        last.seen = mark(&self.path);
-        self.put_in_force(load(&self.path), last)
+        last.seen = stamp(&self.path);
+        self.activate(load(&self.path), last)
     }
 
     /// Reloads the file if it has changed. Returns the result if there is a new one.
     ///
     /// A file that could not be read is tried again at every check, but reported only when the
     /// result changes. A missing file is reported at the second check that finds it missing.
-    pub fn follow(&self) -> Option<Result<usize, LoadError>> {
+    pub fn reload_if_changed(&self) -> Option<Result<usize, LoadError>> {
         let mut last = self.last();
         let Last {
             read: last,
             is_gone,
         } = &mut *last;
-        let now = mark(&self.path);
+        let now = stamp(&self.path);
         // A missing file is probably being replaced, so one check is skipped before it is reported.
         let was_gone = std::mem::replace(is_gone, now.is_none());
         let has_changed = now != last.seen && (now.is_some() || was_gone);
@@ -227,13 +227,13 @@ impl Reloader {
             return None;
         }
         last.seen = now;
-        Some(self.put_in_force(read, last))
+        Some(self.activate(read, last))
     }
 
-    fn put_in_force(
+    fn activate(
         &self,
         read: Result<Config, LoadError>,
-        last: &mut LastRead<Mark>,
+        last: &mut LastRead<FileStamp>,
     ) -> Result<usize, LoadError> {
         let loaded = read.and_then(|mut config| {
             self.restart_only.check(&config)?;
@@ -309,12 +309,12 @@ impl Reloader {
     }
 }
 
-/// Returns the modification mark of the file at `path`, following links; `None` if it cannot be
+/// Returns the modification stamp of the file at `path`, following links; `None` if it cannot be
 /// examined.
-pub(crate) fn mark(path: &Path) -> Option<Mark> {
+pub(crate) fn stamp(path: &Path) -> Option<FileStamp> {
     use std::os::unix::fs::MetadataExt;
     let metadata = fs::metadata(path).ok()?;
-    Some(Mark {
+    Some(FileStamp {
         modified: metadata.modified().ok()?,
         len: metadata.len(),
         inode: metadata.ino(),

@@ -25,7 +25,7 @@ use tidegate_http::Clock;
 
 use self::{
     descriptors::Bound,
-    preflight::{located, tls},
+    preflight::{load_tls, open_geoip},
 };
 pub use self::{
     preflight::{preflight_errors, preflight_warnings},
@@ -41,10 +41,10 @@ use crate::{
         grpc::Http2,
         proxy::{AccessLog, AuthoritiesError, Live},
     },
-    net::{Behind, Bounds, Listener, Server, Tls, TlsError},
+    net::{Bounds, Listener, Server, Tls, TlsError, TlsListener},
     redis_runtime::RedisRuntime,
     reload::{Reloader, RestartOnlySettings},
-    snapshot::{self, Restored},
+    snapshot::{self, RestoreOutcome},
 };
 
 /// The reason why the server could not start.
@@ -135,7 +135,7 @@ impl std::fmt::Debug for Secrets {
 /// Starts the listeners that `config` names.
 ///
 /// `source` is the rules file that the configuration was read from; without one there is nothing to
-/// reload. Call [`Signals::hear`] before this function. An unreachable Redis does not prevent the
+/// reload. Call [`Signals::install`] before this function. An unreachable Redis does not prevent the
 /// start: the fallback policy decides until Redis is reachable.
 ///
 /// # Errors
@@ -156,7 +156,7 @@ pub fn start(
     let restart_only = RestartOnlySettings::with(&config);
     let certificates = Certificates::load(&config)?;
     let too_many = fit_descriptors(&mut config);
-    let (geoip, identity) = located(&config.geoip, config.identity.clone())?;
+    let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
     let sockets = Sockets::bind(&config)?;
     let clock = Clock::real();
     let store = memory(config.memory, config.snapshot.as_ref(), &clock)?;
@@ -174,15 +174,15 @@ pub fn start(
     let limiter = Limiter::new(config.rules, backend, clock);
     let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
     if config.snapshot.is_some() {
-        limiter.snapshots().expect();
+        limiter.snapshots().mark_configured();
     }
     limiter.quotas().swap_rules(config.quotas, limiter.now());
-    let envoy = config.envoy.map(|envoy| watch(envoy, &limiter));
+    let envoy = config.envoy.map(|envoy| start_watcher(envoy, &limiter));
     let envoy = envoy.transpose()?;
     let server = Server::start(Server::default_workers())?;
     let clock = limiter.clock();
     let proxy = config.proxy;
-    let proxy = proxy.map(|settings| proxied(settings, &server, clock.clone()));
+    let proxy = proxy.map(|settings| build_proxy(settings, &server, clock.clone()));
     let proxy = proxy.transpose()?;
     let reloader = source.map(|path| {
         let (limiter, proxy) = (Arc::clone(&limiter), proxy.clone());
@@ -243,7 +243,7 @@ impl ServeError {
     }
 }
 
-fn proxied(settings: Proxy, server: &Server, clock: Clock) -> Result<Arc<Live>, ServeError> {
+fn build_proxy(settings: Proxy, server: &Server, clock: Clock) -> Result<Arc<Live>, ServeError> {
     let open = |log: &config::AccessLog| {
         AccessLog::open(log).map_err(|source| ServeError::unopened(log, source))
     };
@@ -253,7 +253,10 @@ fn proxied(settings: Proxy, server: &Server, clock: Clock) -> Result<Arc<Live>, 
 
 /// Loads the configuration of Envoy's rate limit service. An invalid one prevents the start unless
 /// `start_without_config` is set.
-fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<ConfigWatcher>, ConfigFilesError> {
+fn start_watcher(
+    envoy: Envoy,
+    limiter: &Arc<Limiter>,
+) -> Result<Arc<ConfigWatcher>, ConfigFilesError> {
     let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
     let watch = ConfigWatcher::new(envoy.folder, service);
     match watch.load() {
@@ -302,11 +305,11 @@ impl Certificates {
         let listeners = &config.listeners;
         let of_proxy = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
         Ok(Self {
-            http: tls(Behind::Http, listeners.http.tls.as_ref())?,
-            grpc: tls(Behind::Grpc, config.grpc.tls.as_ref())?,
-            resp: tls(Behind::Resp, listeners.resp.tls.as_ref())?,
-            admin: tls(Behind::Admin, listeners.admin.tls.as_ref())?,
-            proxy: tls(Behind::Proxy, of_proxy)?,
+            http: load_tls(TlsListener::Http, listeners.http.tls.as_ref())?,
+            grpc: load_tls(TlsListener::Grpc, config.grpc.tls.as_ref())?,
+            resp: load_tls(TlsListener::Resp, listeners.resp.tls.as_ref())?,
+            admin: load_tls(TlsListener::Admin, listeners.admin.tls.as_ref())?,
+            proxy: load_tls(TlsListener::Proxy, of_proxy)?,
         })
     }
 
@@ -512,11 +515,11 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
         path: path.clone(),
         source,
     })? {
-        Restored::Nothing => tracing::info!(file = %path.display(), "no snapshot yet"),
-        Restored::Keys(keys) => {
+        RestoreOutcome::Nothing => tracing::info!(file = %path.display(), "no snapshot yet"),
+        RestoreOutcome::Keys(keys) => {
             tracing::info!(file = %path.display(), keys, "restored the counters")
         }
-        Restored::SetAside(aside) => tracing::error!(
+        RestoreOutcome::SetAside(aside) => tracing::error!(
             file = %path.display(), kept_as = %aside.display(),
             "snapshot damaged and set aside; starting with empty counters"
         ),

@@ -15,7 +15,7 @@ use crate::{
     config::{AccessLog, Config, Identity, Proxy, TlsFiles},
     geoip::{GeoIp, GeoIpError},
     listener::proxy::connector,
-    net::{Behind, Tls, TlsError},
+    net::{Tls, TlsError, TlsListener},
     redis_runtime,
 };
 
@@ -31,13 +31,16 @@ use crate::{
 pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     let proxy = config.proxy.as_ref();
     let certificates = [
-        (Behind::Grpc, config.grpc.tls.as_ref()),
-        (Behind::Proxy, proxy.and_then(|proxy| proxy.tls.as_ref())),
-        (Behind::Http, config.listeners.http.tls.as_ref()),
-        (Behind::Resp, config.listeners.resp.tls.as_ref()),
-        (Behind::Admin, config.listeners.admin.tls.as_ref()),
+        (TlsListener::Grpc, config.grpc.tls.as_ref()),
+        (
+            TlsListener::Proxy,
+            proxy.and_then(|proxy| proxy.tls.as_ref()),
+        ),
+        (TlsListener::Http, config.listeners.http.tls.as_ref()),
+        (TlsListener::Resp, config.listeners.resp.tls.as_ref()),
+        (TlsListener::Admin, config.listeners.admin.tls.as_ref()),
     ];
-    let certificates = certificates.map(|(behind, files)| tls(behind, files).err());
+    let certificates = certificates.map(|(listener, files)| load_tls(listener, files).err());
     let mut found: Vec<ServeError> = Vec::new();
     found.extend(certificates.into_iter().flatten().map(ServeError::from));
     found.extend(proxy.into_iter().flat_map(of_proxy));
@@ -114,13 +117,16 @@ pub(super) fn lacks_folder(path: &Path) -> Option<io::Error> {
     Some(io::Error::new(error.kind(), problem))
 }
 
-pub(super) fn tls(behind: Behind, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>, TlsError> {
-    let loaded = files.map(|files| Tls::load(behind, files)).transpose()?;
+pub(super) fn load_tls(
+    listener: TlsListener,
+    files: Option<&TlsFiles>,
+) -> Result<Option<Arc<Tls>>, TlsError> {
+    let loaded = files.map(|files| Tls::load(listener, files)).transpose()?;
     Ok(loaded.map(Arc::new))
 }
 
 /// Loads the GeoIP databases, if any are configured, and makes `identity` use them.
-pub(super) fn located(
+pub(super) fn open_geoip(
     files: &[(Place, PathBuf)],
     mut identity: Identity,
 ) -> Result<(Option<Arc<GeoIp>>, Identity), GeoIpError> {

@@ -15,7 +15,7 @@ use crate::{
     listener::proxy::Live,
     net::{Server, Tls},
     redis_runtime::RedisRuntime,
-    reload::{LOOK_EVERY, Reloader},
+    reload::{CHECK_INTERVAL, Reloader},
     snapshot,
 };
 
@@ -38,7 +38,7 @@ impl Signals {
     /// Returns the error of the operating system if a handler cannot be installed.
     // Signal handlers register with the current runtime, so this function is async.
     #[expect(clippy::unused_async, reason = "it must run inside a runtime")]
-    pub async fn hear() -> io::Result<Self> {
+    pub async fn install() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -46,17 +46,17 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> SignalAction {
         tokio::select! {
-            () = received(&mut self.terminate) => Heard::Stop,
-            () = received(&mut self.interrupt) => Heard::Stop,
-            () = received(&mut self.hangup) => Heard::Reload,
+            () = received(&mut self.terminate) => SignalAction::Stop,
+            () = received(&mut self.interrupt) => SignalAction::Stop,
+            () = received(&mut self.hangup) => SignalAction::Reload,
         }
     }
 }
 
 /// The action that a signal requests.
-enum Heard {
+enum SignalAction {
     Stop,
     Reload,
 }
@@ -80,8 +80,8 @@ pub struct Running {
 impl Running {
     /// Serves until SIGTERM or SIGINT, then shuts down gracefully.
     ///
-    /// The server first reports not-ready and keeps serving for `shutdown.pre_stop_delay`; a second signal
-    /// ends this phase early. Then it drains connections and writes the last snapshot.
+    /// The server first reports not-ready and keeps serving for `shutdown.pre_stop_delay`; a second
+    /// signal ends this phase early. Then it drains connections and writes the last snapshot.
     ///
     /// # Errors
     ///
@@ -102,23 +102,23 @@ impl Running {
 
     /// Serves until a stop signal arrives or `end` is reached.
     async fn serve(&self, signals: &mut Signals, end: Option<Instant>) {
-        let mut look = ticks(LOOK_EVERY);
+        let mut check = ticks(CHECK_INTERVAL);
         let save_every = self
             .snapshot
             .as_ref()
-            .map_or(LOOK_EVERY, |snapshot| micros(snapshot.every));
+            .map_or(CHECK_INTERVAL, |snapshot| micros(snapshot.every));
         let mut save = ticks(save_every);
         loop {
             tokio::select! {
-                heard = signals.next() => match heard {
-                    Heard::Stop => return,
-                    Heard::Reload => {
+                action = signals.next() => match action {
+                    SignalAction::Stop => return,
+                    SignalAction::Reload => {
                         self.reopen();
                         self.reload();
                     }
                 },
                 () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => return,
-                _ = look.tick() => {
+                _ = check.tick() => {
                     self.limiter.clock().follow();
                     self.reload_if_changed();
                 }
@@ -184,7 +184,7 @@ impl Running {
 
     fn reload_if_changed(&self) {
         if let Some(reloader) = &self.reloader {
-            drop(reloader.follow());
+            drop(reloader.reload_if_changed());
         }
         if let Some(envoy) = &self.envoy {
             drop(envoy.reload_if_changed());
@@ -195,7 +195,7 @@ impl Running {
             }
         }
         if let Some(geoip) = &self.geoip {
-            geoip.follow();
+            geoip.reload_if_changed();
         }
     }
 
@@ -215,7 +215,7 @@ fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
     limiter.metrics().count_snapshot(saved.is_err());
     match saved {
         Ok(()) => {
-            limiter.snapshots().succeed();
+            limiter.snapshots().record_success();
             Ok(())
         }
         Err(error) => {

@@ -9,7 +9,7 @@ use tidegate_server::{
     envoy::{DomainFiles, File, RateLimitService, Settings, read},
     limiter::Limiter,
     listener::grpc::{self, Http2, ListenerContext},
-    net::{Behind, Bounds, Listener, Server, Tls},
+    net::{Bounds, Listener, Server, Tls, TlsListener},
 };
 
 use crate::client::Client;
@@ -73,7 +73,7 @@ impl TestListener {
             .grpc
             .tls
             .as_ref()
-            .map(|files| Arc::new(Tls::load(Behind::Grpc, files).unwrap()));
+            .map(|files| Arc::new(Tls::load(TlsListener::Grpc, files).unwrap()));
         let http2 = Http2::new(config.grpc, tls.clone());
         let rate_limits = rate_limits(Arc::clone(&limiter));
         let context = ListenerContext {

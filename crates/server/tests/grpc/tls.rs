@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tidegate_server::{
     config::Config,
-    net::{Behind, Tls},
+    net::{Tls, TlsListener},
 };
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
@@ -193,7 +193,11 @@ fn invalid_files_are_named() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let config = Config::parse(&settings(folder.path(), &authority, true)).unwrap();
     let files = config.grpc.tls.unwrap();
-    let refused = || Tls::load(Behind::Grpc, &files).unwrap_err().to_string();
+    let refused = || {
+        Tls::load(TlsListener::Grpc, &files)
+            .unwrap_err()
+            .to_string()
+    };
 
     let (_, other_key) = authority.sign();
     fs::write(folder.path().join("server.key"), other_key).unwrap();

@@ -10,7 +10,7 @@ use tidegate_server::{
     geoip::GeoIp,
     limiter::Limiter,
     listener::http::{self, ListenerContext},
-    net::{Behind, Bounds, Listener, Server, Tls},
+    net::{Bounds, Listener, Server, Tls, TlsListener},
 };
 
 use crate::client::{Answer, Client};
@@ -52,7 +52,7 @@ impl TestListener {
                 Password::Literal(token) => Some(token),
                 _ => None,
             },
-            tls: tls.map(|files| Arc::new(Tls::load(Behind::Http, &files).unwrap())),
+            tls: tls.map(|files| Arc::new(Tls::load(TlsListener::Http, &files).unwrap())),
         };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let listener = http::listen(&server, socket, bounds, context).unwrap();

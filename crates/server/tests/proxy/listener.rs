@@ -9,7 +9,7 @@ use tidegate_server::{
     geoip::GeoIp,
     limiter::Limiter,
     listener::proxy::{self, AccessLog, Live, Served},
-    net::{Behind, Listener, Server, Tls},
+    net::{Listener, Server, Tls, TlsListener},
 };
 
 use crate::client::{Answer, Client};
@@ -54,7 +54,7 @@ impl TestListener {
         }
         let settings = config.proxy.unwrap();
         let tls = settings.tls.as_ref();
-        let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
+        let tls = tls.map(|files| Arc::new(Tls::load(TlsListener::Proxy, files).unwrap()));
         let log = settings.access_log.as_ref();
         let log = log.map(|log| AccessLog::open(log).unwrap());
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));

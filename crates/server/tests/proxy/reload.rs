@@ -373,23 +373,23 @@ fn a_missing_file_is_reported_once_and_read_when_it_returns() {
     let path = reloaded.file.path();
     fs::remove_file(path).unwrap();
     assert!(
-        reloaded.reloader.follow().is_none(),
+        reloaded.reloader.reload_if_changed().is_none(),
         "the file may be in the middle of a replacement"
     );
-    let told = reloaded.reloader.follow().unwrap().unwrap_err();
+    let told = reloaded.reloader.reload_if_changed().unwrap().unwrap_err();
     assert!(matches!(told, LoadError::Unreadable { .. }), "{told}");
-    assert!((0..3).all(|_| reloaded.reloader.follow().is_none()));
+    assert!((0..3).all(|_| reloaded.reloader.reload_if_changed().is_none()));
     assert_eq!(failed(), "1");
     assert!(!reloaded.reloader.last_mistakes().is_empty());
     assert_eq!(reloaded.listener.get("/").body, "old");
     fs::write(path, file(&new, "")).unwrap();
-    assert!(reloaded.reloader.follow().unwrap().is_ok());
+    assert!(reloaded.reloader.reload_if_changed().unwrap().is_ok());
     assert!(reloaded.reloader.last_mistakes().is_empty());
     assert_eq!(reloaded.listener.get("/").body, "new");
     // The file is missing at one poll of the watcher, and back at the next.
     fs::remove_file(path).unwrap();
-    assert!(reloaded.reloader.follow().is_none());
+    assert!(reloaded.reloader.reload_if_changed().is_none());
     fs::write(path, file(&old, "")).unwrap();
-    assert!(reloaded.reloader.follow().unwrap().is_ok());
+    assert!(reloaded.reloader.reload_if_changed().unwrap().is_ok());
     assert_eq!(failed(), "1");
 }

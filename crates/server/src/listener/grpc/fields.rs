@@ -19,16 +19,16 @@ pub(super) struct Fields<'m>(&'m [u8]);
 
 /// The error for bytes that are not a protobuf message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed(&'static str);
+pub(super) struct MalformedMessage(&'static str);
 
-impl fmt::Display for Malformed {
+impl fmt::Display for MalformedMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the message is malformed: {}", self.0)
     }
 }
 
-impl From<Malformed> for Status {
-    fn from(malformed: Malformed) -> Self {
+impl From<MalformedMessage> for Status {
+    fn from(malformed: MalformedMessage) -> Self {
         Self::invalid_argument(malformed.to_string())
     }
 }
@@ -39,14 +39,15 @@ impl<'m> Fields<'m> {
     }
 
     /// Returns the number and value of the next field; `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, Malformed> {
+    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, MalformedMessage> {
         if self.0.is_empty() {
             return Ok(None);
         }
-        let tag = u32::try_from(self.varint()?).map_err(|_| Malformed("a tag is too large"))?;
+        let tag =
+            u32::try_from(self.varint()?).map_err(|_| MalformedMessage("a tag is too large"))?;
         let (number, kind) = (tag >> 3, tag & 7);
         if number == 0 {
-            return Err(Malformed("a field has the number 0"));
+            return Err(MalformedMessage("a field has the number 0"));
         }
         let value = match kind {
             0 => Value::Number(self.varint()?),
@@ -56,21 +57,21 @@ impl<'m> Fields<'m> {
                 Value::Octets(self.take(usize::try_from(length).unwrap_or(usize::MAX))?)
             }
             5 => self.take(4).map(|_| Value::Other)?,
-            _ => return Err(Malformed("a field has an unknown wire type")),
+            _ => return Err(MalformedMessage("a field has an unknown wire type")),
         };
         Ok(Some((number, value)))
     }
 
-    fn take(&mut self, count: usize) -> Result<&'m [u8], Malformed> {
+    fn take(&mut self, count: usize) -> Result<&'m [u8], MalformedMessage> {
         let (taken, rest) = self
             .0
             .split_at_checked(count)
-            .ok_or(Malformed("a field is longer than its message"))?;
+            .ok_or(MalformedMessage("a field is longer than its message"))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn varint(&mut self) -> Result<u64, Malformed> {
+    fn varint(&mut self) -> Result<u64, MalformedMessage> {
         let mut number = 0_u64;
         for (at, octet) in self.0.iter().enumerate().take(10) {
             let bits = u64::from(octet & 0x7f);
@@ -84,7 +85,7 @@ impl<'m> Fields<'m> {
                 return Ok(number);
             }
         }
-        Err(Malformed("a varint has no end"))
+        Err(MalformedMessage("a varint has no end"))
     }
 }
 
@@ -97,8 +98,8 @@ impl<'m> Value<'m> {
         }
     }
 
-    pub(super) fn text(self) -> Result<&'m str, Malformed> {
-        std::str::from_utf8(self.octets()).map_err(|_| Malformed("a string is not UTF-8"))
+    pub(super) fn text(self) -> Result<&'m str, MalformedMessage> {
+        std::str::from_utf8(self.octets()).map_err(|_| MalformedMessage("a string is not UTF-8"))
     }
 
     pub(super) const fn number(self) -> u64 {
@@ -119,7 +120,7 @@ impl<'m> Value<'m> {
 mod tests {
     use super::*;
 
-    fn all(mut fields: Fields<'_>) -> Result<Vec<(u32, Value<'_>)>, Malformed> {
+    fn all(mut fields: Fields<'_>) -> Result<Vec<(u32, Value<'_>)>, MalformedMessage> {
         let mut all = Vec::new();
         while let Some(field) = fields.next()? {
             all.push(field);

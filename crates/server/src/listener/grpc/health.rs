@@ -25,12 +25,12 @@ const SERVICES: [&str; 5] = [
 /// The health service. A service is healthy until a shutdown is announced, if the rate limit
 /// service that it depends on is healthy.
 #[derive(Clone, Debug)]
-pub(super) struct Healthy {
+pub(super) struct HealthService {
     shutdown: Shutdown,
     rate_limits: Option<Arc<RateLimitService>>,
 }
 
-impl Healthy {
+impl HealthService {
     pub(super) const fn new(
         shutdown: Shutdown,
         rate_limits: Option<Arc<RateLimitService>>,
@@ -60,7 +60,7 @@ impl Healthy {
 }
 
 #[tonic::async_trait]
-impl Health for Healthy {
+impl Health for HealthService {
     async fn check(
         &self,
         request: Request<HealthCheckRequest>,
@@ -82,7 +82,7 @@ impl Health for Healthy {
             changes: self.rate_limits.as_ref().map(|service| service.health()),
             healthy: self.clone(),
             service: request.into_inner().service,
-            told: None,
+            last_sent: None,
         };
         let states = stream::unfold(watcher, Watcher::next).map(|status| Ok(answer(status)));
         Ok(Response::new(Box::pin(states)))
@@ -92,11 +92,11 @@ impl Health for Healthy {
 /// The state of a `Watch` call.
 #[derive(Debug)]
 struct Watcher {
-    healthy: Healthy,
+    healthy: HealthService,
     service: String,
     /// Health changes of the rate limit service, if there is one.
     changes: Option<watch::Receiver<bool>>,
-    told: Option<ServingStatus>,
+    last_sent: Option<ServingStatus>,
 }
 
 impl Watcher {
@@ -106,8 +106,8 @@ impl Watcher {
             // Checked before the status is read, so that the last status is sent too.
             let is_last = self.healthy.shutdown.is_announced();
             let status = self.healthy.status(&self.service);
-            if self.told != Some(status) {
-                self.told = Some(status);
+            if self.last_sent != Some(status) {
+                self.last_sent = Some(status);
                 return Some((status, self));
             }
             if is_last {

@@ -25,7 +25,7 @@ use super::proto::envoy::{
 use crate::{
     limiter::Limiter,
     net::Shutdown,
-    quota::{Assigned, Assignment, BucketId, StreamId, Usage},
+    quota::{Assignment, BucketAssignments, BucketId, StreamId, Usage},
 };
 
 /// The time to live of an assignment, in seconds. Envoy reports every 5 seconds, so an assignment
@@ -71,13 +71,13 @@ impl RateLimitQuotaService for StreamedQuotas {
         request: Request<Streaming<RateLimitQuotaUsageReports>>,
     ) -> Result<Response<Self::StreamRateLimitQuotasStream>, Status> {
         let (outbox, mut unsent) = mpsc::channel(MAX_UNSENT);
-        let (conversation, inbox) = Conversation::new(Arc::clone(&self.limiter));
+        let (session, inbox) = QuotaSession::new(Arc::clone(&self.limiter));
         let shutdown = self.shutdown.clone();
         tokio::spawn(async move {
             tokio::select! {
                 () = shutdown.begun() => {}
                 () = outbox.closed() => {}
-                ended = conversation.hold(request.into_inner(), inbox, &outbox) => {
+                ended = session.hold(request.into_inner(), inbox, &outbox) => {
                     if let Err(status) = ended {
                         // The send fails if the client has disconnected.
                         let _ = outbox.send(Err(status)).await;
@@ -92,29 +92,29 @@ impl RateLimitQuotaService for StreamedQuotas {
 
 /// A stream that is registered with the quotas. Dropping it unregisters it.
 #[derive(Debug)]
-pub(super) struct Conversation {
+pub(super) struct QuotaSession {
     limiter: Arc<Limiter>,
     pub(super) stream: StreamId,
     domain: String,
 }
 
-impl Conversation {
+impl QuotaSession {
     /// Registers a new stream. Returns it with the receiver of its assignments.
-    pub(super) fn new(limiter: Arc<Limiter>) -> (Self, mpsc::Receiver<Assigned>) {
+    pub(super) fn new(limiter: Arc<Limiter>) -> (Self, mpsc::Receiver<BucketAssignments>) {
         let (stream, inbox) = limiter.quotas().join();
-        let conversation = Self {
+        let session = Self {
             limiter,
             stream,
             domain: String::new(),
         };
-        (conversation, inbox)
+        (session, inbox)
     }
 
     /// Handles the stream until the client ends it or sends an invalid report.
     async fn hold(
         mut self,
         mut reports: Streaming<RateLimitQuotaUsageReports>,
-        mut inbox: mpsc::Receiver<Assigned>,
+        mut inbox: mpsc::Receiver<BucketAssignments>,
         outbox: &Outbox,
     ) -> Result<(), Status> {
         loop {
@@ -174,7 +174,7 @@ impl Conversation {
     }
 }
 
-impl Drop for Conversation {
+impl Drop for QuotaSession {
     fn drop(&mut self) {
         self.limiter.quotas().leave(self.stream, self.limiter.now());
     }
@@ -204,7 +204,7 @@ fn read(usage: BucketQuotaUsage) -> Result<(BucketId, Usage), Status> {
     Ok((id, usage))
 }
 
-pub(super) fn written(assigned: Assigned) -> RateLimitQuotaResponse {
+pub(super) fn written(assigned: BucketAssignments) -> RateLimitQuotaResponse {
     let action = |(id, assignment): (BucketId, Option<Assignment>)| BucketAction {
         bucket_id: Some(WireId {
             bucket: id.into_iter().collect(),

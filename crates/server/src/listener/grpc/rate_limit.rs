@@ -7,7 +7,7 @@ use tidegate_core::Span;
 use tonic::Status;
 
 use super::{
-    fields::{Fields, Malformed},
+    fields::{Fields, MalformedMessage},
     proto::envoy::{
         config::core::v3::HeaderValue,
         service::ratelimit::v3::{
@@ -66,7 +66,7 @@ fn status(error: &RateLimitError) -> Status {
 
 /// Decodes a request. Lists are cut off one element above their maximum, so that a small message
 /// cannot become a large request; the service then reports the excess.
-fn request(message: &[u8]) -> Result<RateLimitRequest, Malformed> {
+fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     let mut request = RateLimitRequest::default();
     let mut fields = Fields::of(message);
     while let Some((number, value)) = fields.next()? {
@@ -82,7 +82,7 @@ fn request(message: &[u8]) -> Result<RateLimitRequest, Malformed> {
     Ok(request)
 }
 
-fn descriptor(message: &[u8]) -> Result<Descriptor, Malformed> {
+fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
     let mut descriptor = Descriptor::default();
     let mut fields = Fields::of(message);
     while let Some((number, value)) = fields.next()? {
@@ -99,7 +99,7 @@ fn descriptor(message: &[u8]) -> Result<Descriptor, Malformed> {
     Ok(descriptor)
 }
 
-fn entry(message: &[u8]) -> Result<(String, String), Malformed> {
+fn entry(message: &[u8]) -> Result<(String, String), MalformedMessage> {
     let (mut key, mut value) = ("", "");
     let mut fields = Fields::of(message);
     while let Some((number, field)) = fields.next()? {
@@ -113,7 +113,7 @@ fn entry(message: &[u8]) -> Result<(String, String), Malformed> {
 }
 
 /// Decodes a limit. As in protobuf, a repeated message is merged: later fields win.
-fn limit(message: &[u8], before: Option<LimitOverride>) -> Result<LimitOverride, Malformed> {
+fn limit(message: &[u8], before: Option<LimitOverride>) -> Result<LimitOverride, MalformedMessage> {
     let mut limit = before.unwrap_or(LimitOverride {
         requests_per_unit: 0,
         unit: Unit::Unknown,
@@ -129,7 +129,7 @@ fn limit(message: &[u8], before: Option<LimitOverride>) -> Result<LimitOverride,
     Ok(limit)
 }
 
-fn hits(message: &[u8], before: Option<u64>) -> Result<u64, Malformed> {
+fn hits(message: &[u8], before: Option<u64>) -> Result<u64, MalformedMessage> {
     let mut hits = before.unwrap_or_default();
     let mut fields = Fields::of(message);
     while let Some((number, value)) = fields.next()? {

@@ -12,7 +12,7 @@ use tower_service::Service;
 
 use super::{
     ListenerContext, MAX_MESSAGE_BYTES, QUOTA,
-    health::Healthy,
+    health::HealthService,
     proto::{
         DESCRIPTORS,
         envoy::service::rate_limit_quota::v3::rate_limit_quota_service_server::RateLimitQuotaServiceServer,
@@ -31,12 +31,12 @@ const SHOULD_RATE_LIMIT: [&str; 2] = [
     "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
 ];
 
-type Answered = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+type RouteFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 /// A service that answers all calls whose path starts with its name.
 struct Route {
     service: &'static str,
-    call: Box<dyn Fn(Request<Incoming>) -> Answered + Send + Sync>,
+    call: Box<dyn Fn(Request<Incoming>) -> RouteFuture + Send + Sync>,
 }
 
 /// All services of the listener.
@@ -57,7 +57,7 @@ impl Routes {
         let quotas = StreamedQuotas::new(Arc::clone(&context.limiter), shutdown.clone());
         let quotas =
             RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let health = Healthy::new(shutdown.clone(), context.rate_limits.clone());
+        let health = HealthService::new(shutdown.clone(), context.rate_limits.clone());
         let health = HealthServer::new(health).max_decoding_message_size(MAX_MESSAGE_BYTES);
         // The descriptors are compiled into the binary, so they are valid.
         let reflection = || Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
@@ -144,7 +144,8 @@ impl Route {
             + 'static,
         S::Future: Send + 'static,
     {
-        let call = Box::new(move |request| -> Answered { Box::pin(server.clone().call(request)) });
+        let call =
+            Box::new(move |request| -> RouteFuture { Box::pin(server.clone().call(request)) });
         Self { service, call }
     }
 }

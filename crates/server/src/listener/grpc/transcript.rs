@@ -8,10 +8,10 @@ use tokio::sync::mpsc;
 
 use super::{
     proto::envoy::service::rate_limit_quota::v3::RateLimitQuotaUsageReports,
-    quota::{self, Conversation},
+    quota::{self, QuotaSession},
     rate_limit,
 };
-use crate::{envoy::RateLimitService, limiter::Limiter, quota::Assigned};
+use crate::{envoy::RateLimitService, limiter::Limiter, quota::BucketAssignments};
 
 /// Returns the encoded response of `ShouldRateLimit` to `message`. Does not support a Redis-backed
 /// limiter.
@@ -37,8 +37,8 @@ pub fn rate_limit_transcript(
 #[derive(Debug)]
 pub struct QuotaStream {
     limiter: Arc<Limiter>,
-    conversation: Conversation,
-    inbox: mpsc::Receiver<Assigned>,
+    session: QuotaSession,
+    inbox: mpsc::Receiver<BucketAssignments>,
 }
 
 impl QuotaStream {
@@ -46,10 +46,10 @@ impl QuotaStream {
     #[must_use]
     pub fn open(limiter: &Arc<Limiter>) -> Self {
         let limiter = Arc::clone(limiter);
-        let (conversation, inbox) = Conversation::new(Arc::clone(&limiter));
+        let (session, inbox) = QuotaSession::new(Arc::clone(&limiter));
         Self {
             limiter,
-            conversation,
+            session,
             inbox,
         }
     }
@@ -62,14 +62,14 @@ impl QuotaStream {
     pub fn report(&mut self, message: &[u8]) -> Result<(), String> {
         let reports = RateLimitQuotaUsageReports::decode(message);
         let reports = reports.map_err(|error| error.to_string())?;
-        let heard = self.conversation.hear(reports);
+        let heard = self.session.hear(reports);
         heard.map_err(|status| status.message().to_owned())
     }
 
     /// Starts a new window if the current one has ended.
     pub fn roll(&self) {
         let (quotas, now) = (self.limiter.quotas(), self.limiter.now());
-        let stream = self.conversation.stream;
+        let stream = self.session.stream;
         if quotas.next_window(stream).is_some_and(|end| end <= now) {
             quotas.roll(stream, now);
         }

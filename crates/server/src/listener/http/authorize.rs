@@ -8,7 +8,7 @@ use tidegate_http::{Forwarded, Gate as _, Proxy, RuleNames, Source, Unclear};
 
 use super::{ConnectionContext, Problem, check::with_scratch, serve::Answer, status};
 use crate::{
-    entries::{Audited, Origin},
+    entries::{AuditedRequest, Origin},
     metrics::ListenerKind,
 };
 
@@ -84,7 +84,7 @@ async fn decide(
             .await
             .map_err(uncounted)?;
         context.limiter.observe(ListenerKind::Http, &verdict);
-        let audited = Audited {
+        let audited = AuditedRequest {
             listener: ListenerKind::Http,
             origin: Origin::Listener,
             request: &described,

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     config::report::{advice, shown},
-    entries::{Audited, Origin, Spelling, normalize, rewritten},
+    entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
     metrics::ListenerKind,
 };
 
@@ -63,7 +63,7 @@ pub(super) async fn check(
             .await?;
         if effect == Effect::Charge {
             context.limiter.observe(ListenerKind::Http, &verdict);
-            let audited = Audited {
+            let audited = AuditedRequest {
                 listener: ListenerKind::Http,
                 origin: Origin::Service,
                 request: &request,

@@ -83,7 +83,7 @@ pub(super) struct Bucket {
 #[derive(Debug)]
 struct Seat {
     stream: StreamId,
-    heard: Timestamp,
+    reported_at: Timestamp,
     /// Demand in requests per second, times 1024: the mean of the last report and the previous
     /// value.
     demand: u64,
@@ -93,12 +93,12 @@ struct Seat {
     grants: u32,
     assignment: Assignment,
     /// Whether the assignment must be sent to the stream.
-    is_news: bool,
+    must_send: bool,
 }
 
 impl Seat {
     fn assign(&mut self, assignment: Assignment) {
-        self.is_news |= self.assignment != assignment;
+        self.must_send |= self.assignment != assignment;
         self.assignment = assignment;
     }
 }
@@ -139,55 +139,55 @@ impl Bucket {
         if has_ended || self.is_rate() != was_rate {
             // Grants end with their window. A share of a rate is not a grant of a budget, nor the
             // reverse.
-            self.take_back();
+            self.revoke_grants();
         }
         if !self.is_rate() && (has_ended || is_other_period) {
             self.window_end = window_end(limit, now);
         }
-        self.reshare();
+        self.redistribute();
     }
 
     /// Records a report of `stream`. The first report takes a seat. The returned changes always
     /// include an assignment for `stream`, and those of other streams whose assignment changed.
     pub(super) fn report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> Changes {
-        let mut changes = self.unseat_silent(stream, now);
+        let mut changes = self.remove_silent_seats(stream, now);
         self.begin_window_if_due(now);
-        let at = self.hear(stream, usage, now);
+        let at = self.record_report(stream, usage, now);
         if self.is_rate() {
             self.share_rate();
         } else {
             self.used = self.used.saturating_add(usage.allowed);
             self.share_budget(at);
         }
-        self.seats[at].is_news = true;
-        changes.extend(self.news());
+        self.seats[at].must_send = true;
+        changes.extend(self.take_changes());
         changes
     }
 
     /// Applies a limit that may have changed, and returns the changes that do not have to wait for
     /// a report.
-    pub(super) fn follow(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
+    pub(super) fn apply_limit(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
         self.set_limit(limit, now);
-        self.news()
+        self.take_changes()
     }
 
     /// Removes the seat of `stream`. The remaining streams are not notified.
-    pub(super) fn unseat(&mut self, stream: StreamId) {
+    pub(super) fn remove_seat(&mut self, stream: StreamId) {
         self.seats.retain(|seat| seat.stream != stream);
     }
 
     /// Removes the seat of `stream` and redistributes its share.
-    pub(super) fn leave(&mut self, stream: StreamId, now: Timestamp) -> Changes {
-        self.unseat(stream);
+    pub(super) fn remove_stream(&mut self, stream: StreamId, now: Timestamp) -> Changes {
+        self.remove_seat(stream);
         self.begin_window_if_due(now);
-        self.reshare();
-        self.news()
+        self.redistribute();
+        self.take_changes()
     }
 
     /// Begins the next window if it is due. Every stream then gets a new grant.
     pub(super) fn roll(&mut self, now: Timestamp) -> Changes {
         self.begin_window_if_due(now);
-        self.news()
+        self.take_changes()
     }
 
     fn begin_window_if_due(&mut self, now: Timestamp) {
@@ -196,21 +196,21 @@ impl Bucket {
         }
         self.window_end = window_end(self.limit, now);
         self.used = 0;
-        self.take_back();
-        self.reshare();
+        self.revoke_grants();
+        self.redistribute();
     }
 
     /// Revokes all grants.
-    fn take_back(&mut self) {
+    fn revoke_grants(&mut self) {
         self.seats.iter_mut().for_each(|seat| seat.granted = 0);
     }
 
     /// Returns the assignments that changed since the last call.
-    fn news(&mut self) -> Changes {
-        let news = |seat: &mut Seat| {
-            std::mem::take(&mut seat.is_news).then_some((seat.stream, seat.assignment))
+    fn take_changes(&mut self) -> Changes {
+        let change = |seat: &mut Seat| {
+            std::mem::take(&mut seat.must_send).then_some((seat.stream, seat.assignment))
         };
-        self.seats.iter_mut().filter_map(news).collect()
+        self.seats.iter_mut().filter_map(change).collect()
     }
 
     fn is_rate(&self) -> bool {
@@ -219,8 +219,9 @@ impl Bucket {
 
     /// Removes the seats of streams that have not reported for [`SILENCE`], except `stream`, and
     /// assigns them DENY_ALL.
-    fn unseat_silent(&mut self, stream: StreamId, now: Timestamp) -> Changes {
-        let is_silent = |seat: &mut Seat| seat.stream != stream && now.since(seat.heard) >= SILENCE;
+    fn remove_silent_seats(&mut self, stream: StreamId, now: Timestamp) -> Changes {
+        let is_silent =
+            |seat: &mut Seat| seat.stream != stream && now.since(seat.reported_at) >= SILENCE;
         let silent = self.seats.extract_if(.., is_silent);
         silent
             .map(|seat| (seat.stream, Assignment::DenyAll))
@@ -228,25 +229,29 @@ impl Bucket {
     }
 
     /// Records the demand of `stream` and returns the index of its seat.
-    fn hear(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> usize {
+    fn record_report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> usize {
         let requests = usage.allowed.saturating_add(usage.denied);
         let Some(at) = self.seats.iter().position(|seat| seat.stream == stream) else {
             self.seats.push(Seat {
                 stream,
-                heard: now,
+                reported_at: now,
                 demand: requests.saturating_mul(1_024),
                 granted: 0,
                 grants: 0,
                 assignment: Assignment::DenyAll,
-                is_news: false,
+                must_send: false,
             });
             return self.seats.len() - 1;
         };
         let seat = &mut self.seats[at];
-        let seconds = now.since(seat.heard).as_micros().div_ceil(1_000_000).max(1);
+        let seconds = now
+            .since(seat.reported_at)
+            .as_micros()
+            .div_ceil(1_000_000)
+            .max(1);
         let lately = requests.saturating_mul(1_024) / seconds;
         seat.demand = seat.demand / 2 + lately / 2;
-        seat.heard = now;
+        seat.reported_at = now;
         if self.limit.period > LONGEST_RATE {
             seat.granted = seat.granted.saturating_sub(usage.allowed);
         }
@@ -254,7 +259,7 @@ impl Bucket {
     }
 
     /// Redistributes what can be redistributed without a report.
-    fn reshare(&mut self) {
+    fn redistribute(&mut self) {
         if self.is_rate() {
             return self.share_rate();
         }

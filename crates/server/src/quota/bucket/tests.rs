@@ -71,9 +71,9 @@ fn the_share_of_a_stream_that_leaves_is_redistributed_at_once() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
     bucket.report(A, used(1, 0), at(0));
     bucket.report(B, used(1, 0), at(0));
-    assert_eq!(requests(of(&bucket.leave(A, at(1)), B)), 100);
+    assert_eq!(requests(of(&bucket.remove_stream(A, at(1)), B)), 100);
     assert!(!bucket.is_vacant());
-    bucket.leave(B, at(1));
+    bucket.remove_stream(B, at(1));
     assert!(bucket.is_vacant());
 }
 
@@ -188,7 +188,9 @@ impl World {
             Event::Leave(id) => {
                 self.passed -= self.envoys[id].unreported;
                 self.envoys[id] = Envoy::default();
-                let changes = self.bucket.leave(StreamId(id as u64), at(self.seconds));
+                let changes = self
+                    .bucket
+                    .remove_stream(StreamId(id as u64), at(self.seconds));
                 self.assign(changes);
             }
             Event::Wait(wait) => self.wait(wait),
@@ -273,7 +275,7 @@ fn a_limit_that_changes_after_its_window_starts_unused() {
             bucket.set_limit(limit(100, 3_600), at(61));
             bucket.report(A, used(0, 0), at(61))
         } else {
-            bucket.follow(limit(100, 3_600), at(61))
+            bucket.apply_limit(limit(100, 3_600), at(61))
         };
         assert_eq!(
             requests(of(&changes, A)),
@@ -288,11 +290,11 @@ fn a_limit_that_changes_after_its_window_starts_unused() {
 fn usage_of_a_window_survives_a_temporary_rate() {
     let mut bucket = Bucket::new(limit(100, 3_600), at(0));
     bucket.report(A, used(90, 0), at(10));
-    bucket.follow(limit(100, 1), at(20));
-    let changes = bucket.follow(limit(100, 3_600), at(30));
+    bucket.apply_limit(limit(100, 1), at(20));
+    let changes = bucket.apply_limit(limit(100, 3_600), at(30));
     assert!((1..=10).contains(&requests(of(&changes, A))), "{changes:?}");
-    bucket.follow(limit(100, 1), at(40));
-    let changes = bucket.follow(limit(100, 3_600), at(3_700));
+    bucket.apply_limit(limit(100, 1), at(40));
+    let changes = bucket.apply_limit(limit(100, 3_600), at(3_700));
     assert_eq!(requests(of(&changes, A)), 95);
 }
 
@@ -303,7 +305,7 @@ fn a_denial_that_continues_is_not_sent_again() {
         let told = bucket.report(stream, used(1, 0), at(0));
         assert_eq!(told, [(stream, Assignment::DenyAll)]);
     }
-    assert_eq!(bucket.leave(B, at(60)), []);
+    assert_eq!(bucket.remove_stream(B, at(60)), []);
 }
 
 /// When a report applies a raised limit, the other streams are notified too.

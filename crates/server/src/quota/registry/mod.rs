@@ -27,7 +27,7 @@ pub const MAX_BUCKETS: usize = 100_000;
 const MAX_WAITING: usize = 64;
 
 /// The assignments for a stream, bucket by bucket. `None` asks Envoy to abandon the bucket.
-pub type Assigned = Vec<(BucketId, Option<Assignment>)>;
+pub type BucketAssignments = Vec<(BucketId, Option<Assignment>)>;
 
 /// The number of buckets and streams, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ struct State {
 
 #[derive(Debug)]
 struct Stream {
-    outbox: mpsc::Sender<Assigned>,
+    outbox: mpsc::Sender<BucketAssignments>,
     buckets: HashSet<Key>,
     /// The earliest window end among its buckets.
     window_end: Option<Timestamp>,
@@ -79,12 +79,12 @@ impl Quotas {
         drop(state);
         // Lock the state for one stream at a time, so that reports do not wait for all of them.
         for stream in streams {
-            self.state().follow(stream, now);
+            self.state().apply_rules(stream, now);
         }
     }
 
     /// Registers a new stream, and returns it with the receiver of its assignments.
-    pub fn join(&self) -> (StreamId, mpsc::Receiver<Assigned>) {
+    pub fn join(&self) -> (StreamId, mpsc::Receiver<BucketAssignments>) {
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let (outbox, inbox) = mpsc::channel(MAX_WAITING);
         let joined = Stream {
@@ -106,15 +106,15 @@ impl Quotas {
         now: Timestamp,
     ) {
         let mut state = self.state();
-        let mut told = HashMap::new();
+        let mut notifications = HashMap::new();
         for (id, usage) in usages {
             let key = (domain.into(), id);
             match state.report(stream, &key, usage, now) {
-                Some(changes) => tell(&mut told, &key.1, changes),
-                None => told.entry(stream).or_default().push((key.1, None)),
+                Some(changes) => add_notifications(&mut notifications, &key.1, changes),
+                None => notifications.entry(stream).or_default().push((key.1, None)),
             }
         }
-        state.send(told);
+        state.send(notifications);
     }
 
     /// Returns the earliest window end among the buckets of `stream`. [`Self::roll`] is due then.
@@ -129,16 +129,16 @@ impl Quotas {
         let Some(rolled) = state.streams.get_mut(&stream) else {
             return;
         };
-        let (mut told, mut first_end) = (HashMap::new(), None);
+        let (mut notifications, mut first_end) = (HashMap::new(), None);
         for key in &rolled.buckets {
             let Some(bucket) = state.buckets.get_mut(key) else {
                 continue;
             };
-            tell(&mut told, &key.1, bucket.roll(now));
+            add_notifications(&mut notifications, &key.1, bucket.roll(now));
             first_end = earlier(first_end, bucket.window_end());
         }
         rolled.window_end = first_end;
-        state.send(told);
+        state.send(notifications);
     }
 
     /// Removes a stream that has ended. Its assignments are redistributed.
@@ -147,16 +147,16 @@ impl Quotas {
         let Some(left) = state.streams.remove(&stream) else {
             return;
         };
-        let mut told = HashMap::new();
+        let mut notifications = HashMap::new();
         for key in left.buckets {
             let Some(bucket) = state.buckets.get_mut(&key) else {
                 continue;
             };
-            let changes = bucket.leave(stream, now);
-            tell(&mut told, &key.1, changes);
+            let changes = bucket.remove_stream(stream, now);
+            add_notifications(&mut notifications, &key.1, changes);
             state.vacate(key);
         }
-        state.send(told);
+        state.send(notifications);
     }
 
     /// Returns the number of buckets and streams.
@@ -179,11 +179,12 @@ fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp
     one.into_iter().chain(other).min()
 }
 
-type Told = HashMap<StreamId, Assigned>;
+type Notifications = HashMap<StreamId, BucketAssignments>;
 
-fn tell(told: &mut Told, id: &BucketId, changes: Changes) {
+fn add_notifications(notifications: &mut Notifications, id: &BucketId, changes: Changes) {
     for (stream, assignment) in changes {
-        told.entry(stream)
+        notifications
+            .entry(stream)
             .or_default()
             .push((id.clone(), Some(assignment)));
     }
@@ -214,16 +215,20 @@ impl State {
     }
 
     /// Applies changed rules to the buckets of `stream`.
-    fn follow(&mut self, stream: StreamId, now: Timestamp) {
+    fn apply_rules(&mut self, stream: StreamId, now: Timestamp) {
         let Some(held) = self.streams.get(&stream).map(|stream| &stream.buckets) else {
             return;
         };
-        let (mut told, mut first_end, mut gone) = (HashMap::new(), None, Vec::new());
+        let (mut notifications, mut first_end, mut gone) = (HashMap::new(), None, Vec::new());
         for key in held {
             let rule = self.rules.iter().find(|rule| rule.applies(&key.0, &key.1));
             match (rule, self.buckets.get_mut(key)) {
                 (Some(rule), Some(bucket)) => {
-                    tell(&mut told, &key.1, bucket.follow(rule.limit, now));
+                    add_notifications(
+                        &mut notifications,
+                        &key.1,
+                        bucket.apply_limit(rule.limit, now),
+                    );
                     first_end = earlier(first_end, bucket.window_end());
                 }
                 (None, _) => gone.push(key.clone()),
@@ -232,12 +237,16 @@ impl State {
         }
         for key in gone {
             self.release(stream, &key);
-            tell(&mut told, &key.1, vec![(stream, Assignment::AllowAll)]);
+            add_notifications(
+                &mut notifications,
+                &key.1,
+                vec![(stream, Assignment::AllowAll)],
+            );
         }
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.window_end = first_end;
         }
-        self.send(told);
+        self.send(notifications);
     }
 
     /// Removes `stream` from a bucket that no longer matches a quota.
@@ -245,7 +254,7 @@ impl State {
         let held = self.streams.get_mut(&stream);
         if held.is_some_and(|stream| stream.buckets.remove(key)) {
             if let Some(bucket) = self.buckets.get_mut(key) {
-                bucket.unseat(stream);
+                bucket.remove_seat(stream);
             }
             self.vacate(key.clone());
         }
@@ -310,8 +319,8 @@ impl State {
         }
     }
 
-    fn send(&self, told: Told) {
-        for (stream, assigned) in told {
+    fn send(&self, notifications: Notifications) {
+        for (stream, assigned) in notifications {
             if let Some(stream) = self.streams.get(&stream) {
                 // If the outbox is full, the message is lost; the stream's next report is answered
                 // anew.

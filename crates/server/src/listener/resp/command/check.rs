@@ -7,7 +7,7 @@ use tidegate_core::{
 use tidegate_http::Gate as _;
 
 use crate::{
-    entries::{Audited, Origin, Spelling, normalize, rewritten},
+    entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
     limiter::Limiter,
     metrics::ListenerKind,
 };
@@ -200,8 +200,8 @@ impl PendingCheck {
     }
 }
 
-fn audited<'a>(request: &'a Request<'a>, rules: &'a RuleSet, now: Timestamp) -> Audited<'a> {
-    Audited {
+fn audited<'a>(request: &'a Request<'a>, rules: &'a RuleSet, now: Timestamp) -> AuditedRequest<'a> {
+    AuditedRequest {
         listener: ListenerKind::Resp,
         origin: Origin::Service,
         request,
@@ -212,7 +212,7 @@ fn audited<'a>(request: &'a Request<'a>, rules: &'a RuleSet, now: Timestamp) -> 
 
 fn give(
     limiter: &Limiter,
-    audited: Audited<'_>,
+    audited: AuditedRequest<'_>,
     verdict: &Verdict<'_>,
     effect: Effect,
     reply: &mut Reply<'_>,
