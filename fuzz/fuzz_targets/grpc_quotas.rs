@@ -61,7 +61,7 @@ fuzz_target!(|input: &[u8]| {
         }
         for stream in streams.iter_mut().flatten() {
             stream.roll();
-            for message in stream.hear() {
+            for message in stream.take_responses() {
                 assert!(!message.is_empty(), "every reply assigns something");
             }
         }

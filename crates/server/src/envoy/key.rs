@@ -20,7 +20,8 @@ const DIGESTED: [u8; 2] = [0x80, 0];
 /// replaced by its SHA-256 digest.
 pub(super) fn write<'e>(
     key: &mut Vec<u8>,
-    (domain, window_seconds): (&str, u64),
+    domain: &str,
+    window_seconds: u64,
     entries: impl Iterator<Item = (&'e str, &'e str)>,
 ) {
     key.clear();
@@ -66,7 +67,7 @@ mod tests {
 
     fn key(domain: &str, window: u64, entries: &[(&str, &str)]) -> Vec<u8> {
         let mut key = Vec::new();
-        write(&mut key, (domain, window), entries.iter().copied());
+        write(&mut key, domain, window, entries.iter().copied());
         key
     }
 

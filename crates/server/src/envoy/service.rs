@@ -146,7 +146,7 @@ impl RateLimitService {
         };
         let mut matches = Vec::with_capacity(request.descriptors.len());
         for (at, descriptor) in request.descriptors.iter().enumerate() {
-            matches.push(self.match_descriptor(domain, request, (at, descriptor), cleared)?);
+            matches.push(self.match_descriptor(domain, request, at, descriptor, cleared)?);
         }
         drop_replaced(&mut matches);
         let evaluator = Evaluator {
@@ -207,7 +207,8 @@ impl RateLimitService {
         &self,
         domain: &'d Domain,
         request: &RateLimitRequest,
-        (at, descriptor): (usize, &Descriptor),
+        at: usize,
+        descriptor: &Descriptor,
         cleared: u64,
     ) -> Result<DescriptorMatch<'d>, RateLimitError> {
         let hits = hits(request, descriptor);
@@ -217,18 +218,18 @@ impl RateLimitService {
                 .iter()
                 .map(|(key, value)| (key.as_str(), value.as_str()))
         };
-        if let Some(asked) = descriptor.limit {
-            let limits = self.overrides.limits(asked, domain.denied()).ok_or_else(|| {
+        if let Some(limit) = descriptor.limit {
+            let limits = self.overrides.limits(limit, domain.denied()).ok_or_else(|| {
                 let field = format!("descriptors[{at}].limit.unit");
                 RateLimitError::invalid(field, "is not a unit of time; one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR")
             })?;
             let mut key = Vec::new();
-            key::write(&mut key, (&domain.name, limits.window_seconds), pairs());
+            key::write(&mut key, &domain.name, limits.window_seconds, pairs());
             let counters = self
                 .registry
                 .counters(&domain.name, &stat_names::full_path(descriptor, &[]));
             let limits = Source::Request(limits);
-            return Ok(self.limited(limits, key, counters, (hits, cleared)));
+            return Ok(self.limited(limits, key, counters, hits, cleared));
         }
         let Some(MatchedRule { rule, path }) = domain.find(&descriptor.entries) else {
             return Ok(DescriptorMatch::NoLimit);
@@ -240,10 +241,10 @@ impl RateLimitService {
         let counted = pairs()
             .zip(&path)
             .map(|((key, value), node)| (key, node.counted(value)));
-        key::write(&mut key, (&domain.name, limits.window_seconds), counted);
+        key::write(&mut key, &domain.name, limits.window_seconds, counted);
         let counters = self.counters_of(domain, rule, &path, descriptor);
         let limits = Source::Rule(rule, limits);
-        Ok(self.limited(limits, key, counters, (hits, cleared)))
+        Ok(self.limited(limits, key, counters, hits, cleared))
     }
 
     fn limited<'d>(
@@ -251,7 +252,8 @@ impl RateLimitService {
         limits: Source<'d>,
         key: Vec<u8>,
         counters: Arc<Counters>,
-        (hits, cleared): (Hits, u64),
+        hits: Hits,
+        cleared: u64,
     ) -> DescriptorMatch<'d> {
         let refunds = self.over.as_ref().map_or(0, |over| over.refunds(&key));
         let epoch = CacheEpoch { cleared, refunds };

@@ -206,7 +206,7 @@ impl Limiter {
             within,
         } = request;
         if let Backend::Memory(store) = &self.backend {
-            return self.in_memory(store, charges, (now, effect), outcomes);
+            return self.decide_in_memory(store, charges, now, effect, outcomes);
         }
         let question = Question {
             charges: &mut charges.to_vec(),
@@ -214,7 +214,7 @@ impl Limiter {
             effect,
             within,
         };
-        self.answer(question, outcomes).await
+        self.decide_question(question, outcomes).await
     }
 
     /// Works like [`Self::decide`], but returns an error instead of applying the fallback policy
@@ -232,7 +232,7 @@ impl Limiter {
         } = request;
         let fleet = match &self.backend {
             Backend::Memory(store) => {
-                return Ok(self.in_memory(store, charges, (now, effect), outcomes));
+                return Ok(self.decide_in_memory(store, charges, now, effect, outcomes));
             }
             Backend::Fleet(fleet) => fleet,
         };
@@ -246,7 +246,7 @@ impl Limiter {
             Some(decided) => Ok(decided),
             None => {
                 let decision = Box::pin(fleet.ask(&question, outcomes));
-                self.timed(decision).await
+                self.with_latency(decision).await
             }
         }
     }
@@ -279,7 +279,7 @@ impl Limiter {
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
         if let Backend::Memory(store) = &self.backend {
-            return Some(self.in_memory(store, &[charge], (now, effect), outcomes));
+            return Some(self.decide_in_memory(store, &[charge], now, effect, outcomes));
         }
         let mut question = Question {
             charges: &mut vec![charge],
@@ -287,35 +287,44 @@ impl Limiter {
             effect,
             within: None,
         };
-        self.answer_now(&mut question, outcomes)
+        self.try_decide(&mut question, outcomes)
     }
 
     /// Decides in memory, or without asking Redis if possible; otherwise returns `None`.
-    fn answer_now(
+    fn try_decide(
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
         match &self.backend {
             Backend::Memory(store) => {
-                let at = (question.now, question.effect);
-                Some(self.in_memory(store, question.charges, at, outcomes))
+                let Question {
+                    charges,
+                    now,
+                    effect,
+                    ..
+                } = question;
+                Some(self.decide_in_memory(store, charges, *now, *effect, outcomes))
             }
             Backend::Fleet(fleet) => fleet.decide_now(question, outcomes),
         }
     }
 
     /// Decides, asking Redis if necessary.
-    async fn answer(&self, mut question: Question<'_, '_>, outcomes: &mut Vec<Outcome>) -> Decided {
-        match self.answer_now(&mut question, outcomes) {
+    async fn decide_question(
+        &self,
+        mut question: Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decided {
+        match self.try_decide(&mut question, outcomes) {
             Some(decided) => decided,
-            None => self.answer_later(question, outcomes).await,
+            None => self.decide_remotely(question, outcomes).await,
         }
     }
 
-    /// Decides what [`Self::answer_now`] left undecided. The future is boxed to keep the future of
+    /// Decides what [`Self::try_decide`] left undecided. The future is boxed to keep the future of
     /// an in-memory decision small.
-    fn answer_later<'f, 'c: 'f>(
+    fn decide_remotely<'f, 'c: 'f>(
         &'f self,
         question: Question<'f, 'c>,
         outcomes: &'f mut Vec<Outcome>,
@@ -323,39 +332,43 @@ impl Limiter {
         Box::pin(async move {
             match &self.backend {
                 Backend::Memory(store) => store.decide_later(question, outcomes).await,
-                Backend::Fleet(fleet) => self.timed(fleet.decide_later(question, outcomes)).await,
+                Backend::Fleet(fleet) => {
+                    self.with_latency(fleet.decide_later(question, outcomes))
+                        .await
+                }
             }
         })
     }
 
     /// Awaits `decided` and, for sampled decisions, records the latency.
-    async fn timed<T>(&self, decided: impl Future<Output = T>) -> T {
-        let began = self.time();
+    async fn with_latency<T>(&self, decided: impl Future<Output = T>) -> T {
+        let began = self.sample_start();
         let decided = decided.await;
-        self.took(began);
+        self.record_latency(began);
         decided
     }
 
     /// Decides with the memory store and, for sampled decisions, records the latency.
-    fn in_memory(
+    fn decide_in_memory(
         &self,
         store: &MemoryStore,
         charges: &[Charge<'_>],
-        (now, effect): (Timestamp, Effect),
+        now: Timestamp,
+        effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Decided {
-        let began = self.time();
+        let began = self.sample_start();
         let decision = store.check(charges, now, effect, outcomes);
-        self.took(began);
+        self.record_latency(began);
         Decided::in_memory(decision)
     }
 
     /// Returns the start time in nanoseconds if this decision is sampled for the latency metric.
-    fn time(&self) -> Option<u64> {
+    fn sample_start(&self) -> Option<u64> {
         Metrics::is_sampled().then(|| self.clock.nanos())
     }
 
-    fn took(&self, began: Option<u64>) {
+    fn record_latency(&self, began: Option<u64>) {
         if let Some(began) = began {
             let took = self.clock.nanos().saturating_sub(began);
             self.metrics.observe_latency(took);

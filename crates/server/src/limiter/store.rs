@@ -69,7 +69,7 @@ impl Store for Limiter {
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
-        self.answer_now(question, outcomes)
+        self.try_decide(question, outcomes)
     }
 
     async fn decide_later(
@@ -77,7 +77,7 @@ impl Store for Limiter {
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Decided {
-        self.answer_later(question, outcomes).await
+        self.decide_remotely(question, outcomes).await
     }
 
     async fn reserve(
@@ -91,7 +91,7 @@ impl Store for Limiter {
                 (decided, receipt.map(LimiterReceipt::Memory))
             }
             Backend::Fleet(fleet) => {
-                let reserved = self.timed(fleet.reserve(question, outcomes));
+                let reserved = self.with_latency(fleet.reserve(question, outcomes));
                 let (decided, receipt) = reserved.await;
                 (decided, receipt.map(LimiterReceipt::Fleet))
             }
@@ -105,9 +105,9 @@ impl Store for Limiter {
     ) -> Option<(Decided, Option<LimiterReceipt>)> {
         match &self.backend {
             Backend::Memory(store) => {
-                let began = self.time();
+                let began = self.sample_start();
                 let reserved = store.reserve_now(question, outcomes);
-                self.took(began);
+                self.record_latency(began);
                 reserved.map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Memory)))
             }
             Backend::Fleet(fleet) => {

@@ -17,7 +17,8 @@ const OWN_ADDRESS: &str = "own-address";
 pub(in crate::config) fn warn(
     upstreams: &[Upstream],
     values: &[Value<'_>],
-    (listen, rules): (Option<SocketAddr>, &RuleSet),
+    listen: Option<SocketAddr>,
+    rules: &RuleSet,
     report: &mut Report,
 ) {
     let first = upstreams

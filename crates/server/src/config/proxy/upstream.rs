@@ -117,7 +117,7 @@ pub(super) fn upstreams(
         return None;
     }
     let upstreams: Vec<Upstream> = read.into_iter().map(|(_, upstream)| upstream).collect();
-    lint::proxy::warn(&upstreams, &items, (listen, rules), report);
+    lint::proxy::warn(&upstreams, &items, listen, rules, report);
     Some(upstreams)
 }
 

@@ -164,10 +164,10 @@ fn refuse(reader: &mut Reader<'_>) {
 }
 
 fn listen(config: &mut Config, reader: &mut Reader<'_>) {
-    config.listen.http = Some(address(("HOST", "PORT"), 8080, reader));
-    config.listen.grpc = Some(address(("GRPC_HOST", "GRPC_PORT"), 8081, reader));
+    config.listen.http = Some(address("HOST", "PORT", 8080, reader));
+    config.listen.grpc = Some(address("GRPC_HOST", "GRPC_PORT", 8081, reader));
     config.listen.resp = None;
-    let debug = address(("DEBUG_HOST", "DEBUG_PORT"), 6070, reader);
+    let debug = address("DEBUG_HOST", "DEBUG_PORT", 6070, reader);
     config.listen.admin = if reader.text(ADMIN_TOKEN).is_some() {
         config.admin_token = AdminToken::Env(ADMIN_TOKEN.into());
         Some(debug)
@@ -179,7 +179,7 @@ fn listen(config: &mut Config, reader: &mut Reader<'_>) {
     };
 }
 
-fn address((host, port): (&str, &str), default: u16, reader: &mut Reader<'_>) -> SocketAddr {
+fn address(host: &str, port: &str, default: u16, reader: &mut Reader<'_>) -> SocketAddr {
     let host = reader.parsed(host, "an IP address", |text| match text {
         "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         address => address.parse().ok(),

@@ -101,7 +101,7 @@ pub(super) struct QuotaSession {
 impl QuotaSession {
     /// Registers a new stream. Returns it with the receiver of its assignments.
     pub(super) fn new(limiter: Arc<Limiter>) -> (Self, mpsc::Receiver<BucketAssignments>) {
-        let (stream, inbox) = limiter.quotas().join();
+        let (stream, inbox) = limiter.quotas().add_stream();
         let session = Self {
             limiter,
             stream,
@@ -120,7 +120,7 @@ impl QuotaSession {
         loop {
             tokio::select! {
                 report = reports.next() => match report {
-                    Some(report) => self.hear(report?)?,
+                    Some(report) => self.record_reports(report?)?,
                     None => return Ok(()),
                 },
                 Some(assigned) = inbox.recv() => {
@@ -135,7 +135,10 @@ impl QuotaSession {
         }
     }
 
-    pub(super) fn hear(&mut self, reports: RateLimitQuotaUsageReports) -> Result<(), Status> {
+    pub(super) fn record_reports(
+        &mut self,
+        reports: RateLimitQuotaUsageReports,
+    ) -> Result<(), Status> {
         if reports.domain.len() > MAX_DOMAIN_BYTES {
             return Err(Status::invalid_argument(format!(
                 "domain: {} bytes are over the maximum of {MAX_DOMAIN_BYTES}",
@@ -176,7 +179,9 @@ impl QuotaSession {
 
 impl Drop for QuotaSession {
     fn drop(&mut self) {
-        self.limiter.quotas().leave(self.stream, self.limiter.now());
+        self.limiter
+            .quotas()
+            .remove_stream(self.stream, self.limiter.now());
     }
 }
 

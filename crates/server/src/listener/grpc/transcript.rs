@@ -62,8 +62,8 @@ impl QuotaStream {
     pub fn report(&mut self, message: &[u8]) -> Result<(), String> {
         let reports = RateLimitQuotaUsageReports::decode(message);
         let reports = reports.map_err(|error| error.to_string())?;
-        let heard = self.session.hear(reports);
-        heard.map_err(|status| status.message().to_owned())
+        let recorded = self.session.record_reports(reports);
+        recorded.map_err(|status| status.message().to_owned())
     }
 
     /// Starts a new window if the current one has ended.
@@ -76,7 +76,7 @@ impl QuotaStream {
     }
 
     /// Returns the messages sent since the last call.
-    pub fn hear(&mut self) -> Vec<Vec<u8>> {
+    pub fn take_responses(&mut self) -> Vec<Vec<u8>> {
         std::iter::from_fn(|| self.inbox.try_recv().ok())
             .map(|assigned| quota::written(assigned).encode_to_vec())
             .collect()

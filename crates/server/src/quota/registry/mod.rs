@@ -84,7 +84,7 @@ impl Quotas {
     }
 
     /// Registers a new stream, and returns it with the receiver of its assignments.
-    pub fn join(&self) -> (StreamId, mpsc::Receiver<BucketAssignments>) {
+    pub fn add_stream(&self) -> (StreamId, mpsc::Receiver<BucketAssignments>) {
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let (outbox, inbox) = mpsc::channel(MAX_WAITING);
         let joined = Stream {
@@ -142,7 +142,7 @@ impl Quotas {
     }
 
     /// Removes a stream that has ended. Its assignments are redistributed.
-    pub fn leave(&self, stream: StreamId, now: Timestamp) {
+    pub fn remove_stream(&self, stream: StreamId, now: Timestamp) {
         let state = &mut *self.state();
         let Some(left) = state.streams.remove(&stream) else {
             return;

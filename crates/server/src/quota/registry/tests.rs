@@ -39,7 +39,7 @@ fn used_one(name: &str) -> Vec<(BucketId, Usage)> {
 #[test]
 fn only_budgets_wait_for_windows() {
     let quotas = quotas(&[("rate", 1), ("minute", 60), ("hour", 3_600)]);
-    let (stream, _inbox) = quotas.join();
+    let (stream, _inbox) = quotas.add_stream();
     assert_eq!(quotas.next_window(stream), None);
     quotas.report(stream, "rate", used_one("a"), NOW);
     assert_eq!(quotas.next_window(stream), None, "a rate has no window");
@@ -57,17 +57,17 @@ fn only_budgets_wait_for_windows() {
 #[test]
 fn usage_of_a_bucket_survives_its_streams_until_the_window_ends() {
     let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
-    let (stream, _inbox) = quotas.join();
+    let (stream, _inbox) = quotas.add_stream();
     quotas.report(stream, "rate", used_one("a"), NOW);
     quotas.report(stream, "hour", used_one("a"), NOW);
-    quotas.leave(stream, NOW);
+    quotas.remove_stream(stream, NOW);
     let count = |buckets, streams| QuotaCounts { buckets, streams };
     assert_eq!(
         quotas.counts(),
         count(1, 0),
         "the usage of a rate is not kept"
     );
-    let (stream, _inbox) = quotas.join();
+    let (stream, _inbox) = quotas.add_stream();
     quotas.report(stream, "hour", used_one("b"), NOW);
     assert_eq!(quotas.counts(), count(2, 1));
     quotas.report(
@@ -88,7 +88,7 @@ fn usage_of_a_bucket_survives_its_streams_until_the_window_ends() {
 #[test]
 fn a_removed_quota_allows_all_at_once() {
     let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
-    let mut streams = [(); 2].map(|()| quotas.join());
+    let mut streams = [(); 2].map(|()| quotas.add_stream());
     for (stream, inbox) in &mut streams {
         quotas.report(*stream, "rate", used_one("a"), NOW);
         quotas.report(*stream, "hour", used_one("a"), NOW);
@@ -123,7 +123,7 @@ fn a_removed_quota_allows_all_at_once() {
 #[test]
 fn a_changed_limit_is_sent_at_once() {
     let quotas = quotas(&[("rate", 1)]);
-    let (stream, mut inbox) = quotas.join();
+    let (stream, mut inbox) = quotas.add_stream();
     quotas.report(stream, "rate", used_one("a"), NOW);
     inbox.try_recv().unwrap();
     quotas.swap_rules(rules(&[("rate", 2)]), NOW);
@@ -149,7 +149,7 @@ fn a_changed_limit_is_sent_at_once() {
 #[test]
 fn the_number_of_buckets_of_a_stream_is_bounded() {
     let quotas = quotas(&[("shop", 60)]);
-    let (stream, mut inbox) = quotas.join();
+    let (stream, mut inbox) = quotas.add_stream();
     let all = (0..=MAX_STREAM_BUCKETS).flat_map(|number| used_one(&number.to_string()));
     quotas.report(stream, "shop", all.collect(), NOW);
     let assigned = inbox.try_recv().unwrap();
