@@ -16,7 +16,7 @@ use http::{HeaderMap, Method, StatusCode, header::CONTENT_LENGTH};
 use libfuzzer_sys::fuzz_target;
 use tidegate_server::{
     config::{Config, Proxy},
-    listener::proxy::{Heard, UpstreamTalk},
+    listener::proxy::{ParsedResponse, ScriptedConnection},
 };
 
 use frames::frames;
@@ -34,23 +34,24 @@ const METHODS: [Method; 3] = [Method::GET, Method::HEAD, Method::POST];
 
 fuzz_target!(|input: &[u8]| {
     let (settings, wide) = (settings(PROXY), settings(WIDE));
-    let (mut whole, mut cut) = (UpstreamTalk::open(&settings), UpstreamTalk::open(&settings));
+    let mut whole = ScriptedConnection::open(&settings);
+    let mut cut = ScriptedConnection::open(&settings);
     for frame in frames(input).take(16) {
         let method = &METHODS[frame.sender % METHODS.len()];
         let length = usize::try_from(frame.seconds).unwrap_or_default().max(1);
-        let heard = whole.ask(method.clone(), [frame.message.to_vec()]);
+        let parsed = whole.send(method.clone(), [frame.message.to_vec()]);
         let pieces = frame.message.chunks(length).map(<[u8]>::to_vec);
-        assert_alike(&heard, &cut.ask(method.clone(), pieces), "when it arrives in pieces");
-        let mut first = UpstreamTalk::open(&settings);
-        let alone = first.ask(method.clone(), [frame.message.to_vec()]);
-        assert_alike(&heard, &alone, "on a new connection");
+        assert_alike(&parsed, &cut.send(method.clone(), pieces), "when it arrives in pieces");
+        let mut first = ScriptedConnection::open(&settings);
+        let alone = first.send(method.clone(), [frame.message.to_vec()]);
+        assert_alike(&parsed, &alone, "on a new connection");
         assert_eq!(whole.is_ready(), cut.is_ready());
         assert_eq!(whole.is_ready(), first.is_ready());
-        assert_sound(&heard, method, &wide);
+        assert_sound(&parsed, method, &wide);
         if !whole.is_ready() {
             return;
         }
-        assert_eq!(heard.problem, None, "a connection whose response failed is not reused");
+        assert_eq!(parsed.problem, None, "a connection whose response failed is not reused");
     }
 });
 
@@ -59,21 +60,21 @@ fn settings(text: &str) -> Proxy {
     config.proxy.expect("they are those of a proxy")
 }
 
-fn assert_alike(heard: &Heard, other: &Heard, when: &str) {
-    let head = |heard: &Heard| {
-        let head = heard.head.as_ref();
+fn assert_alike(parsed: &ParsedResponse, other: &ParsedResponse, when: &str) {
+    let head = |parsed: &ParsedResponse| {
+        let head = parsed.head.as_ref();
         head.map(|head| (head.status(), head.version(), head.headers().clone()))
     };
-    assert_eq!(head(heard), head(other), "{when}");
-    assert_eq!(heard.body, other.body, "{when}");
-    assert_eq!(heard.trailers, other.trailers, "{when}");
-    assert_eq!(heard.problem, other.problem, "{when}");
+    assert_eq!(head(parsed), head(other), "{when}");
+    assert_eq!(parsed.body, other.body, "{when}");
+    assert_eq!(parsed.trailers, other.trailers, "{when}");
+    assert_eq!(parsed.problem, other.problem, "{when}");
 }
 
 /// Checks that the response may be forwarded, and that its canonical form has the same meaning.
-fn assert_sound(heard: &Heard, method: &Method, wide: &Proxy) {
-    let Some(head) = &heard.head else {
-        assert!(heard.problem.is_some(), "neither a response nor a problem");
+fn assert_sound(parsed: &ParsedResponse, method: &Method, wide: &Proxy) {
+    let Some(head) = &parsed.head else {
+        assert!(parsed.problem.is_some(), "neither a response nor a problem");
         return;
     };
     let headers = head.headers();
@@ -85,23 +86,23 @@ fn assert_sound(heard: &Heard, method: &Method, wide: &Proxy) {
     let has_body = *method != Method::HEAD
         && !head.status().is_informational()
         && head.status() != StatusCode::NOT_MODIFIED;
-    let came = u64::try_from(heard.body.len()).expect("a length");
-    match (length, &heard.problem) {
+    let came = u64::try_from(parsed.body.len()).expect("a length");
+    match (length, &parsed.problem) {
         (Some(length), None) if has_body => assert_eq!(came, length, "exactly Content-Length bytes"),
         (Some(length), Some(_)) if has_body => assert!(came < length, "fewer than Content-Length bytes"),
         _ => assert!(has_body || came == 0, "a body on a response that cannot have one"),
     }
-    if heard.problem.is_none() && head.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let mut again = UpstreamTalk::open(wide);
-        let heard_again = again.ask(method.clone(), [plainly(heard, has_body)]);
-        assert_alike(&plain(heard), &plain(&heard_again), "in canonical form");
+    if parsed.problem.is_none() && head.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let mut again = ScriptedConnection::open(wide);
+        let parsed_again = again.send(method.clone(), [plainly(parsed, has_body)]);
+        assert_alike(&plain(parsed), &plain(&parsed_again), "in canonical form");
         assert!(again.is_ready(), "the canonical form has the same end");
     }
 }
 
 /// Writes the response in canonical form: with a body in one chunk, if it can have a body.
-fn plainly(heard: &Heard, has_body: bool) -> Vec<u8> {
-    let head = heard.head.as_ref().expect("a complete response has a head");
+fn plainly(parsed: &ParsedResponse, has_body: bool) -> Vec<u8> {
+    let head = parsed.head.as_ref().expect("a complete response has a head");
     let mut octets = format!("HTTP/1.1 {}\r\n", head.status().as_u16()).into_bytes();
     let write = |octets: &mut Vec<u8>, headers: &HeaderMap| {
         for (name, value) in headers {
@@ -116,32 +117,32 @@ fn plainly(heard: &Heard, has_body: bool) -> Vec<u8> {
         return octets;
     }
     octets.extend(b"transfer-encoding: chunked\r\n\r\n");
-    if !heard.body.is_empty() {
+    if !parsed.body.is_empty() {
         let mut size = String::new();
-        let _ = write!(size, "{:x}\r\n", heard.body.len());
+        let _ = write!(size, "{:x}\r\n", parsed.body.len());
         octets.extend(size.into_bytes());
-        octets.extend(&heard.body);
+        octets.extend(&parsed.body);
         octets.extend(b"\r\n");
     }
     octets.extend(b"0\r\n");
-    write(&mut octets, heard.trailers.as_ref().unwrap_or(&HeaderMap::new()));
+    write(&mut octets, parsed.trailers.as_ref().unwrap_or(&HeaderMap::new()));
     octets.extend(b"\r\n");
     octets
 }
 
 /// Removes the content length and the HTTP version, in which equivalent responses may differ.
-fn plain(heard: &Heard) -> Heard {
-    let head = heard.head.as_ref().map(|head| {
+fn plain(parsed: &ParsedResponse) -> ParsedResponse {
+    let head = parsed.head.as_ref().map(|head| {
         let mut plain = http::Response::new(());
         *plain.status_mut() = head.status();
         *plain.headers_mut() = head.headers().clone();
         plain.headers_mut().remove(CONTENT_LENGTH);
         plain
     });
-    Heard {
+    ParsedResponse {
         head,
-        body: heard.body.clone(),
-        trailers: heard.trailers.clone().filter(|trailers| !trailers.is_empty()),
-        problem: heard.problem.clone(),
+        body: parsed.body.clone(),
+        trailers: parsed.trailers.clone().filter(|trailers| !trailers.is_empty()),
+        problem: parsed.problem.clone(),
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     config::{Config, MAX_FILE_BYTES, Mistake, Proxy},
     limiter::Limiter,
-    listener::proxy::{AuthoritiesError, Current, Live},
+    listener::proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError},
 };
 
 pub use self::restart_only::RestartOnlySettings;
@@ -47,7 +47,7 @@ pub enum LoadError {
     /// TLS to an upstream of the proxy cannot be set up, for example because its trust anchors are
     /// missing.
     #[error(transparent)]
-    Proxy(#[from] AuthoritiesError),
+    Proxy(#[from] TrustAnchorError),
     /// A section that only takes effect at startup has changed, and the rules may depend on it.
     #[error("{0}: has changed, but is read only at startup; restart the server to apply this file")]
     Start(&'static str),
@@ -124,7 +124,7 @@ fn says_nothing(text: &str) -> bool {
 pub struct Reloader {
     path: PathBuf,
     limiter: Arc<Limiter>,
-    proxy: Option<Arc<Live>>,
+    proxy: Option<Arc<ProxyRuntime>>,
     restart_only: RestartOnlySettings,
     /// Held while a new version is read and applied, so that versions take effect in the order in
     /// which they are read.
@@ -175,7 +175,7 @@ impl Reloader {
     pub fn new(
         path: PathBuf,
         limiter: Arc<Limiter>,
-        proxy: Option<Arc<Live>>,
+        proxy: Option<Arc<ProxyRuntime>>,
         restart_only: RestartOnlySettings,
     ) -> Self {
         let last = Mutex::new(Last {
@@ -252,7 +252,7 @@ impl Reloader {
             let now = self.limiter.now();
             self.limiter.quotas().swap_rules(config.quotas, now);
             if let Some((live, next)) = proxy {
-                live.put_in_force(next);
+                live.activate(next);
             }
             Ok(count)
         });
@@ -281,7 +281,7 @@ impl Reloader {
     fn prepare_proxy(
         &self,
         settings: Option<Proxy>,
-    ) -> Result<Option<(&Live, Current)>, AuthoritiesError> {
+    ) -> Result<Option<(&ProxyRuntime, RuntimeConfig)>, TrustAnchorError> {
         match (&self.proxy, settings) {
             (Some(live), Some(settings)) => Ok(Some((live, live.prepare(settings)?))),
             (None, None) => Ok(None),

@@ -39,7 +39,7 @@ use crate::{
     listener::{
         self,
         grpc::Http2,
-        proxy::{AccessLog, AuthoritiesError, Live},
+        proxy::{AccessLog, ProxyRuntime, TrustAnchorError},
     },
     net::{Bounds, Listener, Server, Tls, TlsError, TlsListener},
     redis_runtime::RedisRuntime,
@@ -76,7 +76,7 @@ pub enum ServeError {
     Tls(#[from] TlsError),
     /// TLS to an upstream cannot be set up, for example because its trust anchors cannot be read.
     #[error(transparent)]
-    Authorities(#[from] AuthoritiesError),
+    Authorities(#[from] TrustAnchorError),
     /// The access log of the proxy could not be opened.
     #[error("proxy.access_log: cannot open {path}: {source}; fix the path or its permissions")]
     AccessLog {
@@ -243,12 +243,16 @@ impl ServeError {
     }
 }
 
-fn build_proxy(settings: Proxy, server: &Server, clock: Clock) -> Result<Arc<Live>, ServeError> {
+fn build_proxy(
+    settings: Proxy,
+    server: &Server,
+    clock: Clock,
+) -> Result<Arc<ProxyRuntime>, ServeError> {
     let open = |log: &config::AccessLog| {
         AccessLog::open(log).map_err(|source| ServeError::unopened(log, source))
     };
     let log = settings.access_log.as_ref().map(open).transpose()?;
-    Ok(Arc::new(Live::new(settings, server, log, clock)?))
+    Ok(Arc::new(ProxyRuntime::new(settings, server, log, clock)?))
 }
 
 /// Loads the configuration of Envoy's rate limit service. An invalid one prevents the start unless
@@ -332,7 +336,7 @@ struct StartContext<'a> {
     resp_password: Option<String>,
     certificates: &'a Certificates,
     geoip: Option<Arc<GeoIp>>,
-    proxy: Option<Arc<Live>>,
+    proxy: Option<Arc<ProxyRuntime>>,
     token: Option<String>,
 }
 
@@ -376,14 +380,17 @@ impl StartContext<'_> {
             self.opened("resp", listener);
         }
         if let Some((socket, live)) = sockets.proxy.zip(self.proxy.as_ref()) {
-            let served = listener::proxy::Served {
+            let dependencies = listener::proxy::Dependencies {
                 limiter: Arc::clone(self.limiter),
                 headers: self.headers,
-                live: Arc::clone(live),
+                runtime: Arc::clone(live),
                 identity: Arc::clone(&self.identity),
                 tls: self.certificates.proxy.clone(),
             };
-            self.opened("proxy", listener::proxy::listen(server, socket, served)?);
+            self.opened(
+                "proxy",
+                listener::proxy::listen(server, socket, dependencies)?,
+            );
         }
         if let Some(socket) = sockets.admin {
             let context = listener::admin::ListenerContext {

@@ -12,7 +12,7 @@ use crate::{
     envoy::ConfigWatcher,
     geoip::GeoIp,
     limiter::Limiter,
-    listener::proxy::Live,
+    listener::proxy::ProxyRuntime,
     net::{Server, Tls},
     redis_runtime::RedisRuntime,
     reload::{CHECK_INTERVAL, Reloader},
@@ -65,7 +65,7 @@ enum SignalAction {
 #[derive(Debug)]
 pub struct Running {
     pub(super) server: Server,
-    pub(super) proxy: Option<Arc<Live>>,
+    pub(super) proxy: Option<Arc<ProxyRuntime>>,
     /// The runtime thread of the Redis connections; it stops after the listeners.
     pub(super) redis: Option<RedisRuntime>,
     pub(super) limiter: Arc<Limiter>,

@@ -11,7 +11,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 /// Returns the lines of the log at `path`, once there are `count`.
 fn lines(listener: &TestListener, path: &Path, count: usize) -> Vec<String> {
     for _ in 0..1_000 {
-        listener.live.log().unwrap().finish();
+        listener.runtime.log().unwrap().finish();
         let text = fs::read_to_string(path).unwrap();
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
         if lines.len() >= count {
@@ -142,7 +142,7 @@ rules: [{{name: all, limits: [1/h]}}]
         (&denied["reason"], &denied["rule"]),
         (&json!("limit"), &json!("all"))
     );
-    let metrics = listener.live.exposition();
+    let metrics = listener.runtime.exposition();
     assert!(
         metrics.contains("tidegate_proxy_access_log_dropped_total 0\n"),
         "{metrics}"
@@ -158,7 +158,7 @@ fn a_rotated_log_is_reopened() {
     listener.get("/first");
     lines(&listener, &path, 1);
     fs::rename(&path, &moved).unwrap();
-    listener.live.log().unwrap().reopen();
+    listener.runtime.log().unwrap().reopen();
     listener.get("/second");
     while !path.exists() {
         yield_now();
@@ -171,7 +171,7 @@ fn a_rotated_log_is_reopened() {
 fn an_upstream_failure_is_logged_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
-    let url = format!("http://{}", Upstream::nobody());
+    let url = format!("http://{}", Upstream::closed_address());
     let listener = TestListener::open(&format!(
         "
 proxy:
@@ -233,13 +233,13 @@ proxy:
 
 /// Returns an upstream that upgrades with a greeting, and echoes every line.
 fn echo() -> Upstream {
-    Upstream::start(|talk| {
-        talk.head().unwrap();
-        talk.send("HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: echo\r\n\r\nhello\n");
-        while let Some(line) = talk.line() {
-            talk.send(line);
+    Upstream::start(|connection| {
+        connection.head().unwrap();
+        connection.send("HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: echo\r\n\r\nhello\n");
+        while let Some(line) = connection.line() {
+            connection.send(line);
         }
-        talk.close();
+        connection.close();
     })
 }
 
@@ -260,9 +260,9 @@ fn an_upgraded_connection_cut_by_the_shutdown_is_logged_as_incomplete() {
     let upstream = echo();
     let listener = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
     let _client = chat(&listener);
-    let live = Arc::clone(&listener.live);
+    let runtime = Arc::clone(&listener.runtime);
     drop(listener);
-    live.log().unwrap().finish();
+    runtime.log().unwrap().finish();
     let line = parsed(fs::read_to_string(&path).unwrap().trim_end());
     assert_eq!(
         (&line["complete"], &line["received"], &line["bytes"]),
@@ -277,7 +277,7 @@ fn an_upgraded_connection_is_logged_when_it_ends() {
     let upstream = echo();
     let listener = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
     let client = chat(&listener);
-    listener.live.log().unwrap().finish();
+    listener.runtime.log().unwrap().finish();
     assert_eq!(
         fs::read_to_string(&path).unwrap(),
         "",

@@ -5,10 +5,10 @@ use std::{cmp::Reverse, collections::BinaryHeap, sync::mpsc::Sender};
 use tidegate_core::{Span, Timestamp};
 
 use crate::{
+    gated_upstream::{Event, GatedUpstream, RequestState},
     health::until,
-    held::{Became, Event, Held},
     listener::TestListener,
-    reload::Reloaded,
+    reload::ReloadableListener,
     upstream::Upstream,
 };
 
@@ -18,18 +18,18 @@ fn file(url: &str, adaptive: &str, rules: &str) -> String {
     )
 }
 
-fn before(held: &Held, adaptive: &str, rules: &str) -> TestListener {
-    TestListener::open(&file(&held.upstream.url(), adaptive, rules))
+fn in_front_of(gated: &GatedUpstream, adaptive: &str, rules: &str) -> TestListener {
+    TestListener::open(&file(&gated.upstream.url(), adaptive, rules))
 }
 
-/// Returns settings for a limit fixed at `places` concurrent requests.
-fn fixed(places: u32, more: &str) -> String {
-    format!("{{algorithm: aimd, min: {places}, max: {places}{more}}}")
+/// Returns settings for a limit fixed at `slots` concurrent requests.
+fn fixed(slots: u32, more: &str) -> String {
+    format!("{{algorithm: aimd, min: {slots}, max: {slots}{more}}}")
 }
 
 /// Returns the value of the metric with this name and these labels.
 fn metric(listener: &TestListener, name: &str) -> u64 {
-    let text = listener.live.exposition();
+    let text = listener.runtime.exposition();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap_or_else(|| panic!("no {name} in {text}"))
         .trim()
@@ -46,39 +46,39 @@ const GET: &str = "GET / HTTP/1.1\r\n";
 #[test]
 fn an_overloaded_upstream_is_at_most_four_times_slower() {
     const WORKERS: usize = 4;
-    const TAKES: u64 = 10_000;
-    const EVERY: u64 = 1_250;
+    const LATENCY: u64 = 10_000;
+    const INTERVAL: u64 = 1_250;
     const SECONDS: u64 = 4;
-    let mut held = Held::start();
-    let listener = before(&held, "{algorithm: gradient}", "");
+    let mut gated = GatedUpstream::start();
+    let listener = in_front_of(&gated, "{algorithm: gradient}", "");
     let start = listener.limiter.now().as_micros();
     let mut free: BinaryHeap<Reverse<u64>> = (0..WORKERS).map(|_| Reverse(start)).collect();
     // When each request that the upstream has will be done.
     let mut working: BinaryHeap<Reverse<(u64, usize, u64)>> = BinaryHeap::new();
     let (mut served, mut shed, mut slowest) = (0_u64, 0_u64, 0);
     let set = |micros| listener.limiter.clock().set(Timestamp::from_micros(micros));
-    for arrival in 0..SECONDS * 1_000_000 / EVERY {
-        let now = start + arrival * EVERY;
+    for arrival in 0..SECONDS * 1_000_000 / INTERVAL {
+        let now = start + arrival * INTERVAL;
         while let Some(Reverse((done, number, came))) =
             working.peek().copied().filter(|next| next.0.0 <= now)
         {
             working.pop();
             set(done);
-            assert_eq!(held.release(number).status, 200);
+            assert_eq!(gated.release(number).status, 200);
             served += 1;
             if now > start + (SECONDS - 1) * 1_000_000 {
                 slowest = slowest.max(done - came);
             }
         }
         set(now);
-        match held.ask(&listener, GET) {
-            (number, Became::Held) => {
+        match gated.ask(&listener, GET) {
+            (number, RequestState::Pending) => {
                 let Reverse(worker) = free.pop().unwrap();
-                let done = worker.max(now) + TAKES;
+                let done = worker.max(now) + LATENCY;
                 free.push(Reverse(done));
                 working.push(Reverse((done, number, now)));
             }
-            (_, Became::Answered(answer)) => {
+            (_, RequestState::Responded(answer)) => {
                 assert_eq!(
                     (answer.status, answer.header("retry-after")),
                     (503, Some("1"))
@@ -88,13 +88,13 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
             }
         }
     }
-    let could = SECONDS * 1_000_000 / TAKES * WORKERS as u64;
+    let could = SECONDS * 1_000_000 / LATENCY * WORKERS as u64;
     assert!(
         served * 5 >= could * 4,
         "{served} of {could}, {shed} were shed"
     );
     assert!(
-        (TAKES..=4 * TAKES).contains(&slowest),
+        (LATENCY..=4 * LATENCY).contains(&slowest),
         "the slowest request took {slowest} us at the end"
     );
     let told = metric(
@@ -109,10 +109,10 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
 
 #[test]
 fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
-    let mut held = Held::start();
+    let mut gated = GatedUpstream::start();
     let classes = ", classes: [{name: health, when: {path: /healthz}}, {name: batch, when: {header.x-kind: batch, ip: {cidr: 127.0.0.0/8}}, share: 50%}, {name: usual, when: {path: /**}, share: 75%}]";
     let rules = "rules: [{name: all, limits: [9/h], algorithm: fixed_window}]";
-    let listener = before(&held, &fixed(4, classes), rules);
+    let listener = in_front_of(&gated, &fixed(4, classes), rules);
     let batch = "GET / HTTP/1.1\r\nx-kind: batch\r\n";
     let health = "GET /healthz HTTP/1.1\r\n";
     let mut numbers = Vec::new();
@@ -125,12 +125,14 @@ fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
         (health, true),
         (health, false),
     ] {
-        match held.ask(&listener, request) {
-            (number, Became::Held) => {
+        match gated.ask(&listener, request) {
+            (number, RequestState::Pending) => {
                 assert!(is_held, "{request}");
                 numbers.push(number);
             }
-            (_, Became::Answered(answer)) => assert_eq!((answer.status, is_held), (503, false)),
+            (_, RequestState::Responded(answer)) => {
+                assert_eq!((answer.status, is_held), (503, false))
+            }
         }
     }
     assert_eq!(metric(&listener, IN_FLIGHT), 4);
@@ -140,22 +142,22 @@ fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
     }
     let last = numbers.pop().unwrap();
     for number in numbers {
-        held.release(number);
+        gated.release(number);
     }
-    let told = held.release(last);
+    let told = gated.release(last);
     assert!(
         told.header("ratelimit").unwrap().contains("r=5"),
         "{told:?}"
     );
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
-    assert_eq!(held.upstream.heads().len(), 4);
+    assert_eq!(gated.upstream.heads().len(), 4);
 }
 
 #[test]
 fn an_ambiguous_request_does_not_escape_its_class() {
-    let mut held = Held::start();
+    let mut gated = GatedUpstream::start();
     let classes = ", classes: [{name: batch, when: {header.x-kind: batch}, share: 25%}, {name: usual, when: {path: /**}, share: 50%}]";
-    let listener = before(&held, &fixed(4, classes), "");
+    let listener = in_front_of(&gated, &fixed(4, classes), "");
     let long = format!("GET / HTTP/1.1\r\nx-kind: {}\r\n", "x".repeat(20_000));
     for unclear in [
         "GET /./x HTTP/1.1\r\n",
@@ -163,31 +165,31 @@ fn an_ambiguous_request_does_not_escape_its_class() {
         "GET / HTTP/1.1\r\nx-kind: batch\r\nx-kind: other\r\n",
         &long,
     ] {
-        let (_, Became::Answered(answer)) = held.ask(&listener, unclear) else {
+        let (_, RequestState::Responded(answer)) = gated.ask(&listener, unclear) else {
             panic!("{unclear} was forwarded");
         };
         assert_eq!(answer.status, 400, "{unclear}");
         answer.problem();
     }
-    assert_eq!(held.status(&listener, GET, Span::ZERO), 200);
+    assert_eq!(gated.status(&listener, GET, Span::ZERO), 200);
 }
 
 /// A slow upload gives the upstream no work, so it must not hold a concurrency slot.
 #[test]
 fn a_slow_upload_does_not_hold_a_slot() {
-    let mut held = Held::start();
-    let listener = before(&held, &fixed(1, ""), "");
+    let mut gated = GatedUpstream::start();
+    let listener = in_front_of(&gated, &fixed(1, ""), "");
     let [mut silent, mut dripping] = [0; 2].map(|_| listener.connect());
     let upload = "POST / HTTP/1.1\r\nhost: h\r\nx-number: 1000\r\ncontent-length: 3\r\n";
     silent.send(format!("{upload}expect: 100-continue\r\n\r\n"));
-    let _silent = until_waiting(&held, &listener, 1);
+    let _silent = until_waiting(&gated, &listener, 1);
     dripping.send(format!("{upload}\r\na"));
-    let _dripping = until_waiting(&held, &listener, 2);
-    assert_eq!(held.status(&listener, GET, Span::from_millis(5)), 200);
+    let _dripping = until_waiting(&gated, &listener, 2);
+    assert_eq!(gated.status(&listener, GET, Span::from_millis(5)), 200);
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
     dripping.send("bc");
     until(|| metric(&listener, IN_FLIGHT) == 1);
-    let (_, Became::Answered(answer)) = held.ask(&listener, GET) else {
+    let (_, RequestState::Responded(answer)) = gated.ask(&listener, GET) else {
         panic!("a fully sent request holds a slot");
     };
     assert_eq!(answer.status, 503);
@@ -197,9 +199,13 @@ fn a_slow_upload_does_not_hold_a_slot() {
 
 /// Waits until the upstream has this many heads and no concurrency slot is in use. Returns the
 /// sender with which the last request can be answered.
-fn until_waiting(held: &Held, listener: &TestListener, heads: usize) -> Sender<&'static str> {
-    until(|| held.upstream.heads().len() == heads && metric(listener, IN_FLIGHT) == 0);
-    let Ok(Event::Arrived(_, answer)) = held.events.recv() else {
+fn until_waiting(
+    gated: &GatedUpstream,
+    listener: &TestListener,
+    heads: usize,
+) -> Sender<&'static str> {
+    until(|| gated.upstream.heads().len() == heads && metric(listener, IN_FLIGHT) == 0);
+    let Ok(Event::Arrived(_, answer)) = gated.events.recv() else {
         panic!("it was answered");
     };
     answer
@@ -207,23 +213,23 @@ fn until_waiting(held: &Held, listener: &TestListener, heads: usize) -> Sender<&
 
 #[test]
 fn a_shed_grpc_call_gets_a_grpc_status() {
-    let mut held = Held::start();
-    let listener = before(&held, &fixed(1, ""), "");
-    let (first, _) = held.ask(&listener, GET);
+    let mut gated = GatedUpstream::start();
+    let listener = in_front_of(&gated, &fixed(1, ""), "");
+    let (first, _) = gated.ask(&listener, GET);
     let call = "POST /pkg.Service/Method HTTP/1.1\r\ncontent-type: application/grpc\r\ncontent-length: 0\r\n";
-    let (_, Became::Answered(answer)) = held.ask(&listener, call) else {
+    let (_, RequestState::Responded(answer)) = gated.ask(&listener, call) else {
         panic!("there was a free slot");
     };
     assert_eq!(
         (answer.status, answer.header("grpc-status")),
         (200, Some("14"))
     );
-    held.release(first);
+    gated.release(first);
 }
 
 #[test]
 fn an_unreachable_upstream_lowers_its_limit() {
-    let url = format!("http://{}", Upstream::nobody());
+    let url = format!("http://{}", Upstream::closed_address());
     let settings = "{algorithm: aimd, initial: 20, samples: 1, window: 1ms}";
     let listener = TestListener::open(&file(&url, settings, ""));
     for _ in 0..4 {
@@ -235,7 +241,7 @@ fn an_unreachable_upstream_lowers_its_limit() {
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
 }
 
-const STRETCHING: &str = "rules: [{name: each, key: [header.x-customer], limits: [1/d], algorithm: fixed_window, elastic: {extra: 100%, when: {room.app: 'yes'}}}]";
+const ELASTIC: &str = "rules: [{name: each, key: [header.x-customer], limits: [1/d], algorithm: fixed_window, elastic: {extra: 100%, when: {room.app: 'yes'}}}]";
 
 fn customer(name: &str) -> String {
     format!("GET / HTTP/1.1\r\nx-customer: {name}\r\n")
@@ -243,10 +249,10 @@ fn customer(name: &str) -> String {
 
 #[test]
 fn an_elastic_rule_stretches_while_latency_is_low() {
-    let mut held = Held::start();
-    let listener = before(&held, "{samples: 1, room: {latency: 120%}}", STRETCHING);
+    let mut gated = GatedUpstream::start();
+    let listener = in_front_of(&gated, "{samples: 1, room: {latency: 120%}}", ELASTIC);
     let (usual, slow) = (Span::from_millis(100), Span::from_millis(130));
-    let mut ask = |request: &str, takes| held.status(&listener, request, takes);
+    let mut ask = |request: &str, takes| gated.status(&listener, request, takes);
     let early = customer("early");
     assert_eq!(
         [ask(&early, usual), ask(&early, usual)],
@@ -271,44 +277,44 @@ fn an_elastic_rule_stretches_while_latency_is_low() {
 
 #[test]
 fn an_elastic_rule_stretches_while_few_requests_are_in_flight() {
-    let mut held = Held::start();
+    let mut gated = GatedUpstream::start();
     let adaptive = fixed(4, ", room: {in_flight: 50%}");
-    let listener = before(&held, &adaptive, STRETCHING);
+    let listener = in_front_of(&gated, &adaptive, ELASTIC);
     let none = Span::ZERO;
     assert_eq!(
-        [0; 3].map(|_| held.status(&listener, &customer("first"), none)),
+        [0; 3].map(|_| gated.status(&listener, &customer("first"), none)),
         [200, 200, 429]
     );
-    let busy = [0; 2].map(|_| held.ask(&listener, GET).0);
+    let busy = [0; 2].map(|_| gated.ask(&listener, GET).0);
     // A client cannot claim headroom with its own headers.
     let claims = "GET / HTTP/1.1\r\nx-customer: second\r\nroom.app: yes\r\n";
     assert_eq!(
-        [0; 2].map(|_| held.status(&listener, claims, none)),
+        [0; 2].map(|_| gated.status(&listener, claims, none)),
         [200, 429]
     );
     for number in busy {
-        held.release(number);
+        gated.release(number);
     }
     assert_eq!(
-        [0; 2].map(|_| held.status(&listener, &customer("second"), none)),
+        [0; 2].map(|_| gated.status(&listener, &customer("second"), none)),
         [200, 429]
     );
 }
 
 #[test]
 fn a_reload_changes_the_limit_and_keeps_the_in_flight_count() {
-    let mut held = Held::start();
-    let url = held.upstream.url();
-    let reloaded = Reloaded::open(&file(&url, &fixed(2, ""), ""));
+    let mut gated = GatedUpstream::start();
+    let url = gated.upstream.url();
+    let reloaded = ReloadableListener::open(&file(&url, &fixed(2, ""), ""));
     let listener = &reloaded.listener;
-    let is_held = |held: &mut Held| match held.ask(listener, GET) {
-        (number, Became::Held) => Some(number),
-        (_, Became::Answered(answer)) => {
+    let is_held = |gated: &mut GatedUpstream| match gated.ask(listener, GET) {
+        (number, RequestState::Pending) => Some(number),
+        (_, RequestState::Responded(answer)) => {
             assert_eq!(answer.status, 503);
             None
         }
     };
-    let mut numbers: Vec<usize> = (0..3).filter_map(|_| is_held(&mut held)).collect();
+    let mut numbers: Vec<usize> = (0..3).filter_map(|_| is_held(&mut gated)).collect();
     assert_eq!(numbers.len(), 2);
     let class = ", classes: [{name: batch, when: {path: /batch}, share: 20%}]";
     reloaded.reload(&file(&url, &fixed(3, class), "")).unwrap();
@@ -316,7 +322,7 @@ fn a_reload_changes_the_limit_and_keeps_the_in_flight_count() {
         (metric(listener, LIMIT), metric(listener, IN_FLIGHT)),
         (3, 2)
     );
-    numbers.extend((0..2).filter_map(|_| is_held(&mut held)));
+    numbers.extend((0..2).filter_map(|_| is_held(&mut gated)));
     assert_eq!(numbers.len(), 3, "one more slot, and two are still held");
     let shed = "tidegate_proxy_shed_total{upstream=\"app\",class=\"default\"}";
     assert_eq!(metric(listener, shed), 2, "the counters are kept");
@@ -326,9 +332,9 @@ fn a_reload_changes_the_limit_and_keeps_the_in_flight_count() {
     let plain =
         format!("proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{url}'}}]}}\n");
     reloaded.reload(&plain).unwrap();
-    numbers.extend((0..2).filter_map(|_| is_held(&mut held)));
+    numbers.extend((0..2).filter_map(|_| is_held(&mut gated)));
     assert_eq!(numbers.len(), 5, "no limit applies any more");
     for number in numbers {
-        assert_eq!(held.release(number).status, 200);
+        assert_eq!(gated.release(number).status, 200);
     }
 }

@@ -47,11 +47,11 @@ fn a_stalled_request_body_is_408() {
 
 #[test]
 fn a_slow_request_body_is_accepted() {
-    let upstream = Upstream::start(|talk| {
-        talk.head();
-        talk.octets(6);
-        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
-        talk.until_closed();
+    let upstream = Upstream::start(|connection| {
+        connection.head();
+        connection.read_bytes(6);
+        connection.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        connection.until_closed();
     });
     // The upload takes longer than `timeouts.head`, which starts only when the upload is complete.
     let listener = TestListener::with(upstream.url(), "timeouts: {idle: 10s, head: 1s}");
@@ -112,7 +112,7 @@ fn a_head_that_is_too_large_is_431() {
         );
     }
     assert_eq!(upstream.connections(), 0);
-    let metrics = listener.live.exposition();
+    let metrics = listener.runtime.exposition();
     let counted = "tidegate_proxy_rejected_total{status=\"431\"} 2\n";
     assert!(metrics.contains(counted), "{metrics}");
 }
@@ -121,7 +121,7 @@ fn a_head_that_is_too_large_is_431() {
 #[test]
 fn an_invalid_head_is_400() {
     let upstream = Upstream::ok();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\nGET /a b HTTP/1.1\r\n\r\n");
@@ -133,7 +133,7 @@ fn an_invalid_head_is_400() {
         "the head is not valid HTTP/1.1, or is ambiguous"
     );
     assert_eq!(client.until_closed(), "");
-    let metrics = listener.live.exposition();
+    let metrics = listener.runtime.exposition();
     let counted = "tidegate_proxy_rejected_total{status=\"400\"} 1\n";
     assert!(metrics.contains(counted), "{metrics}");
 }
@@ -142,12 +142,12 @@ fn an_invalid_head_is_400() {
 fn a_response_that_the_client_does_not_read_times_out() {
     let (send, gone) = std::sync::mpsc::channel();
     let send = std::sync::Mutex::new(send);
-    let upstream = Upstream::start(move |talk| {
-        talk.head();
-        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n");
+    let upstream = Upstream::start(move |connection| {
+        connection.head();
+        connection.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n");
         // Sends until the proxy stops reading: backpressure from a client that does not read.
         let mut sent = 0;
-        while std::io::Write::write_all(&mut talk.stream, &[0; 1 << 16]).is_ok() {
+        while std::io::Write::write_all(&mut connection.stream, &[0; 1 << 16]).is_ok() {
             sent += 1 << 16;
         }
         send.lock().unwrap().send(sent).unwrap();

@@ -19,10 +19,10 @@ use tokio_rustls::{
 use crate::{listener::TestListener, upstream::Upstream};
 
 /// A certificate authority for servers and clients.
-type Authority = CertifiedIssuer<'static, KeyPair>;
+type CertificateAuthority = CertifiedIssuer<'static, KeyPair>;
 
 /// Creates an authority in `folder`, and a server certificate.
-fn authority(folder: &Path) -> Authority {
+fn authority(folder: &Path) -> CertificateAuthority {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -59,7 +59,11 @@ proxy:
 
 /// Sends a request with a client certificate for `name` and a header that claims another name.
 /// Returns the status line.
-async fn asked_as(listener: &TestListener, authority: &Authority, name: &str) -> String {
+async fn response_as(
+    listener: &TestListener,
+    authority: &CertificateAuthority,
+    name: &str,
+) -> String {
     let key = KeyPair::generate().unwrap();
     let client = CertificateParams::new(vec![name.to_owned()]).unwrap();
     let client = client.signed_by(&key, authority).unwrap();
@@ -97,7 +101,7 @@ async fn clients_are_counted_by_the_names_in_their_certificates() {
         ("search.test", "200 OK"),
         ("search.test", "429 Too Many Requests"),
     ] {
-        let line = asked_as(&listener, &authority, name).await;
+        let line = response_as(&listener, &authority, name).await;
         assert_eq!(line, format!("HTTP/1.1 {status}"), "{name}");
     }
 }

@@ -4,12 +4,12 @@
 use crate::{
     client::Answer,
     listener::TestListener,
-    upstream::{Talk, Upstream},
+    upstream::{ServerConnection, Upstream},
 };
 
-/// Returns the response that a client gets when the upstream behaves like `conduct`.
-fn answer_of(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Answer {
-    let upstream = Upstream::start(conduct);
+/// Returns the response that a client gets when the upstream behaves like `handler`.
+fn answer_of(handler: impl Fn(&mut ServerConnection) + Send + Sync + 'static) -> Answer {
+    let upstream = Upstream::start(handler);
     let listener = TestListener::with(upstream.url(), "timeouts: {head: 100ms, idle: 100ms}");
     let answer = listener.get("/");
     assert!(
@@ -21,8 +21,8 @@ fn answer_of(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Answer {
 
 #[test]
 fn a_refused_connection_is_502() {
-    let nobody = Upstream::nobody();
-    let answer = TestListener::before(format!("http://{nobody}")).get("/");
+    let closed_address = Upstream::closed_address();
+    let answer = TestListener::in_front_of(format!("http://{closed_address}")).get("/");
     assert_eq!(answer.status, 502);
     assert_eq!(answer.problem(), "the service cannot be reached");
 }
@@ -48,10 +48,10 @@ fn an_invalid_response_is_502() {
         "HTTP/1.1 200 OK\r\na: b\r\n folded\r\n\r\n",
     ];
     for octets in garbage {
-        let answer = answer_of(move |talk| {
-            talk.head();
-            talk.send(octets);
-            talk.until_closed();
+        let answer = answer_of(move |connection| {
+            connection.head();
+            connection.send(octets);
+            connection.until_closed();
         });
         assert_eq!(answer.status, 502, "{octets:?}");
         let problem = answer.problem();
@@ -61,29 +61,30 @@ fn an_invalid_response_is_502() {
 
 #[test]
 fn an_unrequested_protocol_switch_is_502() {
-    let answer = answer_of(|talk| {
-        talk.head();
-        talk.send("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n");
-        talk.until_closed();
+    let answer = answer_of(|connection| {
+        connection.head();
+        connection
+            .send("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n");
+        connection.until_closed();
     });
     assert_eq!(answer.status, 502);
 }
 
 #[test]
 fn a_too_large_response_head_is_502() {
-    let answer = answer_of(|talk| {
-        talk.head();
-        talk.send(format!(
+    let answer = answer_of(|connection| {
+        connection.head();
+        connection.send(format!(
             "HTTP/1.1 200 OK\r\na: {}\r\n\r\n",
             "x".repeat(200_000)
         ));
-        talk.until_closed();
+        connection.until_closed();
     });
     assert_eq!(answer.status, 502);
-    let answer = answer_of(|talk| {
-        talk.head();
-        talk.send(format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(101)));
-        talk.until_closed();
+    let answer = answer_of(|connection| {
+        connection.head();
+        connection.send(format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(101)));
+        connection.until_closed();
     });
     assert_eq!(answer.status, 502);
 }
@@ -92,14 +93,14 @@ fn a_too_large_response_head_is_502() {
 #[test]
 fn too_many_interim_responses_are_502() {
     const MOST: usize = 100;
-    let upstream = Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
+    let upstream = Upstream::start(|connection| {
+        while let Some(head) = connection.head() {
             let count: usize = head.split(['/', ' ']).nth(2).unwrap().parse().unwrap();
-            talk.send("HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n".repeat(count));
-            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+            connection.send("HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n".repeat(count));
+            connection.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
         }
     });
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     assert_eq!(listener.get(&format!("/{MOST}")).status, 200);
     // The count starts again with each request.
     assert_eq!(listener.get(&format!("/{MOST}")).status, 200);
@@ -107,27 +108,27 @@ fn too_many_interim_responses_are_502() {
     for count in [MOST + 1, 20_000] {
         assert_eq!(listener.get(&format!("/{count}")).status, 502, "{count}");
     }
-    let text = listener.live.exposition();
+    let text = listener.runtime.exposition();
     let counted = r#"tidegate_proxy_failures_total{upstream="app",failure="bad_answer"} 2"#;
     assert!(text.contains(counted), "{text}");
 }
 
 #[test]
 fn a_connection_closed_without_a_response_is_502_and_not_retried() {
-    let upstream = Upstream::start(|talk| {
-        talk.head();
-        talk.close();
+    let upstream = Upstream::start(|connection| {
+        connection.head();
+        connection.close();
     });
-    let answer = TestListener::before(upstream.url()).get("/");
+    let answer = TestListener::in_front_of(upstream.url()).get("/");
     assert_eq!(answer.status, 502);
     assert_eq!(upstream.heads().len(), 1);
 }
 
 #[test]
 fn an_upstream_that_never_answers_is_504() {
-    let answer = answer_of(|talk| {
-        talk.head();
-        talk.until_closed();
+    let answer = answer_of(|connection| {
+        connection.head();
+        connection.until_closed();
     });
     assert_eq!(answer.status, 504);
     assert_eq!(answer.problem(), "the service did not answer in time");
@@ -135,10 +136,10 @@ fn an_upstream_that_never_answers_is_504() {
 
 #[test]
 fn an_incomplete_response_head_is_504() {
-    let answer = answer_of(|talk| {
-        talk.head();
-        talk.send("HTTP/1.1 200 OK\r\ncontent-le");
-        talk.until_closed();
+    let answer = answer_of(|connection| {
+        connection.head();
+        connection.send("HTTP/1.1 200 OK\r\ncontent-le");
+        connection.until_closed();
     });
     assert_eq!(answer.status, 504);
 }
@@ -147,32 +148,32 @@ fn an_incomplete_response_head_is_504() {
 /// client does not mistake half a body for the whole.
 #[test]
 fn a_body_shorter_than_its_length_aborts_the_response() {
-    for (conduct, begins, failure) in [
+    for (handler, begins, failure) in [
         (
-            (|talk: &mut Talk| talk.close()) as fn(&mut Talk),
+            (|connection: &mut ServerConnection| connection.close()) as fn(&mut ServerConnection),
             "content-length: 10\r\n",
             "broken_off",
         ),
         (
-            |talk| talk.until_closed(),
+            |connection| connection.until_closed(),
             "content-length: 10\r\n",
             "idle_timeout",
         ),
         (
-            |talk| talk.close(),
+            |connection| connection.close(),
             "transfer-encoding: chunked\r\n",
             "broken_off",
         ),
     ] {
-        let upstream = Upstream::start(move |talk| {
-            talk.head();
+        let upstream = Upstream::start(move |connection| {
+            connection.head();
             let piece = if begins.starts_with('c') {
                 "half"
             } else {
                 "4\r\nhalf\r\n"
             };
-            talk.send(format!("HTTP/1.1 200 OK\r\n{begins}\r\n{piece}"));
-            conduct(talk);
+            connection.send(format!("HTTP/1.1 200 OK\r\n{begins}\r\n{piece}"));
+            handler(connection);
         });
         let listener = TestListener::with(upstream.url(), "timeouts: {idle: 100ms}");
         let mut client = listener.connect();
@@ -183,7 +184,7 @@ fn a_body_shorter_than_its_length_aborts_the_response() {
             !answer.ends_with("0\r\n\r\n"),
             "a truncated response looks complete: {answer}"
         );
-        let (metrics, url) = (listener.live.exposition(), upstream.url());
+        let (metrics, url) = (listener.runtime.exposition(), upstream.url());
         let counted = format!(
             "tidegate_proxy_incomplete_responses_total{{upstream=\"app\",endpoint=\"{url}\",failure=\"{failure}\"}} 1\n"
         );
@@ -193,12 +194,12 @@ fn a_body_shorter_than_its_length_aborts_the_response() {
 
 #[test]
 fn bytes_after_a_body_are_not_the_next_response() {
-    let upstream = Upstream::start(|talk| {
-        while talk.head().is_some() {
-            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison");
+    let upstream = Upstream::start(|connection| {
+        while connection.head().is_some() {
+            connection.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison");
         }
     });
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     for _ in 0..5 {
         let answer = client.ask("GET", "/", &[], b"");
@@ -209,14 +210,14 @@ fn bytes_after_a_body_are_not_the_next_response() {
 /// The upstream would read the rest of the request body as the new protocol.
 #[test]
 fn a_protocol_switch_before_the_end_of_the_request_is_502() {
-    let upstream = Upstream::start(|talk| {
-        talk.head();
-        talk.send(
+    let upstream = Upstream::start(|connection| {
+        connection.head();
+        connection.send(
             "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n",
         );
-        talk.until_closed();
+        connection.until_closed();
     });
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\ncontent-length: 6\r\n\r\nabc");
     assert_eq!(client.read_answer(false).status, 502);
@@ -226,16 +227,16 @@ fn a_protocol_switch_before_the_end_of_the_request_is_502() {
 #[test]
 fn an_unexpected_body_closes_the_connection() {
     const BODY: &str = "HTTP/1.1 418 Smuggled\r\ncontent-length: 0\r\n\r\n";
-    let upstream = Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
+    let upstream = Upstream::start(|connection| {
+        while let Some(head) = connection.head() {
             let body = if head.starts_with("HEAD") { BODY } else { "" };
-            talk.send(format!(
+            connection.send(format!(
                 "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
                 body.len()
             ));
         }
     });
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     for _ in 0..3 {
         assert_eq!(client.ask("HEAD", "/", &[], b"").status, 200);

@@ -12,14 +12,15 @@ use tonic_reflection::pb::v1::{
 };
 
 use crate::{
-    grpc_client::Client, listener::TestListener, upstream::Upstream, upstream_http2::before_grpc,
+    grpc_client::Client, listener::TestListener, upstream::Upstream,
+    upstream_http2::in_front_of_grpc,
 };
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, PartialEq, Message)]
 struct Question {
@@ -37,19 +38,19 @@ const SERVING: Health = Health { status: 1 };
 
 /// Opens a server whose gRPC services are the upstream; its own upstream is never used.
 fn behind() -> TestListener {
-    TestListener::before("http://127.0.0.1:1")
+    TestListener::in_front_of("http://127.0.0.1:1")
 }
 
 async fn check(client: &mut Client, service: &str) -> Result<Health, Status> {
     let service = service.to_owned();
     let call = client.call(CHECK, Question { service });
-    timeout(PATIENCE, call).await.unwrap()
+    timeout(TIMEOUT, call).await.unwrap()
 }
 
 #[tokio::test]
 async fn calls_and_their_errors_are_forwarded() {
     let behind = behind();
-    let listener = before_grpc(&behind, "");
+    let listener = in_front_of_grpc(&behind, "");
     let mut client = Client::connect(listener.listener.local_addr()).await;
     assert_eq!(check(&mut client, "").await.unwrap(), SERVING);
     // A trailers-only response carries the status in its head.
@@ -64,7 +65,7 @@ async fn calls_and_their_errors_are_forwarded() {
 #[tokio::test]
 async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     let behind = behind();
-    let listener = before_grpc(&behind, "");
+    let listener = in_front_of_grpc(&behind, "");
     let mut client = Client::connect(listener.listener.local_addr()).await;
     let (ask, asked) = unbounded_channel();
     let asked = stream::unfold(asked, |mut asked| async {
@@ -72,7 +73,7 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     });
     let answers =
         client.stream::<ServerReflectionRequest, ServerReflectionResponse>(REFLECTION, asked);
-    let mut answers = timeout(PATIENCE, answers).await.unwrap().unwrap();
+    let mut answers = timeout(TIMEOUT, answers).await.unwrap().unwrap();
     for _ in 0..20 {
         let symbol = "grpc.health.v1.Health".to_owned();
         let question = ServerReflectionRequest {
@@ -80,7 +81,7 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
             message_request: Some(MessageRequest::FileContainingSymbol(symbol)),
         };
         ask.send(question.clone()).unwrap();
-        let answer = timeout(PATIENCE, answers.message()).await.unwrap();
+        let answer = timeout(TIMEOUT, answers.message()).await.unwrap();
         let answer = answer.unwrap().unwrap();
         assert_eq!(answer.original_request, Some(question));
         assert!(matches!(
@@ -90,7 +91,7 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     }
     drop(ask);
     // The end of the stream comes with its trailers.
-    let end = timeout(PATIENCE, answers.message()).await.unwrap();
+    let end = timeout(TIMEOUT, answers.message()).await.unwrap();
     assert_eq!(end.unwrap(), None);
     assert!(answers.trailers().await.unwrap().is_some());
 }
@@ -99,7 +100,7 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
 async fn a_denial_is_resource_exhausted_and_does_not_reach_the_service() {
     let behind = behind();
     let rules = "rules: [{name: checks, when: {path: /grpc.health.v1.Health/*}, limits: [2/h], algorithm: fixed_window}]";
-    let listener = before_grpc(&behind, rules);
+    let listener = in_front_of_grpc(&behind, rules);
     let mut client = Client::connect(listener.listener.local_addr()).await;
     for _ in 0..2 {
         assert_eq!(check(&mut client, "").await.unwrap(), SERVING);
@@ -110,13 +111,13 @@ async fn a_denial_is_resource_exhausted_and_does_not_reach_the_service() {
     let retry = denied.metadata().get("retry-after").unwrap();
     assert!(retry.to_str().unwrap().parse::<u32>().unwrap() > 0);
     let answers = "tidegate_proxy_responses_total{upstream=\"grpc\",status=\"2xx\"} 2\n";
-    let metrics = listener.live.exposition();
+    let metrics = listener.runtime.exposition();
     assert!(metrics.contains(answers), "{metrics}");
 }
 
 #[tokio::test]
 async fn an_unreachable_service_is_unavailable() {
-    let address = Upstream::nobody();
+    let address = Upstream::closed_address();
     let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: grpc, http2: true, urls: 'http://{address}'}}]}}\n"
     ));

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
 /// Returns the header lines that reach the upstream, sorted, without the request line.
-fn told(settings: &str, identity: &str, headers: &[(&str, &str)]) -> Vec<String> {
+fn forwarded_headers(settings: &str, identity: &str, headers: &[(&str, &str)]) -> Vec<String> {
     let upstream = Upstream::ok();
     let text = format!(
         "{identity}\nproxy:\n  listen: 127.0.0.1:0\n  {settings}\n  upstreams: [{{name: app, urls: [\"{}\"]}}]\n",
@@ -37,13 +37,13 @@ fn an_untrusted_client_cannot_set_its_address() {
         "x-forwarded-host: h.example",
         "x-forwarded-proto: http",
     ];
-    assert_eq!(told("", "", &claims), expected);
+    assert_eq!(forwarded_headers("", "", &claims), expected);
 }
 
 #[test]
 fn host_is_the_first_header_line() {
     let upstream = Upstream::ok();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let headers = [("a", "1"), ("host", "h.example"), ("b", "2")];
     assert_eq!(
         listener.connect().ask("GET", "/", &headers, b"").status,
@@ -70,7 +70,10 @@ fn forwarding_headers_of_a_trusted_proxy_are_extended() {
         "x-forwarded-proto: https",
     ];
     let believed = "clients: {proxies: [127.0.0.0/8]}";
-    assert_eq!(told("forwarded: both", believed, &claims), expected);
+    assert_eq!(
+        forwarded_headers("forwarded: both", believed, &claims),
+        expected
+    );
 }
 
 #[test]
@@ -85,8 +88,8 @@ fn hop_by_hop_request_headers_are_not_forwarded() {
         ("upgrade", "h2c"),
         ("authorization", "Bearer x"),
     ];
-    let told = told("", "", &asked);
-    let names: Vec<&str> = told
+    let forwarded_headers = forwarded_headers("", "", &asked);
+    let names: Vec<&str> = forwarded_headers
         .iter()
         .map(|line| line.split(':').next().unwrap())
         .collect();
@@ -106,7 +109,7 @@ fn hop_by_hop_response_headers_are_not_forwarded() {
     let upstream = Upstream::answering(
         "HTTP/1.1 200 OK\r\nconnection: x-hop, keep-alive\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nupgrade: h2c\r\nproxy-authenticate: Basic\r\nset-cookie: a=1\r\nset-cookie: b=2\r\ncontent-length: 0\r\n\r\n",
     );
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     let head = client.read_until("\r\n\r\n");
@@ -128,7 +131,7 @@ fn hop_by_hop_response_headers_are_not_forwarded() {
 #[test]
 fn the_host_of_an_absolute_target_wins_over_the_host_header() {
     let upstream = Upstream::ok();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     client.send("GET http://other.example/p?q HTTP/1.1\r\nhost: h.example\r\n\r\n");
     client.read_until("\r\n\r\n");
@@ -143,7 +146,7 @@ fn via_lists_the_proxies_of_a_message() {
     let upstream = Upstream::answering(
         "HTTP/1.0 200 OK\r\nvia: 1.1 inner\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n",
     );
-    for (setting, told, answered) in [
+    for (setting, forwarded_headers, answered) in [
         ("", Some("1.0 other, 1.1 tidegate"), Some("1.0 tidegate")),
         (
             "via: edge-1",
@@ -167,7 +170,7 @@ fn via_lists_the_proxies_of_a_message() {
         let via = lines
             .filter_map(|line| line.strip_prefix("via: "))
             .next_back();
-        assert_eq!(via, told, "{setting}");
+        assert_eq!(via, forwarded_headers, "{setting}");
     }
 }
 
@@ -176,15 +179,15 @@ fn via_lists_the_proxies_of_a_message() {
 fn a_request_in_a_proxy_loop_is_rejected() {
     let ring = Arc::new(OnceLock::new());
     let entrance = Arc::clone(&ring);
-    let upstream = Upstream::start(move |talk| {
-        while let Some(head) = talk.head() {
+    let upstream = Upstream::start(move |connection| {
+        while let Some(head) = connection.head() {
             let mut client = Client::connect(*entrance.get().unwrap());
             client.send(format!("{head}\r\n\r\n"));
             let status = client.read_answer(false).status;
-            talk.send(format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n"));
+            connection.send(format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n"));
         }
     });
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     ring.set(listener.listener.local_addr()).unwrap();
     assert_eq!(listener.get("/").status, 508);
     assert_eq!(upstream.heads().len(), 4);

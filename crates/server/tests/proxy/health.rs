@@ -8,23 +8,23 @@ use std::sync::{
 use crate::{listener::TestListener, upstream::Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
-const UNWELL: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
+const UNHEALTHY: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
 
 /// Returns an upstream that closes connections without a response until the flag is set.
-fn moody() -> (Upstream, Arc<AtomicBool>) {
-    let is_well = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&is_well);
-    let upstream = Upstream::start(move |talk| {
-        while talk.head().is_some() && is_well.load(Ordering::SeqCst) {
-            talk.send(OK);
+fn switchable() -> (Upstream, Arc<AtomicBool>) {
+    let is_healthy = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&is_healthy);
+    let upstream = Upstream::start(move |connection| {
+        while connection.head().is_some() && is_healthy.load(Ordering::SeqCst) {
+            connection.send(OK);
         }
-        talk.close();
+        connection.close();
     });
-    (upstream, told)
+    (upstream, flag)
 }
 
 /// Opens a proxy in front of one upstream with these endpoints.
-fn before(addresses: [&Upstream; 2], settings: &str) -> TestListener {
+fn in_front_of(addresses: [&Upstream; 2], settings: &str) -> TestListener {
     let [one, other] = addresses.map(Upstream::url);
     TestListener::open(&format!(
         "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"{one}\", \"{other}\"], {settings}}}]\n"
@@ -34,13 +34,13 @@ fn before(addresses: [&Upstream; 2], settings: &str) -> TestListener {
 fn is_up(listener: &TestListener, upstream: &Upstream) -> bool {
     let url = upstream.url();
     let line = format!("tidegate_proxy_endpoint_up{{upstream=\"app\",endpoint=\"{url}\"}} 1\n");
-    listener.live.exposition().contains(&line)
+    listener.runtime.exposition().contains(&line)
 }
 
-/// Waits until `is_so` holds; panics if it never does.
-pub(crate) fn until(is_so: impl Fn() -> bool) {
+/// Waits until `condition` holds; panics if it never does.
+pub(crate) fn until(condition: impl Fn() -> bool) {
     for _ in 0..1_000 {
-        if is_so() {
+        if condition() {
             return;
         }
         std::thread::park_timeout(std::time::Duration::from_millis(10));
@@ -50,58 +50,58 @@ pub(crate) fn until(is_so: impl Fn() -> bool) {
 
 #[test]
 fn a_failing_endpoint_is_ejected() {
-    let (well, (moody, _)) = (Upstream::answering(OK), moody());
-    let listener = before([&well, &moody], "eject: {failures: 2, duration: 1d}");
+    let (well, (switchable, _)) = (Upstream::answering(OK), switchable());
+    let listener = in_front_of([&well, &switchable], "eject: {failures: 2, duration: 1d}");
     let statuses: Vec<u16> = (0..20).map(|_| listener.get("/").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 2);
-    assert_eq!((moody.heads().len(), well.heads().len()), (2, 18));
-    assert!(is_up(&listener, &well) && !is_up(&listener, &moody));
-    let metrics = listener.live.exposition();
+    assert_eq!((switchable.heads().len(), well.heads().len()), (2, 18));
+    assert!(is_up(&listener, &well) && !is_up(&listener, &switchable));
+    let metrics = listener.runtime.exposition();
     let ejected = format!(
         "tidegate_proxy_ejections_total{{upstream=\"app\",endpoint=\"{}\"}} 1\n",
-        moody.url()
+        switchable.url()
     );
     assert!(metrics.contains(&ejected), "{metrics}");
 }
 
 #[test]
 fn an_ejected_endpoint_is_readmitted() {
-    let (well, (moody, told)) = (Upstream::answering(OK), moody());
-    let listener = before([&well, &moody], "eject: {failures: 1, duration: 50ms}");
+    let (well, (switchable, flag)) = (Upstream::answering(OK), switchable());
+    let listener = in_front_of([&well, &switchable], "eject: {failures: 1, duration: 50ms}");
     while listener.get("/").status == 200 {}
-    told.store(true, Ordering::SeqCst);
-    until(|| is_up(&listener, &moody));
-    let before = moody.heads().len();
+    flag.store(true, Ordering::SeqCst);
+    until(|| is_up(&listener, &switchable));
+    let before = switchable.heads().len();
     assert!((0..4).all(|_| listener.get("/").status == 200));
-    assert_eq!(moody.heads().len(), before + 2);
+    assert_eq!(switchable.heads().len(), before + 2);
 }
 
 #[test]
 fn all_endpoints_stay_in_use_if_all_are_ejected() {
-    let ((one, one_told), (other, other_told)) = (moody(), moody());
-    let listener = before([&one, &other], "eject: {failures: 1, duration: 1d}");
+    let ((one, one_told), (other, other_told)) = (switchable(), switchable());
+    let listener = in_front_of([&one, &other], "eject: {failures: 1, duration: 1d}");
     assert!((0..4).all(|_| listener.get("/").status == 502));
     assert!(!is_up(&listener, &one) && !is_up(&listener, &other));
-    for told in [one_told, other_told] {
-        told.store(true, Ordering::SeqCst);
+    for flag in [one_told, other_told] {
+        flag.store(true, Ordering::SeqCst);
     }
     assert!((0..4).all(|_| listener.get("/").status == 200));
 }
 
 #[test]
 fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
-    let is_well = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&is_well);
-    let sick = Upstream::start(move |talk| {
-        while let Some(head) = talk.head() {
+    let is_healthy = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&is_healthy);
+    let sick = Upstream::start(move |connection| {
+        while let Some(head) = connection.head() {
             let is_check = head.starts_with("GET /healthz HTTP/1.1\r\nhost: 127.0.0.1:");
-            let is_well = !is_check || is_well.load(Ordering::SeqCst);
-            talk.send(if is_well { OK } else { UNWELL });
+            let is_healthy = !is_check || is_healthy.load(Ordering::SeqCst);
+            connection.send(if is_healthy { OK } else { UNHEALTHY });
         }
     });
     let well = Upstream::answering(OK);
     let check = "health: {path: /healthz, interval: 10ms, timeout: 20s, healthy_after: 2, unhealthy_after: 2}";
-    let listener = before([&well, &sick], check);
+    let listener = in_front_of([&well, &sick], check);
     until(|| !is_up(&listener, &sick));
     let asked = || {
         let heads = sick.heads();
@@ -112,11 +112,11 @@ fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
     };
     assert!((0..6).all(|_| listener.get("/").status == 200));
     assert_eq!(asked(), 0);
-    told.store(true, Ordering::SeqCst);
+    flag.store(true, Ordering::SeqCst);
     until(|| is_up(&listener, &sick));
     assert!((0..6).all(|_| listener.get("/").status == 200));
     assert_eq!(asked(), 3);
-    let metrics = listener.live.exposition();
+    let metrics = listener.runtime.exposition();
     let good = format!("endpoint=\"{}\",result=\"good\"", well.url());
     assert!(metrics.contains(&good), "{metrics}");
 }
@@ -124,15 +124,15 @@ fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
 #[test]
 fn a_failure_is_counted_even_if_another_endpoint_answers() {
     let well = Upstream::answering(OK);
-    let nobody = Upstream::nobody();
+    let closed_address = Upstream::closed_address();
     let listener = TestListener::open(&format!(
-        "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"http://{nobody}\", \"{}\"]}}]\n",
+        "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"http://{closed_address}\", \"{}\"]}}]\n",
         well.url()
     ));
     assert_eq!(listener.get("/").status, 200);
-    let metrics = listener.live.exposition();
+    let metrics = listener.runtime.exposition();
     let failed = format!(
-        "tidegate_proxy_endpoint_failures_total{{upstream=\"app\",endpoint=\"http://{nobody}\",failure=\"unreachable\"}} 1\n"
+        "tidegate_proxy_endpoint_failures_total{{upstream=\"app\",endpoint=\"http://{closed_address}\",failure=\"unreachable\"}} 1\n"
     );
     assert!(metrics.contains(&failed), "{metrics}");
     let none = "tidegate_proxy_failures_total{upstream=\"app\",failure=\"unreachable\"} 0\n";

@@ -54,7 +54,7 @@ async fn cleartext_http2_reaches_an_http1_upstream() {
     let upstream = Upstream::answering(
         "HTTP/1.1 200 OK\r\nconnection: x-hop\r\nx-hop: 1\r\nx-kept: 2\r\ncontent-length: 2\r\n\r\nok",
     );
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = in_the_clear(&listener).await;
     let request = get("/p?q")
         .header("cookie", "a=1")
@@ -79,16 +79,16 @@ async fn cleartext_http2_reaches_an_http1_upstream() {
 
 #[tokio::test]
 async fn many_requests_share_a_connection() {
-    let upstream = Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
+    let upstream = Upstream::start(|connection| {
+        while let Some(head) = connection.head() {
             let path = head.split(' ').nth(1).unwrap();
             let (length, path) = (path.len(), path.to_owned());
-            talk.send(format!(
+            connection.send(format!(
                 "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{path}"
             ));
         }
     });
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let client = in_the_clear(&listener).await;
     let asked = (0..100).map(|number| {
         let mut client = client.clone();
@@ -107,15 +107,15 @@ async fn many_requests_share_a_connection() {
 
 #[tokio::test]
 async fn bodies_and_trailers_are_forwarded_both_ways() {
-    let upstream = Upstream::start(|talk| {
-        let head = talk.head().unwrap();
+    let upstream = Upstream::start(|connection| {
+        let head = connection.head().unwrap();
         assert!(head.contains("transfer-encoding: chunked"), "{head}");
-        let body = talk.until("\r\n\r\n");
+        let body = connection.until("\r\n\r\n");
         assert_eq!(body, "2\r\nhi\r\n0\r\nx-sum: 7\r\n\r\n");
-        talk.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-total\r\n\r\n2\r\nho\r\n0\r\nx-total: 9\r\ncontent-length: 9\r\n\r\n");
-        talk.until_closed();
+        connection.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-total\r\n\r\n2\r\nho\r\n0\r\nx-total: 9\r\ncontent-length: 9\r\n\r\n");
+        connection.until_closed();
     });
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let stream = TcpStream::connect(listener.listener.local_addr()).await;
     let (mut client, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream.unwrap()))
@@ -144,7 +144,7 @@ async fn bodies_and_trailers_are_forwarded_both_ways() {
 #[tokio::test]
 async fn no_content_has_no_length() {
     let upstream = Upstream::answering("HTTP/1.1 204 No Content\r\ncontent-length: 6\r\n\r\n");
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = in_the_clear(&listener).await;
     let request = get("/").body(Full::default()).unwrap();
     let (status, headers, body) = ask(&mut client, request).await;
@@ -154,7 +154,10 @@ async fn no_content_has_no_length() {
 
 #[tokio::test]
 async fn failures_are_responses_over_http2() {
-    let listener = TestListener::with(format!("http://{}", Upstream::nobody()), "max_body: 4");
+    let listener = TestListener::with(
+        format!("http://{}", Upstream::closed_address()),
+        "max_body: 4",
+    );
     let mut client = in_the_clear(&listener).await;
     let request = get("/").body(Full::default()).unwrap();
     assert_eq!(ask(&mut client, request).await.0, 502);

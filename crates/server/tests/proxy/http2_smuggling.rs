@@ -20,16 +20,16 @@ const END_HEADERS: u8 = 4;
 
 /// The result of the first request on a connection.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Came {
+pub(crate) enum RequestResult {
     /// A response, by the first byte of its header block: these statuses are in HPACK's static
     /// table.
-    Answer(u8),
+    Response(u8),
     /// The stream was reset, or the connection closed.
     Reset,
 }
 
-pub(crate) const OK: Came = Came::Answer(0x88);
-const BAD_REQUEST: Came = Came::Answer(0x8c);
+pub(crate) const OK: RequestResult = RequestResult::Response(0x88);
+const BAD_REQUEST: RequestResult = RequestResult::Response(0x8c);
 
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let [high, low] = u16::try_from(payload.len()).unwrap().to_be_bytes();
@@ -52,7 +52,11 @@ fn block(lines: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// Sends a request with this head and body, and returns its result.
-pub(crate) fn asked(listener: &TestListener, lines: &[(&str, &str)], body: &[u8]) -> Came {
+pub(crate) fn send_request(
+    listener: &TestListener,
+    lines: &[(&str, &str)],
+    body: &[u8],
+) -> RequestResult {
     let mut stream = TcpStream::connect(listener.listener.local_addr()).unwrap();
     let patience = Some(Duration::from_secs(30));
     stream.set_read_timeout(patience).unwrap();
@@ -64,14 +68,14 @@ pub(crate) fn asked(listener: &TestListener, lines: &[(&str, &str)], body: &[u8]
     loop {
         let mut head = [0; 9];
         if stream.read_exact(&mut head).is_err() {
-            return Came::Reset;
+            return RequestResult::Reset;
         }
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let mut payload = vec![0; usize::try_from(length).unwrap()];
         stream.read_exact(&mut payload).unwrap();
         match head[3] {
-            HEADERS => return Came::Answer(payload[0]),
-            RST_STREAM | GOAWAY => return Came::Reset,
+            HEADERS => return RequestResult::Response(payload[0]),
+            RST_STREAM | GOAWAY => return RequestResult::Reset,
             _ => {}
         }
     }
@@ -90,7 +94,7 @@ fn post<'l>(lines: &[(&'l str, &'l str)]) -> Vec<(&'l str, &'l str)> {
 #[test]
 fn an_ambiguous_request_does_not_reach_the_upstream() {
     let upstream = Upstream::ok();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let with = |name, value| {
         [
             (":method", "GET"),
@@ -107,36 +111,44 @@ fn an_ambiguous_request_does_not_reach_the_upstream() {
             "hello",
             BAD_REQUEST,
         ),
-        (post(&[("content-length", "5, 5")]), "hello", Came::Reset),
+        (
+            post(&[("content-length", "5, 5")]),
+            "hello",
+            RequestResult::Reset,
+        ),
         (
             post(&[("content-length", "5"), ("content-length", "6")]),
             "hello",
-            Came::Reset,
+            RequestResult::Reset,
         ),
-        (post(&[("content-length", "+5")]), "hello", Came::Reset),
+        (
+            post(&[("content-length", "+5")]),
+            "hello",
+            RequestResult::Reset,
+        ),
         (
             post(&[("content-length", "99999999999999999999")]),
             "hello",
-            Came::Reset,
+            RequestResult::Reset,
         ),
         (
             post(&[("transfer-encoding", "chunked")]),
             "0\r\n\r\n",
-            Came::Reset,
+            RequestResult::Reset,
         ),
-        (post(&[("connection", "close")]), "", Came::Reset),
-        (post(&[("upgrade", "echo")]), "", Came::Reset),
-        (post(&[("te", "gzip")]), "", Came::Reset),
-        (post(&[("Upper", "x")]), "", Came::Reset),
-        (post(&[("a", "b\r\nc: d")]), "", Came::Reset),
-        (post(&[("a b", "c")]), "", Came::Reset),
-        (post(&[("", "c")]), "", Came::Reset),
-        (post(&[(":path", "/q")]), "", Came::Reset),
-        (with(":path", ""), "", Came::Reset),
-        (with(":path", "/a b"), "", Came::Reset),
+        (post(&[("connection", "close")]), "", RequestResult::Reset),
+        (post(&[("upgrade", "echo")]), "", RequestResult::Reset),
+        (post(&[("te", "gzip")]), "", RequestResult::Reset),
+        (post(&[("Upper", "x")]), "", RequestResult::Reset),
+        (post(&[("a", "b\r\nc: d")]), "", RequestResult::Reset),
+        (post(&[("a b", "c")]), "", RequestResult::Reset),
+        (post(&[("", "c")]), "", RequestResult::Reset),
+        (post(&[(":path", "/q")]), "", RequestResult::Reset),
+        (with(":path", ""), "", RequestResult::Reset),
+        (with(":path", "/a b"), "", RequestResult::Reset),
         (with(":path", "*"), "", BAD_REQUEST),
-        (with(":path", "a"), "", Came::Reset),
-        (with("a", "no path"), "", Came::Reset),
+        (with(":path", "a"), "", RequestResult::Reset),
+        (with("a", "no path"), "", RequestResult::Reset),
         (post(&[("host", "h"), ("host", "i")]), "", BAD_REQUEST),
         (post(&[("a", "b ")]), "", BAD_REQUEST),
         (post(&[("a", " b")]), "", BAD_REQUEST),
@@ -146,7 +158,7 @@ fn an_ambiguous_request_does_not_reach_the_upstream() {
     ];
     let wrong: Vec<_> = table
         .iter()
-        .map(|(lines, body, came)| (lines, asked(&listener, lines, body.as_bytes()), came))
+        .map(|(lines, body, came)| (lines, send_request(&listener, lines, body.as_bytes()), came))
         .filter(|(_, came, expected)| came != *expected)
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -157,14 +169,14 @@ fn an_ambiguous_request_does_not_reach_the_upstream() {
 #[test]
 fn a_valid_request_is_forwarded_in_one_form() {
     let upstream = Upstream::ok();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     for lines in [
         post(&[("content-length", "5"), ("host", "other")]),
         post(&[("content-length", "0005")]),
     ] {
-        assert_eq!(asked(&listener, &lines, b"hello"), OK, "{lines:?}");
+        assert_eq!(send_request(&listener, &lines, b"hello"), OK, "{lines:?}");
     }
-    assert_eq!(asked(&listener, &post(&[]), b""), OK);
+    assert_eq!(send_request(&listener, &post(&[]), b""), OK);
     let heads = upstream.heads();
     for head in &heads[..2] {
         assert_eq!(head.matches("\r\nhost: h\r\n").count(), 1, "{head}");

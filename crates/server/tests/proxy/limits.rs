@@ -18,7 +18,7 @@ use tokio::{
 use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
 /// Longer than anything takes: a test that would hang fails instead.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn limited(rules: &str) -> (Upstream, TestListener) {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -138,10 +138,10 @@ fn a_denied_client_need_not_send_its_body() {
 
 /// Returns an upstream that answers `/NUMBER` with that status, and reports a cost of 12 tokens.
 fn statuses() -> Upstream {
-    Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
+    Upstream::start(|connection| {
+        while let Some(head) = connection.head() {
             let status = head.split([' ', '/']).nth(2).unwrap();
-            talk.send(format!(
+            connection.send(format!(
                 "HTTP/1.1 {status} Whatever\r\nx-tokens: 12\r\ncontent-length: 2\r\n\r\nok"
             ));
         }
@@ -188,12 +188,12 @@ fn a_response_header_sets_the_cost() {
 
 #[test]
 fn a_slot_is_held_until_the_response_ends_or_the_client_disconnects() {
-    let upstream = Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
+    let upstream = Upstream::start(|connection| {
+        while let Some(head) = connection.head() {
             if head.starts_with("GET /slow") {
-                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nhalf");
+                connection.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nhalf");
             } else {
-                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nhalf");
+                connection.send("HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nhalf");
             }
         }
     });
@@ -255,7 +255,7 @@ impl Uploads {
             if open == count {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "{open} are open, not {count}");
+            assert!(start.elapsed() < TIMEOUT, "{open} are open, not {count}");
             std::thread::yield_now();
         }
     }
@@ -297,8 +297,8 @@ fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
 fn early_answers_do_not_exceed_the_concurrency_limit() {
     let uploads = Uploads::new();
     let seen = Arc::clone(&uploads);
-    let upstream = Upstream::start(move |talk| {
-        talk.head().unwrap();
+    let upstream = Upstream::start(move |connection| {
+        connection.head().unwrap();
         seen.begin();
         while seen
             .answers
@@ -308,8 +308,8 @@ fn early_answers_do_not_exceed_the_concurrency_limit() {
         {
             std::thread::yield_now();
         }
-        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
-        talk.until_closed();
+        connection.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+        connection.until_closed();
         seen.end();
     });
     early_answers(&upstream, "", &uploads);

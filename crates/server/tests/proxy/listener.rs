@@ -8,7 +8,7 @@ use tidegate_server::{
     config::Config,
     geoip::GeoIp,
     limiter::Limiter,
-    listener::proxy::{self, AccessLog, Live, Served},
+    listener::proxy::{self, AccessLog, Dependencies, ProxyRuntime},
     net::{Listener, Server, Tls, TlsListener},
 };
 
@@ -20,14 +20,14 @@ const START_MICROS: u64 = 1_700_000_040_000_000;
 pub(crate) struct TestListener {
     pub(crate) listener: Listener,
     pub(crate) server: Server,
-    pub(crate) live: Arc<Live>,
+    pub(crate) runtime: Arc<ProxyRuntime>,
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) tls: Option<Arc<Tls>>,
 }
 
 impl TestListener {
     /// Opens a proxy in front of one upstream.
-    pub(crate) fn before(url: impl Display) -> Self {
+    pub(crate) fn in_front_of(url: impl Display) -> Self {
         Self::with(url, "")
     }
 
@@ -58,23 +58,23 @@ impl TestListener {
         let log = settings.access_log.as_ref();
         let log = log.map(|log| AccessLog::open(log).unwrap());
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
-        let live = Live::new(settings, &server, log, clock.clone()).unwrap();
-        let live = Arc::new(live);
+        let runtime = ProxyRuntime::new(settings, &server, log, clock.clone()).unwrap();
+        let runtime = Arc::new(runtime);
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Arc::new(Limiter::new(config.rules, store, clock));
-        let served = Served {
+        let dependencies = Dependencies {
             limiter: Arc::clone(&limiter),
             headers: config.headers,
-            live: Arc::clone(&live),
+            runtime: Arc::clone(&runtime),
             identity: Arc::new(identity),
             tls: tls.clone(),
         };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let listener = proxy::listen(&server, socket, served).unwrap();
+        let listener = proxy::listen(&server, socket, dependencies).unwrap();
         Self {
             listener,
             server,
-            live,
+            runtime,
             limiter,
             tls,
         }

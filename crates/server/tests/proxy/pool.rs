@@ -9,7 +9,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 #[test]
 fn a_connection_serves_one_request_after_the_other() {
     let upstream = Upstream::answering(OK);
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     for _ in 0..5 {
         assert_eq!(listener.get("/").body, "ok");
     }
@@ -34,17 +34,17 @@ fn response_heads_on_one_connection_do_not_mix() {
         ("X-Kind: one\r\n", None, Some("one")),
         ("Set-Cookie: a=1\r\n", Some("a=1"), None),
     ];
-    let upstream = Upstream::start(|talk| {
+    let upstream = Upstream::start(|connection| {
         for (lines, ..) in ANSWERS.iter().cycle() {
-            if talk.head().is_none() {
+            if connection.head().is_none() {
                 break;
             }
-            talk.send(format!(
+            connection.send(format!(
                 "HTTP/1.1 200 OK\r\n{lines}content-length: 0\r\n\r\n"
             ));
         }
     });
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     for (lines, cookie, kind) in ANSWERS.iter().cycle().take(9) {
         let answer = client.ask("GET", "/", &[], b"");
@@ -58,7 +58,7 @@ fn response_heads_on_one_connection_do_not_mix() {
 fn a_connection_closed_by_the_upstream_is_not_reused() {
     let upstream =
         Upstream::answering("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok");
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     for _ in 0..3 {
         assert_eq!(listener.get("/").body, "ok");
     }
@@ -69,11 +69,11 @@ fn a_connection_closed_by_the_upstream_is_not_reused() {
 #[test]
 fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
     let (send, closed) = channel();
-    let closing = Upstream::start(move |talk| {
-        talk.head().unwrap();
-        talk.octets(b"once".len());
-        talk.send(OK);
-        talk.close();
+    let closing = Upstream::start(move |connection| {
+        connection.head().unwrap();
+        connection.read_bytes(b"once".len());
+        connection.send(OK);
+        connection.close();
         let _ = send.send(());
     });
     let other = Upstream::answering(OK);
@@ -95,18 +95,18 @@ fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
 /// Returns an upstream that serves one request per connection, and closes it when the second
 /// request arrives. By then the proxy has sent that request on a stale connection.
 fn fickle() -> Upstream {
-    Upstream::start(|talk| {
-        talk.head().unwrap();
-        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
-        talk.head();
-        talk.close();
+    Upstream::start(|connection| {
+        connection.head().unwrap();
+        connection.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        connection.head();
+        connection.close();
     })
 }
 
 #[test]
 fn a_retryable_request_survives_a_lost_connection() {
     let upstream = fickle();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     let claims = [("x-forwarded-for", "6.6.6.6")];
     for method in ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"] {
@@ -124,7 +124,7 @@ fn a_retryable_request_survives_a_lost_connection() {
         let told = head.lines().filter(|line| line.contains("forwarded-for"));
         assert_eq!(told.collect::<Vec<_>>(), ["x-forwarded-for: 127.0.0.1"]);
     }
-    let metrics = listener.live.exposition();
+    let metrics = listener.runtime.exposition();
     let retries = "tidegate_proxy_retries_total{upstream=\"app\"} 4\n";
     assert!(metrics.contains(retries), "{metrics}");
 }
@@ -158,7 +158,7 @@ fn a_request_that_may_have_been_processed_is_not_retried() {
             .sum();
         assert_eq!(heads, 3, "{method}");
         // A stale connection does not count as a failure of its endpoint.
-        let metrics = listener.live.exposition();
+        let metrics = listener.runtime.exposition();
         let up = metrics
             .lines()
             .filter(|line| line.starts_with("tidegate_proxy_endpoint_up"));
@@ -174,10 +174,10 @@ fn a_request_that_may_have_been_processed_is_not_retried() {
 fn an_idle_pooled_connection_is_closed_after_its_timeout() {
     let (send, closed) = channel();
     let send = std::sync::Mutex::new(send);
-    let upstream = Upstream::start(move |talk| {
-        talk.head().unwrap();
-        talk.send(OK);
-        talk.until_closed();
+    let upstream = Upstream::start(move |connection| {
+        connection.head().unwrap();
+        connection.send(OK);
+        connection.until_closed();
         send.lock().unwrap().send(()).unwrap();
     });
     let listener = TestListener::with(upstream.url(), "timeouts: {pool: 100ms}");
@@ -189,12 +189,12 @@ fn an_idle_pooled_connection_is_closed_after_its_timeout() {
 fn a_disconnected_client_cancels_its_request() {
     let (send, closed) = channel();
     let send = std::sync::Mutex::new(send);
-    let upstream = Upstream::start(move |talk| {
-        talk.head().unwrap();
-        talk.until_closed();
+    let upstream = Upstream::start(move |connection| {
+        connection.head().unwrap();
+        connection.until_closed();
         send.lock().unwrap().send(()).unwrap();
     });
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     while upstream.heads().is_empty() {
@@ -206,10 +206,10 @@ fn a_disconnected_client_cancels_its_request() {
 
 #[test]
 fn an_upstream_without_a_free_connection_is_503() {
-    let upstream = Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
+    let upstream = Upstream::start(|connection| {
+        while let Some(head) = connection.head() {
             if !head.starts_with("GET /slow") {
-                talk.send(OK);
+                connection.send(OK);
             }
         }
     });

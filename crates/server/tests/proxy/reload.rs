@@ -25,18 +25,18 @@ const OLD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nold";
 const NEW: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nnew";
 
 /// A proxy and its rules file.
-pub(crate) struct Reloaded {
+pub(crate) struct ReloadableListener {
     pub(crate) listener: TestListener,
     file: NamedTempFile,
     reloader: Reloader,
 }
 
-impl Reloaded {
+impl ReloadableListener {
     pub(crate) fn open(text: &str) -> Self {
         let (listener, file) = (TestListener::open(text), NamedTempFile::new().unwrap());
-        let (limiter, live) = (Arc::clone(&listener.limiter), Arc::clone(&listener.live));
+        let (limiter, runtime) = (Arc::clone(&listener.limiter), Arc::clone(&listener.runtime));
         let started = RestartOnlySettings::with(&Config::parse(text).unwrap());
-        let reloader = Reloader::new(file.path().to_owned(), limiter, Some(live), started);
+        let reloader = Reloader::new(file.path().to_owned(), limiter, Some(runtime), started);
         Self {
             listener,
             file,
@@ -63,7 +63,7 @@ fn a_change_of_the_client_identity_requires_a_restart() {
     let upstream = Upstream::answering(OLD);
     let entries = "entries: {t: {of: header.x-a, split: '.'}}\n";
     let limited = |key: &str| format!("rules: [{{name: r, key: [{key}], limits: [1/h]}}]\n");
-    let reloaded = Reloaded::open(&file(&upstream, &limited("ip")));
+    let reloaded = ReloadableListener::open(&file(&upstream, &limited("ip")));
     let mut client = reloaded.listener.connect();
     assert_eq!(client.ask("GET", "/", &[("host", "h")], b"").status, 200);
     for (settings, section) in [
@@ -89,16 +89,16 @@ fn a_change_of_the_client_identity_requires_a_restart() {
 fn requests_in_flight_finish_and_later_ones_use_the_new_upstream() {
     let (release, released) = channel();
     let released = Mutex::new(released);
-    let old = Upstream::start(move |talk| {
-        while let Some(head) = talk.head() {
+    let old = Upstream::start(move |connection| {
+        while let Some(head) = connection.head() {
             if head.starts_with("GET /slow ") {
                 released.lock().unwrap().recv().unwrap();
             }
-            talk.send(OLD);
+            connection.send(OLD);
         }
     });
     let new = Upstream::answering(NEW);
-    let reloaded = Reloaded::open(&file(&old, ""));
+    let reloaded = ReloadableListener::open(&file(&old, ""));
     let mut other = reloaded.listener.connect();
     assert_eq!(other.ask("GET", "/", &[], b"").body, "old");
     let mut slow = reloaded.listener.connect();
@@ -117,7 +117,7 @@ fn requests_in_flight_finish_and_later_ones_use_the_new_upstream() {
 #[test]
 fn a_kept_endpoint_keeps_its_connections_and_counters() {
     let upstream = Upstream::answering(OLD);
-    let reloaded = Reloaded::open(&file(&upstream, ""));
+    let reloaded = ReloadableListener::open(&file(&upstream, ""));
     assert_eq!(reloaded.listener.get("/").status, 200);
     reloaded
         .reload(&file(
@@ -128,7 +128,7 @@ fn a_kept_endpoint_keeps_its_connections_and_counters() {
     assert_eq!(reloaded.listener.get("/").status, 200);
     assert_eq!(upstream.connections(), 1);
     let answers = "tidegate_proxy_responses_total{upstream=\"app\",status=\"2xx\"} 2\n";
-    let metrics = reloaded.listener.live.exposition();
+    let metrics = reloaded.listener.runtime.exposition();
     assert!(metrics.contains(answers), "{metrics}");
     let body = [b'x'; 1_025];
     let answer = reloaded.listener.connect().ask("POST", "/", &[], &body);
@@ -147,7 +147,7 @@ fn several(upstreams: &[&Upstream], settings: &str) -> String {
 #[test]
 fn an_endpoint_keeps_its_connections_with_new_neighbours_and_settings() {
     let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
-    let reloaded = Reloaded::open(&several(&[&old], ""));
+    let reloaded = ReloadableListener::open(&several(&[&old], ""));
     assert_eq!(reloaded.listener.get("/").body, "old");
     for settings in [
         "",
@@ -167,10 +167,10 @@ fn an_endpoint_keeps_its_connections_with_new_neighbours_and_settings() {
 
 #[test]
 fn a_reload_starts_and_stops_health_checks() {
-    let sick = Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
+    let sick = Upstream::start(|connection| {
+        while let Some(head) = connection.head() {
             let is_check = head.starts_with("GET /healthz ");
-            talk.send(if is_check {
+            connection.send(if is_check {
                 "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
             } else {
                 OLD
@@ -181,12 +181,12 @@ fn a_reload_starts_and_stops_health_checks() {
     let plain = several(&[&sick, &well], "");
     let check = ", health: {path: /healthz, interval: 1ms, timeout: 20s, unhealthy_after: 1}";
     let asked = several(&[&sick, &well], check);
-    let reloaded = Reloaded::open(&plain);
+    let reloaded = ReloadableListener::open(&plain);
     let up = format!(
         "tidegate_proxy_endpoint_up{{upstream=\"app\",endpoint=\"{}\"}} 1\n",
         sick.url()
     );
-    let is_up = || reloaded.listener.live.exposition().contains(&up);
+    let is_up = || reloaded.listener.runtime.exposition().contains(&up);
     for _ in 0..3 {
         reloaded.reload(&asked).unwrap();
         until(|| !is_up());
@@ -199,7 +199,7 @@ fn a_reload_starts_and_stops_health_checks() {
 #[test]
 fn an_invalid_file_changes_nothing() {
     let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
-    let reloaded = Reloaded::open(&file(&old, ""));
+    let reloaded = ReloadableListener::open(&file(&old, ""));
     let rule = "rules: [{name: all, limits: [1/h]}]\n";
     let mistaken = file(&new, &format!("  max_boddy: 1\n{rule}"));
     assert!(matches!(
@@ -221,24 +221,24 @@ fn an_invalid_file_changes_nothing() {
 }
 
 /// A timeout longer than any test step takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[test]
 fn idle_connections_of_a_removed_endpoint_are_closed_at_once() {
     let (closed, is_closed) = channel();
     let closed = Mutex::new(closed);
-    let old = Upstream::start(move |talk| {
-        talk.head().unwrap();
-        talk.send(OLD);
-        talk.until_closed();
+    let old = Upstream::start(move |connection| {
+        connection.head().unwrap();
+        connection.send(OLD);
+        connection.until_closed();
         let _ = closed.lock().unwrap().send(());
     });
     let new = Upstream::answering(NEW);
     let long = "  timeouts: {pool: 1d}\n";
-    let reloaded = Reloaded::open(&file(&old, long));
+    let reloaded = ReloadableListener::open(&file(&old, long));
     assert_eq!(reloaded.listener.get("/").body, "old");
     reloaded.reload(&file(&new, long)).unwrap();
-    is_closed.recv_timeout(PATIENCE).unwrap();
+    is_closed.recv_timeout(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -246,17 +246,17 @@ fn connections_returned_to_a_removed_endpoint_are_closed() {
     let (release, released) = channel();
     let (closed, is_closed) = channel();
     let ways = Mutex::new((released, closed));
-    let old = Upstream::start(move |talk| {
-        talk.head().unwrap();
+    let old = Upstream::start(move |connection| {
+        connection.head().unwrap();
         let ways = ways.lock().unwrap();
         ways.0.recv().unwrap();
-        talk.send(OLD);
-        talk.until_closed();
+        connection.send(OLD);
+        connection.until_closed();
         let _ = ways.1.send(());
     });
     let new = Upstream::answering(NEW);
     let long = "  timeouts: {pool: 1d}\n";
-    let reloaded = Reloaded::open(&file(&old, long));
+    let reloaded = ReloadableListener::open(&file(&old, long));
     let mut slow = reloaded.listener.connect();
     slow.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     while old.heads().is_empty() {
@@ -265,38 +265,38 @@ fn connections_returned_to_a_removed_endpoint_are_closed() {
     reloaded.reload(&file(&new, long)).unwrap();
     release.send(()).unwrap();
     assert_eq!(slow.read_answer(false).body, "old");
-    is_closed.recv_timeout(PATIENCE).unwrap();
+    is_closed.recv_timeout(TIMEOUT).unwrap();
 }
 
 #[test]
 fn a_reload_changes_the_timeout_of_idle_connections() {
     let (closed, is_closed) = channel();
     let closed = Mutex::new(closed);
-    let upstream = Upstream::start(move |talk| {
-        talk.head().unwrap();
-        talk.send(OLD);
-        talk.until_closed();
+    let upstream = Upstream::start(move |connection| {
+        connection.head().unwrap();
+        connection.send(OLD);
+        connection.until_closed();
         let _ = closed.lock().unwrap().send(());
     });
-    let reloaded = Reloaded::open(&file(&upstream, "  timeouts: {pool: 1d}\n"));
+    let reloaded = ReloadableListener::open(&file(&upstream, "  timeouts: {pool: 1d}\n"));
     assert_eq!(reloaded.listener.get("/").body, "old");
     reloaded
         .reload(&file(&upstream, "  timeouts: {pool: 1ms}\n"))
         .unwrap();
-    is_closed.recv_timeout(PATIENCE).unwrap();
+    is_closed.recv_timeout(TIMEOUT).unwrap();
 }
 
 #[test]
 fn a_pooled_connection_uses_the_current_settings() {
-    let upstream = Upstream::start(|talk| {
-        while talk.head().is_some() {
-            talk.send(format!(
+    let upstream = Upstream::start(|connection| {
+        while connection.head().is_some() {
+            connection.send(format!(
                 "HTTP/1.1 200 OK\r\nx-long: {}\r\ncontent-length: 0\r\n\r\n",
                 "x".repeat(12_000)
             ));
         }
     });
-    let reloaded = Reloaded::open(&file(&upstream, ""));
+    let reloaded = ReloadableListener::open(&file(&upstream, ""));
     assert_eq!(reloaded.listener.get("/").status, 200);
     reloaded
         .reload(&file(&upstream, "  max_head: 8KiB\n"))
@@ -309,14 +309,17 @@ fn a_pooled_connection_uses_the_current_settings() {
 
 #[test]
 fn a_stalled_body_uses_the_current_timeout() {
-    let upstream = Upstream::start(|talk| {
-        while talk.head().is_some_and(|head| head.starts_with("GET / ")) {
-            talk.send(OLD);
+    let upstream = Upstream::start(|connection| {
+        while connection
+            .head()
+            .is_some_and(|head| head.starts_with("GET / "))
+        {
+            connection.send(OLD);
         }
-        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf");
-        talk.until_closed();
+        connection.send("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf");
+        connection.until_closed();
     });
-    let reloaded = Reloaded::open(&file(&upstream, "  timeouts: {idle: 1d}\n"));
+    let reloaded = ReloadableListener::open(&file(&upstream, "  timeouts: {idle: 1d}\n"));
     let mut client = reloaded.listener.connect();
     assert_eq!(client.ask("GET", "/", &[], b"").body, "old");
     reloaded
@@ -339,7 +342,7 @@ fn new_trust_anchors_in_the_same_file_are_used() {
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'https://localhost:{port}', ca: '{}'}}]}}\n",
         pem(known.path()).display()
     );
-    let reloaded = Reloaded::open(&text);
+    let reloaded = ReloadableListener::open(&text);
     assert_eq!(reloaded.listener.get("/").status, 502);
     fs::copy(pem(other.path()), pem(known.path())).unwrap();
     assert_eq!(
@@ -361,7 +364,7 @@ fn new_trust_anchors_in_the_same_file_are_used() {
 #[test]
 fn a_missing_file_is_reported_once_and_read_when_it_returns() {
     let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
-    let reloaded = Reloaded::open(&file(&old, ""));
+    let reloaded = ReloadableListener::open(&file(&old, ""));
     reloaded.reload(&file(&old, "")).unwrap();
     let failed = || {
         let metrics = reloaded.listener.limiter.exposition();

@@ -2,13 +2,13 @@
 
 use crate::{
     listener::TestListener,
-    upstream::{Talk, Upstream},
+    upstream::{ServerConnection, Upstream},
 };
 
 fn named(name: &'static str) -> Upstream {
-    Upstream::start(move |talk: &mut Talk| {
-        while talk.head().is_some() {
-            talk.send(format!(
+    Upstream::start(move |connection: &mut ServerConnection| {
+        while connection.head().is_some() {
+            connection.send(format!(
                 "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}",
                 name.len()
             ));
@@ -95,7 +95,7 @@ fn an_unreachable_endpoint_fails_no_request() {
     let there = named("there");
     let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: [\"http://{}\", \"{}\"]}}]}}\n",
-        Upstream::nobody(),
+        Upstream::closed_address(),
         there.url()
     ));
     for _ in 0..10 {

@@ -14,13 +14,13 @@ use tokio::net::TcpStream;
 use crate::{listener::TestListener, upstream::Upstream};
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 client that never reads a response body.
 #[derive(Clone)]
-struct Greedy(http2::SendRequest<Full<Bytes>>);
+struct ZeroWindowClient(http2::SendRequest<Full<Bytes>>);
 
-impl Greedy {
+impl ZeroWindowClient {
     async fn connect(listener: &TestListener) -> Self {
         let stream = TcpStream::connect(listener.listener.local_addr()).await;
         let (client, connection) = http2::Builder::new(TokioExecutor::new())
@@ -38,7 +38,7 @@ impl Greedy {
             .0
             .clone()
             .send_request(request.body(Full::default()).unwrap());
-        tokio::time::timeout(PATIENCE, answer)
+        tokio::time::timeout(TIMEOUT, answer)
             .await
             .unwrap()
             .unwrap()
@@ -46,7 +46,7 @@ impl Greedy {
 }
 
 /// Opens a proxy whose upstream may have a single connection.
-fn narrow(upstream: &Upstream, settings: &str) -> TestListener {
+fn single_connection(upstream: &Upstream, settings: &str) -> TestListener {
     TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', {settings} upstreams: [{{name: app, max_connections: 1, urls: '{}'}}]}}\n",
         upstream.url()
@@ -56,18 +56,18 @@ fn narrow(upstream: &Upstream, settings: &str) -> TestListener {
 /// Starts an upstream that answers `/small` with an empty body and everything else with `count`
 /// pieces of `piece` bytes.
 fn sized(piece: usize, count: usize) -> Upstream {
-    Upstream::start(move |talk| {
-        while let Some(head) = talk.head() {
+    Upstream::start(move |connection| {
+        while let Some(head) = connection.head() {
             if head.starts_with("GET /small") {
-                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+                connection.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
                 continue;
             }
             let length = count * piece;
-            talk.send(format!(
+            connection.send(format!(
                 "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n"
             ));
             for _ in 0..count {
-                talk.send(vec![b'x'; piece]);
+                connection.send(vec![b'x'; piece]);
                 std::thread::yield_now();
             }
         }
@@ -83,7 +83,7 @@ async fn until_free(listener: &TestListener) {
             std::thread::yield_now();
         }
     });
-    tokio::time::timeout(PATIENCE, asking)
+    tokio::time::timeout(TIMEOUT, asking)
         .await
         .unwrap()
         .unwrap();
@@ -96,8 +96,8 @@ async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n",
     ] {
         let upstream = Upstream::answering(answer);
-        let listener = narrow(&upstream, "");
-        let greedy = Greedy::connect(&listener).await;
+        let listener = single_connection(&upstream, "");
+        let greedy = ZeroWindowClient::connect(&listener).await;
         let mut held = Vec::new();
         for _ in 0..20 {
             let answer = greedy.ask("/").await;
@@ -113,8 +113,8 @@ async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
 #[tokio::test]
 async fn a_response_is_read_ahead_of_its_client() {
     let upstream = sized(8 << 10, 7);
-    let listener = narrow(&upstream, "");
-    let greedy = Greedy::connect(&listener).await;
+    let listener = single_connection(&upstream, "");
+    let greedy = ZeroWindowClient::connect(&listener).await;
     let held = greedy.ask("/large").await;
     assert_eq!(held.status(), 200);
     until_free(&listener).await;
@@ -127,15 +127,15 @@ fn a_body_is_complete_for_every_read_ahead_size() {
         .map(|at| char::from(b'a' + u8::try_from(at % 23).unwrap()))
         .collect();
     let expected = body.clone();
-    let upstream = Upstream::start(move |talk| {
-        while let Some(head) = talk.head() {
+    let upstream = Upstream::start(move |connection| {
+        while let Some(head) = connection.head() {
             let path = head.split(' ').nth(1).unwrap();
             let answer = match path {
                 "/none" => "HTTP/1.1 204 No Content\r\n\r\n".to_owned(),
                 "/small" => "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_owned(),
                 _ => format!("HTTP/1.1 200 OK\r\ncontent-length: {LENGTH}\r\n\r\n{body}"),
             };
-            talk.send(answer);
+            connection.send(answer);
         }
     });
     for buffer in ["0", "1", "64KiB", "16MiB"] {
@@ -160,8 +160,8 @@ async fn a_response_that_is_read_too_slowly_is_aborted() {
     let upstream = sized(16 << 20, 1);
     // The minimum rate ends it long before the idle timeout would.
     let settings = "timeouts: {idle: 1h}, min_rate: {bytes_per_second: 1000, grace: 100ms},";
-    let listener = narrow(&upstream, settings);
-    let greedy = Greedy::connect(&listener).await;
+    let listener = single_connection(&upstream, settings);
+    let greedy = ZeroWindowClient::connect(&listener).await;
     let held = greedy.ask("/large").await;
     assert_eq!(held.status(), 200);
     until_free(&listener).await;
@@ -188,10 +188,10 @@ fn a_request_body_below_the_minimum_rate_is_408() {
 async fn a_client_cannot_exceed_its_in_flight_limit() {
     let (send, wait) = channel::<()>();
     let wait = Arc::new(Mutex::new(wait));
-    let upstream = Upstream::start(move |talk| {
-        while talk.head().is_some() {
+    let upstream = Upstream::start(move |connection| {
+        while connection.head().is_some() {
             let _ = wait.lock().unwrap().recv();
-            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+            connection.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
         }
     });
     let rule = "rules: [{name: all, key: [ip], limits: [2/d]}]\n";
@@ -202,7 +202,7 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
         ))
     };
     let listener = proxy("");
-    let greedy = Greedy::connect(&listener).await;
+    let greedy = ZeroWindowClient::connect(&listener).await;
     let asking: Vec<_> = (0..2)
         .map(|_| {
             let greedy = greedy.clone();
@@ -233,7 +233,7 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
     );
     // A trusted proxy forwards for many clients.
     let listener = proxy("clients: {proxies: [127.0.0.0/8]}\n");
-    let greedy = Greedy::connect(&listener).await;
+    let greedy = ZeroWindowClient::connect(&listener).await;
     let before = upstream.heads().len();
     let claims = ["192.0.2.1", "192.0.2.2", "192.0.2.3"];
     let asking: Vec<_> = claims

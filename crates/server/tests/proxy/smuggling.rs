@@ -4,12 +4,12 @@ use crate::{listener::TestListener, upstream::Upstream};
 
 /// Sends these bytes. Returns what the client receives, and the heads that reach the upstream.
 fn smuggled(octets: &str) -> (String, Vec<String>) {
-    let upstream = Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
+    let upstream = Upstream::start(|connection| {
+        while let Some(head) = connection.head() {
             if head.contains("transfer-encoding: chunked") {
-                talk.until("0\r\n\r\n");
+                connection.until("0\r\n\r\n");
             }
-            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+            connection.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
         }
     });
     let listener = TestListener::with(

@@ -4,33 +4,33 @@ use std::time::Duration;
 
 use crate::{listener::TestListener, upstream::Upstream};
 
-const ASKED: &str = "GET /chat HTTP/1.1\r\nhost: h\r\nconnection: keep-alive, Upgrade\r\nupgrade: echo\r\nsec-key: k\r\n\r\n";
+const UPGRADE_REQUEST: &str = "GET /chat HTTP/1.1\r\nhost: h\r\nconnection: keep-alive, Upgrade\r\nupgrade: echo\r\nsec-key: k\r\n\r\n";
 
 /// Returns an upstream that upgrades, sends a greeting, and echoes until it is told to end.
 fn echo() -> Upstream {
-    Upstream::start(|talk| {
-        let head = talk.head().unwrap();
+    Upstream::start(|connection| {
+        let head = connection.head().unwrap();
         assert!(head.contains("connection: upgrade"), "{head}");
         assert!(head.contains("upgrade: echo"), "{head}");
         assert!(head.contains("sec-key: k"), "{head}");
-        talk.send("HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: echo\r\nsec-accept: a\r\n\r\nhello\n");
-        while let Some(line) = talk.line() {
+        connection.send("HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: echo\r\nsec-accept: a\r\n\r\nhello\n");
+        while let Some(line) = connection.line() {
             if line == "end\n" {
-                return talk.close();
+                return connection.close();
             }
-            talk.send(line);
+            connection.send(line);
         }
-        talk.send("you are gone\n");
-        talk.close();
+        connection.send("you are gone\n");
+        connection.close();
     })
 }
 
 #[test]
 fn bytes_are_forwarded_both_ways_until_the_upstream_closes() {
     let upstream = echo();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
-    client.send(ASKED);
+    client.send(UPGRADE_REQUEST);
     let head = client.read_until("\r\n\r\n");
     assert!(
         head.starts_with("HTTP/1.1 101 Switching Protocols\r\n"),
@@ -65,7 +65,7 @@ fn a_slot_is_held_until_both_sides_have_closed() {
         // The proxy may need several polls to notice that the previous connection has gone.
         let upgraded = (0..10_000).find_map(|_| {
             let mut client = listener.connect();
-            client.send(ASKED);
+            client.send(UPGRADE_REQUEST);
             let head = client.read_until("\r\n\r\n");
             head.starts_with("HTTP/1.1 101 ").then_some(client)
         });
@@ -82,9 +82,9 @@ fn a_slot_is_held_until_both_sides_have_closed() {
 #[test]
 fn a_half_closed_client_still_receives() {
     let upstream = echo();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
-    client.send(ASKED);
+    client.send(UPGRADE_REQUEST);
     client.read_until("hello\n");
     client
         .clone_stream()
@@ -101,7 +101,7 @@ fn an_idle_tunnel_is_closed() {
         "timeouts: {upgraded: 2s, keep_alive: 500ms, request_head: 500ms}",
     );
     let mut client = listener.connect();
-    client.send(ASKED);
+    client.send(UPGRADE_REQUEST);
     client.read_until("hello\n");
     // Longer than the timeouts of requests and idle connections.
     for _ in 0..3 {
@@ -115,10 +115,10 @@ fn an_idle_tunnel_is_closed() {
 #[test]
 fn an_upstream_may_decline_an_upgrade() {
     let upstream = Upstream::answering("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno");
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     for _ in 0..2 {
-        client.send(ASKED);
+        client.send(UPGRADE_REQUEST);
         let answer = client.read_answer(false);
         assert_eq!((answer.status, &*answer.body), (403, "no"));
     }
@@ -128,7 +128,7 @@ fn an_upstream_may_decline_an_upgrade() {
 #[test]
 fn an_upgrade_to_h2c_is_not_forwarded() {
     let upstream = Upstream::ok();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n\r\n");
     assert_eq!(client.read_answer(false).status, 200);
@@ -142,9 +142,9 @@ fn an_upgrade_to_h2c_is_not_forwarded() {
 #[test]
 fn an_http_1_0_client_cannot_upgrade() {
     let upstream = Upstream::ok();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
-    client.send(ASKED.replace("HTTP/1.1", "HTTP/1.0"));
+    client.send(UPGRADE_REQUEST.replace("HTTP/1.1", "HTTP/1.0"));
     assert_eq!(client.read_answer(false).status, 200);
     let head = &upstream.heads()[0];
     assert!(
@@ -156,9 +156,9 @@ fn an_http_1_0_client_cannot_upgrade() {
 #[test]
 fn a_tunnel_counts_as_a_connection_until_it_closes() {
     let upstream = echo();
-    let listener = TestListener::before(upstream.url());
+    let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
-    client.send(ASKED);
+    client.send(UPGRADE_REQUEST);
     client.read_until("hello\n");
     assert_eq!(listener.listener.open(), 1);
     client.send("end\n");

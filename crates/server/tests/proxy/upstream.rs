@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::runtime;
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server that handles each connection with a function.
 pub(crate) struct Upstream {
@@ -30,8 +30,8 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// Starts a server that handles each connection with `conduct`, on its own thread.
-    pub(crate) fn start(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Self {
+    /// Starts a server that handles each connection with `handler`, on its own thread.
+    pub(crate) fn start(handler: impl Fn(&mut ServerConnection) + Send + Sync + 'static) -> Self {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let upstream = Self {
             address: socket.local_addr().unwrap(),
@@ -42,16 +42,16 @@ impl Upstream {
             Arc::clone(&upstream.connections),
             Arc::clone(&upstream.heads),
         );
-        let conduct = Arc::new(conduct);
+        let handler = Arc::new(handler);
         spawn(move || {
             for stream in socket.incoming().map_while(Result::ok) {
                 connections.fetch_add(1, Ordering::SeqCst);
-                let (conduct, heads) = (Arc::clone(&conduct), Arc::clone(&heads));
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                let (handler, heads) = (Arc::clone(&handler), Arc::clone(&heads));
+                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+                stream.set_write_timeout(Some(TIMEOUT)).unwrap();
                 let received = Vec::new();
                 spawn(move || {
-                    conduct(&mut Talk {
+                    handler(&mut ServerConnection {
                         stream,
                         received,
                         heads,
@@ -64,19 +64,19 @@ impl Upstream {
 
     /// Answers every request with `answer`, one byte at a time, and keeps the connection open.
     pub(crate) fn answering(answer: &'static str) -> Self {
-        Self::start(move |talk| {
-            while let Some(head) = talk.head() {
-                talk.skip_body(&head);
-                talk.send(answer);
+        Self::start(move |connection| {
+            while let Some(head) = connection.head() {
+                connection.skip_body(&head);
+                connection.send(answer);
             }
         })
     }
 
     /// Reads the head of one request, and never responds.
     pub(crate) fn silent() -> Self {
-        Self::start(|talk| {
-            talk.head();
-            talk.until_closed();
+        Self::start(|connection| {
+            connection.head();
+            connection.until_closed();
         })
     }
 
@@ -123,7 +123,7 @@ impl Upstream {
     }
 
     /// Returns an address without a listener.
-    pub(crate) fn nobody() -> SocketAddr {
+    pub(crate) fn closed_address() -> SocketAddr {
         // The system does not hand out a port again immediately after it was released.
         TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -160,13 +160,13 @@ fn written(request: &Request<Incoming>) -> String {
 }
 
 /// The upstream's side of one connection.
-pub(crate) struct Talk {
+pub(crate) struct ServerConnection {
     pub(crate) stream: TcpStream,
     received: Vec<u8>,
     heads: Arc<Mutex<Vec<String>>>,
 }
 
-impl Talk {
+impl ServerConnection {
     /// Reads the head of the next request, without the final empty line; `None` at the end.
     pub(crate) fn head(&mut self) -> Option<String> {
         let end = loop {
@@ -185,7 +185,7 @@ impl Talk {
     }
 
     /// Reads `count` bytes of a body.
-    pub(crate) fn octets(&mut self, count: usize) -> Vec<u8> {
+    pub(crate) fn read_bytes(&mut self, count: usize) -> Vec<u8> {
         while self.received.len() < count {
             assert!(self.read_more(), "closed within a body");
         }
@@ -222,7 +222,7 @@ impl Talk {
             .lines()
             .find_map(|line| line.strip_prefix("content-length: "));
         if let Some(length) = length {
-            self.octets(length.parse().unwrap());
+            self.read_bytes(length.parse().unwrap());
         }
     }
 

@@ -28,7 +28,7 @@ use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
 use crate::{listener::TestListener, upstream::Upstream};
 
 /// Opens a proxy whose upstream is the gRPC listener of `behind`.
-pub(crate) fn before_grpc(behind: &TestListener, rules: &str) -> TestListener {
+pub(crate) fn in_front_of_grpc(behind: &TestListener, rules: &str) -> TestListener {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let served = ListenerContext {
         limiter: Arc::clone(&behind.limiter),
@@ -44,8 +44,8 @@ pub(crate) fn before_grpc(behind: &TestListener, rules: &str) -> TestListener {
 
 #[tokio::test]
 async fn http1_reaches_an_upstream_as_http2() {
-    let behind = TestListener::before("http://127.0.0.1:1");
-    let listener = before_grpc(&behind, "");
+    let behind = TestListener::in_front_of("http://127.0.0.1:1");
+    let listener = in_front_of_grpc(&behind, "");
     let answer = tokio::task::spawn_blocking(move || {
         let headers = [
             ("content-type", "application/grpc"),
@@ -63,9 +63,9 @@ async fn http1_reaches_an_upstream_as_http2() {
 
 #[test]
 fn an_upstream_without_http2_is_502() {
-    let upstream = Upstream::start(|talk| {
-        talk.send("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
-        talk.close();
+    let upstream = Upstream::start(|connection| {
+        connection.send("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
+        connection.close();
     });
     let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, http2: true, urls: '{}'}}]}}\n",

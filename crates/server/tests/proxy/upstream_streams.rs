@@ -27,7 +27,7 @@ use tokio::{
 use crate::listener::TestListener;
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 upstream that counts its connections.
 struct Upstream {
@@ -122,7 +122,7 @@ impl Client {
             .0
             .clone()
             .send_request(request.body(body.into()).unwrap());
-        timeout(PATIENCE, answer).await.unwrap().unwrap()
+        timeout(TIMEOUT, answer).await.unwrap().unwrap()
     }
 
     async fn head(&self, path: &str) -> Response<Incoming> {
@@ -144,7 +144,7 @@ impl Client {
 }
 
 async fn read(answer: Response<Incoming>) -> Bytes {
-    let body = timeout(PATIENCE, answer.into_body().collect()).await;
+    let body = timeout(TIMEOUT, answer.into_body().collect()).await;
     body.unwrap().unwrap().to_bytes()
 }
 
@@ -252,7 +252,7 @@ async fn a_request_body_is_not_sent_after_its_response() {
     let client = Client::connect(&listener).await;
     assert_eq!(client.post("/neglected").await, 200);
     let is_free = async { while client.get("/").await.0 != 200 {} };
-    timeout(PATIENCE, is_free).await.unwrap();
+    timeout(TIMEOUT, is_free).await.unwrap();
     assert_eq!(upstream.connections(), 1);
 }
 
@@ -310,7 +310,7 @@ async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
             .uri("http://h.example/last");
         let answer = client.ask(last, Bytes::new()).await;
         assert_eq!(answer.status().as_u16(), status, "{method}");
-        let told = listener.live.exposition();
+        let told = listener.runtime.exposition();
         let failures = format!(
             "tidegate_proxy_endpoint_failures_total{{upstream=\"app\",endpoint=\"http://{}\",failure=\"bad_answer\"}} 0\n",
             upstream.address

@@ -24,7 +24,7 @@ pub(crate) fn secured(folder: &Path, name: &str, upstream: &Upstream) -> TestLis
 }
 
 /// Opens a proxy in front of the one at `port`, with the trust anchors in `folder`.
-fn before(folder: &Path, port: u16, settings: &str) -> TestListener {
+fn in_front_of(folder: &Path, port: u16, settings: &str) -> TestListener {
     TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'https://localhost:{port}', ca: '{}'{settings}}}]}}\n",
         folder.join("server.pem").display()
@@ -38,7 +38,7 @@ fn an_upstream_is_reached_over_tls_in_both_http_versions() {
     let behind = secured(folder.path(), "localhost", &upstream);
     let port = behind.listener.local_addr().port();
     for settings in ["", ", http2: true"] {
-        let listener = before(folder.path(), port, settings);
+        let listener = in_front_of(folder.path(), port, settings);
         for _ in 0..3 {
             assert_eq!(listener.get("/").body, "ok", "{settings}");
         }
@@ -57,9 +57,9 @@ fn an_upstream_with_an_untrusted_certificate_is_rejected() {
     let behind = secured(folder.path(), "localhost", &upstream);
     issue(other.path(), "localhost");
     let port = behind.listener.local_addr().port();
-    assert_eq!(before(other.path(), port, "").get("/").status, 502);
+    assert_eq!(in_front_of(other.path(), port, "").get("/").status, 502);
     let misnamed = secured(folder.path(), "elsewhere.example", &upstream);
     let port = misnamed.listener.local_addr().port();
-    assert_eq!(before(folder.path(), port, "").get("/").status, 502);
+    assert_eq!(in_front_of(folder.path(), port, "").get("/").status, 502);
     assert_eq!(upstream.connections(), 0);
 }

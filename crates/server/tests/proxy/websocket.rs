@@ -18,7 +18,7 @@ use tokio_tungstenite::{
 use crate::listener::TestListener;
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts a service that echoes messages, and closes on request.
 async fn echo() -> SocketAddr {
@@ -27,11 +27,11 @@ async fn echo() -> SocketAddr {
     tokio::spawn(async move {
         while let Ok((stream, _)) = socket.accept().await {
             tokio::spawn(async {
-                let mut talk = accept_async(stream).await.unwrap();
-                while let Some(Ok(message)) = talk.next().await {
+                let mut connection = accept_async(stream).await.unwrap();
+                while let Some(Ok(message)) = connection.next().await {
                     // tungstenite itself answers pings and closes.
                     if matches!(message, Message::Text(_) | Message::Binary(_)) {
-                        talk.send(message).await.unwrap();
+                        connection.send(message).await.unwrap();
                     }
                 }
             });
@@ -45,43 +45,46 @@ async fn connect(
 ) -> Result<WebSocketStream<TcpStream>, tungstenite::Error> {
     let stream = TcpStream::connect(listener.listener.local_addr()).await?;
     let connected = client_async("ws://h.example/chat?room=1", stream);
-    timeout(PATIENCE, connected)
+    timeout(TIMEOUT, connected)
         .await
         .unwrap()
-        .map(|(talk, _)| talk)
+        .map(|(connection, _)| connection)
 }
 
 /// Sends `message` and returns the reply.
-async fn heard(talk: &mut WebSocketStream<TcpStream>, message: Message) -> Message {
-    talk.send(message).await.unwrap();
-    next(talk).await.unwrap()
+async fn reply_to(connection: &mut WebSocketStream<TcpStream>, message: Message) -> Message {
+    connection.send(message).await.unwrap();
+    next(connection).await.unwrap()
 }
 
-async fn next(talk: &mut WebSocketStream<TcpStream>) -> Option<Message> {
-    let next = timeout(PATIENCE, talk.next()).await.unwrap();
+async fn next(connection: &mut WebSocketStream<TcpStream>) -> Option<Message> {
+    let next = timeout(TIMEOUT, connection.next()).await.unwrap();
     next.map(Result::unwrap)
 }
 
 #[tokio::test]
 async fn websocket_messages_and_the_close_handshake_are_forwarded() {
-    let listener = TestListener::before(format!("http://{}", echo().await));
-    let mut talk = connect(&listener).await.unwrap();
+    let listener = TestListener::in_front_of(format!("http://{}", echo().await));
+    let mut connection = connect(&listener).await.unwrap();
     let text = Message::text("good morning");
-    assert_eq!(heard(&mut talk, text.clone()).await, text);
+    assert_eq!(reply_to(&mut connection, text.clone()).await, text);
     let large: Vec<u8> = (0..1 << 20_u32)
         .map(|at: u32| at.to_le_bytes()[1])
         .collect();
     let large = Message::binary(large);
-    assert_eq!(heard(&mut talk, large.clone()).await, large);
-    let pong = heard(&mut talk, Message::Ping("x".into())).await;
+    assert_eq!(reply_to(&mut connection, large.clone()).await, large);
+    let pong = reply_to(&mut connection, Message::Ping("x".into())).await;
     assert_eq!(pong, Message::Pong("x".into()));
     let close = CloseFrame {
         code: CloseCode::Normal,
         reason: "done".into(),
     };
-    talk.close(Some(close.clone())).await.unwrap();
-    assert_eq!(next(&mut talk).await, Some(Message::Close(Some(close))));
-    assert_eq!(next(&mut talk).await, None);
+    connection.close(Some(close.clone())).await.unwrap();
+    assert_eq!(
+        next(&mut connection).await,
+        Some(Message::Close(Some(close)))
+    );
+    assert_eq!(next(&mut connection).await, None);
 }
 
 #[tokio::test]
@@ -92,19 +95,19 @@ proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
 ",
         echo().await
     ));
-    let mut talk = connect(&listener).await.unwrap();
+    let mut connection = connect(&listener).await.unwrap();
     for _ in 0..3 {
         let text = Message::text("still here");
-        assert_eq!(heard(&mut talk, text.clone()).await, text);
+        assert_eq!(reply_to(&mut connection, text.clone()).await, text);
         let denied = connect(&listener).await.unwrap_err();
         let is_denied =
             matches!(&denied, tungstenite::Error::Http(answer) if answer.status() == 429);
         assert!(is_denied, "{denied:?}");
     }
-    talk.close(None).await.unwrap();
-    while next(&mut talk).await.is_some() {}
-    drop(talk);
+    connection.close(None).await.unwrap();
+    while next(&mut connection).await.is_some() {}
+    drop(connection);
     // The proxy may need several polls to notice that the client has gone.
     let again = async { while connect(&listener).await.is_err() {} };
-    timeout(PATIENCE, again).await.unwrap();
+    timeout(TIMEOUT, again).await.unwrap();
 }

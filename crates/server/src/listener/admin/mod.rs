@@ -44,7 +44,7 @@ use self::{
 };
 use super::{
     http::{Answer, Problem, json, read_body, serve},
-    proxy::Live,
+    proxy::ProxyRuntime,
 };
 use crate::{
     config::Identity,
@@ -70,7 +70,7 @@ pub struct ListenerContext {
     /// The GeoIP databases, which `POST /v1/reload` reloads too.
     pub geoip: Option<Arc<GeoIp>>,
     /// The reverse proxy, if there is one.
-    pub proxy: Option<Arc<Live>>,
+    pub proxy: Option<Arc<ProxyRuntime>>,
     /// How client addresses are trusted and normalised.
     pub identity: Arc<Identity>,
     /// The token that requests must include; without one, any request from this machine is
@@ -142,7 +142,7 @@ struct Admin {
     envoy: Option<Arc<ConfigWatcher>>,
     certificates: Vec<Arc<Tls>>,
     geoip: Option<Arc<GeoIp>>,
-    proxy: Option<Arc<Live>>,
+    proxy: Option<Arc<ProxyRuntime>>,
     identity: Arc<Identity>,
     shutdown: Shutdown,
     access: Access,

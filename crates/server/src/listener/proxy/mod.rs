@@ -7,68 +7,52 @@
 //! A request passes these layers, outermost first:
 //!
 //! ```text
-//! connection    downstream: HTTP/1.1, HTTP/2, TLS, timeouts
+//! downstream    client connections: HTTP/1.1, HTTP/2, TLS, timeouts
 //! access_log    one line per request, if the access log is enabled
-//! triage        admission control: normalises the head, sheds load for upstreams at their limit
-//! gate          the rate limiting layer of `tidegate-http`: a denied request reaches no upstream
-//! forward       picks the upstream, sends the request, returns the response
+//! admission     normalises the head, sheds load for upstreams at their concurrency limit
+//! rate_limit    the rate limiting layer of `tidegate-http`: a denied request reaches no upstream
+//! handler       picks the upstream, sends the request, returns the response
+//! upstream      balancing, retries, connection pools, HTTP clients, health
 //! ```
 
 mod access_log;
-mod address;
-mod authorities;
-mod body;
-mod capacity;
-mod client_stream;
-mod clients;
-mod connect;
-mod connection;
-mod download;
-mod exchange;
-mod forward;
-mod forwarded;
-mod gate;
-mod health;
-mod hop;
-mod lease;
-mod lines;
-mod link;
-mod live;
-mod normalise;
-mod passing;
-mod place;
-mod refusal;
-mod rejected;
-mod shared;
-mod silence;
-mod taken;
-mod tally;
-mod target;
-mod triage;
-mod trouble;
+mod admission;
+mod bad_request;
+mod concurrency;
+mod downstream;
+mod error;
+mod handler;
+mod headers;
+mod idle_timeout;
+mod metrics;
+mod permit;
+mod rate_limit;
+mod request_body;
+mod response_body;
+mod runtime;
 mod tunnel;
-mod upstreams;
+mod upstream;
 
 use std::{io, net::TcpListener, sync::Arc};
 
-pub(crate) use self::authorities::connector;
-use self::upstreams::Upstreams;
-pub use self::{
-    access_log::AccessLog,
-    authorities::AuthoritiesError,
-    exchange::{Heard, UpstreamTalk},
-    live::{Current, Live},
-};
 use tower_layer::Layer as _;
 
+pub(crate) use self::upstream::tls::connector;
+pub use self::{
+    access_log::AccessLog,
+    runtime::{ProxyRuntime, RuntimeConfig},
+    upstream::{
+        h1::{ParsedResponse, ScriptedConnection},
+        tls::TrustAnchorError,
+    },
+};
 use self::{
-    access_log::{Logged, Logging},
-    clients::Clients,
-    connection::Client,
-    forward::{Forwarder, Way},
-    forwarded::{ClientSide, Forwarding},
-    triage::{Bearings, Triage},
-    tunnel::Planned,
+    access_log::{AccessLogService, LogContext},
+    admission::{Admission, AdmissionContext},
+    downstream::{ClientConnection, client_limit::ClientRegistry},
+    handler::{HandlerContext, ProxyHandler},
+    headers::forwarded::{ClientSide, ForwardingHeaders},
+    tunnel::PendingTunnel,
 };
 use super::http::header_writer;
 use crate::{
@@ -79,13 +63,13 @@ use crate::{
 
 /// The dependencies of the proxy.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct Dependencies {
     /// Decides which requests pass.
     pub limiter: Arc<Limiter>,
     /// Which rate limit headers responses carry.
     pub headers: Headers,
     /// The settings and upstreams, which a reload swaps.
-    pub live: Arc<Live>,
+    pub runtime: Arc<ProxyRuntime>,
     /// The trusted proxies in front of this one, and how clients are identified.
     pub identity: Arc<Identity>,
     /// The server certificate; without one, clients connect in plaintext.
@@ -97,61 +81,65 @@ pub struct Served {
 /// # Errors
 ///
 /// The operating system's error if `socket` is not a listening socket.
-pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Result<Listener> {
-    let settings = Arc::clone(&served.live.now().settings);
+pub fn listen(
+    server: &Server,
+    socket: TcpListener,
+    dependencies: Dependencies,
+) -> io::Result<Listener> {
+    let settings = Arc::clone(&dependencies.runtime.current().settings);
     let fitted = settings.fitted_connections;
     let bounds = Bounds {
         connections: fitted.unwrap_or(settings.max_connections),
         connections_per_client: settings.max_connections_per_client,
         ..Bounds::default()
     };
-    let writer = header_writer(served.headers);
-    let layer = gate::layer(&served.limiter, &served.identity, writer);
-    let clients = Arc::<Clients>::default();
-    let exempt = super::exempt(&served.identity);
+    let writer = header_writer(dependencies.headers);
+    let layer = rate_limit::layer(&dependencies.limiter, &dependencies.identity, writer);
+    let clients = Arc::<ClientRegistry>::default();
+    let exempt = super::exempt(&dependencies.identity);
     server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
-        let Served {
+        let Dependencies {
             limiter,
-            live,
+            runtime,
             identity,
             tls,
             ..
-        } = served.clone();
-        let log = live.log().cloned();
-        let rejected = Arc::clone(live.rejected());
-        let settings = Arc::clone(&live.now().settings);
+        } = dependencies.clone();
+        let log = runtime.log().cloned();
+        let bad_requests = Arc::clone(runtime.bad_requests());
+        let settings = Arc::clone(&runtime.current().settings);
         let layer = layer.clone().connection_from(connection.peer.ip());
         let clients = Arc::clone(&clients);
         async move {
             let peer = connection.peer.ip();
-            let planned = Planned::default();
+            let pending_tunnel = PendingTunnel::default();
             let scheme = if tls.is_some() { "https" } else { "http" };
-            let bearings = Arc::clone(&live);
-            let is_believed = identity.trust.believes(peer);
+            let admission_runtime = Arc::clone(&runtime);
+            let is_trusted = identity.trust.believes(peer);
             // A trusted proxy forwards for many clients, and limits each of them itself.
             let in_flight =
-                (!is_believed).then(|| clients.enter(identity.trust.counted(peer.to_canonical())));
-            let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_believed));
-            let forwarder = Forwarder::new(Way {
-                live,
+                (!is_trusted).then(|| clients.counter(identity.trust.counted(peer.to_canonical())));
+            let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_trusted));
+            let forwarder = ProxyHandler::new(HandlerContext {
+                runtime,
                 forwarding: Arc::clone(&forwarding),
                 in_flight: in_flight.clone(),
                 worker: connection.worker,
-                planned: planned.clone(),
-                names_upstream: log.is_some(),
+                pending_tunnel: pending_tunnel.clone(),
+                logs_upstream: log.is_some(),
             });
-            let client = Client {
+            let client = ClientConnection {
                 connection,
                 settings,
                 tls,
-                planned,
-                rejected,
+                pending_tunnel,
+                bad_requests,
                 in_flight,
             };
-            let service = Triage::new(
+            let service = Admission::new(
                 layer.layer(forwarder),
-                Bearings {
-                    live: bearings,
+                AdmissionContext {
+                    runtime: admission_runtime,
                     forwarding,
                     limiter: Arc::clone(&limiter),
                     layer,
@@ -160,19 +148,21 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
             let Some(log) = log else {
                 return client.serve(stream, service).await;
             };
-            let logging = Logging {
+            let log_context = LogContext {
                 log,
                 limiter,
                 identity,
                 peer,
             };
-            client.serve(stream, Logged::new(service, logging)).await;
+            client
+                .serve(stream, AccessLogService::new(service, log_context))
+                .await;
         }
     })
 }
 
 /// Returns how forwarded requests describe `client` to upstreams.
-fn forwarding_of(settings: &Proxy, client: ClientSide) -> Arc<Forwarding> {
+fn forwarding_of(settings: &Proxy, client: ClientSide) -> Arc<ForwardingHeaders> {
     let via = settings.heads.via.clone();
-    Arc::new(Forwarding::new(settings.forwarded, via, client))
+    Arc::new(ForwardingHeaders::new(settings.forwarded, via, client))
 }

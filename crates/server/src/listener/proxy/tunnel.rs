@@ -20,7 +20,9 @@ use hyper_util::rt::TokioIo;
 use tidegate_http::Lasting;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
-use super::{access_log::Session, clients::Begun, lease::Lease};
+use super::{
+    access_log::Session, downstream::client_limit::ClientRequest, upstream::checkout::Checkout,
+};
 use crate::net::LazyTimer;
 
 /// The buffer size for each direction.
@@ -28,59 +30,62 @@ const BUFFER_BYTES: usize = 16 << 10;
 
 /// The tunnel to start once the `101` response is sent, if the last request was an upgrade.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Planned(Arc<Mutex<Option<Tunnel>>>);
+pub(crate) struct PendingTunnel(Arc<Mutex<Option<Tunnel>>>);
 
-impl Planned {
-    pub(super) fn plan(&self, tunnel: Tunnel) {
+impl PendingTunnel {
+    pub(crate) fn set(&self, tunnel: Tunnel) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
     }
 
-    pub(super) fn take(&self) -> Option<Tunnel> {
+    pub(crate) fn take(&self) -> Option<Tunnel> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 /// A client connection and an upstream connection to be joined.
 #[derive(Debug)]
-pub(super) struct Tunnel {
-    pub(super) client: OnUpgrade,
+pub(crate) struct Tunnel {
+    pub(crate) client: OnUpgrade,
     /// The upstream connection, which speaks HTTP/1.1. It counts as in use until the tunnel ends.
-    pub(super) lease: Lease,
+    pub(crate) checkout: Checkout,
     /// The byte counts for its line in the access log.
-    pub(super) session: Session,
+    pub(crate) session: Session,
     /// Keeps the request open until the tunnel ends, with its leases of concurrency slots.
-    pub(super) lasting: Lasting,
+    pub(crate) lasting: Lasting,
     /// Counts the tunnel towards the client's requests in flight, if they are limited.
-    pub(super) in_flight: Option<Begun>,
+    pub(crate) in_flight: Option<ClientRequest>,
 }
 
 impl Tunnel {
-    /// Copies bytes both ways. Fails with `TimedOut` if nothing has moved for `longest`.
-    pub(super) async fn carry(self, longest: Duration) -> io::Result<()> {
+    /// Copies bytes both ways. Fails with `TimedOut` if nothing has moved for `idle_timeout`.
+    pub(crate) async fn run(self, idle_timeout: Duration) -> io::Result<()> {
         let Self {
             client,
-            mut lease,
+            mut checkout,
             session,
             lasting: _held,
             in_flight: _in_flight,
         } = self;
         let client = client.await.map_err(io::Error::other)?;
-        let upstream = lease.link.exchange().ok_or(io::ErrorKind::Unsupported)?;
+        let upstream = checkout
+            .connection
+            .http1()
+            .ok_or(io::ErrorKind::Unsupported)?;
         let moved = Rc::new(Cell::new(false));
-        let mut client = Watched::new(TokioIo::new(client), (&moved, session.received()));
-        let mut upstream = Watched::new(upstream, (&moved, session.sent()));
-        let carrying =
+        let mut client = MeteredStream::new(TokioIo::new(client), &moved, session.received());
+        let mut upstream = MeteredStream::new(upstream, &moved, session.sent());
+        let copying =
             copy_bidirectional_with_sizes(&mut client, &mut upstream, BUFFER_BYTES, BUFFER_BYTES);
-        let mut carrying = pin!(carrying);
-        let mut silence = LazyTimer::new(longest);
+        let mut copying = pin!(copying);
+        let mut timer = LazyTimer::new(idle_timeout);
         let ended = poll_fn(|cx| {
-            if let Poll::Ready(ended) = carrying.as_mut().poll(cx) {
+            if let Poll::Ready(ended) = copying.as_mut().poll(cx) {
                 return Poll::Ready(ended.map(drop));
             }
             if moved.take() {
-                silence.set(longest);
+                timer.set(idle_timeout);
             }
-            ready!(silence.poll_due(cx));
+            ready!(timer.poll_due(cx));
             Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut)))
         })
         .await;
@@ -92,23 +97,23 @@ impl Tunnel {
 }
 
 /// One side of a tunnel. Records how many bytes were read from it, and that something has moved.
-struct Watched<S> {
+struct MeteredStream<S> {
     stream: S,
     moved: Rc<Cell<bool>>,
-    octets: Arc<AtomicU64>,
+    bytes: Arc<AtomicU64>,
 }
 
-impl<S> Watched<S> {
-    fn new(stream: S, (moved, octets): (&Rc<Cell<bool>>, &Arc<AtomicU64>)) -> Self {
+impl<S> MeteredStream<S> {
+    fn new(stream: S, moved: &Rc<Cell<bool>>, bytes: &Arc<AtomicU64>) -> Self {
         Self {
             stream,
             moved: Rc::clone(moved),
-            octets: Arc::clone(octets),
+            bytes: Arc::clone(bytes),
         }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -118,20 +123,20 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if read.is_ready() {
             self.moved.set(true);
-            let came = u64::try_from(buffer.filled().len() - before).unwrap_or(u64::MAX);
-            self.octets.fetch_add(came, Ordering::Relaxed);
+            let count = u64::try_from(buffer.filled().len() - before).unwrap_or(u64::MAX);
+            self.bytes.fetch_add(count, Ordering::Relaxed);
         }
         read
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        octets: &[u8],
+        bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, octets)
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

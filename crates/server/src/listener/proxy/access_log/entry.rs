@@ -19,33 +19,34 @@ use tidegate_core::Timestamp;
 use tidegate_http::Denied;
 use tower_service::Service;
 
-use super::{
-    super::{
-        body::{BREAKS, BodyError},
-        refusal::Refused,
+use super::AccessLog;
+use crate::{
+    config::Identity,
+    limiter::Limiter,
+    listener::proxy::{
+        error::ErrorReason,
+        request_body::{BodyError, EARLY_ENDS},
     },
-    AccessLog,
 };
-use crate::{config::Identity, limiter::Limiter};
 
 /// The maximum length of a logged text from the client, in bytes.
 const MAX_TEXT_BYTES: usize = 1_024;
 
 /// The upstream of a request, as a response extension.
 #[derive(Clone, Debug)]
-pub(in super::super) struct AskedOf {
-    pub(in super::super) upstream: Box<str>,
+pub(crate) struct LoggedUpstream {
+    pub(crate) upstream: Box<str>,
     /// The endpoint that the request was sent to; the last one after retries.
-    pub(in super::super) address: Option<Box<str>>,
+    pub(crate) endpoint: Option<Box<str>>,
 }
 
 /// An upgraded connection, as a response extension. Its entry is written when the connection ends,
 /// for whatever reason.
 #[derive(Clone, Debug, Default)]
-pub(in super::super) struct Session(Arc<Carried>);
+pub(crate) struct Session(Arc<SessionState>);
 
 #[derive(Debug, Default)]
-struct Carried {
+struct SessionState {
     entry: Mutex<Option<Entry>>,
     received: Arc<AtomicU64>,
     sent: Arc<AtomicU64>,
@@ -54,17 +55,17 @@ struct Carried {
 
 impl Session {
     /// Returns the number of bytes received from the client.
-    pub(in super::super) fn received(&self) -> &Arc<AtomicU64> {
+    pub(crate) fn received(&self) -> &Arc<AtomicU64> {
         &self.0.received
     }
 
     /// Returns the number of bytes sent to the client.
-    pub(in super::super) fn sent(&self) -> &Arc<AtomicU64> {
+    pub(crate) fn sent(&self) -> &Arc<AtomicU64> {
         &self.0.sent
     }
 
     /// Records that both sides have closed normally.
-    pub(in super::super) fn complete(&self) {
+    pub(crate) fn complete(&self) {
         self.0.is_complete.store(true, Ordering::Relaxed);
     }
 
@@ -73,7 +74,7 @@ impl Session {
     }
 }
 
-impl Drop for Carried {
+impl Drop for SessionState {
     fn drop(&mut self) {
         let entry = self.entry.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut entry) = entry.take() {
@@ -86,30 +87,30 @@ impl Drop for Carried {
 
 /// The context that all requests of a connection share for logging.
 #[derive(Debug)]
-pub(in super::super) struct Logging {
-    pub(in super::super) log: AccessLog,
-    pub(in super::super) limiter: Arc<Limiter>,
-    pub(in super::super) identity: Arc<Identity>,
-    pub(in super::super) peer: IpAddr,
+pub(crate) struct LogContext {
+    pub(crate) log: AccessLog,
+    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) peer: IpAddr,
 }
 
 /// A service whose requests are logged.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Logged<S> {
+pub(crate) struct AccessLogService<S> {
     inner: S,
-    logging: Arc<Logging>,
+    context: Arc<LogContext>,
 }
 
-impl<S> Logged<S> {
-    pub(in super::super) fn new(inner: S, logging: Logging) -> Self {
+impl<S> AccessLogService<S> {
+    pub(crate) fn new(inner: S, context: LogContext) -> Self {
         Self {
             inner,
-            logging: Arc::new(logging),
+            context: Arc::new(context),
         }
     }
 }
 
-impl<S, B> Service<Request<Incoming>> for Logged<S>
+impl<S, B> Service<Request<Incoming>> for AccessLogService<S>
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     S::Future: 'static,
@@ -124,30 +125,30 @@ where
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        let mut entry = Entry::new(&self.logging, &request);
-        let answering = self.inner.call(request);
+        let mut entry = Entry::new(&self.context, &request);
+        let response_future = self.inner.call(request);
         Box::pin(async move {
-            let mut answer = answering.await?;
-            entry.line.status = Some(answer.status().as_u16());
-            entry.line.grpc_status = grpc_status(answer.headers());
+            let mut response = response_future.await?;
+            entry.line.status = Some(response.status().as_u16());
+            entry.line.grpc_status = grpc_status(response.headers());
             // hyper does not poll a body that is empty from the start.
-            entry.line.complete = answer.body().is_end_stream();
-            entry.learn(answer.extensions_mut());
-            let entry = match answer.extensions_mut().remove::<Session>() {
+            entry.line.complete = response.body().is_end_stream();
+            entry.take_extensions(response.extensions_mut());
+            let entry = match response.extensions_mut().remove::<Session>() {
                 Some(session) => {
                     session.log(entry);
                     None
                 }
                 None => Some(entry),
             };
-            Ok(answer.map(|body| LoggedBody { body, entry }))
+            Ok(response.map(|body| LoggedBody { body, entry }))
         })
     }
 }
 
 /// A response body that writes the entry when it ends, unless a session follows.
 #[derive(Debug)]
-pub(in super::super) struct LoggedBody<B> {
+pub(crate) struct LoggedBody<B> {
     body: B,
     entry: Option<Entry>,
 }
@@ -180,12 +181,12 @@ where
             Some(Err(error)) => {
                 let error: &dyn Error = error;
                 let error = error.downcast_ref::<BodyError>();
-                entry.line.reason = Some(error.map_or(BREAKS[0], BodyError::reason));
-                entry.broke = true;
+                entry.line.reason = Some(error.map_or(EARLY_ENDS[0], BodyError::reason));
+                entry.is_aborted = true;
             }
             None => {}
         }
-        entry.line.complete = !entry.broke && is_end;
+        entry.line.complete = !entry.is_aborted && is_end;
         Poll::Ready(frame)
     }
 
@@ -201,15 +202,15 @@ where
 /// A log entry, written when it is dropped: the response has ended, or the client has left.
 #[derive(Debug)]
 struct Entry {
-    logging: Arc<Logging>,
-    began: Timestamp,
-    line: Line,
-    broke: bool,
+    context: Arc<LogContext>,
+    start: Timestamp,
+    line: LogLine,
+    is_aborted: bool,
 }
 
 /// The fields of a line, in this order.
 #[derive(Debug, Serialize)]
-struct Line {
+struct LogLine {
     time: String,
     client: IpAddr,
     method: Box<str>,
@@ -243,16 +244,16 @@ struct Line {
 }
 
 impl Entry {
-    fn new(logging: &Arc<Logging>, request: &Request<Incoming>) -> Self {
+    fn new(context: &Arc<LogContext>, request: &Request<Incoming>) -> Self {
         let (uri, headers) = (request.uri(), request.headers());
         let host = uri.host().map(cut);
-        let query = uri.query().filter(|_| logging.log.query);
+        let query = uri.query().filter(|_| context.log.query);
         Self {
-            began: logging.limiter.now(),
-            broke: false,
-            line: Line {
+            start: context.limiter.now(),
+            is_aborted: false,
+            line: LogLine {
                 time: String::new(),
-                client: logging.identity.trust.client(logging.peer, headers),
+                client: context.identity.trust.client(context.peer, headers),
                 method: cut(request.method().as_str()),
                 host: host.or_else(|| text(headers, &header::HOST)),
                 path: cut(uri.path()),
@@ -274,18 +275,18 @@ impl Entry {
                 rule: None,
                 user_agent: text(headers, &header::USER_AGENT),
             },
-            logging: Arc::clone(logging),
+            context: Arc::clone(context),
         }
     }
 }
 
 impl Entry {
     /// Takes the fields that the proxy added to the response as `extensions`.
-    fn learn(&mut self, extensions: &mut Extensions) {
-        if let Some(AskedOf { upstream, address }) = extensions.remove() {
-            (self.line.upstream, self.line.address) = (Some(upstream), address);
+    fn take_extensions(&mut self, extensions: &mut Extensions) {
+        if let Some(LoggedUpstream { upstream, endpoint }) = extensions.remove() {
+            (self.line.upstream, self.line.address) = (Some(upstream), endpoint);
         }
-        self.line.reason = extensions.remove().map(|Refused(reason)| reason);
+        self.line.reason = extensions.remove().map(|ErrorReason(reason)| reason);
         if let Some(denied) = extensions.remove::<Denied>() {
             self.line.reason = Some(denied.reason.as_str());
             self.line.rule = denied.rule;
@@ -295,15 +296,15 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let now = self.logging.limiter.now();
-        self.line.duration_us = now.as_micros().saturating_sub(self.began.as_micros());
-        let began = i64::try_from(self.began.as_micros()).ok();
-        let began = began.and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
-        self.line.time = began.map_or_else(String::new, |began| format!("{began:.6}"));
+        let now = self.context.limiter.now();
+        self.line.duration_us = now.as_micros().saturating_sub(self.start.as_micros());
+        let start = i64::try_from(self.start.as_micros()).ok();
+        let start = start.and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
+        self.line.time = start.map_or_else(String::new, |start| format!("{start:.6}"));
         // Numbers and text always serialise.
         if let Ok(mut line) = serde_json::to_string(&self.line) {
             line.push('\n');
-            self.logging.log.write(line);
+            self.context.log.write(line);
         }
     }
 }

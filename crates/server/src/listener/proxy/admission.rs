@@ -1,0 +1,135 @@
+//! Admission control in front of the rate limits.
+//!
+//! It normalises the head, sheds requests that exceed the upstream's adaptive concurrency limit
+//! before they are charged, and tells elastic rules which upstreams have headroom.
+//!
+//! A request that is admitted here has no concurrency permit yet. It takes one when it is
+//! forwarded, because a rate limit queue may delay it until then. The permit is paused while the
+//! client uploads, so the measured latency is the upstream's alone.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures_util::{
+    FutureExt as _,
+    future::{Either, Map},
+};
+use http::{Request, Response, request::Parts};
+use http_body::Body;
+use tidegate_http::{Entries, LimitedBody, LimiterLayer};
+use tower_service::Service;
+
+use super::{
+    downstream::client_limit::ClientLimitExceeded,
+    error::ProxyError,
+    headers::{forwarded::ForwardingHeaders, normalise::normalise},
+    rate_limit::ProxyLimiter,
+    runtime::{ProxyRuntime, RuntimeConfig},
+};
+use crate::limiter::Limiter;
+
+/// The context that all requests of a connection share.
+#[derive(Debug)]
+pub(crate) struct AdmissionContext {
+    pub(crate) runtime: Arc<ProxyRuntime>,
+    pub(crate) forwarding: Arc<ForwardingHeaders>,
+    pub(crate) limiter: Arc<Limiter>,
+    /// Evaluates the conditions of rules and priority classes.
+    pub(crate) layer: LimiterLayer<ProxyLimiter>,
+}
+
+/// A service behind rate limits, which sees only requests that the upstream has capacity for.
+#[derive(Clone, Debug)]
+pub(crate) struct Admission<S> {
+    inner: S,
+    context: Arc<AdmissionContext>,
+}
+
+impl<S> Admission<S> {
+    pub(crate) fn new(inner: S, context: AdmissionContext) -> Self {
+        Self {
+            inner,
+            context: Arc::new(context),
+        }
+    }
+}
+
+type AdmissionResult<R> = Result<Response<LimitedBody<R>>, Infallible>;
+
+/// A response that admission control gives itself. Boxed, since it is large and rare.
+type LocalReply<R> =
+    Map<Ready<Box<Response<Bytes>>>, fn(Box<Response<Bytes>>) -> AdmissionResult<R>>;
+
+impl<S, B, R> Service<Request<B>> for Admission<S>
+where
+    S: Service<Request<B>, Response = Response<LimitedBody<R>>, Error = Infallible>,
+    R: Body<Data = Bytes>,
+{
+    type Response = Response<LimitedBody<R>>;
+    type Error = Infallible;
+    type Future = Either<S::Future, LocalReply<R>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (mut head, body) = request.into_parts();
+        match self.context.check(&mut head) {
+            Some(reply) => {
+                let reply = ready(reply);
+                Either::Right(reply.map(|reply| Ok(reply.map(LimitedBody::denial))))
+            }
+            None => Either::Left(self.inner.call(Request::from_parts(head, body))),
+        }
+    }
+}
+
+impl AdmissionContext {
+    /// Normalises `head`. Returns a response if the client has too many requests in flight, if the
+    /// request is malformed, or if the upstream is at its concurrency limit.
+    fn check(&self, head: &mut Parts) -> Option<Box<Response<Bytes>>> {
+        let current = self.runtime.load();
+        let normalised = match head.extensions.get() {
+            Some(ClientLimitExceeded(max)) => Err(ProxyError::ClientFull(*max)),
+            None => normalise(head, &current, &self.forwarding),
+        };
+        if let Err(error) = normalised {
+            self.runtime.bad_requests().count(error);
+            let call = tidegate_http::grpc_call(&head.method, &head.headers);
+            return Some(Box::new(error.response_bytes(call)));
+        }
+        // Fast path: most configurations have no adaptive limits.
+        current.upstreams.concurrency_limits().next()?;
+        self.add_headroom_entries(&current, head);
+        // The handler answers requests that match no upstream.
+        let upstream = current.upstreams.route(head).ok()?;
+        let concurrency = upstream.concurrency.as_ref()?;
+        let classified = concurrency.classify(head, &self.layer, self.limiter.now());
+        let mut reply = classified.err()?;
+        reply.extensions_mut().insert(upstream.for_access_log(None));
+        Some(reply)
+    }
+
+    /// Adds an entry for each upstream that says whether it has headroom, if a rule looks at it.
+    fn add_headroom_entries(&self, current: &RuntimeConfig, head: &mut Parts) {
+        let rules = self.limiter.rules();
+        for concurrency in current.upstreams.concurrency_limits() {
+            if rules.looks_at(&concurrency.entry) {
+                let value = if concurrency.has_headroom() {
+                    "yes"
+                } else {
+                    "no"
+                };
+                let entries: Entries = head.extensions.remove().unwrap_or_default();
+                head.extensions
+                    .insert(entries.with(&concurrency.entry, value));
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Replies to HTTP/1.1 heads that hyper rejects: too large, or not valid HTTP.
+//!
+//! hyper writes these replies itself, without an explanation and without a callback. They are
+//! visible only as bytes on their way to a client that awaits no other response.
+//! [`BadRequests::explain`] recognises those bytes, counts them and adds a problem document.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::StatusCode;
+
+use super::error::ProxyError;
+use crate::{listener::http::Problem, metrics::Text};
+
+/// The statuses with which hyper rejects a head, and their explanations.
+const REASONS: [(StatusCode, &str); 3] = [
+    (
+        StatusCode::BAD_REQUEST,
+        "the head is not valid HTTP/1.1, or is ambiguous",
+    ),
+    (StatusCode::URI_TOO_LONG, "the target is too long"),
+    (
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        "the head is too large, or has too many lines",
+    ),
+];
+
+/// The reasons to refuse a request before any rule is evaluated: see [`ProxyError::as_str`].
+const EARLY_ERRORS: [&str; 7] = [
+    "client_full",
+    "framing",
+    "host",
+    "loop",
+    "malformed",
+    "too_many_headers",
+    "tunnel",
+];
+
+/// Counts the heads rejected by hyper, by status, and the requests refused by the proxy, by reason.
+#[derive(Debug, Default)]
+pub(crate) struct BadRequests {
+    heads: [AtomicU64; REASONS.len()],
+    refused: [AtomicU64; EARLY_ERRORS.len()],
+}
+
+impl BadRequests {
+    /// Returns the reply with a problem document, and counts it, if `bytes` is exactly one of
+    /// hyper's rejections. Otherwise returns `None`.
+    pub(crate) fn explain(&self, bytes: &[u8]) -> Option<Bytes> {
+        const EMPTY: &str = "content-length: 0\r\n";
+        let head = std::str::from_utf8(bytes).ok()?;
+        let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?;
+        let at = REASONS
+            .iter()
+            .position(|(known, _)| known.as_str() == status)?;
+        let (before, after) = head.split_once(EMPTY)?;
+        if !after.ends_with("\r\n\r\n") && after != "\r\n" {
+            return None;
+        }
+        self.heads[at].fetch_add(1, Ordering::Relaxed);
+        let (status, detail) = REASONS[at];
+        let document = Problem::new(status, detail).document();
+        let mut response = BytesMut::with_capacity(512);
+        response.put_slice(before.as_bytes());
+        response.put_slice(b"content-type: application/problem+json\r\ncontent-length: ");
+        response.put_slice(itoa::Buffer::new().format(document.len()).as_bytes());
+        response.put_slice(b"\r\n");
+        response.put_slice(after.as_bytes());
+        response.put_slice(&document);
+        Some(response.freeze())
+    }
+
+    /// Counts a request that is refused before any rule is evaluated.
+    pub(crate) fn count(&self, error: ProxyError) {
+        let at = EARLY_ERRORS
+            .iter()
+            .position(|known| *known == error.as_str());
+        debug_assert!(at.is_some(), "{error:?} is not counted");
+        if let Some(at) = at {
+            self.refused[at].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the counters, in the Prometheus text format.
+    pub(crate) fn exposition(&self) -> String {
+        let name = "tidegate_proxy_rejected_total";
+        let help = "HTTP/1.1 request heads rejected as invalid or too large, by status.";
+        let mut text = Text::default();
+        text.family(name, "counter", help);
+        for ((status, _), count) in REASONS.iter().zip(&self.heads) {
+            let labels = [("status", status.as_str())];
+            text.sample(name, &labels, count.load(Ordering::Relaxed));
+        }
+        let name = "tidegate_proxy_refused_total";
+        let help = "Requests that the proxy refused before any rule was evaluated, by reason.";
+        text.family(name, "counter", help);
+        for (reason, count) in EARLY_ERRORS.iter().zip(&self.refused) {
+            text.sample(name, &[("reason", reason)], count.load(Ordering::Relaxed));
+        }
+        text.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejected_heads_get_an_explanation() {
+        let bad_requests = BadRequests::default();
+        for bytes in [
+            "HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\ndate: now\r\n\r\n",
+            "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\n\r\n",
+        ] {
+            let response = bad_requests.explain(bytes.as_bytes()).unwrap();
+            let response = std::str::from_utf8(&response).unwrap();
+            let (head, body) = response.split_once("\r\n\r\n").unwrap();
+            let length = format!("content-length: {}", body.len());
+            assert_eq!(head.matches(&length).count(), 1, "{response}");
+            assert!(body.contains("the head is too large"), "{response}");
+        }
+        let counted = "tidegate_proxy_rejected_total{status=\"431\"} 2\n";
+        assert!(bad_requests.exposition().contains(counted));
+    }
+
+    #[test]
+    fn refused_requests_are_counted_by_reason() {
+        let bad_requests = BadRequests::default();
+        for error in [
+            ProxyError::ClientFull(1),
+            ProxyError::Framing(""),
+            ProxyError::Host(""),
+            ProxyError::Loop,
+            ProxyError::Malformed(""),
+            ProxyError::TooManyHeaders(1),
+            ProxyError::Tunnel,
+        ] {
+            bad_requests.count(error);
+        }
+        let text = bad_requests.exposition();
+        let counted = text.lines().filter(|line| line.ends_with("\"} 1")).count();
+        assert_eq!(counted, EARLY_ERRORS.len(), "{text}");
+    }
+
+    #[test]
+    fn other_responses_are_unchanged() {
+        for bytes in [
+            "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+            "HTTP/1.1 400 Bad Request\r\ncontent-length: 5\r\n\r\nhello",
+            "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n",
+            "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\n",
+            "hello",
+            "",
+        ] {
+            assert_eq!(BadRequests::default().explain(bytes.as_bytes()), None);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! HTTP/1.1 with clients: one request at a time, perhaps followed by a tunnel.
+
+use std::{cell::RefCell, convert::Infallible, pin::pin, sync::Arc};
+
+use futures_util::TryFutureExt as _;
+use http::{HeaderValue, StatusCode, header::CONNECTION};
+use hyper::{
+    Request, Response,
+    body::{Body, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tower_service::Service;
+
+use super::{
+    ClientConnection,
+    timeouts::{ClientStream, ConnectionPhase},
+};
+use crate::{
+    listener::proxy::handler::CompleteRequest,
+    net::{GuardedBody, MAX_HEADERS},
+};
+
+impl ClientConnection {
+    pub(super) async fn serve_http1<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
+        B: Body + Unpin + 'static,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let phase = ConnectionPhase::default();
+        let bad_requests = Arc::clone(&self.bad_requests);
+        let stream = ClientStream::new(stream, self.settings.timeouts, phase.clone(), bad_requests);
+        // Requests come one at a time, so they can share one service.
+        let service = RefCell::new(service);
+        let answering = service_fn(|mut request: Request<Incoming>| {
+            let guards = (
+                phase.begin_response(),
+                self.count_request(&mut request),
+                self.connection.activity.begin(),
+            );
+            let is_chunked = request.body().size_hint().exact().is_none();
+            let answering = service.borrow_mut().call(request);
+            // The response phase ends when the response body is sent or dropped.
+            answering.map_ok(move |mut response| {
+                if is_chunked {
+                    close_unless_complete(&mut response);
+                }
+                response.map(|body| GuardedBody::new(body, guards))
+            })
+        });
+        let mut builder = http1::Builder::new();
+        if self.settings.max_headers != MAX_HEADERS {
+            builder.max_headers(self.settings.max_headers);
+        }
+        let serving = builder
+            // `ClientStream` enforces the head timeout.
+            .header_read_timeout(None)
+            .max_buf_size(self.settings.max_head)
+            // Copying a body's first bytes behind the head is cheaper than a vectored write.
+            .writev(false)
+            .serve_connection(TokioIo::new(stream), answering)
+            .with_upgrades();
+        let serving = pin!(serving);
+        let shutdown = &self.connection.shutdown;
+        let ended = shutdown
+            .serve(serving, |serving| serving.graceful_shutdown())
+            .await;
+        self.run_tunnel(&phase).await;
+        ended
+    }
+}
+
+/// Adds `Connection: close` to the response to a chunked request, unless the request was read
+/// completely and had no trailers.
+///
+/// hyper 1.12 reads trailers that end in LF LF on to the next CR LF CR LF, and drops the request in
+/// between. The client learns from `Connection: close` that such a request was not processed (RFC
+/// 9112, section 9.6).
+fn close_unless_complete<B>(response: &mut Response<B>) {
+    let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    if !is_switch && response.extensions().get::<CompleteRequest>().is_none() {
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+}

@@ -1,0 +1,187 @@
+//! HTTP/2 with clients: concurrent requests, pings, and an idle timeout.
+
+use std::{cell::Cell, convert::Infallible, pin::pin, rc::Rc, time::Duration};
+
+use futures_util::TryFutureExt as _;
+use hyper::{
+    Request, Response,
+    body::{Body, Incoming},
+    server::conn::http2,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, sleep, sleep_until},
+};
+use tower_service::Service;
+
+use super::{
+    ClientConnection,
+    write_stall::{StreamExecutor, WatchedBody},
+};
+use crate::net::{Activity, Bounds, GuardedBody, ReadTimeoutStream};
+
+/// The maximum number of concurrent streams per connection.
+const MAX_STREAMS: u32 = 128;
+
+/// The send buffer per stream, in bytes.
+///
+/// hyper polls a body again when one byte of it is free. Up to two more frames, each as read from
+/// an upstream (64 KiB), may then be buffered. That is 18 MiB for all streams of a connection,
+/// besides what `response_body` reads ahead. A body that hyper has not polled for the `idle`
+/// timeout is dropped. Its last frame stays buffered until the connection has had no requests for
+/// as long.
+const MAX_SEND_BYTES: usize = 16 << 10;
+
+/// The flow-control windows in bytes, per stream and per connection.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+
+/// How often to ping the client, and how long to wait for the reply.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a client may send nothing at all, ping replies included.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl ClientConnection {
+    pub(super) async fn serve_http2<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
+        B: Body + Unpin + 'static,
+        B::Data: Send,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let timeouts = self.settings.timeouts;
+        let bounds = Bounds {
+            request: timeouts.request_head,
+            idle: READ_TIMEOUT,
+            write: timeouts.idle,
+            ..self.connection.bounds
+        };
+        let stream = ReadTimeoutStream::new(stream, bounds, self.connection.activity.clone());
+        let requests = Rc::new(ConnectionRequests::default());
+        let answering = service_fn(|mut request: Request<Incoming>| {
+            requests.count.set(requests.count.get() + 1);
+            let in_flight = (
+                StreamRequest::new(&requests),
+                self.count_request(&mut request),
+                self.connection.activity.begin(),
+            );
+            let answered = |body| WatchedBody::waiting_from_now(GuardedBody::new(body, in_flight));
+            let answering = service.clone().call(request);
+            answering.map_ok(|response| response.map(answered))
+        });
+        let max_head = u32::try_from(self.settings.max_head).unwrap_or(u32::MAX);
+        let serving = http2::Builder::new(StreamExecutor(timeouts.idle))
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(max_head)
+            .max_send_buf_size(MAX_SEND_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .serve_connection(TokioIo::new(stream), answering);
+        let mut serving = pin!(serving);
+        let mut is_shutdown = false;
+        tokio::select! {
+            biased;
+            ended = serving.as_mut() => return ended,
+            () = self.connection.shutdown.begun() => is_shutdown = true,
+            () = requests.wait_idle(timeouts.request_head, timeouts.keep_alive) => {}
+        }
+        serving.as_mut().graceful_shutdown();
+        // A client without a request so far may be sending its first; it gets the head timeout.
+        let timeout = if requests.count.get() > 0 {
+            timeouts.idle
+        } else {
+            timeouts.request_head
+        };
+        tokio::select! {
+            biased;
+            ended = serving => ended,
+            // The remaining response bytes are in hyper's buffers. hyper would wait forever for a
+            // client that does not read them.
+            () = requests.wait_quiet(timeout) => Ok(()),
+            // At shutdown, clients that have received all responses are not waited for.
+            () = requests.wait_delivered(&self.connection.activity), if is_shutdown => Ok(()),
+        }
+    }
+}
+
+/// The requests of a connection: how many have come, and how many are in flight. A request is in
+/// flight until the last frame of its response is handed to hyper.
+#[derive(Debug, Default)]
+struct ConnectionRequests {
+    count: Cell<u64>,
+    in_flight: Cell<usize>,
+    /// When the last frame of the last response was handed to hyper.
+    last_end: Cell<Option<Instant>>,
+}
+
+/// How long to wait after the last frame until the response counts as delivered. hyper may hold
+/// bytes back until the client's flow-control window opens, and does not say so.
+const DELIVERY_DELAY: Duration = Duration::from_secs(5);
+
+impl ConnectionRequests {
+    /// Waits until no request is in flight and the last response has had time to arrive.
+    async fn wait_delivered(&self, activity: &Activity) {
+        loop {
+            activity.drained().await;
+            if let Some(end) = self.last_end.get() {
+                sleep_until(end + DELIVERY_DELAY).await;
+            }
+            if self.in_flight.get() == 0
+                && self
+                    .last_end
+                    .get()
+                    .is_none_or(|end| end.elapsed() >= DELIVERY_DELAY)
+            {
+                return;
+            }
+        }
+    }
+
+    /// Waits until the connection has been idle for `timeout`, or until it had no request within
+    /// `first`.
+    async fn wait_idle(&self, first: Duration, timeout: Duration) {
+        sleep(first).await;
+        if self.count.get() > 0 {
+            self.wait_quiet(timeout).await;
+        }
+    }
+
+    /// Waits until no request has come or been in flight for at least `timeout`, and less than
+    /// twice that.
+    async fn wait_quiet(&self, timeout: Duration) {
+        let mut before = None;
+        loop {
+            let now = (self.in_flight.get() == 0).then_some(self.count.get());
+            if now.is_some() && now == before {
+                return;
+            }
+            before = now;
+            sleep(timeout).await;
+        }
+    }
+}
+
+/// A request in flight, until the last frame of its response is handed to hyper.
+struct StreamRequest(Rc<ConnectionRequests>);
+
+impl StreamRequest {
+    fn new(requests: &Rc<ConnectionRequests>) -> Self {
+        requests.in_flight.set(requests.in_flight.get() + 1);
+        Self(Rc::clone(requests))
+    }
+}
+
+impl Drop for StreamRequest {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+        self.0.last_end.set(Some(Instant::now()));
+    }
+}

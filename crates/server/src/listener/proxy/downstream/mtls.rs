@@ -1,0 +1,49 @@
+//! mTLS identity: adds the name in a client's certificate to its requests, as an entry for rules.
+
+use std::task::{Context, Poll};
+
+use hyper::{Request, body::Incoming};
+use tidegate_http::Entries;
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+use tower_service::Service;
+
+use crate::net::cert_identity;
+
+/// The entry with the client's name.
+const NAME: &str = "tls.client";
+
+/// A service whose requests carry the client's name, if the client has presented a certificate.
+#[derive(Clone)]
+pub(super) struct MtlsService<S> {
+    inner: S,
+    entries: Option<Entries>,
+}
+
+impl<S> MtlsService<S> {
+    /// Wraps `inner` for the requests on `stream`.
+    pub(super) fn new(stream: &TlsStream<TcpStream>, inner: S) -> Self {
+        // rustls returns only certificates that it has verified.
+        let certificates = stream.get_ref().1.peer_certificates();
+        let name = certificates.and_then(|chain| cert_identity(chain.first()?));
+        let entries = name.map(|name| Entries::new().with(NAME, name));
+        Self { inner, entries }
+    }
+}
+
+impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for MtlsService<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        if let Some(entries) = &self.entries {
+            request.extensions_mut().insert(entries.clone());
+        }
+        self.inner.call(request)
+    }
+}

@@ -1,0 +1,193 @@
+//! A write timeout for HTTP/2 bodies whose receiver stops reading.
+//!
+//! hyper polls a body for its next frame only when the receiver's flow-control window is open,
+//! however long that takes. A receiver can keep the window closed and still answer pings. The body
+//! then holds its resources: an upstream connection, a concurrency permit.
+//!
+//! hyper offers no hook for this. So each body records whether it waits to be polled. The
+//! task that polls the body is the task of its stream; [`with_write_timeout`] wraps that task, and
+//! looks at that state after each poll.
+
+use std::{
+    cell::RefCell,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper::{
+    body::{Body, Frame, SizeHint},
+    rt::Executor,
+};
+
+use crate::net::LazyTimer;
+
+thread_local! {
+    /// The state of the body that was created or polled last on this thread. Right after a stream's
+    /// task was polled, it is the state of that stream's body.
+    static LAST_POLLED: RefCell<Option<Arc<BodyPollState>>> = const { RefCell::new(None) };
+}
+
+/// Whether a body waits to be polled, and how many waits it has begun. The fields are atomic only
+/// because hyper requires `Send` requests.
+#[derive(Debug, Default)]
+struct BodyPollState {
+    is_waiting: AtomicBool,
+    /// Whether the rest of the body is unwanted.
+    is_cancelled: AtomicBool,
+    waits: AtomicU64,
+}
+
+impl BodyPollState {
+    fn wait(self: &Arc<Self>) {
+        self.is_waiting.store(true, Ordering::Relaxed);
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        LAST_POLLED.set(Some(Arc::clone(self)));
+    }
+
+    fn end_wait(&self) {
+        self.is_waiting.store(false, Ordering::Relaxed);
+    }
+}
+
+/// A body that records whether it waits for its receiver.
+#[derive(Debug)]
+pub(crate) struct WatchedBody<B> {
+    body: B,
+    wait: PollWait,
+}
+
+/// Resets the stream of a body whose rest is unwanted, the next time its task is polled.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamReset(Arc<BodyPollState>);
+
+impl StreamReset {
+    pub(crate) fn reset(&self) {
+        self.0.is_cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The state of a body. Dropping it ends the wait.
+#[derive(Debug, Default)]
+struct PollWait(Arc<BodyPollState>);
+
+impl Drop for PollWait {
+    fn drop(&mut self) {
+        self.0.end_wait();
+    }
+}
+
+impl<B> WatchedBody<B> {
+    /// Wraps `body`. The wait for the receiver begins with the first frame.
+    pub(crate) fn new(body: B) -> Self {
+        Self {
+            body,
+            wait: PollWait::default(),
+        }
+    }
+
+    /// Wraps `body`, with the wait beginning now. To be called in the task of the body's stream.
+    pub(crate) fn waiting_from_now(body: B) -> Self {
+        let watched_body = Self::new(body);
+        watched_body.wait.0.wait();
+        watched_body
+    }
+
+    pub(crate) const fn inner(&self) -> &B {
+        &self.body
+    }
+
+    /// Returns the handle that resets the stream before the receiver has read everything.
+    pub(crate) fn reset_handle(&self) -> StreamReset {
+        StreamReset(Arc::clone(&self.wait.0))
+    }
+
+    pub(crate) fn into_inner(self) -> B {
+        self.body
+    }
+}
+
+impl<B: Body + Unpin> Body for WatchedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        self.wait.0.end_wait();
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(_))) = frame {
+            self.wait.0.wait();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// An executor that runs hyper's stream tasks on the connection's thread, each one under
+/// [`with_write_timeout`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamExecutor(pub(crate) Duration);
+
+impl<F> Executor<F> for StreamExecutor
+where
+    F: Future<Output = ()> + 'static,
+{
+    fn execute(&self, stream: F) {
+        drop(tokio::task::spawn_local(with_write_timeout(stream, self.0)));
+    }
+}
+
+/// Runs `stream`, and drops it, which resets the stream, once its [`WatchedBody`] has waited
+/// for more than `timeout`. A poll of the body just before this call counts too: hyper's client
+/// polls a body once before it spawns a task for it.
+pub(crate) fn with_write_timeout(
+    stream: impl Future<Output = ()>,
+    timeout: Duration,
+) -> impl Future<Output = ()> {
+    let mut state = LAST_POLLED.take();
+    async move {
+        let mut stream = pin!(stream);
+        let mut timer: Option<LazyTimer> = None;
+        let mut seen_waits = 0;
+        poll_fn(|cx| {
+            // Forget the body of another stream that ran before on this thread.
+            LAST_POLLED.take();
+            if stream.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            // If this poll did not reach the body, its previous state still holds.
+            state = LAST_POLLED.take().or_else(|| state.take());
+            let is_cancelled =
+                |state: &Arc<BodyPollState>| state.is_cancelled.load(Ordering::Relaxed);
+            if state.as_ref().is_some_and(is_cancelled) {
+                return Poll::Ready(());
+            }
+            let is_waiting = |state: &&Arc<BodyPollState>| state.is_waiting.load(Ordering::Relaxed);
+            let Some(state) = state.as_ref().filter(is_waiting) else {
+                return Poll::Pending;
+            };
+            let timer = timer.get_or_insert_with(|| LazyTimer::new(timeout));
+            let waits = state.waits.load(Ordering::Relaxed);
+            if seen_waits != waits {
+                seen_waits = waits;
+                timer.set(timeout);
+            }
+            timer.poll_due(cx)
+        })
+        .await;
+    }
+}

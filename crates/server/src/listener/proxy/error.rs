@@ -1,0 +1,232 @@
+//! Local replies: the responses that the proxy generates itself when no upstream response exists.
+
+use http::{
+    HeaderName, HeaderValue, Response, StatusCode,
+    header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER},
+};
+use hyper::body::Bytes;
+
+use super::response_body::ResponseBody;
+use crate::listener::http::Problem;
+
+/// The name of a refusal in the access log, as a response extension.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ErrorReason(pub(crate) &'static str);
+
+/// Why there is no upstream response. The text sent to the client never names the upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProxyError {
+    /// The client sent `CONNECT`.
+    Tunnel,
+    /// The host is missing or invalid; the text says what is wrong.
+    Host(&'static str),
+    /// The body's framing is ambiguous or unsupported; the text says what is wrong.
+    Framing(&'static str),
+    /// A header is malformed; the text says what is wrong.
+    Malformed(&'static str),
+    /// The request has passed this proxy too often: a forwarding loop.
+    Loop,
+    /// The client has reached its limit of this many requests in flight.
+    ClientFull(usize),
+    /// The request has more than this many header lines.
+    TooManyHeaders(usize),
+    /// The path has `.` or `..` segments, so the upstream cannot be determined reliably.
+    DotSegments,
+    /// The path or the host is too long to be matched against the upstreams' conditions.
+    Unroutable,
+    /// No upstream's conditions match the request.
+    NoUpstream,
+    /// The body exceeds this many bytes.
+    TooLarge(u64),
+    /// The request body did not arrive in time.
+    BodyTooSlow,
+    /// The client's body ended early.
+    BodyAborted,
+    /// The upstream is at its adaptive concurrency limit.
+    Overloaded,
+    /// The endpoint is at its connection limit.
+    Full,
+    /// This machine cannot open another connection: no descriptor, port or memory is left.
+    Local,
+    /// The connection attempt failed.
+    Unreachable,
+    /// The connection attempt timed out.
+    ConnectTimeout,
+    /// The response head did not arrive in time.
+    HeadTimeout,
+    /// The upstream closed the connection early or sent invalid HTTP.
+    BadResponse,
+}
+
+impl ProxyError {
+    fn status(self) -> StatusCode {
+        match self {
+            Self::Tunnel => StatusCode::NOT_IMPLEMENTED,
+            Self::Host(_)
+            | Self::Framing(_)
+            | Self::Malformed(_)
+            | Self::DotSegments
+            | Self::BodyAborted => StatusCode::BAD_REQUEST,
+            Self::Loop => StatusCode::LOOP_DETECTED,
+            Self::ClientFull(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooManyHeaders(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::Unroutable => StatusCode::URI_TOO_LONG,
+            Self::NoUpstream => StatusCode::NOT_FOUND,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
+            Self::Overloaded | Self::Full | Self::Local => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unreachable | Self::BadResponse => StatusCode::BAD_GATEWAY,
+            Self::ConnectTimeout | Self::HeadTimeout => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    fn detail(self) -> String {
+        let detail = match self {
+            Self::Tunnel => "CONNECT tunnels are not supported; request the resource itself",
+            Self::Host(problem) | Self::Framing(problem) | Self::Malformed(problem) => problem,
+            Self::Loop => "the request has passed this proxy several times: `Via` shows a loop",
+            Self::ClientFull(max) => {
+                return format!("{max} requests from this address are in flight; retry in 1s");
+            }
+            Self::TooManyHeaders(max) => {
+                return format!("the number of header lines is over the maximum of {max}");
+            }
+            Self::DotSegments => "the path has segments `.` or `..`; send it with these resolved",
+            Self::Unroutable => "the path or the host is too long",
+            Self::NoUpstream => "no upstream matches this host and path",
+            Self::TooLarge(max) => {
+                return format!("the body is over the maximum of {max} bytes");
+            }
+            Self::BodyTooSlow => "the body did not arrive in time",
+            Self::BodyAborted => "the body ended early",
+            Self::Overloaded => "the service is overloaded; retry in 1s",
+            Self::Full => "the service has no free connection; try again",
+            Self::Local => "the server cannot open another connection; try again",
+            Self::Unreachable => "the service cannot be reached",
+            Self::ConnectTimeout => "connecting to the service timed out",
+            Self::HeadTimeout => "the service did not answer in time",
+            Self::BadResponse => "invalid response from upstream",
+        };
+        detail.to_owned()
+    }
+
+    /// Returns the name of this refusal in metrics and in the access log.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tunnel => "tunnel",
+            Self::Host(_) => "host",
+            Self::Framing(_) => "framing",
+            Self::Malformed(_) => "malformed",
+            Self::Loop => "loop",
+            Self::ClientFull(_) => "client_full",
+            Self::TooManyHeaders(_) => "too_many_headers",
+            Self::DotSegments => "dot_segments",
+            Self::Unroutable => "unroutable",
+            Self::NoUpstream => "no_upstream",
+            Self::TooLarge(_) => "too_large",
+            Self::BodyTooSlow => "body_too_slow",
+            Self::BodyAborted => "body_broke",
+            Self::Overloaded => "overloaded",
+            Self::Full => "full",
+            Self::Local => "local",
+            Self::Unreachable => "unreachable",
+            Self::ConnectTimeout => "connect_timeout",
+            Self::HeadTimeout => "head_timeout",
+            Self::BadResponse => "bad_answer",
+        }
+    }
+
+    /// Returns whether the upstream, or the connection to it, is the reason; not the client.
+    pub(crate) const fn is_upstream_error(self) -> bool {
+        matches!(
+            self,
+            Self::Full
+                | Self::Local
+                | Self::Unreachable
+                | Self::ConnectTimeout
+                | Self::HeadTimeout
+                | Self::BadResponse
+        )
+    }
+
+    /// Returns whether part of the request body is unread, so that the connection cannot be reused.
+    const fn leaves_unread_body(self) -> bool {
+        matches!(
+            self,
+            Self::TooLarge(_) | Self::BodyTooSlow | Self::BodyAborted
+        )
+    }
+
+    /// Returns the gRPC status code for an HTTP status.
+    const fn grpc_code(status: StatusCode) -> u16 {
+        const INVALID_ARGUMENT: u16 = 3;
+        const RESOURCE_EXHAUSTED: u16 = 8;
+        const UNIMPLEMENTED: u16 = 12;
+        const UNAVAILABLE: u16 = 14;
+        match status {
+            StatusCode::NOT_FOUND | StatusCode::NOT_IMPLEMENTED => UNIMPLEMENTED,
+            StatusCode::TOO_MANY_REQUESTS => RESOURCE_EXHAUSTED,
+            // A call in a loop will loop again, so the code must not invite a retry.
+            StatusCode::LOOP_DETECTED => INVALID_ARGUMENT,
+            _ if status.as_u16() >= 500 => UNAVAILABLE,
+            _ => INVALID_ARGUMENT,
+        }
+    }
+
+    /// Builds the reply to a gRPC call of this content type: gRPC has statuses, not problem
+    /// documents.
+    fn grpc_response(self, content_type: &HeaderValue) -> Response<Bytes> {
+        let grpc_code = HeaderValue::from(Self::grpc_code(self.status()));
+        let mut response = Response::new(Bytes::new());
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, content_type.clone());
+        headers.insert(HeaderName::from_static("grpc-status"), grpc_code);
+        // Every message is printable ASCII without `%`, so it needs no percent-encoding.
+        if let Ok(message) = HeaderValue::try_from(self.detail()) {
+            headers.insert(HeaderName::from_static("grpc-message"), message);
+        }
+        response
+    }
+
+    /// Builds the reply: a problem document, or a gRPC status for a call of this content type.
+    pub(crate) fn response(self, call: Option<&HeaderValue>) -> Response<ResponseBody> {
+        self.response_bytes(call).map(ResponseBody::complete)
+    }
+
+    /// Builds the same reply with a body of plain bytes.
+    pub(crate) fn response_bytes(self, call: Option<&HeaderValue>) -> Response<Bytes> {
+        let mut response = match call {
+            Some(content_type) => self.grpc_response(content_type),
+            None => self.problem(),
+        };
+        response.extensions_mut().insert(ErrorReason(self.as_str()));
+        response
+    }
+
+    fn problem(self) -> Response<Bytes> {
+        let document = Problem::new(self.status(), self.detail()).document();
+        let mut response = Response::new(Bytes::from(document));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        if self.is_retryable() {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.leaves_unread_body() {
+            // hyper omits this header over HTTP/2.
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// Returns whether the same request may succeed shortly.
+    fn is_retryable(self) -> bool {
+        matches!(
+            self.status(),
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+        )
+    }
+}

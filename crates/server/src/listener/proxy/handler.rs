@@ -1,0 +1,344 @@
+//! The request handler: forwards a request to an upstream and returns the response.
+//!
+//! ```text
+//! Upstreams::route    picks the upstream; the head was normalised by `headers::normalise`
+//! forwarded           adds forwarding headers: here for HTTP/2, in `upstream::h1` for HTTP/1.1
+//! Dispatcher          gets a connection, sends the request, awaits the response head
+//! ResponseBody        streams the response body; at its end the connection returns to the pool
+//! ```
+//!
+//! A request is sent once. It is retried in two cases only: the upstream took nothing of it; or a
+//! reused connection ended before any byte of the response, and the request is idempotent and has
+//! no body.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{
+    HeaderValue, Method, Version,
+    header::{CONTENT_LENGTH, UPGRADE, VIA},
+    request::Parts,
+};
+use hyper::{
+    Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    upgrade::OnUpgrade,
+};
+use tidegate_http::Lasting;
+use tower_service::Service;
+
+use super::{
+    access_log::Session,
+    downstream::client_limit::ClientRequests,
+    error::ProxyError,
+    headers::{forwarded::ForwardingHeaders, hop_by_hop, lookup, target},
+    permit::Permit,
+    request_body::{Upload, UploadLimits, UploadProgress},
+    response_body::{self, ResponseBody, ResponseSource, StreamingOptions},
+    runtime::ProxyRuntime,
+    tunnel::{PendingTunnel, Tunnel},
+    upstream::{
+        balancer::Upstream,
+        checkout::Checkout,
+        dispatch::{Dispatcher, PendingRequest},
+    },
+};
+
+/// Forwards the requests of one client connection.
+#[derive(Clone, Debug)]
+pub(crate) struct ProxyHandler(Arc<HandlerContext>);
+
+/// The context that all requests of a client connection share.
+#[derive(Debug)]
+pub(crate) struct HandlerContext {
+    pub(crate) runtime: Arc<ProxyRuntime>,
+    pub(crate) forwarding: Arc<ForwardingHeaders>,
+    /// Counts the client's requests in flight, if they are limited.
+    pub(crate) in_flight: Option<Arc<ClientRequests>>,
+    pub(crate) worker: usize,
+    /// Where to leave a tunnel, to be started once the `101` response is sent.
+    pub(crate) pending_tunnel: PendingTunnel,
+    /// Whether responses name their upstream, for the access log.
+    pub(crate) logs_upstream: bool,
+}
+
+impl ProxyHandler {
+    pub(crate) fn new(context: HandlerContext) -> Self {
+        Self(Arc::new(context))
+    }
+}
+
+/// Always ready, and never fails: every error becomes a response.
+impl Service<Request<Incoming>> for ProxyHandler {
+    type Response = Response<ResponseBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let context = Arc::clone(&self.0);
+        let call = tidegate_http::grpc_call(request.method(), request.headers()).cloned();
+        // The synchronous part runs here, which keeps the future that waits for the response small.
+        let routed = context.start(request);
+        Box::pin(async move {
+            Ok(match routed {
+                Ok(routed) => context.finish(routed, call.as_ref()).await,
+                Err(rejected) => context.reject(rejected, call.as_ref()),
+            })
+        })
+    }
+}
+
+/// A request that has been routed, and sent if a pooled connection was available.
+struct RoutedRequest {
+    dispatcher: Dispatcher,
+    upstream: Arc<Upstream>,
+    /// Present if the client asks for a protocol upgrade.
+    client: Option<OnUpgrade>,
+    /// How much of the request body has been sent.
+    progress: UploadProgress,
+    /// Its permit under the upstream's adaptive concurrency limit.
+    permit: Option<Permit>,
+    pending: PendingRequest,
+    is_head: bool,
+}
+
+/// A request that is refused before it reaches an upstream.
+struct RejectedRequest {
+    error: ProxyError,
+    /// The upstream it was routed to, if it got that far.
+    upstream: Option<Arc<Upstream>>,
+}
+
+impl From<ProxyError> for RejectedRequest {
+    fn from(error: ProxyError) -> Self {
+        Self {
+            error,
+            upstream: None,
+        }
+    }
+}
+
+impl HandlerContext {
+    fn start(&self, mut request: Request<Incoming>) -> Result<RoutedRequest, RejectedRequest> {
+        // The head is normalised, so an `Upgrade` header here is a valid upgrade request.
+        let is_switch = lookup::has_any(request.headers(), &[UPGRADE]);
+        let client = is_switch.then(|| hyper::upgrade::on(&mut request));
+        let is_head = *request.method() == Method::HEAD;
+        let (mut head, body) = request.into_parts();
+        let dispatcher = Dispatcher::new(self.runtime.current(), self.worker);
+        let settings = &dispatcher.current.settings;
+        let upstream = Arc::clone(dispatcher.current.upstreams.route(&head)?);
+        let rejected = |error| RejectedRequest {
+            error,
+            upstream: Some(Arc::clone(&upstream)),
+        };
+        let max_bytes = settings.max_body.unwrap_or(u64::MAX);
+        let permit = acquire_permit(&upstream, &mut head, max_bytes).map_err(rejected)?;
+        if let Some(scheme) = &upstream.http2 {
+            self.forwarding.write(head.version, &mut head.headers);
+            target::to_http2(&mut head, scheme).map_err(rejected)?;
+        } else {
+            hop_by_hop::set_connection(&mut head.headers);
+        }
+        let limits = UploadLimits {
+            max_bytes,
+            idle: settings.timeouts.idle,
+            // An HTTP/2 upstream gets no minimum rate: a body holds only a stream there, not a
+            // connection, and gRPC streams may be quiet.
+            min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
+        };
+        let handle = permit.as_ref().map(Permit::handle).unwrap_or_default();
+        let upload = Upload::new(body, limits, handle);
+        let progress = upload.progress();
+        let request = Request::from_parts(head, upload);
+        let pending = dispatcher.try_send_idle(&upstream, request, &self.forwarding);
+        Ok(RoutedRequest {
+            dispatcher,
+            upstream,
+            client,
+            progress,
+            permit,
+            pending,
+            is_head,
+        })
+    }
+
+    async fn finish(
+        &self,
+        routed: RoutedRequest,
+        call: Option<&HeaderValue>,
+    ) -> Response<ResponseBody> {
+        let RoutedRequest {
+            dispatcher,
+            upstream,
+            client,
+            progress,
+            permit,
+            pending,
+            is_head,
+        } = routed;
+        let result = dispatcher
+            .response_head(&upstream, pending, &self.forwarding, &progress)
+            .await;
+        let settings = &dispatcher.current.settings;
+        let result = result.and_then(|(response, checkout)| {
+            let options = StreamingOptions {
+                idle: settings.timeouts.idle,
+                slow: settings.slow,
+                progress: progress.clone(),
+            };
+            let upstream_response = UpstreamResponse {
+                response,
+                checkout,
+                options,
+                is_head,
+            };
+            build_response(upstream_response, client.map(|client| (client, self)))
+        });
+        let result = result.map(|mut response| {
+            if let Some(via) = &settings.heads.via {
+                let received = response.version();
+                let element = via.element(received).clone();
+                response.headers_mut().append(VIA, element);
+            }
+            *response.version_mut() = Version::HTTP_11;
+            if progress.is_complete_without_trailers() {
+                response.extensions_mut().insert(CompleteRequest);
+            }
+            response
+        });
+        if let Some(permit) = permit.and_then(Permit::take) {
+            match &result {
+                Ok(response) => permit.answered(response),
+                Err(error) if error.is_upstream_error() => permit.failed(),
+                Err(_) => permit.refused(),
+            }
+        }
+        match &result {
+            Ok(response) => upstream
+                .metrics
+                .count_response(self.worker, response.status()),
+            Err(error) => upstream.metrics.count_failure(self.worker, *error),
+        }
+        let mut response = result.unwrap_or_else(|error| error.response(call));
+        if self.logs_upstream {
+            let logged = upstream.for_access_log(dispatcher.last_endpoint(&upstream));
+            response.extensions_mut().insert(logged);
+        }
+        response
+    }
+
+    fn reject(
+        &self,
+        rejected: RejectedRequest,
+        call: Option<&HeaderValue>,
+    ) -> Response<ResponseBody> {
+        let mut response = rejected.error.response(call);
+        if let Some(upstream) = rejected.upstream
+            && self.logs_upstream
+        {
+            response
+                .extensions_mut()
+                .insert(upstream.for_access_log(None));
+        }
+        response
+    }
+}
+
+/// A response extension: the request had a body, which has arrived completely and without trailers.
+/// The next bytes on the client connection are the next request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CompleteRequest;
+
+/// A response to return to the client, and how to stream its body.
+struct UpstreamResponse {
+    response: Response<ResponseSource>,
+    checkout: Checkout,
+    options: StreamingOptions,
+    /// Whether the request was a `HEAD`.
+    is_head: bool,
+}
+
+/// Builds the response for the client. `client` is present if the client asked for an upgrade; its
+/// [`HandlerContext`] says where to leave the tunnel.
+fn build_response(
+    upstream_response: UpstreamResponse,
+    client: Option<(OnUpgrade, &HandlerContext)>,
+) -> Result<Response<ResponseBody>, ProxyError> {
+    let UpstreamResponse {
+        response,
+        checkout,
+        options,
+        is_head,
+    } = upstream_response;
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        // An upstream may switch protocols only if the client asked for it.
+        let (client, context) = client.ok_or(ProxyError::BadResponse)?;
+        let protocol =
+            hop_by_hop::switched_protocol(response.headers()).ok_or(ProxyError::BadResponse)?;
+        let (mut head, _) = response.into_parts();
+        hop_by_hop::strip_response(&mut head.headers);
+        hop_by_hop::set_upgrade(&mut head.headers, protocol);
+        let lasting = Lasting::default();
+        head.extensions.insert(lasting.clone());
+        let session = Session::default();
+        head.extensions.insert(session.clone());
+        context.pending_tunnel.set(Tunnel {
+            lasting,
+            session,
+            client,
+            checkout,
+            in_flight: context
+                .in_flight
+                .as_ref()
+                .map(ClientRequests::begin_unlimited),
+        });
+        return Ok(Response::from_parts(
+            head,
+            ResponseBody::complete(Bytes::new()),
+        ));
+    }
+    let (mut head, body) = response.into_parts();
+    hop_by_hop::strip_response(&mut head.headers);
+    let body = if is_head {
+        // HTTP/1.1 has no body here. Dropping an HTTP/2 body resets its stream.
+        drop(body);
+        response_body::finish(checkout, &options.progress);
+        ResponseBody::complete(Bytes::new())
+    } else {
+        ResponseBody::streaming(body, checkout, options)
+    };
+    Ok(Response::from_parts(head, body))
+}
+
+/// Acquires the permit of a request at `upstream`, if it has an adaptive limit. Checks first that
+/// the declared body length does not exceed `max_bytes` bytes.
+fn acquire_permit(
+    upstream: &Upstream,
+    head: &mut Parts,
+    max_bytes: u64,
+) -> Result<Option<Permit>, ProxyError> {
+    if body_length(head).is_some_and(|length| length > max_bytes) {
+        return Err(ProxyError::TooLarge(max_bytes));
+    }
+    let Some(concurrency) = &upstream.concurrency else {
+        return Ok(None);
+    };
+    let held = concurrency.acquire(&mut head.extensions);
+    Ok(Some(Permit::new(held.ok_or(ProxyError::Overloaded)?)))
+}
+
+/// Returns the value of `Content-Length`, if there is one.
+fn body_length(head: &Parts) -> Option<u64> {
+    let length = lookup::first(&head.headers, &CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
+}

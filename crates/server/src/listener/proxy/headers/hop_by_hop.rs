@@ -1,0 +1,237 @@
+//! Hop-by-hop headers (RFC 9110, section 7.6.1).
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{
+        CONNECTION, CONTENT_LENGTH, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+        TRANSFER_ENCODING, UPGRADE, VIA,
+    },
+};
+
+use super::{forwarded::is_proxy_header, lookup};
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+/// The headers that are never forwarded, besides those that `Connection` names.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    CONNECTION,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    TE,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    PROXY_AUTHORIZATION,
+    PROXY_AUTHENTICATE,
+];
+
+const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
+
+/// Returns the protocol that a request offers to switch to: the first of the list, in lower case.
+/// The upstream gets only this one. Protocol names are case-insensitive (RFC 9110, section 7.8).
+///
+/// Upgrading to HTTP/2 (`h2c`) is deprecated by RFC 9113, so such an offer is ignored.
+pub(crate) fn offered_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
+    if !has_token(headers, &CONNECTION, "upgrade") || has_token(headers, &UPGRADE, "h2c") {
+        return None;
+    }
+    let lines = headers.get_all(UPGRADE).iter();
+    let first = lines.flat_map(tokens).find(|token| !token.is_empty())?;
+    let is_protocol =
+        |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(byte);
+    if !first.iter().all(is_protocol) {
+        return None;
+    }
+    HeaderValue::from_bytes(&first.to_ascii_lowercase()).ok()
+}
+
+/// Returns the protocol that a 101 response switches to.
+pub(crate) fn switched_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
+    let protocol = lookup::first(headers, &UPGRADE)?;
+    let is_meant =
+        has_token(headers, &CONNECTION, "upgrade") && !has_token(headers, &UPGRADE, "h2c");
+    is_meant.then(|| protocol.clone())
+}
+
+/// Sets the headers that switch the client connection to `protocol`.
+pub(crate) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, protocol);
+}
+
+/// Sets `Connection` to name the hop-by-hop headers of an HTTP/1.1 request to an upstream.
+pub(crate) fn set_connection(headers: &mut HeaderMap) {
+    if !lookup::has_any(headers, &[TE, UPGRADE]) {
+        return;
+    }
+    let named = match (lookup::has(headers, &TE), lookup::has(headers, &UPGRADE)) {
+        (true, true) => "te, upgrade",
+        (true, false) => "te",
+        (false, _) => "upgrade",
+    };
+    headers.insert(CONNECTION, HeaderValue::from_static(named));
+}
+
+/// Removes the hop-by-hop headers of a request. Keeps `TE: trailers`, because trailers are
+/// forwarded.
+pub(crate) fn strip_request(headers: &mut HeaderMap) {
+    if !lookup::has_any(headers, &HOP_BY_HOP) {
+        return;
+    }
+    let takes_trailers = has_token(headers, &TE, "trailers");
+    strip(headers);
+    headers.remove(PROXY_AUTHORIZATION);
+    if takes_trailers {
+        headers.insert(TE, TRAILERS);
+    }
+}
+
+/// Removes the hop-by-hop headers of a response.
+pub(crate) fn strip_response(headers: &mut HeaderMap) {
+    if !lookup::has_any(headers, &HOP_BY_HOP) {
+        return;
+    }
+    strip(headers);
+    headers.remove(PROXY_AUTHENTICATE);
+}
+
+fn strip(headers: &mut HeaderMap) {
+    match headers.get(CONNECTION) {
+        // Fast path for the most common value, which names no other header.
+        Some(value) if value == "keep-alive" && !lookup::is_repeated(headers, &CONNECTION) => {
+            headers.remove(CONNECTION);
+            if !lookup::has_any(headers, &HOP_BY_HOP) {
+                return;
+            }
+        }
+        Some(_) => strip_named(headers),
+        None => {}
+    }
+    headers.remove(KEEP_ALIVE);
+    headers.remove(PROXY_CONNECTION);
+    headers.remove(TE);
+    headers.remove(UPGRADE);
+    if headers.remove(TRANSFER_ENCODING).is_some() {
+        // The proxy frames the body anew. A `Content-Length` beside `Transfer-Encoding` is a
+        // smuggling vector.
+        headers.remove(CONTENT_LENGTH);
+    }
+}
+
+/// Removes `Connection` and the headers that it names.
+fn strip_named(headers: &mut HeaderMap) {
+    let lines: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().cloned().collect();
+    headers.remove(CONNECTION);
+    for name in lines.iter().flat_map(tokens) {
+        // Without its length, the message would end elsewhere. Nor may a client use `Connection` to
+        // remove what a trusted proxy says about it.
+        if let Ok(name) = HeaderName::from_bytes(name)
+            && !matches!(name, CONTENT_LENGTH | HOST | VIA)
+            && !is_proxy_header(name.as_str())
+        {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Returns whether the comma-separated list in the header `name` contains `word`.
+pub(crate) fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+    lookup::has(headers, name)
+        && headers
+            .get_all(name)
+            .iter()
+            .flat_map(tokens)
+            .any(|token| token.eq_ignore_ascii_case(word.as_bytes()))
+}
+
+fn tokens(line: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    line.as_bytes()
+        .split(|octet| *octet == b',')
+        .map(<[u8]>::trim_ascii)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            let name: HeaderName = name.parse().unwrap();
+            headers.append(name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn hop_by_hop_headers_are_removed() {
+        let mut request = headers(&[
+            ("connection", "close, X-Mine"),
+            ("connection", "x-other"),
+            ("keep-alive", "timeout=5"),
+            ("proxy-connection", "keep-alive"),
+            ("proxy-authorization", "Basic x"),
+            ("te", "gzip"),
+            ("upgrade", "h2c"),
+            ("x-mine", "1"),
+            ("x-other", "2"),
+            ("x-kept", "3"),
+            ("authorization", "Bearer x"),
+        ]);
+        strip_request(&mut request);
+        let kept = headers(&[("x-kept", "3"), ("authorization", "Bearer x")]);
+        assert_eq!(request, kept);
+    }
+
+    #[test]
+    fn te_trailers_is_set_again() {
+        let mut request = headers(&[("te", "deflate;q=0.5, trailers"), ("connection", "te")]);
+        strip_request(&mut request);
+        assert_eq!(request, headers(&[("te", "trailers")]));
+        set_connection(&mut request);
+        assert_eq!(
+            request,
+            headers(&[("connection", "te"), ("te", "trailers")])
+        );
+    }
+
+    #[test]
+    fn upgrade_is_written_in_one_spelling() {
+        for (written, expected) in [
+            ("websocket", Some("websocket")),
+            ("WebSocket", Some("websocket")),
+            (", Echo/1 , websocket", Some("echo/1")),
+            ("h2c, websocket", None),
+            ("web socket", None),
+            ("", None),
+        ] {
+            let mut request = headers(&[("connection", "keep-alive, Upgrade")]);
+            request.insert(UPGRADE, written.parse().unwrap());
+            let expected = expected.map(HeaderValue::from_static);
+            assert_eq!(offered_protocol(&request), expected, "{written}");
+            request.remove(CONNECTION);
+            assert_eq!(offered_protocol(&request), None, "{written}");
+        }
+    }
+
+    #[test]
+    fn connection_cannot_remove_the_length_or_the_host() {
+        let lines = [
+            ("content-length", "5"),
+            ("host", "h"),
+            ("via", "1.1 a"),
+            ("x-forwarded-for", "192.0.2.1"),
+        ];
+        let mut request = headers(&lines);
+        let named = "content-length, host, Via, X-Forwarded-For";
+        request.insert(CONNECTION, named.parse().unwrap());
+        strip_request(&mut request);
+        assert_eq!(request, headers(&lines));
+    }
+
+    #[test]
+    fn content_length_beside_transfer_encoding_is_removed() {
+        let mut response = headers(&[("transfer-encoding", "chunked"), ("content-length", "5")]);
+        strip_response(&mut response);
+        assert_eq!(response, HeaderMap::new());
+    }
+}

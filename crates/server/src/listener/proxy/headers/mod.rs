@@ -1,0 +1,8 @@
+//! Request and response headers: normalisation, hop-by-hop headers, the request target, and the
+//! forwarding headers.
+
+pub(crate) mod forwarded;
+pub(crate) mod hop_by_hop;
+pub(crate) mod lookup;
+pub(crate) mod normalise;
+pub(crate) mod target;

@@ -1,0 +1,63 @@
+//! A pausable concurrency permit: the slot that a request holds under an upstream's adaptive
+//! concurrency limit.
+//!
+//! The permit is paused while the proxy waits for the client to send more of the request body. A
+//! slow upload costs the upstream nothing; without the pause, a few slow clients could use up the
+//! limit.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tidegate_http::Held;
+
+/// A concurrency permit; released when it is taken or dropped.
+#[derive(Debug)]
+pub(crate) struct Permit(Arc<Slot>);
+
+/// A handle with which the request body pauses and resumes its permit. Does nothing once the permit
+/// is gone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PermitHandle(Weak<Slot>);
+
+/// `None` once the response head has arrived.
+type Slot = Mutex<Option<Held>>;
+
+impl Permit {
+    pub(crate) fn new(held: Held) -> Self {
+        Self(Arc::new(Mutex::new(Some(held))))
+    }
+
+    pub(crate) fn handle(&self) -> PermitHandle {
+        PermitHandle(Arc::downgrade(&self.0))
+    }
+
+    /// Takes the permit out, at the response head or on failure. The [`PermitHandle`] has no effect
+    /// after that.
+    pub(crate) fn take(self) -> Option<Held> {
+        lock(&self.0).take()
+    }
+}
+
+impl PermitHandle {
+    /// Pauses the permit: the client has to send more of the body first.
+    pub(crate) fn pause(&self) {
+        self.change(Held::pause);
+    }
+
+    /// Resumes the permit, even if that briefly exceeds the limit: the client has sent more, so the
+    /// upstream has work again.
+    pub(crate) fn resume(&self) {
+        self.change(Held::resume);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Held)) {
+        if let Some(slot) = self.0.upgrade()
+            && let Some(held) = &mut *lock(&slot)
+        {
+            change(held);
+        }
+    }
+}
+
+fn lock(slot: &Slot) -> MutexGuard<'_, Option<Held>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,51 @@
+//! Connects the rate limiting layer of `tidegate-http` to the server's limiter.
+
+use std::sync::Arc;
+
+use tidegate_core::{RuleSet, Timestamp, Verdict};
+use tidegate_http::{Gate, HeaderWriter, LimiterLayer};
+
+use crate::{config::Identity, limiter::Limiter, metrics::ListenerKind};
+
+/// The server's limiter, with verdicts counted for the proxy listener.
+#[derive(Debug)]
+pub(crate) struct ProxyLimiter(Arc<Limiter>);
+
+/// Builds the layer that applies the rules to every request. It takes client addresses and trusted
+/// proxies from `identity`, and adds the rate limit `headers` to every response.
+pub(crate) fn layer(
+    limiter: &Arc<Limiter>,
+    identity: &Identity,
+    headers: HeaderWriter,
+) -> LimiterLayer<ProxyLimiter> {
+    let layer = LimiterLayer::new(Arc::new(ProxyLimiter(Arc::clone(limiter))))
+        .trust(identity.trust.clone())
+        .headers(headers)
+        .tell_inner(false);
+    let layer = match &identity.atlas {
+        Some(atlas) => layer.atlas(Arc::clone(atlas)),
+        None => layer,
+    };
+    let parts = identity.parts.iter();
+    parts.fold(layer, |layer, (name, part)| layer.part(name, part.clone()))
+}
+
+impl Gate for ProxyLimiter {
+    type Store = Limiter;
+
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn rules(&self) -> Arc<RuleSet> {
+        self.0.rules()
+    }
+
+    fn store(&self) -> &Limiter {
+        &self.0
+    }
+
+    fn observe(&self, verdict: &Verdict<'_>) {
+        self.0.observe(ListenerKind::Proxy, verdict);
+    }
+}

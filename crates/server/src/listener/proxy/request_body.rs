@@ -1,0 +1,327 @@
+//! Request bodies on their way to an upstream, with timeouts. Response bodies are in
+//! `response_body`.
+
+use std::{
+    error::Error,
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures_util::task::AtomicWaker;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+
+use super::{
+    downstream::write_stall::StreamReset, error::ProxyError,
+    headers::forwarded::remove_proxy_headers, idle_timeout::IdleTimeout, permit::PermitHandle,
+    upstream::h2::StreamSlot,
+};
+use crate::config::MinRate;
+
+/// Why a body was not passed on completely.
+#[derive(Debug)]
+pub(crate) enum BodyError {
+    /// Nothing arrived before the timeout.
+    IdleTimeout,
+    /// It exceeds its maximum size.
+    TooLarge,
+    /// The client reads the response too slowly.
+    SlowClient,
+    /// The response is complete, so the rest of the request body is not sent.
+    Unwanted,
+    /// The sender closed or reset the stream early.
+    Aborted(Box<dyn Error + Send + Sync>),
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::IdleTimeout => f.write_str("the body did not arrive in time"),
+            Self::TooLarge => f.write_str("the body is too large"),
+            Self::SlowClient => f.write_str("the client read the body too slowly"),
+            Self::Unwanted => f.write_str("the response was complete before the request body"),
+            Self::Aborted(error) => write!(f, "the body ended early: {error}"),
+        }
+    }
+}
+
+impl Error for BodyError {}
+
+/// How an upstream can end a response early, as metric labels and log values.
+pub(crate) const EARLY_ENDS: [&str; 2] = ["broken_off", "idle_timeout"];
+
+impl BodyError {
+    /// Returns the index in [`EARLY_ENDS`].
+    pub(crate) const fn index(&self) -> usize {
+        match self {
+            Self::Aborted(_) | Self::TooLarge | Self::SlowClient | Self::Unwanted => 0,
+            Self::IdleTimeout => 1,
+        }
+    }
+
+    /// Returns the name in the access log.
+    pub(crate) const fn reason(&self) -> &'static str {
+        match self {
+            Self::SlowClient => "client_slow",
+            _ => EARLY_ENDS[self.index()],
+        }
+    }
+}
+
+/// How much of a request body has been sent, for the task that waits for the response. `None` if
+/// there is no body.
+#[derive(Clone, Debug)]
+pub(crate) struct UploadProgress(Option<Arc<UploadState>>);
+
+#[derive(Debug, Default)]
+struct UploadState {
+    state: AtomicU8,
+    /// Whether the body had trailers.
+    has_trailers: AtomicBool,
+    /// The task that sends the body; woken when the rest is unwanted.
+    sender: AtomicWaker,
+    /// Resets the stream of the body, even while the upstream's flow-control window is closed.
+    reset: Mutex<Option<StreamReset>>,
+    /// The task that waits for the response, if another task sends the body.
+    waiter: AtomicWaker,
+}
+
+// The states of a request body: see `UploadState::state`.
+const SENDING: u8 = 0;
+const SENT: u8 = 1;
+const TIMED_OUT: u8 = 2;
+const TOO_LARGE: u8 = 3;
+const ABORTED: u8 = 4;
+const UNWANTED: u8 = 5;
+
+impl UploadProgress {
+    /// Returns the progress of a body of which nothing has been sent yet.
+    #[cfg(test)]
+    pub(crate) fn started() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    /// Marks the body as completely sent.
+    #[cfg(test)]
+    pub(crate) fn end(&self) {
+        self.set(SENT);
+    }
+
+    /// Returns whether more of the body may follow.
+    pub(crate) fn is_sending(&self) -> bool {
+        self.state() == SENDING
+    }
+
+    /// Like [`Self::is_sending`], and wakes the task when the body ends or fails.
+    pub(crate) fn poll_is_sending(&self, cx: &Context<'_>) -> bool {
+        if let Some(shared) = &self.0 {
+            shared.waiter.register(cx.waker());
+        }
+        self.is_sending()
+    }
+
+    /// Returns whether there was a body that has arrived completely and without trailers.
+    pub(crate) fn is_complete_without_trailers(&self) -> bool {
+        self.0.as_ref().is_some_and(|shared| {
+            shared.state.load(Ordering::Relaxed) == SENT
+                && !shared.has_trailers.load(Ordering::Relaxed)
+        })
+    }
+
+    /// Stops sending the body, because the response is complete.
+    pub(crate) fn abandon(&self) {
+        if let Some(shared) = &self.0 {
+            shared.state.store(UNWANTED, Ordering::Relaxed);
+            if let Some(reset) = &*shared.reset.lock().unwrap_or_else(PoisonError::into_inner) {
+                reset.reset();
+            }
+            shared.sender.wake();
+        }
+    }
+
+    /// Returns the error of the body, if it has failed. `max_bytes` is the maximum size, for the
+    /// message.
+    pub(crate) fn error(&self, max_bytes: u64) -> Option<ProxyError> {
+        match self.state() {
+            TIMED_OUT => Some(ProxyError::BodyTooSlow),
+            TOO_LARGE => Some(ProxyError::TooLarge(max_bytes)),
+            ABORTED => Some(ProxyError::BodyAborted),
+            _ => None,
+        }
+    }
+
+    fn note_trailers(&self) {
+        if let Some(shared) = &self.0 {
+            shared.has_trailers.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn state(&self) -> u8 {
+        self.0
+            .as_ref()
+            .map_or(SENT, |shared| shared.state.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, state: u8) {
+        if let Some(shared) = &self.0 {
+            shared.state.store(state, Ordering::Relaxed);
+            shared.waiter.wake();
+        }
+    }
+}
+
+/// A request body on its way to an upstream.
+#[derive(Debug)]
+pub(crate) struct Upload {
+    /// `None` for a request that the proxy makes without a body.
+    body: Option<Incoming>,
+    idle_timeout: IdleTimeout,
+    /// How many more bytes are allowed.
+    remaining: u64,
+    progress: UploadProgress,
+    /// The body's stream on a shared HTTP/2 connection, held until the body is sent.
+    stream: Option<Arc<StreamSlot>>,
+    permit: PermitHandle,
+}
+
+/// Limits of a request body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UploadLimits {
+    /// The maximum size in bytes.
+    pub(crate) max_bytes: u64,
+    /// The idle timeout: how long the client may send nothing.
+    pub(crate) idle: Duration,
+    pub(crate) min_rate: Option<MinRate>,
+}
+
+impl Upload {
+    /// Wraps `body` with `limits`. `permit` pauses the concurrency permit while the
+    /// client has to send more.
+    pub(crate) fn new(body: Incoming, limits: UploadLimits, permit: PermitHandle) -> Self {
+        // Most requests have no body, so they need no allocation for shared progress.
+        let progress = (!body.is_end_stream()).then(Arc::default);
+        Self {
+            body: Some(body),
+            idle_timeout: IdleTimeout::with_min_rate(limits.idle, limits.min_rate),
+            remaining: limits.max_bytes,
+            progress: UploadProgress(progress),
+            stream: None,
+            permit,
+        }
+    }
+
+    pub(crate) fn progress(&self) -> UploadProgress {
+        self.progress.clone()
+    }
+
+    /// Returns an empty body.
+    pub(crate) fn empty() -> Self {
+        Self {
+            body: None,
+            idle_timeout: IdleTimeout::new(Duration::ZERO),
+            remaining: 0,
+            progress: UploadProgress(None),
+            stream: None,
+            permit: PermitHandle::default(),
+        }
+    }
+
+    /// Sets `reset` as the way to reset the stream on which the body is sent.
+    pub(crate) fn set_reset(&self, reset: StreamReset) {
+        if let Some(shared) = &self.progress.0 {
+            *shared.reset.lock().unwrap_or_else(PoisonError::into_inner) = Some(reset);
+        }
+    }
+
+    /// Sets the HTTP/2 stream on which the body is sent.
+    pub(crate) fn set_stream(&mut self, stream: Option<Arc<StreamSlot>>) {
+        self.stream = stream;
+    }
+
+    fn failed(&self, state: u8, error: BodyError) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        self.progress.set(state);
+        Poll::Ready(Some(Err(error)))
+    }
+}
+
+/// Counts a dropped body as sent: nothing will follow, so the response timeout starts.
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if self.progress.is_sending() {
+            self.progress.set(SENT);
+        }
+    }
+}
+
+impl HttpBody for Upload {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        let Some(body) = &mut this.body else {
+            return Poll::Ready(None);
+        };
+        // Over HTTP/2, hyper sends the body in its own task, which does not end when the response
+        // does.
+        if let (Some(shared), Some(_)) = (&this.progress.0, &this.stream) {
+            shared.sender.register(cx.waker());
+            if shared.state.load(Ordering::Relaxed) == UNWANTED {
+                return Poll::Ready(Some(Err(BodyError::Unwanted)));
+            }
+        }
+        let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) else {
+            this.permit.pause();
+            ready!(this.idle_timeout.poll_expired(cx));
+            return this.failed(TIMED_OUT, BodyError::IdleTimeout);
+        };
+        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok());
+        let bytes = data.and_then(Frame::data_ref).map_or(0, Bytes::len);
+        this.idle_timeout.record_bytes(bytes);
+        this.permit.resume();
+        match frame {
+            Some(Ok(mut frame)) => {
+                // An upstream that merges trailers into headers must not see forged client
+                // addresses.
+                if let Some(trailers) = frame.trailers_mut() {
+                    remove_proxy_headers(trailers);
+                    this.progress.note_trailers();
+                }
+                match this
+                    .remaining
+                    .checked_sub(u64::try_from(bytes).unwrap_or(u64::MAX))
+                {
+                    Some(remaining) => this.remaining = remaining,
+                    None => return this.failed(TOO_LARGE, BodyError::TooLarge),
+                }
+                if body.is_end_stream() {
+                    this.progress.set(SENT);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Some(Err(error)) => this.failed(ABORTED, BodyError::Aborted(error.into())),
+            None => {
+                this.progress.set(SENT);
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body
+            .as_ref()
+            .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
+    }
+}

@@ -1,0 +1,508 @@
+//! Response bodies on their way from an upstream to a client.
+//!
+//! An upstream connection is held no longer than necessary. A body that has arrived completely
+//! releases it at once. For other bodies, a task reads ahead of the client, up to
+//! `proxy.response_buffer`. With the last byte the connection returns to the pool, however slow the
+//! client is. A client that reads the rest more slowly than `proxy.min_rate` is disconnected.
+//!
+//! ```text
+//! Complete    the body arrived with the head: the connection is free at once
+//! Frames      the same, for chunked bodies and trailers
+//! Streaming   a task reads from the upstream into a Pipe, from which the client connection takes
+//! ```
+
+use std::{
+    cell::Cell,
+    collections::VecDeque,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+
+use http::header::CONTENT_LENGTH;
+use http_body_util::Full;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use tokio::task::AbortHandle;
+
+use super::{
+    idle_timeout::IdleTimeout,
+    request_body::{BodyError, UploadProgress},
+    upstream::checkout::Checkout,
+};
+use crate::config::Slow;
+
+/// The maximum number of bytes read ahead on one worker, for all clients together. Above it, each
+/// body waits for its client.
+const MAX_READ_AHEAD_BYTES: usize = 64 << 20;
+
+thread_local! {
+    /// The number of bytes read ahead on this worker.
+    static READ_AHEAD: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A response body.
+#[derive(Debug)]
+pub(crate) enum ResponseBody {
+    /// All of it is here, with a known length.
+    Complete(Full<Bytes>, Option<ReadAheadBytes>),
+    /// All of it is here, as a sequence of frames.
+    Frames(VecDeque<Frame<Bytes>>, ReadAheadBytes),
+    /// The upstream has more to send.
+    Streaming(StreamingBody),
+}
+
+/// Where a response body comes from.
+#[derive(Debug)]
+pub(crate) enum ResponseSource {
+    /// The HTTP/1.1 connection itself, which carries nothing else.
+    Http1,
+    /// An HTTP/2 stream.
+    Http2(Incoming),
+}
+
+/// How to stream a body to the client.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamingOptions {
+    /// The idle timeout: how long the upstream may send nothing.
+    pub(crate) idle: Duration,
+    pub(crate) slow: Slow,
+    /// How much of the request body has been sent.
+    pub(crate) progress: UploadProgress,
+}
+
+/// A number of bytes that count as read ahead until they are taken.
+#[derive(Debug, Default)]
+pub(crate) struct ReadAheadBytes(usize);
+
+impl ReadAheadBytes {
+    fn of(bytes: usize) -> Self {
+        let mut read_ahead = Self(0);
+        read_ahead.add(bytes);
+        read_ahead
+    }
+
+    fn add(&mut self, bytes: usize) {
+        self.0 += bytes;
+        READ_AHEAD.set(READ_AHEAD.get().saturating_add(bytes));
+    }
+
+    fn subtract(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.0);
+        self.0 -= bytes;
+        READ_AHEAD.set(READ_AHEAD.get().saturating_sub(bytes));
+    }
+
+    /// Returns whether this worker may read ahead any more bytes.
+    fn has_room() -> bool {
+        READ_AHEAD.get() < MAX_READ_AHEAD_BYTES
+    }
+}
+
+impl Drop for ReadAheadBytes {
+    fn drop(&mut self) {
+        self.subtract(self.0);
+    }
+}
+
+impl ResponseBody {
+    /// Returns the body of a local reply.
+    pub(crate) fn complete(bytes: Bytes) -> Self {
+        Self::Complete(Full::new(bytes), None)
+    }
+
+    /// Returns the body from `source`, on the connection of `checkout`. Releases the connection at
+    /// once if the body is complete.
+    pub(crate) fn streaming(
+        source: ResponseSource,
+        mut checkout: Checkout,
+        options: StreamingOptions,
+    ) -> Self {
+        let mut frames = VecDeque::new();
+        let mut read_ahead = ReadAheadBytes::default();
+        if matches!(source, ResponseSource::Http1)
+            && ReadAheadBytes::has_room()
+            && options.slow.response_buffer > 0
+        {
+            if let Some(bytes) = checkout.connection.take_complete_body() {
+                finish(checkout, &options.progress);
+                let read_ahead = (!bytes.is_empty()).then(|| ReadAheadBytes::of(bytes.len()));
+                return Self::Complete(Full::new(bytes), read_ahead);
+            }
+            while let Some(frame) = checkout.connection.take_buffered_frame() {
+                read_ahead.add(frame.data_ref().map_or(0, Bytes::len));
+                frames.push_back(strip_content_length(frame));
+            }
+            if checkout.connection.remaining() == Some(0) {
+                finish(checkout, &options.progress);
+                return Self::Frames(frames, read_ahead);
+            }
+        }
+        let remaining = match &source {
+            ResponseSource::Http2(body) => body.size_hint().exact(),
+            ResponseSource::Http1 => checkout.connection.remaining().map(|remaining| {
+                let here: usize = frames
+                    .iter()
+                    .filter_map(Frame::data_ref)
+                    .map(Bytes::len)
+                    .sum();
+                remaining.saturating_add(u64::try_from(here).unwrap_or(u64::MAX))
+            }),
+        };
+        let is_over = match &source {
+            ResponseSource::Http2(body) => body.is_end_stream(),
+            ResponseSource::Http1 => remaining == Some(0),
+        };
+        if is_over {
+            finish(checkout, &options.progress);
+            return Self::Frames(frames, read_ahead);
+        }
+        Self::Streaming(StreamingBody::start(
+            Pipe {
+                frames,
+                read_ahead,
+                remaining,
+                ..Pipe::default()
+            },
+            source,
+            checkout,
+            options,
+        ))
+    }
+}
+
+/// Ends the exchange on `checkout`, whose response is complete.
+///
+/// If the upstream answered before it had the whole request, the rest is not sent. Otherwise the
+/// client could keep the connection busy with a request that no longer counts as in flight.
+pub(crate) fn finish(checkout: Checkout, progress: &UploadProgress) {
+    if progress.is_sending() {
+        progress.abandon();
+    }
+    checkout.return_to_pool();
+}
+
+/// Removes `Content-Length` from trailers: it might contradict the length of the body already sent.
+fn strip_content_length(mut frame: Frame<Bytes>) -> Frame<Bytes> {
+    if let Some(trailers) = frame.trailers_mut() {
+        trailers.remove(CONTENT_LENGTH);
+    }
+    frame
+}
+
+/// A bounded buffer between the task that reads from the upstream and the client connection.
+#[derive(Debug, Default)]
+struct Pipe {
+    frames: VecDeque<Frame<Bytes>>,
+    read_ahead: ReadAheadBytes,
+    /// How many bytes of the body the client has not taken yet, if known.
+    remaining: Option<u64>,
+    /// How many bytes the client has taken.
+    taken: usize,
+    end: Option<Result<(), BodyError>>,
+    /// Whether an error at the end is about to be returned: see [`StreamingBody::poll_frame`].
+    is_announced: bool,
+    /// Waits for frames to arrive.
+    reader: Option<Waker>,
+    /// Waits for frames to be taken.
+    writer: Option<Waker>,
+}
+
+impl Pipe {
+    fn push(&mut self, frame: Frame<Bytes>) {
+        self.read_ahead.add(frame.data_ref().map_or(0, Bytes::len));
+        self.frames.push_back(frame);
+        self.wake_reader();
+    }
+
+    fn take(&mut self) -> Option<Frame<Bytes>> {
+        let frame = self.frames.pop_front()?;
+        let bytes = frame.data_ref().map_or(0, Bytes::len);
+        self.read_ahead.subtract(bytes);
+        self.taken = self.taken.saturating_add(bytes);
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.remaining = self
+            .remaining
+            .map(|remaining| remaining.saturating_sub(bytes));
+        if let Some(writer) = self.writer.take() {
+            writer.wake();
+        }
+        Some(frame)
+    }
+
+    fn finish(&mut self, end: Result<(), BodyError>) {
+        self.end = Some(end);
+        self.wake_reader();
+    }
+
+    fn wake_reader(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let is_empty = self.frames.is_empty();
+        is_empty && (self.remaining == Some(0) || matches!(self.end, Some(Ok(()))))
+    }
+
+    /// Returns whether to read more, with `max_bytes` as the limit in bytes. An empty pipe always
+    /// has room.
+    fn has_room(&self, max_bytes: usize) -> bool {
+        self.frames.is_empty() || self.read_ahead.0 < max_bytes && ReadAheadBytes::has_room()
+    }
+}
+
+type SharedPipe = Arc<Mutex<Pipe>>;
+
+fn lock(pipe: &SharedPipe) -> MutexGuard<'_, Pipe> {
+    pipe.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A body that is still being received. Dropping it stops the reading task and closes the
+/// connection, unless the upstream has sent everything.
+#[derive(Debug)]
+pub(crate) struct StreamingBody {
+    pipe: SharedPipe,
+    task: AbortHandle,
+}
+
+impl StreamingBody {
+    fn start(
+        pipe: Pipe,
+        source: ResponseSource,
+        checkout: Checkout,
+        options: StreamingOptions,
+    ) -> Self {
+        let pipe = Arc::new(Mutex::new(pipe));
+        let pump = BodyReader {
+            pipe: Arc::clone(&pipe),
+            source,
+            checkout: Some(checkout),
+            idle_timeout: IdleTimeout::new(options.idle),
+            // A client that reads nothing at all is handled by the write timeout of its connection.
+            client_rate: IdleTimeout::with_min_rate(Duration::MAX, options.slow.min_rate),
+            counted: 0,
+            is_done: false,
+            options,
+        };
+        let task = tokio::task::spawn_local(pump).abort_handle();
+        Self { pipe, task }
+    }
+
+    fn poll_frame(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let mut pipe = lock(&self.pipe);
+        if let Some(frame) = pipe.take() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        match &pipe.end {
+            None => {
+                pipe.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            Some(Ok(())) => Poll::Ready(None),
+            // hyper discards its unsent bytes when a body returns an error. Returning `Pending`
+            // once lets it flush them first.
+            Some(Err(_)) if !pipe.is_announced => {
+                pipe.is_announced = true;
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Some(Err(_)) => Poll::Ready(pipe.end.replace(Ok(())).and_then(Result::err).map(Err)),
+        }
+    }
+}
+
+impl Drop for StreamingBody {
+    fn drop(&mut self) {
+        let mut pipe = lock(&self.pipe);
+        if matches!(pipe.end, Some(Ok(()))) {
+            // The upstream has sent everything. The task may be waiting to release the connection
+            // until the last bytes are taken; dropping them lets it finish.
+            pipe.frames.clear();
+            if let Some(writer) = pipe.writer.take() {
+                writer.wake();
+            }
+            return;
+        }
+        drop(pipe);
+        self.task.abort();
+    }
+}
+
+/// The task that reads a body from its upstream into a pipe.
+struct BodyReader {
+    pipe: SharedPipe,
+    source: ResponseSource,
+    checkout: Option<Checkout>,
+    /// The idle timeout of the upstream.
+    idle_timeout: IdleTimeout,
+    /// The minimum rate of the client, measured while the upstream has to wait for it.
+    client_rate: IdleTimeout,
+    /// How many of the taken bytes `client_rate` has counted.
+    counted: usize,
+    /// Whether the upstream has sent everything.
+    is_done: bool,
+    options: StreamingOptions,
+}
+
+impl Future for BodyReader {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        while !this.is_done {
+            ready!(this.poll_room(cx));
+            if this.checkout.is_none() {
+                return Poll::Ready(());
+            }
+            let Poll::Ready(frame) = this.poll_source(cx) else {
+                ready!(this.idle_timeout.poll_expired(cx));
+                this.fail(BodyError::IdleTimeout);
+                return Poll::Ready(());
+            };
+            match frame {
+                Some(Ok(frame)) => {
+                    this.idle_timeout.record_bytes(0);
+                    lock(&this.pipe).push(strip_content_length(frame));
+                    // An HTTP/2 frame may carry END_STREAM, so no further poll is needed.
+                    this.is_done = this.is_source_over();
+                }
+                Some(Err(error)) => {
+                    this.fail(error);
+                    return Poll::Ready(());
+                }
+                None => this.is_done = true,
+            }
+        }
+        let mut pipe = lock(&this.pipe);
+        if pipe.end.is_none() {
+            pipe.finish(Ok(()));
+        }
+        let reads_ahead = this.options.slow.response_buffer > 0 && ReadAheadBytes::has_room();
+        if !reads_ahead && !pipe.frames.is_empty() {
+            // Without read-ahead, the connection is held until the client has taken the last bytes.
+            pipe.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        drop(pipe);
+        if let Some(checkout) = this.checkout.take() {
+            finish(checkout, &this.options.progress);
+        }
+        Poll::Ready(())
+    }
+}
+
+impl BodyReader {
+    /// Waits for room in the pipe. Also becomes ready when it has given up a client that is too
+    /// slow.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut pipe = lock(&self.pipe);
+        let taken = pipe.taken;
+        if pipe.has_room(self.options.slow.response_buffer) {
+            drop(pipe);
+            self.client_rate.record_bytes(taken - self.counted);
+            self.counted = taken;
+            return Poll::Ready(());
+        }
+        pipe.writer = Some(cx.waker().clone());
+        drop(pipe);
+        if taken > self.counted {
+            self.client_rate.record_bytes(taken - self.counted);
+            self.counted = taken;
+        }
+        ready!(self.client_rate.poll_expired(cx));
+        let mut pipe = lock(&self.pipe);
+        pipe.frames.clear();
+        pipe.read_ahead = ReadAheadBytes::default();
+        pipe.finish(Err(BodyError::SlowClient));
+        if let Some(checkout) = self.checkout.take() {
+            let endpoint = checkout.active.endpoint();
+            tracing::debug!(endpoint = %endpoint.url, "client read the response too slowly: connection closed");
+        }
+        Poll::Ready(())
+    }
+
+    fn poll_source(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match (&mut self.source, &mut self.checkout) {
+            (ResponseSource::Http2(body), checkout) => {
+                let frame = Pin::new(body).poll_frame(cx);
+                if let (Some(checkout), Poll::Ready(Some(Ok(_)))) = (checkout, &frame) {
+                    checkout.connection.mark_alive();
+                }
+                frame.map_err(|error| BodyError::Aborted(error.into()))
+            }
+            (ResponseSource::Http1, Some(checkout)) => checkout
+                .connection
+                .poll_body(cx)
+                .map_err(|error| BodyError::Aborted(error.into())),
+            (ResponseSource::Http1, None) => Poll::Ready(None),
+        }
+    }
+
+    fn is_source_over(&self) -> bool {
+        match (&self.source, &self.checkout) {
+            (ResponseSource::Http2(body), _) => body.is_end_stream(),
+            (ResponseSource::Http1, Some(checkout)) => checkout.connection.remaining() == Some(0),
+            (ResponseSource::Http1, None) => true,
+        }
+    }
+
+    /// Ends the body with an `error` of its upstream, and counts it against the endpoint.
+    fn fail(&mut self, error: BodyError) {
+        if let Some(checkout) = self.checkout.take() {
+            let endpoint = checkout.active.endpoint();
+            tracing::debug!(endpoint = %endpoint.url, "response ended early: {error}");
+            endpoint.health.count_early_end(error.index());
+        }
+        lock(&self.pipe).finish(Err(error));
+    }
+}
+
+impl HttpBody for ResponseBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            Self::Complete(complete, read_ahead) => {
+                *read_ahead = None;
+                let frame = ready!(Pin::new(complete).poll_frame(cx));
+                Poll::Ready(frame.map(|frame| frame.map_err(|never| match never {})))
+            }
+            Self::Frames(frames, read_ahead) => {
+                let frame = frames.pop_front();
+                let data = frame.as_ref().and_then(Frame::data_ref);
+                read_ahead.subtract(data.map_or(0, Bytes::len));
+                Poll::Ready(frame.map(Ok))
+            }
+            Self::Streaming(streaming) => streaming.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Complete(complete, _) => complete.is_end_stream(),
+            Self::Frames(frames, _) => frames.is_empty(),
+            Self::Streaming(streaming) => lock(&streaming.pipe).is_over(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Complete(complete, _) => complete.size_hint(),
+            Self::Frames(frames, _) if frames.is_empty() => SizeHint::with_exact(0),
+            Self::Frames(..) => SizeHint::default(),
+            Self::Streaming(streaming) => {
+                let remaining = lock(&streaming.pipe).remaining;
+                remaining.map(SizeHint::with_exact).unwrap_or_default()
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The hot-swappable settings and upstreams of the proxy. A reload changes all of them or none.
+//!
+//! A request uses the settings in force when it arrives, from beginning to end. A client connection
+//! keeps the settings in force when it was accepted. An endpoint that is unchanged keeps its
+//! connections, counters and health. A removed endpoint finishes its requests in flight, and is
+//! freed with the last of them.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+use tidegate_http::Clock;
+
+use super::{
+    access_log::AccessLog,
+    bad_request::BadRequests,
+    upstream::{balancer::Upstreams, tls::TrustAnchorError},
+};
+use crate::{
+    config::Proxy,
+    metrics::Text,
+    net::{Server, Tasks},
+};
+
+/// The proxy's current settings and upstreams, and the parts that outlive a reload.
+#[derive(Debug)]
+pub struct ProxyRuntime {
+    current: Arc<ArcSwap<RuntimeConfig>>,
+    tasks: Tasks,
+    workers: usize,
+    log: Option<AccessLog>,
+    clock: Clock,
+    bad_requests: Arc<BadRequests>,
+}
+
+/// One consistent version of settings and upstreams.
+#[derive(Debug)]
+pub struct RuntimeConfig {
+    pub(crate) settings: Arc<Proxy>,
+    pub(crate) upstreams: Upstreams,
+}
+
+impl ProxyRuntime {
+    /// Activates `settings` on the workers of `server`. Requests are logged to `log`; `clock`
+    /// measures how long responses take.
+    ///
+    /// # Errors
+    ///
+    /// The trust anchors for TLS cannot be loaded.
+    pub fn new(
+        settings: Proxy,
+        server: &Server,
+        log: Option<AccessLog>,
+        clock: Clock,
+    ) -> Result<Self, TrustAnchorError> {
+        let (tasks, workers) = (server.tasks(), server.workers());
+        let first = RuntimeConfig::new(settings, workers, &Upstreams::default(), &clock)?;
+        first.upstreams.activate(first.settings.timeouts.pool);
+        let current = Arc::new(ArcSwap::from_pointee(first));
+        current
+            .load()
+            .upstreams
+            .start_health_checks(&tasks, &current);
+        Ok(Self {
+            current,
+            tasks,
+            workers,
+            log,
+            clock,
+            bad_requests: Arc::default(),
+        })
+    }
+
+    /// Returns the access log, if there is one.
+    #[must_use]
+    pub fn log(&self) -> Option<&AccessLog> {
+        self.log.as_ref()
+    }
+
+    /// Returns the counters of rejected and refused requests.
+    pub(crate) const fn bad_requests(&self) -> &Arc<BadRequests> {
+        &self.bad_requests
+    }
+
+    /// Returns the current version.
+    pub(crate) fn current(&self) -> Arc<RuntimeConfig> {
+        self.current.load_full()
+    }
+
+    /// Returns a short-lived reference to the current version; cheaper than [`Self::current`].
+    pub(crate) fn load(&self) -> Guard<Arc<RuntimeConfig>> {
+        self.current.load()
+    }
+
+    /// Builds the next version from `settings`, without activating it.
+    ///
+    /// # Errors
+    ///
+    /// The trust anchors for TLS cannot be loaded.
+    pub fn prepare(&self, settings: Proxy) -> Result<RuntimeConfig, TrustAnchorError> {
+        RuntimeConfig::new(
+            settings,
+            self.workers,
+            &self.current().upstreams,
+            &self.clock,
+        )
+    }
+
+    /// Activates a prepared version. Logs a warning if a setting has changed that requires a
+    /// restart.
+    pub fn activate(&self, next: RuntimeConfig) {
+        let (was, is) = (&self.current().settings, &next.settings);
+        // The settings that only a restart can change.
+        let restart_only = |settings: &Proxy| {
+            let (tls, log) = (settings.tls.clone(), settings.access_log.clone());
+            let bounds = (
+                settings.max_connections,
+                settings.max_connections_per_client,
+            );
+            (settings.listen, bounds, tls, log)
+        };
+        if restart_only(was) != restart_only(is) {
+            tracing::warn!(
+                "changes to proxy.listen, proxy.tls, proxy.max_connections, proxy.max_connections_per_client and proxy.access_log require a restart"
+            );
+        }
+        for concurrency in next.upstreams.concurrency_limits() {
+            concurrency.activate();
+        }
+        next.upstreams.activate(next.settings.timeouts.pool);
+        let next = Arc::new(next);
+        let previous = self.current.swap(Arc::clone(&next));
+        next.upstreams
+            .start_health_checks(&self.tasks, &self.current);
+        previous.upstreams.retire_removed(&next.upstreams);
+    }
+
+    /// Returns all metrics of the proxy, in the Prometheus text format.
+    #[must_use]
+    pub fn exposition(&self) -> String {
+        let mut text = self.current().upstreams.exposition();
+        text.push_str(&self.bad_requests.exposition());
+        if let Some(log) = &self.log {
+            let mut lost = Text::default();
+            let help = "Access log lines that were dropped.";
+            lost.single(
+                "tidegate_proxy_access_log_dropped_total",
+                "counter",
+                help,
+                log.lost(),
+            );
+            text.push_str(&lost.finish());
+        }
+        text
+    }
+}
+
+impl RuntimeConfig {
+    fn new(
+        settings: Proxy,
+        workers: usize,
+        previous: &Upstreams,
+        clock: &Clock,
+    ) -> Result<Self, TrustAnchorError> {
+        Ok(Self {
+            upstreams: Upstreams::inheriting_from(&settings.upstreams, workers, previous, clock)?,
+            settings: Arc::new(settings),
+        })
+    }
+}

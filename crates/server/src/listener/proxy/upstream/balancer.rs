@@ -1,0 +1,234 @@
+//! Routing and load balancing: picks the upstream for a request, and its least loaded endpoint.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use http::{header::HOST, request::Parts, uri::Scheme};
+use tidegate_core::{Cost, Request, When};
+use tidegate_http::Clock;
+
+use super::{
+    endpoint::{Endpoint, EndpointSettings},
+    health_check,
+    tls::{TrustAnchorError, connector},
+};
+use crate::{
+    config,
+    listener::proxy::{
+        access_log::LoggedUpstream, concurrency::UpstreamConcurrency, error::ProxyError,
+        metrics::UpstreamMetrics, runtime::RuntimeConfig,
+    },
+    net::Tasks,
+};
+
+/// All upstreams, in configuration order.
+#[derive(Debug, Default)]
+pub(crate) struct Upstreams(Box<[Arc<Upstream>]>);
+
+/// An upstream: a group of endpoints that serve the same requests.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    pub(crate) name: Box<str>,
+    when: When,
+    /// The settings that its endpoints take over once the configuration is activated.
+    endpoint_settings: Arc<EndpointSettings>,
+    pub(crate) endpoints: Box<[Arc<Endpoint>]>,
+    /// The round robin position, for ties between equally loaded endpoints.
+    next: AtomicUsize,
+    pub(crate) metrics: Arc<UpstreamMetrics>,
+    /// The adaptive concurrency limit, if configured.
+    pub(crate) concurrency: Option<UpstreamConcurrency>,
+    /// The scheme of its request targets, if it speaks HTTP/2.
+    pub(crate) http2: Option<Scheme>,
+}
+
+impl Upstreams {
+    /// Builds the upstreams of `settings` for this number of workers. Endpoints that are unchanged
+    /// since `previous` keep their connections, counters and health.
+    ///
+    /// # Errors
+    ///
+    /// The trust anchors for TLS cannot be loaded.
+    pub(crate) fn inheriting_from(
+        settings: &[config::Upstream],
+        workers: usize,
+        previous: &Self,
+        clock: &Clock,
+    ) -> Result<Self, TrustAnchorError> {
+        let upstream = |settings: &config::Upstream| {
+            let previous = previous
+                .iter()
+                .find(|unchanged| unchanged.name == settings.name);
+            let previous = previous.map(Arc::as_ref);
+            let upstream = Upstream::inheriting_from(settings, workers, previous, clock)?;
+            Ok(Arc::new(upstream))
+        };
+        let upstreams: Result<_, TrustAnchorError> = settings.iter().map(upstream).collect();
+        upstreams.map(Self)
+    }
+
+    /// Starts active health checks for endpoints that should have them and do not. They run until
+    /// `current` no longer configures them.
+    pub(crate) fn start_health_checks(&self, tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
+        for endpoint in self.endpoints() {
+            if endpoint.claim_health_checks() {
+                let (endpoint, current) = (Arc::downgrade(endpoint), Arc::downgrade(current));
+                tasks.spawn(move || health_check::run(endpoint, current));
+            }
+        }
+    }
+
+    /// Applies the new settings to all endpoints, with `idle_timeout` as the idle timeout of pooled
+    /// connections.
+    pub(crate) fn activate(&self, idle_timeout: Duration) {
+        for upstream in &self.0 {
+            for endpoint in &upstream.endpoints {
+                endpoint.update_settings(&upstream.endpoint_settings, idle_timeout);
+            }
+        }
+    }
+
+    /// Retires the endpoints that are not among those of `next`.
+    pub(crate) fn retire_removed(&self, next: &Self) {
+        for endpoint in self.endpoints() {
+            if !next.endpoints().any(|kept| Arc::ptr_eq(kept, endpoint)) {
+                endpoint.retire();
+            }
+        }
+    }
+
+    fn endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+        self.0.iter().flat_map(|upstream| &upstream.endpoints)
+    }
+
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Arc<Upstream>> {
+        self.0.iter()
+    }
+
+    /// Returns the adaptive concurrency limits of the upstreams that have one.
+    pub(crate) fn concurrency_limits(&self) -> impl Iterator<Item = &UpstreamConcurrency> {
+        self.0
+            .iter()
+            .filter_map(|upstream| upstream.concurrency.as_ref())
+    }
+
+    /// Returns the first upstream whose conditions match the request with this head, which has a
+    /// `Host`.
+    pub(crate) fn route(&self, head: &Parts) -> Result<&Arc<Upstream>, ProxyError> {
+        if let Some(first) = self.0.first()
+            && first.when.is_always()
+        {
+            return Ok(first);
+        }
+        let path = tidegate_http::normal_path(head.uri.path());
+        let path = path.map_err(|_| ProxyError::DotSegments)?;
+        let host = head.headers.get(HOST).map(|host| host.as_bytes());
+        // Before the head is normalised, the host of an absolute-form target takes precedence over
+        // `Host`.
+        let host = head.uri.host().map(str::as_bytes).or(host);
+        let host = tidegate_http::bare_host(&String::from_utf8_lossy(host.unwrap_or_default()));
+        let entries = [
+            ("path", &*path),
+            ("host", &*host),
+            ("method", head.method.as_str()),
+        ];
+        let request = Request::new(&entries, Cost::ONE).map_err(|_| ProxyError::Unroutable)?;
+        let mut upstreams = self.0.iter();
+        upstreams
+            .find(|upstream| upstream.when.holds_for(&request))
+            .ok_or(ProxyError::NoUpstream)
+    }
+}
+
+impl Upstream {
+    fn inheriting_from(
+        settings: &config::Upstream,
+        workers: usize,
+        previous: Option<&Self>,
+        clock: &Clock,
+    ) -> Result<Self, TrustAnchorError> {
+        let tls = connector(settings)?;
+        let scheme = if tls.is_some() {
+            Scheme::HTTPS
+        } else {
+            Scheme::HTTP
+        };
+        let endpoint_settings = Arc::new(EndpointSettings::of(settings));
+        let endpoint = |url: config::Url| {
+            let mut unchanged = previous.iter().flat_map(|previous| &previous.endpoints);
+            let unchanged =
+                unchanged.find(|endpoint| endpoint.is_same(&url, settings, tls.as_ref()));
+            unchanged.cloned().unwrap_or_else(|| {
+                let endpoint =
+                    Endpoint::new(url, settings, &endpoint_settings, tls.as_ref(), workers);
+                Arc::new(endpoint)
+            })
+        };
+        let unchanged = previous.and_then(|previous| previous.concurrency.as_ref());
+        let concurrency = settings.adaptive.as_ref();
+        let concurrency = concurrency.map(|adaptive| {
+            UpstreamConcurrency::inheriting_from(adaptive, settings, unchanged, clock)
+        });
+        let metrics = previous.map(|previous| Arc::clone(&previous.metrics));
+        Ok(Self {
+            name: settings.name.clone(),
+            when: settings.when.clone(),
+            endpoints: settings.urls.iter().cloned().map(endpoint).collect(),
+            endpoint_settings,
+            next: AtomicUsize::new(0),
+            metrics: metrics.unwrap_or_else(|| Arc::new(UpstreamMetrics::new(workers))),
+            // A parsed configuration contains no settings that are out of range.
+            concurrency: concurrency.and_then(Result::ok),
+            http2: settings.http2.then_some(scheme),
+        })
+    }
+
+    /// Returns the names of the upstream and of the endpoint that was asked, if any, for the access
+    /// log.
+    pub(crate) fn for_access_log(&self, endpoint: Option<&Arc<Endpoint>>) -> LoggedUpstream {
+        LoggedUpstream {
+            upstream: self.name.clone(),
+            endpoint: endpoint.map(|endpoint| endpoint.url.to_string().into()),
+        }
+    }
+
+    /// Advances the round robin position, from which a request starts to look for an endpoint.
+    pub(crate) fn next_position(&self) -> usize {
+        match self.endpoints.len() {
+            1 => 0,
+            _ => self.next.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// Returns the endpoint with the fewest requests in flight, and its index. Skips those whose
+    /// bit is set in `tried`. Among equally loaded ones it takes the first, counting from `start`.
+    pub(crate) fn least_loaded(&self, start: usize, tried: u64) -> Option<(usize, &Arc<Endpoint>)> {
+        let count = self.endpoints.len();
+        let left = (0..count)
+            .map(|step| start.wrapping_add(step) % count)
+            .filter(|at| tried & (1 << at) == 0)
+            .map(|at| (at, &self.endpoints[at]));
+        // Unhealthy endpoints sort last: they are used only if no healthy one is left (panic mode).
+        left.min_by_key(|(_, endpoint)| (!endpoint.health.is_healthy(), endpoint.in_flight()))
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.endpoints
+            .iter()
+            .map(|endpoint| endpoint.in_flight())
+            .sum()
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.endpoints
+            .iter()
+            .map(|endpoint| endpoint.connections())
+            .sum()
+    }
+}

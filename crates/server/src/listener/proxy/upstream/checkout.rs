@@ -1,0 +1,32 @@
+//! A connection checked out of the pool for one request.
+
+use super::{connection::UpstreamConnection, endpoint::ActiveRequest};
+
+/// A checked-out connection to an upstream. Dropping it closes an HTTP/1.1 connection, or its share
+/// of an HTTP/2 one.
+#[derive(Debug)]
+pub(crate) struct Checkout {
+    pub(crate) connection: Box<UpstreamConnection>,
+    pub(crate) active: ActiveRequest,
+    /// The worker that owns the connection.
+    pub(crate) worker: usize,
+}
+
+impl Checkout {
+    /// Returns the connection to the pool, if it can take another request. An HTTP/1.1 connection
+    /// whose upstream answered before it had the whole request is closed instead.
+    pub(crate) fn return_to_pool(self) {
+        // A shared HTTP/2 connection never left the pool.
+        if self.active.endpoint().http2 {
+            return;
+        }
+        if self.connection.is_ready() {
+            let Self {
+                connection,
+                active,
+                worker,
+            } = self;
+            active.endpoint().put_back(worker, connection);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Opens connections to upstreams: TCP, then TLS where configured, then HTTP/1.1 or HTTP/2.
+
+use std::io;
+
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::{
+    connection::Protocol,
+    endpoint::Endpoint,
+    h1::{Http1Connection, Socket},
+    h2::Http2Connection,
+};
+use crate::config::Proxy;
+
+/// Connects to `endpoint`.
+pub(crate) async fn connect(endpoint: &Endpoint, settings: &Proxy) -> io::Result<Protocol> {
+    let stream = TcpStream::connect((&*endpoint.url.host, endpoint.url.port)).await?;
+    stream.set_nodelay(true)?;
+    let Some(tls) = endpoint.tls() else {
+        return handshake(stream, endpoint, settings).await;
+    };
+    let name = ServerName::try_from(endpoint.url.host.to_string()).map_err(io::Error::other)?;
+    let stream = TlsConnector::from(tls.clone())
+        .connect(name, stream)
+        .await?;
+    let agreed = stream.get_ref().1.alpn_protocol();
+    if endpoint.http2 && agreed != Some(b"h2") {
+        return Err(io::Error::other("the upstream does not support HTTP/2"));
+    }
+    handshake(stream, endpoint, settings).await
+}
+
+async fn handshake<S>(stream: S, endpoint: &Endpoint, settings: &Proxy) -> io::Result<Protocol>
+where
+    S: Socket + 'static,
+{
+    if endpoint.http2 {
+        return Http2Connection::open(stream, settings)
+            .await
+            .map(Protocol::Http2);
+    }
+    Ok(Protocol::Http1(Box::new(Http1Connection::new(
+        stream, settings,
+    ))))
+}
+
+/// Returns whether a connect failed because this machine ran out of descriptors, ports or memory.
+/// Such an error says nothing about the endpoint.
+pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let local = [
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+        Errno::ADDRNOTAVAIL,
+    ];
+    let code = error.raw_os_error();
+    code.is_some_and(|code| local.iter().any(|errno| errno.raw_os_error() == code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_local_resources_do_not_count_against_the_endpoint() {
+        for (code, expected) in [
+            (24, true),
+            (23, true),
+            (99, true),
+            (111, false),
+            (113, false),
+        ] {
+            let error = io::Error::from_raw_os_error(code);
+            assert_eq!(is_out_of_resources(&error), expected, "{error}");
+        }
+        assert!(!is_out_of_resources(&io::Error::other(
+            "the upstream does not support HTTP/2"
+        )));
+    }
+}

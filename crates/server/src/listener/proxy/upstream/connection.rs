@@ -1,0 +1,438 @@
+//! An upstream connection: sends a request and waits for the response head, with a timeout.
+
+use std::{
+    error::Error,
+    fmt::Display,
+    future::{Future, poll_fn},
+    io,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use hyper::{
+    Request, Response,
+    body::{Body as _, Frame},
+};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    connect,
+    endpoint::{ConnectionSlot, Endpoint},
+    h1::{Http1Connection, RequestWriter},
+    h2::{Http2Connection, StreamSlot},
+    retry::is_repeatable,
+};
+use crate::{
+    config::{Proxy, Timeouts},
+    listener::proxy::{
+        downstream::write_stall::WatchedBody,
+        error::ProxyError,
+        headers::forwarded::ForwardingHeaders,
+        request_body::{Upload, UploadProgress},
+        response_body::ResponseSource,
+    },
+    net::LazyTimer,
+};
+
+/// An upstream connection in the hands of one request.
+#[derive(Debug)]
+pub(crate) struct UpstreamConnection {
+    protocol: Protocol,
+    /// The request's stream on an HTTP/2 connection. A pooled connection has none.
+    stream: Option<Arc<StreamSlot>>,
+    /// The timeout for response heads. An HTTP/1.1 connection uses one timer for all of its
+    /// requests.
+    timer: LazyTimer,
+    slot: Arc<ConnectionSlot>,
+}
+
+/// The HTTP client on a connection.
+#[derive(Debug)]
+pub(crate) enum Protocol {
+    /// Takes one request at a time.
+    Http1(Box<Http1Connection>),
+    /// Takes many requests at once.
+    Http2(Http2Connection),
+}
+
+/// A request to send, and how far an earlier attempt got.
+pub(crate) enum OutgoingRequest {
+    /// Not sent at all yet.
+    New(Box<Request<Upload>>),
+    /// Sent once on an HTTP/2 connection that ended before the response. The request is idempotent,
+    /// so it is sent once more, but not a third time.
+    Resent(Box<Request<Upload>>),
+    /// Serialised for an HTTP/1.1 connection that turned out to be closed.
+    Serialised(Box<RequestWriter>),
+}
+
+/// Why a request has no response.
+pub(crate) enum SendError<R = OutgoingRequest> {
+    /// The connection was closed or about to close; the request may be sent on another.
+    Retryable(R),
+    /// A reused connection was closed under the request. The upstream may have processed it.
+    Lost,
+    /// The request has failed with this error.
+    Failed(ProxyError),
+}
+
+impl From<ProxyError> for SendError {
+    fn from(error: ProxyError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl UpstreamConnection {
+    /// Opens a connection to `endpoint`.
+    ///
+    /// # Errors
+    ///
+    /// [`ProxyError::Full`] at the connection limit, [`ProxyError::Local`] if this machine is out
+    /// of resources, [`ProxyError::Unreachable`], or [`ProxyError::ConnectTimeout`] at `until`.
+    pub(crate) async fn open(
+        endpoint: &Arc<Endpoint>,
+        settings: &Proxy,
+        until: Instant,
+    ) -> Result<Self, ProxyError> {
+        let slot = endpoint.reserve_connection().ok_or(ProxyError::Full)?;
+        let protocol = timeout_at(until, connect::connect(endpoint, settings))
+            .await
+            .map_err(|_| ProxyError::ConnectTimeout)?
+            .map_err(|error| {
+                tracing::debug!(endpoint = %endpoint.url, "cannot connect: {error}");
+                if connect::is_out_of_resources(&error) {
+                    tracing::warn!(upstream = %endpoint.settings().name, %error, "cannot connect to the upstream: out of local resources");
+                    return ProxyError::Local;
+                }
+                endpoint.health.record_connect_error(&error);
+                ProxyError::Unreachable
+            })?;
+        Ok(Self {
+            protocol,
+            stream: None,
+            timer: LazyTimer::new(settings.timeouts.head),
+            slot: Arc::new(slot),
+        })
+    }
+
+    /// Returns whether the connection takes no more requests: the upstream has closed it, or no
+    /// longer responds.
+    pub(crate) fn is_unusable(&mut self) -> bool {
+        match &mut self.protocol {
+            Protocol::Http1(connection) => connection.is_closed(),
+            Protocol::Http2(connection) => connection.is_unusable(),
+        }
+    }
+
+    /// Returns whether the connection can take a request.
+    pub(crate) fn is_ready(&self) -> bool {
+        match &self.protocol {
+            Protocol::Http1(connection) => connection.is_ready(),
+            Protocol::Http2(connection) => !connection.is_unusable(),
+        }
+    }
+
+    /// Returns whether requests are in flight on it, as may be the case for a pooled HTTP/2
+    /// connection.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(&self.protocol, Protocol::Http2(connection) if connection.is_busy())
+    }
+
+    /// Opens a stream for another request on an HTTP/2 connection, if it has one free.
+    pub(crate) fn open_stream(&self, timeouts: &Timeouts) -> Option<Self> {
+        let Protocol::Http2(connection) = &self.protocol else {
+            return None;
+        };
+        Some(Self {
+            stream: Some(connection.reserve_stream()?),
+            protocol: Protocol::Http2(connection.clone()),
+            timer: LazyTimer::new(timeouts.head),
+            slot: Arc::clone(&self.slot),
+        })
+    }
+
+    /// Applies `settings` from the next request on. An HTTP/2 connection keeps those it was opened
+    /// with.
+    pub(crate) fn update_settings(&mut self, settings: &Proxy) {
+        if let Some(connection) = self.http1() {
+            connection.update_settings(settings);
+        }
+    }
+
+    /// Starts to send `request` at `now` on an HTTP/1.1 connection;
+    /// [`Self::response_head`] then waits for the response. Returns the request if the connection
+    /// is HTTP/2.
+    pub(crate) fn start(
+        &mut self,
+        request: Request<Upload>,
+        forwarding: &ForwardingHeaders,
+        timeouts: &Timeouts,
+        now: Instant,
+    ) -> Result<(), Box<Request<Upload>>> {
+        let Protocol::Http1(connection) = &mut self.protocol else {
+            return Err(Box::new(request));
+        };
+        self.timer.set_from(now, timeouts.head);
+        connection.start(request, Some(forwarding));
+        Ok(())
+    }
+
+    /// Waits for the response head of the request that was started.
+    pub(crate) async fn response_head(
+        &mut self,
+        progress: &UploadProgress,
+        timeouts: &Timeouts,
+    ) -> Result<Response<ResponseSource>, SendError> {
+        let Protocol::Http1(connection) = &mut self.protocol else {
+            return Err(ProxyError::BadResponse.into());
+        };
+        let head_future = poll_fn(|cx| connection.poll_head(cx));
+        let sender = BodySender::SameTask;
+        let response =
+            with_head_timeout(head_future, &mut self.timer, progress, sender, timeouts).await?;
+        match response {
+            Ok(response) => Ok(response.map(|()| ResponseSource::Http1)),
+            Err(error) if connection.is_stale() && is_disconnect_kind(error.kind()) => {
+                Err(match connection.take_for_retry() {
+                    Some(again) => {
+                        SendError::Retryable(OutgoingRequest::Serialised(Box::new(again)))
+                    }
+                    None => SendError::Lost,
+                })
+            }
+            Err(error) => Err(bad_response(error).into()),
+        }
+    }
+
+    /// Sends a request and waits for the response head. Over HTTP/2 the request
+    /// carries the forwarding headers already, so `forwarding` is not used.
+    pub(crate) async fn send(
+        &mut self,
+        outgoing: OutgoingRequest,
+        forwarding: &ForwardingHeaders,
+        progress: &UploadProgress,
+        timeouts: &Timeouts,
+    ) -> Result<Response<ResponseSource>, SendError> {
+        match (&mut self.protocol, outgoing) {
+            (Protocol::Http1(connection), OutgoingRequest::New(request)) => {
+                connection.start(*request, Some(forwarding));
+            }
+            (Protocol::Http1(connection), OutgoingRequest::Serialised(request)) => {
+                connection.resend(*request)
+            }
+            (Protocol::Http2(connection), OutgoingRequest::New(request)) => {
+                let again = connection
+                    .has_answered()
+                    .then(|| copy_for_retry(&request))
+                    .flatten();
+                let result = self.send_on_stream(*request, progress, timeouts).await;
+                return result.map_err(|error| match (error, again) {
+                    (SendError::Lost, Some(again)) => {
+                        SendError::Retryable(OutgoingRequest::Resent(again))
+                    }
+                    (error, _) => error,
+                });
+            }
+            (Protocol::Http2(_), OutgoingRequest::Resent(request)) => {
+                return self.send_on_stream(*request, progress, timeouts).await;
+            }
+            // The request was prepared for the other protocol. All endpoints of an upstream speak
+            // the same one, so this does not happen.
+            (_, outgoing) => return Err(SendError::Retryable(outgoing)),
+        }
+        self.timer.set(timeouts.head);
+        self.response_head(progress, timeouts).await
+    }
+
+    /// Sends `request` on a stream of an HTTP/2 connection.
+    async fn send_on_stream(
+        &mut self,
+        mut request: Request<Upload>,
+        progress: &UploadProgress,
+        timeouts: &Timeouts,
+    ) -> Result<Response<ResponseSource>, SendError> {
+        let Protocol::Http2(connection) = &mut self.protocol else {
+            return Err(SendError::Retryable(OutgoingRequest::New(Box::new(
+                request,
+            ))));
+        };
+        // An upstream that has answered before may close the connection at any time.
+        let was_used = connection.has_answered();
+        request.body_mut().set_stream(self.stream.clone());
+        self.timer.set(timeouts.head);
+        let sender = BodySender::OtherTask;
+        let result = with_head_timeout(
+            connection.send(request),
+            &mut self.timer,
+            progress,
+            sender,
+            timeouts,
+        )
+        .await;
+        let result = result.inspect_err(|_| connection.mark_suspect())?;
+        let response = result.map_err(|mut error| match error.take_message() {
+            Some(request) => SendError::Retryable(OutgoingRequest::New(Box::new(
+                request.map(WatchedBody::into_inner),
+            ))),
+            None if was_used && is_disconnect(error.error()) => SendError::Lost,
+            None => bad_response(error.into_error()).into(),
+        })?;
+        connection.mark_alive();
+        if !connection.accepts(&response) {
+            return Err(bad_response("too many header lines, or several content lengths").into());
+        }
+        Ok(response.map(ResponseSource::Http2))
+    }
+
+    /// Records that more of a response has arrived on [`ResponseSource::Http2`], so the connection
+    /// is alive.
+    pub(crate) fn mark_alive(&self) {
+        if let Protocol::Http2(connection) = &self.protocol {
+            connection.mark_alive();
+        }
+    }
+
+    /// Polls the next frame of a response body from [`ResponseSource::Http1`].
+    pub(crate) fn poll_body(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.http1()
+            .map_or(Poll::Ready(None), |connection| connection.poll_body(cx))
+    }
+
+    /// Takes the response body from [`ResponseSource::Http1`], if it has arrived completely and is
+    /// plain bytes.
+    pub(crate) fn take_complete_body(&mut self) -> Option<Bytes> {
+        self.http1()?.take_complete_body()
+    }
+
+    /// Takes the next part of that body that has already arrived.
+    pub(crate) fn take_buffered_frame(&mut self) -> Option<Frame<Bytes>> {
+        self.http1()?.take_buffered_frame()
+    }
+
+    /// Returns how many bytes of that body are left, if known.
+    pub(crate) fn remaining(&self) -> Option<u64> {
+        match &self.protocol {
+            Protocol::Http1(connection) => connection.remaining(),
+            Protocol::Http2(_) => None,
+        }
+    }
+
+    /// Returns the HTTP/1.1 client of the connection; `None` for HTTP/2.
+    pub(crate) fn http1(&mut self) -> Option<&mut Http1Connection> {
+        match &mut self.protocol {
+            Protocol::Http1(connection) => Some(connection),
+            Protocol::Http2(_) => None,
+        }
+    }
+}
+
+/// Returns whether an I/O error of this kind means that the connection has ended.
+const fn is_disconnect_kind(kind: io::ErrorKind) -> bool {
+    matches!(
+        kind,
+        io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::NotConnected
+    )
+}
+
+/// Returns whether `error` is the end of the connection, rather than of one stream.
+fn is_disconnect(error: &hyper::Error) -> bool {
+    let cause = error
+        .source()
+        .and_then(<dyn Error>::downcast_ref::<io::Error>);
+    cause.is_some_and(|cause| is_disconnect_kind(cause.kind()))
+}
+
+/// Copies `request` for a retry, if it is idempotent and has no body.
+fn copy_for_retry(request: &Request<Upload>) -> Option<Box<Request<Upload>>> {
+    if !is_repeatable(request.method(), !request.body().is_end_stream()) {
+        return None;
+    }
+    let mut again = Request::new(Upload::empty());
+    again.method_mut().clone_from(request.method());
+    again.uri_mut().clone_from(request.uri());
+    *again.version_mut() = request.version();
+    again.headers_mut().clone_from(request.headers());
+    Some(Box::new(again))
+}
+
+fn bad_response(error: impl Display) -> ProxyError {
+    tracing::debug!("no valid response: {error}");
+    ProxyError::BadResponse
+}
+
+/// Which task sends the request body.
+#[derive(Clone, Copy, Debug)]
+enum BodySender {
+    /// The task that waits for the response.
+    SameTask,
+    /// Another task, which has to wake the waiting one.
+    OtherTask,
+}
+
+/// Waits for `future`, or fails with [`ProxyError::HeadTimeout`]. The timeout runs from the end of
+/// the request body.
+async fn with_head_timeout<A>(
+    future: impl Future<Output = A>,
+    timer: &mut LazyTimer,
+    progress: &UploadProgress,
+    sender: BodySender,
+    timeouts: &Timeouts,
+) -> Result<A, ProxyError> {
+    let mut future = pin!(future);
+    let mut is_sending = progress.is_sending();
+    poll_fn(|cx| {
+        if let Poll::Ready(response) = future.as_mut().poll(cx) {
+            return Poll::Ready(Ok(response));
+        }
+        // An upstream that is still receiving the body does not owe a response yet.
+        if is_sending {
+            is_sending = match sender {
+                BodySender::SameTask => progress.is_sending(),
+                BodySender::OtherTask => progress.poll_is_sending(cx),
+            };
+            timer.set(timeouts.head);
+        }
+        ready!(timer.poll_due(cx));
+        Poll::Ready(Err(ProxyError::HeadTimeout))
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, time::Duration};
+
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_response_timeout_starts_at_the_end_of_the_request() {
+        let text = "proxy: {listen: '127.0.0.1:0', timeouts: {head: 3s}, upstreams: [{name: app, urls: 'http://h'}]}";
+        let timeouts = Config::parse(text).unwrap().proxy.unwrap().timeouts;
+        for sends_for in [0, 1, 2, 7] {
+            let progress = UploadProgress::started();
+            let sent = progress.clone();
+            // With HTTP/2, another task sends the body.
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_secs(sends_for)).await;
+                sent.end();
+            });
+            let start = Instant::now();
+            let mut timer = LazyTimer::new(timeouts.head);
+            let sender = BodySender::OtherTask;
+            let result =
+                with_head_timeout(pending::<()>(), &mut timer, &progress, sender, &timeouts).await;
+            assert!(matches!(result, Err(ProxyError::HeadTimeout)));
+            assert_eq!(start.elapsed().as_secs(), sends_for + 3);
+        }
+    }
+}

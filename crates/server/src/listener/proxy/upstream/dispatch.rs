@@ -1,0 +1,352 @@
+//! Load balancing and retries: sends a request to the endpoint with the fewest requests in flight,
+//! and to another one if that endpoint does not take it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use hyper::{Request, Response};
+use tokio::time::{Duration, Instant, timeout_at};
+
+use super::{
+    balancer::Upstream,
+    checkout::Checkout,
+    connection::{OutgoingRequest, UpstreamConnection},
+    endpoint::{ActiveRequest, Endpoint},
+    outlier::{record_failure, record_success},
+    retry::{Attempt, Retry, retry},
+};
+use crate::listener::proxy::{
+    error::ProxyError,
+    headers::forwarded::ForwardingHeaders,
+    request_body::{Upload, UploadProgress},
+    response_body::ResponseSource,
+    runtime::RuntimeConfig,
+};
+
+/// The load balancing state of one request. It keeps the settings that were in force when the
+/// request came.
+pub(crate) struct Dispatcher {
+    pub(crate) current: Arc<RuntimeConfig>,
+    worker: usize,
+    /// The index of the endpoint that was asked last; `usize::MAX` if there is none.
+    last: AtomicUsize,
+}
+
+/// A request after the synchronous attempt to send it, with the round robin position it drew.
+pub(crate) enum PendingRequest {
+    /// It is being sent on a pooled connection.
+    Sent(Checkout, usize),
+    /// There was no pooled connection, or the upstream speaks HTTP/2. The asynchronous path sends
+    /// it.
+    Unsent(OutgoingRequest, usize),
+}
+
+impl Dispatcher {
+    pub(crate) const fn new(current: Arc<RuntimeConfig>, worker: usize) -> Self {
+        Self {
+            current,
+            worker,
+            last: AtomicUsize::new(usize::MAX),
+        }
+    }
+
+    /// Returns the endpoint of `upstream` that was asked last.
+    pub(crate) fn last_endpoint<'u>(&self, upstream: &'u Upstream) -> Option<&'u Arc<Endpoint>> {
+        upstream.endpoints.get(self.last.load(Ordering::Relaxed))
+    }
+
+    /// Sends `request` to the least loaded endpoint if an HTTP/1.1 connection to it is idle in the
+    /// pool.
+    pub(crate) fn try_send_idle(
+        &self,
+        upstream: &Upstream,
+        request: Request<Upload>,
+        forwarding: &ForwardingHeaders,
+    ) -> PendingRequest {
+        let timeouts = &self.current.settings.timeouts;
+        let position = upstream.next_position();
+        // An HTTP/2 connection may be out of streams or may need to be opened first.
+        if upstream.http2.is_some() {
+            return PendingRequest::Unsent(OutgoingRequest::New(Box::new(request)), position);
+        }
+        let now = Instant::now();
+        let pooled = upstream
+            .least_loaded(position, 0)
+            .and_then(|(at, endpoint)| {
+                let active = endpoint.begin_request();
+                let connection = endpoint.pool.take(self.worker, timeouts, now)?;
+                Some((at, self.checkout(connection, active)))
+            });
+        let Some((at, mut checkout)) = pooled else {
+            return PendingRequest::Unsent(OutgoingRequest::New(Box::new(request)), position);
+        };
+        match checkout
+            .connection
+            .start(request, forwarding, timeouts, now)
+        {
+            Ok(()) => {
+                self.last.store(at, Ordering::Relaxed);
+                PendingRequest::Sent(checkout, position)
+            }
+            Err(request) => PendingRequest::Unsent(OutgoingRequest::New(request), position),
+        }
+    }
+
+    /// Returns the response head for the request `pending`, and the connection on which it came.
+    /// Retries if that is safe.
+    pub(crate) async fn response_head(
+        &self,
+        upstream: &Upstream,
+        pending: PendingRequest,
+        forwarding: &ForwardingHeaders,
+        progress: &UploadProgress,
+    ) -> Result<(Response<ResponseSource>, Checkout), ProxyError> {
+        let (outgoing, position) = match pending {
+            PendingRequest::Sent(mut checkout, position) => {
+                let timeouts = &self.current.settings.timeouts;
+                match checkout.connection.response_head(progress, timeouts).await {
+                    Ok(response) => {
+                        record_success(checkout.active.endpoint());
+                        return Ok((response, checkout));
+                    }
+                    Err(send_error) => {
+                        let attempt = self.attempt(true, 0, progress);
+                        let outgoing = match retry(send_error, attempt) {
+                            Retry::AnyEndpoint(request) | Retry::OtherEndpoint { request, .. } => {
+                                request
+                            }
+                            Retry::Never {
+                                error,
+                                has_endpoint_failed,
+                            } => {
+                                if has_endpoint_failed {
+                                    record_failure(checkout.active.endpoint(), error);
+                                }
+                                return Err(error);
+                            }
+                        };
+                        upstream.metrics.count_retry(self.worker);
+                        (outgoing, position)
+                    }
+                }
+            }
+            PendingRequest::Unsent(outgoing, position) => (outgoing, position),
+        };
+        // Rare path with a large future; box it to keep the common future small.
+        Box::pin(self.send_with_retries(upstream, position, outgoing, forwarding, progress)).await
+    }
+
+    /// Tries the endpoints of `upstream`, the least loaded first, until one has answered or the
+    /// request may not be sent again.
+    async fn send_with_retries(
+        &self,
+        upstream: &Upstream,
+        position: usize,
+        mut outgoing: OutgoingRequest,
+        forwarding: &ForwardingHeaders,
+        progress: &UploadProgress,
+    ) -> Result<(Response<ResponseSource>, Checkout), ProxyError> {
+        let timeouts = &self.current.settings.timeouts;
+        let mut budget = ConnectBudget::new(timeouts.connect);
+        let (mut tried, mut error) = (0_u64, ProxyError::Unreachable);
+        let (mut attempts, mut stale) = (0_u32, 0);
+        while let Some((at, endpoint)) = upstream.least_loaded(position, tried) {
+            if attempts > 0 {
+                upstream.metrics.count_retry(self.worker);
+            }
+            attempts += 1;
+            let active = endpoint.begin_request();
+            let is_last = upstream.least_loaded(position, tried | 1 << at).is_none();
+            let connected = budget.spend(is_last, |until| {
+                self.connection_to(endpoint, &outgoing, until)
+            });
+            let connected = connected.await;
+            // Without a connection attempt, the endpoint was not asked.
+            if !matches!(
+                connected,
+                None | Some(Err(ProxyError::Full | ProxyError::Local))
+            ) {
+                self.last.store(at, Ordering::Relaxed);
+            }
+            let (connection, is_pooled) = match connected {
+                Some(Ok(connected)) => connected,
+                Some(Err(problem)) => {
+                    (tried, error) = (tried | 1 << at, problem);
+                    continue;
+                }
+                None => return Err(error),
+            };
+            let mut checkout = self.checkout(connection, active);
+            match checkout
+                .connection
+                .send(outgoing, forwarding, progress, timeouts)
+                .await
+            {
+                Ok(response) => {
+                    record_success(endpoint);
+                    return Ok((response, checkout));
+                }
+                Err(send_error) => {
+                    stale += u32::from(is_pooled);
+                    match retry(send_error, self.attempt(is_pooled, stale, progress)) {
+                        Retry::AnyEndpoint(request) => outgoing = request,
+                        Retry::OtherEndpoint {
+                            request,
+                            has_endpoint_failed,
+                        } => {
+                            outgoing = request;
+                            (tried, error) = (tried | 1 << at, ProxyError::BadResponse);
+                            if has_endpoint_failed {
+                                record_failure(endpoint, error);
+                            }
+                        }
+                        Retry::Never {
+                            error,
+                            has_endpoint_failed,
+                        } => {
+                            if has_endpoint_failed {
+                                record_failure(endpoint, error);
+                            }
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
+        Err(error)
+    }
+
+    /// Returns a connection to `endpoint`, and whether it came from the pool. If a pooled HTTP/1.1
+    /// connection was closed under `outgoing`, the next one is new.
+    async fn connection_to(
+        &self,
+        endpoint: &Arc<Endpoint>,
+        outgoing: &OutgoingRequest,
+        until: Instant,
+    ) -> Result<(Box<UpstreamConnection>, bool), ProxyError> {
+        let timeouts = &self.current.settings.timeouts;
+        let take = || endpoint.pool.take(self.worker, timeouts, Instant::now());
+        if !matches!(outgoing, OutgoingRequest::Serialised(_))
+            && let Some(pooled) = take()
+        {
+            return Ok((pooled, true));
+        }
+        if !endpoint.http2 {
+            return Ok((self.open(endpoint, until).await?, false));
+        }
+        let permission = timeout_at(until, endpoint.pool.opening(self.worker)).await;
+        // The task that opens the connection records the failure for outlier detection.
+        let _permission = permission.map_err(|_| ProxyError::ConnectTimeout)?;
+        if let Some(pooled) = take() {
+            return Ok((pooled, true));
+        }
+        let connection = self.open(endpoint, until).await?;
+        let shared = connection.open_stream(timeouts).ok_or(ProxyError::Full)?;
+        endpoint.put_back(self.worker, connection);
+        Ok((Box::new(shared), false))
+    }
+
+    async fn open(
+        &self,
+        endpoint: &Arc<Endpoint>,
+        until: Instant,
+    ) -> Result<Box<UpstreamConnection>, ProxyError> {
+        let opened = UpstreamConnection::open(endpoint, &self.current.settings, until).await;
+        opened
+            .map(Box::new)
+            .inspect_err(|error| record_failure(endpoint, *error))
+    }
+
+    /// Describes a failed attempt for the retry policy.
+    fn attempt(&self, is_pooled: bool, stale: u32, progress: &UploadProgress) -> Attempt {
+        let max_bytes = self.current.settings.max_body.unwrap_or(u64::MAX);
+        Attempt {
+            is_pooled,
+            stale,
+            upload_error: progress.error(max_bytes),
+        }
+    }
+
+    /// Wraps `connection` for this request and applies the settings in force for the request.
+    fn checkout(&self, mut connection: Box<UpstreamConnection>, active: ActiveRequest) -> Checkout {
+        connection.update_settings(&self.current.settings);
+        Checkout {
+            connection,
+            active,
+            worker: self.worker,
+        }
+    }
+}
+
+/// The connect timeout budget of a request, shared by all attempts. Several unresponsive endpoints
+/// thus delay a request no longer than one does.
+struct ConnectBudget {
+    total: Duration,
+    remaining: Duration,
+}
+
+impl ConnectBudget {
+    const fn new(total: Duration) -> Self {
+        Self {
+            total,
+            remaining: total,
+        }
+    }
+
+    /// Runs `attempt` with a deadline: all of the remaining budget for the last endpoint, otherwise
+    /// half of it. Returns `None` if an eighth of the budget or less is left.
+    async fn spend<T>(
+        &mut self,
+        is_last: bool,
+        attempt: impl AsyncFnOnce(Instant) -> T,
+    ) -> Option<T> {
+        if self.remaining <= self.total / 8 {
+            return None;
+        }
+        let start = Instant::now();
+        let tried = attempt(
+            start
+                + if is_last {
+                    self.remaining
+                } else {
+                    self.remaining / 2
+                },
+        )
+        .await;
+        self.remaining = self.remaining.saturating_sub(start.elapsed());
+        Some(tried)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep_until;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn several_unresponsive_endpoints_take_no_longer_than_one() {
+        let start = Instant::now();
+        let mut budget = ConnectBudget::new(Duration::from_secs(8));
+        let mut tries = 0;
+        while budget.spend(false, sleep_until).await.is_some() {
+            tries += 1;
+        }
+        assert_eq!((tries, start.elapsed().as_secs()), (3, 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_endpoint_gets_all_remaining_time() {
+        for others in 0..=2 {
+            let start = Instant::now();
+            let mut budget = ConnectBudget::new(Duration::from_secs(8));
+            for at in 0..=others {
+                assert!(budget.spend(at == others, sleep_until).await.is_some());
+            }
+            assert!(budget.spend(true, sleep_until).await.is_none());
+            assert_eq!(start.elapsed().as_secs(), 8);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! An incremental decoder for chunked bodies (RFC 9112, section 7.1).
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::HeaderMap;
+use httparse::{EMPTY_HEADER, Status};
+
+use super::{Malformed, framing::length_of, head::read_line};
+
+/// The maximum length of a chunk-size line in bytes, extensions included.
+const MAX_LINE_BYTES: usize = 4_096;
+
+/// The maximum number of trailers.
+const MAX_TRAILERS: usize = 100;
+
+/// The position of the decoder in a chunked body.
+#[derive(Debug, Default)]
+pub(super) enum ChunkDecoder {
+    /// Before a chunk-size line.
+    #[default]
+    Size,
+    /// Within a chunk, of which this many bytes are left.
+    Data(u64),
+    /// After a chunk's data, before its CR LF.
+    DataEnd,
+    /// After the last chunk.
+    Trailers,
+}
+
+/// The next part of a body.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    Data(Bytes),
+    /// The end, with trailers.
+    Trailers(HeaderMap),
+    /// The end, without trailers.
+    End,
+    /// More bytes are needed.
+    Incomplete,
+}
+
+impl ChunkDecoder {
+    /// Decodes the next part from `received`. A trailer section that is still incomplete after
+    /// `max` bytes is an error.
+    pub(super) fn next(&mut self, received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
+        loop {
+            *self = match self {
+                Self::Size => match size(received)? {
+                    None => return Ok(Piece::Incomplete),
+                    Some(0) => Self::Trailers,
+                    Some(size) => Self::Data(size),
+                },
+                Self::Data(_) if received.is_empty() => return Ok(Piece::Incomplete),
+                Self::Data(left) => {
+                    let max = usize::try_from(*left).unwrap_or(usize::MAX);
+                    let data = received.split_to(received.len().min(max)).freeze();
+                    *left = left.saturating_sub(length_of(&data));
+                    if *left == 0 {
+                        *self = Self::DataEnd;
+                    }
+                    return Ok(Piece::Data(data));
+                }
+                Self::DataEnd => match &received[..] {
+                    [b'\r', b'\n', ..] => {
+                        received.advance(2);
+                        Self::Size
+                    }
+                    [] | [b'\r'] => return Ok(Piece::Incomplete),
+                    _ => return Err(Malformed::Chunk),
+                },
+                Self::Trailers => return trailers(received, max),
+            };
+        }
+    }
+}
+
+/// Takes a chunk-size line; `None` if it is not complete.
+fn size(received: &mut BytesMut) -> Result<Option<u64>, Malformed> {
+    let line = &received[..received.len().min(MAX_LINE_BYTES)];
+    let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
+        let is_too_long = received.len() > MAX_LINE_BYTES;
+        return if is_too_long {
+            Err(Malformed::Chunk)
+        } else {
+            Ok(None)
+        };
+    };
+    let line = line[..end].strip_suffix(b"\r").ok_or(Malformed::Chunk)?;
+    // Some parsers accept a bare CR as a line end (RFC 9112, section 2.2).
+    if line.contains(&b'\r') {
+        return Err(Malformed::Chunk);
+    }
+    // A recipient ignores chunk extensions that it does not know.
+    let digits = line.split(|byte| *byte == b';').next().unwrap_or_default();
+    let digits = digits.trim_ascii_end();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return Err(Malformed::Chunk);
+    }
+    let digits = std::str::from_utf8(digits).map_err(|_| Malformed::Chunk)?;
+    let size = u64::from_str_radix(digits, 16).map_err(|_| Malformed::Chunk)?;
+    received.advance(end + 1);
+    Ok(Some(size))
+}
+
+fn trailers(received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
+    if received.starts_with(b"\r\n") {
+        received.advance(2);
+        return Ok(Piece::End);
+    }
+    let mut slots = [EMPTY_HEADER; MAX_TRAILERS];
+    let mut trailers = HeaderMap::new();
+    let length = match httparse::parse_headers(received, &mut slots) {
+        Ok(Status::Complete((length, found))) => {
+            for header in found {
+                let (name, value) = read_line(header)?;
+                trailers.append(name, value);
+            }
+            length
+        }
+        Ok(Status::Partial) if received.len() <= max => return Ok(Piece::Incomplete),
+        _ => return Err(Malformed::Trailers),
+    };
+    received.advance(length);
+    Ok(Piece::Trailers(trailers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Decodes these bytes, at once and one by one, and checks that the results agree.
+    fn read(bytes: &str) -> Result<(String, Piece), Malformed> {
+        let whole = read_by(bytes, bytes.len());
+        let byte_by_byte = read_by(bytes, 1);
+        assert_eq!(whole, byte_by_byte, "{bytes:?}");
+        whole
+    }
+
+    fn read_by(bytes: &str, step: usize) -> Result<(String, Piece), Malformed> {
+        let (mut chunks, mut received, mut text) =
+            (ChunkDecoder::default(), BytesMut::new(), String::new());
+        for part in bytes.as_bytes().chunks(step) {
+            received.extend_from_slice(part);
+            loop {
+                match chunks.next(&mut received, 64)? {
+                    Piece::Data(data) => text.push_str(std::str::from_utf8(&data).unwrap()),
+                    Piece::Incomplete => break,
+                    end => return Ok((text, end)),
+                }
+            }
+        }
+        Ok((text, Piece::Incomplete))
+    }
+
+    #[test]
+    fn chunks_are_joined() {
+        let read = read("5\r\nhello\r\n00A ;ext=\"x\"\r\n, you all!\r\n0\r\n\r\n");
+        assert_eq!(read, Ok(("hello, you all!".to_owned(), Piece::End)));
+    }
+
+    #[test]
+    fn trailers_end_a_body() {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-sum", http::HeaderValue::from_static("7"));
+        let read = read("1\r\na\r\n0\r\nX-Sum: 7\r\n\r\n");
+        assert_eq!(read, Ok(("a".to_owned(), Piece::Trailers(trailers))));
+    }
+
+    #[test]
+    fn invalid_chunks_are_rejected() {
+        for bytes in [
+            "5\nhello\r\n",
+            "\r\n",
+            "-5\r\n",
+            "+5\r\n",
+            "0x5\r\nhello",
+            "g\r\n",
+            "5 5\r\n",
+            "10000000000000000\r\n",
+            "1\r\nab",
+            "1\r\na\n",
+            "1\r\r\na\r\n",
+            "1;\r\r\na\r\n",
+            "1;a\rb\r\na\r\n",
+        ] {
+            assert_eq!(read(bytes), Err(Malformed::Chunk), "{bytes:?}");
+        }
+        let long = format!("5;{}", "x".repeat(MAX_LINE_BYTES));
+        assert_eq!(read(&long), Err(Malformed::Chunk));
+        let many = format!("0\r\na: {}", "x".repeat(64));
+        assert_eq!(read(&many), Err(Malformed::Trailers));
+        assert_eq!(read("0\r\nno colon\r\n\r\n"), Err(Malformed::Trailers));
+    }
+}

@@ -1,0 +1,278 @@
+//! Message framing: where a body ends (RFC 9112, section 6). Ambiguous framing is an error.
+
+use std::io::{self, Write as _};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderValue, Response, StatusCode, Version,
+    header::{CONNECTION, CONTENT_LENGTH, HOST, TE, TRANSFER_ENCODING},
+};
+use hyper::body::{Body, Frame};
+
+use super::{Malformed, head::write_line};
+use crate::listener::proxy::headers::{hop_by_hop, lookup};
+
+/// How the end of a body is determined.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// There is no body.
+    Nothing,
+    /// By `Content-Length`; the value is the number of bytes left.
+    Length(u64),
+    Chunked,
+    /// By the end of the connection; responses only.
+    Close,
+}
+
+impl Framing {
+    /// Returns the framing of a request with this body. Its `headers` contain no
+    /// `Transfer-Encoding`.
+    pub(super) fn of_request(headers: &HeaderMap, body: &impl Body) -> Self {
+        if body.is_end_stream() {
+            return Self::Nothing;
+        }
+        // A `Content-Length` that is not a single number was refused before.
+        lookup::first(headers, &CONTENT_LENGTH)
+            .and_then(number)
+            .map_or(Self::Chunked, Self::Length)
+    }
+
+    /// Returns the framing of a response, and removes `Content-Length` from a 204. Repeated
+    /// `Content-Length` headers are malformed even if they agree; RFC 9110, section 8.6, leaves
+    /// that choice to the recipient.
+    pub(super) fn of_response(
+        response: &mut Response<()>,
+        has_no_body: bool,
+    ) -> Result<Self, Malformed> {
+        let status = response.status();
+        let is_framed = lookup::has(response.headers(), &TRANSFER_ENCODING);
+        let length = length(response.headers())?;
+        let is_bodiless = status.is_informational()
+            || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        if status == StatusCode::NO_CONTENT {
+            // A 204 must not have one (RFC 9110, section 8.6). Over HTTP/2, the client would wait
+            // for a body.
+            lookup::remove(response.headers_mut(), &CONTENT_LENGTH);
+        }
+        if has_no_body || is_bodiless {
+            return Ok(Self::Nothing);
+        }
+        if !is_framed {
+            return Ok(length.map_or(Self::Close, Self::Length));
+        }
+        let mut codings = response.headers().get_all(TRANSFER_ENCODING).iter();
+        match (codings.next(), codings.next()) {
+            // Only `chunked` is accepted. The proxy removes `Transfer-Encoding`, so a client would
+            // not know of any other coding.
+            (Some(coding), None)
+                if coding.as_bytes().eq_ignore_ascii_case(b"chunked")
+                    && response.version() == Version::HTTP_11 =>
+            {
+                Ok(Self::Chunked)
+            }
+            _ => Err(Malformed::Framing),
+        }
+    }
+
+    /// Writes a frame of a request body.
+    pub(super) fn write(&mut self, frame: Frame<Bytes>, to: &mut BytesMut) -> io::Result<()> {
+        let data = match (frame.into_data(), &mut *self) {
+            (Ok(data), Self::Length(left)) => {
+                let rest = left.checked_sub(length_of(&data));
+                *left = rest
+                    .ok_or_else(|| invalid_data("the body is longer than its declared length"))?;
+                data
+            }
+            (Ok(data), Self::Chunked) if !data.is_empty() => {
+                write!(to.writer(), "{:x}\r\n", data.len())?;
+                to.put_slice(&data);
+                to.put_slice(b"\r\n");
+                return Ok(());
+            }
+            (Err(frame), Self::Chunked) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    write_trailers(trailers, to);
+                    *self = Self::Nothing;
+                }
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        to.put_slice(&data);
+        Ok(())
+    }
+
+    /// Writes the end of a request body.
+    pub(super) fn finish(&self, to: &mut BytesMut) -> io::Result<()> {
+        match self {
+            Self::Length(left) if *left > 0 => {
+                return Err(invalid_data("the body is shorter than its declared length"));
+            }
+            Self::Chunked => to.put_slice(b"0\r\n\r\n"),
+            Self::Nothing | Self::Length(_) | Self::Close => {}
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether the upstream keeps the connection open after this response.
+pub(super) fn is_keep_alive(response: &Response<()>) -> bool {
+    let says = |word| hop_by_hop::has_token(response.headers(), &CONNECTION, word);
+    match response.version() {
+        Version::HTTP_11 => !says("close"),
+        _ => says("keep-alive"),
+    }
+}
+
+/// Returns the length as `u64`; memory sizes always fit.
+pub(super) fn length_of(data: &[u8]) -> u64 {
+    u64::try_from(data.len()).unwrap_or(u64::MAX)
+}
+
+/// Writes the last chunk and the trailers, except those that would change the framing or routing.
+fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
+    hop_by_hop::strip_request(&mut trailers);
+    for name in [CONTENT_LENGTH, TE, HOST] {
+        trailers.remove(name);
+    }
+    to.put_slice(b"0\r\n");
+    for (name, value) in &trailers {
+        write_line(name, value, to);
+    }
+    to.put_slice(b"\r\n");
+}
+
+/// Returns the `Content-Length` of a response. More than one, or one that is not a number, is an
+/// error.
+fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
+    let mut lines = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(line) = lines.next() else {
+        return Ok(None);
+    };
+    match (number(line), lines.next()) {
+        (Some(length), None) => Ok(Some(length)),
+        _ => Err(Malformed::Framing),
+    }
+}
+
+fn number(value: &HeaderValue) -> Option<u64> {
+    digits(value.as_bytes())
+}
+
+/// Parses a decimal number. Unlike `str::parse`, it accepts no sign.
+fn digits(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0_u64, |number, byte| {
+        let digit = byte.is_ascii_digit().then(|| byte - b'0')?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    })
+}
+
+fn invalid_data(problem: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn framing(status: u16, lines: &[(&'static str, &'static str)]) -> Result<Framing, Malformed> {
+        let mut response = Response::builder().status(status);
+        for (name, value) in lines {
+            response = response.header(*name, *value);
+        }
+        Framing::of_response(&mut response.body(()).unwrap(), false)
+    }
+
+    #[test]
+    fn a_body_ends_where_its_head_says() {
+        const LENGTH: (&str, &str) = ("content-length", "5");
+        const CHUNKED: (&str, &str) = ("transfer-encoding", "Chunked");
+        assert_eq!(framing(200, &[LENGTH]), Ok(Framing::Length(5)));
+        assert_eq!(framing(200, &[CHUNKED]), Ok(Framing::Chunked));
+        assert_eq!(framing(200, &[CHUNKED, LENGTH]), Ok(Framing::Chunked));
+        assert_eq!(framing(200, &[]), Ok(Framing::Close));
+        assert_eq!(framing(204, &[]), Ok(Framing::Nothing));
+        assert_eq!(framing(304, &[LENGTH]), Ok(Framing::Nothing));
+        assert_eq!(framing(204, &[LENGTH]), Ok(Framing::Nothing));
+    }
+
+    #[test]
+    fn no_content_has_no_length() {
+        for (status, expected) in [(204, None), (304, Some("5"))] {
+            let response = Response::builder().status(status);
+            let mut response = response.header(CONTENT_LENGTH, "5").body(()).unwrap();
+            Framing::of_response(&mut response, false).unwrap();
+            let length = response.headers().get(CONTENT_LENGTH);
+            assert_eq!(length.map(|length| length.to_str().unwrap()), expected);
+        }
+    }
+
+    #[test]
+    fn ambiguous_framing_is_rejected() {
+        for lines in [
+            &[("content-length", "5"), ("content-length", "6")][..],
+            &[("content-length", "5"), ("content-length", "5")],
+            &[("content-length", "5, 5")],
+            &[("content-length", "+5")],
+            &[("content-length", "")],
+            &[("content-length", "18446744073709551616")],
+            &[("transfer-encoding", "gzip, chunked")],
+            &[
+                ("transfer-encoding", "chunked"),
+                ("transfer-encoding", "chunked"),
+            ],
+            &[("transfer-encoding", "identity")],
+        ] {
+            assert_eq!(framing(200, lines), Err(Malformed::Framing), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_body_has_its_declared_length() {
+        let mut bytes = BytesMut::new();
+        let mut framing = Framing::Length(3);
+        framing
+            .write(Frame::data(Bytes::from("ab")), &mut bytes)
+            .unwrap();
+        assert!(framing.finish(&mut bytes).is_err());
+        assert!(
+            framing
+                .write(Frame::data(Bytes::from("cd")), &mut bytes)
+                .is_err()
+        );
+        framing
+            .write(Frame::data(Bytes::from("c")), &mut bytes)
+            .unwrap();
+        framing.finish(&mut bytes).unwrap();
+        assert_eq!(bytes, "abc");
+    }
+
+    #[test]
+    fn trailers_do_not_change_the_message() {
+        let mut trailers = HeaderMap::new();
+        for (name, value) in [
+            ("content-length", "1"),
+            ("host", "h"),
+            ("x-sum", "1"),
+            ("te", "trailers"),
+        ] {
+            trailers.insert(name, HeaderValue::from_static(value));
+        }
+        let mut bytes = BytesMut::new();
+        let mut framing = Framing::Chunked;
+        framing
+            .write(Frame::data(Bytes::from("sixteen octets !")), &mut bytes)
+            .unwrap();
+        framing
+            .write(Frame::data(Bytes::new()), &mut bytes)
+            .unwrap();
+        framing
+            .write(Frame::trailers(trailers), &mut bytes)
+            .unwrap();
+        framing.finish(&mut bytes).unwrap();
+        assert_eq!(bytes, "10\r\nsixteen octets !\r\n0\r\nx-sum: 1\r\n\r\n");
+    }
+}

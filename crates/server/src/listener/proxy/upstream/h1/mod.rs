@@ -1,0 +1,472 @@
+//! An HTTP/1.1 client connection to an upstream, driven by the task that handles the request.
+//!
+//! hyper's client runs each connection in its own task, and passes requests, responses and bodies
+//! through channels. Between two sockets of one thread, that is half of the work. Here the task of
+//! the client connection reads and writes the upstream's socket directly.
+//!
+//! ```text
+//! start      sets the request to send; its body follows as it arrives
+//! poll_head  sends, and reads the response head
+//! poll_body  reads the response body, and keeps sending the request body
+//! ```
+
+mod chunks;
+mod framing;
+mod head;
+mod request_writer;
+mod transcript;
+
+use std::{
+    fmt, io,
+    pin::{Pin, pin},
+    task::{Context, Poll, Waker, ready},
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response, StatusCode};
+use hyper::body::Frame;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    task::coop,
+};
+use tokio_rustls::client::TlsStream;
+
+pub(crate) use self::request_writer::RequestWriter;
+pub use self::transcript::{ParsedResponse, ScriptedConnection};
+use self::{
+    chunks::{ChunkDecoder, Piece},
+    framing::Framing,
+    request_writer::WriteError,
+};
+use crate::{
+    config::Proxy,
+    listener::proxy::{
+        headers::{forwarded::ForwardingHeaders, hop_by_hop},
+        request_body::Upload,
+    },
+    net::WriteTimeoutStream,
+};
+
+/// The minimum and maximum size of a read, in bytes: a head with a small body, and a fast download.
+const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
+
+/// The maximum number of interim responses (1xx) before the response itself. Some services send a
+/// `102 Processing` every few seconds while they work, or a handful of `103 Early Hints`. They are
+/// read and dropped, so an upstream that sends nothing else would keep this thread busy until
+/// `timeouts.head`.
+const MAX_INTERIM_RESPONSES: u32 = 100;
+
+/// A socket to an upstream, plaintext or TLS.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
+    /// Returns true only if there is certainly nothing to read. Makes a system call only if the
+    /// runtime has seen the socket become readable.
+    fn is_quiet(&self) -> bool;
+}
+
+impl Socket for TcpStream {
+    fn is_quiet(&self) -> bool {
+        // A read into an empty buffer consumes nothing. Any result but `WouldBlock` needs a real
+        // read.
+        let read = self.try_read(&mut []);
+        read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+impl Socket for TlsStream<TcpStream> {
+    /// Always false: decrypted data may wait inside the TLS session.
+    fn is_quiet(&self) -> bool {
+        false
+    }
+}
+
+/// An HTTP/1.1 connection to an upstream, with at most one request in flight.
+pub(crate) struct Http1Connection {
+    stream: WriteTimeoutStream<Box<dyn Socket>>,
+    writer: RequestWriter,
+    received: BytesMut,
+    /// The size of the next read, in bytes.
+    read_bytes: usize,
+    state: ReadState,
+    /// Whether the upstream keeps the connection open after this response.
+    keeps_alive: bool,
+    /// Whether a response has arrived before. Such a connection may be closed at any time between
+    /// requests.
+    has_answered: bool,
+    /// Whether nothing has arrived since the last request began.
+    is_silent: bool,
+    /// The number of interim responses to the last request.
+    interim_responses: u32,
+    limits: head::HeadLimits,
+    header_cache: head::HeaderLineCache,
+}
+
+/// What the upstream has to send next.
+#[derive(Debug)]
+enum ReadState {
+    /// Nothing: no request is in flight, or its response is complete.
+    Nothing,
+    /// The head of a response. `has_no_body` is set if the request was a `HEAD`.
+    Head {
+        has_no_body: bool,
+    },
+    /// This many more bytes of a body.
+    Length(u64),
+    Chunked(ChunkDecoder),
+    /// A body that ends when the upstream closes the connection.
+    Close,
+}
+
+impl Http1Connection {
+    pub(crate) fn new(stream: impl Socket + 'static, settings: &Proxy) -> Self {
+        Self {
+            stream: WriteTimeoutStream::new(Box::new(stream), settings.timeouts.idle),
+            writer: RequestWriter::default(),
+            received: BytesMut::new(),
+            read_bytes: *READ_BYTES.start(),
+            state: ReadState::Nothing,
+            keeps_alive: true,
+            has_answered: false,
+            is_silent: true,
+            interim_responses: 0,
+            limits: head::HeadLimits::of(settings),
+            header_cache: head::HeaderLineCache::default(),
+        }
+    }
+
+    /// Applies `settings` from the next request on.
+    pub(crate) fn update_settings(&mut self, settings: &Proxy) {
+        self.limits = head::HeadLimits::of(settings);
+        self.stream.wait_for(settings.timeouts.idle);
+    }
+
+    /// Returns whether the connection can take a request: the last response is complete, the last
+    /// request was sent, and neither side wants to close.
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.state, ReadState::Nothing)
+            && self.keeps_alive
+            && self.received.is_empty()
+            && self.writer.is_over()
+    }
+
+    /// Returns whether the upstream has closed the connection, or has sent data without a request.
+    /// A quiet connection costs no system call.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        if self.stream.get_ref().is_quiet() {
+            return false;
+        }
+        let mut cx = Context::from_waker(Waker::noop());
+        let read = self.poll_read_more(&mut cx);
+        // Once the task's cooperative budget is used up, tokio returns `Pending` without looking at
+        // the socket. Then the state is unknown, so the connection counts as closed.
+        read.is_ready() || !coop::has_budget_remaining()
+    }
+
+    /// Sets `request` as the next one to send; the connection must be ready. `client` replaces the
+    /// forwarding headers that the client sent. It is `None` for the proxy's own requests.
+    pub(crate) fn start(&mut self, request: Request<Upload>, client: Option<&ForwardingHeaders>) {
+        self.writer.start(request, client);
+        self.await_head();
+    }
+
+    /// Sets a request to send that got no response on another connection.
+    pub(crate) fn resend(&mut self, request: RequestWriter) {
+        self.writer = request;
+        self.await_head();
+    }
+
+    fn await_head(&mut self) {
+        self.is_silent = true;
+        self.interim_responses = 0;
+        self.state = ReadState::Head {
+            has_no_body: self.writer.is_head(),
+        };
+    }
+
+    /// Returns whether the connection was reused and has received nothing since the last request
+    /// began. If it ends now, the upstream had probably closed it before.
+    pub(crate) const fn is_stale(&self) -> bool {
+        self.has_answered && self.is_silent
+    }
+
+    /// Takes the last request for a retry on another connection, if that is safe.
+    pub(crate) fn take_for_retry(&mut self) -> Option<RequestWriter> {
+        self.writer.take_for_retry()
+    }
+
+    /// Sends, and waits for the response head. Bytes of an upgraded protocol behind the head stay
+    /// buffered: see the [`AsyncRead`] implementation.
+    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Response<()>>> {
+        self.continue_sending(cx)?;
+        loop {
+            let parsed = head::parse(&mut self.received, self.limits, &mut self.header_cache);
+            if let Some(response) = parsed.map_err(malformed)? {
+                // Interim responses (1xx) are dropped. The proxy itself answers `Expect:
+                // 100-continue`.
+                let is_interim = response.status().is_informational()
+                    && response.status() != StatusCode::SWITCHING_PROTOCOLS;
+                if !is_interim {
+                    // The upstream would read the rest of the request body as the new protocol (RFC
+                    // 9110, section 7.8).
+                    if response.status() == StatusCode::SWITCHING_PROTOCOLS
+                        && !self.writer.is_over()
+                    {
+                        return Poll::Ready(Err(malformed(Malformed::EarlySwitch)));
+                    }
+                    return Poll::Ready(self.await_body(response));
+                }
+                self.interim_responses += 1;
+                if self.interim_responses > MAX_INTERIM_RESPONSES {
+                    return Poll::Ready(Err(malformed(Malformed::TooManyInterim)));
+                }
+                continue;
+            }
+            if ready!(self.poll_read_more(cx))? == 0 {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+
+    fn await_body(&mut self, mut response: Response<()>) -> io::Result<Response<()>> {
+        let has_no_body = matches!(self.state, ReadState::Head { has_no_body: true });
+        self.has_answered = true;
+        let framing = Framing::of_response(&mut response, has_no_body).map_err(malformed)?;
+        self.keeps_alive &= framing::is_keep_alive(&response);
+        self.state = match framing {
+            Framing::Nothing | Framing::Length(0) => ReadState::Nothing,
+            Framing::Length(length) => ReadState::Length(length),
+            Framing::Chunked => ReadState::Chunked(ChunkDecoder::default()),
+            Framing::Close => {
+                self.keeps_alive = false;
+                ReadState::Close
+            }
+        };
+        Ok(response)
+    }
+
+    /// Polls the next frame of the response body; `None` at its end.
+    pub(crate) fn poll_body(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Err(error) = self.continue_sending(cx) {
+            return Poll::Ready(Some(Err(error)));
+        }
+        loop {
+            match self.take_piece() {
+                Ok(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Ok(Piece::Trailers(mut trailers)) => {
+                    self.state = ReadState::Nothing;
+                    hop_by_hop::strip_response(&mut trailers);
+                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                }
+                Ok(Piece::End) => {
+                    self.state = ReadState::Nothing;
+                    return Poll::Ready(None);
+                }
+                Ok(Piece::Incomplete) => {}
+                Err(problem) => return Poll::Ready(Some(Err(malformed(problem)))),
+            }
+            match ready!(self.poll_read_more(cx)) {
+                Ok(0) if matches!(self.state, ReadState::Close) => {
+                    self.state = ReadState::Nothing;
+                }
+                Ok(0) => return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into()))),
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+
+    /// Takes the response body, if all of it has arrived and its length is known.
+    pub(crate) fn take_complete_body(&mut self) -> Option<Bytes> {
+        match self.state {
+            ReadState::Nothing => Some(Bytes::new()),
+            ReadState::Length(left) => {
+                let left = usize::try_from(left).ok()?;
+                (left <= self.received.len()).then(|| {
+                    self.state = ReadState::Nothing;
+                    self.received.split_to(left).freeze()
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the next frame of the response body that has already arrived. Ignores malformed data,
+    /// which [`Self::poll_body`] then reports.
+    pub(crate) fn take_buffered_frame(&mut self) -> Option<Frame<Bytes>> {
+        match self.take_piece() {
+            Ok(Piece::Data(data)) => Some(Frame::data(data)),
+            Ok(Piece::Trailers(mut trailers)) => {
+                self.state = ReadState::Nothing;
+                hop_by_hop::strip_response(&mut trailers);
+                Some(Frame::trailers(trailers))
+            }
+            Ok(Piece::End) => {
+                self.state = ReadState::Nothing;
+                None
+            }
+            Ok(Piece::Incomplete) | Err(_) => None,
+        }
+    }
+
+    /// Takes the next part of the body that has already arrived.
+    fn take_piece(&mut self) -> Result<Piece, Malformed> {
+        match &mut self.state {
+            ReadState::Nothing | ReadState::Head { .. } => Ok(Piece::End),
+            ReadState::Chunked(chunks) => chunks.next(&mut self.received, self.limits.bytes),
+            _ if self.received.is_empty() => Ok(Piece::Incomplete),
+            ReadState::Close => Ok(Piece::Data(self.received.split().freeze())),
+            ReadState::Length(left) => {
+                let max = usize::try_from(*left).unwrap_or(usize::MAX);
+                let data = self.received.split_to(self.received.len().min(max));
+                *left = left.saturating_sub(framing::length_of(&data));
+                if *left == 0 {
+                    self.state = ReadState::Nothing;
+                }
+                Ok(Piece::Data(data.freeze()))
+            }
+        }
+    }
+
+    /// Returns how many bytes of the response body are left, if known.
+    pub(crate) fn remaining(&self) -> Option<u64> {
+        match self.state {
+            ReadState::Nothing => Some(0),
+            ReadState::Length(left) => Some(left),
+            ReadState::Head { .. } | ReadState::Chunked(_) | ReadState::Close => None,
+        }
+    }
+
+    /// Sends as much as possible. Fails if the client's body breaks off, or if the upstream takes
+    /// nothing at all. If the upstream stops reading later, it may still have sent a response, so
+    /// this is not an error: reading the response decides.
+    fn continue_sending(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.writer.is_sent() {
+            return Ok(());
+        }
+        match self.writer.poll_send(&mut self.stream, cx) {
+            Poll::Ready(Err(WriteError::Body(error))) => return Err(error),
+            Poll::Ready(Err(WriteError::Stream(error))) if self.writer.is_untouched() => {
+                return Err(error);
+            }
+            Poll::Ready(Err(WriteError::Stream(error))) => {
+                tracing::debug!("request not fully sent to the upstream: {error}");
+                self.keeps_alive = false;
+                self.writer.discard();
+            }
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+        }
+        Ok(())
+    }
+
+    /// Reads more bytes into the buffer and returns their number; 0 at the end of the stream.
+    fn poll_read_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.received.reserve(self.read_bytes);
+        let room = self.received.capacity() - self.received.len();
+        let read = ready!(pin!(self.stream.read_buf(&mut self.received)).poll(cx))?;
+        self.is_silent &= read == 0;
+        // A read that fills the buffer suggests a fast body: double the size of the next one.
+        if read == room {
+            self.read_bytes = (self.read_bytes * 2).min(*READ_BYTES.end());
+        }
+        Poll::Ready(Ok(read))
+    }
+}
+
+/// Reads from an upgraded connection: first the bytes that arrived behind the response head.
+impl AsyncRead for Http1Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.received.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buffer);
+        }
+        let count = self.received.len().min(buffer.remaining());
+        buffer.put_slice(&self.received.split_to(count));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Http1Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl fmt::Debug for Http1Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http1Connection")
+            .field("awaited", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is wrong with a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Malformed {
+    #[error("the response is not HTTP/1.1: {0}")]
+    Head(httparse::Error),
+    #[error("the head of the response is too large")]
+    HeadTooLarge,
+    #[error("the length of the response is ambiguous")]
+    Framing,
+    #[error("invalid chunk")]
+    Chunk,
+    #[error("101 before the request was fully sent")]
+    EarlySwitch,
+    #[error("over {MAX_INTERIM_RESPONSES} interim responses (1xx) before the response")]
+    TooManyInterim,
+    #[error("the trailers are invalid or too large")]
+    Trailers,
+}
+
+fn malformed(problem: Malformed) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn a_connection_that_cannot_be_probed_is_not_open() {
+        let text = "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://h'}]}";
+        let settings = Config::parse(text).unwrap().proxy.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap());
+        let mut connection = Http1Connection::new(stream.await.unwrap(), &settings);
+        let (upstream, _) = listener.accept().await.unwrap();
+        assert!(!connection.is_closed());
+        drop(upstream);
+        // Waits until the runtime has seen the end of the stream.
+        assert!(connection.read_u8().await.is_err());
+        let is_closed = poll_fn(|cx| {
+            while coop::has_budget_remaining() {
+                let _ = pin!(coop::consume_budget()).poll(cx);
+            }
+            Poll::Ready(connection.is_closed())
+        });
+        assert!(is_closed.await);
+    }
+}

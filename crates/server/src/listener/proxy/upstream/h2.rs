@@ -1,0 +1,271 @@
+//! An HTTP/2 connection to an upstream, shared by as many requests as the upstream allows.
+//!
+//! hyper would accept any number of requests and queue those above the upstream's
+//! `SETTINGS_MAX_CONCURRENT_STREAMS`. A queued request would look like one that the upstream does
+//! not answer. So the streams are counted here, and when all are in use, another connection is
+//! opened.
+
+use std::{
+    future::{Future, poll_fn},
+    io,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use futures_util::task::AtomicWaker;
+use http::header::CONTENT_LENGTH;
+use hyper::{
+    Request, Response,
+    body::Incoming,
+    client::conn::{
+        TrySendError,
+        http2::{self, Connection},
+    },
+    rt::Executor,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::watch,
+};
+
+use crate::{
+    config::Proxy,
+    listener::proxy::{
+        downstream::write_stall::{WatchedBody, with_write_timeout},
+        headers::lookup,
+        request_body::Upload,
+    },
+    net::WriteTimeoutStream,
+};
+
+/// The maximum number of concurrent streams per connection, even if the upstream allows more.
+const MAX_STREAMS: usize = 100;
+
+/// The flow-control windows in bytes, per stream and per connection. The connection window exceeds
+/// [`MAX_STREAMS`] stream windows, so that unread responses never block the others. Slow readers
+/// may therefore keep 25 MiB buffered per connection: 25 GiB for 1,024 connections to an upstream.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
+
+/// How often to ping the upstream, and how long to wait for the reply.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A handle to a shared HTTP/2 connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Http2Connection {
+    sender: http2::SendRequest<WatchedBody<Upload>>,
+    slots: Arc<StreamSlots>,
+    max_headers: usize,
+}
+
+/// The concurrent streams of a connection: used and allowed.
+#[derive(Debug)]
+struct StreamSlots {
+    /// The upstream's most recent `SETTINGS_MAX_CONCURRENT_STREAMS`.
+    max_streams: watch::Receiver<usize>,
+    streams: AtomicUsize,
+    /// Whether the connection is suspect: a response timed out, and nothing has arrived since.
+    is_suspect: AtomicBool,
+    /// Whether any response has ever arrived.
+    has_answered: AtomicBool,
+}
+
+/// Why there is no response. Contains the request if sending has not begun.
+pub(crate) type Http2SendError = TrySendError<Request<WatchedBody<Upload>>>;
+
+/// The reservation of one stream; released on drop.
+#[derive(Debug)]
+pub(crate) struct StreamSlot(Arc<StreamSlots>);
+
+impl Drop for StreamSlot {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Http2Connection {
+    /// Opens an HTTP/2 connection on `stream`, and waits for the upstream's `SETTINGS`.
+    ///
+    /// # Errors
+    ///
+    /// The peer does not speak HTTP/2.
+    pub(crate) async fn open<S>(stream: S, settings: &Proxy) -> io::Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let stream = TokioIo::new(WriteTimeoutStream::new(stream, settings.timeouts.idle));
+        let max_head = u32::try_from(settings.max_head).unwrap_or(u32::MAX);
+        let executor = SettingsWaker::new(settings.timeouts.idle);
+        let (sender, connection) = http2::Builder::new(executor.clone())
+            .timer(TokioTimer::new())
+            .max_header_list_size(max_head)
+            // Send nothing before the upstream's `SETTINGS` have arrived.
+            .initial_max_send_streams(0)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .handshake(stream)
+            .await
+            .map_err(io::Error::other)?;
+        let (publisher, mut max_streams) = watch::channel(0);
+        tokio::task::spawn_local(drive(connection, publisher, executor));
+        let settings_received = max_streams
+            .wait_for(|max_streams| *max_streams > 0)
+            .await
+            .map(drop);
+        settings_received.map_err(|_| io::Error::other("the upstream does not support HTTP/2"))?;
+        let slots = StreamSlots {
+            max_streams,
+            streams: AtomicUsize::new(0),
+            is_suspect: AtomicBool::new(false),
+            has_answered: AtomicBool::new(false),
+        };
+        Ok(Self {
+            sender,
+            slots: Arc::new(slots),
+            max_headers: settings.max_headers,
+        })
+    }
+
+    /// Returns whether the connection takes no more requests: it is closed, or it is suspect and
+    /// has no request left whose response could clear it.
+    pub(crate) fn is_unusable(&self) -> bool {
+        self.sender.is_closed() || self.is_suspect() && !self.is_busy()
+    }
+
+    fn is_suspect(&self) -> bool {
+        self.slots.is_suspect.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether requests are in flight.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.slots.streams.load(Ordering::Relaxed) > 0
+    }
+
+    /// Reserves a stream; `None` if all are in use or the connection is suspect.
+    pub(crate) fn reserve_stream(&self) -> Option<Arc<StreamSlot>> {
+        if self.is_suspect() {
+            return None;
+        }
+        let max_streams = MAX_STREAMS.min(*self.slots.max_streams.borrow());
+        let below = |count: usize| (count < max_streams).then_some(count + 1);
+        let streams = &self.slots.streams;
+        streams
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, below)
+            .ok()?;
+        Some(Arc::new(StreamSlot(Arc::clone(&self.slots))))
+    }
+
+    /// Marks the connection as suspect: it may be dead. It takes no more requests until something
+    /// arrives for those in flight.
+    pub(crate) fn mark_suspect(&self) {
+        self.slots.is_suspect.store(true, Ordering::Relaxed);
+    }
+
+    /// Marks the connection as alive: part of a response has arrived.
+    pub(crate) fn mark_alive(&self) {
+        if self.is_suspect() {
+            self.slots.is_suspect.store(false, Ordering::Relaxed);
+        }
+        if !self.has_answered() {
+            self.slots.has_answered.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether any response has ever arrived. After that, the upstream may close the
+    /// connection at any time.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.slots.has_answered.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the response has at most `max_headers` header lines and at most one
+    /// `Content-Length`. hyper does not limit the number of header lines in HTTP/2.
+    pub(crate) fn accepts(&self, response: &Response<Incoming>) -> bool {
+        let headers = response.headers();
+        headers.len() <= self.max_headers && !lookup::is_repeated(headers, &CONTENT_LENGTH)
+    }
+
+    /// Sends a request for which a stream is reserved.
+    pub(crate) fn send(
+        &mut self,
+        request: Request<Upload>,
+    ) -> impl Future<Output = Result<Response<Incoming>, Http2SendError>> + use<> {
+        let request = request.map(WatchedBody::new);
+        let reset = request.body().reset_handle();
+        request.body().inner().set_reset(reset);
+        self.sender.try_send_request(request)
+    }
+}
+
+/// Drives a connection until it ends, and publishes how many streams the upstream allows.
+async fn drive<S>(
+    connection: Connection<S, WatchedBody<Upload>, SettingsWaker>,
+    publisher: watch::Sender<usize>,
+    executor: SettingsWaker,
+) where
+    S: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
+{
+    let mut connection = pin!(connection);
+    let ended = poll_fn(|cx| {
+        if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+            return Poll::Ready(ended);
+        }
+        let max_streams = connection.current_max_send_streams();
+        publisher
+            .send_if_modified(|previous| std::mem::replace(previous, max_streams) != max_streams);
+        if max_streams == 0 {
+            executor.waker.register(cx.waker());
+        }
+        Poll::Pending
+    });
+    if let Err(error) = ended.await {
+        tracing::debug!("upstream connection closed: {error}");
+    }
+}
+
+/// An executor that runs hyper's tasks of a connection on this thread.
+///
+/// After each poll it wakes [`drive`] if that waits for the upstream's `SETTINGS`. Later changes
+/// need no wake: each request polls the connection. It also drops the task of a body of which the
+/// upstream accepts nothing for `write_timeout`.
+#[derive(Clone, Debug)]
+struct SettingsWaker {
+    waker: Arc<AtomicWaker>,
+    write_timeout: Duration,
+}
+
+impl SettingsWaker {
+    fn new(write_timeout: Duration) -> Self {
+        Self {
+            waker: Arc::default(),
+            write_timeout,
+        }
+    }
+}
+
+impl<F> Executor<F> for SettingsWaker
+where
+    F: Future<Output = ()> + 'static,
+{
+    fn execute(&self, future: F) {
+        let waker = Arc::clone(&self.waker);
+        let future = with_write_timeout(future, self.write_timeout);
+        drop(tokio::task::spawn_local(async move {
+            let mut future = pin!(future);
+            poll_fn(|cx| {
+                let polled = future.as_mut().poll(cx);
+                waker.wake();
+                polled
+            })
+            .await;
+        }));
+    }
+}

@@ -1,0 +1,128 @@
+//! Active health checks: periodic requests to an endpoint.
+//!
+//! ```text
+//! healthy ── consecutive failed checks ──▶ down ── consecutive good checks ──▶ healthy
+//! ```
+//!
+//! Down endpoints get no requests while the upstream has a healthy endpoint. If none is healthy,
+//! all of them get requests.
+
+use std::{
+    future::poll_fn,
+    io,
+    sync::{Arc, Weak},
+};
+
+use arc_swap::ArcSwap;
+use http::{HeaderValue, Request, header};
+use tokio::time::{sleep, timeout};
+
+use super::{connect, connection::Protocol, endpoint::Endpoint, outlier::with_causes};
+use crate::{
+    config::{HealthCheck, Proxy},
+    listener::proxy::{headers::target, request_body::Upload, runtime::RuntimeConfig},
+};
+
+/// Runs active health checks of an endpoint, until it is gone or its checks are no longer
+/// configured. Each check uses the settings in force at that time.
+pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
+    // Consecutive good or bad results.
+    let mut streak = CheckStreak::default();
+    while let (Some(endpoint), Some(current)) = (endpoint.upgrade(), current.upgrade()) {
+        let settings = Arc::clone(&current.load().settings);
+        drop(current);
+        let endpoint_settings = Arc::clone(&endpoint.settings());
+        let Some(check) = &endpoint_settings.health else {
+            endpoint.health.clear_unconfigured(&endpoint_settings);
+            endpoint.release_health_checks();
+            // A reload may have enabled checks again, and have seen this task as still running.
+            if endpoint.claim_health_checks() {
+                continue;
+            }
+            return;
+        };
+        let result = timeout(check.timeout, run_check(&endpoint, check, &settings)).await;
+        let problem = match result {
+            Ok(Ok(())) => None,
+            // A local error says nothing about the endpoint.
+            Ok(Err(error)) if connect::is_out_of_resources(&error) => {
+                tracing::warn!(upstream = %endpoint_settings.name, %error, "health check skipped: out of local resources");
+                let interval = check.interval;
+                drop(endpoint);
+                sleep(interval).await;
+                continue;
+            }
+            Ok(Err(error)) => Some(with_causes(&error)),
+            Err(_) => Some("no response in time".to_owned()),
+        };
+        streak.record(&endpoint, check, problem);
+        drop(endpoint);
+        sleep(check.interval).await;
+    }
+}
+
+/// Consecutive results of health checks.
+#[derive(Default)]
+struct CheckStreak {
+    good: u32,
+    bad: u32,
+}
+
+impl CheckStreak {
+    /// Records a `check` of `endpoint`, which failed with `problem` or succeeded.
+    fn record(&mut self, endpoint: &Endpoint, check: &HealthCheck, problem: Option<String>) {
+        let health = &endpoint.health;
+        health.count_check(problem.is_some());
+        (self.good, self.bad) = match problem {
+            None => (self.good.saturating_add(1), 0),
+            Some(_) => (0, self.bad.saturating_add(1)),
+        };
+        if self.bad >= check.unhealthy_after && health.mark_down() {
+            tracing::warn!(
+                upstream = %endpoint.settings().name, endpoint = %endpoint.url, problem = problem.unwrap_or_default(),
+                "health check failed: endpoint marked down, used only if no other endpoint is healthy"
+            );
+        }
+        if self.good >= check.healthy_after && health.mark_up() {
+            tracing::info!(upstream = %endpoint.settings().name, endpoint = %endpoint.url, "health check passed: endpoint marked up");
+        }
+    }
+}
+
+/// Performs one health check of `endpoint`, on a new connection.
+async fn run_check(endpoint: &Endpoint, check: &HealthCheck, settings: &Proxy) -> io::Result<()> {
+    let connection = connect::connect(endpoint, settings).await?;
+    let status = match connection {
+        Protocol::Http1(mut connection) => {
+            connection.start(check_request(endpoint, check)?, None);
+            poll_fn(|cx| connection.poll_head(cx)).await?.status()
+        }
+        Protocol::Http2(mut connection) => {
+            let response = connection.send(check_request(endpoint, check)?).await;
+            let response = response.map_err(|error| io::Error::other(error.into_error()))?;
+            response.status()
+        }
+    };
+    let is_good = status.is_success() || status.is_redirection();
+    is_good
+        .then_some(())
+        .ok_or_else(|| io::Error::other(format!("unexpected status {status}")))
+}
+
+fn check_request(endpoint: &Endpoint, check: &HealthCheck) -> io::Result<Request<Upload>> {
+    let request = Request::get(&*check.path)
+        .header(header::HOST, endpoint.url.authority())
+        .header(header::USER_AGENT, HeaderValue::from_static("tidegate"))
+        .body(Upload::empty())
+        .map_err(io::Error::other)?;
+    if !endpoint.http2 {
+        return Ok(request);
+    }
+    let (mut head, body) = request.into_parts();
+    let scheme = match endpoint.url.scheme {
+        crate::config::Scheme::Http => http::uri::Scheme::HTTP,
+        crate::config::Scheme::Https => http::uri::Scheme::HTTPS,
+    };
+    target::to_http2(&mut head, &scheme).map_err(|_| io::Error::other("the host is invalid"))?;
+    Ok(Request::from_parts(head, body))
+}

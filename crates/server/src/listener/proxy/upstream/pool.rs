@@ -1,0 +1,170 @@
+//! The connection pool of an endpoint.
+//!
+//! Every worker has its own share, because a connection lives on the worker that opened it. The
+//! lock around a share is therefore uncontended, with one exception: at the connection limit, a
+//! worker closes an idle connection of another worker to open its own.
+
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+
+use super::{connection::UpstreamConnection, endpoint::Endpoint};
+use crate::config::Timeouts;
+
+/// The longest interval between two runs of the idle reaper. A reload may shorten the idle timeout,
+/// and the reaper has to notice.
+const MAX_REAP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The connection pool of an endpoint, with a share for each worker.
+#[derive(Debug)]
+pub(super) struct ConnectionPool {
+    /// Whether its connections use HTTP/2, which requests share.
+    http2: bool,
+    /// Whether a reload has removed the endpoint; the pool then keeps nothing.
+    is_retired: AtomicBool,
+    /// The idle timeout of pooled connections, in microseconds.
+    idle_timeout: AtomicU64,
+    workers: Box<[WorkerPool]>,
+}
+
+/// One worker's share of the pool.
+#[derive(Debug, Default)]
+struct WorkerPool {
+    pooled: Mutex<PooledConnections>,
+    /// Held while a worker opens an HTTP/2 connection; other requests wait for that connection.
+    opening: tokio::sync::Mutex<()>,
+}
+
+/// Idle HTTP/1.1 connections, the most recently used last, and all HTTP/2 connections.
+#[derive(Debug, Default)]
+struct PooledConnections {
+    idle: Vec<(Instant, Box<UpstreamConnection>)>,
+    /// Whether an idle reaper runs for this share.
+    has_reaper: bool,
+}
+
+impl ConnectionPool {
+    pub(super) fn new(http2: bool, workers: usize) -> Self {
+        Self {
+            http2,
+            is_retired: AtomicBool::new(false),
+            idle_timeout: AtomicU64::new(0),
+            workers: (0..workers).map(|_| WorkerPool::default()).collect(),
+        }
+    }
+
+    pub(super) fn set_idle_timeout(&self, idle_timeout: Duration) {
+        let micros = u64::try_from(idle_timeout.as_micros()).unwrap_or(u64::MAX);
+        self.idle_timeout.store(micros, Ordering::Relaxed);
+    }
+
+    fn idle_timeout(&self) -> Duration {
+        Duration::from_micros(self.idle_timeout.load(Ordering::Relaxed))
+    }
+
+    /// Closes idle connections and keeps no others from now on.
+    pub(super) fn retire(&self) {
+        // Set before the pool is emptied: `put_back` checks it under the lock.
+        self.is_retired.store(true, Ordering::SeqCst);
+        for worker in &self.workers {
+            drop(std::mem::take(&mut lock(worker).idle));
+        }
+    }
+
+    /// Returns a pooled connection of `worker` that has not exceeded the idle timeout at `now`: the
+    /// most recently used HTTP/1.1 connection, or an HTTP/2 connection with a free stream.
+    pub(super) fn take(
+        &self,
+        worker: usize,
+        timeouts: &Timeouts,
+        now: Instant,
+    ) -> Option<Box<UpstreamConnection>> {
+        let mut pooled = lock(self.workers.get(worker)?);
+        if self.http2 {
+            pooled
+                .idle
+                .retain_mut(|(_, connection)| !connection.is_unusable());
+            // Prefers the first connection with a free stream, so that the later ones become idle.
+            return pooled.idle.iter_mut().find_map(|(idle_since, connection)| {
+                let shared = connection.open_stream(timeouts)?;
+                *idle_since = now;
+                Some(Box::new(shared))
+            });
+        }
+        // Skips connections that the upstream has closed or is about to close.
+        std::iter::from_fn(|| pooled.idle.pop()).find_map(|(idle_since, mut connection)| {
+            let is_fresh = now.duration_since(idle_since) < timeouts.pool;
+            (is_fresh && !connection.is_unusable()).then_some(connection)
+        })
+    }
+
+    /// Waits for permission to open an HTTP/2 connection on `worker`. Permission is exclusive:
+    /// requests that arrive in the meantime share the new connection instead of opening more.
+    pub(super) async fn opening(&self, worker: usize) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        Some(self.workers.get(worker)?.opening.lock().await)
+    }
+
+    /// Returns `connection` to the share of `worker`. Returns true if the caller is to start the
+    /// idle reaper of that share.
+    pub(super) fn put_back(&self, worker: usize, connection: Box<UpstreamConnection>) -> bool {
+        let Some(worker) = self.workers.get(worker) else {
+            return false;
+        };
+        let mut pooled = lock(worker);
+        if self.is_retired.load(Ordering::SeqCst) {
+            return false;
+        }
+        pooled.idle.push((Instant::now(), connection));
+        !std::mem::replace(&mut pooled.has_reaper, true)
+    }
+
+    /// Takes out the connection of a worker that has been idle longest, to close it.
+    pub(super) fn evict_idle(&self) -> Option<Box<UpstreamConnection>> {
+        self.workers.iter().find_map(|worker| {
+            let mut pooled = lock(worker);
+            // The first one has been idle longest.
+            let mut connections = pooled.idle.iter();
+            let at = connections.position(|(_, connection)| !connection.is_busy())?;
+            Some(pooled.idle.remove(at).1)
+        })
+    }
+
+    /// Closes connections that have exceeded the idle timeout. Returns true if none is left in the
+    /// share of `worker`.
+    fn close_expired(&self, worker: usize) -> bool {
+        let idle_timeout = self.idle_timeout();
+        let Some(worker) = self.workers.get(worker) else {
+            return true;
+        };
+        let mut pooled = lock(worker);
+        let now = Instant::now();
+        pooled.idle.retain_mut(|(idle_since, connection)| {
+            !connection.is_unusable()
+                && (connection.is_busy() || now.duration_since(*idle_since) < idle_timeout)
+        });
+        pooled.has_reaper = !pooled.idle.is_empty();
+        !pooled.has_reaper
+    }
+}
+
+/// Runs the idle reaper of the share of `worker`, until the share is empty or the endpoint is gone.
+pub(super) async fn reap_idle(endpoint: Weak<Endpoint>, worker: usize) {
+    let idle_timeout = |endpoint: &Weak<Endpoint>| Some(endpoint.upgrade()?.pool.idle_timeout());
+    while let Some(idle_timeout) = idle_timeout(&endpoint) {
+        sleep(idle_timeout.min(MAX_REAP_INTERVAL)).await;
+        let is_empty = |endpoint: std::sync::Arc<Endpoint>| endpoint.pool.close_expired(worker);
+        if endpoint.upgrade().is_none_or(is_empty) {
+            return;
+        }
+    }
+}
+
+fn lock(worker: &WorkerPool) -> MutexGuard<'_, PooledConnections> {
+    worker.pooled.lock().unwrap_or_else(PoisonError::into_inner)
+}

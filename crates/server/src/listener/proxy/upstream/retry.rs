@@ -1,0 +1,147 @@
+//! The retry policy: what to do with a request that got no response.
+//!
+//! | the request | then it is |
+//! | --- | --- |
+//! | was not taken: its pooled connection was stale | sent again |
+//! | the same, after several stale connections | sent to another endpoint |
+//! | was not taken by a new connection | sent to another endpoint; the endpoint has failed |
+//! | may have been processed, and is not [repeatable](is_repeatable) | answered with an error |
+//! | failed because the client's body failed | answered with that error |
+//! | failed otherwise | answered with the error; the endpoint has failed |
+
+use http::Method;
+
+use super::connection::SendError;
+use crate::listener::proxy::error::ProxyError;
+
+/// How many stale pooled connections a request may find, over all endpoints, before one more rules
+/// out its endpoint. Concerns HTTP/2 only: after a stale HTTP/1.1 connection, the next one is new.
+const MAX_STALE: u32 = 3;
+
+/// The attempt that failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt {
+    /// Whether the connection came from the pool.
+    pub(super) is_pooled: bool,
+    /// How many pooled connections were stale so far, this one included.
+    pub(super) stale: u32,
+    /// The error of the request body, if it has failed.
+    pub(super) upload_error: Option<ProxyError>,
+}
+
+/// What to do next with the request `R`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Retry<R> {
+    /// Send it again; the endpoint may get it once more.
+    AnyEndpoint(R),
+    /// Send it to another endpoint.
+    OtherEndpoint {
+        request: R,
+        has_endpoint_failed: bool,
+    },
+    /// Give up.
+    Never {
+        error: ProxyError,
+        has_endpoint_failed: bool,
+    },
+}
+
+/// Decides what to do after `error` in this `attempt`.
+pub(super) fn retry<R>(error: SendError<R>, attempt: Attempt) -> Retry<R> {
+    match (error, attempt.upload_error) {
+        // A pooled connection may be stale. A new connection that takes nothing means that the
+        // endpoint is bad.
+        (SendError::Retryable(request), _) => {
+            if attempt.is_pooled && attempt.stale <= MAX_STALE {
+                return Retry::AnyEndpoint(request);
+            }
+            Retry::OtherEndpoint {
+                request,
+                has_endpoint_failed: !attempt.is_pooled,
+            }
+        }
+        // If the client's body broke off, that is why the upstream gave no response.
+        (_, Some(error)) => Retry::Never {
+            error,
+            has_endpoint_failed: false,
+        },
+        (SendError::Lost, None) => Retry::Never {
+            error: ProxyError::BadResponse,
+            has_endpoint_failed: false,
+        },
+        (SendError::Failed(error), None) => Retry::Never {
+            error,
+            has_endpoint_failed: true,
+        },
+    }
+}
+
+/// Returns whether a request may be sent twice: it is idempotent and has no body. Such a request is
+/// sent again if a reused connection ends before any byte of the response.
+pub(super) fn is_repeatable(method: &Method, has_body: bool) -> bool {
+    method.is_idempotent() && !has_body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn never(error: ProxyError, has_endpoint_failed: bool) -> Retry<()> {
+        Retry::Never {
+            error,
+            has_endpoint_failed,
+        }
+    }
+
+    const fn other(has_endpoint_failed: bool) -> Retry<()> {
+        Retry::OtherEndpoint {
+            request: (),
+            has_endpoint_failed,
+        }
+    }
+
+    #[test]
+    fn the_policy_is_a_table() {
+        const UNSENT: fn() -> SendError<()> = || SendError::Retryable(());
+        const LOST: fn() -> SendError<()> = || SendError::Lost;
+        const FAILED: fn() -> SendError<()> = || SendError::Failed(ProxyError::HeadTimeout);
+        let upload = Some(ProxyError::BodyAborted);
+        for (send_error, is_pooled, stale, upload_error, expected) in [
+            (UNSENT, true, 0, None, Retry::AnyEndpoint(())),
+            (UNSENT, true, MAX_STALE, None, Retry::AnyEndpoint(())),
+            (UNSENT, true, MAX_STALE + 1, None, other(false)),
+            (UNSENT, false, 0, None, other(true)),
+            (UNSENT, true, 1, upload, Retry::AnyEndpoint(())),
+            (LOST, true, 1, None, never(ProxyError::BadResponse, false)),
+            (LOST, true, 1, upload, never(ProxyError::BodyAborted, false)),
+            (FAILED, true, 1, None, never(ProxyError::HeadTimeout, true)),
+            (FAILED, false, 0, None, never(ProxyError::HeadTimeout, true)),
+            (
+                FAILED,
+                false,
+                0,
+                upload,
+                never(ProxyError::BodyAborted, false),
+            ),
+        ] {
+            let attempt = Attempt {
+                is_pooled,
+                stale,
+                upload_error,
+            };
+            assert_eq!(retry(send_error(), attempt), expected, "{attempt:?}");
+        }
+    }
+
+    #[test]
+    fn only_idempotent_requests_without_a_body_are_repeatable() {
+        for (method, has_body, expected) in [
+            (Method::GET, false, true),
+            (Method::DELETE, false, true),
+            (Method::PUT, true, false),
+            (Method::POST, false, false),
+        ] {
+            assert_eq!(is_repeatable(&method, has_body), expected, "{method}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! TLS to upstreams: the trust anchors (root certificates) that upstream certificates are verified
+//! against.
+
+use std::{path::PathBuf, sync::Arc};
+
+use rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider};
+
+use crate::{config, net::roots};
+
+/// Why TLS to an upstream cannot be set up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrustAnchorError {
+    /// The file of trust anchors cannot be used.
+    #[error("proxy.upstreams: `ca` of {upstream}: cannot use {path}: {problem}")]
+    File {
+        /// The upstream's name.
+        upstream: Box<str>,
+        /// The path of the file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The system has no trust anchors.
+    #[error(
+        "proxy.upstreams: this system has no root CA certificates to verify {upstream} with; install ca-certificates, or set `ca` to a file"
+    )]
+    None {
+        /// The upstream's name.
+        upstream: Box<str>,
+    },
+    /// The TLS library cannot be used.
+    #[error("proxy.upstreams: {0}")]
+    Unusable(#[from] rustls::Error),
+}
+
+/// The TLS client settings of an upstream. Two are equal if they have the same trust anchors.
+#[derive(Clone, Debug)]
+pub(crate) struct UpstreamTls {
+    pub(crate) config: Arc<ClientConfig>,
+    roots: Arc<RootCertStore>,
+}
+
+impl PartialEq for UpstreamTls {
+    fn eq(&self, other: &Self) -> bool {
+        self.roots.roots == other.roots.roots
+    }
+}
+
+/// Loads the trust anchors of an upstream and returns its TLS client settings; `None` if all of its
+/// URLs are plain `http`.
+pub(crate) fn connector(
+    upstream: &config::Upstream,
+) -> Result<Option<UpstreamTls>, TrustAnchorError> {
+    let mut urls = upstream.urls.iter();
+    if urls.all(|url| url.scheme == config::Scheme::Http) {
+        return Ok(None);
+    }
+    let roots = match &upstream.ca {
+        Some(path) => roots(path).map_err(|problem| TrustAnchorError::File {
+            upstream: upstream.name.clone(),
+            path: path.clone(),
+            problem,
+        })?,
+        None => of_the_system(upstream)?,
+    };
+    let roots = Arc::new(roots);
+    let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+    let mut connector = builder
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(Arc::clone(&roots))
+        .with_no_client_auth();
+    let protocol: &[u8] = if upstream.http2 { b"h2" } else { b"http/1.1" };
+    connector.alpn_protocols = vec![protocol.to_vec()];
+    Ok(Some(UpstreamTls {
+        config: Arc::new(connector),
+        roots,
+    }))
+}
+
+fn of_the_system(upstream: &config::Upstream) -> Result<RootCertStore, TrustAnchorError> {
+    let mut roots = RootCertStore::empty();
+    // Certificates that do not parse are skipped, as most TLS clients do.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if roots.is_empty() {
+        return Err(TrustAnchorError::None {
+            upstream: upstream.name.clone(),
+        });
+    }
+    Ok(roots)
+}
