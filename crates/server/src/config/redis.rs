@@ -16,7 +16,8 @@ use super::{
 /// tolerate.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=Span::from_secs(10);
 
-/// The maximum of `store.denial_cache_ttl`, for which a cached denial may be repeated without asking Redis.
+/// The maximum of `store.denial_cache_ttl`, for which a cached denial may be repeated without asking
+/// Redis.
 const MAX_DENIALS: Span = Span::from_secs(60);
 
 /// The maximum number of connections to one server.

@@ -15,8 +15,8 @@ const LONGEST: Span = Span::from_secs(3_600);
 /// Timing of the graceful shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shutdown {
-    /// `shutdown.pre_stop_delay`: the pre-stop delay, during which the server reports not-ready and still
-    /// serves requests. Default none, at most an hour.
+    /// `shutdown.pre_stop_delay`: the server reports not-ready and still serves requests for this
+    /// long. Default none, at most an hour.
     pub pre_stop_delay: Duration,
     /// `shutdown.drain`: how long requests in progress may then take to finish; default 10 s, 1 ms
     /// to an hour.

@@ -77,8 +77,8 @@ pub(in crate::config) fn warn(file: &Fields<'_>, config: &Config, report: &mut R
     }
 }
 
-/// Returns the names of all entries that can exist, besides those of [`DERIVED_PREFIXES`]. Returns `None` if
-/// the HTTP or the RESP listener is on, because its callers choose their own entries.
+/// Returns the names of all entries that can exist, besides those of [`DERIVED_PREFIXES`]. Returns
+/// `None` if the HTTP or the RESP listener is on, because its callers choose their own entries.
 fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     let proxy = config.proxy.as_ref()?;
     if config.listen.http.is_some() || config.listen.resp.is_some() {
