@@ -7,56 +7,52 @@
 //! The path of one request, one step a line:
 //! ```text
 //! rules      Request, RuleSet::charges    the rules that apply, as charges: limits, key and cost
-//! charge     Charge, Effect               the input of a store
+//! eval       Charge, Effect               the input of a store
 //! store      Store: Question -> Decided   the interface to the state, in memory or in Redis
 //! memory     MemoryStore::check           manual blocks, eviction, locks; charges all or none
-//! limits     Limits: members              the state of one key, one part for each kernel
-//! kernel     state, now, cost -> state    the algorithms: pure functions, with their guarantees
-//! outcome    Outcome, Decision            the result of one limit; the result of the store
-//! verdict    Verdict::of                  the result for the request
+//! eval       Limits: groups               the state of one key, one part for each kernel
+//! algorithm  state, now, cost -> state    the algorithms: pure functions, with their guarantees
+//! eval       Outcome, Decision            the result of one limit; the result of the store
+//! eval       Verdict::of                  the result for the request
 //! ```
+//!
+//! The layers, from the lowest; none imports from a higher one: `time`, `limit`, `algorithm`,
+//! `eval`, then `rules` and `memory`, then `store`. `concurrency` needs only `time`.
 
-pub mod adaptive;
-pub mod bounds;
-pub mod notation;
-pub mod remote;
+pub mod concurrency;
 
-mod calendar;
-mod cell;
-mod charge;
+mod algorithm;
 mod digest;
-mod failure;
-mod kernel;
+mod error;
+mod eval;
 mod limit;
-mod limits;
-mod member;
 mod memory;
-mod outcome;
-mod prefetch;
-mod question;
-mod receipt;
 mod rules;
-mod spec;
 mod store;
-mod sync;
 mod time;
-mod verdict;
-mod zone;
 
-pub use calendar::{Calendar, CalendarUnit};
-pub use charge::{Charge, Cost, Effect, RequestError, has_repeated_key};
-pub use failure::{OnFailure, Share};
-pub use limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window};
-pub use limits::Limits;
-pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
-pub use outcome::{Decision, Outcome, Retry};
-pub use receipt::{Receipt, Renewal, Settlement};
-pub use rules::{
-    Bill, Condition, CostSource, DESCRIPTOR_KEY, Days, Escape, Headroom, Hours, MAX_KEY_SPACE,
-    Mode, Parents, Pattern, Request, Rule, RuleError, RuleErrors, RuleSet, Schedule, Scratch,
-    Unused, When, canonical_net, free_key, free_key_in,
+/// The notation of rates and durations: `20/min`, `5/10s`, `1d`, `500ms`.
+pub mod notation {
+    pub use crate::{
+        limit::rate,
+        time::notation::{NotationError, span},
+    };
+}
+
+pub use algorithm::{Outcome, Retry};
+pub use error::LimitError;
+pub use eval::{
+    Charge, Cost, Decision, Effect, Exactness, Limits, Line, OnFailure, Reason, Receipt, Renewal,
+    RequestError, Settlement, Share, Source, Verdict, has_repeated_key, remote_eval,
 };
-pub use spec::{AlgorithmName, Anchor, LimitSpec};
+pub use limit::{
+    Algorithm, AlgorithmName, Anchor, Counting, Limit, LimitSpec, Rate, RefillMode, Window, bounds,
+};
+pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
+pub use rules::{
+    ActiveHours, Bypass, Condition, CostSource, DESCRIPTOR_KEY, Days, Headroom, Hours,
+    MAX_KEY_SPACE, Mode, Parents, Pattern, Request, ResponseCost, Rule, RuleError, RuleErrors,
+    RuleSet, Scratch, UnusedShare, When, canonical_net, free_key, free_key_in,
+};
 pub use store::{Decided, Question, Store};
-pub use time::{Span, Timestamp};
-pub use verdict::{Exactness, Line, Reason, Source, Verdict};
+pub use time::{Calendar, CalendarUnit, Span, Timestamp};

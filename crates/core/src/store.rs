@@ -8,12 +8,10 @@
 use std::{fmt, future, time::Duration};
 
 use crate::{
-    charge::{Charge, Effect},
+    algorithm::Outcome,
+    eval::{Charge, Decision, Effect, Exactness, Receipt, Renewal, Settlement, Source, Verdict},
     memory::MemoryStore,
-    outcome::{Decision, Outcome},
-    receipt::{Receipt, Renewal, Settlement},
     time::Timestamp,
-    verdict::{Exactness, Source, Verdict},
 };
 
 /// The input of a decision.

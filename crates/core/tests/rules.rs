@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidegate_core::{
     AlgorithmName, Condition, Cost, CostSource, Headroom, Limit, LimitSpec, Mode, Pattern, Request,
-    RequestError, Rule, RuleSet, Scratch, Timestamp, Unused, When, bounds, notation,
+    RequestError, Rule, RuleSet, Scratch, Timestamp, UnusedShare, When, bounds, notation,
 };
 
 fn limit(text: &str) -> Limit {
@@ -67,7 +67,7 @@ fn names(rules: &RuleSet, entries: &[(&str, &str)]) -> Vec<String> {
 #[test]
 fn an_elastic_rule_uses_the_unused_share_of_an_existing_rule() {
     let elastic = |name, parent| {
-        let unused = Headroom::Unused(Unused::new(parent, 30).unwrap());
+        let unused = Headroom::Unused(UnusedShare::new(parent, 30).unwrap());
         rule(name).elastic(50, unused).unwrap()
     };
     let rules = vec![elastic("a", "b"), elastic("b", "b"), elastic("c", "nobody")];
@@ -81,7 +81,7 @@ fn an_elastic_rule_uses_the_unused_share_of_an_existing_rule() {
         ]
     );
     for share in [0, 101] {
-        let error = Unused::new("a", share).unwrap_err();
+        let error = UnusedShare::new("a", share).unwrap_err();
         assert_eq!(error.field, "elastic.unused.share");
     }
 }
@@ -309,7 +309,7 @@ fn successors_keep_the_limits_that_did_not_change() {
         first("shadowed", "10/s", Mode::Shadow),
         first("same", "10/s", Mode::Enforce),
     ])
-    .succeeding(&old);
+    .inheriting_from(&old);
     let limits = |set: &RuleSet, name: &str| Arc::clone(set.rule(name).unwrap().limits());
     assert!(Arc::ptr_eq(&limits(&new, "same"), &limits(&old, "same")));
     assert_eq!(limits(&new, "raised").iter().next().unwrap().quota(), 20);

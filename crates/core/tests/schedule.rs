@@ -8,13 +8,13 @@ use jiff::{
 };
 use proptest::prelude::*;
 use tidegate_core::{
-    AlgorithmName, Cost, Days, Headroom, Hours, LimitSpec, Request, Rule, RuleSet, Schedule,
+    ActiveHours, AlgorithmName, Cost, Days, Headroom, Hours, LimitSpec, Request, Rule, RuleSet,
     Scratch, Timestamp, When, bounds, notation,
 };
 
-fn schedule(hours: &[&str], days: &str, zone: &str) -> Schedule {
+fn schedule(hours: &[&str], days: &str, zone: &str) -> ActiveHours {
     let hours = hours.iter().map(|text| Hours::parse(text).unwrap());
-    Schedule::new(hours.collect(), Days::parse(days).unwrap(), zone).unwrap()
+    ActiveHours::new(hours.collect(), Days::parse(days).unwrap(), zone).unwrap()
 }
 
 /// Parses an instant such as `2026-03-29T01:30:00Z`.
@@ -24,7 +24,7 @@ fn at(text: &str) -> Timestamp {
 }
 
 /// Draws the quarters of an hour from `first` on, with `#` where the schedule holds.
-fn drawn(schedule: &Schedule, first: &str, quarters: u64) -> String {
+fn drawn(schedule: &ActiveHours, first: &str, quarters: u64) -> String {
     let instant = |quarter| at(first).as_micros() + quarter * 15 * 60 * 1_000_000;
     let holds = |quarter| schedule.holds(Timestamp::from_micros(instant(quarter)));
     let mark = |quarter| if holds(quarter) { '#' } else { '.' };
@@ -120,11 +120,11 @@ fn an_invalid_schedule_is_refused_with_advice() {
         let said = Days::parse(text).unwrap_err().to_string();
         assert!(said.starts_with("expected one of mon, tue"), "{said}");
     }
-    let zone = Schedule::new(Vec::new(), Days::ALL, "Europe/Berlln").unwrap_err();
+    let zone = ActiveHours::new(Vec::new(), Days::ALL, "Europe/Berlln").unwrap_err();
     assert_eq!(zone.field, "zone");
     let many = vec![Hours::parse("01:00-02:00").unwrap(); bounds::MAX_HOURS + 1];
     assert_eq!(
-        Schedule::new(many, Days::ALL, "UTC").unwrap_err().field,
+        ActiveHours::new(many, Days::ALL, "UTC").unwrap_err().field,
         "time"
     );
 }

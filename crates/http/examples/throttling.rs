@@ -26,7 +26,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tidegate_core::{
     AlgorithmName, Condition, Headroom, Limit, LimitSpec, MemoryBounds, MemoryStore, Pattern, Rule,
-    RuleSet, When, adaptive::AdaptiveSettings, notation,
+    RuleSet, When, concurrency::AdaptiveSettings, notation,
 };
 use tidegate_http::{Clock, Limiter, LimiterLayer, Room, ShedLayer};
 use tokio::{

@@ -58,7 +58,7 @@ impl<S: Store> Limiter<S> {
     /// Replaces the current rules. Counts under a rule of the same name and key are kept. Requests
     /// in progress are decided under the rules with which they started.
     pub fn swap_rules(&self, rules: RuleSet) {
-        let rules = rules.succeeding(&self.rules.load());
+        let rules = rules.inheriting_from(&self.rules.load());
         self.rules.store(Arc::new(rules));
         self.store.forget_denials();
     }
@@ -91,7 +91,7 @@ mod tests {
     use futures_util::FutureExt;
     use tidegate_core::{
         AlgorithmName, Cost, Effect, Headroom, LimitSpec, MemoryBounds, MemoryStore, Request, Rule,
-        Scratch, Span, Unused, notation,
+        Scratch, Span, UnusedShare, notation,
     };
 
     use super::*;
@@ -120,7 +120,7 @@ mod tests {
             let spec = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow);
             vec![spec.build().unwrap()]
         };
-        let unused = Headroom::Unused(Unused::new("all", 50).unwrap());
+        let unused = Headroom::Unused(UnusedShare::new("all", 50).unwrap());
         let each = Rule::new("each", limit("1/h")).unwrap();
         let each = each.elastic(200, unused).unwrap();
         let all = Rule::new("all", limit("4/h")).unwrap();

@@ -13,7 +13,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tidegate_core::{
     Span, Timestamp,
-    adaptive::{AdaptiveSettings, Aimd, Method},
+    concurrency::{AdaptiveSettings, Aimd, Method},
 };
 use tidegate_http::{Clock, Entries, Gauge, Room, Share, ShedLayer};
 use tokio::sync::oneshot;

@@ -3,7 +3,7 @@
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Timestamp,
-    remote::{self, Denials, Exact, Held, Member, Numbers, Replay},
+    remote_eval::{self, DenialCounting, Exact, GroupNumbers, Numbers, RemoteState, Replay},
 };
 
 use crate::{
@@ -50,8 +50,8 @@ impl RedisStore {
                 // The outcome depends only on how far the arrival time is ahead of `now`, so any
                 // instant will do.
                 let now = Timestamp::default();
-                let held = Held::Schedule(Exact { whole, part: 0 });
-                let held = remote::terms(charge.limits).map(|terms| (terms, held.clone()));
+                let held = RemoteState::Gcra(Exact { whole, part: 0 });
+                let held = remote_eval::terms(charge.limits).map(|terms| (terms, held.clone()));
                 let replay = Replay::open(charge, Some(held.collect()), now, Effect::Charge);
                 let settled = Settled::of(vec![replay], now, Intent::Charge);
                 Ok(Attempt::Decided(settled.report(now, outcomes)))
@@ -77,13 +77,13 @@ impl RedisStore {
 /// There is one for a single schedule, one for several schedules, and one for a log. The unit of a
 /// schedule must be a whole number of microseconds, and no limit may count denied requests.
 fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
-    let members: Vec<Member<'_>> = remote::numbers(charge.limits, charge.cost).collect();
-    let is_hard = |member: &Member<'_>| member.denials == Denials::Forgotten;
+    let members: Vec<GroupNumbers<'_>> = remote_eval::numbers(charge.limits, charge.cost).collect();
+    let is_hard = |member: &GroupNumbers<'_>| member.denials == DenialCounting::Forgotten;
     if !members.iter().all(is_hard) {
         return None;
     }
     if let [
-        Member {
+        GroupNumbers {
             numbers: Numbers::Log { windows },
             ..
         },
@@ -104,20 +104,20 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
         numbers.push(format!(">{}", "I7c1".repeat(members.len())).into_bytes());
     }
     for member in &members {
-        let Numbers::Schedule {
+        let Numbers::Gcra {
             fraction: 1,
-            lasting: Some(lasting),
+            duration: Some(duration),
             tau,
             queue,
         } = &member.numbers
         else {
             return None;
         };
-        // A request that waits at most `longest` finishes at most `longest + lasting` from now.
+        // A request that waits at most `longest` finishes at most `longest + duration` from now.
         let longest = charge.longest_wait.filter(|_| *queue);
-        let latest = longest.map(|longest| longest.as_micros().saturating_add(lasting.whole));
+        let latest = longest.map(|longest| longest.as_micros().saturating_add(duration.whole));
         let tau = tau.whole.min(latest.unwrap_or(u64::MAX));
-        numbers.extend([lasting.whole, tau].map(in_digits));
+        numbers.extend([duration.whole, tau].map(in_digits));
         numbers.push(vec![lead_of(tau)]);
     }
     let script = if is_single {

@@ -3,7 +3,7 @@
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Span, Timestamp,
-    remote::{Replay, expires},
+    remote_eval::{Replay, expires},
 };
 
 use crate::{
@@ -159,7 +159,7 @@ impl RedisStore {
 /// Returns the value after `replay`, which started from `found`. A block that is still in force is
 /// kept.
 fn rewritten(charge: &Charge<'_>, replay: &Replay<'_>, found: &Found, now: Timestamp) -> Amendment {
-    let (held, expires) = replay.held();
+    let (held, expires) = replay.states();
     let state = encode::value(charge, &held, now);
     let is_from_ahead = found.is_from_ahead(charge, now);
     let ledger = if is_from_ahead {

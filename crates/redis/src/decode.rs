@@ -3,7 +3,7 @@
 
 use tidegate_core::{
     Timestamp,
-    remote::{Exact, Held, Terms},
+    remote_eval::{Exact, RemoteState, Terms},
 };
 
 use crate::{
@@ -26,7 +26,7 @@ pub(crate) struct Found {
     pub(crate) state: Vec<u8>,
     /// The states, each with the parameters that it was stored under; `None` for a key that has
     /// spent nothing.
-    pub(crate) held: Option<Vec<(Terms, Held)>>,
+    pub(crate) held: Option<Vec<(Terms, RemoteState)>>,
     /// The lead of each state: how far it was ahead of the clock when it was written, in the
     /// encoding of `lead.rs`; 0 for a state without a lead.
     pub(crate) leads: Vec<u8>,
@@ -51,7 +51,7 @@ impl Found {
     }
 
     /// Returns the states without their parameters.
-    pub(crate) fn states(&self) -> Option<Vec<Held>> {
+    pub(crate) fn states(&self) -> Option<Vec<RemoteState>> {
         let held = self.held.as_ref()?;
         Some(held.iter().map(|(_, held)| held.clone()).collect())
     }
@@ -108,7 +108,7 @@ fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
 }
 
 /// A state and the parameters that it was stored under.
-type State = (Terms, Held);
+type State = (Terms, RemoteState);
 
 /// Bytes that are still to be read.
 struct Input<'b>(&'b [u8]);
@@ -137,12 +137,12 @@ impl Input<'_> {
         let mut states = Vec::with_capacity(kinds.len());
         for (kernel, terms) in kinds {
             let fraction_bytes = match terms {
-                Terms::Schedule { denominator, .. } => bytes_below(denominator),
+                Terms::Gcra { denominator, .. } => bytes_below(denominator),
                 _ => 0,
             };
             let held = self.state(kernel, usize::from(fraction_bytes))?;
             let lead = match held {
-                Held::Schedule(_) | Held::Interval { .. } => self.number(1)?,
+                RemoteState::Gcra(_) | RemoteState::Interval { .. } => self.number(1)?,
                 _ => 0,
             };
             states.push(((terms, held), u8::try_from(lead).unwrap_or(u8::MAX)));
@@ -165,7 +165,7 @@ impl Input<'_> {
             return Err("its kind of value is not known");
         }
         let terms = match (kernel, form) {
-            (kernel::SCHEDULE, 0) => Terms::Schedule {
+            (kernel::SCHEDULE, 0) => Terms::Gcra {
                 numerator: self.scaled(3)?,
                 denominator: 1,
             },
@@ -179,7 +179,7 @@ impl Input<'_> {
             (kernel::SCHEDULE, 2) => {
                 let (numerator, denominator) = (self.wide()?, self.wide()?);
                 self.number(1)?;
-                Terms::Schedule {
+                Terms::Gcra {
                     numerator,
                     denominator,
                 }
@@ -204,8 +204,8 @@ impl Input<'_> {
             _ => return Err("its kind of value is not known"),
         };
         match terms {
-            Terms::Schedule { numerator: 0, .. }
-            | Terms::Schedule { denominator: 0, .. }
+            Terms::Gcra { numerator: 0, .. }
+            | Terms::Gcra { denominator: 0, .. }
             | Terms::Interval { refill: 0, .. }
             | Terms::Interval { every: 0, .. }
             | Terms::FirstRequest { window: 0 } => Err("its numbers are zero"),
@@ -222,21 +222,21 @@ impl Input<'_> {
             .ok_or("its numbers are too large")
     }
 
-    fn state(&mut self, number: u8, fraction_bytes: usize) -> Result<Held, &'static str> {
+    fn state(&mut self, number: u8, fraction_bytes: usize) -> Result<RemoteState, &'static str> {
         match number {
-            kernel::SCHEDULE if fraction_bytes <= 7 => Ok(Held::Schedule(Exact {
+            kernel::SCHEDULE if fraction_bytes <= 7 => Ok(RemoteState::Gcra(Exact {
                 whole: self.number(7)?,
                 part: self.number(fraction_bytes)?,
             })),
-            kernel::INTERVAL => Ok(Held::Interval {
+            kernel::INTERVAL => Ok(RemoteState::Interval {
                 full_at: self.wide()?,
                 last: self.wide()?,
             }),
-            kernel::WINDOW => Ok(Held::Window {
+            kernel::WINDOW => Ok(RemoteState::Window {
                 count: self.wide()?,
                 end: self.wide()?,
             }),
-            kernel::WEIGHTED => Ok(Held::Weighted {
+            kernel::WEIGHTED => Ok(RemoteState::Weighted {
                 index: self.wide()?,
                 previous: self.wide()?,
                 current: self.wide()?,
@@ -245,20 +245,20 @@ impl Input<'_> {
             kernel::BUCKETS => self.buckets(),
             kernel::LOG => {
                 let (longest, stamps) = self.log()?;
-                Ok(Held::Log { longest, stamps })
+                Ok(RemoteState::Log { longest, stamps })
             }
             kernel::LEASE => {
                 let (longest, stamps) = self.log()?;
-                Ok(Held::Lease { longest, stamps })
+                Ok(RemoteState::Lease { longest, stamps })
             }
             _ => Err("its kind of state is not known"),
         }
     }
 
-    fn buckets(&mut self) -> Result<Held, &'static str> {
+    fn buckets(&mut self) -> Result<RemoteState, &'static str> {
         let (newest, width, _) = (self.wide()?, self.wide()?, self.wide()?);
         let counts: Result<Vec<u64>, _> = (0..self.number(2)?).map(|_| self.wide()).collect();
-        Ok(Held::Buckets {
+        Ok(RemoteState::Buckets {
             newest,
             width,
             counts: counts.and_then(non_empty)?,

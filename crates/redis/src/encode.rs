@@ -17,7 +17,7 @@
 //!               2 bits  the form of the parameters
 //!               3 bits  the kernel; 7 if there are several: their number follows, 1 byte, and for
 //!                       each a byte like this one with its parameters
-//!   parameters  what the state of a kernel is counted in (`remote::Terms`), so that every server
+//!   parameters  what the state of a kernel is counted in (`remote_eval::Terms`), so that every server
 //!               can convert a state that was stored under other parameters
 //! ```
 //!
@@ -41,7 +41,7 @@
 
 use tidegate_core::{
     Charge, Span, Timestamp, Window,
-    remote::{self, Denials, Held, Member, Numbers, Terms},
+    remote_eval::{self, DenialCounting, GroupNumbers, Numbers, RemoteState, Terms},
 };
 
 use crate::lead::lead_of;
@@ -91,12 +91,12 @@ pub(crate) mod kernel {
 
 /// Returns the header of values that are stored under the limits of `charge`.
 pub(crate) fn head(charge: &Charge<'_>) -> Head {
-    let members = remote::numbers(charge.limits, charge.cost);
+    let members = remote_eval::numbers(charge.limits, charge.cost);
     let mut head = Vec::with_capacity(2 + 5 * members.len());
     if let (true, Ok(count)) = (members.len() > 1, u8::try_from(members.len())) {
         head.extend([SEVERAL, count]);
     }
-    for (member, terms) in members.zip(remote::terms(charge.limits)) {
+    for (member, terms) in members.zip(remote_eval::terms(charge.limits)) {
         put_terms(&mut head, number_of(&member.numbers), &terms);
     }
     head
@@ -111,11 +111,11 @@ fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
             .for_each(|(number, bytes)| put(head, *number, *bytes));
     };
     match *terms {
-        Terms::Schedule {
+        Terms::Gcra {
             numerator,
             denominator: 1,
         } if let Some(unit) = scaled(numerator, 20) => put_all(0, &[(unit, 3)]),
-        Terms::Schedule {
+        Terms::Gcra {
             numerator,
             denominator,
         } => match as_rate(numerator, denominator) {
@@ -156,7 +156,7 @@ pub(crate) fn unit_of(count: u64, period: u64) -> Terms {
     while rest != 0 {
         (divisor, rest) = (rest, divisor % rest);
     }
-    Terms::Schedule {
+    Terms::Gcra {
         numerator: period / divisor,
         denominator: count / divisor,
     }
@@ -176,11 +176,11 @@ fn scaled(mut number: u64, bits: u32) -> Option<u64> {
 /// Returns the program of `charge` for the script `check`, which documents the format. `around` is
 /// the latest known instant.
 pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
-    let members = remote::numbers(charge.limits, charge.cost);
+    let members = remote_eval::numbers(charge.limits, charge.cost);
     let mut pack = Pack::default();
     pack.array(3 + members.len());
     pack.bytes(&head(charge));
-    pack.boolean(charge.limits.shadow());
+    pack.boolean(charge.limits.is_shadow());
     pack.boolean(counts_denials(charge));
     for member in members {
         put_member(&mut pack, &member, charge, around);
@@ -190,14 +190,15 @@ pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
 
 /// Returns whether any limit of `charge` counts denied requests.
 pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
-    remote::numbers(charge.limits, charge.cost).any(|member| member.denials != Denials::Forgotten)
+    remote_eval::numbers(charge.limits, charge.cost)
+        .any(|member| member.denials != DenialCounting::Forgotten)
 }
 
 /// Returns the value of a key with these states, one per kernel of `charge`, without a block and a
 /// ledger. The leads are those of a value that is written at `now`.
-pub(crate) fn value(charge: &Charge<'_>, held: &[Held], now: Timestamp) -> Vec<u8> {
+pub(crate) fn value(charge: &Charge<'_>, held: &[RemoteState], now: Timestamp) -> Vec<u8> {
     let mut value = head(charge);
-    for (member, held) in remote::numbers(charge.limits, charge.cost).zip(held) {
+    for (member, held) in remote_eval::numbers(charge.limits, charge.cost).zip(held) {
         put_state(&mut value, &member.numbers, held, now);
     }
     value
@@ -226,10 +227,10 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
 /// A receipt from before the conversion does not name this ledger. It is settled by the clock
 /// alone, because its charge can no longer be found in the state.
 pub(crate) fn converted_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
-    let members = remote::numbers(charge.limits, charge.cost);
+    let members = remote_eval::numbers(charge.limits, charge.cost);
     let (count, mut ledger) = (members.len(), Vec::new());
     let mut members = members;
-    if members.any(|member| matches!(member.numbers, Numbers::Schedule { .. })) {
+    if members.any(|member| matches!(member.numbers, Numbers::Gcra { .. })) {
         debug_assert!(count < usize::from(CONVERTED), "a rule has few limits");
         put(&mut ledger, count as u64 | u64::from(CONVERTED), 1);
         put(&mut ledger, now.as_micros() + LEDGER_MICROS, 7);
@@ -245,7 +246,7 @@ pub(crate) fn converted_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
 /// Leases that were acquired by that clock count as acquired at `now`, which the ledger stores. It
 /// is kept for at least the duration of a lease, so that receipts still find them.
 pub(crate) fn clamped_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
-    let members = remote::numbers(charge.limits, charge.cost);
+    let members = remote_eval::numbers(charge.limits, charge.cost);
     let count = members.len() as u64;
     let leases = members.filter_map(|member| match member.numbers {
         Numbers::Lease { lease, .. } => Some(lease.as_micros()),
@@ -261,27 +262,27 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
 }
 
 /// Appends a state in the format of its kernel's script.
-fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &Held, now: Timestamp) {
+fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &RemoteState, now: Timestamp) {
     let lead = |end: u64| u64::from(lead_of(end.saturating_sub(now.as_micros())));
     let mut wide = |numbers: &[u64]| numbers.iter().for_each(|number| put(value, *number, 7));
     match held {
-        Held::Schedule(arrival) => {
+        RemoteState::Gcra(arrival) => {
             wide(&[arrival.whole]);
             put(value, arrival.part, usize::from(fraction_bytes(numbers)));
             put(value, lead(arrival.whole), 1);
         }
-        Held::Interval { full_at, last } => {
+        RemoteState::Interval { full_at, last } => {
             wide(&[*full_at, *last]);
             put(value, lead(*full_at), 1);
         }
-        Held::Window { count, end } => wide(&[*count, *end]),
-        Held::Weighted {
+        RemoteState::Window { count, end } => wide(&[*count, *end]),
+        RemoteState::Weighted {
             index,
             previous,
             current,
             window,
         } => wide(&[*index, *previous, *current, *window]),
-        Held::Buckets {
+        RemoteState::Buckets {
             newest,
             width,
             counts,
@@ -290,7 +291,7 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &Held, now: Times
             put(value, counts.len() as u64, 2);
             counts.iter().for_each(|count| put(value, *count, 7));
         }
-        Held::Log { longest, stamps } | Held::Lease { longest, stamps } => {
+        RemoteState::Log { longest, stamps } | RemoteState::Lease { longest, stamps } => {
             let windows = match numbers {
                 Numbers::Log { windows } => windows.len(),
                 Numbers::Lease { .. } => 1,
@@ -325,7 +326,7 @@ fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
 
 /// Returns the kernels that `charge` needs, one bit each, by the numbers of [`kernel`].
 pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
-    let members = remote::numbers(charge.limits, charge.cost);
+    let members = remote_eval::numbers(charge.limits, charge.cost);
     members.fold(0, |bits, member| match number_of(&member.numbers) {
         kernel::LEASE => bits | 1 << kernel::LEASE | 1 << kernel::LOG,
         number => bits | 1 << number,
@@ -334,7 +335,7 @@ pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
 
 fn number_of(numbers: &Numbers<'_>) -> u8 {
     match numbers {
-        Numbers::Schedule { .. } => kernel::SCHEDULE,
+        Numbers::Gcra { .. } => kernel::SCHEDULE,
         Numbers::Interval { .. } => kernel::INTERVAL,
         Numbers::Window { .. } => kernel::WINDOW,
         Numbers::Log { .. } => kernel::LOG,
@@ -346,23 +347,23 @@ fn number_of(numbers: &Numbers<'_>) -> u8 {
 }
 
 /// Appends a member in the format of `check.lua` and of its kernel's script.
-fn put_member(pack: &mut Pack, member: &Member<'_>, charge: &Charge<'_>, around: Timestamp) {
+fn put_member(pack: &mut Pack, member: &GroupNumbers<'_>, charge: &Charge<'_>, around: Timestamp) {
     let cost = charge.cost.units();
     let begin = |pack: &mut Pack, numbers| begin_member(pack, member, numbers);
     match &member.numbers {
-        Numbers::Schedule {
+        Numbers::Gcra {
             fraction,
-            lasting,
+            duration,
             tau,
             queue,
         } => {
             let longest = longest_wait(charge, *queue);
             begin(pack, 8 + usize::from(longest.is_some()));
             pack.number(*fraction);
-            pack.boolean(lasting.is_some());
+            pack.boolean(duration.is_some());
             // A cost that can never fit fills the bucket completely, if denied requests are
             // counted.
-            for exact in [lasting.unwrap_or(*tau), *tau] {
+            for exact in [duration.unwrap_or(*tau), *tau] {
                 pack.numbers(&[exact.whole, exact.part]);
             }
             pack.bytes(format!(">I7I{}I1", fraction_bytes(&member.numbers)).as_bytes());
@@ -420,14 +421,14 @@ fn longest_wait(charge: &Charge<'_>, queue: bool) -> Option<u64> {
 }
 
 /// Appends the fields common to all members, before `numbers` fields of its kernel.
-fn begin_member(pack: &mut Pack, member: &Member<'_>, numbers: usize) {
+fn begin_member(pack: &mut Pack, member: &GroupNumbers<'_>, numbers: usize) {
     let number = number_of(&member.numbers);
     pack.array(2 + numbers);
     pack.number(number.into());
     pack.number(match member.denials {
-        Denials::Forgotten => 0,
-        Denials::Counted => 1,
-        Denials::InFull => 2,
+        DenialCounting::Forgotten => 0,
+        DenialCounting::Counted => 1,
+        DenialCounting::InFull => 2,
     });
 }
 
@@ -459,7 +460,7 @@ fn grid_numbers(grid: &Window, around: Timestamp) -> Vec<u64> {
 
 /// Returns how many bytes hold the fraction of a schedule.
 fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
-    let Numbers::Schedule { fraction, .. } = numbers else {
+    let Numbers::Gcra { fraction, .. } = numbers else {
         return 0;
     };
     bytes_below(*fraction)
@@ -529,7 +530,7 @@ impl Pack {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidegate_core::{Algorithm, Cost, Limit, Limits, Rate, remote::Exact};
+    use tidegate_core::{Algorithm, Cost, Limit, Limits, Rate, remote_eval::Exact};
 
     use super::*;
     use crate::decode;
@@ -556,10 +557,10 @@ mod tests {
         ) {
             let limits = limits(count, Span::from_micros(period));
             let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
-            let held = Held::Schedule(Exact { whole: START + ahead, part: 0 });
+            let held = RemoteState::Gcra(Exact { whole: START + ahead, part: 0 });
             let value = value(&charge, std::slice::from_ref(&held), Timestamp::from_micros(START));
             let found = decode::found(b"key", &value).unwrap();
-            let terms = remote::terms(&limits).next().unwrap();
+            let terms = remote_eval::terms(&limits).next().unwrap();
             prop_assert_eq!(found.leads, [lead_of(ahead)]);
             prop_assert_eq!(found.held, Some(vec![(terms, held)]));
             prop_assert_eq!(found.state, value);
@@ -581,7 +582,7 @@ mod tests {
         ] {
             let limits = limits(count, Span::from_secs(seconds));
             let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
-            let held = Held::Schedule(Exact {
+            let held = RemoteState::Gcra(Exact {
                 whole: START,
                 part: 0,
             });

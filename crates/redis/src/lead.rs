@@ -8,7 +8,7 @@
 //! instant was ahead of the clock when the state was written.
 //!
 //! ```text
-//!   written ──── lead ───▶ arrival     now + JUMP + lead < arrival: the clock was ahead
+//!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead
 //!      │                      │
 //!   ───┼──────────────────────┼──▶
 //! ```
@@ -19,7 +19,7 @@
 
 use tidegate_core::{
     Charge, Effect, Timestamp, Window,
-    remote::{self, Held, JUMP, Numbers, Replay, Terms},
+    remote_eval::{self, CLOCK_JUMP, Numbers, RemoteState, Replay, Terms},
 };
 
 use crate::{decode::Found, encode};
@@ -51,7 +51,7 @@ fn longest(lead: u8) -> u64 {
 /// Returns whether a state that ends at `end` and has this lead was written by a clock that was
 /// ahead of `now`.
 fn is_led(end: u64, lead: u8, now: Timestamp) -> bool {
-    end.saturating_sub(now.as_micros()) > longest(lead) + JUMP.as_micros()
+    end.saturating_sub(now.as_micros()) > longest(lead) + CLOCK_JUMP.as_micros()
 }
 
 impl Found {
@@ -80,7 +80,7 @@ impl Found {
             return false;
         };
         let is_same = self.state.starts_with(&encode::head(charge));
-        let mut members = remote::numbers(charge.limits, charge.cost);
+        let mut members = remote_eval::numbers(charge.limits, charge.cost);
         held.iter().zip(&self.leads).any(|((terms, held), lead)| {
             let numbers = members.next().filter(|_| is_same);
             let numbers = numbers.map(|member| member.numbers);
@@ -92,24 +92,24 @@ impl Found {
 /// Returns the same for one state. `numbers` are the parameters of the limits if the state was
 /// stored under them.
 fn is_from_ahead(
-    (terms, held): (&Terms, &Held),
+    (terms, held): (&Terms, &RemoteState),
     lead: u8,
     numbers: Option<&Numbers<'_>>,
     now: Timestamp,
 ) -> bool {
-    let latest = now.after(JUMP);
+    let latest = now.after(CLOCK_JUMP);
     match held {
-        Held::Schedule(arrival) => {
+        RemoteState::Gcra(arrival) => {
             let is_beyond = match numbers {
-                Some(Numbers::Schedule { tau, .. }) => {
+                Some(Numbers::Gcra { tau, .. }) => {
                     arrival.whole.saturating_sub(now.as_micros()) > tau.whole
                 }
                 _ => true,
             };
             is_beyond && is_led(arrival.whole, lead, now)
         }
-        Held::Interval { full_at, .. } => is_led(*full_at, lead, now),
-        Held::Window { end, .. } => match (terms, numbers) {
+        RemoteState::Interval { full_at, .. } => is_led(*full_at, lead, now),
+        RemoteState::Window { end, .. } => match (terms, numbers) {
             (Terms::FirstRequest { window }, _) => {
                 *end > latest.as_micros().saturating_add(*window)
             }
@@ -117,9 +117,13 @@ fn is_from_ahead(
             // Stored under other parameters: the conversion ends it with the window of `now`.
             _ => false,
         },
-        Held::Weighted { index, window, .. } => index.saturating_mul(*window) > latest.as_micros(),
-        Held::Buckets { newest, width, .. } => newest.saturating_mul(*width) > latest.as_micros(),
-        Held::Log { stamps, .. } | Held::Lease { stamps, .. } => stamps
+        RemoteState::Weighted { index, window, .. } => {
+            index.saturating_mul(*window) > latest.as_micros()
+        }
+        RemoteState::Buckets { newest, width, .. } => {
+            newest.saturating_mul(*width) > latest.as_micros()
+        }
+        RemoteState::Log { stamps, .. } | RemoteState::Lease { stamps, .. } => stamps
             .last()
             .is_some_and(|(at, _)| *at > latest.as_micros()),
         _ => unreachable!("core has no other states"),
@@ -177,7 +181,7 @@ mod tests {
                 1 << power,
                 (1 << power) + (1 << power) / 3,
             ] {
-                let bound = longest(lead_of(ahead)) + JUMP.as_micros();
+                let bound = longest(lead_of(ahead)) + CLOCK_JUMP.as_micros();
                 for (later, is_ahead) in [(bound, false), (bound + 1, true)] {
                     lua.globals().set("ahead", ahead).unwrap();
                     lua.globals().set("later", later).unwrap();
@@ -187,7 +191,7 @@ mod tests {
                         lead_of(ahead).into(),
                         "{ahead}"
                     );
-                    assert_eq!(answers.get::<u64>(2).unwrap(), JUMP.as_micros());
+                    assert_eq!(answers.get::<u64>(2).unwrap(), CLOCK_JUMP.as_micros());
                     assert_eq!(answers.get::<bool>(3).unwrap(), is_ahead, "{ahead}");
                 }
             }

@@ -5,8 +5,8 @@
 //! the Redis server. Each decision is one call of a Lua script. The script reads the states of all
 //! keys, decides, and charges all of them or none; nothing else writes to these keys. The client
 //! multiplies the numbers out beforehand, so that the script only adds, carries and compares. The
-//! script returns the states that it found, and [`tidegate_core::remote`] computes from them every
-//! number that a caller sees.
+//! script returns the states that it found, and [`tidegate_core::remote_eval`] computes from them
+//! every number that a caller sees.
 //!
 //! - **One key per rule and subject.** All limits of a rule are stored in one value. Rules keyed by
 //!   the same values share a hash tag, and so a slot of a cluster.

@@ -1,7 +1,7 @@
 //! Renewal of concurrency leases, for requests that last longer than a lease.
 
 use futures_util::future::join_all;
-use tidegate_core::{Charge, Effect, Renewal, remote::Replay};
+use tidegate_core::{Charge, Effect, Renewal, remote_eval::Replay};
 
 use crate::{
     RedisReceipt, RedisStore, StoreError,
@@ -30,7 +30,7 @@ impl RedisStore {
         receipt: &mut RedisReceipt,
     ) -> Result<Renewal, StoreError> {
         let holding: Vec<usize> = (0..charges.len().min(receipt.of_charges.len()))
-            .filter(|at| charges[*at].limits.holds_places() && !receipt.of_charges[*at].is_empty())
+            .filter(|at| charges[*at].limits.has_slots() && !receipt.of_charges[*at].is_empty())
             .collect();
         if holding.is_empty() {
             return Ok(Renewal::Held);
@@ -97,7 +97,7 @@ impl RedisStore {
             args.extend([
                 encode::program(charge, self.around()),
                 receipt.of_charges[number].clone(),
-                encode::value(charge, &unspent.held().0, self.around()),
+                encode::value(charge, &unspent.states().0, self.around()),
             ]);
         }
         Call {

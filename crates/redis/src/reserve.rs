@@ -94,7 +94,7 @@ impl RedisStore {
         let settled = charges.iter().zip(&receipt.of_charges).zip(settlements);
         let settled: Vec<Settled<'_>> = settled
             .filter(|((charge, receipt), settlement)| {
-                let is_due = settlement.unused > 0 || charge.limits.holds_places();
+                let is_due = settlement.unused > 0 || charge.limits.has_slots();
                 is_due && !receipt.is_empty()
             })
             .map(|((charge, receipt), settlement)| (charge, receipt.as_slice(), *settlement))

@@ -9,7 +9,8 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Decision, Effect, Outcome, Retry, Span, Timestamp, has_repeated_key, remote::Replay,
+    Charge, Decision, Effect, Outcome, Retry, Span, Timestamp, has_repeated_key,
+    remote_eval::Replay,
 };
 use tokio::runtime::Handle;
 
@@ -241,9 +242,9 @@ impl RedisStore {
                 return Ok(None);
             }
             let replay = found.replay(charge, now, Effect::Charge);
-            let (held, expires) = replay.held();
+            let (held, expires) = replay.states();
             let reserves = intent == Intent::Reserve || !found.ledger.is_empty();
-            let ledger = if is_from_ahead && (reserves || charge.limits.holds_places()) {
+            let ledger = if is_from_ahead && (reserves || charge.limits.has_slots()) {
                 encode::clamped_ledger(charge, now)
             } else if reserves {
                 encode::converted_ledger(charge, now)
@@ -480,12 +481,12 @@ impl<'a> Settled<'a> {
     pub(crate) fn of(mut replays: Vec<Replay<'a>>, now: Timestamp, intent: Intent) -> Self {
         let mut admitted = intent != Intent::Deny;
         for replay in &mut replays {
-            admitted &= replay.ask(now);
+            admitted &= replay.evaluate(now);
         }
         if intent != Intent::Look {
             replays
                 .iter_mut()
-                .for_each(|replay| replay.settle(admitted, now));
+                .for_each(|replay| replay.apply(admitted, now));
         }
         Self { replays, admitted }
     }

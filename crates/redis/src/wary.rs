@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use tidegate_core::{Charge, remote::fingerprint};
+use tidegate_core::{Charge, remote_eval::fingerprint};
 
 /// After a denial, this many requests in a row are peeked before they are charged.
 const LASTS: u8 = 16;

@@ -50,7 +50,7 @@ impl<S: Store + 'static> Place<S> {
         self.held = self
             .held
             .take()
-            .filter(|(charged, _)| charged.limits.holds_places());
+            .filter(|(charged, _)| charged.limits.has_slots());
         self.held.is_some().then_some(self)
     }
 }

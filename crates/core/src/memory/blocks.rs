@@ -11,7 +11,7 @@ use std::{
 
 use super::{Block, shard::Shard};
 use crate::{
-    bounds,
+    limit::bounds,
     time::{Span, Timestamp},
 };
 
@@ -38,13 +38,13 @@ impl BlockCount {
 /// The blocks of one shard. A shard without blocks holds `None` instead of an empty `Blocks`.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    by_key: HashMap<Box<[u8]>, Standing>,
+    by_key: HashMap<Box<[u8]>, BlockRecord>,
     /// Total bytes of keys and reasons.
     text_bytes: usize,
 }
 
 #[derive(Clone, Debug)]
-struct Standing {
+struct BlockRecord {
     until: Option<Timestamp>,
     /// The duration that the block was set for, used to shorten it after a clock jump.
     span: Option<Span>,
@@ -59,13 +59,13 @@ impl Blocks {
     /// Returns the approximate number of bytes on the heap. The size of the map's table is
     /// estimated from its capacity, because `HashMap` does not report it.
     pub(super) fn heap_bytes(&self) -> usize {
-        let slot = size_of::<(Box<[u8]>, Standing)>() + 1;
+        let slot = size_of::<(Box<[u8]>, BlockRecord)>() + 1;
         self.by_key.capacity() * 8 / 7 * slot + self.text_bytes
     }
 
     /// Inserts a block, or replaces that on the same key. Returns how many expired blocks were
     /// dropped.
-    fn insert(&mut self, key: &[u8], standing: Standing, now: Timestamp) -> usize {
+    fn insert(&mut self, key: &[u8], record: BlockRecord, now: Timestamp) -> usize {
         self.remove(key);
         let mut dropped = 0;
         if self.by_key.len() == self.by_key.capacity() {
@@ -73,24 +73,24 @@ impl Blocks {
             // piling up.
             dropped = self.drop_ended(now);
         }
-        self.text_bytes += key.len() + standing.reason.len();
-        self.by_key.insert(key.into(), standing);
+        self.text_bytes += key.len() + record.reason.len();
+        self.by_key.insert(key.into(), record);
         dropped
     }
 
     /// Removes the block on `key`; returns true if there was one.
     fn remove(&mut self, key: &[u8]) -> bool {
         let removed = self.by_key.remove(key);
-        if let Some(standing) = &removed {
-            self.text_bytes -= key.len() + standing.reason.len();
+        if let Some(record) = &removed {
+            self.text_bytes -= key.len() + record.reason.len();
         }
         removed.is_some()
     }
 
     /// Shortens each block so that it lasts at most its original duration from `now` on.
     pub(super) fn clamp(&mut self, now: Timestamp) {
-        for standing in self.by_key.values_mut() {
-            if let (Some(until), Some(span)) = (&mut standing.until, standing.span) {
+        for record in self.by_key.values_mut() {
+            if let (Some(until), Some(span)) = (&mut record.until, record.span) {
                 *until = now.after(span).min(*until);
             }
         }
@@ -100,18 +100,18 @@ impl Blocks {
     fn drop_ended(&mut self, now: Timestamp) -> usize {
         let before = self.by_key.len();
         let text_bytes = &mut self.text_bytes;
-        self.by_key.retain(|key, standing| {
-            let stands = !standing.is_over(now);
-            if !stands {
-                *text_bytes -= key.len() + standing.reason.len();
+        self.by_key.retain(|key, record| {
+            let is_active = !record.is_over(now);
+            if !is_active {
+                *text_bytes -= key.len() + record.reason.len();
             }
-            stands
+            is_active
         });
         before - self.by_key.len()
     }
 }
 
-impl Standing {
+impl BlockRecord {
     fn is_over(&self, now: Timestamp) -> bool {
         self.until.is_some_and(|until| until <= now)
     }
@@ -131,7 +131,7 @@ impl Shard {
     #[inline]
     pub(super) fn blocked(&mut self, key: &[u8], now: Timestamp) -> Option<Option<Timestamp>> {
         self.blocks.as_ref()?;
-        self.standing(key, now).map(|standing| standing.until)
+        self.active_block(key, now).map(|record| record.until)
     }
 
     /// Blocks `key`, or replaces its block. Returns false, and changes nothing, if it would be one
@@ -143,39 +143,37 @@ impl Shard {
         reason: &str,
         now: Timestamp,
     ) -> bool {
-        if self.standing(key, now).is_none() && !self.rest.block_count.try_add() {
+        if self.active_block(key, now).is_none() && !self.cold.block_count.try_add() {
             return false;
         }
-        let standing = Standing {
+        let record = BlockRecord {
             until: span.map(|span| now.after(span)),
             span,
             reason: reason.into(),
         };
         let blocks = self.blocks.get_or_insert_default();
-        let dropped = blocks.insert(key, standing, now);
-        self.rest.block_count.subtract(dropped);
+        let dropped = blocks.insert(key, record, now);
+        self.cold.block_count.subtract(dropped);
         true
     }
 
     /// Removes the block on `key`; returns true if there was one that had not expired.
     pub(super) fn unblock(&mut self, key: &[u8], now: Timestamp) -> bool {
-        let stood = self.standing(key, now).is_some();
+        let was_active = self.active_block(key, now).is_some();
         self.drop_block(key);
-        stood
+        was_active
     }
 
     pub(super) fn block_on(&mut self, key: &[u8], now: Timestamp) -> Option<Block> {
-        self.standing(key, now)
-            .map(|standing| standing.as_block(key))
+        self.active_block(key, now)
+            .map(|record| record.as_block(key))
     }
 
     /// Returns the blocks that are active at `now`, and drops expired ones.
     pub(super) fn blocks(&mut self, now: Timestamp) -> Vec<Block> {
         self.drop_ended_blocks(now);
         let blocks = self.blocks.iter().flat_map(|blocks| &blocks.by_key);
-        blocks
-            .map(|(key, standing)| standing.as_block(key))
-            .collect()
+        blocks.map(|(key, record)| record.as_block(key)).collect()
     }
 
     /// Returns the number of blocks, which may include expired ones.
@@ -189,13 +187,13 @@ impl Shard {
 
     pub(super) fn drop_ended_blocks(&mut self, now: Timestamp) {
         if let Some(blocks) = &mut self.blocks {
-            self.rest.block_count.subtract(blocks.drop_ended(now));
+            self.cold.block_count.subtract(blocks.drop_ended(now));
         }
         self.blocks.take_if(|blocks| blocks.len() == 0);
     }
 
     /// Returns the active block on `key`. Drops it and returns `None` if it has expired.
-    fn standing(&mut self, key: &[u8], now: Timestamp) -> Option<&Standing> {
+    fn active_block(&mut self, key: &[u8], now: Timestamp) -> Option<&BlockRecord> {
         let ended = self.blocks.as_ref()?.by_key.get(key)?.is_over(now);
         if ended {
             self.drop_block(key);
@@ -205,7 +203,7 @@ impl Shard {
 
     fn drop_block(&mut self, key: &[u8]) {
         if let Some(blocks) = &mut self.blocks {
-            self.rest
+            self.cold
                 .block_count
                 .subtract(usize::from(blocks.remove(key)));
         }

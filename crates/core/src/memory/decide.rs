@@ -1,10 +1,12 @@
 //! Decisions: the sequence of steps, for one key and for several.
 
-use super::{MemoryStore, held::Held, pending::Place, room::Full, shard::hash_with};
+use super::{
+    MemoryStore, eviction::Full, locked_shards::LockedShards, pending::KeyLocation,
+    shard::hash_with,
+};
 use crate::{
-    charge::{Charge, Effect, has_repeated_key},
-    outcome::{Decision, Outcome},
-    receipt::Receipt,
+    algorithm::Outcome,
+    eval::{Charge, Decision, Effect, Receipt, has_repeated_key},
     time::Timestamp,
 };
 
@@ -34,7 +36,7 @@ impl MemoryStore {
         if let [charge] = charges {
             self.check_one(charge, now, effect, outcomes)
         } else {
-            self.check_all((charges, now, effect), outcomes, None)
+            self.check_all(charges, now, effect, outcomes, None)
         }
     }
 
@@ -50,22 +52,22 @@ impl MemoryStore {
         let mut shard = self.shards[self.shard_of(hash)].0.lock();
         let now = shard.latest(now);
         if effect == Effect::Charge
-            && let Some(schedule) = charge.limits.sole_schedule()
-            && (charge.longest_wait.is_none() || !schedule.is_queue())
-            && let Some(outcome) = shard.step_in_place(charge, schedule, hash, now)
+            && let Some(gcra) = charge.limits.sole_gcra()
+            && (charge.longest_wait.is_none() || !gcra.is_queue())
+            && let Some(outcome) = shard.step_in_place(charge, gcra, hash, now)
         {
             drop(shard);
             outcomes.push(outcome);
             return Decision::of_limits(outcome.allowed);
         }
-        if effect.asks()
+        if effect.can_deny()
             && let Some(until) = shard.blocked(charge.key, now)
         {
             return Decision::blocked(0, until, now);
         }
         let alone = std::slice::from_ref(charge);
-        let located = shard.locate((charge, alone), hash, now, effect);
-        let has_moved = shard.carry_out(now, effect);
+        let located = shard.locate(charge, alone, hash, now, effect);
+        let has_moved = shard.evict_reserved(now, effect);
         let located = match located {
             Ok(located) if has_moved => shard.locate_again(hash, charge.key, located),
             Ok(located) => located,
@@ -74,16 +76,16 @@ impl MemoryStore {
                 return Decision::Full { retry_after };
             }
         };
-        let mut pending = shard.open(charge, Place { hash, located }, now, effect);
-        let admitted = pending.ask(now);
-        if effect.asks() {
-            pending.settle(admitted, now);
+        let mut pending = shard.open(charge, KeyLocation { hash, located }, now, effect);
+        let admitted = pending.evaluate(now);
+        if effect.can_deny() {
+            pending.apply(admitted, now);
         }
-        let pressed = pending.report(now, outcomes);
-        if !effect.writes() {
+        let is_hot = pending.report(now, outcomes);
+        if !effect.can_write() {
             shard.put_back_lent(pending, now);
-        } else if let Some(newcomer) = shard.put_back(pending, pressed) {
-            shard.insert_pending(newcomer, pressed);
+        } else if let Some(new_key) = shard.put_back(pending, is_hot) {
+            shard.insert_pending(new_key, is_hot);
         }
         shard.finish(effect);
         Decision::of_limits(admitted)
@@ -92,52 +94,54 @@ impl MemoryStore {
     /// Decides any number of charges. If there is a `receipt`, records in it what was charged.
     pub(super) fn check_all(
         &self,
-        (charges, now, effect): (&[Charge<'_>], Timestamp, Effect),
+        charges: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
         outcomes: &mut Vec<Outcome>,
         receipt: Option<&mut Receipt>,
     ) -> Decision {
-        let mut held = Held::lock(self, charges);
+        let mut locked = LockedShards::lock(self, charges);
         // Equal keys are in the same shard, so most calls skip the comparison.
-        if held.share_a_shard() && has_repeated_key(charges) {
+        if locked.share_a_shard() && has_repeated_key(charges) {
             return Decision::REPEATED_KEY;
         }
-        let now = held.latest(now);
-        if effect.asks()
-            && let Some(decision) = held.blocked(now)
+        let now = locked.latest(now);
+        if effect.can_deny()
+            && let Some(decision) = locked.blocked(now)
         {
             return decision;
         }
-        let places = match held.locate(now, effect) {
-            Ok(places) => places,
+        let locations = match locked.locate(now, effect) {
+            Ok(locations) => locations,
             Err(Full { retry_after }) => {
-                held.finish(effect);
+                locked.finish(effect);
                 return Decision::Full { retry_after };
             }
         };
-        let mut pending = held.open(places, now, effect);
+        let mut pending = locked.open(locations, now, effect);
         let mut admitted = true;
         for pending in &mut pending {
             // Evaluate every limit, even after a denial: each reports its own outcome.
-            admitted &= pending.ask(now);
+            admitted &= pending.evaluate(now);
         }
-        if effect.asks() {
+        if effect.can_deny() {
             pending
                 .iter_mut()
-                .for_each(|pending| pending.settle(admitted, now));
+                .for_each(|pending| pending.apply(admitted, now));
         }
         if let Some(receipt) = receipt {
-            receipt.charged = held.charged(&pending, now);
+            receipt.charged = locked.charged(&pending, now);
         }
-        let pressed: Vec<bool> = pending
+        let is_hot: Vec<bool> = pending
             .iter()
             .map(|pending| pending.report(now, outcomes))
             .collect();
-        if effect.writes() {
-            held.put_back(pending.into_iter().zip(pressed));
+        if effect.can_write() {
+            locked.put_back(pending.into_iter().zip(is_hot));
         } else {
-            held.put_back_lent(pending, now);
+            locked.put_back_lent(pending, now);
         }
-        held.finish(effect);
+        locked.finish(effect);
         Decision::of_limits(admitted)
     }
 }

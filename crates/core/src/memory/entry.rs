@@ -1,17 +1,15 @@
 //! The record of one key: 48 bytes, with short keys and simple states stored inline.
 
 use crate::{
-    cell::Cell,
-    kernel::{Exact, IntervalState, State, WindowState},
-    limits::{Limits, Loaded},
+    algorithm::{Exact, IntervalState, State, WindowState},
+    eval::{ChargeRecord, KeyState, Limits, LoadedState},
     memory::table,
-    receipt::Charged,
     time::Timestamp,
 };
 
 /// The instants by which a shard loads a state.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock {
+pub(super) struct LoadTimes {
     pub(super) now: Timestamp,
     /// The instant to which states are clamped that were left while the clock was ahead.
     pub(super) rewound: Timestamp,
@@ -21,13 +19,13 @@ pub(super) struct Clock {
 #[derive(Debug)]
 pub(super) struct Entry {
     key: Key,
-    packed: Packed,
+    packed: PackedState,
     /// The fingerprint of the limits under which the state was written, plus the
     /// [`Self::UNCLAMPED`] bit.
     fingerprint: u32,
     /// Whether the key is hot: more than half of a limit is spent, or the key was denied. A hot key
     /// is not evicted.
-    pub(super) pressed: bool,
+    pub(super) is_hot: bool,
     /// The distance in slots from the home slot, in three bytes. It fits, because it is less than
     /// the number of entries, of which a table holds at most [`table::MAX_ENTRIES`], 2^24.
     distance: [u8; 3],
@@ -47,12 +45,12 @@ impl Entry {
     /// extra check.
     const UNCLAMPED: u32 = 1 << 31;
 
-    pub(super) fn new(key: &[u8], cell: Cell, fingerprint: u32, pressed: bool) -> Self {
+    pub(super) fn new(key: &[u8], key_state: KeyState, fingerprint: u32, is_hot: bool) -> Self {
         Self {
             key: Key::new(key),
-            packed: Packed::new(cell),
+            packed: PackedState::new(key_state),
             fingerprint,
-            pressed,
+            is_hot,
             distance: [0; 3],
         }
     }
@@ -103,80 +101,83 @@ impl Entry {
     }
 
     /// Returns whether the key must not be evicted: it is hot, or its state is taken out.
-    pub(super) fn pressed(&self) -> bool {
-        self.pressed || matches!(self.packed, Packed::Taken)
+    pub(super) fn is_hot(&self) -> bool {
+        self.is_hot || matches!(self.packed, PackedState::CheckedOut)
     }
 
     /// Takes the state out, converted to `limits` and, if it is unclamped, clamped to
     /// `clock.rewound`. [`Self::put`] must follow under the same lock.
     #[inline]
-    pub(super) fn take(&mut self, limits: &Limits, clock: Clock) -> Loaded {
-        let packed = std::mem::replace(&mut self.packed, Packed::Taken);
+    pub(super) fn take(&mut self, limits: &Limits, clock: LoadTimes) -> LoadedState {
+        let packed = std::mem::replace(&mut self.packed, PackedState::CheckedOut);
         self.load(packed, limits, clock)
     }
 
     #[inline]
-    fn load(&self, packed: Packed, limits: &Limits, clock: Clock) -> Loaded {
-        let Some(cell) = packed.unpack() else {
-            let cell = limits.fresh();
-            return Loaded { cell, left: None };
+    fn load(&self, packed: PackedState, limits: &Limits, clock: LoadTimes) -> LoadedState {
+        let Some(key_state) = packed.unpack() else {
+            let key_state = limits.fresh();
+            return LoadedState {
+                key_state,
+                former: None,
+            };
         };
         if !self.is_unclamped() {
-            return limits.load(cell, self.fingerprint, clock.now);
+            return limits.load(key_state, self.fingerprint, clock.now);
         }
         let fingerprint = self.fingerprint & !Self::UNCLAMPED;
-        let mut loaded = limits.load(cell, fingerprint, clock.now);
-        limits.clamp(&mut loaded.cell, clock.rewound);
-        if let Some(left) = &mut loaded.left {
+        let mut loaded = limits.load(key_state, fingerprint, clock.now);
+        limits.clamp(&mut loaded.key_state, clock.rewound);
+        if let Some(former) = &mut loaded.former {
             // If it is put back as it was left, it has to be clamped later.
-            left.fingerprint = self.fingerprint;
+            former.fingerprint = self.fingerprint;
         }
         loaded
     }
 
     /// Takes the state out without converting or clamping it. Returns a fresh state of `limits` if
     /// it is already taken out. [`Self::put`] must follow under the same lock.
-    pub(super) fn take_as_left(&mut self, limits: &Limits) -> Cell {
-        let packed = std::mem::replace(&mut self.packed, Packed::Taken);
+    pub(super) fn take_as_left(&mut self, limits: &Limits) -> KeyState {
+        let packed = std::mem::replace(&mut self.packed, PackedState::CheckedOut);
         packed.unpack().unwrap_or_else(|| limits.fresh())
     }
 
     /// Returns a copy of the state, converted and clamped as by [`Self::take`].
-    pub(super) fn copy(&self, limits: &Limits, clock: Clock) -> Loaded {
+    pub(super) fn copy(&self, limits: &Limits, clock: LoadTimes) -> LoadedState {
         self.load(self.packed.clone(), limits, clock)
     }
 
     /// Returns a copy of the state without converting or clamping it; `None` if it is taken out.
-    pub(super) fn cell(&self) -> Option<Cell> {
+    pub(super) fn key_state(&self) -> Option<KeyState> {
         self.packed.clone().unpack()
     }
 
     #[inline]
-    pub(super) fn put(&mut self, cell: Cell, fingerprint: u32, pressed: bool) {
-        self.packed = Packed::new(cell);
+    pub(super) fn put(&mut self, key_state: KeyState, fingerprint: u32, is_hot: bool) {
+        self.packed = PackedState::new(key_state);
         self.fingerprint = fingerprint;
-        self.pressed = pressed;
+        self.is_hot = is_hot;
     }
 
     /// Returns whether the state is taken out because a decision is working on it.
     #[cfg(test)]
-    pub(super) fn is_taken(&self) -> bool {
-        matches!(self.packed, Packed::Taken)
+    pub(super) fn is_checked_out(&self) -> bool {
+        matches!(self.packed, PackedState::CheckedOut)
     }
 
     /// Returns whether a read-only decision can work on the state itself and restore it afterwards,
     /// which avoids a copy that may be large. This requires that the state was written under
     /// `limits`, so that it needs no conversion and no clamping.
     pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
-        matches!(&self.packed, Packed::Wide(cell) if limits.can_undo(cell))
+        matches!(&self.packed, PackedState::Wide(key_state) if limits.can_undo(key_state))
             && self.fingerprint == limits.fingerprint()
     }
 
     /// Returns the state if it is a plain GCRA schedule written under limits with `fingerprint`.
     #[inline]
-    pub(super) fn schedule(&self, fingerprint: u32) -> Option<Exact> {
+    pub(super) fn gcra(&self, fingerprint: u32) -> Option<Exact> {
         match self.packed {
-            Packed::Schedule { part, whole } if self.fingerprint == fingerprint => Some(Exact {
+            PackedState::Gcra { part, whole } if self.fingerprint == fingerprint => Some(Exact {
                 part: u64::from(part),
                 whole,
             }),
@@ -184,34 +185,34 @@ impl Entry {
         }
     }
 
-    /// Updates a GCRA state for which [`Self::schedule`] returned a value. The limits must be the
+    /// Updates a GCRA state for which [`Self::gcra`] returned a value. The limits must be the
     /// same, and all their fractions must fit 32 bits.
     #[inline]
-    pub(super) fn put_schedule(&mut self, tat: Exact, pressed: bool) {
+    pub(super) fn put_gcra(&mut self, tat: Exact, is_hot: bool) {
         // Skip the write if nothing changes: a cache line that is only read can be shared by all
         // cores.
-        if self.schedule(self.fingerprint) != Some(tat)
-            && let Some(packed) = Packed::schedule(tat)
+        if self.gcra(self.fingerprint) != Some(tat)
+            && let Some(packed) = PackedState::gcra(tat)
         {
             self.packed = packed;
         }
-        if self.pressed != pressed {
-            self.pressed = pressed;
+        if self.is_hot != is_hot {
+            self.is_hot = is_hot;
         }
     }
 
     /// Returns the instant from which forgetting the key changes no decision.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {
-            Packed::Schedule { part, whole } => Exact {
+            PackedState::Gcra { part, whole } => Exact {
                 part: u64::from(*part),
                 whole: *whole,
             }
             .ceil(),
-            Packed::Interval { full_at, .. } => Timestamp::from_micros(*full_at),
-            Packed::Window { end, .. } => Timestamp::from_micros(*end),
-            Packed::Wide(cell) => cell.expires(),
-            Packed::Taken => Timestamp::MAX,
+            PackedState::Interval { full_at, .. } => Timestamp::from_micros(*full_at),
+            PackedState::Window { end, .. } => Timestamp::from_micros(*end),
+            PackedState::Wide(key_state) => key_state.expires(),
+            PackedState::CheckedOut => Timestamp::MAX,
         }
     }
 
@@ -219,8 +220,8 @@ impl Entry {
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
         self.key.heap_bytes()
-            + if let Packed::Wide(cell) = &self.packed {
-                cell.boxed_bytes()
+            + if let PackedState::Wide(key_state) = &self.packed {
+                key_state.boxed_bytes()
             } else {
                 0
             }
@@ -228,16 +229,16 @@ impl Entry {
 
     /// Returns whether all concurrency slots of `charged` are still held, and renewing their leases
     /// needs no additional memory.
-    pub(super) fn renews_in_place(&self, charged: &Charged) -> bool {
-        matches!(&self.packed, Packed::Wide(cell) if cell.renews_in_place(charged))
+    pub(super) fn renews_in_place(&self, charged: &ChargeRecord) -> bool {
+        matches!(&self.packed, PackedState::Wide(key_state) if key_state.renews_in_place(charged))
     }
 
     /// Returns the maximum number of bytes that charging `cost` to `limits` adds.
     #[inline]
     pub(super) fn growth_bytes(&self, limits: &Limits, cost: u64) -> usize {
         match &self.packed {
-            Packed::Wide(cell) => limits.growth_bytes(cell, self.fingerprint, cost),
-            _ => limits.newcomer_bytes(cost),
+            PackedState::Wide(key_state) => limits.growth_bytes(key_state, self.fingerprint, cost),
+            _ => limits.new_entry_bytes(cost),
         }
     }
 }
@@ -308,11 +309,11 @@ impl Key {
     }
 }
 
-/// A [`Cell`] in 16 bytes. Simple states are stored inline if their counts and fractions fit 32
+/// A [`KeyState`] in 16 bytes. Simple states are stored inline if their counts and fractions fit 32
 /// bits; all others are boxed.
 #[derive(Clone, Debug)]
-enum Packed {
-    Schedule {
+enum PackedState {
+    Gcra {
         part: u32,
         whole: u64,
     },
@@ -324,43 +325,43 @@ enum Packed {
         count: u32,
         end: u64,
     },
-    Wide(Box<Cell>),
+    Wide(Box<KeyState>),
     /// The state is taken out by a decision in progress.
-    Taken,
+    CheckedOut,
 }
 
-impl Packed {
+impl PackedState {
     #[inline]
-    fn new(cell: Cell) -> Self {
-        match &cell {
-            Cell::One(State::Schedule(tat)) => Self::schedule(*tat),
-            Cell::One(State::Interval(IntervalState { last, full_at })) => {
+    fn new(key_state: KeyState) -> Self {
+        match &key_state {
+            KeyState::One(State::Gcra(tat)) => Self::gcra(*tat),
+            KeyState::One(State::Interval(IntervalState { last, full_at })) => {
                 u32::try_from(*last).ok().map(|last| Self::Interval {
                     last,
                     full_at: *full_at,
                 })
             }
-            Cell::One(State::Window(WindowState { count, end })) => u32::try_from(*count)
+            KeyState::One(State::Window(WindowState { count, end })) => u32::try_from(*count)
                 .ok()
                 .map(|count| Self::Window { count, end: *end }),
             _ => None,
         }
-        .unwrap_or_else(|| Self::Wide(Box::new(cell)))
+        .unwrap_or_else(|| Self::Wide(Box::new(key_state)))
     }
 
     #[inline]
-    fn schedule(tat: Exact) -> Option<Self> {
+    fn gcra(tat: Exact) -> Option<Self> {
         let part = u32::try_from(tat.part).ok()?;
-        Some(Self::Schedule {
+        Some(Self::Gcra {
             part,
             whole: tat.whole,
         })
     }
 
     #[inline]
-    fn unpack(self) -> Option<Cell> {
-        Some(Cell::One(match self {
-            Self::Schedule { part, whole } => State::Schedule(Exact {
+    fn unpack(self) -> Option<KeyState> {
+        Some(KeyState::One(match self {
+            Self::Gcra { part, whole } => State::Gcra(Exact {
                 part: u64::from(part),
                 whole,
             }),
@@ -372,8 +373,8 @@ impl Packed {
                 count: u64::from(count),
                 end,
             }),
-            Self::Wide(cell) => return Some(*cell),
-            Self::Taken => return None,
+            Self::Wide(key_state) => return Some(*key_state),
+            Self::CheckedOut => return None,
         }))
     }
 }
@@ -381,11 +382,11 @@ impl Packed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::Exact;
+    use crate::algorithm::Exact;
 
     fn entry(key: &[u8]) -> Entry {
-        let cell = Cell::One(State::Schedule(Exact::default()));
-        Entry::new(key, cell, 0, false)
+        let key_state = KeyState::One(State::Gcra(Exact::default()));
+        Entry::new(key, key_state, 0, false)
     }
 
     #[test]

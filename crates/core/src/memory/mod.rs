@@ -4,25 +4,25 @@
 //! several keys locks their shards in ascending order, decides, and writes all states back before
 //! it unlocks, so no other decision sees a partial update. There are no periodic sweeps. Each
 //! decision inspects at most a few entries, and an insertion into a full shard inspects [a few
-//! more](room).
+//! more](eviction).
 //!
 //! The steps of one decision, with the modules that implement them on the right. [`decide`] has one
 //! step per line:
 //!
 //! ```text
-//!   charges ─▶ hash each key ─▶ lock its shard                                 decide, held
+//!   charges ─▶ hash each key ─▶ lock its shard                                 decide, locked_shards
 //!                                    │  now = the latest instant seen          shard
 //!                                    ▼
 //!                               a block? ──────────────▶ Blocked               blocks
 //!                                    │ no
 //!                                    ▼
-//!                    find the entry, reserve room ─────▶ Full                  table, room
+//!                    find the entry, reserve room ─────▶ Full                  table, eviction
 //!                                    │
 //!                                    ▼
 //!           take each state out (a peek: borrow or copy it)                    entry
 //!                                    │
 //!                                    ▼
-//!          ask every limit ─▶ charge all, or none ─▶ report outcomes           pending
+//!     evaluate every limit ─▶ charge all, or none ─▶ report outcomes           pending
 //!                                    │
 //!                                    ▼
 //!              put states back, insert new keys, drop expired                  shard
@@ -35,17 +35,19 @@
 //! an entry, the state is updated [in place](shard::Shard::step_in_place). The answer is the same.
 
 mod blocks;
+mod ctrl_bytes;
 mod decide;
 mod entry;
-mod held;
-mod ledger;
+mod eviction;
+mod locked_shards;
 mod pending;
-mod room;
+mod prefetch;
+mod refund_ledger;
 mod settle;
 mod shard;
 mod snapshot;
+mod sync;
 mod table;
-mod tags;
 
 // `fast`, not `quality`: the last round of `quality` mixes in a publicly known constant. It does
 // not separate keys that have already collided, and does not improve the distribution.
@@ -57,13 +59,15 @@ use foldhash::fast::RandomState;
 pub use self::snapshot::SnapshotError;
 use self::{
     blocks::BlockCount,
-    room::Room,
+    eviction::Capacity,
     shard::{Shard, hash_with},
 };
 use crate::{
-    bounds,
-    prefetch::{PREFETCHES, prefetch},
-    sync::{self, Mutex},
+    limit::bounds,
+    memory::{
+        prefetch::{PREFETCHES, prefetch},
+        sync::Mutex,
+    },
     time::{Span, Timestamp},
 };
 
@@ -137,9 +141,9 @@ pub struct MemoryStats {
     pub evicted: u64,
     /// Charges denied because the store was full: for new keys, and for keys that needed a larger
     /// log.
-    pub newcomers_denied: u64,
+    pub denied_when_full: u64,
     /// Charges admitted without being counted because the store was full ([`WhenFull::Allow`]).
-    pub newcomers_allowed: u64,
+    pub admitted_when_full: u64,
     /// Bytes held now by the refund ledgers, at most 64 KiB per shard, and not part of `bytes`. A
     /// ledger that reaches its bound is cleared.
     pub ledger_bytes: usize,
@@ -154,8 +158,8 @@ impl std::ops::AddAssign for MemoryStats {
         self.bytes += other.bytes;
         self.expired += other.expired;
         self.evicted += other.evicted;
-        self.newcomers_denied += other.newcomers_denied;
-        self.newcomers_allowed += other.newcomers_allowed;
+        self.denied_when_full += other.denied_when_full;
+        self.admitted_when_full += other.admitted_when_full;
         self.ledger_bytes += other.ledger_bytes;
         self.blocks += other.blocks;
     }
@@ -196,14 +200,14 @@ pub struct Block {
 #[derive(Debug)]
 pub struct MemoryStore {
     hasher: RandomState,
-    shards: Box<[Padded]>,
+    shards: Box<[AlignedShard]>,
 }
 
 /// A shard aligned to its own cache lines, so that threads in different shards do not cause false
 /// sharing.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Padded(Mutex<Shard>);
+struct AlignedShard(Mutex<Shard>);
 
 type Guard<'s> = sync::Guard<'s, Shard>;
 
@@ -212,14 +216,20 @@ impl MemoryStore {
     #[must_use]
     pub fn new(bounds: MemoryBounds) -> Self {
         let shards = bounds.shards();
-        let room = Room {
+        let capacity = Capacity {
             keys: bounds.max_keys / shards,
             bytes: bounds.max_bytes.max(MemoryBounds::MIN_BYTES) / shards,
             when_full: bounds.when_full,
         };
         let (hasher, blocks) = (RandomState::default(), BlockCount::default());
         let shards = (0..shards)
-            .map(|_| Padded(Mutex::new(Shard::new(hasher.clone(), room, blocks.clone()))))
+            .map(|_| {
+                AlignedShard(Mutex::new(Shard::new(
+                    hasher.clone(),
+                    capacity,
+                    blocks.clone(),
+                )))
+            })
             .collect();
         Self { hasher, shards }
     }

@@ -1,11 +1,8 @@
 //! A charge while it is being decided.
 
 use crate::{
-    cell::Cell,
-    charge::Charge,
-    limits::{Before, LeftCell, Limits},
-    outcome::Outcome,
-    question::Question,
+    algorithm::Outcome,
+    eval::{Charge, Evaluation, FormerState, KeyState, Limits, UndoRecord},
     time::Timestamp,
 };
 
@@ -13,14 +10,14 @@ use crate::{
 /// causes. Without room the charge is admitted but not counted
 /// ([`WhenFull::Allow`](super::WhenFull::Allow)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Located {
+pub(super) enum EntryLocation {
     /// The key has an entry, in slot `number`.
     At { number: usize, has_room: bool },
     /// The key has no entry.
     Absent { has_room: bool },
 }
 
-impl Located {
+impl EntryLocation {
     /// Returns whether the shard has room for the growth that the charge causes.
     pub(super) fn has_room(self) -> bool {
         match self {
@@ -31,63 +28,63 @@ impl Located {
 
 /// The hash of a charge's key, and the location of its entry.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct KeyLocation {
     pub(super) hash: u64,
-    pub(super) located: Located,
+    pub(super) located: EntryLocation,
 }
 
 /// A charge while it is being decided, with its state taken out of the store.
 #[derive(Debug)]
-pub(super) struct Pending<'c> {
+pub(super) struct PendingCharge<'c> {
     pub(super) charge: &'c Charge<'c>,
-    pub(super) place: Place,
-    pub(super) question: Question<'c>,
+    pub(super) location: KeyLocation,
+    pub(super) evaluation: Evaluation<'c>,
     /// The state as other limits left it, if it is to be put back like that.
-    pub(super) left: Option<Box<LeftCell>>,
+    pub(super) former: Option<Box<FormerState>>,
     /// Whether the decision changed the state, so that a new key has to be inserted.
     pub(super) kept: bool,
     /// The input of [`Limits::undo`] for each part of the state, if the state is lent and has to be
     /// restored.
-    pub(super) lent: Option<Vec<Before>>,
+    pub(super) lent: Option<Vec<UndoRecord>>,
 }
 
-impl Pending<'_> {
+impl PendingCharge<'_> {
     #[inline]
-    pub(super) fn ask(&mut self, now: Timestamp) -> bool {
-        self.question.ask(now)
+    pub(super) fn evaluate(&mut self, now: Timestamp) -> bool {
+        self.evaluation.evaluate(now)
     }
 
     #[inline]
-    pub(super) fn settle(&mut self, admitted: bool, now: Timestamp) {
+    pub(super) fn apply(&mut self, admitted: bool, now: Timestamp) {
         if let Some(before) = &mut self.lent {
-            *before = Limits::before_charge(&self.question.cell);
+            *before = Limits::before_charge(&self.evaluation.key_state);
         }
-        if self.left.is_some() && self.question.writes(admitted) {
-            self.left = None;
+        if self.former.is_some() && self.evaluation.is_written(admitted) {
+            self.former = None;
         }
-        self.kept = self.question.settle(admitted, now);
+        self.kept = self.evaluation.apply(admitted, now);
     }
 
     /// Returns the lent state with the trial charge undone; `None` if the state was not lent.
-    pub(super) fn undone(self, now: Timestamp) -> Option<Cell> {
+    pub(super) fn undone(self, now: Timestamp) -> Option<KeyState> {
         let before = self.lent?;
         let units = if self.kept {
             self.charge.cost.units()
         } else {
             0
         };
-        let mut cell = self.question.cell;
-        self.charge.limits.undo(&mut cell, now, units, before);
-        Some(cell)
+        let mut key_state = self.evaluation.key_state;
+        self.charge.limits.undo(&mut key_state, now, units, before);
+        Some(key_state)
     }
 
     /// Appends the outcome of each limit. Returns true if the key is hot and must not be evicted.
     #[inline]
     pub(super) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> bool {
         let first = outcomes.len();
-        self.question.report(now, outcomes);
+        self.evaluation.report(now, outcomes);
         let mut reported = self.charge.limits.iter().zip(&outcomes[first..]);
         // A key is hot if a limit denied the request or is more than half spent.
-        reported.any(|(limit, outcome)| !outcome.allowed || limit.is_pressed(outcome.remaining))
+        reported.any(|(limit, outcome)| !outcome.allowed || limit.is_hot(outcome.remaining))
     }
 }

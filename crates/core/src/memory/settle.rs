@@ -2,14 +2,13 @@
 
 use super::{
     MemoryStore,
-    entry::Clock,
-    pending::Place,
+    entry::LoadTimes,
+    pending::KeyLocation,
     shard::{Shard, hash_with},
 };
 use crate::{
-    charge::{Charge, Effect},
-    outcome::{Decision, Outcome},
-    receipt::{Charged, Receipt, Renewal, Settlement},
+    algorithm::Outcome,
+    eval::{Charge, ChargeRecord, Decision, Effect, Receipt, Renewal, Settlement},
     time::Timestamp,
 };
 
@@ -26,7 +25,7 @@ impl MemoryStore {
     ) -> (Decision, Receipt) {
         outcomes.clear();
         let mut receipt = Receipt::default();
-        let decision = self.check_all((charges, now, Effect::Charge), outcomes, Some(&mut receipt));
+        let decision = self.check_all(charges, now, Effect::Charge, outcomes, Some(&mut receipt));
         (decision, receipt)
     }
 
@@ -55,8 +54,8 @@ impl MemoryStore {
             let hash = hash_with(&self.hasher, charge.key);
             let mut shard = self.lock_of(hash);
             let now = shard.latest(now);
-            charged.clamp(now, shard.rest.rewound);
-            shard.settle((charge, hash), (&charged, *settlement), now);
+            charged.clamp(now, shard.cold.rewound);
+            shard.settle(charge, hash, &charged, *settlement, now);
         }
     }
 
@@ -69,12 +68,12 @@ impl MemoryStore {
         let mut renewal = Renewal::Held;
         for (charge, charged) in charges.iter().zip(&mut receipt.charged) {
             let Some(charged) = charged else { continue };
-            if charge.limits.holds_places() {
+            if charge.limits.has_slots() {
                 let hash = hash_with(&self.hasher, charge.key);
                 let mut shard = self.lock_of(hash);
                 let now = shard.latest(now);
-                charged.clamp(now, shard.rest.rewound);
-                renewal = renewal.and(shard.renew((charge, hash), charged, now));
+                charged.clamp(now, shard.cold.rewound);
+                renewal = renewal.and(shard.renew(charge, hash, charged, now));
             }
         }
         renewal
@@ -84,8 +83,9 @@ impl MemoryStore {
 impl Shard {
     fn renew(
         &mut self,
-        (charge, hash): (&Charge<'_>, u64),
-        charged: &mut Charged,
+        charge: &Charge<'_>,
+        hash: u64,
+        charged: &mut ChargeRecord,
         now: Timestamp,
     ) -> Renewal {
         // The limits of the charge have been replaced since by limits counted in other terms.
@@ -95,47 +95,51 @@ impl Shard {
         // An expired entry may or may not have been removed already; treat both cases alike.
         let found = self.find(hash, charge.key);
         let Some(number) = found.filter(|number| self.entries[*number].expires() > now) else {
-            return self.renew_in_room((charge, hash), charged, now);
+            return self.renew_with_growth(charge, hash, charged, now);
         };
         let entry = &mut self.entries[number];
         let is_other = !entry.was_left_under(charged.fingerprint);
         if entry.is_unclamped() || !is_other && !entry.renews_in_place(charged) {
-            return self.renew_in_room((charge, hash), charged, now);
+            return self.renew_with_growth(charge, hash, charged, now);
         }
-        let (pressed, fingerprint) = (entry.pressed(), entry.fingerprint());
-        self.rest.heap_bytes -= entry.heap_bytes();
-        let mut cell = if is_other {
+        let (is_hot, fingerprint) = (entry.is_hot(), entry.fingerprint());
+        self.cold.heap_bytes -= entry.heap_bytes();
+        let mut key_state = if is_other {
             entry.take_as_left(charge.limits)
         } else {
-            let rewound = self.rest.rewound;
-            entry.take(charge.limits, Clock { now, rewound }).cell
+            let rewound = self.cold.rewound;
+            entry
+                .take(charge.limits, LoadTimes { now, rewound })
+                .key_state
         };
-        let are_held = charge.limits.renew(&mut cell, now, charged);
-        entry.put(cell, fingerprint, pressed);
-        self.rest.heap_bytes += entry.heap_bytes();
+        let are_held = charge.limits.renew(&mut key_state, now, charged);
+        entry.put(key_state, fingerprint, is_hot);
+        self.cold.heap_bytes += entry.heap_bytes();
         Renewal::of(are_held)
     }
 
     /// Renews leases when that needs room: the key's entry is gone, or its log may have to grow.
-    fn renew_in_room(
+    fn renew_with_growth(
         &mut self,
-        (charge, hash): (&Charge<'_>, u64),
-        charged: &mut Charged,
+        charge: &Charge<'_>,
+        hash: u64,
+        charged: &mut ChargeRecord,
         now: Timestamp,
     ) -> Renewal {
         let alone = std::slice::from_ref(charge);
-        let located = self.locate((charge, alone), hash, now, Effect::Charge);
-        self.carry_out(now, Effect::Charge);
+        let located = self.locate(charge, alone, hash, now, Effect::Charge);
+        self.evict_reserved(now, Effect::Charge);
         let located = located.map(|located| self.locate_again(hash, charge.key, located));
         let renewal = match located {
             Ok(located) if located.has_room() => {
-                let mut pending = self.open(charge, Place { hash, located }, now, Effect::Charge);
-                let cell = &mut pending.question.cell;
-                let are_held = charge.limits.renew(cell, now, charged);
-                let pressed = charge.limits.is_pressed(cell, now);
+                let mut pending =
+                    self.open(charge, KeyLocation { hash, located }, now, Effect::Charge);
+                let key_state = &mut pending.evaluation.key_state;
+                let are_held = charge.limits.renew(key_state, now, charged);
+                let is_hot = charge.limits.is_hot(key_state, now);
                 pending.kept = are_held;
-                if let Some(newcomer) = self.put_back(pending, pressed) {
-                    self.insert_pending(newcomer, pressed);
+                if let Some(new_key) = self.put_back(pending, is_hot) {
+                    self.insert_pending(new_key, is_hot);
                 }
                 Renewal::of(are_held)
             }
@@ -149,8 +153,10 @@ impl Shard {
 
     fn settle(
         &mut self,
-        (charge, hash): (&Charge<'_>, u64),
-        (charged, settlement): (&Charged, Settlement),
+        charge: &Charge<'_>,
+        hash: u64,
+        charged: &ChargeRecord,
+        settlement: Settlement,
         now: Timestamp,
     ) {
         let limits = charge.limits;
@@ -168,27 +174,27 @@ impl Shard {
             // leases expire by themselves.
             return;
         }
-        let pressed = entry.pressed();
-        self.rest.heap_bytes -= entry.heap_bytes();
-        let (mut cell, fingerprint) = if is_unclamped {
-            let rewound = self.rest.rewound;
-            let cell = entry.take(limits, Clock { now, rewound }).cell;
-            (cell, limits.fingerprint())
+        let is_hot = entry.is_hot();
+        self.cold.heap_bytes -= entry.heap_bytes();
+        let (mut key_state, fingerprint) = if is_unclamped {
+            let rewound = self.cold.rewound;
+            let key_state = entry.take(limits, LoadTimes { now, rewound }).key_state;
+            (key_state, limits.fingerprint())
         } else {
             (entry.take_as_left(limits), entry.fingerprint())
         };
         if fingerprint == charged.fingerprint {
-            let ledger = &mut self.rest.ledger;
-            let shift = |number| ledger.since(charge.key, number, (charged, now));
-            let given = limits.settle(&mut cell, now, (charged, settlement), shift);
+            let ledger = &mut self.cold.ledger;
+            let shift = |number| ledger.since(charge.key, number, charged, now);
+            let given = limits.refund_unused(&mut key_state, now, charged, settlement, shift);
             ledger.enter(charge.key, &given, now);
         } else {
-            limits.leave(&mut cell, charged);
+            limits.release_slots(&mut key_state, charged);
         }
         // The refund may have made the key evictable again.
-        let pressed =
-            pressed && (fingerprint != charged.fingerprint || limits.is_pressed(&cell, now));
-        entry.put(cell, fingerprint, pressed);
-        self.rest.heap_bytes += entry.heap_bytes();
+        let is_hot =
+            is_hot && (fingerprint != charged.fingerprint || limits.is_hot(&key_state, now));
+        entry.put(key_state, fingerprint, is_hot);
+        self.cold.heap_bytes += entry.heap_bytes();
     }
 }

@@ -5,29 +5,26 @@ use std::hash::{BuildHasher, Hasher};
 use super::{
     MemoryStats, RandomState,
     blocks::{BlockCount, Blocks},
-    entry::{Clock, Entry},
-    ledger::Ledger,
-    pending::{Located, Pending, Place},
-    room::{Full, Reserved, Room},
+    entry::{Entry, LoadTimes},
+    eviction::{Capacity, Full, Reservation},
+    pending::{EntryLocation, KeyLocation, PendingCharge},
+    refund_ledger::RefundLedger,
     table::{self, Table},
 };
 use crate::{
-    charge::{Charge, Effect},
-    kernel::Schedule,
-    limits::Loaded,
-    outcome::Outcome,
-    question::Question,
-    time::{JUMP, Timestamp},
+    algorithm::{Gcra, Outcome},
+    eval::{Charge, Effect, Evaluation, LoadedState},
+    time::{CLOCK_JUMP, Timestamp},
 };
 
 /// The number of slots that a decision scans for expired entries, per key that it inserts. With
 /// this many, expired entries are dropped faster than a stream of new keys adds entries.
-const TIDY_ON_INSERT: usize = 6;
+const REAP_ON_INSERT: usize = 6;
 
-/// The number of decisions between two scans of [`TIDY_TOGETHER`] adjacent slots. These scans drop
+/// The number of decisions between two scans of [`REAP_TOGETHER`] adjacent slots. These scans drop
 /// expired entries even in a store without insertions.
-const TIDY_EVERY: u32 = 64;
-const TIDY_TOGETHER: usize = 6;
+const REAP_EVERY: u32 = 64;
+const REAP_TOGETHER: usize = 6;
 
 /// The state behind one shard lock. The fields that every decision writes come first, next to the
 /// lock, before fields that are only read. Two threads that contend for a shard then exchange a
@@ -35,13 +32,14 @@ const TIDY_TOGETHER: usize = 6;
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    /// The latest instant seen. A `now` that is earlier by up to [`JUMP`] is replaced by this.
+    /// The latest instant seen. A `now` that is earlier by up to [`CLOCK_JUMP`] is replaced by
+    /// this.
     latest: Timestamp,
     decisions: u32,
     /// Manual blocks; usually `None`.
     pub(super) blocks: Option<Box<Blocks>>,
     pub(super) entries: Table,
-    pub(super) rest: Box<Rest>,
+    pub(super) cold: Box<ColdFields>,
 }
 
 #[cfg(not(loom))]
@@ -52,16 +50,16 @@ const _: () = assert!(
 
 /// The fields that only some decisions use, kept out of the hot cache line.
 #[derive(Debug)]
-pub(super) struct Rest {
+pub(super) struct ColdFields {
     hasher: RandomState,
-    pub(super) room: Room,
+    pub(super) capacity: Capacity,
     /// The slot at which the next scan for expired entries starts.
     pub(super) cursor: usize,
     /// Heap bytes owned by the entries.
     pub(super) heap_bytes: usize,
-    pub(super) reserved: Reserved,
+    pub(super) reservation: Reservation,
     pub(super) counts: MemoryStats,
-    pub(super) ledger: Ledger,
+    pub(super) ledger: RefundLedger,
     /// The time of the last clock jump: when time was last set back. Entries marked as unclamped
     /// are clamped to this instant.
     pub(super) rewound: Timestamp,
@@ -70,25 +68,25 @@ pub(super) struct Rest {
 }
 
 impl Shard {
-    pub(super) fn new(hasher: RandomState, room: Room, block_count: BlockCount) -> Self {
-        let room = Room {
-            keys: room.keys.clamp(1, table::MAX_ENTRIES),
-            ..room
+    pub(super) fn new(hasher: RandomState, capacity: Capacity, block_count: BlockCount) -> Self {
+        let capacity = Capacity {
+            keys: capacity.keys.clamp(1, table::MAX_ENTRIES),
+            ..capacity
         };
-        let rest = Rest {
+        let cold = ColdFields {
             hasher,
-            room,
+            capacity,
             cursor: 0,
             heap_bytes: 0,
-            reserved: Reserved::default(),
+            reservation: Reservation::default(),
             counts: MemoryStats::default(),
-            ledger: Ledger::default(),
+            ledger: RefundLedger::default(),
             rewound: Timestamp::default(),
             block_count,
         };
         Self {
             entries: Table::default(),
-            rest: Box::new(rest),
+            cold: Box::new(cold),
             latest: Timestamp::default(),
             decisions: 0,
             blocks: None,
@@ -100,7 +98,7 @@ impl Shard {
     #[inline]
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
         self.latest = self.latest.max(now);
-        if self.latest.since(now) > JUMP {
+        if self.latest.since(now) > CLOCK_JUMP {
             self.rewind(now);
         }
         self.latest
@@ -120,7 +118,7 @@ impl Shard {
     #[cold]
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;
-        self.rest.rewound = now;
+        self.cold.rewound = now;
         self.entries.iter_mut().for_each(Entry::mark_unclamped);
         if let Some(blocks) = &mut self.blocks {
             blocks.clamp(now);
@@ -137,30 +135,38 @@ impl Shard {
     #[inline]
     pub(super) fn locate(
         &mut self,
-        (charge, all): (&Charge<'_>, &[Charge<'_>]),
+        charge: &Charge<'_>,
+        all: &[Charge<'_>],
         hash: u64,
         now: Timestamp,
         effect: Effect,
-    ) -> Result<Located, Full> {
+    ) -> Result<EntryLocation, Full> {
         let found = self.find(hash, charge.key);
-        let wanted = self.wanted(charge, found, effect);
-        let has_room = wanted.is_nothing() || self.reserve_for((wanted, hash), all, now, effect)?;
+        let growth = self.growth(charge, found, effect);
+        let has_room = growth.is_nothing() || self.reserve_for(growth, hash, all, now, effect)?;
         Ok(match found {
-            Some(number) => Located::At { number, has_room },
-            None => Located::Absent { has_room },
+            Some(number) => EntryLocation::At { number, has_room },
+            None => EntryLocation::Absent { has_room },
         })
     }
 
     /// Finds an entry again after evictions, which may have moved it.
-    pub(super) fn locate_again(&self, hash: u64, key: &[u8], located: Located) -> Located {
+    pub(super) fn locate_again(
+        &self,
+        hash: u64,
+        key: &[u8],
+        located: EntryLocation,
+    ) -> EntryLocation {
         match (located, self.find(hash, key)) {
-            (Located::At { has_room, .. }, Some(number)) => Located::At { number, has_room },
-            (Located::At { .. }, None) => Located::Absent { has_room: false },
-            (absent @ Located::Absent { .. }, _) => absent,
+            (EntryLocation::At { has_room, .. }, Some(number)) => {
+                EntryLocation::At { number, has_room }
+            }
+            (EntryLocation::At { .. }, None) => EntryLocation::Absent { has_room: false },
+            (absent @ EntryLocation::Absent { .. }, _) => absent,
         }
     }
 
-    /// Decides a charge with only one limit, `schedule`, and updates its state in the entry.
+    /// Decides a charge with only one limit, `gcra`, and updates its state in the entry.
     ///
     /// Returns `None`, and changes nothing, if the key has no entry, the entry holds another kind
     /// of state, or the shard has blocks. The general path gives the same answer.
@@ -168,7 +174,7 @@ impl Shard {
     pub(super) fn step_in_place(
         &mut self,
         charge: &Charge<'_>,
-        schedule: &Schedule,
+        gcra: &Gcra,
         hash: u64,
         now: Timestamp,
     ) -> Option<Outcome> {
@@ -176,9 +182,9 @@ impl Shard {
             return None;
         }
         let entry = self.entries.find_mut(hash, charge.key)?;
-        let tat = entry.schedule(charge.limits.fingerprint())?;
-        let step = schedule.decide(tat, now, charge.cost.units());
-        entry.put_schedule(step.tat, step.is_pressed);
+        let tat = entry.gcra(charge.limits.fingerprint())?;
+        let step = gcra.decide(tat, now, charge.cost.units());
+        entry.put_gcra(step.tat, step.is_hot);
         self.count();
         Some(step.outcome)
     }
@@ -189,42 +195,42 @@ impl Shard {
     pub(super) fn open<'c>(
         &mut self,
         charge: &'c Charge<'c>,
-        Place { hash, located }: Place,
+        KeyLocation { hash, located }: KeyLocation,
         now: Timestamp,
         effect: Effect,
-    ) -> Pending<'c> {
+    ) -> PendingCharge<'c> {
         let limits = charge.limits;
-        let rewound = self.rest.rewound;
-        let clock = Clock { now, rewound };
+        let rewound = self.cold.rewound;
+        let clock = LoadTimes { now, rewound };
         let mut is_lent = false;
         let loaded = match located {
-            Located::Absent { .. } => Loaded {
-                cell: limits.fresh(),
-                left: None,
+            EntryLocation::Absent { .. } => LoadedState {
+                key_state: limits.fresh(),
+                former: None,
             },
-            Located::At {
+            EntryLocation::At {
                 number,
                 has_room: true,
-            } if effect.writes() => {
-                self.rest.heap_bytes -= self.entries[number].heap_bytes();
+            } if effect.can_write() => {
+                self.cold.heap_bytes -= self.entries[number].heap_bytes();
                 self.entries[number].take(limits, clock)
             }
-            Located::At { number, .. } => {
+            EntryLocation::At { number, .. } => {
                 let entry = &mut self.entries[number];
-                is_lent = !effect.writes() && entry.can_be_lent(limits);
+                is_lent = !effect.can_write() && entry.can_be_lent(limits);
                 if is_lent {
-                    self.rest.heap_bytes -= entry.heap_bytes();
+                    self.cold.heap_bytes -= entry.heap_bytes();
                     entry.take(limits, clock)
                 } else {
                     entry.copy(limits, clock)
                 }
             }
         };
-        Pending {
+        PendingCharge {
             charge,
-            place: Place { hash, located },
-            question: Question::open(charge, loaded.cell, now, effect),
-            left: loaded.left,
+            location: KeyLocation { hash, located },
+            evaluation: Evaluation::open(charge, loaded.key_state, now, effect),
+            former: loaded.former,
             kept: false,
             lent: is_lent.then(Vec::new),
         }
@@ -235,54 +241,54 @@ impl Shard {
     #[inline]
     pub(super) fn put_back<'c>(
         &mut self,
-        pending: Pending<'c>,
-        pressed: bool,
-    ) -> Option<Pending<'c>> {
-        let Located::At { number, has_room } = pending.place.located else {
+        pending: PendingCharge<'c>,
+        is_hot: bool,
+    ) -> Option<PendingCharge<'c>> {
+        let EntryLocation::At { number, has_room } = pending.location.located else {
             return Some(pending);
         };
         if !has_room {
             return None;
         }
         let entry = &mut self.entries[number];
-        if let Some(left) = pending.left {
-            entry.put(left.cell, left.fingerprint, pressed);
+        if let Some(former) = pending.former {
+            entry.put(former.key_state, former.fingerprint, is_hot);
         } else {
             let fingerprint = pending.charge.limits.fingerprint();
-            entry.put(pending.question.cell, fingerprint, pressed);
+            entry.put(pending.evaluation.key_state, fingerprint, is_hot);
         }
-        self.rest.heap_bytes += entry.heap_bytes();
+        self.cold.heap_bytes += entry.heap_bytes();
         None
     }
 
     /// Writes a state back that [`Self::open`] lent to a read-only decision, after undoing the
     /// charge.
-    pub(super) fn put_back_lent(&mut self, pending: Pending<'_>, now: Timestamp) {
-        let Located::At { number, .. } = pending.place.located else {
+    pub(super) fn put_back_lent(&mut self, pending: PendingCharge<'_>, now: Timestamp) {
+        let EntryLocation::At { number, .. } = pending.location.located else {
             return;
         };
         let fingerprint = pending.charge.limits.fingerprint();
-        let Some(cell) = pending.undone(now) else {
+        let Some(key_state) = pending.undone(now) else {
             return;
         };
         let entry = &mut self.entries[number];
-        let pressed = entry.pressed;
-        entry.put(cell, fingerprint, pressed);
-        self.rest.heap_bytes += entry.heap_bytes();
+        let is_hot = entry.is_hot;
+        entry.put(key_state, fingerprint, is_hot);
+        self.cold.heap_bytes += entry.heap_bytes();
     }
 
     /// Inserts the state of a new key, if there is anything to remember and room was reserved for
     /// it.
-    pub(super) fn insert_pending(&mut self, pending: Pending<'_>, pressed: bool) {
-        if pending.kept && pending.place.located == (Located::Absent { has_room: true }) {
+    pub(super) fn insert_pending(&mut self, pending: PendingCharge<'_>, is_hot: bool) {
+        if pending.kept && pending.location.located == (EntryLocation::Absent { has_room: true }) {
             let fingerprint = pending.charge.limits.fingerprint();
             self.insert(
-                pending.place.hash,
+                pending.location.hash,
                 Entry::new(
                     pending.charge.key,
-                    pending.question.cell,
+                    pending.evaluation.key_state,
                     fingerprint,
-                    pressed,
+                    is_hot,
                 ),
             );
         }
@@ -292,19 +298,19 @@ impl Shard {
     /// last [`Self::put_back`], nothing may move entries.
     #[inline]
     pub(super) fn finish(&mut self, effect: Effect) {
-        let newcomers = self.rest.reserved.clear();
-        if effect.writes() {
-            self.tidy(newcomers * TIDY_ON_INSERT, self.latest);
+        let new_keys = self.cold.reservation.clear();
+        if effect.can_write() {
+            self.reap_expired(new_keys * REAP_ON_INSERT, self.latest);
             self.count();
         }
     }
 
-    /// Counts a decision. Every [`TIDY_EVERY`] decisions, scans a few slots for expired entries.
+    /// Counts a decision. Every [`REAP_EVERY`] decisions, scans a few slots for expired entries.
     #[inline]
     fn count(&mut self) {
         self.decisions = self.decisions.wrapping_add(1);
-        if self.decisions.is_multiple_of(TIDY_EVERY) {
-            self.tidy(TIDY_TOGETHER, self.latest);
+        if self.decisions.is_multiple_of(REAP_EVERY) {
+            self.reap_expired(REAP_TOGETHER, self.latest);
         }
     }
 
@@ -315,7 +321,7 @@ impl Shard {
             self.remove(number);
             self.shrink();
         }
-        self.rest.ledger.forget(key);
+        self.cold.ledger.forget(key);
         found.is_some()
     }
 
@@ -328,7 +334,7 @@ impl Shard {
             if entry.is_unclamped() {
                 // The marked entry will be clamped to `rewound`. It is safe to set that to `now`
                 // for the whole shard, because all of its entries were charged at or before `now`.
-                self.rest.rewound = self.rest.rewound.max(now);
+                self.cold.rewound = self.cold.rewound.max(now);
             }
             self.insert(hash, entry);
         }
@@ -343,9 +349,9 @@ impl Shard {
         MemoryStats {
             keys: self.entries.len(),
             bytes: self.bytes() + self.block_bytes(),
-            ledger_bytes: self.rest.ledger.bytes(),
+            ledger_bytes: self.cold.ledger.bytes(),
             blocks: self.block_count(),
-            ..self.rest.counts
+            ..self.cold.counts
         }
     }
 
@@ -354,45 +360,45 @@ impl Shard {
     }
 
     fn insert(&mut self, hash: u64, entry: Entry) {
-        self.rest.heap_bytes += entry.heap_bytes();
-        let hasher = &self.rest.hasher;
+        self.cold.heap_bytes += entry.heap_bytes();
+        let hasher = &self.cold.hasher;
         let hash_of = |entry: &Entry| hash_with(hasher, entry.key());
         self.entries.insert(hash, entry, hash_of);
     }
 
     pub(super) fn remove(&mut self, number: usize) {
         if let Some(removed) = self.entries.remove(number) {
-            self.rest.heap_bytes -= removed.heap_bytes();
+            self.cold.heap_bytes -= removed.heap_bytes();
         }
     }
 
     /// Releases memory after a removal that is not followed by an insertion.
     fn shrink(&mut self) {
-        let hasher = &self.rest.hasher;
+        let hasher = &self.cold.hasher;
         self.entries
             .shrink_if_empty(|entry| hash_with(hasher, entry.key()));
     }
 
     /// Scans the next `count` slots and drops the expired entries in them.
-    fn tidy(&mut self, count: usize, now: Timestamp) {
+    fn reap_expired(&mut self, count: usize, now: Timestamp) {
         for _ in 0..count {
-            let number = self.rest.cursor;
+            let number = self.cold.cursor;
             match self.entries.get(number) {
                 Some(entry) if entry.expires() <= now => {
                     // The cursor stays, because another entry may have shifted into this slot.
                     self.remove(number);
                     self.shrink();
-                    self.rest.counts.expired += 1;
+                    self.cold.counts.expired += 1;
                 }
-                _ if number < self.entries.slots() => self.rest.cursor += 1,
-                _ => self.rest.cursor = 0,
+                _ if number < self.entries.slots() => self.cold.cursor += 1,
+                _ => self.cold.cursor = 0,
             }
         }
     }
 
     /// Returns the bytes on the heap, without the blocks, which have their own bound.
     pub(super) fn bytes(&self) -> usize {
-        self.entries.heap_bytes() + self.rest.heap_bytes
+        self.entries.heap_bytes() + self.cold.heap_bytes
     }
 }
 
@@ -417,7 +423,7 @@ mod tests {
     use crate::{
         Algorithm, AlgorithmName, Charge, Cost, Limit, LimitSpec, Limits, MemoryBounds,
         MemoryStore, Receipt, Retry, Settlement, Span, WhenFull,
-        kernel::{Exact, State},
+        algorithm::{Exact, State},
         notation,
     };
 
@@ -486,19 +492,19 @@ mod tests {
                 }
                 let shard = store.shards[0].0.lock();
                 let counted: usize = shard.entries().map(Entry::heap_bytes).sum();
-                prop_assert_eq!(shard.rest.heap_bytes, counted);
+                prop_assert_eq!(shard.cold.heap_bytes, counted);
                 prop_assert_eq!(shard.entries().count(), shard.entries.len());
             }
         }
     }
 
     fn shard() -> Shard {
-        let room = Room {
+        let capacity = Capacity {
             keys: 100_000,
             bytes: 1 << 30,
             when_full: WhenFull::Evict,
         };
-        Shard::new(RandomState::default(), room, BlockCount::default())
+        Shard::new(RandomState::default(), capacity, BlockCount::default())
     }
 
     /// Regression test: a peek used to copy the log (800 kB for a limit of 100,000) under the lock.
@@ -510,16 +516,16 @@ mod tests {
         let charge = Charge::new(b"key", limits, cost).unwrap();
         let alone = std::slice::from_ref(&charge);
         let decide = |shard: &mut Shard, effect| {
-            let located = shard.locate((&charge, alone), 7, now, effect).unwrap();
-            let mut pending = shard.open(&charge, Place { hash: 7, located }, now, effect);
-            let taken = shard.entries().any(Entry::is_taken);
-            let admitted = pending.ask(now);
-            pending.settle(admitted, now);
+            let located = shard.locate(&charge, alone, 7, now, effect).unwrap();
+            let mut pending = shard.open(&charge, KeyLocation { hash: 7, located }, now, effect);
+            let taken = shard.entries().any(Entry::is_checked_out);
+            let admitted = pending.evaluate(now);
+            pending.apply(admitted, now);
             let mut outcomes = Vec::new();
-            let pressed = pending.report(now, &mut outcomes);
-            if effect.writes() {
-                if let Some(newcomer) = shard.put_back(pending, pressed) {
-                    shard.insert_pending(newcomer, pressed);
+            let is_hot = pending.report(now, &mut outcomes);
+            if effect.can_write() {
+                if let Some(new_key) = shard.put_back(pending, is_hot) {
+                    shard.insert_pending(new_key, is_hot);
                 }
             } else {
                 shard.put_back_lent(pending, now);
@@ -530,10 +536,10 @@ mod tests {
         decide(&mut shard, Effect::Charge);
         for left in (0..=88).rev() {
             let bytes = shard.bytes();
-            let cell = shard.entries().next().and_then(Entry::cell);
+            let key_state = shard.entries().next().and_then(Entry::key_state);
             let (taken, peeked) = decide(&mut shard, Effect::Peek);
             assert!(taken && peeked.allowed && peeked.remaining == left * 10);
-            assert_eq!(shard.entries().next().and_then(Entry::cell), cell);
+            assert_eq!(shard.entries().next().and_then(Entry::key_state), key_state);
             assert_eq!(shard.bytes(), bytes, "no more than before");
             assert_eq!(decide(&mut shard, Effect::Charge).1, peeked);
         }
@@ -550,9 +556,9 @@ mod tests {
         // First inserts and removes spread-out keys to give the table enough slots; then all new
         // keys share one home slot.
         let spread = |number: usize| (number as u64) << 17;
-        let cell = || limits[0].fresh();
+        let key_state = || limits[0].fresh();
         for number in 0..30_000 {
-            let entry = Entry::new(&key(number), cell(), 0, false);
+            let entry = Entry::new(&key(number), key_state(), 0, false);
             let hash_of = |entry: &Entry| {
                 let bytes = entry.key().first_chunk().copied().unwrap_or_default();
                 spread(usize::from_le_bytes(bytes))
@@ -567,10 +573,10 @@ mod tests {
         let alone = std::slice::from_ref(&charge);
         let mut inserted = 0;
         let denied = loop {
-            match shard.locate((&charge, alone), 7, now, Effect::Charge) {
+            match shard.locate(&charge, alone, 7, now, Effect::Charge) {
                 Ok(_) => {
                     shard.finish(Effect::Peek);
-                    let entry = Entry::new(&key(inserted), cell(), 0, false);
+                    let entry = Entry::new(&key(inserted), key_state(), 0, false);
                     shard.entries.insert(7, entry, |_| 7);
                     inserted += 1;
                 }
@@ -579,28 +585,28 @@ mod tests {
         };
         assert_eq!(inserted, table::FARTHEST);
         assert_eq!(denied.retry_after, Retry::After(Span::from_secs(1)));
-        assert_eq!(shard.rest.counts.newcomers_denied, 1);
+        assert_eq!(shard.cold.counts.denied_when_full, 1);
         // A snapshot cannot add a key there either.
         let restored = || {
-            let mut cell = cell();
-            for state in cell.states_mut() {
-                *state = State::Schedule(Exact {
+            let mut key_state = key_state();
+            for state in key_state.states_mut() {
+                *state = State::Gcra(Exact {
                     whole: now.as_micros() + 1,
                     part: 0,
                 });
             }
-            Entry::new(b"restored", cell, 0, false)
+            Entry::new(b"restored", key_state, 0, false)
         };
         assert!(!shard.restore(7, restored(), now));
         assert!(shard.restore(1 << 30, restored(), now));
-        let elsewhere = shard.locate((&charge, alone), 1 << 31, now, Effect::Charge);
+        let elsewhere = shard.locate(&charge, alone, 1 << 31, now, Effect::Charge);
         assert!(elsewhere.is_ok());
         shard.finish(Effect::Peek);
         let there = Charge::new(&[0; 8], &limits[0], Cost::ONE).unwrap();
         let alone = std::slice::from_ref(&there);
-        let found = shard.locate((&there, alone), 7, now, Effect::Charge);
+        let found = shard.locate(&there, alone, 7, now, Effect::Charge);
         assert!(
-            matches!(found, Ok(Located::At { .. })),
+            matches!(found, Ok(EntryLocation::At { .. })),
             "an existing key is still found"
         );
     }

@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 
 use super::{MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
-    bounds,
-    cell::Cell,
-    kernel::{
+    algorithm::{
         BucketsState, Exact, IntervalState, LogState, Stamp, State, WeightedState, WindowState,
     },
-    time::{JUMP, Span, Timestamp},
+    eval::KeyState,
+    limit::bounds,
+    time::{CLOCK_JUMP, Span, Timestamp},
 };
 
 /// An invalid snapshot, with the position of the first invalid record.
@@ -58,12 +58,12 @@ impl MemoryStore {
         put(out, now.as_micros());
         let empty = out.len();
         for entry in shard.entries().filter(|entry| entry.expires() > now) {
-            if let Some(cell) = entry.cell() {
+            if let Some(key_state) = entry.key_state() {
                 out.push(KEY);
                 put_bytes(out, entry.key());
                 out.extend(entry.fingerprint().to_le_bytes());
-                out.push(u8::from(entry.pressed()));
-                put_cell(out, &cell);
+                out.push(u8::from(entry.is_hot()));
+                put_key_state(out, &key_state);
             }
         }
         for block in shard.blocks(now) {
@@ -103,7 +103,7 @@ impl MemoryStore {
                 let lead = written.since(now);
                 // A smaller lead is normal clock skew between machines, and is handled as if time
                 // stood still.
-                ahead = if lead > JUMP { lead } else { Span::ZERO };
+                ahead = if lead > CLOCK_JUMP { lead } else { Span::ZERO };
             }
             restored += usize::from(self.take_in(record, now));
         }
@@ -147,8 +147,8 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-fn put_cell(out: &mut Vec<u8>, cell: &Cell) {
-    let states = cell.states();
+fn put_key_state(out: &mut Vec<u8>, key_state: &KeyState) {
+    let states = key_state.states();
     put(out, states.len() as u64);
     for state in states {
         put_state(out, state);
@@ -161,7 +161,7 @@ fn put_state(out: &mut Vec<u8>, state: &State) {
         numbers.iter().for_each(|number| put(out, *number));
     };
     match state {
-        State::Schedule(tat) => numbers(out, 0, &[tat.whole, tat.part]),
+        State::Gcra(tat) => numbers(out, 0, &[tat.whole, tat.part]),
         State::Interval(state) => numbers(out, 1, &[state.full_at, state.last]),
         State::Window(state) => numbers(out, 2, &[state.count, state.end]),
         State::Log(log) | State::Lease(log) => {
@@ -215,15 +215,15 @@ impl<'b> Input<'b> {
                     .counted_bytes()
                     .filter(|key| (1..=bounds::MAX_KEY_BYTES).contains(&key.len()))?;
                 let fingerprint = u32::from_le_bytes(self.take(4)?.try_into().ok()?);
-                let pressed = self.take(1)? != [0];
-                let mut cell = self.cell()?;
+                let is_hot = self.take(1)? != [0];
+                let mut key_state = self.key_state()?;
                 if ahead == Span::ZERO {
-                    let entry = Entry::new(key, cell, fingerprint, pressed);
+                    let entry = Entry::new(key, key_state, fingerprint, is_hot);
                     return Some(Record::Key(entry));
                 }
-                let states = cell.states_mut().iter_mut();
+                let states = key_state.states_mut().iter_mut();
                 states.for_each(|state| state.move_back(ahead));
-                let mut entry = Entry::new(key, cell, fingerprint, pressed);
+                let mut entry = Entry::new(key, key_state, fingerprint, is_hot);
                 // Windows on a fixed grid cannot be moved exactly, so the state is also clamped
                 // when loaded.
                 entry.mark_unclamped();
@@ -241,7 +241,7 @@ impl<'b> Input<'b> {
         }
     }
 
-    fn cell(&mut self) -> Option<Cell> {
+    fn key_state(&mut self) -> Option<KeyState> {
         let states = self
             .number()
             .and_then(|count| usize::try_from(count).ok())?;
@@ -249,12 +249,12 @@ impl<'b> Input<'b> {
             return None;
         }
         let states: Option<Vec<State>> = (0..states).map(|_| self.state()).collect();
-        states.map(Cell::from_states)
+        states.map(KeyState::from_states)
     }
 
     fn state(&mut self) -> Option<State> {
         Some(match self.number()? {
-            0 => State::Schedule(Exact {
+            0 => State::Gcra(Exact {
                 whole: self.number()?,
                 part: self.number()?,
             }),

@@ -13,14 +13,14 @@
 //! size.
 
 use super::{
+    ctrl_bytes::{self, CtrlBytes},
     entry::Entry,
-    tags::{self, Tags},
 };
-use crate::prefetch::{PREFETCHES, prefetch};
+use crate::memory::prefetch::{PREFETCHES, prefetch};
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    tags: Tags,
+    ctrl: CtrlBytes,
     #[expect(clippy::vec_box, reason = "a chunk does not move when the list grows")]
     chunks: Vec<Box<Chunk>>,
     /// The number of home slots: slots at which the probe sequence of a key can start. The slots
@@ -38,7 +38,7 @@ const TAIL: usize = 8;
 
 /// The memory of one chunk, including its pointer and its tags, and the extra tags that are read
 /// behind the last slot.
-const CHUNK_BYTES: usize = size_of::<Chunk>() + size_of::<Box<Chunk>>() + CHUNK + tags::GROUP;
+const CHUNK_BYTES: usize = size_of::<Chunk>() + size_of::<Box<Chunk>>() + CHUNK + ctrl_bytes::GROUP;
 
 /// The maximum number of entries in one table. Home slots are selected by 32 bits of the hash, and
 /// the distance of an entry from its home is stored in 24 bits.
@@ -76,7 +76,7 @@ impl Table {
         spare * (size_of::<Chunk>() + CHUNK)
             + self.chunks.len() * size_of::<Chunk>()
             + self.chunks.capacity() * size_of::<Box<Chunk>>()
-            + self.tags.heap_bytes()
+            + self.ctrl.heap_bytes()
     }
 
     /// Returns the maximum number of bytes that the next `entries` insertions add.
@@ -103,7 +103,7 @@ impl Table {
         // the tags are compared.
         self.prefetch_slot(home);
         // Most entries are the first in their group with a matching tag.
-        if let Some(slot) = self.tags.first(tag, home)
+        if let Some(slot) = self.ctrl.first(tag, home)
             && self.is_of(slot, key)
         {
             return self.get_mut(slot);
@@ -115,7 +115,7 @@ impl Table {
     // Not inlined, so that the common path in `find_mut` stays small and can be inlined as a whole.
     #[inline(never)]
     fn look_for(&self, tag: u8, home: usize, key: &[u8]) -> Option<usize> {
-        self.tags.find(tag, home, |slot| self.is_of(slot, key))
+        self.ctrl.find(tag, home, |slot| self.is_of(slot, key))
     }
 
     #[inline]
@@ -129,7 +129,7 @@ impl Table {
             return;
         }
         let is_any = |_| true;
-        if let Some(slot) = self.tags.find(tag(hash), self.home(hash), is_any) {
+        if let Some(slot) = self.ctrl.find(tag(hash), self.home(hash), is_any) {
             self.prefetch_slot(slot);
         }
     }
@@ -150,7 +150,7 @@ impl Table {
     /// each may extend the run by one.
     pub(super) fn is_crowded(&self, hash: u64, others: usize) -> bool {
         let home = self.home(hash);
-        self.tags.vacant(home) - home + others > FARTHEST
+        self.ctrl.vacant(home) - home + others > FARTHEST
     }
 
     /// Inserts an entry for a key that the table does not hold. `hash_of` hashes the existing
@@ -221,7 +221,7 @@ impl Table {
     /// Puts an entry into the first vacant slot at or after its home.
     fn place(&mut self, hash: u64, mut entry: Entry) {
         let home = self.home(hash);
-        let slot = self.tags.vacant(home);
+        let slot = self.ctrl.vacant(home);
         while self.slots() <= slot {
             self.add_chunk();
         }
@@ -231,19 +231,19 @@ impl Table {
     }
 
     fn put(&mut self, slot: usize, tag: u8, entry: Entry) {
-        self.tags.set(slot, tag);
+        self.ctrl.set(slot, tag);
         self.chunks[slot / CHUNK][slot % CHUNK] = Some(entry);
     }
 
     fn take(&mut self, slot: usize) -> Option<(u8, Entry)> {
         let entry = self.chunks.get_mut(slot / CHUNK)?[slot % CHUNK].take()?;
-        Some((self.tags.clear(slot), entry))
+        Some((self.ctrl.clear(slot), entry))
     }
 
     fn rebuild(&mut self, homes: usize, hash_of: impl Fn(&Entry) -> u64) {
         let chunks = std::mem::take(&mut self.chunks);
         self.chunks.reserve_exact(chunks_of(homes) + 1);
-        self.tags = Tags::new(chunks_of(homes) * CHUNK);
+        self.ctrl = CtrlBytes::new(chunks_of(homes) * CHUNK);
         (self.homes, self.len) = (homes, 0);
         for chunk in chunks {
             for entry in chunk.into_iter().flatten() {
@@ -258,7 +258,7 @@ impl Table {
     fn add_chunk(&mut self) {
         self.chunks.reserve_exact(1);
         self.chunks.push(Box::new([const { None }; CHUNK]));
-        self.tags.grow_to(self.slots());
+        self.ctrl.grow_to(self.slots());
     }
 
     /// Returns the home slot: maps the low 32 bits of the hash evenly to the homes.
@@ -324,16 +324,16 @@ mod tests {
 
     use super::*;
     use crate::{
-        cell::Cell,
-        kernel::{Exact, State},
+        algorithm::{Exact, State},
+        eval::KeyState,
     };
 
     fn entry(key: u64) -> Entry {
-        let cell = Cell::One(State::Schedule(Exact {
+        let key_state = KeyState::One(State::Gcra(Exact {
             whole: key,
             part: 0,
         }));
-        Entry::new(&key.to_le_bytes(), cell, 0, false)
+        Entry::new(&key.to_le_bytes(), key_state, 0, false)
     }
 
     fn key_of(entry: &Entry) -> u64 {

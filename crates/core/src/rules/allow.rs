@@ -1,7 +1,7 @@
 //! The allow list: requests that pass without a charge.
 
 use super::{
-    Request, Room, When,
+    LookupBuffers, Request, When,
     index::{Index, Item},
 };
 use crate::time::Timestamp;
@@ -34,11 +34,16 @@ impl AllowList {
         &self.index
     }
 
-    pub(super) fn covers(&self, request: &Request<'_>, now: Timestamp, room: &mut Room) -> bool {
+    pub(super) fn matches(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        buffers: &mut LookupBuffers,
+    ) -> bool {
         if self.items.is_empty() {
             return false;
         }
-        let Room { allowed, work, .. } = room;
+        let LookupBuffers { allowed, work, .. } = buffers;
         self.index.look_up(request, allowed);
         work.expect(allowed.items.len());
         let mut found = allowed.items.iter();

@@ -5,7 +5,7 @@ use foldhash::HashSet;
 use super::{
     Pattern,
     index::{Index, Item},
-    postings::Finds,
+    postings::Matches,
     work::{Effort, Work},
 };
 
@@ -59,10 +59,10 @@ impl Alternatives {
                 .iter()
                 .any(|pattern| pattern.evaluate(value, work));
         };
-        let mut finds = Finds::default();
-        index.look_up_value(value, &mut finds);
-        work.expect(finds.items.len());
-        let mut found = finds.items.iter();
+        let mut matches = Matches::default();
+        index.look_up_value(value, &mut matches);
+        work.expect(matches.items.len());
+        let mut found = matches.items.iter();
         found.any(|at| self.others[*at].evaluate(value, work))
     }
 

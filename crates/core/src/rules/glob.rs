@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{RuleError, work::Effort};
-use crate::bounds;
+use crate::limit::bounds;
 
 /// A pattern with at least one `*`, matched against the whole value.
 ///

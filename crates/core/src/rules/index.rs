@@ -21,9 +21,9 @@ use foldhash::HashMap;
 
 use super::{
     Condition, Pattern, Request,
-    postings::{Finds, On, Postings, ways_of},
+    postings::{Criterion, Matches, Postings, ways_of},
 };
-use crate::bounds;
+use crate::limit::bounds;
 
 /// Items, each filed under a necessary condition on the request.
 #[derive(Clone, Debug, Default)]
@@ -69,7 +69,7 @@ pub(super) struct Item<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Hook<'a> {
     entry: &'a str,
-    on: On<'a>,
+    on: Criterion<'a>,
 }
 
 /// One way to file an item: under all of these hooks. At least one of them is true whenever the
@@ -98,7 +98,7 @@ impl<'a> Item<'a> {
         let present = |entry| {
             vec![Hook {
                 entry,
-                on: On::Presence,
+                on: Criterion::Presence,
             }]
         };
         self.ways.extend(entries.map(present));
@@ -136,34 +136,34 @@ impl Index {
         index
     }
 
-    /// Writes the numbers of all items that can apply to `request` to `finds`, sorted and without
+    /// Writes the numbers of all items that can apply to `request` to `matches`, sorted and without
     /// duplicates.
-    pub(super) fn look_up(&self, request: &Request<'_>, finds: &mut Finds) {
-        finds.items.clear();
-        finds.items.extend_from_slice(&self.residual);
+    pub(super) fn look_up(&self, request: &Request<'_>, matches: &mut Matches) {
+        matches.items.clear();
+        matches.items.extend_from_slice(&self.residual);
         if !self.by_entry.is_empty() {
             for (name, value) in request.entries() {
                 if let Some(postings) = self.by_entry.get(*name) {
-                    postings.look_up(value, finds);
+                    postings.look_up(value, matches);
                 }
             }
         }
-        finds.items.sort_unstable();
-        finds.items.dedup();
+        matches.items.sort_unstable();
+        matches.items.dedup();
     }
 
     /// Does the same for the alternatives of a list, given the value of an entry, or `None` if it
     /// is absent.
-    pub(super) fn look_up_value(&self, value: Option<&str>, finds: &mut Finds) {
-        finds.items.clear();
-        finds.items.extend_from_slice(&self.residual);
+    pub(super) fn look_up_value(&self, value: Option<&str>, matches: &mut Matches) {
+        matches.items.clear();
+        matches.items.extend_from_slice(&self.residual);
         if let Some(value) = value
             && let Some(postings) = self.by_entry.get(ANY_ENTRY)
         {
-            postings.look_up(value, finds);
+            postings.look_up(value, matches);
         }
-        finds.items.sort_unstable();
-        finds.items.dedup();
+        matches.items.sort_unstable();
+        matches.items.dedup();
     }
 
     /// Returns the weight of the heaviest possible lookup.

@@ -27,34 +27,34 @@ pub const MAX_KEY_SPACE: u8 = 15;
 const _: () = assert!(MAX_KEY_SPACE < DESCRIPTOR_KEY[1] && MAX_KEY_SPACE < ESCAPE);
 
 /// Returns the key for limits that are sent with the request and belong to no rule. It is `key`
-/// itself, or, if that could be mistaken for a rule's key, an escaped copy in the buffer `room`.
+/// itself, or, if that could be mistaken for a rule's key, an escaped copy in the buffer `buffer`.
 /// The result is never the key of a rule, and different keys stay different.
 #[must_use]
-pub fn free_key<'a>(key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
+pub fn free_key<'a>(key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     if key.first().is_none_or(|first| *first < ESCAPE) {
         return key;
     }
-    room.clear();
-    room.push(ESCAPE);
-    room.extend_from_slice(key);
-    room
+    buffer.clear();
+    buffer.push(ESCAPE);
+    buffer.extend_from_slice(key);
+    buffer
 }
 
 /// Does the same as [`free_key`] within one key space, so that `key` has a separate count in each
 /// space. Space 0 is that of [`free_key`]. A key of another space is two bytes longer. `space` is
 /// at most [`MAX_KEY_SPACE`].
 #[must_use]
-pub fn free_key_in<'a>(space: u8, key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
+pub fn free_key_in<'a>(space: u8, key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     debug_assert!(space <= MAX_KEY_SPACE, "key space {space} is out of range");
     if space == 0 {
-        return free_key(key, room);
+        return free_key(key, buffer);
     }
     // The prefix is unambiguous: the second byte of an escaped free key and of a descriptor's key
     // is never a valid space number.
-    room.clear();
-    room.extend_from_slice(&[ESCAPE, space]);
-    room.extend_from_slice(key);
-    room
+    buffer.clear();
+    buffer.extend_from_slice(&[ESCAPE, space]);
+    buffer.extend_from_slice(key);
+    buffer
 }
 
 /// Returns the scope of the rule `name`: 64-bit FNV-1a with additional mixing. The first byte is in
@@ -124,14 +124,14 @@ mod tests {
 
     #[test]
     fn a_free_key_never_equals_a_rule_key() {
-        let mut room = Vec::new();
-        assert_eq!(free_key(b"user:1", &mut room), b"user:1");
-        assert_eq!(free_key(b"", &mut room), b"");
+        let mut buffer = Vec::new();
+        assert_eq!(free_key(b"user:1", &mut buffer), b"user:1");
+        assert_eq!(free_key(b"", &mut buffer), b"");
         let forged = scope("login");
-        assert!(split(free_key(&forged, &mut room)).is_none());
-        assert_eq!(free_key(&[ESCAPE, 1], &mut room), [ESCAPE, ESCAPE, 1]);
+        assert!(split(free_key(&forged, &mut buffer)).is_none());
+        assert_eq!(free_key(&[ESCAPE, 1], &mut buffer), [ESCAPE, ESCAPE, 1]);
         assert!(split(&DESCRIPTOR_KEY).is_none());
-        assert!(!free_key(&DESCRIPTOR_KEY, &mut room).starts_with(&DESCRIPTOR_KEY));
+        assert!(!free_key(&DESCRIPTOR_KEY, &mut buffer).starts_with(&DESCRIPTOR_KEY));
     }
 
     proptest! {
@@ -147,8 +147,8 @@ mod tests {
         #[test]
         fn arbitrary_bytes_never_panic(bytes: Vec<u8>, count in 0_usize..5) {
             let _ = values(&bytes, count);
-            let mut room = Vec::new();
-            prop_assert!(split(free_key(&bytes, &mut room)).is_none());
+            let mut buffer = Vec::new();
+            prop_assert!(split(free_key(&bytes, &mut buffer)).is_none());
         }
     }
 }

@@ -4,39 +4,39 @@
 //! it and turns each into a charge on a key. The work does not grow with the number of rules: only
 //! the rules that the [`index`] finds are evaluated.
 
+mod active_hours;
 mod allow;
 mod alternatives;
-mod bill;
+mod bypass;
+mod cidr;
+mod condition;
+mod elastic;
 mod error;
-mod escape;
 mod glob;
-mod headroom;
 mod index;
 mod key;
 mod literals;
-mod nets;
 mod pattern;
 mod postings;
 mod request;
+mod response_cost;
 mod route;
 mod rule;
-mod schedule;
-mod set;
+mod rule_set;
 mod text;
-mod when;
 mod work;
 
+pub use active_hours::{ActiveHours, Days, Hours};
 use allow::AllowList;
-pub use bill::Bill;
+pub use bypass::Bypass;
+pub use cidr::canonical_net;
+pub use condition::{Condition, When};
+pub use elastic::{Headroom, Parents, UnusedShare};
 pub use error::{RuleError, RuleErrors};
-pub use escape::Escape;
-pub use headroom::{Headroom, Parents, Unused};
 pub use key::{DESCRIPTOR_KEY, MAX_KEY_SPACE, free_key, free_key_in};
-pub use nets::canonical_net;
 pub use pattern::Pattern;
 pub use request::Request;
+pub use response_cost::ResponseCost;
 pub use rule::{CostSource, Mode, Rule};
-pub use schedule::{Days, Hours, Schedule};
-use set::Room;
-pub use set::{RuleSet, Scratch};
-pub use when::{Condition, When};
+use rule_set::LookupBuffers;
+pub use rule_set::{RuleSet, Scratch};

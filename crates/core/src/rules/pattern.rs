@@ -9,13 +9,13 @@ use regex_syntax::hir::{Hir, Look};
 use super::{
     RuleError,
     alternatives::Alternatives,
+    cidr::CidrSet,
     glob::Glob,
     literals::{self, Literals},
-    nets::Nets,
     route::Route,
     work::{Effort, Work},
 };
-use crate::bounds;
+use crate::limit::bounds;
 
 /// A condition on the value of an entry, or on whether the entry is present.
 ///
@@ -42,7 +42,7 @@ pub(super) enum Kind {
     Exact(Box<str>),
     Glob(Glob),
     Regex(Expression),
-    Nets(Nets),
+    Cidr(CidrSet),
     Route(Route),
     Present,
     Any(Alternatives),
@@ -143,7 +143,7 @@ impl Pattern {
     ///
     /// Rejects an empty list, an invalid network, and a network with host bits set.
     pub fn networks(networks: &[&str]) -> Result<Self, RuleError> {
-        Nets::new(networks).map(|nets| Self(Kind::Nets(nets)))
+        CidrSet::new(networks).map(|nets| Self(Kind::Cidr(nets)))
     }
 
     /// Matches the path `text`, or the glob `text` if it contains a `*`, in the way of many web
@@ -240,7 +240,7 @@ impl Pattern {
             Kind::Exact(text) => value == Some(text),
             Kind::Glob(glob) => value.is_some_and(|value| glob.matches(value)),
             Kind::Regex(regex) => value.is_some_and(|value| regex.regex.is_match(value)),
-            Kind::Nets(nets) => value.is_some_and(|value| nets.contains(value)),
+            Kind::Cidr(nets) => value.is_some_and(|value| nets.contains(value)),
             Kind::Route(route) => value.is_some_and(|value| route.matches(value)),
             Kind::Present => value.is_some(),
             Kind::Any(any) => any.evaluate(value, work),
@@ -266,7 +266,7 @@ impl Pattern {
     /// counted separately.
     fn effort(&self) -> Option<Effort> {
         match &self.0 {
-            Kind::Exact(_) | Kind::Nets(_) | Kind::Present => Some(Effort::Constant),
+            Kind::Exact(_) | Kind::Cidr(_) | Kind::Present => Some(Effort::Constant),
             Kind::Glob(glob) => Some(glob.effort()),
             Kind::Regex(_) | Kind::Route(_) => Some(Effort::Linear),
             Kind::Any(_) | Kind::All(_) | Kind::Not(_) => None,
@@ -286,7 +286,7 @@ impl Pattern {
             Kind::Exact(_)
             | Kind::Glob(_)
             | Kind::Regex(_)
-            | Kind::Nets(_)
+            | Kind::Cidr(_)
             | Kind::Route(_)
             | Kind::Present => 1,
         }

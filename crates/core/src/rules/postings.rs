@@ -4,7 +4,7 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;
 use ipnet::IpNet;
 
-use super::{Pattern, glob::Glob, literals::Literals, nets::address, pattern::Kind, route};
+use super::{Pattern, cidr::address, glob::Glob, literals::Literals, pattern::Kind, route};
 
 /// The maximum length of a prefix or suffix under which an item is filed. It bounds the number of
 /// lookups for one value.
@@ -16,7 +16,7 @@ const MAX_PART_BYTES: usize = 32;
 
 /// A necessary condition on an entry's value for an item to apply, the most specific kind first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum On<'a> {
+pub(super) enum Criterion<'a> {
     /// The value equals this.
     Value(&'a str),
     /// The value is an address in this network.
@@ -69,7 +69,7 @@ struct Automaton {
 
 /// The result of a lookup, reused for all requests.
 #[derive(Debug, Default)]
-pub(super) struct Finds {
+pub(super) struct Matches {
     /// The numbers of the items found.
     pub(super) items: Vec<usize>,
     /// The literals already found in the current value, one bit each.
@@ -78,15 +78,15 @@ pub(super) struct Finds {
 
 impl Postings {
     /// Files `item`, which applies only if `on` is true.
-    pub(super) fn file(&mut self, on: &On<'_>, item: usize) {
+    pub(super) fn file(&mut self, on: &Criterion<'_>, item: usize) {
         let items = match on {
-            On::Value(value) => self.values.entry((*value).into()).or_default(),
-            On::Net(net) => self.nets.entry(*net).or_default(),
-            On::Prefix(prefix) => self.prefixes.items.entry((*prefix).into()).or_default(),
-            On::Suffix(suffix) => self.suffixes.items.entry((*suffix).into()).or_default(),
-            On::Part(part) => self.parts.entry((*part).into()).or_default(),
-            On::Route(on) => return self.routes.get_or_insert_default().file(on, item),
-            On::Presence => &mut self.present,
+            Criterion::Value(value) => self.values.entry((*value).into()).or_default(),
+            Criterion::Net(net) => self.nets.entry(*net).or_default(),
+            Criterion::Prefix(prefix) => self.prefixes.items.entry((*prefix).into()).or_default(),
+            Criterion::Suffix(suffix) => self.suffixes.items.entry((*suffix).into()).or_default(),
+            Criterion::Part(part) => self.parts.entry((*part).into()).or_default(),
+            Criterion::Route(on) => return self.routes.get_or_insert_default().file(on, item),
+            Criterion::Presence => &mut self.present,
         };
         items.push(item);
     }
@@ -113,9 +113,9 @@ impl Postings {
         }
     }
 
-    /// Appends the items that can apply for `value` to `finds`, possibly with duplicates.
-    pub(super) fn look_up(&self, value: &str, finds: &mut Finds) {
-        let found = &mut finds.items;
+    /// Appends the items that can apply for `value` to `matches`, possibly with duplicates.
+    pub(super) fn look_up(&self, value: &str, matches: &mut Matches) {
+        let found = &mut matches.items;
         found.extend_from_slice(&self.present);
         if let Some(items) = self.values.get(value) {
             found.extend_from_slice(items);
@@ -137,10 +137,10 @@ impl Postings {
             self.look_up_address(value, found);
         }
         if let Some(automaton) = &self.automaton {
-            automaton.look_up(bytes, finds);
+            automaton.look_up(bytes, matches);
         }
         if let Some(routes) = &self.routes {
-            routes.look_up(&route::form(value), finds);
+            routes.look_up(&route::form(value), matches);
         }
     }
 
@@ -238,15 +238,15 @@ impl Automaton {
 
     /// Finds the items of all literals in `value`. A literal that occurs several times yields its
     /// items once.
-    fn look_up(&self, value: &[u8], finds: &mut Finds) {
-        finds.seen.clear();
-        finds.seen.resize(self.items.len().div_ceil(64), 0);
+    fn look_up(&self, value: &[u8], matches: &mut Matches) {
+        matches.seen.clear();
+        matches.seen.resize(self.items.len().div_ceil(64), 0);
         for hit in self.search.find_overlapping_iter(value) {
             let literal = hit.pattern().as_usize();
             let (word, bit) = (literal / 64, 1 << (literal % 64));
-            if finds.seen[word] & bit == 0 {
-                finds.seen[word] |= bit;
-                finds.items.extend_from_slice(&self.items[literal]);
+            if matches.seen[word] & bit == 0 {
+                matches.seen[word] |= bit;
+                matches.items.extend_from_slice(&self.items[literal]);
             }
         }
     }
@@ -261,59 +261,59 @@ fn distinct<T: Ord>(lengths: impl Iterator<Item = T>) -> Vec<T> {
 
 /// Returns the ways to file a pattern. Each way is a list of facts, at least one of which is true
 /// of every value that matches. The result is empty for a pattern that can match an absent entry.
-pub(super) fn ways_of(pattern: &Pattern) -> Vec<Vec<On<'_>>> {
+pub(super) fn ways_of(pattern: &Pattern) -> Vec<Vec<Criterion<'_>>> {
     match pattern.kind() {
-        Kind::Exact(value) => vec![vec![On::Value(value)]],
+        Kind::Exact(value) => vec![vec![Criterion::Value(value)]],
         Kind::Glob(glob) => ways_of_glob(glob),
         Kind::Regex(expression) => {
             let mut ways: Vec<_> = expression.literals().iter().map(ways_of_literals).collect();
-            ways.push(vec![On::Presence]);
+            ways.push(vec![Criterion::Presence]);
             ways
         }
         Kind::Route(route) => {
-            let of_form = |way: Vec<_>| way.into_iter().map(|on| On::Route(Box::new(on)));
+            let of_form = |way: Vec<_>| way.into_iter().map(|on| Criterion::Route(Box::new(on)));
             let ways = ways_of(route.inner()).into_iter();
             ways.map(|way| of_form(way).collect()).collect()
         }
-        Kind::Nets(nets) => vec![nets.iter().copied().map(On::Net).collect()],
-        Kind::Present => vec![vec![On::Presence]],
+        Kind::Cidr(nets) => vec![nets.iter().copied().map(Criterion::Net).collect()],
+        Kind::Present => vec![vec![Criterion::Presence]],
         Kind::Any(any) => ways_of_any(any.exact().map(|value| &**value), any.others()),
         Kind::All(patterns) => patterns.iter().flat_map(ways_of).collect(),
         Kind::Not(_) => Vec::new(),
     }
 }
 
-fn ways_of_glob(glob: &Glob) -> Vec<Vec<On<'_>>> {
+fn ways_of_glob(glob: &Glob) -> Vec<Vec<Criterion<'_>>> {
     let mut ways = Vec::new();
     if let prefix @ [_, ..] = first(glob.head().as_bytes(), MAX_AFFIX_BYTES) {
-        ways.push(vec![On::Prefix(prefix)]);
+        ways.push(vec![Criterion::Prefix(prefix)]);
     }
     if let suffix @ [_, ..] = last(glob.tail().as_bytes(), MAX_AFFIX_BYTES) {
-        ways.push(vec![On::Suffix(suffix)]);
+        ways.push(vec![Criterion::Suffix(suffix)]);
     }
     for part in glob.parts() {
         if let part @ [_, ..] = first(part.as_bytes(), MAX_PART_BYTES) {
-            ways.push(vec![On::Part(part)]);
+            ways.push(vec![Criterion::Part(part)]);
         }
     }
-    ways.push(vec![On::Presence]);
+    ways.push(vec![Criterion::Presence]);
     ways
 }
 
-fn ways_of_literals(literals: &Literals) -> Vec<On<'_>> {
+fn ways_of_literals(literals: &Literals) -> Vec<Criterion<'_>> {
     match literals {
-        Literals::Values(values) => values.iter().map(|value| On::Value(value)).collect(),
+        Literals::Values(values) => values.iter().map(|value| Criterion::Value(value)).collect(),
         Literals::Prefixes(prefixes) => prefixes
             .iter()
-            .map(|prefix| On::Prefix(first(prefix, MAX_AFFIX_BYTES)))
+            .map(|prefix| Criterion::Prefix(first(prefix, MAX_AFFIX_BYTES)))
             .collect(),
         Literals::Suffixes(suffixes) => suffixes
             .iter()
-            .map(|suffix| On::Suffix(last(suffix, MAX_AFFIX_BYTES)))
+            .map(|suffix| Criterion::Suffix(last(suffix, MAX_AFFIX_BYTES)))
             .collect(),
         Literals::Parts(parts) => parts
             .iter()
-            .map(|part| On::Part(first(part, MAX_PART_BYTES)))
+            .map(|part| Criterion::Part(first(part, MAX_PART_BYTES)))
             .collect(),
     }
 }
@@ -322,8 +322,8 @@ fn ways_of_literals(literals: &Literals) -> Vec<On<'_>> {
 fn ways_of_any<'a>(
     exact: impl Iterator<Item = &'a str>,
     others: &'a [Pattern],
-) -> Vec<Vec<On<'a>>> {
-    let mut way: Vec<On<'a>> = exact.map(On::Value).collect();
+) -> Vec<Vec<Criterion<'a>>> {
+    let mut way: Vec<Criterion<'a>> = exact.map(Criterion::Value).collect();
     for pattern in others {
         match most_telling(ways_of(pattern)) {
             Some(on) => way.extend(on),
@@ -334,12 +334,12 @@ fn ways_of_any<'a>(
 }
 
 /// Returns the most specific way. A way is as specific as its least specific fact.
-pub(super) fn most_telling(ways: Vec<Vec<On<'_>>>) -> Option<Vec<On<'_>>> {
-    let vagueness = |way: &Vec<On<'_>>| way.iter().map(On::vagueness).max();
+pub(super) fn most_telling(ways: Vec<Vec<Criterion<'_>>>) -> Option<Vec<Criterion<'_>>> {
+    let vagueness = |way: &Vec<Criterion<'_>>| way.iter().map(Criterion::vagueness).max();
     ways.into_iter().min_by_key(vagueness)
 }
 
-impl On<'_> {
+impl Criterion<'_> {
     /// Returns a measure of how many values this fact matches, for comparison: first its kind, then
     /// how short its text is.
     pub(super) fn vagueness(&self) -> (u8, std::cmp::Reverse<usize>) {

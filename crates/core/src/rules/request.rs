@@ -1,8 +1,8 @@
 //! A request: the entries that describe it, and its cost.
 
 use crate::{
-    bounds,
-    charge::{Cost, RequestError},
+    eval::{Cost, RequestError},
+    limit::bounds,
 };
 
 /// A request to be rate limited: the entries that describe it, and its cost.

@@ -3,17 +3,14 @@
 use std::sync::Arc;
 
 use super::{
-    AllowList, Bill, Condition, Headroom, Request, RuleError, Unused, When, bill,
+    AllowList, Condition, Headroom, Request, ResponseCost, RuleError, UnusedShare, When,
+    condition::check_name,
     key::{self, Scope},
-    request,
-    when::check_name,
+    request, response_cost,
 };
 use crate::{
-    bounds,
-    charge::{Cost, RequestError},
-    failure::OnFailure,
-    limit::Limit,
-    limits::Limits,
+    eval::{Cost, Limits, OnFailure, RequestError},
+    limit::{Limit, bounds},
     time::{Span, Timestamp},
 };
 
@@ -65,8 +62,8 @@ pub struct Rule {
     cost: CostSource,
     allow: AllowList,
     /// The condition for elastic headroom, if the rule is elastic.
-    room: Option<Headroom>,
-    pub(super) bill: Bill,
+    headroom: Option<Headroom>,
+    pub(super) response_cost: ResponseCost,
 }
 
 impl Rule {
@@ -91,8 +88,8 @@ impl Rule {
             limits: Arc::new(limits.named(name)),
             cost: CostSource::default(),
             allow: AllowList::default(),
-            room: None,
-            bill: Bill::default(),
+            headroom: None,
+            response_cost: ResponseCost::default(),
         })
     }
 
@@ -148,16 +145,17 @@ impl Rule {
         self
     }
 
-    /// Makes the limits elastic: admits and marks `percent` more while the condition `room` holds.
+    /// Makes the limits elastic: admits and marks `percent` more while the condition `headroom`
+    /// holds.
     ///
     /// # Errors
     ///
     /// Returns an error for `elastic` if [`Limits::stretching`] rejects it.
-    pub fn elastic(mut self, percent: u32, room: Headroom) -> Result<Self, RuleError> {
+    pub fn elastic(mut self, percent: u32, headroom: Headroom) -> Result<Self, RuleError> {
         let limits = Arc::unwrap_or_clone(self.limits).stretching(percent);
         let limits = limits.map_err(|error| RuleError::new(error.field, error.problem))?;
         self.limits = Arc::new(limits);
-        self.room = Some(room);
+        self.headroom = Some(headroom);
         Ok(self)
     }
 
@@ -209,7 +207,7 @@ impl Rule {
     /// Returns whether the rule denies.
     #[must_use]
     pub fn mode(&self) -> Mode {
-        if self.limits.shadow() {
+        if self.limits.is_shadow() {
             Mode::Shadow
         } else {
             Mode::Enforce
@@ -223,7 +221,7 @@ impl Rule {
             CostSource::Request | CostSource::Fixed(_) => None,
         };
         let allowed = self.allow.entry_names();
-        let room = self.room.iter().filter_map(|room| match room {
+        let headroom = self.headroom.iter().filter_map(|headroom| match headroom {
             Headroom::When(when) => Some(when.entry_names()),
             Headroom::Unused(_) => None,
         });
@@ -232,7 +230,7 @@ impl Rule {
             .chain(self.key())
             .chain(cost)
             .chain(allowed)
-            .chain(room.flatten())
+            .chain(headroom.flatten())
     }
 
     /// Returns the longest window of the limits. It is the default duration of a manual block.
@@ -281,12 +279,12 @@ impl Rule {
     /// Returns the maximum number of evaluations to decide whether the rule applies and whether it
     /// has headroom. A rule without conditions counts as one.
     pub(super) fn weight(&self) -> usize {
-        let room = self.room.iter().map(|room| match room {
+        let headroom = self.headroom.iter().map(|headroom| match headroom {
             Headroom::When(when) => when.weight(),
             Headroom::Unused(_) => 0,
         });
         let allow = self.allow.index().heaviest().weight;
-        let parts = [self.when.weight(), allow].into_iter().chain(room);
+        let parts = [self.when.weight(), allow].into_iter().chain(headroom);
         parts.fold(0, usize::saturating_add).max(1)
     }
 
@@ -299,30 +297,30 @@ impl Rule {
         &self,
         request: &Request<'_>,
         now: Timestamp,
-        room: &mut super::Room,
+        buffers: &mut super::LookupBuffers,
     ) -> bool {
         self.key.iter().all(|entry| request.entry(entry).is_some())
-            && self.when.holds(request, now, &mut room.work)
-            && !self.allow.covers(request, now, room)
+            && self.when.holds(request, now, &mut buffers.work)
+            && !self.allow.matches(request, now, buffers)
     }
 
     /// Returns true if an elastic rule may exceed its limits for this request at `now`, as far as
     /// the request itself decides that.
-    pub(super) fn has_room(
+    pub(super) fn has_headroom(
         &self,
         request: &Request<'_>,
         now: Timestamp,
-        room: &mut super::Room,
+        buffers: &mut super::LookupBuffers,
     ) -> bool {
-        match &self.room {
-            Some(Headroom::When(when)) => when.holds(request, now, &mut room.work),
+        match &self.headroom {
+            Some(Headroom::When(when)) => when.holds(request, now, &mut buffers.work),
             Some(Headroom::Unused(_)) | None => false,
         }
     }
 
     /// Returns the other rule whose unused share makes this rule elastic, if any.
-    pub(super) fn unused(&self) -> Option<&Unused> {
-        match &self.room {
+    pub(super) fn unused(&self) -> Option<&UnusedShare> {
+        match &self.headroom {
             Some(Headroom::Unused(unused)) => Some(unused),
             Some(Headroom::When(_)) | None => None,
         }
@@ -407,7 +405,7 @@ fn check_rule_name(name: &str) -> Result<(), RuleError> {
 }
 
 fn decimal(text: &str) -> Option<u64> {
-    if bill::is_number(text) {
+    if response_cost::is_number(text) {
         text.parse().ok()
     } else {
         None

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Condition, Days, Pattern, Schedule, When, pattern::Kind};
+use super::{ActiveHours, Condition, Days, Pattern, When, pattern::Kind};
 
 /// Writes conditions such as `{path: /api/**, time: [22:00-06:00], zone: Europe/Berlin}`. `{}`
 /// always holds.
@@ -18,7 +18,7 @@ impl fmt::Display for When {
     }
 }
 
-impl fmt::Display for Schedule {
+impl fmt::Display for ActiveHours {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.hours().is_empty() {
             f.write_str("time: [")?;
@@ -46,7 +46,7 @@ impl fmt::Display for Pattern {
             Kind::Exact(text) => Exact(text).fmt(f),
             Kind::Glob(glob) => Word(&glob.to_string()).fmt(f),
             Kind::Regex(regex) => write!(f, "{{regex: {}}}", Quoted(regex.as_str())),
-            Kind::Nets(nets) => {
+            Kind::Cidr(nets) => {
                 f.write_str("{cidr: [")?;
                 joined(f, nets.iter())?;
                 f.write_str("]}")
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(when.to_string(), expected);
         assert_eq!(When::default().to_string(), "{}");
         let hours = vec![Hours::parse("22:00-06:00").unwrap()];
-        let schedule = Schedule::new(hours, Days::parse("sat-sun").unwrap(), "Europe/Berlin");
+        let schedule = ActiveHours::new(hours, Days::parse("sat-sun").unwrap(), "Europe/Berlin");
         let nights = When::default().during(schedule.unwrap());
         let expected = "{time: [22:00-06:00], days: [sat, sun], zone: Europe/Berlin}";
         assert_eq!(nights.to_string(), expected);

@@ -1,7 +1,7 @@
 //! Counts the work of finding the rules of one request, and rejects too much of it.
 
 use super::RuleError;
-use crate::{bounds, charge::RequestError};
+use crate::{eval::RequestError, limit::bounds};
 
 /// The number of pattern evaluations for one request. A pattern that scans the whole value counts
 /// once more for each KiB of it.

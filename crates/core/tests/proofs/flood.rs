@@ -140,11 +140,11 @@ proptest! {
             prop_assert!(stats.bytes <= bounds.max_bytes.max(65_536), "{known:?} {stats:?} {wave:?}");
             let evicts = bounds.when_full == WhenFull::Evict;
             prop_assert!(evicts || stats.evicted == 0);
-            prop_assert!(bounds.when_full == WhenFull::Allow || stats.newcomers_allowed == 0);
-            prop_assert!(bounds.when_full != WhenFull::Allow || stats.newcomers_denied == 0);
+            prop_assert!(bounds.when_full == WhenFull::Allow || stats.admitted_when_full == 0);
+            prop_assert!(bounds.when_full != WhenFull::Allow || stats.denied_when_full == 0);
             let is_full = matches!(decision, Decision::Full { .. });
-            prop_assert_eq!(stats.newcomers_denied - known.newcomers_denied, u64::from(is_full));
-            let uncounted = stats.newcomers_allowed > known.newcomers_allowed;
+            prop_assert_eq!(stats.denied_when_full - known.denied_when_full, u64::from(is_full));
+            let uncounted = stats.admitted_when_full > known.admitted_when_full;
             if let Decision::Full { retry_after } = decision {
                 prop_assert!(retry_after.span().is_none_or(|wait| wait > Span::ZERO));
                 prop_assert!(outcomes.is_empty());

@@ -59,8 +59,8 @@ fn a_full_store_evicts_barely_used_keys() {
     );
     let stats = store.stats();
     assert_eq!((stats.keys, stats.evicted), (500, admitted as u64 - 400));
-    assert_eq!((stats.expired, stats.newcomers_denied), (0, full as u64));
-    assert_eq!(stats.newcomers_allowed, 0);
+    assert_eq!((stats.expired, stats.denied_when_full), (0, full as u64));
+    assert_eq!(stats.admitted_when_full, 0);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_full_store_of_limited_keys_denies_new_keys() {
     let store = small(WhenFull::Evict);
     assert_eq!(flood(&store, &hourly(1), 0..600), [500, 0, 100]);
     assert_eq!(
-        (store.stats().keys, store.stats().newcomers_denied),
+        (store.stats().keys, store.stats().denied_when_full),
         (500, 100)
     );
 }
@@ -78,7 +78,7 @@ fn a_full_store_denies_new_keys_if_configured() {
     let store = small(WhenFull::Deny);
     assert_eq!(flood(&store, &hourly(10), 0..600), [500, 0, 100]);
     assert_eq!(
-        (store.stats().keys, store.stats().newcomers_denied),
+        (store.stats().keys, store.stats().denied_when_full),
         (500, 100)
     );
 }
@@ -89,7 +89,7 @@ fn a_full_store_admits_new_keys_uncounted_if_configured() {
     assert_eq!(flood(&store, &hourly(1), 0..600), [600, 0, 0]);
     assert_eq!(flood(&store, &hourly(1), 0..600), [100, 500, 0]);
     assert_eq!(
-        (store.stats().keys, store.stats().newcomers_allowed),
+        (store.stats().keys, store.stats().admitted_when_full),
         (500, 200)
     );
 }
@@ -143,7 +143,7 @@ fn overgrown(when_full: WhenFull) -> (MemoryStore, Rule, Timestamp, Decision) {
     };
     let mut decision = Decision::Admitted;
     let mut now = NOW;
-    while store.stats().newcomers_allowed + store.stats().newcomers_denied == 0 {
+    while store.stats().admitted_when_full + store.stats().denied_when_full == 0 {
         assert_eq!(decision, Decision::Admitted);
         now += 1;
         let now = Timestamp::from_micros(now);
@@ -187,7 +187,7 @@ fn a_log_that_cannot_grow_passes_uncounted_if_configured() {
         Decision::Limited,
         "more than is left, counted or not"
     );
-    assert_eq!(store.stats().newcomers_allowed, 12);
+    assert_eq!(store.stats().admitted_when_full, 12);
 }
 
 /// A charge that does not fit an empty store is denied with `Retry::Never`.

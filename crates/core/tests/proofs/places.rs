@@ -158,7 +158,7 @@ fn charge(limits: &Limits) -> Charge<'_> {
 fn leases_are_released_after_the_limit_changed() {
     let old = Arc::new(concurrency(3));
     for limit in [2, 5] {
-        let new = concurrency(limit).succeeding(&old);
+        let new = concurrency(limit).inheriting_from(&old);
         let store = one_shard();
         let at = Timestamp::from_micros;
         let mut outcomes = Vec::new();
@@ -184,7 +184,7 @@ fn leases_are_released_after_the_limit_changed() {
 #[test]
 fn leases_are_renewed_after_the_limit_changed() {
     let old = Arc::new(concurrency(3));
-    let new = concurrency(2).succeeding(&old);
+    let new = concurrency(2).inheriting_from(&old);
     let (store, mut outcomes) = (one_shard(), Vec::new());
     let seconds = |number: u64| Timestamp::from_micros(number * 1_000_000);
     let mut receipts: Vec<Receipt> = (1..=3)
@@ -228,7 +228,7 @@ fn a_reacquired_slot_has_the_lease_of_its_own_limit() {
         Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap()
     };
     let old = Arc::new(lasting(Span::from_secs(1)));
-    let new = lasting(Span::from_secs(60)).succeeding(&old);
+    let new = lasting(Span::from_secs(60)).inheriting_from(&old);
     let (store, mut outcomes) = (one_shard(), Vec::new());
     let seconds = |number: u64| Timestamp::from_micros(number * 1_000_000);
     let mut receipt = store.reserve(&[charge(&old)], seconds(1), &mut outcomes).1;
@@ -300,7 +300,7 @@ fn fill(store: &MemoryStore) {
     let mut grow = |key: u8, times: usize| {
         let key = [key];
         let other = Charge::new(&key, &log, Cost::ONE).expect("a key");
-        let refused = || store.stats().newcomers_denied + store.stats().newcomers_allowed;
+        let refused = || store.stats().denied_when_full + store.stats().admitted_when_full;
         let before = refused();
         for _ in 0..times {
             now += 1;

@@ -3,7 +3,7 @@
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
     Rate, Retry, Share, Span, Timestamp,
-    remote::{Held, Replay, Terms},
+    remote_eval::{RemoteState, Replay, Terms},
 };
 
 use crate::{
@@ -212,7 +212,7 @@ fn impossible_numbers_from_a_remote_store_never_panic() {
     let now = Timestamp::from_micros(NOW);
     for (newest, width) in [(NOW, 1), (NOW / 1_000_000, 1_000_000), (0, 0)] {
         let counts = vec![u64::MAX; 65_535];
-        let held = Held::Buckets {
+        let held = RemoteState::Buckets {
             newest,
             width,
             counts,
@@ -224,8 +224,8 @@ fn impossible_numbers_from_a_remote_store_never_panic() {
             now,
             Effect::Charge,
         );
-        let admitted = replay.ask(now);
-        replay.settle(admitted, now);
+        let admitted = replay.evaluate(now);
+        replay.apply(admitted, now);
         let mut outcomes = Vec::new();
         replay.report(now, &mut outcomes);
         assert_eq!(

@@ -78,7 +78,7 @@ fn rule(limit: &Limit) -> Rule {
 
 fn successor(limit: &Limit, old: &Rule) -> Rule {
     let mut new = rule(limit);
-    new.limits = new.limits.succeeding(&Arc::new(old.limits.clone()));
+    new.limits = new.limits.inheriting_from(&Arc::new(old.limits.clone()));
     new
 }
 
@@ -281,8 +281,8 @@ fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     }
 }
 
-/// A limit of another algorithm cannot evaluate the state and starts a new one. While it only denies,
-/// the old state stays, because another server may still have the limit that wrote it.
+/// A limit of another algorithm cannot evaluate the state and starts a new one. While it only
+/// denies, the old state stays, because another server may still have the limit that wrote it.
 #[test]
 fn a_denial_by_another_algorithm_keeps_the_state() {
     let start = 1_700_000_000_000_000;
@@ -418,10 +418,10 @@ fn a_limit_is_added_to_a_rule_and_removed() {
         limit(Kind::Log, 15),
         limit(Kind::EpochWindow, 27),
     ];
-    let more = Arc::new(Limits::new(more).unwrap().succeeding(&old));
+    let more = Arc::new(Limits::new(more).unwrap().inheriting_from(&old));
     let less = Limits::new(vec![limit(Kind::Log, 25)])
         .unwrap()
-        .succeeding(&more);
+        .inheriting_from(&more);
     let store = one_shard();
     let remaining = |limits: &Limits| {
         let rule = Rule {

@@ -19,7 +19,7 @@ pub(crate) struct Twin {
     pub(crate) count_denied: bool,
     pub(crate) in_full: bool,
     /// Whether the limit is a concurrency limit, with estimated waits.
-    holds_places: bool,
+    has_slots: bool,
     model: Model,
 }
 
@@ -76,7 +76,7 @@ impl Twin {
             soft: limit.soft_allowance(),
             count_denied: limit.count_denied(),
             in_full: limit.counts_in_full(),
-            holds_places: matches!(limit.algorithm(), Algorithm::Concurrency { .. }),
+            has_slots: matches!(limit.algorithm(), Algorithm::Concurrency { .. }),
             model: Model::new(limit.algorithm(), hard),
         }
     }
@@ -170,7 +170,7 @@ impl Twin {
         let Model::Past(past) = &self.model else {
             return u64::MAX;
         };
-        if !self.holds_places {
+        if !self.has_slots {
             return u64::MAX;
         }
         let live = (0..past.spent.len()).filter(|at| past.counts(*at, now));

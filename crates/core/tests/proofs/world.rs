@@ -81,11 +81,11 @@ impl World {
         let admitted = asks
             .iter()
             .zip(&pending)
-            .all(|((rule, _), pending)| rule.limits.shadow() || !denies(pending));
+            .all(|((rule, _), pending)| rule.limits.is_shadow() || !denies(pending));
         if let Effect::Charge | Effect::Peek = effect {
             for ((rule, _), pending) in asks.iter().zip(&mut pending) {
                 pending.charged = admitted && !denies(pending);
-                let counts = admitted == rule.limits.shadow();
+                let counts = admitted == rule.limits.is_shadow();
                 for (before, twin) in pending.before.iter().zip(&mut pending.after) {
                     let in_full = twin.in_full && !before.admits(now, pending.cost);
                     let counted = if twin.in_full {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, Response};
-use tidegate_core::{Bill, Cost, Request};
+use tidegate_core::{Cost, Request, ResponseCost};
 
 use crate::describe::{joined, text};
 
@@ -114,7 +114,7 @@ impl Answer {
     }
 
     /// Returns the final charge by `bill`, given the initial charge.
-    pub(super) fn due(&self, bill: &Bill, charged: Cost) -> u64 {
+    pub(super) fn due(&self, bill: &ResponseCost, charged: Cost) -> u64 {
         let mut names: Vec<&str> = bill.entry_names().collect();
         names.sort_unstable();
         names.dedup();

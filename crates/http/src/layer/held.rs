@@ -219,7 +219,9 @@ impl Charged {
     /// Returns the response entries that the rules use for their final charges.
     pub(super) fn names(&self) -> Vec<&str> {
         let rules = self.rules();
-        rules.flat_map(|rule| rule.bill().entry_names()).collect()
+        rules
+            .flat_map(|rule| rule.response_cost().entry_names())
+            .collect()
     }
 
     pub(super) fn kept(&self) -> &[Kept] {

@@ -25,9 +25,9 @@
 //! The `path` of a gRPC call is `/package.Service/Method`. The `asn` is the number of the
 //! autonomous system.
 //!
-//! The [final charge](tidegate_core::Bill) of a rule can depend on the entries of the response:
-//! `status`, `header.NAME`, `grpc-status`, `bytes`, and the entries that the application sets in a
-//! [`Report`]. Until the response is known, the initial charge is reserved.
+//! The [final charge](tidegate_core::ResponseCost) of a rule can depend on the entries of the
+//! response: `status`, `header.NAME`, `grpc-status`, `bytes`, and the entries that the application
+//! sets in a [`Report`]. Until the response is known, the initial charge is reserved.
 //!
 //! A request is rejected if an entry that rules use has several values, or if rules use the path
 //! and it has `.` or `..` segments: see [`Unclear`](crate::Unclear). A rule does not apply to a

@@ -73,7 +73,7 @@ impl Reservation {
     pub(super) fn begin(&mut self) {
         let Some(owed) = &mut self.0 else { return };
         owed.stage = Stage::Running;
-        let depends = |rule: &Rule| rule.holds_places() || !rule.bill().is_settled();
+        let depends = |rule: &Rule| rule.has_slots() || !rule.response_cost().is_settled();
         if !owed.held.charged().rules().any(depends) {
             // A charge of a queue alone is complete when the wait is over.
             self.0 = None;
@@ -85,14 +85,14 @@ impl Reservation {
     pub(super) fn answered<B: Body>(mut self, response: &Response<B>) -> Self {
         let Some(owed) = &mut self.0 else { return self };
         let names = owed.held.charged().names();
-        let holds_places = owed.held.charged().rules().any(Rule::holds_places);
-        let is_settled = !holds_places && names.iter().all(|name| Answer::is_of_head(name));
+        let has_slots = owed.held.charged().rules().any(Rule::has_slots);
+        let is_settled = !has_slots && names.iter().all(|name| Answer::is_of_head(name));
         let mut answer = Answer::of(response, &names);
         if response.body().is_end_stream() {
             answer.end();
         }
         owed.stage = Stage::Answered(answer);
-        if holds_places {
+        if has_slots {
             owed.lasting = response.extensions().get().cloned();
         }
         if is_settled { Self::default() } else { self }
@@ -126,7 +126,7 @@ impl Owed {
         let due = |(kept, rule): (&Kept, &Rule)| match &self.stage {
             Stage::Waiting => 0,
             Stage::Running => kept.cost.units(),
-            Stage::Answered(answer) => answer.due(rule.bill(), kept.cost),
+            Stage::Answered(answer) => answer.due(rule.response_cost(), kept.cost),
         };
         let charged = self.held.charged();
         let charges = charged.kept().iter().zip(charged.rules());

@@ -8,7 +8,7 @@ use std::sync::{
 use http::{HeaderValue, Response, StatusCode};
 use tidegate_core::{
     LimitError, Span, Timestamp,
-    adaptive::{Adaptive, AdaptiveSettings, Ended},
+    concurrency::{AdaptiveLimit, AdaptiveSettings, Completion},
 };
 
 use super::Room;
@@ -58,7 +58,7 @@ impl Share {
 /// directly if more is known about the service than a layer knows.
 #[derive(Debug)]
 pub struct Gauge {
-    adaptive: Mutex<Adaptive>,
+    adaptive: Mutex<AdaptiveLimit>,
     /// A copy of the current limit that can be read without the lock.
     limit: AtomicU32,
     /// The recent latency in percent of the baseline; the maximum while it is unknown.
@@ -73,9 +73,9 @@ impl Gauge {
     ///
     /// # Errors
     ///
-    /// Returns an error if [`Adaptive::new`] rejects the settings.
+    /// Returns an error if [`AdaptiveLimit::new`] rejects the settings.
     pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
-        let adaptive = Adaptive::new(settings)?;
+        let adaptive = AdaptiveLimit::new(settings)?;
         Ok(Self {
             limit: AtomicU32::new(adaptive.limit()),
             adaptive: Mutex::new(adaptive),
@@ -90,7 +90,7 @@ impl Gauge {
     ///
     /// # Errors
     ///
-    /// Returns an error if [`Adaptive::change`] rejects the settings.
+    /// Returns an error if [`AdaptiveLimit::change`] rejects the settings.
     pub fn change(&self, settings: AdaptiveSettings) -> Result<(), LimitError> {
         let mut adaptive = self.adaptive();
         adaptive.change(settings)?;
@@ -122,7 +122,7 @@ impl Gauge {
             gauge: Arc::clone(self),
             since: self.clock.now(),
             paused: None,
-            ended: None,
+            completion: None,
         })
     }
 
@@ -160,22 +160,22 @@ impl Gauge {
 
     /// Records the end of a request. `in_flight` is the number of requests in flight, including
     /// this one.
-    fn learn(&self, in_flight: u32, ended: Ended) {
-        if ended != Ended::Ignored {
+    fn learn(&self, in_flight: u32, completion: Completion) {
+        if completion != Completion::Ignored {
             let mut adaptive = self.adaptive();
-            adaptive.learn(self.clock.now(), in_flight, ended);
+            adaptive.learn(self.clock.now(), in_flight, completion);
             self.publish(&adaptive);
         }
     }
 
-    fn publish(&self, adaptive: &Adaptive) {
+    fn publish(&self, adaptive: &AdaptiveLimit) {
         self.limit.store(adaptive.limit(), Ordering::Relaxed);
         let slowness = adaptive.slowness().unwrap_or(u64::MAX);
         self.slowness.store(slowness, Ordering::Relaxed);
     }
 
     /// The measurements are consistent at any time, so a poisoned lock is safe to use.
-    fn adaptive(&self) -> MutexGuard<'_, Adaptive> {
+    fn adaptive(&self) -> MutexGuard<'_, AdaptiveLimit> {
         self.adaptive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -188,7 +188,7 @@ pub struct Held {
     since: Timestamp,
     /// Since when the slot has been paused, because the service waits for the client.
     paused: Option<Timestamp>,
-    ended: Option<Ended>,
+    completion: Option<Completion>,
 }
 
 impl Held {
@@ -227,16 +227,16 @@ impl Held {
 
     /// Releases the slot after a failure that indicates overload.
     pub fn failed(mut self) {
-        self.ended = Some(Ended::Dropped);
+        self.completion = Some(Completion::Dropped);
     }
 
     /// Releases the slot of a request that was rejected because of the request itself.
     pub fn refused(mut self) {
-        self.ended = Some(Ended::Ignored);
+        self.completion = Some(Completion::Ignored);
     }
 
     fn served(mut self) {
-        self.ended = Some(Ended::Served(self.age()));
+        self.completion = Some(Completion::Served(self.age()));
     }
 
     fn age(&self) -> Span {
@@ -247,13 +247,15 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let ended = self.ended.unwrap_or_else(|| Ended::GivenUp(self.age()));
+        let completion = self
+            .completion
+            .unwrap_or_else(|| Completion::Abandoned(self.age()));
         let in_flight = &self.gauge.in_flight;
         let in_flight = match self.paused {
             None => in_flight.fetch_sub(1, Ordering::AcqRel),
             // A paused request is not included in `in_flight`, so add it.
             Some(_) => in_flight.load(Ordering::Acquire).saturating_add(1),
         };
-        self.gauge.learn(in_flight, ended);
+        self.gauge.learn(in_flight, completion);
     }
 }

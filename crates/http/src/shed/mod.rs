@@ -6,9 +6,9 @@
 //!                                      └─▶ no ───────────────────▶ 503, or gRPC's UNAVAILABLE
 //! ```
 //!
-//! The limit is not configured: [`Adaptive`](tidegate_core::adaptive::Adaptive) learns it from the
-//! time until responses begin. Under overload, requests of lower classes are shed first. Place this
-//! layer outside of everything that takes time, and outside of a
+//! The limit is not configured: [`AdaptiveLimit`](tidegate_core::concurrency::AdaptiveLimit) learns
+//! it from the time until responses begin. Under overload, requests of lower classes are shed
+//! first. Place this layer outside of everything that takes time, and outside of a
 //! [`LimiterLayer`](crate::LimiterLayer), so that the rules of that layer can use the
 //! [headroom](ShedLayer::tell_room).
 
@@ -18,7 +18,7 @@ mod service;
 use std::{fmt, sync::Arc};
 
 use http::request::Parts;
-use tidegate_core::{LimitError, adaptive::AdaptiveSettings};
+use tidegate_core::{LimitError, concurrency::AdaptiveSettings};
 use tower_layer::Layer;
 
 pub use self::{
@@ -40,7 +40,7 @@ use crate::Clock;
 /// # Examples
 ///
 /// ```
-/// use tidegate_core::adaptive::AdaptiveSettings;
+/// use tidegate_core::concurrency::AdaptiveSettings;
 /// use tidegate_http::{Clock, ShedLayer};
 ///
 /// // Health checks may use all slots, batch requests at most half of them.
@@ -72,7 +72,7 @@ pub enum Room {
     InFlight(u32),
     /// The latency is below this percentage of the latency without queueing, such as 120. False
     /// while the baseline is unknown, and always with
-    /// [`Method::Aimd`](tidegate_core::adaptive::Method::Aimd).
+    /// [`Method::Aimd`](tidegate_core::concurrency::Method::Aimd).
     Latency(u32),
 }
 
@@ -84,8 +84,8 @@ impl ShedLayer {
     ///
     /// # Errors
     ///
-    /// Returns an error if [`Adaptive::new`](tidegate_core::adaptive::Adaptive::new) rejects the
-    /// settings.
+    /// Returns an error if [`AdaptiveLimit::new`](tidegate_core::concurrency::AdaptiveLimit::new)
+    /// rejects the settings.
     pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
         Ok(Self {
             gauge: Arc::new(Gauge::new(settings, clock)?),

@@ -16,8 +16,8 @@ use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Empty, Full};
 use tidegate_core::{
-    Algorithm, AlgorithmName, Bill, Condition, Cost, Effect, Limit, MemoryBounds, MemoryStore,
-    Mode, Pattern, Rule, Scratch, Span, Store, When,
+    Algorithm, AlgorithmName, Condition, Cost, Effect, Limit, MemoryBounds, MemoryStore, Mode,
+    Pattern, ResponseCost, Rule, Scratch, Span, Store, When,
 };
 use tidegate_http::{Gate, Lasting, Limited, LimiterLayer, Report};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -102,12 +102,12 @@ pub(crate) fn places(limit: u64) -> Rule {
 
 pub(crate) fn counting(rule: Rule, entry: &str, pattern: &str) -> Rule {
     let condition = Condition::new(entry, Pattern::text(pattern).unwrap()).unwrap();
-    let bill = Bill::default().counting(When::all(vec![condition]));
-    rule.billed(bill).unwrap()
+    let bill = ResponseCost::default().counting(When::all(vec![condition]));
+    rule.with_response_cost(bill).unwrap()
 }
 
 fn costing(rule: Rule, entry: &str) -> Rule {
-    rule.billed(Bill::default().costing(entry).unwrap())
+    rule.with_response_cost(ResponseCost::default().costing(entry).unwrap())
         .unwrap()
 }
 

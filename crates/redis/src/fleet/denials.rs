@@ -21,7 +21,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 
 use tidegate_core::{
-    Algorithm, Charge, Limit, Limits, Outcome, Retry, Span, Timestamp, remote::fingerprint,
+    Algorithm, Charge, Limit, Limits, Outcome, Retry, Span, Timestamp, remote_eval::fingerprint,
 };
 
 /// Number of cached denials, a power of two.
@@ -83,7 +83,7 @@ impl Deciding {
         Self {
             numbers: fingerprint(limits),
             stretched: limits.is_stretched(),
-            shadow: limits.shadow(),
+            shadow: limits.is_shadow(),
         }
     }
 }
@@ -254,7 +254,7 @@ fn worth_keeping(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     }
     let limits = charges
         .iter()
-        .flat_map(|charge| charge.limits.iter().map(|_| charge.limits.shadow()));
+        .flat_map(|charge| charge.limits.iter().map(|_| charge.limits.is_shadow()));
     let denying = limits
         .zip(outcomes)
         .filter(|(shadow, outcome)| !shadow && !outcome.allowed);

@@ -121,7 +121,7 @@ impl Fleet {
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
-        let is_denied = question.effect.asks()
+        let is_denied = question.effect.can_deny()
             && self
                 .denials
                 .recall(question.charges, question.now, outcomes);

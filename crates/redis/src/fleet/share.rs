@@ -79,7 +79,7 @@ impl Fleet {
             exactness: Exactness::None,
             source: Source::Policy,
         };
-        let closed = effect.asks()
+        let closed = effect.can_deny()
             && charges
                 .iter()
                 .any(|charge| self.policy(charge) == OnFailure::Closed);
@@ -134,7 +134,7 @@ impl Fleet {
             .limits
             .on_failure()
             .unwrap_or(self.settings.on_failure);
-        match (policy, charge.limits.shadow()) {
+        match (policy, charge.limits.is_shadow()) {
             (OnFailure::Closed, true) => OnFailure::Open,
             (policy, _) => policy,
         }

@@ -674,7 +674,7 @@ fn the_longest_log_is_rarely_rewritten() {
             for (at, place) in ["first", "middle", "last"].into_iter().enumerate() {
                 let mut receipts = filled(&mut bench, &limits, most);
                 all.push((place, bench.settle(one, std::mem::take(&mut receipts[at]))));
-                if limits.holds_places() {
+                if limits.has_slots() {
                     let mut receipts = filled(&mut bench, &limits, most);
                     all.push((place, bench.renew(one, &mut receipts[at])));
                 }

@@ -170,7 +170,7 @@ async fn a_state_under_other_parameters_is_clamped() {
                 5,
             );
             let new = Limits::new(vec![Limit::new(other).unwrap()]).unwrap();
-            let new = new.succeeding(&old);
+            let new = new.inheriting_from(&old);
             let pair = Pair::after_a_jump(&server, (&old, key.as_bytes()), jump).await;
             for step in 0..30 {
                 let now = START + step * 5 * SECOND;
@@ -203,8 +203,8 @@ async fn a_debt_of_a_larger_limit_is_not_clamped() {
                 let [large, small] =
                     [1_000, 2].map(|most| Arc::new(Limits::new(vec![of(most)]).unwrap()));
                 let (small, large) = (
-                    Arc::new(small.as_ref().clone().succeeding(&large)),
-                    large.as_ref().clone().succeeding(&small),
+                    Arc::new(small.as_ref().clone().inheriting_from(&large)),
+                    large.as_ref().clone().inheriting_from(&small),
                 );
                 let key = format!("{kind:?} {count} {counts}");
                 let key = key.as_bytes();

@@ -141,8 +141,8 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
 }
 
 /// Whether a state of `old` may hold more than `new` allow, and so lose some of it when it is
-/// converted. Memory converts it at the next decision. Redis, where another server may still have the
-/// old limits, converts it when it is next charged.
+/// converted. Memory converts it at the next decision. Redis, where another server may still have
+/// the old limits, converts it when it is next charged.
 fn may_hold_more(old: &Limits, new: &Limits) -> bool {
     let loses = |limit: &&Limit| {
         !matches!(
@@ -226,14 +226,14 @@ impl Pair<'_> {
             Deed::Change { rule, limits } => {
                 let at = rule.index(self.rules.len());
                 let old = Arc::clone(&self.rules[at].limits);
-                let new = elastic(limits.clone()).in_shadow(old.shadow());
+                let new = elastic(limits.clone()).in_shadow(old.is_shadow());
                 self.changes += 1;
                 if self.changes.is_multiple_of(MAX_FORMER) || may_hold_more(&old, &new) {
                     self.memory.reset(&self.rules[at].key);
                     let reset = self.redis.reset(&self.rules[at].key);
                     self.runtime.block_on(reset).unwrap();
                 }
-                self.rules[at].limits = Arc::new(new.succeeding(&old));
+                self.rules[at].limits = Arc::new(new.inheriting_from(&old));
             }
         }
         (String::new(), String::new())
@@ -314,7 +314,8 @@ impl Pair<'_> {
         self.look()
     }
 
-    /// How the limits stand by the numbers of now: those of what was reserved do not know them in memory.
+    /// How the limits stand by the numbers of now: those of what was reserved do not know them in
+    /// memory.
     fn look(&self) -> (String, String) {
         let charges: Vec<Charge<'_>> = self.rules.iter().map(|rule| rule.charge(1)).collect();
         let (mut expected, mut got) = (Vec::new(), Vec::new());

@@ -147,9 +147,9 @@ async fn a_state_of_changed_limits_is_converted() {
         let old = std::sync::Arc::new(limits(&["20/min"]));
         // The memory store needs to know the former limits. In Redis the state has its own
         // parameters.
-        let second = std::sync::Arc::new(limits(&["30/min"]).succeeding(&old));
-        let third = std::sync::Arc::new(limits(&["7/s", "40/min"]).succeeding(&second));
-        let fourth = std::sync::Arc::new(limits(&["20/min"]).succeeding(&third));
+        let second = std::sync::Arc::new(limits(&["30/min"]).inheriting_from(&old));
+        let third = std::sync::Arc::new(limits(&["7/s", "40/min"]).inheriting_from(&second));
+        let fourth = std::sync::Arc::new(limits(&["20/min"]).inheriting_from(&third));
         for (second, limits) in [(0, &old), (1, &second), (2, &third), (3, &fourth)] {
             for effect in [Effect::Peek, Effect::Charge, Effect::Charge] {
                 let charge = Charge::new(b"user:1", limits, Cost::new(4).unwrap()).unwrap();

@@ -70,10 +70,10 @@ impl Case {
         };
         let old = Arc::new(self.limits(old_kind, hour, hour));
         let [period, lease] = [self.period, self.lease].map(Span::from_micros);
-        let new = Arc::new(self.limits(self.kind, period, lease).succeeding(&old));
+        let new = Arc::new(self.limits(self.kind, period, lease).inheriting_from(&old));
         // The old limits once more. In memory they know the new ones as former limits; in Redis the
         // state has its parameters.
-        let back = self.limits(old_kind, hour, hour).succeeding(&new);
+        let back = self.limits(old_kind, hour, hour).inheriting_from(&new);
         let key = format!("{self:?}");
         let charge =
             |limits, units| Charge::new(key.as_bytes(), limits, Cost::new(units).unwrap()).unwrap();

@@ -1,6 +1,6 @@
 //! Conditions of `when` and `allow`.
 
-use tidegate_core::{Condition, Days, Hours, Pattern, RuleError, Schedule, When};
+use tidegate_core::{ActiveHours, Condition, Days, Hours, Pattern, RuleError, When};
 
 use super::{
     report::Report,
@@ -58,7 +58,7 @@ pub(super) fn is_schedule(entry: &str, value: &Value<'_>) -> bool {
 }
 
 /// Builds the schedule of `time`, `days` and `zone`. Returns `None` without `time` and `days`.
-fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<Schedule> {
+fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<ActiveHours> {
     let field = |name| fields.iter().find(|(known, _)| *known == name);
     let [time, days, zone] = SCHEDULE.map(|name| field(name).map(|(_, value)| value));
     let hours = time.map(|value| listed(value, report, "22:00-06:00", Hours::parse));
@@ -74,7 +74,7 @@ fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<Schedul
         return None;
     }
     let of_week = of_week.and_then(|days| days.into_iter().reduce(Days::and));
-    let built = Schedule::new(
+    let built = ActiveHours::new(
         hours.unwrap_or_default(),
         of_week.unwrap_or(Days::ALL),
         name?,

@@ -1,6 +1,6 @@
 //! `count` and `settle`: response-based cost, and a check that a listener sees the responses.
 
-use tidegate_core::Bill;
+use tidegate_core::ResponseCost;
 
 use super::{
     Listen, conditions,
@@ -16,10 +16,10 @@ const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NA
 const COSTS: &[&str] = &["bytes", "header.NAME"];
 
 /// Reads the response-based cost of a rule.
-pub(super) fn response_cost(fields: &Fields<'_>, report: &mut Report) -> Bill {
+pub(super) fn response_cost(fields: &Fields<'_>, report: &mut Report) -> ResponseCost {
     let bill = match fields.get("count") {
         Some(value) => count(value, report),
-        None => Bill::default(),
+        None => ResponseCost::default(),
     };
     match fields.get("settle") {
         Some(value) => settle(value, bill, report),
@@ -27,10 +27,10 @@ pub(super) fn response_cost(fields: &Fields<'_>, report: &mut Report) -> Bill {
     }
 }
 
-fn count(value: &Value<'_>, report: &mut Report) -> Bill {
+fn count(value: &Value<'_>, report: &mut Report) -> ResponseCost {
     let what = "a map of conditions such as {status: [401, 403]}";
     let Some(entries) = value.pairs(report, what) else {
-        return Bill::default();
+        return ResponseCost::default();
     };
     if entries.is_empty() {
         let advice = "is empty, so every response would count; name at least one condition, such as {status: [401, 403]}";
@@ -48,7 +48,7 @@ fn count(value: &Value<'_>, report: &mut Report) -> Bill {
     }
     let answers = conditions::when(value, report);
     check_statuses(value, report);
-    Bill::default().counting(answers.unwrap_or_default())
+    ResponseCost::default().counting(answers.unwrap_or_default())
 }
 
 /// Rejects patterns that no status matches, such as `4xx`.
@@ -75,7 +75,7 @@ fn check_statuses(value: &Value<'_>, report: &mut Report) {
     }
 }
 
-fn settle(value: &Value<'_>, bill: Bill, report: &mut Report) -> Bill {
+fn settle(value: &Value<'_>, bill: ResponseCost, report: &mut Report) -> ResponseCost {
     let what = "the entry of a response that holds its cost, such as bytes";
     let Some(entry) = value.text(report, what) else {
         return bill;

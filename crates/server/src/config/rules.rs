@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use tidegate_core::{
-    Algorithm, Bill, Cost, CostSource, Headroom, Limit, Mode, OnFailure, Rule, RuleError, RuleSet,
-    Span, Unused, When, Window,
+    Algorithm, Cost, CostSource, Headroom, Limit, Mode, OnFailure, ResponseCost, Rule, RuleError,
+    RuleSet, Span, UnusedShare, When, Window,
 };
 use tidegate_http::Part;
 
@@ -149,7 +149,7 @@ struct Parts<'n> {
     mode: Mode,
     elastic: Option<(u32, Headroom)>,
     on_failure: Option<OnFailure>,
-    bill: Bill,
+    bill: ResponseCost,
 }
 
 fn rule(value: &Value<'_>, default: DefaultAlgorithm, report: &mut Report) -> Option<Rule> {
@@ -203,7 +203,9 @@ impl Parts<'_> {
         let rule = Rule::new(self.name?, self.limits.clone());
         let rule = rule.and_then(|rule| rule.keyed_by(&self.key));
         let rule = rule.and_then(|rule| rule.costing(self.cost.clone()));
-        let rule = rule.and_then(|rule| rule.billed(self.bill.clone())).ok()?;
+        let rule = rule
+            .and_then(|rule| rule.with_response_cost(self.bill.clone()))
+            .ok()?;
         let rule = rule.when(self.when.clone()).allowing(self.allow.clone());
         let rule = match self.elastic.clone() {
             Some((percent, room)) => rule.elastic(percent, room).ok()?,
@@ -228,7 +230,7 @@ impl Parts<'_> {
     /// these alone.
     fn billed(&self) -> Option<Result<Rule, RuleError>> {
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
-        Some(rule.billed(self.bill.clone()))
+        Some(rule.with_response_cost(self.bill.clone()))
     }
 
     /// Returns the errors that core reports for each field, with valid values in place of the other
@@ -331,7 +333,7 @@ fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
 }
 
 /// Reads the share of another rule that must be unused.
-fn unused(value: &Value<'_>, report: &mut Report) -> Option<Unused> {
+fn unused(value: &Value<'_>, report: &mut Report) -> Option<UnusedShare> {
     let fields = value.fields(report, "a map such as {rule: team, share: 30%}", UNUSED)?;
     let rule = match fields.get("rule") {
         Some(rule) => rule.text(report, "the name of a rule"),
@@ -353,7 +355,7 @@ fn unused(value: &Value<'_>, report: &mut Report) -> Option<Unused> {
         }
     };
     let (rule, (field, share)) = (rule?, share?);
-    Unused::new(rule, share)
+    UnusedShare::new(rule, share)
         .map_err(|error| field.wrong(report, error.problem))
         .ok()
 }

@@ -77,7 +77,7 @@ impl<'a> CounterCharge<'a> {
 
     /// Returns whether it denies the request by itself if it is over.
     fn denies(&self) -> bool {
-        !self.is_quota() && !self.limits.shadow()
+        !self.is_quota() && !self.limits.is_shadow()
     }
 
     /// Returns whether it was charged even though a quota denied the request: all of its limits
@@ -146,7 +146,7 @@ impl Evaluator<'_> {
                     // the decision on the others depends on it already.
                     applied.result = LimitResult::cached();
                     // A rule in shadow mode never denies, and a quota does not deny by itself.
-                    grouped.one_is_cached |= !applied.limits().shadow() && !applied.is_quota();
+                    grouped.one_is_cached |= !applied.limits().is_shadow() && !applied.is_quota();
                     grouped.alone.push(applied);
                 }
                 // One key with two different limits cannot be charged in one decision.
@@ -320,7 +320,7 @@ fn other_quotas(
     alone: &[&mut AppliedLimit<'_>],
     together: &[(&mut AppliedLimit<'_>, Cost)],
 ) -> OtherQuotas {
-    let in_shadow = |applied: &AppliedLimit<'_>| applied.is_quota() && applied.limits().shadow();
+    let in_shadow = |applied: &AppliedLimit<'_>| applied.is_quota() && applied.limits().is_shadow();
     let mut quotas = alone.iter().filter(|applied| applied.is_quota()).peekable();
     let has_some = quotas.peek().is_some();
     if quotas.any(|applied| !applied.result.over || in_shadow(applied))

@@ -74,6 +74,6 @@ pub(super) fn write(text: &mut Text, store: &MemoryStats) {
         "counter",
         "Charges on new keys, or on logs that had to grow, while the store was full.",
     );
-    text.sample(name, &[("outcome", "denied")], store.newcomers_denied);
-    text.sample(name, &[("outcome", "allowed")], store.newcomers_allowed);
+    text.sample(name, &[("outcome", "denied")], store.denied_when_full);
+    text.sample(name, &[("outcome", "allowed")], store.admitted_when_full);
 }

@@ -242,7 +242,7 @@ impl Reloader {
                 tracing::warn!("{warning}");
             }
             let former = self.limiter.rules();
-            let rules = config.rules.succeeding(&former);
+            let rules = config.rules.inheriting_from(&former);
             let count = rules.len();
             if count == 0 && !former.is_empty() {
                 let file = self.path.display();

@@ -14,7 +14,7 @@ fn count_and_settle_are_read() {
     ));
     let rules = config.unwrap().rules;
     let due = |rule: &str, entries: &[(&str, &str)]| {
-        let bill = rules.rule(rule).map(Rule::bill).unwrap();
+        let bill = rules.rule(rule).map(Rule::response_cost).unwrap();
         let answer = Request::new(entries, Cost::ONE).unwrap();
         bill.due(Cost::new(5).unwrap(), &answer)
     };

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use tidegate_core::{
     Span,
-    adaptive::{AdaptiveSettings, Aimd, Gradient, Method},
+    concurrency::{AdaptiveSettings, Aimd, Gradient, Method},
 };
 use tidegate_http::{Room, Share};
 use tidegate_server::config::{Config, ForwardedHeaders, MinRate, Proxy, Underscores, Via};

@@ -10,7 +10,7 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use tidegate_core::{Bill, Condition, Pattern, Rule, RuleSet, Store, When};
+use tidegate_core::{Condition, Pattern, ResponseCost, Rule, RuleSet, Store, When};
 use tidegate_examples::{in_memory, in_redis, limit};
 use tidegate_http::{Clock, Entries, Limiter, LimiterLayer};
 use tokio::net::TcpListener;
@@ -22,7 +22,7 @@ fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let login = Rule::new("login", vec![limit("3/min")?])?
         .when(When::all(vec![path("/login")?]))
         .keyed_by(&["ip"])?
-        .billed(Bill::default().counting(When::all(vec![refused])))?;
+        .with_response_cost(ResponseCost::default().counting(When::all(vec![refused])))?;
     let api = Rule::new("api", vec![limit("5/min")?])?
         .when(When::all(vec![path("/api/**")?]))
         .keyed_by(&["customer"])?;

@@ -31,7 +31,7 @@ pub(in crate::config) fn warn(
         let part = parts.iter().find(|(known, _)| **known == *name);
         is_client_entry(part.map_or(name, |(_, part)| part.source()))
     };
-    let bypasses = set.escapes(is_optional);
+    let bypasses = set.bypasses(is_optional);
     for (count, bypass) in bypasses.take(MAX_NAMED + 1).enumerate() {
         let Some(value) = values.get(bypass.rule) else {
             continue;

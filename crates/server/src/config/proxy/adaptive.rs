@@ -3,7 +3,7 @@
 
 use tidegate_core::{
     Span, When,
-    adaptive::{AdaptiveSettings, Aimd, Gradient, Method},
+    concurrency::{AdaptiveSettings, Aimd, Gradient, Method},
     notation,
 };
 use tidegate_http::{Room, Share, ShedLayer};

@@ -33,7 +33,7 @@ impl Rule {
             (&mut self.allowance, &old.allowance)
         {
             let limits = Arc::unwrap_or_clone(Arc::clone(&new.limits));
-            new.limits = Arc::new(limits.succeeding(&old.limits));
+            new.limits = Arc::new(limits.inheriting_from(&old.limits));
             if new.shadow_limits.is_some() {
                 new.add_shadow_limits();
             }

@@ -8,7 +8,7 @@ use std::sync::{
 
 use bytes::Bytes;
 use http::{Extensions, Response, request::Parts};
-use tidegate_core::{LimitError, Timestamp, adaptive::AdaptiveSettings};
+use tidegate_core::{LimitError, Timestamp, concurrency::AdaptiveSettings};
 use tidegate_http::{Clock, Gauge, Held, LimiterLayer, Load, Room, overloaded};
 
 use super::{

@@ -1,0 +1,88 @@
+//! Compiles limits into kernels. A limit is valid if its kernel can be compiled, so the
+//! constructors of [`Limit`] that validate numbers are here.
+
+use super::{Buckets, FixedWindow, Gcra, Interval, Kernel, Log, Weighted};
+use crate::{
+    error::LimitError,
+    limit::{
+        Algorithm, Counting, Limit, RefillMode,
+        bounds::{check_count, least_capacity},
+        check_soft_percent,
+    },
+};
+
+impl Limit {
+    /// Creates a limit without a soft allowance that does not count denied requests.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for the first field whose number is zero where it must not be, over its
+    /// maximum in [`bounds`](crate::bounds), or inconsistent with another field.
+    pub fn new(algorithm: Algorithm) -> Result<Self, LimitError> {
+        let limit = Self::unvalidated(algorithm);
+        Kernel::compile(&limit)?;
+        Ok(limit)
+    }
+
+    /// Admits `percent` more than the limit, and marks these requests as
+    /// [`over_limit`](crate::Outcome::over_limit).
+    ///
+    /// # Errors
+    ///
+    /// Rejects more than 1,000 percent, and a percentage with which the limit exceeds its maximum.
+    pub fn with_soft_percent(self, percent: u32) -> Result<Self, LimitError> {
+        check_soft_percent(percent)?;
+        let limit = self.with_unvalidated_soft_percent(percent);
+        Kernel::compile(&limit)?;
+        Ok(limit)
+    }
+}
+
+impl Kernel {
+    /// Validates the numbers of a limit and compiles them.
+    pub(crate) fn compile(limit: &Limit) -> Result<Self, LimitError> {
+        let hard = limit.hard_quota();
+        Ok(match limit.algorithm() {
+            Algorithm::Gcra { rate, burst } => {
+                check_count("burst", *burst, 0)?;
+                Self::Gcra(Gcra::new(("rate", *rate), ("burst", hard), false)?)
+            }
+            Algorithm::TokenBucket {
+                capacity,
+                refill,
+                mode,
+            } => {
+                check_count("capacity", *capacity, least_capacity(false))?;
+                match mode {
+                    RefillMode::Continuous => {
+                        Self::Gcra(Gcra::new(("refill", *refill), ("capacity", hard), false)?)
+                    }
+                    RefillMode::Interval => Self::Interval(Interval::new(*refill, hard)?),
+                }
+            }
+            Algorithm::LeakyBucket {
+                capacity,
+                leak,
+                queue,
+            } => {
+                check_count("capacity", *capacity, least_capacity(*queue))?;
+                Self::Gcra(Gcra::new(("leak", *leak), ("capacity", hard), *queue)?)
+            }
+            Algorithm::FixedWindow { window, .. } => {
+                Self::Window(FixedWindow::new(hard, window, limit.counts_in_full())?)
+            }
+            Algorithm::SlidingWindowLog { window, .. } => Self::Log(Log::new(hard, *window)?),
+            Algorithm::Concurrency { lease, .. } => Self::Lease(Log::new_lease(hard, *lease)?),
+            Algorithm::SlidingWindowCounter {
+                window,
+                counting: Counting::Weighted,
+                ..
+            } => Self::Weighted(Weighted::new(hard, *window)?),
+            Algorithm::SlidingWindowCounter {
+                window,
+                counting: Counting::Buckets { buckets, strict },
+                ..
+            } => Self::Buckets(Buckets::new(hard, *window, *buckets, *strict)?),
+        })
+    }
+}

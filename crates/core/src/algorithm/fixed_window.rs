@@ -1,0 +1,204 @@
+//! The fixed window kernel: one count that is reset at the end of each window.
+//!
+//! It implements `fixed_window`, anchored to the epoch, to a key's first request, or to a calendar.
+//!
+//! - **Promise.** At most `L` in each window `[start, end)` of the grid.
+//! - **Memory.** 16 bytes. A key expires when its window has ended.
+//! - **Counting in full.** If denied requests are counted in full, the count may exceed `L`.
+//!   Decisions do not change, because any count of at least `L` denies.
+//! - **Weakness.** Up to twice `L` within any interval, however short, across a window boundary:
+//!   `L` just before it and `L` just after. In general, a half-open interval of length `t` admits
+//!   up to `L * (ceil(t / W) + 1)`. All keys on an epoch or calendar grid are reset at the same
+//!   instant.
+//! - **Source.** Folklore; the boundary burst is described in every account of it.
+
+use crate::{
+    algorithm::{LimitStatus, Numbers, Retry, Terms},
+    digest::Digest,
+    error::LimitError,
+    limit::{
+        Window,
+        bounds::{self, check_count, check_period},
+    },
+    time::{Calendar, Span, Timestamp},
+};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WindowState {
+    pub(crate) count: u64,
+    /// When the window of `count` ends, in microseconds since the epoch.
+    pub(crate) end: u64,
+}
+
+impl WindowState {
+    pub(crate) fn end(&self) -> Timestamp {
+        Timestamp::from_micros(self.end)
+    }
+
+    /// Refunds `units`. If nothing remains, the state is that of a new key, so that the next charge
+    /// starts a window.
+    pub(crate) fn refund(&mut self, now: Timestamp, units: u64) {
+        match self.count_at(now).saturating_sub(units) {
+            0 => *self = Self::default(),
+            left => self.count = left,
+        }
+    }
+
+    fn count_at(&self, now: Timestamp) -> u64 {
+        if self.end <= now.as_micros() {
+            0
+        } else {
+            self.count
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct FixedWindow {
+    limit: u64,
+    grid: Window,
+    /// Whether denied requests are counted in full, beyond the limit.
+    in_full: bool,
+}
+
+impl FixedWindow {
+    pub(crate) fn new(limit: u64, grid: &Window, in_full: bool) -> Result<Self, LimitError> {
+        check_count("limit", limit, 0)?;
+        if let Window::Epoch(span) | Window::FirstRequest(span) = grid {
+            check_period("window", *span)?;
+        }
+        Ok(Self {
+            limit,
+            grid: grid.clone(),
+            in_full,
+        })
+    }
+
+    /// Returns the units in which a state is counted.
+    pub(crate) fn terms(&self) -> Terms {
+        match &self.grid {
+            Window::FirstRequest(span) => Terms::FirstRequest {
+                window: span.as_micros(),
+            },
+            grid => Terms::Digest(grid.digest(Digest::new()).folded()),
+        }
+    }
+
+    /// Returns the same limit in windows of `window` microseconds that start with the first
+    /// request.
+    pub(crate) fn in_windows_of(&self, window: u64) -> Self {
+        Self {
+            grid: Window::FirstRequest(Span::from_micros(window)),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the parameters for a remote store (Redis).
+    pub(crate) fn numbers(&self) -> Numbers<'_> {
+        Numbers::Window {
+            limit: self.limit,
+            most: self.largest_count(),
+            grid: &self.grid,
+        }
+    }
+
+    /// Returns the maximum count of one window.
+    pub(crate) fn largest_count(&self) -> u64 {
+        if self.in_full {
+            bounds::MAX_COUNT
+        } else {
+            self.limit
+        }
+    }
+
+    pub(crate) fn admits(&self, state: &WindowState, now: Timestamp, cost: u64) -> bool {
+        cost <= self.limit && state.count_at(now) <= self.limit - cost
+    }
+
+    pub(crate) fn charge(&self, state: &mut WindowState, now: Timestamp, cost: u64) {
+        let count = state.count_at(now);
+        let most = self.largest_count();
+        let spent = cost.min(most.saturating_sub(count));
+        if spent == 0 {
+            return;
+        }
+        if state.end <= now.as_micros() {
+            state.end = self.end_at(now).as_micros();
+        }
+        state.count = count + spent;
+    }
+
+    pub(crate) fn status(&self, state: &WindowState, now: Timestamp) -> LimitStatus {
+        LimitStatus {
+            remaining: self.limit.saturating_sub(state.count_at(now)),
+            reset_after: state.end().since(now),
+        }
+    }
+
+    /// Returns how far the count exceeds the limit.
+    pub(crate) fn excess(&self, state: &WindowState, now: Timestamp) -> u64 {
+        state.count_at(now).saturating_sub(self.limit)
+    }
+
+    pub(crate) fn retry(&self, state: &WindowState, now: Timestamp, cost: u64) -> Retry {
+        if cost > self.limit {
+            return Retry::Never;
+        }
+        Retry::After(state.end().since(now))
+    }
+
+    /// Converts a state: the old count applies in full to the new window, if the two overlap.
+    pub(crate) fn adopt(
+        &self,
+        old: Option<&Self>,
+        state: WindowState,
+        now: Timestamp,
+    ) -> WindowState {
+        if state.end <= now.as_micros() {
+            return WindowState::default();
+        }
+        let end = match (&self.grid, old.map(|old| &old.grid)) {
+            (Window::FirstRequest(new), Some(Window::FirstRequest(old))) => {
+                let start = state.end.saturating_sub(old.as_micros());
+                start.saturating_add(new.as_micros())
+            }
+            (Window::FirstRequest(_), _) => state.end.min(self.end_at(now).as_micros()),
+            (Window::Epoch(_) | Window::Calendar(_), _) => self.end_at(now).as_micros(),
+        };
+        if end <= now.as_micros() {
+            WindowState::default()
+        } else {
+            WindowState {
+                count: state.count,
+                end,
+            }
+        }
+    }
+
+    /// Replaces a window that has not ended at `at` by the window of `at`. A window that starts
+    /// with a request ends at most one window length after `at`. The count does not change.
+    pub(crate) fn clamp(&self, state: &mut WindowState, at: Timestamp) {
+        if state.end <= at.as_micros() {
+            return;
+        }
+        let end = self.end_at(at).as_micros();
+        state.end = match self.grid {
+            Window::FirstRequest(_) => state.end.min(end),
+            // An end that is not on the grid would let one window of the grid admit twice the
+            // limit.
+            Window::Epoch(_) | Window::Calendar(_) => end,
+        };
+    }
+
+    /// Returns the end of the window that a charge at `now` belongs to, or starts.
+    fn end_at(&self, now: Timestamp) -> Timestamp {
+        match &self.grid {
+            Window::Epoch(span) => {
+                let span = span.as_micros();
+                Timestamp::from_micros((now.as_micros() / span + 1).saturating_mul(span))
+            }
+            Window::FirstRequest(span) => now.after(*span),
+            Window::Calendar(calendar) => Calendar::window(calendar, now).1,
+        }
+    }
+}

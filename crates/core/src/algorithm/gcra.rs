@@ -1,0 +1,545 @@
+//! The GCRA kernel (generic cell rate algorithm), with one theoretical arrival time (TAT) as its
+//! state.
+//!
+//! It implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a meter and
+//! as a queue. They are the same algorithm: the distance of the TAT from the clock is the number of
+//! spent tokens of a token bucket, or the water in a leaky bucket, of capacity `B`.
+//!
+//! ```text
+//!           now                TAT         now + tau
+//! ──────────┼───── spent ───────┼─── remaining ──┼────────▶ time
+//!
+//! tau = B * T, one unit is T = period / rate
+//! ```
+//!
+//! - **Promise.** With a rate of `L` per period `P` and a capacity of `B`, any closed interval of
+//!   length `t` admits at most `B + floor(t * L / P)` units. A half-open interval admits one less
+//!   if `t * L / P` is a whole number.
+//! - **Queue.** Admitted requests are served in the order of admission. A cost of `n` delays later
+//!   requests by `n * T`: start times are that far apart, except that each is rounded up to a whole
+//!   microsecond. A cost of `n` waits for at most `tau - n * T`.
+//! - **Exact.** One unit is `p / l` microseconds, in lowest terms. The TAT consists of whole
+//!   microseconds and a fraction in `l`-ths, added with a carry. Nothing is rounded, so a rate of 7
+//!   per second earns back exactly 7 each second.
+//! - **Memory.** 16 bytes. A key expires when its TAT has passed.
+//! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)`: up to twice `L` if
+//!   `B = L` and `W = P`. If that matters, choose a smaller `B` or a sliding window.
+//! - **Source.** ITU-T I.371 (GCRA, virtual scheduling); Turner 1986 (leaky bucket).
+
+use crate::{
+    algorithm::{ChargePosition, LimitStatus, Numbers, Outcome, Retry, Terms},
+    error::LimitError,
+    limit::{
+        Rate,
+        bounds::{self, check_count, check_rate},
+    },
+    time::{Span, Timestamp},
+};
+
+/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`, for the
+/// `l` of a schedule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Exact {
+    /// Whole microseconds.
+    pub whole: u64,
+    /// The fraction, in units of `1 / l` microseconds.
+    pub part: u64,
+}
+
+impl Exact {
+    /// Later than any instant.
+    const NEVER: Self = Self {
+        whole: u64::MAX,
+        part: 0,
+    };
+
+    fn as_span(self) -> Span {
+        Span::from_micros(self.whole.saturating_add(u64::from(self.part > 0)))
+    }
+
+    fn at(now: Timestamp) -> Self {
+        Self {
+            whole: now.as_micros(),
+            part: 0,
+        }
+    }
+
+    /// Returns the value rounded up to whole microseconds.
+    pub(crate) fn ceil(self) -> Timestamp {
+        Timestamp::from_micros(self.whole.saturating_add(u64::from(self.part > 0)))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gcra {
+    /// One unit lasts `p / l` microseconds, in lowest terms.
+    p: u64,
+    l: u64,
+    unit: Exact,
+    /// The capacity as a duration: how far the TAT may be ahead of the clock.
+    tau: Exact,
+    /// Half of the capacity as a duration. With less than this remaining, a key is hot
+    /// (`is_hot`).
+    half: Exact,
+    capacity: u64,
+    queue: bool,
+}
+
+/// The result of a decision: its outcome, the new TAT, and whether the key is hot, which means that
+/// the request was denied or less than half of the capacity remains.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) outcome: Outcome,
+    pub(crate) tat: Exact,
+    pub(crate) is_hot: bool,
+}
+
+impl Gcra {
+    /// Creates a schedule of `rate` with `capacity`. Each comes with its field name, for errors.
+    pub(crate) fn new(
+        (rate_field, rate): (&'static str, Rate),
+        (capacity_field, capacity): (&'static str, u64),
+        queue: bool,
+    ) -> Result<Self, LimitError> {
+        check_rate(rate_field, rate)?;
+        check_count(capacity_field, capacity, 1)?;
+        let divisor = gcd(rate.count, rate.period.as_micros());
+        let (l, p) = (rate.count / divisor, rate.period.as_micros() / divisor);
+        let tau_micros = (u128::from(capacity) * u128::from(p)).div_ceil(u128::from(l));
+        if tau_micros > u128::from(bounds::MAX_DRAIN.as_micros()) {
+            let problem = format!(
+                "refilling {capacity} at {rate} takes longer than the maximum of 100 years; lower it or raise the rate"
+            );
+            return Err(LimitError::new(capacity_field, problem));
+        }
+        Ok(Self::of_units(p, l, capacity, queue))
+    }
+
+    /// Creates a schedule with units of `p / l` microseconds, in lowest terms.
+    fn of_units(p: u64, l: u64, capacity: u64, queue: bool) -> Self {
+        let mut gcra = Self {
+            p,
+            l,
+            unit: Exact::default(),
+            tau: Exact::default(),
+            half: Exact::default(),
+            capacity,
+            queue,
+        };
+        gcra.unit = gcra.duration_of(1);
+        gcra.tau = gcra.duration_of(capacity);
+        gcra.half = gcra.duration_of(capacity.div_ceil(2));
+        gcra
+    }
+
+    /// Returns the units in which a state is counted.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms::Gcra {
+            numerator: self.p,
+            denominator: self.l,
+        }
+    }
+
+    /// Returns a schedule of the same capacity with units of `numerator / denominator`
+    /// microseconds.
+    pub(crate) fn with_units(&self, numerator: u64, denominator: u64) -> Self {
+        let (p, l) = (numerator.max(1), denominator.max(1));
+        Self::of_units(p, l, self.capacity, self.queue)
+    }
+
+    /// Returns whether [`Self::adopt`] keeps all units that were spent under `old`.
+    pub(crate) fn adopts_all(&self, old: &Self, tat: Exact, now: Timestamp) -> bool {
+        let (converted, latest) = self.converted(old, tat, now);
+        converted <= latest
+    }
+
+    /// Returns the parameters for a remote store (Redis), for a request of `cost`.
+    pub(crate) fn numbers(&self, cost: u64) -> Numbers<'static> {
+        Numbers::Gcra {
+            fraction: self.l,
+            duration: (cost <= self.capacity).then(|| self.duration_of(cost)),
+            tau: self.tau,
+            queue: self.queue,
+        }
+    }
+
+    /// Returns the largest fraction that a TAT can have.
+    pub(crate) fn largest_part(&self) -> u64 {
+        self.l - 1
+    }
+
+    /// Decides for a rule with only this schedule, in one pass. The result is the same as that of
+    /// the separate methods below.
+    #[inline]
+    pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
+        if let Some(whole) = self.without_fractions() {
+            return whole.decide_exactly(tat, now, cost);
+        }
+        self.decide_exactly(tat, now, cost)
+    }
+
+    /// Returns the same schedule with `l = 1` and zero fractions as constants, if it has no
+    /// fractions. The compiler then removes the arithmetic on fractions.
+    #[inline]
+    fn without_fractions(&self) -> Option<Self> {
+        let whole = |exact: Exact| Exact { part: 0, ..exact };
+        (self.l == 1).then(|| Self {
+            l: 1,
+            unit: whole(self.unit),
+            tau: whole(self.tau),
+            half: whole(self.half),
+            ..*self
+        })
+    }
+
+    // Inlined into both callers: behind a function call, the compiler would not know that `l` is 1.
+    #[inline(always)]
+    fn decide_exactly(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
+        let (base, brim) = (self.base(tat, now), self.brim(now));
+        let end = if cost <= self.capacity {
+            self.plus(base, self.span_of(cost))
+        } else {
+            Exact::NEVER
+        };
+        let allowed = end <= brim;
+        let spent = if allowed { end } else { base };
+        let room = self.minus(brim, spent);
+        let outcome = Outcome {
+            allowed,
+            over_limit: false,
+            limit: self.capacity,
+            remaining: if room < self.unit {
+                0
+            } else {
+                self.units_in(room)
+            },
+            reset_after: spent.ceil().since(now),
+            retry_after: if allowed {
+                Retry::NOW
+            } else if end == Exact::NEVER {
+                Retry::Never
+            } else {
+                Retry::After(self.minus(end, brim).as_span())
+            },
+            delay: if self.queue && allowed {
+                base.ceil().since(now)
+            } else {
+                Span::ZERO
+            },
+            excess: 0,
+        };
+        Step {
+            outcome,
+            tat: spent,
+            is_hot: !allowed || room < self.half,
+        }
+    }
+
+    pub(crate) fn admits(&self, tat: &Exact, now: Timestamp, cost: u64) -> bool {
+        cost <= self.capacity
+            && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.brim(now)
+    }
+
+    pub(crate) fn charge(&self, tat: &mut Exact, now: Timestamp, cost: u64) {
+        let cost = cost.min(self.capacity);
+        let base = self.base(*tat, now);
+        let brim = self.brim(now).max(base);
+        *tat = self.plus(base, self.span_of(cost)).min(brim);
+    }
+
+    pub(crate) fn refund(&self, tat: &mut Exact, now: Timestamp, units: u64) {
+        let refunded = self.span_of(units.min(self.capacity));
+        *tat = self
+            .minus(self.base(*tat, now), refunded)
+            .max(Exact::at(now));
+    }
+
+    /// Refunds the part of a charge that has not been served yet, up to `units`.
+    ///
+    /// The schedule is treated as a FIFO queue of work that drains at one microsecond per
+    /// microsecond. `end` is the TAT right after the charge. Returns by how many microseconds,
+    /// rounded up, the refund moves later charges forward; 0 if the charge was the last one. See
+    /// `receipt` for why this is safe.
+    pub(crate) fn refund_charge(
+        &self,
+        tat: &mut Exact,
+        now: Timestamp,
+        position: &ChargePosition,
+        end: Exact,
+        units: u64,
+    ) -> u64 {
+        let duration_of = self.duration_of(position.cost.min(self.capacity));
+        let ends = position
+            .shift
+            .map(|whole| self.minus(end, Exact { whole, part: 0 }));
+        let is_last = ends == Some(*tat);
+        // In a queue that delays requests, later requests already have their start times. So only
+        // the last charge can be taken out.
+        let unserved = if self.queue {
+            if end == *tat {
+                self.minus(end, Exact::at(now))
+            } else {
+                Exact::default()
+            }
+        } else {
+            self.unserved(*tat, now, position, ends, duration_of)
+        };
+        let given = unserved
+            .min(duration_of)
+            .min(self.duration_of(units.min(self.capacity)));
+        *tat = self.minus(*tat, given).max(Exact::at(now));
+        if is_last {
+            0
+        } else {
+            given.as_span().as_micros()
+        }
+    }
+
+    /// Returns a lower bound of the part of a charge that has not been served. `ends` is where the
+    /// charge ends now after refunds of others, or an earlier point.
+    fn unserved(
+        &self,
+        tat: Exact,
+        now: Timestamp,
+        position: &ChargePosition,
+        ends: Option<Exact>,
+        duration_of: Exact,
+    ) -> Exact {
+        let passed = Exact {
+            whole: now.since(position.at).as_micros(),
+            part: 0,
+        };
+        // At most the time elapsed since the charge can have been served.
+        let by_time = self.minus(duration_of, passed);
+        match ends {
+            None => by_time,
+            // The TAT is before the end of the charge: the key was reset.
+            Some(ends) if ends > tat => Exact::default(),
+            Some(ends) => by_time.max(self.minus(ends, Exact::at(now))),
+        }
+    }
+
+    pub(crate) fn status(&self, tat: &Exact, now: Timestamp) -> LimitStatus {
+        let base = self.base(*tat, now);
+        let room = self.minus(self.brim(now), base);
+        let remaining = if room < self.unit {
+            0
+        } else {
+            self.units_in(room)
+        };
+        LimitStatus {
+            remaining,
+            reset_after: base.ceil().since(now),
+        }
+    }
+
+    pub(crate) fn retry(&self, tat: &Exact, now: Timestamp, cost: u64) -> Retry {
+        if cost > self.capacity {
+            return Retry::Never;
+        }
+        let end = self.plus(self.base(*tat, now), self.span_of(cost));
+        let wait = self.minus(end, self.brim(now));
+        Retry::After(wait.as_span())
+    }
+
+    /// Returns whether this is a queue, which delays requests.
+    pub(crate) fn is_queue(&self) -> bool {
+        self.queue
+    }
+
+    /// Returns by how much the current wait exceeds `longest`. Zero if this is not a queue.
+    pub(crate) fn excess_delay(&self, tat: Exact, now: Timestamp, longest: Span) -> Span {
+        if !self.queue {
+            return Span::ZERO;
+        }
+        self.base(tat, now).ceil().since(now.after(longest))
+    }
+
+    /// Returns the delay of the request that was just charged: until the requests before it are
+    /// done. Zero if this is not a queue.
+    pub(crate) fn delay(&self, tat: Exact, now: Timestamp, cost: u64) -> Span {
+        if !self.queue {
+            return Span::ZERO;
+        }
+        self.minus(tat, self.span_of(cost)).ceil().since(now)
+    }
+
+    /// Converts a TAT from `old` to this schedule. The same number of units stays spent, at their
+    /// new duration.
+    ///
+    /// The result may exceed this schedule's capacity, because servers with the old numbers may
+    /// still use the key. With a slower rate, the TAT is at most the old TAT or that of a full
+    /// bucket, whichever is later.
+    pub(crate) fn adopt(&self, old: Option<&Self>, tat: Exact, now: Timestamp) -> Exact {
+        let Some(old) = old else {
+            // Without the old numbers, the debt keeps its duration. The unit of its fraction is
+            // unknown, so a fraction counts as a whole microsecond.
+            let latest = Exact::at(now.after(bounds::MAX_DRAIN));
+            return Exact::at(tat.ceil()).min(latest);
+        };
+        let (converted, latest) = self.converted(old, tat, now);
+        converted.min(latest)
+    }
+
+    /// Returns the TAT of the units spent under `old` at their new duration, and the latest TAT
+    /// that is allowed.
+    fn converted(&self, old: &Self, tat: Exact, now: Timestamp) -> (Exact, Exact) {
+        let ends = old.base(tat, now);
+        let debt = old.minus(ends, Exact::at(now));
+        let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
+        let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
+        let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
+        // A debt that kept its duration in a former conversion can be more units than were ever
+        // spent, so the product may overflow.
+        let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
+        let latest = self.brim(now).max(Exact::at(ends.ceil()));
+        (self.plus(Exact::at(now), self.exact(scaled)), latest)
+    }
+
+    /// Sets `TAT = min(TAT, at + tau)`: at most the TAT of a bucket that was emptied at `at`.
+    pub(crate) fn clamp(&self, tat: &mut Exact, at: Timestamp) {
+        *tat = (*tat).min(self.brim(at));
+    }
+
+    /// Returns where spending begins: the TAT, or `now` if that is later.
+    ///
+    /// A fraction that is invalid for this schedule, from bytes that are not one of its snapshots,
+    /// counts as a whole microsecond. All other methods rely on fractions below `l`.
+    fn base(&self, tat: Exact, now: Timestamp) -> Exact {
+        let tat = if tat.part < self.l {
+            tat
+        } else {
+            Exact::at(tat.ceil())
+        };
+        tat.max(Exact::at(now))
+    }
+
+    /// Returns the latest TAT that is allowed at `now`.
+    fn brim(&self, now: Timestamp) -> Exact {
+        self.plus(Exact::at(now), self.tau)
+    }
+
+    fn span_of(&self, cost: u64) -> Exact {
+        if cost == 1 {
+            self.unit
+        } else {
+            self.duration_of(cost)
+        }
+    }
+
+    /// Returns the duration of `cost` units. It cannot overflow, because `cost` is at most the
+    /// capacity.
+    fn duration_of(&self, cost: u64) -> Exact {
+        self.exact(u128::from(cost) * u128::from(self.p))
+    }
+
+    /// Splits a number of `1 / l` microseconds into whole microseconds and a fraction.
+    fn exact(&self, scaled: u128) -> Exact {
+        let l = u128::from(self.l);
+        Exact {
+            whole: narrow(scaled / l),
+            part: narrow(scaled % l),
+        }
+    }
+
+    /// Returns how many whole units fit into `span`.
+    fn units_in(&self, span: Exact) -> u64 {
+        if self.l == 1 {
+            return span.whole / self.p;
+        }
+        narrow(
+            (u128::from(span.whole) * u128::from(self.l) + u128::from(span.part))
+                / u128::from(self.p),
+        )
+    }
+
+    fn plus(&self, a: Exact, b: Exact) -> Exact {
+        let (whole, part) = (
+            a.whole.saturating_add(b.whole),
+            a.part.saturating_add(b.part),
+        );
+        if part < self.l {
+            Exact { whole, part }
+        } else {
+            Exact {
+                whole: whole.saturating_add(1),
+                part: part - self.l,
+            }
+        }
+    }
+
+    /// Returns `a - b`, or zero if `b` is larger.
+    fn minus(&self, a: Exact, b: Exact) -> Exact {
+        if a <= b {
+            Exact::default()
+        } else if a.part >= b.part {
+            Exact {
+                whole: a.whole - b.whole,
+                part: a.part - b.part,
+            }
+        } else {
+            Exact {
+                whole: a.whole - b.whole - 1,
+                part: a.part + self.l - b.part,
+            }
+        }
+    }
+}
+
+/// Narrows to 64 bits, saturating.
+pub(crate) fn narrow(wide: u128) -> u64 {
+    u64::try_from(wide).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Holds for any state, including invalid ones.
+        #[test]
+        fn the_combined_decision_equals_the_separate_methods(
+            (count, period) in prop::sample::select(vec![(1, 60_000_000), (1_000, 1_000_000), (7, 1_000_000), (u64::from(u32::MAX), 999_983)]),
+            capacity in 1..50_u64,
+            queue in any::<bool>(),
+            ahead in -1_000_000..2_000_000_000_i64,
+            part in prop::sample::select(vec![0, 1, u64::from(u32::MAX)]),
+            over in prop::option::of(0..2_u64),
+            cost in 1..50_u64,
+        ) {
+            let rate = Rate { count, period: Span::from_micros(period) };
+            let gcra = Gcra::new(("rate", rate), ("capacity", capacity), queue).unwrap();
+            let now = Timestamp::from_micros(1_700_000_000_000_000);
+            // Includes the largest valid fraction and the smallest invalid one.
+            let part = over.map_or(part, |over| gcra.largest_part() + over);
+            let tat = Exact { whole: now.as_micros().saturating_add_signed(ahead), part };
+            let cost = cost.min(capacity + 1);
+            let Step { outcome, tat: after, is_hot } = gcra.decide(tat, now, cost);
+
+            prop_assert_eq!(outcome.allowed, gcra.admits(&tat, now, cost));
+            let mut expected = gcra.base(tat, now);
+            if outcome.allowed {
+                gcra.charge(&mut expected, now, cost);
+            }
+            prop_assert_eq!(after, expected);
+            let status = gcra.status(&after, now);
+            prop_assert_eq!((outcome.remaining, outcome.reset_after), (status.remaining, status.reset_after));
+            let (retry, delay) = match outcome.allowed {
+                true => (Retry::NOW, gcra.delay(after, now, cost)),
+                false => (gcra.retry(&tat, now, cost), Span::ZERO),
+            };
+            prop_assert_eq!((outcome.retry_after, outcome.delay), (retry, delay));
+            prop_assert_eq!(is_hot, !outcome.allowed || outcome.remaining < capacity.div_ceil(2));
+            prop_assert_eq!((outcome.limit, outcome.over_limit, outcome.excess), (capacity, false, 0));
+        }
+    }
+}

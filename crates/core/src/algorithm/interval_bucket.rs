@@ -1,0 +1,282 @@
+//! The interval kernel: a token bucket that receives all the tokens of an interval at once.
+//!
+//! It implements `token_bucket` with `refill_mode: interval`. `R` tokens arrive at the end of every
+//! interval `I`, up to the capacity `B`; any excess is dropped. A full bucket has no interval
+//! running: the next charge starts one, so forgetting a full bucket changes no decision.
+//!
+//! The state is the instant at which the bucket will be full again, and the number of tokens of the
+//! last refill. The tokens missing now are derived from it, as from a GCRA's TAT:
+//!
+//! ```text
+//!   missing = (m - 1) * R + last     m = ceil((full_at - now) / I) refills to come
+//!
+//!   now        R          R         last = full
+//! ───┼─────────┼──────────┼──────────┼──▶
+//!      m = 3      m = 2      m = 1   full_at
+//! ```
+//!
+//! - **Promise.** Any half-open interval of length `t` admits at most `B + R * ceil(t / I)`.
+//! - **Memory.** 16 bytes. A key expires when its bucket is full.
+//! - **Weakness.** All clients that ran out of tokens in the same interval return at the same time,
+//!   at the refill.
+//! - **Source.** Tanenbaum, Computer Networks (token bucket); the "intervally" refill of
+//!   `bucket4j`.
+
+use crate::{
+    algorithm::{ChargePosition, LimitStatus, Numbers, Retry, Terms, narrow},
+    error::LimitError,
+    limit::{
+        Rate,
+        bounds::{self, check_count, check_rate},
+    },
+    time::Timestamp,
+};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct IntervalState {
+    /// When the bucket is full again, in microseconds since the epoch.
+    pub(crate) full_at: u64,
+    /// The number of tokens of the last refill: from 1 to the refill of the limits that wrote the
+    /// state.
+    pub(crate) last: u64,
+}
+
+impl IntervalState {
+    pub(crate) fn full_at(&self) -> Timestamp {
+        Timestamp::from_micros(self.full_at)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Interval {
+    refill: u64,
+    every: u64,
+    capacity: u64,
+}
+
+/// The tokens missing from a bucket, and when the next refill arrives. More than the capacity can
+/// be missing if it was charged under wider limits.
+struct Missing {
+    tokens: u128,
+    next_refill: u64,
+}
+
+impl Interval {
+    pub(crate) fn new(refill: Rate, capacity: u64) -> Result<Self, LimitError> {
+        check_rate("refill", refill)?;
+        check_count("capacity", capacity, 1)?;
+        let intervals = u128::from(capacity.div_ceil(refill.count));
+        if intervals * u128::from(refill.period.as_micros())
+            > u128::from(bounds::MAX_DRAIN.as_micros())
+        {
+            let problem = format!(
+                "refilling {capacity} at {refill} takes longer than the maximum of 100 years; lower it or raise the refill"
+            );
+            return Err(LimitError::new("capacity", problem));
+        }
+        Ok(Self {
+            refill: refill.count,
+            every: refill.period.as_micros(),
+            capacity,
+        })
+    }
+
+    /// Returns the units in which a state is counted.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms::Interval {
+            refill: self.refill,
+            every: self.every,
+        }
+    }
+
+    /// Returns the same capacity with a refill of `refill` tokens every `every` microseconds.
+    pub(crate) fn with_refill(&self, refill: u64, every: u64) -> Self {
+        Self {
+            refill: refill.max(1),
+            every: every.max(1),
+            capacity: self.capacity,
+        }
+    }
+
+    /// Returns whether [`Self::adopt`] keeps all tokens that were missing under `old`.
+    pub(crate) fn adopts_all(&self, old: &Self, state: IntervalState, now: Timestamp) -> bool {
+        state.full_at <= now.as_micros() || {
+            let (kept, latest) = self.converted(old, state, now);
+            kept.full_at <= latest.full_at
+        }
+    }
+
+    /// Returns the parameters for a remote store (Redis).
+    pub(crate) fn numbers(&self) -> Numbers<'static> {
+        Numbers::Interval {
+            refill: self.refill,
+            every: self.every,
+            capacity: self.capacity,
+        }
+    }
+
+    /// Returns the maximum of `last` in a state, unless the state was written under other limits.
+    pub(crate) fn largest_refill(&self) -> u64 {
+        self.refill
+    }
+
+    pub(crate) fn admits(&self, state: &IntervalState, now: Timestamp, cost: u64) -> bool {
+        cost <= self.capacity && self.missing(state, now).tokens <= u128::from(self.capacity - cost)
+    }
+
+    pub(crate) fn charge(&self, state: &mut IntervalState, now: Timestamp, cost: u64) {
+        let missing = self.missing(state, now);
+        let capacity = u128::from(self.capacity);
+        if missing.tokens < capacity {
+            let tokens = (missing.tokens + u128::from(cost)).min(capacity);
+            *state = self.state_of(tokens, missing.next_refill);
+        }
+    }
+
+    pub(crate) fn refund(&self, state: &mut IntervalState, now: Timestamp, units: u64) {
+        if units == 0 {
+            return;
+        }
+        let missing = self.missing(state, now);
+        *state = match missing.tokens.saturating_sub(units.into()) {
+            0 => IntervalState::default(),
+            tokens => self.state_of(tokens, missing.next_refill),
+        };
+    }
+
+    /// Refunds up to `units` of a charge after which the bucket was to be full at `full_at`. Tokens
+    /// of that charge that refills may have returned since are not refunded again.
+    pub(crate) fn refund_charge(
+        &self,
+        state: &mut IntervalState,
+        now: Timestamp,
+        position: &ChargePosition,
+        full_at: u64,
+        units: u64,
+    ) {
+        let then = position.at.as_micros();
+        let refills = full_at.saturating_sub(then).div_ceil(self.every).max(1);
+        let next_refill = full_at.saturating_sub((refills - 1).saturating_mul(self.every));
+        let passed = match now.as_micros().checked_sub(next_refill) {
+            Some(since) => since / self.every + 1,
+            None => 0,
+        };
+        let refilled = passed.saturating_mul(self.refill);
+        self.refund(
+            state,
+            now,
+            units.min(position.cost.saturating_sub(refilled)),
+        );
+    }
+
+    pub(crate) fn status(&self, state: &IntervalState, now: Timestamp) -> LimitStatus {
+        let missing = self.missing(state, now).tokens;
+        let remaining = u128::from(self.capacity).saturating_sub(missing);
+        LimitStatus {
+            remaining: narrow(remaining),
+            reset_after: state.full_at().since(now),
+        }
+    }
+
+    pub(crate) fn retry(&self, state: &IntervalState, now: Timestamp, cost: u64) -> Retry {
+        if cost > self.capacity {
+            return Retry::Never;
+        }
+        let missing = self.missing(state, now);
+        let short = missing.tokens.saturating_sub((self.capacity - cost).into());
+        if short == 0 {
+            return Retry::NOW;
+        }
+        let refills = narrow(short.div_ceil(self.refill.into()));
+        let at = missing
+            .next_refill
+            .saturating_add((refills - 1).saturating_mul(self.every));
+        Retry::After(Timestamp::from_micros(at).since(now))
+    }
+
+    /// Converts a state from `old`. The missing tokens stay missing, even if they exceed the
+    /// capacity, because servers with the old numbers may still use the key. The next refill
+    /// arrives when it would have, or sooner. With a slower rate, the bucket is full at the old
+    /// time or when an empty bucket would be, whichever is later.
+    pub(crate) fn adopt(
+        &self,
+        old: Option<&Self>,
+        state: IntervalState,
+        now: Timestamp,
+    ) -> IntervalState {
+        if state.full_at <= now.as_micros() {
+            return IntervalState::default();
+        }
+        let Some(old) = old else {
+            // Without the old numbers, keep the time at which the bucket is full again.
+            let latest = now.after(bounds::MAX_DRAIN).as_micros();
+            return IntervalState {
+                full_at: state.full_at.min(latest),
+                ..state
+            };
+        };
+        let (kept, latest) = self.converted(old, state, now);
+        if kept.full_at <= latest.full_at {
+            kept
+        } else {
+            latest
+        }
+    }
+
+    /// Returns the state with the tokens missing under `old`, and the latest state that is allowed.
+    fn converted(
+        &self,
+        old: &Self,
+        state: IntervalState,
+        now: Timestamp,
+    ) -> (IntervalState, IntervalState) {
+        let missing = old.missing(&state, now);
+        let next_refill = missing
+            .next_refill
+            .min(now.as_micros().saturating_add(self.every));
+        let kept = self.state_of(missing.tokens, next_refill);
+        let brim = self.state_of(self.capacity.into(), next_refill);
+        let latest = IntervalState {
+            full_at: brim.full_at.max(state.full_at),
+            last: brim.last.max(state.last),
+        };
+        (kept, latest)
+    }
+
+    /// Limits the missing tokens to the capacity. The next refill arrives within one interval of
+    /// `at`, and the phase of the refills does not change.
+    pub(crate) fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
+        let missing = self.missing(state, at);
+        if missing.tokens > self.capacity.into() {
+            *state = self.state_of(self.capacity.into(), missing.next_refill);
+        }
+    }
+
+    fn missing(&self, state: &IntervalState, now: Timestamp) -> Missing {
+        let now = now.as_micros();
+        if state.full_at <= now {
+            return Missing {
+                tokens: 0,
+                next_refill: now.saturating_add(self.every),
+            };
+        }
+        let refills = (state.full_at - now).div_ceil(self.every);
+        // Limits with a larger refill may have left more to the last refill than one refill has
+        // here.
+        let last = state.last.min(self.refill);
+        Missing {
+            tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(last),
+            next_refill: state.full_at - (refills - 1) * self.every,
+        }
+    }
+
+    fn state_of(&self, missing: u128, next_refill: u64) -> IntervalState {
+        let refill = u128::from(self.refill);
+        let before_the_last = missing.div_ceil(refill).max(1) - 1;
+        let duration_of = narrow(before_the_last).saturating_mul(self.every);
+        IntervalState {
+            full_at: next_refill.saturating_add(duration_of),
+            last: narrow(missing - before_the_last * refill),
+        }
+    }
+}

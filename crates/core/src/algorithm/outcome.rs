@@ -1,0 +1,67 @@
+//! The result of one limit.
+
+use crate::time::Span;
+
+/// When a denied request would be admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Retry {
+    /// After this time, exact to the microsecond if no other request is charged. Zero if the
+    /// request is allowed. For [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is an
+    /// estimate of when a slot becomes free.
+    After(Span),
+    /// Never: the cost exceeds the most that the limit can hold.
+    Never,
+}
+
+impl Retry {
+    /// No wait: the request is admitted now.
+    pub const NOW: Self = Self::After(Span::ZERO);
+
+    /// Returns the wait, or `None` for never.
+    #[must_use]
+    pub fn span(self) -> Option<Span> {
+        match self {
+            Self::After(span) => Some(span),
+            Self::Never => None,
+        }
+    }
+}
+
+/// The result of one limit for one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Whether this limit admits the request.
+    pub allowed: bool,
+    /// Whether the request was admitted over the limit, within the soft allowance.
+    pub over_limit: bool,
+    /// The quota: the most units that an idle key can spend at once.
+    pub limit: u64,
+    /// The units that can still be spent at this instant, after this decision, including the soft
+    /// allowance.
+    pub remaining: u64,
+    /// The time until the key has fully recovered, if no other request is charged. For
+    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is the end of the last lease:
+    /// slots that are released come back earlier.
+    pub reset_after: Span,
+    /// The time until the same request would be admitted; zero if allowed.
+    pub retry_after: Retry,
+    /// How long to delay an admitted request. Only a queue returns more than zero.
+    pub delay: Span,
+    /// By how much the count exceeds the limit after this decision. It is above 0 only for a fixed
+    /// window that counts [in full](crate::Limit::counting_in_full) or whose limit was lowered.
+    pub excess: u64,
+}
+
+impl Outcome {
+    /// A placeholder that is always overwritten before an outcome is returned.
+    pub(crate) const UNSET: Self = Self {
+        allowed: false,
+        over_limit: false,
+        limit: 0,
+        remaining: 0,
+        reset_after: Span::ZERO,
+        retry_after: Retry::Never,
+        delay: Span::ZERO,
+        excess: 0,
+    };
+}

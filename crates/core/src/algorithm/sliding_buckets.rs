@@ -1,0 +1,306 @@
+//! The bucket kernel: a sliding window counter with sub-windows.
+//!
+//! It implements `sliding_window_counter` with `buckets: k`. Time is divided into buckets of
+//! `w = W / k`, aligned to the epoch.
+//!
+//! ```text
+//!   k = 3         │  b-3  │  b-2  │  b-1  │   b   │
+//!                 ·  4    ·   2   ·   0   ·   1  now
+//!   strict sums   ├───────────────────────────────┤   k + 1 buckets: never less than W before now
+//!   loose sums            ├───────────────────────┤   k buckets: as little as W - w before now
+//! ```
+//!
+//! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`. Under
+//!   saturation it admits `L` per `W + w`, which is `k / (k + 1)` of the limit. Loose: at most `L`
+//!   in any `k` buckets.
+//! - **Memory.** 8 bytes per bucket, plus about 70; independent of the limit.
+//! - **Work.** A decision reads each bucket once or twice, of at most 1,001.
+//! - **Weakness.** Loose: up to `2 * L` in an interval of `W`. Strict: a key waits up to one bucket
+//!   longer than with a log.
+//! - **Source.** Folklore; Figma 2017, "An alternative approach to rate limiting". .NET's
+//!   `SlidingWindowRateLimiter` is the loose form.
+
+use crate::{
+    algorithm::{LimitStatus, Numbers, Retry, Terms},
+    digest::Digest,
+    error::LimitError,
+    limit::bounds::{self, check_count, check_period},
+    time::{Span, Timestamp},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BucketsState {
+    /// The number of the newest bucket since the epoch.
+    pub(crate) newest: u64,
+    /// The length of a bucket in microseconds.
+    pub(crate) width: u64,
+    /// A ring buffer: bucket `b` is at index `b % len`.
+    pub(crate) counts: Box<[u64]>,
+    pub(crate) total: u64,
+}
+
+impl BucketsState {
+    pub(crate) fn expires(&self) -> Timestamp {
+        if self.total == 0 {
+            return Timestamp::default();
+        }
+        let len = self.counts.len() as u64;
+        let newest = (0..len)
+            .find(|back| self.count(self.newest.saturating_sub(*back)) > 0)
+            .unwrap_or(0);
+        Timestamp::from_micros((self.newest - newest + len).saturating_mul(self.width))
+    }
+
+    /// Creates a state from the counts of its buckets, the newest last. The state has at least one
+    /// bucket.
+    pub(crate) fn from_counts(newest: u64, width: u64, counts: &[u64]) -> Self {
+        // No limit has more buckets, and the sum of this many counts does not overflow.
+        let most = bounds::MAX_BUCKETS as usize + 1;
+        let counts = &counts[counts.len().saturating_sub(most)..];
+        let mut state = Self {
+            newest,
+            width: width.max(1),
+            counts: vec![0; counts.len().max(1)].into(),
+            total: 0,
+        };
+        for (oldest_first, count) in (newest.saturating_add(1)..).zip(counts) {
+            let (slot, count) = (state.slot(oldest_first), (*count).min(bounds::MAX_COUNT));
+            state.counts[slot] = count;
+            state.total += count;
+        }
+        state
+    }
+
+    /// Returns the counts, the newest last. In the ring, the slot after the newest is the oldest.
+    pub(crate) fn oldest_first(&self) -> impl Iterator<Item = u64> {
+        let buckets = (self.newest + 1..).take(self.counts.len());
+        buckets.map(|bucket| self.count(bucket))
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.counts.len() * size_of::<u64>()
+    }
+
+    pub(crate) fn refund(&mut self, now: Timestamp, units: u64) {
+        self.advance(now);
+        self.drop_newest(units);
+    }
+
+    /// Removes up to `units` from the bucket with this number, if the ring still contains it.
+    pub(crate) fn refund_charge(&mut self, now: Timestamp, bucket: u64, units: u64) {
+        self.advance(now);
+        let is_held = self.newest.saturating_sub(bucket) < self.counts.len() as u64;
+        if is_held && bucket <= self.newest {
+            let slot = self.slot(bucket);
+            let taken = units.min(self.counts[slot]);
+            self.counts[slot] -= taken;
+            self.total -= taken;
+        }
+    }
+
+    /// Moves what was counted in buckets after that of `at` into the bucket of `at`.
+    pub(crate) fn clamp(&mut self, at: Timestamp) {
+        let newest = at.as_micros() / self.width;
+        let len = self.counts.len() as u64;
+        let oldest = (self.newest + 1).saturating_sub(len);
+        for later in oldest.max(newest + 1)..=self.newest {
+            let (from, to) = (self.slot(later), self.slot(newest));
+            // A later bucket may occupy the slot of the bucket of `at` in the ring, so take its
+            // count out first.
+            let count = std::mem::take(&mut self.counts[from]);
+            self.counts[to] += count;
+        }
+        self.newest = self.newest.min(newest);
+    }
+
+    /// Moves every bucket back by `span`, rounded down to whole buckets.
+    pub(crate) fn move_back(&mut self, span: Span) {
+        let counts: Vec<u64> = self.oldest_first().collect();
+        let newest = self.newest.saturating_sub(span.as_micros() / self.width);
+        *self = Self::from_counts(newest, self.width, &counts);
+    }
+
+    fn slot(&self, bucket: u64) -> usize {
+        // The remainder is less than the length of a slice, so it fits a usize.
+        usize::try_from(bucket % self.counts.len() as u64).unwrap_or(0)
+    }
+
+    fn count(&self, bucket: u64) -> u64 {
+        self.counts[self.slot(bucket)]
+    }
+
+    /// Drops the oldest `units`.
+    fn drop_oldest(&mut self, mut units: u64) {
+        self.total -= units;
+        let len = self.counts.len() as u64;
+        for bucket in (self.newest + 1).saturating_sub(len)..=self.newest {
+            let slot = self.slot(bucket);
+            let dropped = units.min(self.counts[slot]);
+            self.counts[slot] -= dropped;
+            units -= dropped;
+        }
+    }
+
+    /// Drops the newest `units`, or all if there are fewer.
+    fn drop_newest(&mut self, mut units: u64) {
+        let len = self.counts.len() as u64;
+        for bucket in ((self.newest + 1).saturating_sub(len)..=self.newest).rev() {
+            let slot = self.slot(bucket);
+            let dropped = units.min(self.counts[slot]);
+            self.counts[slot] -= dropped;
+            self.total -= dropped;
+            units -= dropped;
+        }
+    }
+
+    /// Makes the bucket of `now` the newest, and drops buckets that have left the ring.
+    fn advance(&mut self, now: Timestamp) {
+        let bucket = now.as_micros() / self.width;
+        if bucket <= self.newest {
+            return;
+        }
+        if bucket - self.newest >= self.counts.len() as u64 {
+            self.counts.fill(0);
+            self.total = 0;
+        } else {
+            for passed in self.newest + 1..=bucket {
+                let slot = self.slot(passed);
+                self.total -= std::mem::take(&mut self.counts[slot]);
+            }
+        }
+        self.newest = bucket;
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Buckets {
+    limit: u64,
+    width: u64,
+    /// The number of buckets that are summed: those of a window, and one more in strict mode.
+    summed: usize,
+}
+
+impl Buckets {
+    pub(crate) fn new(
+        limit: u64,
+        window: Span,
+        buckets: u32,
+        strict: bool,
+    ) -> Result<Self, LimitError> {
+        check_count("limit", limit, 0)?;
+        check_period("window", window)?;
+        if !(1..=bounds::MAX_BUCKETS).contains(&buckets) {
+            return Err(LimitError::new(
+                "buckets",
+                format!("must be from 1 to {}, got {buckets}", bounds::MAX_BUCKETS),
+            ));
+        }
+        if !window.as_micros().is_multiple_of(u64::from(buckets)) {
+            return Err(LimitError::new(
+                "buckets",
+                format!(
+                    "{window} does not divide into {buckets} equal parts of whole microseconds; choose another number of buckets"
+                ),
+            ));
+        }
+        let summed = buckets as usize + usize::from(strict);
+        Ok(Self {
+            limit,
+            width: window.as_micros() / u64::from(buckets),
+            summed,
+        })
+    }
+
+    /// Returns the units in which a state is counted.
+    pub(crate) fn terms(&self) -> Terms {
+        let numbers = [4, self.width, self.summed as u64];
+        Terms::Digest(Digest::new().numbers(&numbers).folded())
+    }
+
+    /// Returns the parameters for a remote store (Redis).
+    pub(crate) fn numbers(&self) -> Numbers<'static> {
+        Numbers::Buckets {
+            limit: self.limit,
+            width: self.width,
+            summed: self.summed,
+        }
+    }
+
+    pub(crate) fn fresh(&self) -> BucketsState {
+        BucketsState {
+            newest: 0,
+            width: self.width,
+            counts: vec![0; self.summed].into(),
+            total: 0,
+        }
+    }
+
+    pub(crate) fn new_entry_bytes(&self) -> usize {
+        self.summed * size_of::<u64>()
+    }
+
+    pub(crate) fn is_compatible(&self, state: &BucketsState) -> bool {
+        state.width == self.width && state.counts.len() == self.summed
+    }
+
+    /// Converts a state: moves all that the old buckets still count into the newest of the new
+    /// ones.
+    pub(crate) fn adopt(&self, state: &BucketsState, now: Timestamp) -> BucketsState {
+        let mut old = state.clone();
+        old.advance(now);
+        if self.is_compatible(&old) {
+            return old;
+        }
+        let mut new = self.fresh();
+        new.advance(now);
+        let slot = new.slot(new.newest);
+        new.counts[slot] = old.total;
+        new.total = old.total;
+        new
+    }
+
+    pub(crate) fn admits(&self, state: &mut BucketsState, now: Timestamp, cost: u64) -> bool {
+        state.advance(now);
+        cost <= self.limit && state.total <= self.limit - cost
+    }
+
+    /// Charges `cost`. A denied cost that is counted pushes out the oldest units, because units
+    /// beyond the newest `limit` cannot affect a decision. A client that keeps sending stays
+    /// denied.
+    pub(crate) fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
+        state.advance(now);
+        let cost = cost.min(self.limit);
+        let slot = state.slot(state.newest);
+        state.counts[slot] += cost;
+        state.total += cost;
+        if state.total > self.limit {
+            state.drop_oldest(state.total - self.limit);
+        }
+    }
+
+    pub(crate) fn status(&self, state: &BucketsState, now: Timestamp) -> LimitStatus {
+        LimitStatus {
+            remaining: self.limit.saturating_sub(state.total),
+            reset_after: state.expires().since(now),
+        }
+    }
+
+    /// Returns the wait until enough of the oldest buckets have expired.
+    pub(crate) fn retry(&self, state: &BucketsState, now: Timestamp, cost: u64) -> Retry {
+        if cost > self.limit {
+            return Retry::Never;
+        }
+        let len = self.summed as u64;
+        let mut short = (state.total + cost).saturating_sub(self.limit);
+        for bucket in (state.newest + 1).saturating_sub(len)..=state.newest {
+            let count = state.count(bucket);
+            if short <= count {
+                return Retry::After(
+                    Timestamp::from_micros((bucket + len).saturating_mul(self.width)).since(now),
+                );
+            }
+            short -= count;
+        }
+        Retry::NOW
+    }
+}

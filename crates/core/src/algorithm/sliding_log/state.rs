@@ -1,0 +1,280 @@
+//! The state of a log kernel: the instant of each admission, and where each window begins.
+
+use std::collections::VecDeque;
+
+use crate::time::{Span, Timestamp};
+
+/// An admission: its instant in microseconds in the low 53 bits, and its cost in the high 11.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp(u64);
+
+impl Stamp {
+    const AT_BITS: u32 = 53;
+    const MAX_COST: u64 = (1 << (64 - Self::AT_BITS)) - 1;
+
+    pub(super) fn new(at: Timestamp, cost: u64) -> Self {
+        debug_assert!(
+            cost <= Self::MAX_COST,
+            "a larger cost takes several timestamps"
+        );
+        Self(cost << Self::AT_BITS | at.as_micros())
+    }
+
+    /// Creates a stamp from untrusted numbers. A cost that does not fit is reduced to the maximum.
+    pub(crate) fn of(at: u64, cost: u64) -> Self {
+        Self::new(Timestamp::from_micros(at), cost.min(Self::MAX_COST))
+    }
+
+    pub(crate) fn parts(self) -> (u64, u64) {
+        (self.at().as_micros(), self.cost())
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    pub(crate) fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    pub(super) fn at(self) -> Timestamp {
+        Timestamp::from_micros(self.0 & ((1 << Self::AT_BITS) - 1))
+    }
+
+    pub(super) fn cost(self) -> u64 {
+        self.0 >> Self::AT_BITS
+    }
+}
+
+/// The start of a window in the log (`head`), and the units inside it (`sum`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) head: usize,
+    pub(super) sum: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogState {
+    pub(super) stamps: VecDeque<Stamp>,
+    pub(super) places: Box<[Place]>,
+    /// The longest of the windows that the log was last used with.
+    pub(super) longest: Span,
+}
+
+impl LogState {
+    /// Creates a log of `stamps`, oldest first, for windows of up to `longest`. The window
+    /// positions are set when it is converted.
+    pub(crate) fn from_stamps(stamps: VecDeque<Stamp>, longest: Span) -> Self {
+        Self {
+            stamps,
+            places: Box::default(),
+            longest,
+        }
+    }
+
+    pub(crate) fn stamps(&self) -> impl ExactSizeIterator<Item = Stamp> {
+        self.stamps.iter().copied()
+    }
+
+    pub(crate) fn longest(&self) -> Span {
+        self.longest
+    }
+
+    pub(crate) fn expires(&self) -> Timestamp {
+        self.stamps
+            .back()
+            .map_or_else(Timestamp::default, |last| last.at().after(self.longest))
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.stamps.capacity() * size_of::<Stamp>() + self.places.len() * size_of::<Place>()
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.stamps.capacity()
+    }
+
+    /// Reduces the capacity to `capacity`, or to the length if that is more.
+    pub(crate) fn shrink_to(&mut self, capacity: usize) {
+        self.stamps.shrink_to(capacity);
+    }
+
+    pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
+        let needed = self.stamps.len() + stamps_for(cost);
+        let capacity = self.stamps.capacity();
+        if needed <= capacity {
+            0
+        } else {
+            (grown(capacity, needed) - capacity) * size_of::<Stamp>()
+        }
+    }
+
+    /// Removes up to `units` that were charged at `at`, newest entry first.
+    pub(crate) fn refund_at(&mut self, at: Timestamp, mut units: u64) {
+        let mut behind = self.stamps.partition_point(|stamp| stamp.at() <= at);
+        while units > 0 && behind > 0 && self.stamps[behind - 1].at() == at {
+            behind -= 1;
+            let taken = units.min(self.stamps[behind].cost());
+            units -= taken;
+            self.take(behind, taken);
+        }
+    }
+
+    /// Moves `units` that were charged at `since` to `now`. Missing units are charged anew if the
+    /// total does not exceed `limit`; otherwise returns false and changes nothing.
+    pub(crate) fn renew(
+        &mut self,
+        now: Timestamp,
+        since: Timestamp,
+        units: u64,
+        limit: u64,
+    ) -> bool {
+        while let Some(oldest) = self.stamps.front()
+            && now.since(oldest.at()) >= self.longest
+        {
+            self.drop_oldest();
+        }
+        let held = self.held_since(since).min(units);
+        let others = self.units() - held;
+        let is_renewed = held == units || units <= limit && others <= limit - units;
+        if is_renewed {
+            self.refund_at(since, units);
+            self.enter(now, units);
+        }
+        is_renewed
+    }
+
+    /// Returns whether all `units` charged at `since` are present, and moving them to another
+    /// instant does not grow the log. It can grow, because requests charged at the same instant
+    /// share an entry.
+    pub(crate) fn renews_in_place(&self, since: Timestamp, units: u64) -> bool {
+        let first = self.stamps.partition_point(|stamp| stamp.at() < since);
+        let behind = self.stamps.partition_point(|stamp| stamp.at() <= since);
+        let Some(mut staying) = self.held_since(since).checked_sub(units) else {
+            return false;
+        };
+        let stays = |stamp: &&Stamp| {
+            let begun = staying > 0;
+            staying = staying.saturating_sub(stamp.cost());
+            begun
+        };
+        let kept = self.stamps.range(first..behind).take_while(stays).count();
+        let others = first + kept + self.stamps.len() - behind;
+        others + stamps_for(units) <= self.stamps.capacity()
+    }
+
+    /// Returns the instant of the newest entry.
+    pub(crate) fn newest(&self) -> Timestamp {
+        self.stamps
+            .back()
+            .map_or_else(Timestamp::default, |last| last.at())
+    }
+
+    fn held_since(&self, since: Timestamp) -> u64 {
+        let first = self.stamps.partition_point(|stamp| stamp.at() < since);
+        let stamps = self.stamps.range(first..);
+        let held = stamps.take_while(|stamp| stamp.at() == since);
+        held.map(|stamp| stamp.cost()).sum()
+    }
+
+    /// Sets entries later than `at` to `at`. All windows start at the front of the log again,
+    /// because one may have passed entries that it covers now. The next decision advances the
+    /// windows.
+    pub(crate) fn clamp(&mut self, at: Timestamp) {
+        for stamp in &mut self.stamps {
+            if stamp.at() > at {
+                *stamp = Stamp::new(at, stamp.cost());
+            }
+        }
+        let sum = self.stamps.iter().map(|stamp| stamp.cost()).sum();
+        self.places.fill(Place { head: 0, sum });
+    }
+
+    /// Moves every entry back by `span`.
+    pub(crate) fn move_back(&mut self, span: Span) {
+        for stamp in &mut self.stamps {
+            *stamp = Stamp::new(stamp.at().before(span), stamp.cost());
+        }
+    }
+
+    /// Returns the units of the whole log: the sum of the window that starts at its front. A log
+    /// without window positions is summed directly.
+    pub(super) fn units(&self) -> u64 {
+        let longest = self.places.iter().map(|place| place.sum).max();
+        longest.unwrap_or_else(|| self.stamps.iter().map(|stamp| stamp.cost()).sum())
+    }
+
+    /// Adds `units` to the log and to every window.
+    pub(super) fn enter(&mut self, now: Timestamp, units: u64) {
+        self.push(now, units);
+        for place in &mut self.places {
+            place.sum += units;
+        }
+    }
+
+    fn push(&mut self, now: Timestamp, mut cost: u64) {
+        if let Some(last) = self.stamps.back_mut()
+            && last.at() == now
+            && last.cost() + cost <= Stamp::MAX_COST
+        {
+            *last = Stamp::new(now, last.cost() + cost);
+            return;
+        }
+        let needed = self.stamps.len() + stamps_for(cost);
+        if needed > self.stamps.capacity() {
+            let capacity = grown(self.stamps.capacity(), needed);
+            self.stamps.reserve_exact(capacity - self.stamps.len());
+        }
+        while cost > 0 {
+            let part = cost.min(Stamp::MAX_COST);
+            self.stamps.push_back(Stamp::new(now, part));
+            cost -= part;
+        }
+    }
+
+    /// Removes `units` from entry `number`, which must have as many. Removes the entry if it is
+    /// then empty.
+    pub(super) fn take(&mut self, number: usize, units: u64) {
+        let stamp = self.stamps[number];
+        let left = Stamp::new(stamp.at(), stamp.cost() - units);
+        self.stamps[number] = left;
+        for place in &mut self.places {
+            if place.head <= number {
+                place.sum -= units;
+            }
+        }
+        if left.cost() > 0 {
+            return;
+        }
+        self.stamps.remove(number);
+        for place in &mut self.places {
+            if place.head > number {
+                place.head -= 1;
+            }
+        }
+    }
+
+    /// Drops the oldest entry from the log, and from every window that contains it.
+    pub(super) fn drop_oldest(&mut self) {
+        let Some(oldest) = self.stamps.pop_front() else {
+            return;
+        };
+        for place in &mut self.places {
+            if place.head == 0 {
+                place.sum -= oldest.cost();
+            } else {
+                place.head -= 1;
+            }
+        }
+    }
+}
+
+pub(super) fn stamps_for(cost: u64) -> usize {
+    usize::try_from(cost.div_ceil(Stamp::MAX_COST)).unwrap_or(usize::MAX)
+}
+
+/// Returns the new capacity: an eighth more than before, so that a full log wastes little memory
+/// and rarely grows.
+pub(super) fn grown(capacity: usize, needed: usize) -> usize {
+    needed.max(capacity + capacity / 8 + 4)
+}

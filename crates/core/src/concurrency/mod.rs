@@ -1,0 +1,262 @@
+//! Adaptive concurrency limits: how many requests a service can handle at once, measured by
+//! latency.
+//!
+//! A fixed limit becomes wrong as soon as the service, its database or its traffic changes. This
+//! limit is measured. While latency stays low, more requests can run at once. When latency rises,
+//! requests are queueing behind each other, and fewer at once would give the same throughput.
+//!
+//! ```text
+//!   request ─▶ admitted? ─▶ in flight ─▶ ended: latency or failure ─▶ learn
+//!                                         at the end of each window  ─▶ the next limit
+//! ```
+//!
+//! The caller counts the requests in flight, and reports each request that has ended. This module
+//! reads no clock and uses integers only.
+//!
+//! - **[`Method::Aimd`]** (additive increase, multiplicative decrease) raises the limit by one
+//!   after each window without problems in which at least half of the limit was used. It lowers the
+//!   limit to 90% (by default) if more than 1 % of the requests failed or were too slow.
+//!   **Promise.** The limit never exceeds the maximum, and after such a window it is at most 90 %
+//!   of its former value. **Weakness.** It must be configured with the latency that is too high,
+//!   and detects overload only once requests take that long. **Source.** Chiu and Jain 1989.
+//! - **[`Method::Gradient`]** compares current latency with the latency without queueing, and
+//!   scales the limit by the ratio. It measures the latter by probing: now and then, for at most 2%
+//!   of the time, it reduces the limit to a half or less. A share of failed requests reduces the
+//!   limit by the same share in each window. **Weakness.** It needs homogeneous traffic. If slow
+//!   and fast requests are mixed, a change of the mix looks like a change of load. A service that
+//!   always fails 1% of its requests, under any load, gets at most 100 times `queue`. **Source.**
+//!   Netflix concurrency-limits (Gradient2), where the long-term average drifts upwards under
+//!   permanent load; Envoy's adaptive concurrency filter, which probes the minimum latency
+//!   (minRTT).
+
+mod method;
+mod min_latency;
+mod window;
+
+use std::mem;
+
+pub use self::method::{Aimd, Gradient, Method};
+use self::{
+    min_latency::MinLatency,
+    window::{Sample, Window},
+};
+use crate::{
+    error::LimitError,
+    time::{Span, Timestamp},
+};
+
+/// The maximum of an adaptive limit.
+pub const MAX_ADAPTIVE: u32 = 1_000_000;
+
+/// The settings of an adaptive limit: its bounds and its method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdaptiveSettings {
+    /// The method that computes the limit from measurements.
+    pub method: Method,
+    /// The minimum limit, from 1; default 1.
+    pub min: u32,
+    /// The initial limit; default 20.
+    pub initial: u32,
+    /// The maximum limit, up to [`MAX_ADAPTIVE`]; default 1,000.
+    pub max: u32,
+    /// The length of a measurement window, after which the limit is updated: 1 ms to 1 min; default
+    /// 100 ms. A window lasts at least as long as the average request.
+    pub window: Span,
+    /// The minimum number of ended requests per window, from 1; default 10. Until then the window
+    /// is extended.
+    pub samples: u32,
+}
+
+impl Default for AdaptiveSettings {
+    fn default() -> Self {
+        Self {
+            method: Method::default(),
+            min: 1,
+            initial: 20,
+            max: 1_000,
+            window: Span::from_millis(100),
+            samples: 10,
+        }
+    }
+}
+
+/// The result of a request, as input for an adaptive limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// The request was served, with this latency.
+    Served(Span),
+    /// The request failed in a way that indicates overload, such as a timeout or a refused
+    /// connection.
+    Dropped,
+    /// The client disconnected after this time.
+    Abandoned(Span),
+    /// The result does not depend on load: for example, the request itself was rejected as invalid.
+    Ignored,
+}
+
+/// An adaptive concurrency limit.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::concurrency::{AdaptiveLimit, AdaptiveSettings, Completion};
+/// use tidegate_core::{Span, Timestamp};
+///
+/// let mut limit = AdaptiveLimit::new(AdaptiveSettings::default()).unwrap();
+/// assert_eq!(limit.limit(), 20);
+/// // All permits are in use, and each request still takes 5 ms: the limit grows.
+/// for request in 0..2_000 {
+///     let now = Timestamp::from_micros(request * 1_000);
+///     limit.learn(now, limit.limit(), Completion::Served(Span::from_millis(5)));
+/// }
+/// assert!(limit.limit() > 20);
+/// ```
+#[derive(Clone, Debug)]
+pub struct AdaptiveLimit {
+    settings: AdaptiveSettings,
+    /// The limit in fixed-point format, [`Self::PARTS`] per request.
+    limit: u64,
+    window: Window,
+    min_latency: MinLatency,
+    /// The average latency in the last window, in microseconds.
+    recent: Option<u64>,
+}
+
+impl AdaptiveLimit {
+    /// The fixed-point scale, so that the limit can grow by less than one.
+    const PARTS: u64 = 1 << 16;
+
+    /// Creates a limit without measurements.
+    ///
+    /// # Errors
+    ///
+    /// Names the first field that is out of the range documented in [`AdaptiveSettings`] and
+    /// [`Method`].
+    pub fn new(settings: AdaptiveSettings) -> Result<Self, LimitError> {
+        if let Some(mistake) = settings.mistakes().into_iter().next() {
+            return Err(mistake);
+        }
+        Ok(Self {
+            settings,
+            limit: u64::from(settings.initial) * Self::PARTS,
+            window: Window::default(),
+            min_latency: MinLatency::default(),
+            recent: None,
+        })
+    }
+
+    /// Changes the settings and keeps what was measured, unless the method changes. The limit
+    /// changes only as far as needed to be within the new bounds; [`AdaptiveSettings::initial`] has
+    /// no effect.
+    ///
+    /// # Errors
+    ///
+    /// The same as those of [`AdaptiveLimit::new`]; then nothing changes.
+    pub fn change(&mut self, settings: AdaptiveSettings) -> Result<(), LimitError> {
+        let fresh = Self::new(settings)?;
+        let (was, is) = (&self.settings.method, &settings.method);
+        if mem::discriminant(was) != mem::discriminant(is) {
+            (self.min_latency, self.recent) = (fresh.min_latency, fresh.recent);
+        }
+        self.settings = settings;
+        self.limit = self.limit.clamp(self.least(), self.most());
+        Ok(())
+    }
+
+    /// Returns the current limit: the maximum number of concurrent requests, at least the minimum.
+    /// During a probe it is the reduced limit.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        let parts = (self.limit >> self.min_latency.halved()).max(self.least());
+        u32::try_from(parts / Self::PARTS).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the average latency of the last window, in percent of the latency without queueing.
+    /// `None` until both are known, and always with [`Method::Aimd`], which does not measure the
+    /// latter.
+    #[must_use]
+    pub fn slowness(&self) -> Option<u64> {
+        let percent = u128::from(self.recent?) * 100 / u128::from(self.min_latency.micros()?);
+        Some(u64::try_from(percent).unwrap_or(u64::MAX))
+    }
+
+    /// Records that a request ended at `now`. `in_flight` is the number of requests in flight,
+    /// including this one. A `now` earlier than that of a former call is treated as that instant.
+    pub fn learn(&mut self, now: Timestamp, in_flight: u32, ended: Completion) {
+        let limit = self.limit();
+        self.min_latency
+            .record_in_flight(now, in_flight.saturating_sub(1), limit);
+        let method = self.settings.method;
+        let Some(sample) = method.sample(ended, self.min_latency.micros()) else {
+            return;
+        };
+        let took = match sample {
+            Sample::Served(took) => Some(took),
+            Sample::Failed => None,
+        };
+        if !self.min_latency.is_measured(now, took) {
+            return;
+        }
+        self.window.record(now, in_flight, sample);
+        let Some(stats) = self.window.close(now, &self.settings) else {
+            return;
+        };
+        self.recent = stats.average;
+        let limit = method::CurrentLimit {
+            parts: self.limit,
+            least: self.least(),
+            now,
+        };
+        let limit = method.next(&limit, &mut self.min_latency, &stats);
+        self.limit = limit.clamp(self.least(), self.most());
+    }
+
+    fn least(&self) -> u64 {
+        u64::from(self.settings.min) * Self::PARTS
+    }
+
+    fn most(&self) -> u64 {
+        u64::from(self.settings.max) * Self::PARTS
+    }
+}
+
+impl AdaptiveSettings {
+    /// Returns an error for every field that is out of its documented range.
+    #[must_use]
+    pub fn mistakes(&self) -> Vec<LimitError> {
+        let (min, max) = (self.min, self.max);
+        let mut mistakes = Vec::new();
+        let impossible = check("min", min, (1, MAX_ADAPTIVE), "");
+        let is_possible = impossible.is_none();
+        mistakes.extend(impossible);
+        mistakes.extend(check("max", max, (1, MAX_ADAPTIVE), ""));
+        if is_possible && min > max {
+            let problem = format!("must be at most `max`, which is {max}, got {min}");
+            mistakes.push(LimitError::new("min", problem));
+        } else if min <= max {
+            mistakes.extend(check("initial", self.initial, (min, max), ""));
+        }
+        mistakes.extend(check("samples", self.samples, (1, 1_000_000), ""));
+        let (least, most) = (Span::from_millis(1), Span::from_secs(60));
+        if self.window < least || self.window > most {
+            let problem = format!("must be {least} to {most}, got {}", self.window);
+            mistakes.push(LimitError::new("window", problem));
+        }
+        mistakes.extend(self.method.mistakes());
+        mistakes
+    }
+}
+
+/// Returns an error if `value`, measured in `unit`, is not within `least` and `most`.
+fn check(
+    field: &'static str,
+    value: u32,
+    (least, most): (u32, u32),
+    unit: &str,
+) -> Option<LimitError> {
+    let problem = || format!("must be {least}{unit} to {most}{unit}, got {value}{unit}");
+    (!(least..=most).contains(&value)).then(|| LimitError::new(field, problem()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! A measurement window: average latency and failures.
+
+use super::AdaptiveSettings;
+use crate::time::{Span, Timestamp};
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Window {
+    /// When the first request after the previous window ended.
+    began: Option<Timestamp>,
+    served: u64,
+    failed: u64,
+    /// The sum of the latencies of served requests, in microseconds.
+    total: u64,
+    most_in_flight: u32,
+}
+
+/// The outcome of a request, as a measure of load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sample {
+    Served(Span),
+    Failed,
+}
+
+/// The result of a closed window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WindowStats {
+    /// The average latency of served requests in microseconds, at least 1; `None` if none were
+    /// served.
+    pub(super) average: Option<u64>,
+    /// The number of ended requests, at least 1.
+    pub(super) ended: u64,
+    /// The number of them that failed.
+    pub(super) failed: u64,
+    pub(super) most_in_flight: u32,
+}
+
+impl Window {
+    pub(super) fn record(&mut self, now: Timestamp, in_flight: u32, sample: Sample) {
+        self.began.get_or_insert(now);
+        match sample {
+            Sample::Served(took) => {
+                self.served += 1;
+                self.total = self.total.saturating_add(took.as_micros());
+            }
+            Sample::Failed => self.failed += 1,
+        }
+        self.most_in_flight = self.most_in_flight.max(in_flight);
+    }
+
+    /// Closes the window and returns its result, if it is long enough and has enough samples. The
+    /// next window begins with the next request. A window lasts at least as long as the average
+    /// request, because the effect of the last change of the limit is not visible earlier.
+    pub(super) fn close(
+        &mut self,
+        now: Timestamp,
+        settings: &AdaptiveSettings,
+    ) -> Option<WindowStats> {
+        let lasted = now.since(self.began?);
+        let average = self.average();
+        let ended = self.served + self.failed;
+        if lasted < settings.window
+            || lasted.as_micros() < average.unwrap_or(0)
+            || ended < u64::from(settings.samples)
+        {
+            return None;
+        }
+        let Self {
+            failed,
+            most_in_flight,
+            ..
+        } = std::mem::take(self);
+        Some(WindowStats {
+            average,
+            ended,
+            failed,
+            most_in_flight,
+        })
+    }
+
+    fn average(&self) -> Option<u64> {
+        let average = self.total.checked_div(self.served)?;
+        Some(average.max(1))
+    }
+}
+
+impl WindowStats {
+    /// Returns whether more than 1% of the requests failed. Fewer failures may have other causes
+    /// than overload.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed * 100 > self.ended
+    }
+}

@@ -1,0 +1,63 @@
+//! The decision of a store.
+
+use crate::{algorithm::Retry, time::Timestamp};
+
+/// The decision of a store, with the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Every enforced limit admits the request, and all limits were charged.
+    Admitted,
+    /// At least one enforced limit denies the request. Only limits that count denied requests were
+    /// charged.
+    Limited,
+    /// The key of charge number `charge` is blocked manually. Nothing was charged, and no limit was
+    /// evaluated.
+    Blocked {
+        /// The index of the charge.
+        charge: usize,
+        /// When the block ends; `None` if it lasts until it is lifted.
+        until: Option<Timestamp>,
+        /// The time from now until the block ends.
+        retry_after: Retry,
+    },
+    /// The store is full and found nothing among the sampled entries that it may evict. Or the
+    /// store is unreachable, and the rule's fallback policy is to deny. Nothing was charged.
+    ///
+    /// A call with two charges on the same key also gets this decision, with [`Retry::Never`],
+    /// because no store can decide it ([`has_repeated_key`](crate::has_repeated_key)).
+    Full {
+        /// When to retry: when the first of the sampled entries expires. `Never` if the new entry
+        /// is too large for the store.
+        retry_after: Retry,
+    },
+}
+
+impl Decision {
+    /// The decision for a call with two charges on the same key.
+    pub const REPEATED_KEY: Self = Self::Full {
+        retry_after: Retry::Never,
+    };
+
+    /// Returns the decision of the limits, given whether all enforced limits admit the request.
+    #[must_use]
+    #[inline]
+    pub fn of_limits(admitted: bool) -> Self {
+        if admitted {
+            Self::Admitted
+        } else {
+            Self::Limited
+        }
+    }
+
+    /// Returns the decision for a key of charge number `charge` that is blocked `until` then, or
+    /// forever with `None`.
+    #[must_use]
+    pub fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
+        let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));
+        Self::Blocked {
+            charge,
+            until,
+            retry_after,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The evaluation of one charge, step by step. It is the same wherever the state is stored.
+
+use crate::{
+    algorithm::Outcome,
+    eval::{Charge, ChargeRecord, Effect, EvaluationResult, KeyState, Limits, Mask},
+    time::{Span, Timestamp},
+};
+
+/// One charge while it is evaluated.
+#[derive(Debug)]
+pub(crate) struct Evaluation<'a> {
+    limits: &'a Limits,
+    pub(crate) key_state: KeyState,
+    cost: u64,
+    longest_wait: Option<Span>,
+    denied: Mask,
+    charged: bool,
+}
+
+impl<'a> Evaluation<'a> {
+    /// Starts with the state of the charge's key, which must match its limits. A refund is applied
+    /// here.
+    #[inline]
+    pub(crate) fn open(
+        charge: &Charge<'a>,
+        mut key_state: KeyState,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Self {
+        if effect == Effect::Refund {
+            charge
+                .limits
+                .refund(&mut key_state, now, charge.cost.units());
+        }
+        let cost = if effect.can_deny() {
+            charge.cost.units()
+        } else {
+            0
+        };
+        Self {
+            limits: charge.limits,
+            key_state,
+            cost,
+            longest_wait: charge.longest_wait,
+            denied: 0,
+            charged: false,
+        }
+    }
+
+    /// Evaluates the limits. Returns true if they admit the request; the limits of a shadow rule
+    /// always do.
+    #[inline]
+    pub(crate) fn evaluate(&mut self, now: Timestamp) -> bool {
+        let mut denied = self.limits.denied(&mut self.key_state, now, self.cost);
+        if let Some(longest) = self.longest_wait {
+            denied |= self.limits.exceeds_max_delay(&self.key_state, now, longest);
+        }
+        // A cost of 0 always fits, even if the count exceeds a limit that was lowered.
+        self.denied = if self.cost == 0 { 0 } else { denied };
+        self.denied == 0 || self.limits.is_shadow()
+    }
+
+    /// Returns whether [`Self::apply`] writes the state, possibly unchanged, given whether the
+    /// request as a whole is `admitted`.
+    pub(crate) fn is_written(&self, admitted: bool) -> bool {
+        admitted && self.denied == 0
+            || admitted == self.limits.is_shadow() && self.limits.counts_denials()
+    }
+
+    /// Charges the cost, given whether the request as a whole is `admitted`. Returns true if the
+    /// state changed.
+    #[inline]
+    pub(crate) fn apply(&mut self, admitted: bool, now: Timestamp) -> bool {
+        if admitted && self.denied == 0 {
+            self.limits.charge(&mut self.key_state, now, self.cost);
+            self.charged = self.cost > 0;
+            self.charged
+        } else if admitted == self.limits.is_shadow() {
+            // The request is denied, by these limits or by others. A shadow rule counts a denial
+            // only if its own limits denied: denials by other limits do not count for it.
+            let (cost, denied) = (self.cost, self.denied);
+            self.limits
+                .charge_denied(&mut self.key_state, now, cost, denied)
+        } else {
+            false
+        }
+    }
+
+    /// Returns the location of the charge in the state, if the charge was made. A request that a
+    /// shadow rule would have denied is not charged.
+    pub(crate) fn charge_record(&self, at: Timestamp, given: Box<[u64]>) -> Option<ChargeRecord> {
+        self.charged.then(|| ChargeRecord {
+            at,
+            cost: self.cost,
+            fingerprint: self.limits.fingerprint(),
+            marks: self.limits.marks(&self.key_state),
+            given,
+        })
+    }
+
+    /// Appends the outcome of every limit.
+    #[inline]
+    pub(crate) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) {
+        let result = EvaluationResult {
+            now,
+            cost: self.cost,
+            longest_wait: self.longest_wait,
+            denied: self.denied,
+            charged: self.charged,
+        };
+        self.limits.report(&self.key_state, result, outcomes);
+    }
+}

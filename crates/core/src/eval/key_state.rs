@@ -1,0 +1,101 @@
+//! The state of one key.
+
+use crate::{
+    algorithm::{Kernel, Mark, State},
+    eval::ChargeRecord,
+    time::Timestamp,
+};
+
+/// The state of one key: one [`State`] for each kernel of its rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeyState {
+    One(State),
+    Many(Box<[State]>),
+}
+
+impl KeyState {
+    pub(crate) fn from_states(mut states: Vec<State>) -> Self {
+        if states.len() == 1
+            && let Some(state) = states.pop()
+        {
+            return Self::One(state);
+        }
+        Self::Many(states.into())
+    }
+
+    #[inline]
+    pub(crate) fn states(&self) -> &[State] {
+        match self {
+            Self::One(state) => std::slice::from_ref(state),
+            Self::Many(states) => states,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn states_mut(&mut self) -> &mut [State] {
+        match self {
+            Self::One(state) => std::slice::from_mut(state),
+            Self::Many(states) => states,
+        }
+    }
+
+    /// Converts the state for other kernels. Each of `kernels` adopts the first remaining state of
+    /// its kind, with the index of that state, and starts with a fresh state if none is left.
+    pub(crate) fn converted<'k>(
+        self,
+        kernels: impl Iterator<Item = &'k Kernel>,
+        mut adopt: impl FnMut(&Kernel, usize, State) -> State,
+    ) -> Self {
+        let states = self.into_states().into_iter().enumerate();
+        let mut left: Vec<Option<(usize, State)>> = states.map(Some).collect();
+        let mut take = |kernel: &Kernel| {
+            let same = left.iter_mut().find(|left| {
+                left.as_ref()
+                    .is_some_and(|(_, state)| kernel.is_kind_of(state))
+            });
+            let (index, state) = same.and_then(Option::take)?;
+            Some(adopt(kernel, index, state))
+        };
+        let states = kernels.map(|kernel| take(kernel).unwrap_or_else(|| kernel.fresh()));
+        Self::from_states(states.collect())
+    }
+
+    fn into_states(self) -> Vec<State> {
+        match self {
+            Self::One(state) => vec![state],
+            Self::Many(states) => states.into_vec(),
+        }
+    }
+
+    /// Returns the instant from which the state can be dropped without changing any decision.
+    pub(crate) fn expires(&self) -> Timestamp {
+        self.states()
+            .iter()
+            .map(State::expires)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// Returns true if all concurrency slots of `charged` are still held and if renewing them takes
+    /// no additional memory.
+    pub(crate) fn renews_in_place(&self, charged: &ChargeRecord) -> bool {
+        let mut states = self.states().iter().zip(&charged.marks);
+        states.all(|(state, mark)| match (state, mark) {
+            (State::Lease(log), Some(Mark::HeldSince(since))) => {
+                log.renews_in_place(*since, charged.cost)
+            }
+            _ => true,
+        })
+    }
+
+    /// Returns the heap memory of the state in bytes, if the state itself is on the heap.
+    pub(crate) fn boxed_bytes(&self) -> usize {
+        let states = self.states();
+        let outside = if let Self::Many(_) = self {
+            size_of_val(states)
+        } else {
+            0
+        };
+        size_of::<Self>() + outside + states.iter().map(State::heap_bytes).sum::<usize>()
+    }
+}

@@ -1,0 +1,150 @@
+//! Limits that are derived from others: stretched limits (elastic headroom), one node's share, and
+//! former limits.
+
+use std::sync::{Arc, OnceLock};
+
+use super::{Limits, shares::ShareCache};
+use crate::{
+    error::LimitError,
+    eval::{DenialCounting, Share},
+    limit::Limit,
+};
+
+impl Limits {
+    /// The number of former sets of limits that are kept, so that states written under them are
+    /// converted exactly.
+    const MAX_FORMER: usize = 4;
+
+    /// Makes the limits elastic: while there is headroom, requests are charged under
+    /// [`Self::stretched`], which admits `percent` more and marks the excess. Both share one state,
+    /// so units that were admitted beyond the limits still count once the headroom is used up.
+    ///
+    /// # Errors
+    ///
+    /// Names `elastic`. Refuses a percentage that a soft allowance would refuse, and limits that
+    /// count denied requests: those would forget units beyond the limits.
+    pub fn stretching(mut self, percent: u32) -> Result<Self, LimitError> {
+        if self
+            .groups
+            .iter()
+            .any(|group| group.denials != DenialCounting::Forgotten)
+        {
+            let problem = "cannot be combined with count_denied; remove one of the two";
+            return Err(LimitError::new("elastic", problem));
+        }
+        self.stretch = percent;
+        self.shares = ShareCache::default();
+        self.stretched = OnceLock::new();
+        if percent > 0 {
+            let stretched = self.build_stretched();
+            let stretched = stretched.map_err(|error| LimitError::new("elastic", error.problem))?;
+            self.stretched = OnceLock::from(Arc::new(stretched));
+        }
+        Ok(self)
+    }
+
+    /// Returns the limits that apply while there is headroom, if these limits are elastic.
+    #[must_use]
+    pub fn stretched(&self) -> Option<&Self> {
+        let build = || Arc::new(self.build_stretched().unwrap_or_else(|_| self.clone()));
+        (self.stretch > 0).then(|| &**self.stretched.get_or_init(build))
+    }
+
+    /// Returns by how many percent the limits stretch while there is headroom.
+    #[must_use]
+    pub fn stretch(&self) -> u32 {
+        self.stretch
+    }
+
+    /// Returns whether these are stretched limits.
+    #[must_use]
+    pub fn is_stretched(&self) -> bool {
+        self.unstretched.is_some()
+    }
+
+    /// Makes these limits the successors of `old`: a key with a state written under `old` keeps
+    /// what it has spent when it is next charged under the new limits.
+    ///
+    /// Limits are matched by algorithm and order: the second fixed window takes over the state of
+    /// the second fixed window.
+    #[must_use]
+    pub fn inheriting_from(mut self, old: &Arc<Self>) -> Self {
+        self.predecessor = Some(Arc::new(old.truncated(Self::MAX_FORMER)));
+        self.shares = ShareCache::default();
+        self.stretched = OnceLock::new();
+        self
+    }
+
+    /// Returns one node's share of every limit, which the node may admit by itself. Built on first
+    /// use.
+    #[must_use]
+    pub fn share(&self, share: Share) -> Arc<Self> {
+        self.shares.get(share, || self.build_share(share))
+    }
+
+    /// Builds the same limits with a wider soft allowance. The two forms can read each other's
+    /// states.
+    fn build_stretched(&self) -> Result<Self, LimitError> {
+        let wider = |limit: &Limit| {
+            let percent = limit.soft_percent().saturating_add(self.stretch);
+            limit.clone().with_soft_percent(percent)
+        };
+        let limits: Result<Vec<Limit>, _> = self.limits.iter().map(wider).collect();
+        Ok(Self {
+            name: self.name.clone(),
+            shadow: self.shadow,
+            fingerprint: self.fingerprint,
+            predecessor: self.predecessor.clone(),
+            on_failure: self.on_failure,
+            unstretched: Some(Arc::new(Self {
+                stretched: OnceLock::new(),
+                ..self.clone()
+            })),
+            ..Self::new(limits?)?
+        })
+    }
+
+    fn build_share(&self, share: Share) -> Self {
+        if let Some(unstretched) = &self.unstretched {
+            let scaled = unstretched.build_share(share);
+            return scaled.build_stretched().unwrap_or(scaled);
+        }
+        let limits = self.limits.iter().map(|limit| share.of(limit)).collect();
+        // A share of valid limits is valid, and has the same number of limits.
+        let scaled = Self::new(limits).unwrap_or_else(|_| self.clone());
+        let scaled = Self {
+            name: self.name.clone(),
+            shadow: self.shadow,
+            stretch: self.stretch,
+            ..scaled
+        };
+        match &self.predecessor {
+            Some(old) => scaled.inheriting_from(&old.share(share)),
+            None => scaled,
+        }
+    }
+
+    /// Returns these or former limits with `fingerprint`.
+    pub(super) fn former(&self, fingerprint: u32) -> Option<&Self> {
+        let mut limits = Some(self);
+        while let Some(candidate) = limits {
+            if candidate.fingerprint == fingerprint {
+                return Some(candidate);
+            }
+            limits = candidate.predecessor.as_deref();
+        }
+        None
+    }
+
+    /// Copies the limits with at most `generations` former sets, including this one. Derived limits
+    /// are dropped, because they refer to all former sets.
+    fn truncated(&self, generations: usize) -> Self {
+        let predecessor = self.predecessor.as_ref().filter(|_| generations > 1);
+        Self {
+            predecessor: predecessor.map(|old| Arc::new(old.truncated(generations - 1))),
+            shares: ShareCache::default(),
+            stretched: OnceLock::new(),
+            ..self.clone()
+        }
+    }
+}

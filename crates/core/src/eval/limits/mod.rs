@@ -1,0 +1,248 @@
+//! The compiled limits of a rule. They share one key, and so one state.
+
+mod derived;
+mod shares;
+mod state;
+
+pub(crate) use self::state::{FormerState, LoadedState, UndoRecord};
+
+use std::sync::{Arc, OnceLock};
+
+use self::shares::ShareCache;
+use crate::{
+    algorithm::{Gcra, Kernel},
+    digest::Digest,
+    error::LimitError,
+    eval::{DenialCounting, LimitGroup, OnFailure},
+    limit::{Algorithm, Limit, bounds},
+    time::Span,
+};
+
+/// The limits of a rule on one key, compiled into kernels: one per limit, except that sliding logs
+/// share one.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{AlgorithmName, LimitSpec, Limits, notation};
+///
+/// let limit = |text| LimitSpec::shorthand(notation::rate(text).unwrap(), AlgorithmName::SlidingWindowLog).build().unwrap();
+/// let limits = Limits::new(vec![limit("1/s"), limit("20/min")]).unwrap().named("api");
+/// assert_eq!((limits.name(), limits.len()), (Some("api"), 2));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limits {
+    name: Option<Arc<str>>,
+    shadow: bool,
+    limits: Vec<Limit>,
+    groups: Vec<LimitGroup>,
+    fingerprint: u32,
+    sole_gcra: Option<Gcra>,
+    predecessor: Option<Arc<Self>>,
+    on_failure: Option<OnFailure>,
+    /// One node's shares of the limits, built when first needed.
+    shares: ShareCache,
+    /// By how many percent elastic limits stretch while there is headroom.
+    stretch: u32,
+    /// The stretched limits, built when first needed.
+    stretched: OnceLock<Arc<Self>>,
+    /// For stretched limits, the original ones.
+    unstretched: Option<Arc<Self>>,
+}
+
+/// A set of limits as bits, in the order of the rule's list.
+pub(crate) type Mask = u16;
+
+const _: () = assert!(
+    bounds::MAX_LIMITS_PER_RULE <= Mask::BITS as usize,
+    "each limit has one bit of the mask"
+);
+
+impl Limits {
+    /// Compiles `limits`.
+    ///
+    /// # Errors
+    ///
+    /// Refuses an empty list, a list of more than [`bounds::MAX_LIMITS_PER_RULE`], and invalid
+    /// numbers.
+    pub fn new(limits: Vec<Limit>) -> Result<Self, LimitError> {
+        if limits.is_empty() {
+            return Err(LimitError::new("limits", "must name at least one limit"));
+        }
+        if limits.len() > bounds::MAX_LIMITS_PER_RULE {
+            let problem = format!(
+                "{} limits are over the maximum of {} per rule",
+                limits.len(),
+                bounds::MAX_LIMITS_PER_RULE
+            );
+            return Err(LimitError::new("limits", problem));
+        }
+        let mut groups: Vec<LimitGroup> = Vec::with_capacity(limits.len());
+        for (index, limit) in limits.iter().enumerate() {
+            let kernel = Kernel::compile(limit)?;
+            let denials = DenialCounting::of(limit);
+            match groups
+                .iter_mut()
+                .find(|group| group.shares_log(&kernel, denials))
+            {
+                Some(group) => group.join(&kernel, index),
+                None => groups.push(LimitGroup {
+                    kernel,
+                    parts: vec![index],
+                    denials,
+                }),
+            }
+        }
+        let fingerprint = terms_digest(&groups);
+        let sole_gcra = sole_gcra(&limits, &groups);
+        Ok(Self {
+            name: None,
+            shadow: false,
+            limits,
+            groups,
+            fingerprint,
+            sole_gcra,
+            predecessor: None,
+            on_failure: None,
+            shares: ShareCache::default(),
+            stretch: 0,
+            stretched: OnceLock::new(),
+            unstretched: None,
+        })
+    }
+
+    /// Sets the name of the rule.
+    #[must_use]
+    pub fn named(mut self, rule: &str) -> Self {
+        self.name = Some(rule.into());
+        self.stretched = OnceLock::new();
+        self
+    }
+
+    /// Sets shadow mode: the limits count and report, but never deny.
+    #[must_use]
+    pub fn in_shadow(mut self, shadow: bool) -> Self {
+        self.shadow = shadow;
+        self.shares = ShareCache::default();
+        self.stretched = OnceLock::new();
+        self
+    }
+
+    /// Sets the policy while the store is unreachable. With `None`, the store's own policy applies.
+    #[must_use]
+    pub fn failing(mut self, policy: Option<OnFailure>) -> Self {
+        self.on_failure = policy;
+        self.stretched = OnceLock::new();
+        self
+    }
+
+    /// Returns the name of the rule.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Returns whether the limits are in shadow mode: they count and report, but never deny.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
+    /// Returns the policy while the store is unreachable. With `None`, the store's own policy
+    /// applies.
+    #[must_use]
+    pub fn on_failure(&self) -> Option<OnFailure> {
+        self.on_failure
+    }
+
+    /// Iterates over the limits, in the order in which they were given.
+    pub fn iter(&self) -> std::slice::Iter<'_, Limit> {
+        self.limits.iter()
+    }
+
+    /// Returns the number of limits, at least one.
+    #[must_use]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "there is always at least one limit"
+    )]
+    pub fn len(&self) -> usize {
+        self.limits.len()
+    }
+
+    /// Returns whether a charge holds a concurrency slot until its receipt is settled.
+    #[must_use]
+    pub fn has_slots(&self) -> bool {
+        let mut groups = self.groups.iter();
+        groups.any(|group| matches!(group.kernel, Kernel::Lease(_)))
+    }
+
+    /// Returns how long a concurrency slot is held without renewal: the shortest lease of the
+    /// limits.
+    #[must_use]
+    pub fn lease(&self) -> Option<Span> {
+        let leases = self
+            .limits
+            .iter()
+            .filter_map(|limit| match limit.algorithm() {
+                Algorithm::Concurrency { lease, .. } => Some(*lease),
+                _ => None,
+            });
+        leases.min()
+    }
+
+    /// Returns a digest of the units in which the states are counted. It differs, almost certainly,
+    /// if the units do. A state with the same fingerprint needs no conversion.
+    pub(crate) fn fingerprint(&self) -> u32 {
+        self.fingerprint
+    }
+
+    /// Returns a digest of all numbers. It differs, almost certainly, between limits that decide
+    /// differently.
+    pub(crate) fn numbers_fingerprint(&self) -> u32 {
+        fingerprint(&self.limits)
+    }
+
+    /// Returns the kernels, each with the limits that it evaluates.
+    pub(crate) fn groups(&self) -> &[LimitGroup] {
+        &self.groups
+    }
+
+    /// Returns the GCRA schedule if the rule consists of only one, with no soft allowance and not
+    /// in shadow mode. This is the most common case, and has a fast path.
+    #[inline]
+    pub(crate) fn sole_gcra(&self) -> Option<&Gcra> {
+        self.sole_gcra.as_ref().filter(|_| !self.shadow)
+    }
+}
+
+/// Returns the schedule if it is the rule's only limit, and its state always fits inline in an
+/// entry.
+fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
+    let ([limit], [group]) = (limits, groups) else {
+        return None;
+    };
+    let Kernel::Gcra(gcra) = &group.kernel else {
+        return None;
+    };
+    let is_plain = limit.soft_allowance() == 0
+        && group.denials == DenialCounting::Forgotten
+        && group.kernel.is_small();
+    is_plain.then_some(*gcra)
+}
+
+/// Returns a digest of the units in which the states of these kernels are counted.
+fn terms_digest(groups: &[LimitGroup]) -> u32 {
+    let digest = groups.iter().fold(Digest::new(), |digest, group| {
+        group.kernel.terms().digest(digest)
+    });
+    digest.bits_28()
+}
+
+/// Returns a digest of all numbers of these limits.
+fn fingerprint(limits: &[Limit]) -> u32 {
+    let digest = limits
+        .iter()
+        .fold(Digest::new(), |digest, limit| limit.digest(digest));
+    digest.bits_28()
+}

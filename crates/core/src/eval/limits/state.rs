@@ -1,0 +1,458 @@
+//! Operations of a rule's limits on the state of one key. Each kernel (algorithm instance) works on
+//! its own part of the state.
+
+use super::{Limits, Mask};
+use crate::{
+    algorithm::{ChargePosition, Kernel, Mark, Outcome, Retry, State, Terms},
+    eval::{ChargeRecord, DenialCounting, EvaluationResult, KeyState, LimitGroup, Settlement},
+    time::{Span, Timestamp},
+};
+
+/// The information needed to undo a charge on one state.
+#[derive(Debug)]
+pub(crate) enum UndoRecord {
+    /// A copy of the state.
+    State(State),
+    /// The former capacity of a log. The log itself is not copied, because the charge can be
+    /// removed from it again.
+    LogOfCapacity(usize),
+}
+
+/// A key's state that the limits can evaluate.
+#[derive(Debug)]
+pub(crate) struct LoadedState {
+    pub(crate) key_state: KeyState,
+    /// The state before its conversion, if the conversion kept nothing of it.
+    pub(crate) former: Option<Box<FormerState>>,
+}
+
+/// A key's state that other limits wrote and these cannot evaluate.
+///
+/// A decision that writes nothing puts it back. So a denial takes nothing from limits that may come
+/// back, or that another server still has.
+#[derive(Debug)]
+pub(crate) struct FormerState {
+    pub(crate) key_state: KeyState,
+    /// Identifies the limits that wrote it.
+    pub(crate) fingerprint: u32,
+}
+
+impl Limits {
+    /// Returns the state of a new key.
+    pub(crate) fn fresh(&self) -> KeyState {
+        match self.groups.as_slice() {
+            [group] => KeyState::One(group.kernel.fresh()),
+            groups => KeyState::Many(groups.iter().map(|group| group.kernel.fresh()).collect()),
+        }
+    }
+
+    /// Returns `key_state`, converted if it was not written under these limits. `fingerprint`
+    /// identifies the limits under which it was written.
+    #[inline]
+    pub(crate) fn load(
+        &self,
+        key_state: KeyState,
+        fingerprint: u32,
+        now: Timestamp,
+    ) -> LoadedState {
+        if fingerprint == self.fingerprint && self.is_compatible(&key_state) {
+            LoadedState {
+                key_state,
+                former: None,
+            }
+        } else {
+            self.load_converted(key_state, fingerprint, now)
+        }
+    }
+
+    /// Clamps the states of `key_state` to those of a key that was charged to its maximum at `at`.
+    /// `key_state` must be compatible with these limits.
+    #[cold]
+    pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
+        // Elastic limits and their stretched form share one state. It may hold units that only the
+        // stretched form admits, so clamp to the stretched limits.
+        let widest = self.stretched().unwrap_or(self);
+        for (group, state) in widest.groups.iter().zip(key_state.states_mut()) {
+            group.kernel.clamp(state, at);
+        }
+    }
+
+    /// Returns the limits that deny `cost` now.
+    #[inline]
+    pub(crate) fn denied(&self, key_state: &mut KeyState, now: Timestamp, cost: u64) -> Mask {
+        let mut denied = 0;
+        for (group, state) in self.groups.iter().zip(key_state.states_mut()) {
+            let mut parts = group.kernel.denied(state, now, cost);
+            while parts != 0 {
+                denied |= 1 << group.parts[parts.trailing_zeros() as usize];
+                parts &= parts - 1;
+            }
+        }
+        denied
+    }
+
+    /// Returns the limits that would delay a request by more than `longest`.
+    pub(crate) fn exceeds_max_delay(
+        &self,
+        key_state: &KeyState,
+        now: Timestamp,
+        longest: Span,
+    ) -> Mask {
+        let states = self.groups.iter().zip(key_state.states());
+        let waiting = states
+            .filter(|(group, state)| group.kernel.excess_delay(state, now, longest) > Span::ZERO);
+        let parts = waiting.flat_map(|(group, _)| &group.parts);
+        parts.fold(0, |denied, part| denied | 1 << *part)
+    }
+
+    /// Charges `cost` to every limit.
+    #[inline]
+    pub(crate) fn charge(&self, key_state: &mut KeyState, now: Timestamp, cost: u64) {
+        for (group, state) in self.groups.iter().zip(key_state.states_mut()) {
+            group.kernel.charge(state, now, cost);
+        }
+    }
+
+    /// Whether one of the limits counts denied requests.
+    pub(crate) fn counts_denials(&self) -> bool {
+        let mut groups = self.groups.iter();
+        groups.any(|group| group.denials != DenialCounting::Forgotten)
+    }
+
+    /// Returns whether a charge on `key_state` can be undone without a full copy. That is
+    /// worthwhile if the state contains a log, and possible if denied requests are not counted.
+    pub(crate) fn can_undo(&self, key_state: &KeyState) -> bool {
+        let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
+        let mut groups = self.groups.iter();
+        self.is_compatible(key_state)
+            && key_state.states().iter().any(has_log)
+            && groups.all(|group| group.denials == DenialCounting::Forgotten)
+    }
+
+    /// Returns the information that [`Self::undo`] needs, before `key_state` is charged: a copy of
+    /// each state, except logs, which may be long.
+    pub(crate) fn before_charge(key_state: &KeyState) -> Vec<UndoRecord> {
+        let before = |state: &State| match state {
+            State::Log(log) | State::Lease(log) => UndoRecord::LogOfCapacity(log.capacity()),
+            other => UndoRecord::State(other.clone()),
+        };
+        key_state.states().iter().map(before).collect()
+    }
+
+    /// Restores `key_state` to its state `before` the last charge, which was of `units` at `now`.
+    ///
+    /// For a log, this removes its newest entries. The charge cannot have removed entries at the
+    /// old end: a log drops entries only beyond its largest limit, and an admitted charge is within
+    /// all limits.
+    pub(crate) fn undo(
+        &self,
+        key_state: &mut KeyState,
+        now: Timestamp,
+        units: u64,
+        before: Vec<UndoRecord>,
+    ) {
+        let states = key_state.states_mut().iter_mut().zip(before);
+        for (group, (state, before)) in self.groups.iter().zip(states) {
+            match before {
+                UndoRecord::State(before) => *state = before,
+                UndoRecord::LogOfCapacity(capacity) => {
+                    group.kernel.refund(state, now, units);
+                    if let State::Log(log) | State::Lease(log) = state {
+                        log.shrink_to(capacity);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Refunds `units` to every limit.
+    pub(crate) fn refund(&self, key_state: &mut KeyState, now: Timestamp, units: u64) {
+        for (group, state) in self.groups.iter().zip(key_state.states_mut()) {
+            if self.shadow || group.denials != DenialCounting::Forgotten {
+                group.kernel.trim(state, now);
+            }
+            group.kernel.refund(state, now, units);
+        }
+    }
+
+    /// Returns the position in `key_state` of the charge that was just made, for each kernel.
+    /// `None` for kernels that do not support refunds by receipt.
+    pub(crate) fn marks(&self, key_state: &KeyState) -> Box<[Option<Mark>]> {
+        let groups = self.groups.iter().zip(key_state.states());
+        // Such a limit also counts denied requests, and its state does not distinguish them from
+        // admitted ones.
+        let keeps = |group: &LimitGroup| group.denials == DenialCounting::Counted && !self.shadow;
+        groups
+            .map(|(group, state)| (!keeps(group)).then(|| Kernel::mark(state)))
+            .collect()
+    }
+
+    /// Removes the unused part of a charge from `key_state` and releases its concurrency slots.
+    ///
+    /// Returns, for each kernel, by how many microseconds this moved later charges forward in a
+    /// GCRA schedule: 0 for other kernels, and if the charge was the last one. `shift` returns by
+    /// how much earlier refunds have moved the charge of a kernel forward; see
+    /// `memory::refund_ledger`.
+    pub(crate) fn refund_unused(
+        &self,
+        key_state: &mut KeyState,
+        now: Timestamp,
+        charged: &ChargeRecord,
+        settlement: Settlement,
+        shift: impl Fn(usize) -> Option<u64>,
+    ) -> Vec<u64> {
+        let states = key_state.states_mut().iter_mut().zip(&charged.marks);
+        let groups = self.groups.iter().zip(states).enumerate();
+        let settled = groups.map(|(number, (group, (state, mark)))| {
+            let Some(mark) = *mark else { return 0 };
+            let position = ChargePosition {
+                at: charged.at,
+                cost: charged.cost,
+                mark,
+                shift: shift(number),
+            };
+            group
+                .kernel
+                .refund_charge(state, now, &position, settlement.unused)
+        });
+        settled.collect()
+    }
+
+    /// Releases the concurrency slots that `charged` holds in `key_state`, although the state was
+    /// since written under other limits. Slots are found by their start time if the kernels are of
+    /// the same kinds.
+    pub(crate) fn release_slots(&self, key_state: &mut KeyState, charged: &ChargeRecord) {
+        if !self.is_alike(key_state) {
+            return;
+        }
+        for (state, mark) in key_state.states_mut().iter_mut().zip(&charged.marks) {
+            if let (State::Lease(log), Some(Mark::HeldSince(since))) = (state, mark) {
+                log.refund_at(*since, charged.cost);
+            }
+        }
+    }
+
+    /// Renews the leases of `charged` in `key_state`, under whatever limits it was written, if the
+    /// kernels are of the same kinds. Returns true if all concurrency slots are held.
+    pub(crate) fn renew(
+        &self,
+        key_state: &mut KeyState,
+        now: Timestamp,
+        charged: &mut ChargeRecord,
+    ) -> bool {
+        let mut are_held = self.is_alike(key_state);
+        if !are_held {
+            return false;
+        }
+        let states = key_state.states_mut().iter_mut().zip(&mut charged.marks);
+        for (group, (state, mark)) in self.groups.iter().zip(states) {
+            if let Some(Mark::HeldSince(since)) = mark {
+                let is_held = group.kernel.renew(state, now, *since, charged.cost);
+                *since = if is_held { now } else { *since };
+                are_held &= is_held;
+            }
+        }
+        are_held
+    }
+
+    /// Returns whether `key_state` was written by kernels of the same kinds, with any numbers.
+    fn is_alike(&self, key_state: &KeyState) -> bool {
+        let states = key_state.states();
+        let mut groups = self.groups.iter().zip(states);
+        states.len() == self.groups.len()
+            && groups.all(|(group, state)| group.kernel.is_kind_of(state))
+    }
+
+    /// Returns whether less than half of any limit remains.
+    pub(crate) fn is_hot(&self, key_state: &KeyState, now: Timestamp) -> bool {
+        self.groups
+            .iter()
+            .zip(key_state.states())
+            .any(|(group, state)| {
+                group.parts.iter().enumerate().any(|(part, index)| {
+                    let left = group.kernel.status(state, now, part).remaining;
+                    self.limits[*index].is_hot(left)
+                })
+            })
+    }
+
+    /// Charges a denied `cost` to the limits that count denied requests. Returns true if there are
+    /// any. `denied` are the limits that denied the request.
+    #[inline]
+    pub(crate) fn charge_denied(
+        &self,
+        key_state: &mut KeyState,
+        now: Timestamp,
+        cost: u64,
+        denied: Mask,
+    ) -> bool {
+        let mut charged = false;
+        for (group, state) in self.groups.iter().zip(key_state.states_mut()) {
+            let counts = match group.denials {
+                DenialCounting::Forgotten => false,
+                DenialCounting::Counted => true,
+                DenialCounting::InFull => group.parts.iter().any(|part| denied & (1 << part) != 0),
+            };
+            if counts {
+                group.kernel.charge(state, now, cost);
+                charged = true;
+            }
+        }
+        charged
+    }
+
+    /// Appends the outcome of every limit.
+    #[inline]
+    pub(crate) fn report(
+        &self,
+        key_state: &KeyState,
+        result: EvaluationResult,
+        outcomes: &mut Vec<Outcome>,
+    ) {
+        if let ([group], [limit]) = (self.groups.as_slice(), self.limits.as_slice()) {
+            outcomes.push(group.outcome(limit, &key_state.states()[0], 0, result));
+            return;
+        }
+        let first = outcomes.len();
+        outcomes.resize(first + self.limits.len(), Outcome::UNSET);
+        for (group, state) in self.groups.iter().zip(key_state.states()) {
+            for (part, index) in group.parts.iter().enumerate() {
+                let result = EvaluationResult {
+                    denied: result.denied >> index,
+                    ..result
+                };
+                outcomes[first + index] = group.outcome(&self.limits[*index], state, part, result);
+            }
+        }
+    }
+
+    /// Returns the maximum number of heap bytes of a new key's state after `cost` is charged.
+    pub(crate) fn new_entry_bytes(&self, cost: u64) -> usize {
+        match self.groups.as_slice() {
+            [group] if group.kernel.is_small() => 0,
+            [group] => size_of::<KeyState>() + group.kernel.new_entry_bytes(cost),
+            groups => {
+                let kernels = groups.iter().map(|group| &group.kernel);
+                let states =
+                    kernels.map(|kernel| size_of::<State>() + kernel.new_entry_bytes(cost));
+                size_of::<KeyState>() + states.sum::<usize>()
+            }
+        }
+    }
+
+    /// Returns the maximum number of bytes by which `key_state` grows when `cost` is charged.
+    /// `fingerprint` identifies the limits under which it was written.
+    pub(crate) fn growth_bytes(&self, key_state: &KeyState, fingerprint: u32, cost: u64) -> usize {
+        if fingerprint == self.fingerprint && self.is_compatible(key_state) {
+            let groups = self.groups.iter().zip(key_state.states());
+            groups
+                .map(|(group, state)| group.kernel.growth_bytes(state, cost))
+                .sum()
+        } else {
+            // A converted state has the size of a new one, plus the entries kept from existing
+            // logs.
+            let kept = key_state.states().iter().map(State::log_growth_bytes);
+            self.new_entry_bytes(cost) + kept.sum::<usize>()
+        }
+    }
+
+    fn is_compatible(&self, key_state: &KeyState) -> bool {
+        let states = key_state.states();
+        states.len() == self.groups.len()
+            && self
+                .groups
+                .iter()
+                .zip(states)
+                .all(|(group, state)| group.kernel.is_compatible(state))
+    }
+
+    /// Converts `key_state`, in which the states are counted in `terms`, for these limits.
+    ///
+    /// Returns the converted state, and a list of the limits that lost part of the spent units.
+    /// Each comes with the time until its unconverted state admits `cost`.
+    pub(crate) fn convert(
+        &self,
+        key_state: KeyState,
+        terms: &[Terms],
+        now: Timestamp,
+        cost: u64,
+    ) -> (KeyState, Vec<(usize, Retry)>) {
+        let own = self.groups.iter().map(|group| group.kernel.terms());
+        if own.eq(terms.iter().copied()) && self.is_compatible(&key_state) {
+            return (key_state, Vec::new());
+        }
+        let mut inexact = Vec::new();
+        let kernels = self.groups.iter().map(|group| &group.kernel);
+        let key_state = key_state.converted(kernels, |kernel, index, state| {
+            let left_in = terms.get(index);
+            if left_in == Some(&kernel.terms()) && kernel.is_compatible(&state) {
+                return state;
+            }
+            let old = left_in.and_then(|terms| kernel.in_terms(terms));
+            if !kernel.adopts_all(old.as_ref(), &state, now) {
+                let mut groups = self.groups.iter();
+                let group = groups.find(|group| std::ptr::eq(&raw const group.kernel, kernel));
+                let retry = old
+                    .as_ref()
+                    .map_or(Retry::NOW, |old| old.retry(&state, now, 0, cost));
+                let parts = group.map_or(&[][..], |group| &group.parts);
+                inexact.extend(parts.iter().map(|part| (*part, retry)));
+            }
+            kernel.adopt(old.as_ref(), state, now)
+        });
+        (key_state, inexact)
+    }
+
+    /// Converts states that were written under other limits.
+    ///
+    /// If these limits do not remember the others as former ones, only the states themselves tell
+    /// what they count.
+    #[cold]
+    fn load_converted(&self, former: KeyState, fingerprint: u32, now: Timestamp) -> LoadedState {
+        let groups = self.former(fingerprint).map(|former| &former.groups[..]);
+        let terms = groups.unwrap_or_default().iter();
+        let terms: Vec<Terms> = terms.map(|group| group.kernel.terms()).collect();
+        let (key_state, _) = self.convert(former.clone(), &terms, now, 0);
+        let is_lost = key_state.expires() <= now && former.expires() > now;
+        let former = FormerState {
+            key_state: former,
+            fingerprint,
+        };
+        LoadedState {
+            key_state,
+            former: is_lost.then(|| Box::new(former)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        limit::{Algorithm, Limit, Rate, RefillMode},
+        time::Span,
+    };
+
+    /// With a refill above `u32::MAX`, the state may contain a number that does not fit 32 bits, so
+    /// heap space has to be reserved for a new key.
+    #[test]
+    fn a_large_interval_refill_is_stored_on_the_heap() {
+        let new_entry_bytes = |refill: u64| {
+            let algorithm = Algorithm::TokenBucket {
+                capacity: 2 * refill,
+                refill: Rate {
+                    count: refill,
+                    period: Span::from_secs(3_600),
+                },
+                mode: RefillMode::Interval,
+            };
+            let limits = Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap();
+            limits.new_entry_bytes(1)
+        };
+        assert_eq!(new_entry_bytes(u32::MAX.into()), 0);
+        assert_eq!(
+            new_entry_bytes(u64::from(u32::MAX) + 1),
+            size_of::<KeyState>()
+        );
+    }
+}

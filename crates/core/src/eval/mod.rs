@@ -1,0 +1,29 @@
+//! Evaluation: decides a charge on the state of one key, the same way for every store.
+
+mod charge;
+mod decision;
+mod evaluate;
+mod fallback;
+mod key_state;
+mod limit_group;
+mod limits;
+mod receipt;
+pub mod remote_eval;
+mod verdict;
+
+pub use self::{
+    charge::{Charge, Cost, Effect, RequestError, has_repeated_key},
+    decision::Decision,
+    fallback::{OnFailure, Share},
+    limit_group::DenialCounting,
+    limits::Limits,
+    receipt::{Receipt, Renewal, Settlement},
+    verdict::{Exactness, Line, Reason, Source, Verdict},
+};
+pub(crate) use self::{
+    evaluate::Evaluation,
+    key_state::KeyState,
+    limit_group::{EvaluationResult, LimitGroup},
+    limits::{FormerState, LoadedState, Mask, UndoRecord},
+    receipt::ChargeRecord,
+};

@@ -1,0 +1,121 @@
+//! Receipts: the location of a charge in the state of its key. With it, a store can refund exactly
+//! the charge of one request.
+//!
+//! A refund without a receipt can create units: a bucket that has drained since the charge has
+//! nothing left to refund. With a receipt, a store refunds only units that this request was charged
+//! and that are still in the state.
+//!
+//! ```text
+//!   reserve ──▶ admitted, with a receipt ──▶ the request runs ──▶ settle: its leases end, and
+//!                                                                unused units are refunded
+//! ```
+//!
+//! - **Windows, buckets, logs.** The units are removed where they were counted, if they are still
+//!   there.
+//! - **Schedules (GCRA).** The state is a time that passes, and part of a charge may have passed
+//!   with it. Think of a queue of work that is served in order of arrival: only the part of the
+//!   charge that is not yet served can be refunded. Two lower bounds of that part are known, and
+//!   the larger one is refunded. The first is `cost - (now - time of the charge)`, because no more
+//!   can have been served since the charge. The second is
+//!   `min(cost, arrival after the charge - refunds to others since - now)`. The charge is directly
+//!   before that arrival time, and only refunds to charges before it move it; a refund to the last
+//!   charge in line moves no other. In a queue that delays requests, only the last request can
+//!   leave, because later requests already know their start times.
+//! - **Tokens refilled by intervals.** The refills since the charge may have returned part of it;
+//!   that part is not refunded again.
+//! - **Concurrency slots.** A request that runs longer than its lease renews it. The slot then
+//!   counts as taken at the time of the renewal. A slot can be missing because the renewal was late
+//!   or the store lost it. A missing slot is taken again if one is free, and is lost otherwise. A
+//!   renewal of a slot that is still held never fails for lack of a free slot.
+//!
+//! Dropping a receipt refunds nothing. That is safe: the charge stays, and leases expire.
+
+use crate::{algorithm::Mark, time::Timestamp};
+
+/// The charges of one decision, with their locations.
+///
+/// A receipt is valid once, for the charges that it was returned with, in the store that created
+/// it.
+#[derive(Debug, Default)]
+pub struct Receipt {
+    pub(crate) charged: Vec<Option<ChargeRecord>>,
+}
+
+impl Receipt {
+    /// Returns true if nothing was charged, so there is nothing to refund.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.charged.iter().all(Option::is_none)
+    }
+}
+
+/// The settlement of one charge after its request has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settlement {
+    /// The number of units to refund, at most the cost; with 0 the whole cost stays charged. Leases
+    /// end in either case.
+    pub unused: u64,
+}
+
+/// The result of renewing the leases of a receipt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// All slots are held, with their leases renewed.
+    Held,
+    /// At least one slot was no longer held, and other requests have taken the free ones: the lease
+    /// had expired, or the store had lost it.
+    Lost,
+    /// The result is not known: the store was unreachable, the state is not available, or the store
+    /// has no memory to take a slot again. The leases run as before and may be renewed later.
+    Unknown,
+}
+
+impl Renewal {
+    /// Returns the result, given whether all slots `are_held`.
+    pub(crate) fn of(are_held: bool) -> Self {
+        if are_held { Self::Held } else { Self::Lost }
+    }
+
+    /// Combines two results. A lost slot takes precedence, then an unknown result.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Lost, _) | (_, Self::Lost) => Self::Lost,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (Self::Held, Self::Held) => Self::Held,
+        }
+    }
+}
+
+/// The location of one charge.
+#[derive(Clone, Debug)]
+pub(crate) struct ChargeRecord {
+    pub(crate) at: Timestamp,
+    pub(crate) cost: u64,
+    /// The fingerprint of the limits.
+    pub(crate) fingerprint: u32,
+    /// The location in the state of each kernel; `None` for a kernel that counts denied requests as
+    /// well.
+    pub(crate) marks: Box<[Option<Mark>]>,
+    /// For each kernel, the total of the refunds that the ledger had recorded at the time of the
+    /// charge, in microseconds.
+    pub(crate) given: Box<[u64]>,
+}
+
+impl ChargeRecord {
+    /// Adjusts the charge after the clock was ahead of `now` and the state was clamped to
+    /// `rewound`.
+    ///
+    /// A slot counts as held since `rewound`. All other charges made in the future are not
+    /// refunded, because it is unknown how much of them was used at the instant of the charge.
+    pub(crate) fn clamp(&mut self, now: Timestamp, rewound: Timestamp) {
+        let is_ahead = self.at > now;
+        for mark in &mut self.marks {
+            match mark {
+                Some(Mark::HeldSince(since)) if *since > now => *since = rewound,
+                Some(Mark::HeldSince(_)) | None => {}
+                Some(_) if is_ahead => *mark = None,
+                Some(_) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Named maximums. Every constructor that rejects a number checks it against a constant of this
+//! module.
+
+use crate::{error::LimitError, limit::Rate, time::Span};
+
+/// The largest count, cost, burst or capacity: 10^15 - 1. This is the largest integer of an HTTP
+/// structured field. A Lua double holds it exactly, and sums of it as well.
+pub const MAX_COUNT: u64 = 999_999_999_999_999;
+
+pub use crate::time::MAX_PERIOD;
+
+/// The longest time in which a bucket may fill or drain: 100 years of 365.25 days.
+pub const MAX_DRAIN: Span = Span::from_secs(3_155_760_000);
+
+/// The largest limit of a sliding log. It bounds the memory of one key.
+pub const MAX_LOG_LIMIT: u64 = 100_000;
+
+/// The maximum number of sub-windows of a sliding counter.
+pub const MAX_BUCKETS: u32 = 1_000;
+
+/// The maximum number of limits of one rule.
+pub const MAX_LIMITS_PER_RULE: usize = 16;
+
+/// The maximum number of charges (matching rules) of one request.
+pub const MAX_CHARGES: usize = 64;
+
+/// The maximum number of pattern evaluations to find the rules of one request. A pattern that scans
+/// the whole value counts once more for each KiB of the value. A rule set in which an ordinary
+/// request could need more is rejected, and so is a request that was crafted to need more.
+pub const MAX_EVALUATIONS: usize = 4_096;
+
+/// The maximum number of entries of one request.
+pub const MAX_ENTRIES: usize = 64;
+
+/// The longest name of an entry, in bytes.
+pub const MAX_ENTRY_NAME_BYTES: usize = 256;
+
+/// The longest value of an entry, in bytes.
+pub const MAX_ENTRY_VALUE_BYTES: usize = 8_192;
+
+/// The longest key, in bytes, with all values of the rule's key entries joined.
+pub const MAX_KEY_BYTES: usize = 1_024;
+
+/// The maximum number of entries in the key of one rule.
+pub const MAX_KEY_ENTRIES: usize = 16;
+
+/// The longest name of a rule, in bytes.
+pub const MAX_RULE_NAME_BYTES: usize = 128;
+
+/// The longest glob or regular expression, in bytes.
+pub const MAX_PATTERN_BYTES: usize = 1_024;
+
+/// The maximum number of wildcards (`*` or `**`) in one glob.
+pub const MAX_WILDCARDS: usize = 16;
+
+/// The deepest nesting of lists and negations in one condition.
+pub const MAX_PATTERN_DEPTH: usize = 8;
+
+/// The maximum number of time ranges in one schedule.
+pub const MAX_HOURS: usize = 16;
+
+/// The memory limit of one compiled regular expression, in bytes.
+pub const MAX_REGEX_BYTES: usize = 1 << 20;
+
+/// The maximum number of rules in one rules file.
+pub const MAX_RULES: usize = 100_000;
+
+/// The maximum number of manual blocks at the same time.
+pub const MAX_BLOCKS: usize = 100_000;
+
+/// The longest reason of a manual block, in bytes.
+pub const MAX_REASON_BYTES: usize = 1_024;
+
+/// Checks that `count` is between `least` and [`MAX_COUNT`], inclusive.
+pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result<(), LimitError> {
+    if count < least {
+        return Err(LimitError::new(
+            field,
+            format!("must be at least {least}, got {count}"),
+        ));
+    }
+    if count > MAX_COUNT {
+        return Err(LimitError::new(
+            field,
+            format!("{count} is over the maximum of {MAX_COUNT}"),
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the smallest valid capacity of a leaky bucket: 0 for a queue, 1 otherwise. A queue with
+/// capacity 0 has no waiting room and still serves one request at a time.
+pub(crate) fn least_capacity(queue: bool) -> u64 {
+    u64::from(!queue)
+}
+
+/// Checks that `span` is longer than zero and at most [`MAX_PERIOD`].
+pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitError> {
+    if span == Span::ZERO {
+        return Err(LimitError::new(field, "must be longer than zero"));
+    }
+    if span > MAX_PERIOD {
+        return Err(LimitError::new(
+            field,
+            format!("{span} is over the maximum of {MAX_PERIOD} (10 years)"),
+        ));
+    }
+    Ok(())
+}
+
+/// Checks the count and the period of a rate.
+pub(crate) fn check_rate(field: &'static str, rate: Rate) -> Result<(), LimitError> {
+    if rate.count == 0 {
+        let problem = "a rate must be at least 1, got 0; to deny everything, use a window: \
+            {algorithm: fixed_window, limit: 0, window: 1min}";
+        return Err(LimitError::new(field, problem));
+    }
+    check_count(field, rate.count, 1)?;
+    check_period(field, rate.period)
+}

@@ -1,0 +1,773 @@
+//! A limit as written by a user: every field is optional, and nothing is validated yet.
+//!
+//! The rules file, the HTTP listener and the test vectors all fill in a [`LimitSpec`] and build it.
+//! So the meaning of the fields, the fields of each algorithm and the error texts are defined only
+//! here.
+
+use crate::{
+    error::LimitError,
+    limit::{
+        Algorithm, Counting, Limit, Rate, RefillMode, Window,
+        bounds::{check_count, check_period, check_rate, least_capacity},
+        check_soft_percent, rate as parse_rate,
+    },
+    time::{Calendar, Span},
+};
+
+impl Limit {
+    /// Builds a limit from a shorthand such as `20/min` under `algorithm`, as
+    /// [`LimitSpec::shorthand`] defines it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for the field `rate` if the text is not a rate, or for a number that is
+    /// invalid for the algorithm.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_core::{AlgorithmName, Limit};
+    ///
+    /// let limit = Limit::shorthand(AlgorithmName::SlidingWindowLog, "20/min")?;
+    /// assert_eq!(&**limit.policy(), "20/min");
+    /// assert_eq!(Limit::shorthand(AlgorithmName::Gcra, "often").unwrap_err().field, "rate");
+    /// # Ok::<(), tidegate_core::LimitError>(())
+    /// ```
+    pub fn shorthand(algorithm: AlgorithmName, rate: &str) -> Result<Self, LimitError> {
+        let built = LimitSpec::parse_shorthand(rate, Some(algorithm))?.build();
+        // `build` never returns an empty list of errors, and a shorthand contains one number that
+        // can be invalid.
+        built.map_err(|mut wrong| wrong.swap_remove(0))
+    }
+}
+
+/// The names of the algorithms in a rules file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each variant has the name of its algorithm")]
+pub enum AlgorithmName {
+    Gcra,
+    TokenBucket,
+    LeakyBucket,
+    FixedWindow,
+    SlidingWindowLog,
+    SlidingWindowCounter,
+    Concurrency,
+}
+
+impl AlgorithmName {
+    /// All names as they are written, in the order of the documentation.
+    pub const ALL: [(&'static str, Self); 7] = [
+        ("gcra", Self::Gcra),
+        ("token_bucket", Self::TokenBucket),
+        ("leaky_bucket", Self::LeakyBucket),
+        ("fixed_window", Self::FixedWindow),
+        ("sliding_window_log", Self::SlidingWindowLog),
+        ("sliding_window_counter", Self::SlidingWindowCounter),
+        ("concurrency", Self::Concurrency),
+    ];
+
+    /// Returns the algorithm with this name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, algorithm)| *algorithm)
+    }
+
+    /// Returns the name in the rules file.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        // Every variant is in ALL; a test checks that.
+        Self::ALL
+            .iter()
+            .find(|(_, algorithm)| *algorithm == self)
+            .map_or("", |(name, _)| *name)
+    }
+}
+
+/// The start of the windows of a fixed window limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Anchor {
+    /// At whole multiples of the window since the Unix epoch.
+    #[default]
+    Epoch,
+    /// With the first request of a key.
+    FirstRequest,
+    /// With a day, week or month. It replaces `window`.
+    Calendar(Calendar),
+}
+
+/// The fields of a limit, by their names in the rules file. `None` means that the field was not
+/// given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(
+    missing_docs,
+    reason = "the fields are those of the variants of `Algorithm`, documented there"
+)]
+pub struct LimitSpec {
+    pub algorithm: Option<AlgorithmName>,
+    pub rate: Option<Rate>,
+    pub burst: Option<u64>,
+    pub capacity: Option<u64>,
+    pub refill: Option<Rate>,
+    pub refill_mode: Option<RefillMode>,
+    pub leak: Option<Rate>,
+    pub queue: Option<bool>,
+    pub limit: Option<u64>,
+    pub window: Option<Span>,
+    pub anchor: Option<Anchor>,
+    pub buckets: Option<u32>,
+    pub strict: Option<bool>,
+    /// Defaults to [`LimitSpec::LEASE`].
+    pub lease: Option<Span>,
+    /// The soft allowance: how many percent over the limit are admitted and marked.
+    pub soft: Option<u32>,
+    pub count_denied: Option<bool>,
+}
+
+impl LimitSpec {
+    /// The default lease of a concurrency slot: one minute.
+    pub const LEASE: Span = Span::from_secs(60);
+
+    /// The names of the fields, in the order of their definition.
+    pub const FIELDS: [&'static str; 16] = [
+        "algorithm",
+        "rate",
+        "burst",
+        "capacity",
+        "refill",
+        "refill_mode",
+        "leak",
+        "queue",
+        "limit",
+        "window",
+        "anchor",
+        "buckets",
+        "strict",
+        "lease",
+        "soft",
+        "count_denied",
+    ];
+
+    /// The largest count for which a shorthand without an algorithm uses a log. A log takes 8 bytes
+    /// for each admission, so 8 kB for a key. A counter of sub-windows, used above this count,
+    /// takes about 550 bytes.
+    pub const MAX_DEFAULT_LOG: u64 = 1_000;
+
+    /// The maximum number of sub-windows for a shorthand that uses a counter. Under saturation a
+    /// key gets `k / (k + 1)` of its limit: 98 % with 60.
+    pub const DEFAULT_BUCKETS: u32 = 60;
+
+    /// Parses a shorthand such as `20/min` and interprets it as [`Self::shorthand`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `rate` if the text is not a rate, or if the count is 0 and the
+    /// algorithm does not support that.
+    pub fn parse_shorthand(
+        text: &str,
+        algorithm: Option<AlgorithmName>,
+    ) -> Result<Self, LimitError> {
+        let rate = parse_rate(text).map_err(|error| LimitError::new("rate", error.to_string()))?;
+        let is_rate = matches!(
+            algorithm,
+            Some(AlgorithmName::Gcra | AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket)
+        );
+        if is_rate {
+            check_rate("rate", rate)?;
+        }
+        Ok(Self::shorthand(rate, algorithm))
+    }
+
+    /// Returns the spec for a shorthand such as `20/min` under `algorithm`.
+    ///
+    /// The count becomes the capacity and the refill of a bucket, the limit of a window, or the
+    /// rate of a GCRA without burst. For `concurrency` the count is the limit and the period is the
+    /// lease.
+    ///
+    /// Without an algorithm, no window of that period ever admits more than the count. Up to
+    /// [`Self::MAX_DEFAULT_LOG`] this is a `sliding_window_log`. Above it is a strict
+    /// `sliding_window_counter` with up to [`Self::DEFAULT_BUCKETS`] sub-windows.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_core::{AlgorithmName, LimitSpec, notation};
+    ///
+    /// let spec = LimitSpec::shorthand(notation::rate("20/min")?, None);
+    /// assert_eq!(spec.algorithm, Some(AlgorithmName::SlidingWindowLog));
+    /// let spec = LimitSpec::shorthand(notation::rate("20000/min")?, None);
+    /// assert_eq!(spec.algorithm, Some(AlgorithmName::SlidingWindowCounter));
+    /// assert_eq!((spec.buckets, spec.strict), (Some(60), Some(true)));
+    /// # Ok::<(), notation::NotationError>(())
+    /// ```
+    #[must_use]
+    pub fn shorthand(rate: Rate, algorithm: impl Into<Option<AlgorithmName>>) -> Self {
+        let Some(algorithm) = algorithm.into() else {
+            return Self::sliding(rate.count, rate.period);
+        };
+        let spec = Self {
+            algorithm: Some(algorithm),
+            ..Self::default()
+        };
+        match algorithm {
+            AlgorithmName::Gcra => Self {
+                rate: Some(rate),
+                ..spec
+            },
+            AlgorithmName::TokenBucket => Self {
+                capacity: Some(rate.count),
+                refill: Some(rate),
+                ..spec
+            },
+            AlgorithmName::LeakyBucket => Self {
+                capacity: Some(rate.count),
+                leak: Some(rate),
+                ..spec
+            },
+            AlgorithmName::FixedWindow
+            | AlgorithmName::SlidingWindowLog
+            | AlgorithmName::SlidingWindowCounter => Self {
+                limit: Some(rate.count),
+                window: Some(rate.period),
+                ..spec
+            },
+            AlgorithmName::Concurrency => Self {
+                limit: Some(rate.count),
+                lease: Some(rate.period),
+                ..spec
+            },
+        }
+    }
+
+    /// Returns a sliding window that never admits more than `limit`, as a log or as a counter
+    /// depending on the limit.
+    fn sliding(limit: u64, window: Span) -> Self {
+        let spec = Self {
+            limit: Some(limit),
+            window: Some(window),
+            ..Self::default()
+        };
+        if limit <= Self::MAX_DEFAULT_LOG {
+            return Self {
+                algorithm: Some(AlgorithmName::SlidingWindowLog),
+                ..spec
+            };
+        }
+        Self {
+            algorithm: Some(AlgorithmName::SlidingWindowCounter),
+            buckets: Some(default_buckets(window)),
+            strict: Some(true),
+            ..spec
+        }
+    }
+
+    /// Returns the spec with an algorithm, for a spec without one. `limit` and `window` alone are a
+    /// shorthand; most other fields belong to only one algorithm.
+    fn with_default_algorithm(&self) -> Result<Self, LimitError> {
+        if let (Some(limit), Some(window)) = (self.limit, self.window)
+            && self.fields_written() == ["limit", "window"]
+        {
+            return Ok(Self {
+                soft: self.soft,
+                count_denied: self.count_denied,
+                ..Self::sliding(limit, window)
+            });
+        }
+        match self.only_fit() {
+            Some(name) => Ok(Self {
+                algorithm: Some(name),
+                ..self.clone()
+            }),
+            None => {
+                let known = AlgorithmName::ALL.map(|(name, _)| name).join(", ");
+                let problem = format!("is missing; expected one of {known}");
+                Err(LimitError::new("algorithm", problem))
+            }
+        }
+    }
+
+    /// Validates every field and builds the limit.
+    ///
+    /// Without an algorithm, `limit` and `window` alone are a shorthand:
+    /// `{limit: 20, window: 1min}` is `20/min`. Otherwise the algorithm is the only one that takes
+    /// all given fields: `rate` and `burst` select `gcra`.
+    ///
+    /// # Errors
+    ///
+    /// Returns all errors at once: missing fields, fields that the algorithm does not take, and
+    /// invalid numbers.
+    pub fn build(&self) -> Result<Limit, Vec<LimitError>> {
+        let Some(name) = self.algorithm else {
+            let spec = self.with_default_algorithm();
+            return spec.map_err(|error| vec![error])?.build();
+        };
+        let mut problems = self.unexpected_fields(name);
+        problems.extend(self.out_of_range(name));
+        let algorithm = self.algorithm(name, &mut problems);
+        let soft = self.soft.unwrap_or(0);
+        let limit = algorithm.filter(|_| problems.is_empty()).map(Limit::new);
+        let built = match limit {
+            Some(Ok(limit)) => limit.with_soft_percent(soft),
+            unbuilt => {
+                problems.extend(unbuilt.and_then(Result::err));
+                problems.extend(check_soft_percent(soft).err());
+                return Err(problems);
+            }
+        };
+        let built = built.map_err(|problem| vec![problem])?;
+        Ok(built.counting_denied(self.count_denied.unwrap_or(false)))
+    }
+
+    /// Returns the names of the fields that were given, except those that every algorithm takes.
+    fn fields_written(&self) -> Vec<&'static str> {
+        let fields = [
+            ("rate", self.rate.is_some()),
+            ("burst", self.burst.is_some()),
+            ("capacity", self.capacity.is_some()),
+            ("refill", self.refill.is_some()),
+            ("refill_mode", self.refill_mode.is_some()),
+            ("leak", self.leak.is_some()),
+            ("queue", self.queue.is_some()),
+            ("limit", self.limit.is_some()),
+            ("window", self.window.is_some()),
+            ("anchor", self.anchor.is_some()),
+            ("buckets", self.buckets.is_some()),
+            ("strict", self.strict.is_some()),
+            ("lease", self.lease.is_some()),
+        ];
+        let written = fields.into_iter().filter(|(_, is_written)| *is_written);
+        written.map(|(field, _)| field).collect()
+    }
+
+    /// Returns an error for each given field that the algorithm does not take.
+    fn unexpected_fields(&self, name: AlgorithmName) -> Vec<LimitError> {
+        let (taken, mut written) = (fields_of(name), self.fields_written());
+        let all = written.join(" and ");
+        written.retain(|field| !taken.contains(field));
+        // The advice concerns the whole limit, so only the first error contains it.
+        let mut advice = self
+            .only_fit()
+            .map(|fit| format!("; {all} are fields of `algorithm: {}`", fit.as_str()));
+        let problem = |advice: Option<String>| {
+            format!(
+                "is not a field of {}, which takes {}{}",
+                name.as_str(),
+                taken.join(", "),
+                advice.unwrap_or_default()
+            )
+        };
+        written
+            .into_iter()
+            .map(|field| LimitError::new(field, problem(advice.take())))
+            .collect()
+    }
+
+    /// Returns the algorithm that takes all given fields, if there is exactly one.
+    fn only_fit(&self) -> Option<AlgorithmName> {
+        let written = self.fields_written();
+        let mut fitting = AlgorithmName::ALL.into_iter().filter(|(_, name)| {
+            let taken = fields_of(*name);
+            written.iter().all(|field| taken.contains(field))
+        });
+        let (_, only) = fitting.next()?;
+        fitting.next().is_none().then_some(only)
+    }
+
+    /// Returns an error for each number that is invalid for the algorithm whatever the other
+    /// numbers are.
+    fn out_of_range(&self, name: AlgorithmName) -> Vec<LimitError> {
+        let queue = name == AlgorithmName::LeakyBucket && self.queue == Some(true);
+        let count = |field, count: Option<u64>, least| {
+            let check = |count| check_count(field, count, least).err();
+            count.and_then(check)
+        };
+        let rate = |field, rate: Option<Rate>| rate.and_then(|rate| check_rate(field, rate).err());
+        let span =
+            |field, span: Option<Span>| span.and_then(|span| check_period(field, span).err());
+        let out_of_range = [
+            rate("rate", self.rate),
+            count("burst", self.burst, 0),
+            count("capacity", self.capacity, least_capacity(queue)),
+            rate("refill", self.refill),
+            rate("leak", self.leak),
+            count("limit", self.limit, 0),
+            span("window", self.window),
+            span("lease", self.lease),
+        ];
+        let taken = fields_of(name);
+        out_of_range
+            .into_iter()
+            .flatten()
+            .filter(|error| taken.contains(&error.field))
+            .collect()
+    }
+
+    fn algorithm(&self, name: AlgorithmName, problems: &mut Vec<LimitError>) -> Option<Algorithm> {
+        Some(match name {
+            AlgorithmName::Gcra => Algorithm::Gcra {
+                rate: need("rate", self.rate, problems)?,
+                burst: self.burst.unwrap_or(0),
+            },
+            AlgorithmName::TokenBucket => {
+                let (capacity, refill) = (
+                    need("capacity", self.capacity, problems),
+                    need("refill", self.refill, problems),
+                );
+                Algorithm::TokenBucket {
+                    capacity: capacity?,
+                    refill: refill?,
+                    mode: self.refill_mode.unwrap_or_default(),
+                }
+            }
+            AlgorithmName::LeakyBucket => {
+                let (capacity, leak) = (
+                    need("capacity", self.capacity, problems),
+                    need("leak", self.leak, problems),
+                );
+                Algorithm::LeakyBucket {
+                    capacity: capacity?,
+                    leak: leak?,
+                    queue: self.queue.unwrap_or(false),
+                }
+            }
+            AlgorithmName::FixedWindow => {
+                let (limit, window) = (
+                    need("limit", self.limit, problems),
+                    self.fixed_window(problems),
+                );
+                Algorithm::FixedWindow {
+                    limit: limit?,
+                    window: window?,
+                }
+            }
+            AlgorithmName::SlidingWindowLog => {
+                let (limit, window) = (
+                    need("limit", self.limit, problems),
+                    need("window", self.window, problems),
+                );
+                Algorithm::SlidingWindowLog {
+                    limit: limit?,
+                    window: window?,
+                }
+            }
+            AlgorithmName::SlidingWindowCounter => {
+                let (limit, window) = (
+                    need("limit", self.limit, problems),
+                    need("window", self.window, problems),
+                );
+                Algorithm::SlidingWindowCounter {
+                    limit: limit?,
+                    window: window?,
+                    counting: self.counting(problems)?,
+                }
+            }
+            AlgorithmName::Concurrency => self.concurrency(problems)?,
+        })
+    }
+
+    fn concurrency(&self, problems: &mut Vec<LimitError>) -> Option<Algorithm> {
+        if self.count_denied == Some(true) {
+            let problem =
+                "applies only to limits over time; a denied request holds no concurrency slot";
+            problems.push(LimitError::new("count_denied", problem));
+        }
+        Some(Algorithm::Concurrency {
+            limit: need("limit", self.limit, problems)?,
+            lease: self.lease.unwrap_or(Self::LEASE),
+        })
+    }
+
+    fn fixed_window(&self, problems: &mut Vec<LimitError>) -> Option<Window> {
+        match self.anchor.clone().unwrap_or_default() {
+            Anchor::Epoch => need("window", self.window, problems).map(Window::Epoch),
+            Anchor::FirstRequest => need("window", self.window, problems).map(Window::FirstRequest),
+            Anchor::Calendar(_) if self.window.is_some() => {
+                problems.push(LimitError::new(
+                    "window",
+                    "a calendar anchor defines the length of the window; remove one of the two",
+                ));
+                None
+            }
+            Anchor::Calendar(calendar) => Some(Window::Calendar(calendar)),
+        }
+    }
+
+    fn counting(&self, problems: &mut Vec<LimitError>) -> Option<Counting> {
+        match (self.buckets, self.strict) {
+            (Some(buckets), strict) => Some(Counting::Buckets {
+                buckets,
+                strict: strict.unwrap_or(true),
+            }),
+            (None, None) => Some(Counting::Weighted),
+            (None, Some(_)) => {
+                problems.push(LimitError::new(
+                    "strict",
+                    "applies only to a counter with buckets; add buckets, or remove it",
+                ));
+                None
+            }
+        }
+    }
+}
+
+/// Returns the number of sub-windows for a shorthand. It is the largest number up to
+/// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into whole microseconds. For a window of
+/// whole milliseconds it is at least 50.
+fn default_buckets(window: Span) -> u32 {
+    let divides = |buckets: &u32| window.as_micros().is_multiple_of(u64::from(*buckets));
+    let most = LimitSpec::DEFAULT_BUCKETS;
+    (1..=most).rev().find(divides).unwrap_or(1)
+}
+
+fn fields_of(name: AlgorithmName) -> &'static [&'static str] {
+    match name {
+        AlgorithmName::Gcra => &["rate", "burst"],
+        AlgorithmName::TokenBucket => &["capacity", "refill", "refill_mode"],
+        AlgorithmName::LeakyBucket => &["capacity", "leak", "queue"],
+        AlgorithmName::FixedWindow => &["limit", "window", "anchor"],
+        AlgorithmName::SlidingWindowLog => &["limit", "window"],
+        AlgorithmName::SlidingWindowCounter => &["limit", "window", "buckets", "strict"],
+        AlgorithmName::Concurrency => &["limit", "lease"],
+    }
+}
+
+fn need<T>(field: &'static str, value: Option<T>, problems: &mut Vec<LimitError>) -> Option<T> {
+    if value.is_none() {
+        problems.push(LimitError::new(field, "is missing"));
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Charge, Cost, Decision, Effect, Limits, MemoryBounds, MemoryStore, notation,
+        time::Timestamp,
+    };
+
+    #[test]
+    fn every_algorithm_has_its_name() {
+        for (name, algorithm) in AlgorithmName::ALL {
+            assert_eq!(AlgorithmName::parse(name), Some(algorithm));
+            assert_eq!(algorithm.as_str(), name);
+        }
+    }
+
+    #[test]
+    fn every_mistake_is_reported_at_once() {
+        let spec = LimitSpec {
+            algorithm: Some(AlgorithmName::TokenBucket),
+            burst: Some(5),
+            window: Some(Span::from_secs(1)),
+            soft: Some(2_000),
+            ..LimitSpec::default()
+        };
+        let fields: Vec<_> = spec
+            .build()
+            .unwrap_err()
+            .into_iter()
+            .map(|problem| problem.field)
+            .collect();
+        assert_eq!(fields, ["burst", "window", "capacity", "refill", "soft"]);
+    }
+
+    #[test]
+    fn an_out_of_range_number_is_reported_beside_other_mistakes() {
+        let nothing = Rate {
+            count: 0,
+            period: Span::from_secs(1),
+        };
+        let fields = |spec: LimitSpec| -> Vec<_> {
+            let problems = spec.build().unwrap_err().into_iter();
+            problems.map(|problem| problem.field).collect()
+        };
+        let bucket = LimitSpec {
+            algorithm: Some(AlgorithmName::TokenBucket),
+            capacity: Some(0),
+            refill: Some(nothing),
+            // Not a field of a bucket. The only error about it says so.
+            limit: Some(u64::MAX),
+            soft: Some(2_000),
+            ..LimitSpec::default()
+        };
+        assert_eq!(fields(bucket), ["limit", "capacity", "refill", "soft"]);
+        let log = LimitSpec {
+            algorithm: Some(AlgorithmName::SlidingWindowLog),
+            window: Some(Span::ZERO),
+            ..LimitSpec::default()
+        };
+        assert_eq!(fields(log), ["window", "limit"]);
+        let queue = LimitSpec {
+            algorithm: Some(AlgorithmName::LeakyBucket),
+            capacity: Some(0),
+            queue: Some(true),
+            ..LimitSpec::default()
+        };
+        assert_eq!(fields(queue), ["leak"]);
+    }
+
+    /// Returns the maximum number of requests admitted in any half-open interval of 3 s, if one
+    /// key sends 13 requests of cost 1 every 10 ms from `start` on.
+    fn most_in_three_seconds(limit: &Limit, start: Timestamp) -> usize {
+        let limits = Limits::new(vec![limit.clone()]).unwrap();
+        let store = MemoryStore::new(MemoryBounds::default());
+        let step = Span::from_millis(10);
+        let instants = std::iter::successors(Some(start), |now| Some(now.after(step)));
+        let mut admitted = Vec::new();
+        for now in instants.take(900) {
+            // More than the limit each time, so that everything that can be admitted is.
+            for _ in 0..13 {
+                let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
+                let decision = store.check(&[charge], now, Effect::Charge, &mut Vec::new());
+                if decision == Decision::Admitted {
+                    admitted.push(now);
+                }
+            }
+        }
+        let window = Span::from_secs(3);
+        let within = |first: &Timestamp| {
+            let end = first.after(window);
+            let later = admitted.iter().filter(|at| *first <= **at && **at < end);
+            later.count()
+        };
+        admitted.iter().map(within).max().unwrap_or(0)
+    }
+
+    /// Checks the table of `docs/algorithms.md`, "What a shorthand admits".
+    #[test]
+    fn a_shorthand_stays_within_its_documented_bound() {
+        let rate = notation::rate("6/3s").unwrap();
+        let cases = [
+            (None, 6),
+            (Some(AlgorithmName::SlidingWindowLog), 6),
+            (Some(AlgorithmName::Gcra), 6),
+            (Some(AlgorithmName::TokenBucket), 11),
+            (Some(AlgorithmName::LeakyBucket), 11),
+            (Some(AlgorithmName::SlidingWindowCounter), 11),
+            (Some(AlgorithmName::FixedWindow), 12),
+        ];
+        for (algorithm, most) in cases {
+            let limit = LimitSpec::shorthand(rate, algorithm).build().unwrap();
+            let starts =
+                (0..30).map(|tenth| Timestamp::from_micros(3_000_000_000 + tenth * 100_000));
+            let seen = starts
+                .map(|start| most_in_three_seconds(&limit, start))
+                .max();
+            let seen = seen.unwrap();
+            // The weighted counter comes close to its bound, but this request pattern does not
+            // reach it.
+            let is_bound = algorithm != Some(AlgorithmName::SlidingWindowCounter);
+            assert!(seen <= most, "{algorithm:?} admitted {seen}");
+            assert!(
+                seen == most || !is_bound,
+                "{algorithm:?} admitted {seen} of {most}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_large_shorthand_is_a_strict_counter() {
+        for (text, algorithm, buckets) in [
+            ("1000/min", AlgorithmName::SlidingWindowLog, None),
+            ("1001/min", AlgorithmName::SlidingWindowCounter, Some(60)),
+            (
+                "999999999999999/s",
+                AlgorithmName::SlidingWindowCounter,
+                Some(50),
+            ),
+            ("2000/7ms", AlgorithmName::SlidingWindowCounter, Some(56)),
+            ("2000/us", AlgorithmName::SlidingWindowCounter, Some(1)),
+        ] {
+            let spec = LimitSpec::parse_shorthand(text, None).unwrap();
+            assert_eq!(
+                (spec.algorithm, spec.buckets),
+                (Some(algorithm), buckets),
+                "{text}"
+            );
+            assert_eq!(spec.strict, buckets.map(|_| true), "{text}");
+            assert_eq!(&**spec.build().unwrap().policy(), text);
+        }
+    }
+
+    #[test]
+    fn the_fields_imply_the_algorithm() {
+        let spec = LimitSpec {
+            limit: Some(20),
+            window: Some(Span::from_secs(60)),
+            soft: Some(10),
+            ..LimitSpec::default()
+        };
+        let limit = spec.build().unwrap();
+        assert!(matches!(
+            limit.algorithm(),
+            Algorithm::SlidingWindowLog { .. }
+        ));
+        assert_eq!(limit.soft_percent(), 10);
+        let bucket = LimitSpec {
+            capacity: Some(10),
+            refill: notation::rate("1/h").ok(),
+            ..LimitSpec::default()
+        };
+        let limit = bucket.build().unwrap();
+        assert!(matches!(limit.algorithm(), Algorithm::TokenBucket { .. }));
+        let some_bucket = LimitSpec {
+            capacity: Some(10),
+            ..LimitSpec::default()
+        };
+        let problem = some_bucket.build().unwrap_err()[0].to_string();
+        let expected = "algorithm: is missing; expected one of gcra, token_bucket, leaky_bucket, fixed_window, \
+            sliding_window_log, sliding_window_counter, concurrency";
+        assert_eq!(problem, expected);
+    }
+
+    #[test]
+    fn an_unexpected_field_error_names_the_right_algorithm() {
+        let spec = LimitSpec {
+            algorithm: Some(AlgorithmName::TokenBucket),
+            rate: notation::rate("100/s").ok(),
+            burst: Some(5),
+            ..LimitSpec::default()
+        };
+        let problems = spec.build().unwrap_err();
+        let text: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            text[..2],
+            [
+                "rate: is not a field of token_bucket, which takes capacity, refill, refill_mode; \
+                 rate and burst are fields of `algorithm: gcra`",
+                "burst: is not a field of token_bucket, which takes capacity, refill, refill_mode",
+            ]
+        );
+    }
+
+    #[test]
+    fn only_a_window_accepts_a_limit_of_zero() {
+        for algorithm in [None, Some(AlgorithmName::FixedWindow)] {
+            let limit = LimitSpec::parse_shorthand("0/min", algorithm)
+                .unwrap()
+                .build();
+            assert_eq!(limit.unwrap().quota(), 0);
+        }
+        for algorithm in [AlgorithmName::Gcra, AlgorithmName::TokenBucket] {
+            let error = LimitSpec::parse_shorthand("0/min", Some(algorithm)).unwrap_err();
+            let expected = "rate: a rate must be at least 1, got 0; to deny everything, use a window: \
+                {algorithm: fixed_window, limit: 0, window: 1min}";
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn a_shorthand_works_under_every_algorithm() {
+        for (_, algorithm) in AlgorithmName::ALL {
+            let limit = LimitSpec::shorthand(notation::rate("5/10s").unwrap(), algorithm)
+                .build()
+                .unwrap();
+            let policy = limit.policy();
+            let is_short = policy.starts_with("5/10s") || &**policy == "5 at once";
+            assert!(is_short, "{policy}");
+        }
+    }
+}

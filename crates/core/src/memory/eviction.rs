@@ -1,0 +1,268 @@
+//! Capacity and eviction: the limits of a shard in keys and bytes, and which entries are evicted
+//! when it is full.
+//!
+//! A decision first reserves what it will add, and selects the entries to evict for that. This
+//! changes nothing yet. A charge then [evicts the selected entries](Shard::evict_reserved). A peek
+//! drops the reservation; its answer has still accounted for the available room.
+
+use super::{
+    WhenFull,
+    entry::{Entry, key_bytes},
+    shard::Shard,
+};
+use crate::{
+    algorithm::Retry,
+    eval::{Charge, Effect},
+    time::{Span, Timestamp},
+};
+
+/// The maximum number of entries that a reservation inspects to find expired or evictable ones.
+const SAMPLE: usize = 8;
+
+/// The retry hint for a key whose home is crowded. It is not known when one of the other entries
+/// there will be removed.
+const CROWDED: Span = Span::from_secs(1);
+
+/// The capacity of a shard, and its policy when full.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capacity {
+    pub(super) keys: usize,
+    pub(super) bytes: usize,
+    pub(super) when_full: WhenFull,
+}
+
+/// The growth that a charge causes in a shard.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growth {
+    keys: usize,
+    /// Heap bytes, for the key and its state.
+    bytes: usize,
+}
+
+impl Growth {
+    const NOTHING: Self = Self { keys: 0, bytes: 0 };
+
+    #[inline]
+    pub(super) fn is_nothing(self) -> bool {
+        self.keys == 0 && self.bytes == 0
+    }
+}
+
+/// The reservation of the current decision.
+#[derive(Debug, Default)]
+pub(super) struct Reservation {
+    keys: usize,
+    bytes: usize,
+    /// The slots of the entries to evict.
+    victims: Vec<usize>,
+    /// Heap bytes that these entries release.
+    freed_bytes: usize,
+    /// The number of entries inspected so far, starting from the cursor.
+    inspected: usize,
+    /// The slot after the last inspected entry.
+    next: usize,
+    /// The earliest expiry of the inspected entries.
+    earliest_expiry: Option<Timestamp>,
+}
+
+impl Reservation {
+    /// Clears the reservation; returns the number of keys that were reserved.
+    #[inline]
+    pub(super) fn clear(&mut self) -> usize {
+        let keys = std::mem::take(&mut self.keys);
+        (
+            self.bytes,
+            self.freed_bytes,
+            self.inspected,
+            self.earliest_expiry,
+        ) = (0, 0, 0, None);
+        self.victims.clear();
+        keys
+    }
+}
+
+/// A full shard, and when it may have room again.
+#[derive(Debug)]
+pub(super) struct Full {
+    pub(super) retry_after: Retry,
+}
+
+impl Shard {
+    /// Returns what `charge` adds. `found` is the slot of its key's entry, if it has one.
+    #[inline]
+    pub(super) fn growth(
+        &self,
+        charge: &Charge<'_>,
+        found: Option<usize>,
+        effect: Effect,
+    ) -> Growth {
+        let cost = match effect {
+            Effect::Charge | Effect::Peek => charge.cost.units(),
+            // A refund adds nothing itself, but the state may be converted if the limits changed.
+            Effect::Refund if found.is_some() => 0,
+            Effect::Refund | Effect::Look => return Growth::NOTHING,
+        };
+        match found {
+            Some(number) => Growth {
+                keys: 0,
+                bytes: self.entries[number].growth_bytes(charge.limits, cost),
+            },
+            None => Growth {
+                keys: 1,
+                bytes: key_bytes(charge.key) + charge.limits.new_entry_bytes(cost),
+            },
+        }
+    }
+
+    /// Reserves room for one of the charges in `all`, which are decided together. Returns false if
+    /// the charge is to be admitted without counting it.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] if the charge does not fit and the policy is to deny.
+    #[cold]
+    pub(super) fn reserve_for(
+        &mut self,
+        growth: Growth,
+        hash: u64,
+        all: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
+    ) -> Result<bool, Full> {
+        let is_crowded = growth.keys > 0 && self.entries.is_crowded(hash, all.len());
+        let reserved = if is_crowded {
+            let retry_after = Retry::After(CROWDED);
+            Err(Full { retry_after })
+        } else {
+            self.reserve(growth, all, now)
+        };
+        let Err(full) = reserved else {
+            return Ok(true);
+        };
+        let (counts, once) = (&mut self.cold.counts, u64::from(effect.can_write()));
+        if self.cold.capacity.when_full == WhenFull::Allow {
+            counts.admitted_when_full += once;
+            Ok(false)
+        } else {
+            counts.denied_when_full += once;
+            Err(full)
+        }
+    }
+
+    /// Adds `growth` to the reservation. If it does not fit, selects entries to evict: expired ones
+    /// and, under [`WhenFull::Evict`], those that are not hot. It inspects at most [`SAMPLE`]
+    /// entries and never selects a key that is being decided.
+    fn reserve(
+        &mut self,
+        growth: Growth,
+        decided: &[Charge<'_>],
+        now: Timestamp,
+    ) -> Result<(), Full> {
+        let mut tries = SAMPLE;
+        while !self.has_room(growth) {
+            let Self { entries, cold, .. } = self;
+            let reserved = &mut cold.reservation;
+            if reserved.inspected == 0 {
+                reserved.next = cold.cursor;
+            }
+            let found = entries.next_from(reserved.next);
+            let is_left = tries > 0 && reserved.inspected < entries.len();
+            let Some(number) = found.filter(|_| is_left) else {
+                return Err(Full {
+                    retry_after: retry_after(reserved.earliest_expiry, now),
+                });
+            };
+            tries -= 1;
+            reserved.inspected += 1;
+            reserved.next = number + 1;
+            let candidate = &entries[number];
+            let expires = candidate.expires();
+            let is_idle = cold.capacity.when_full == WhenFull::Evict && !candidate.is_hot();
+            let is_decided = || decided.iter().any(|charge| charge.key == candidate.key());
+            // Do not evict an entry that would free neither a needed slot nor any bytes.
+            let helps =
+                reserved.keys + growth.keys > reserved.victims.len() || candidate.heap_bytes() > 0;
+            if (expires <= now || is_idle && helps) && !is_decided() {
+                reserved.victims.push(number);
+                reserved.freed_bytes += candidate.heap_bytes();
+            }
+            reserved.earliest_expiry = Some(
+                reserved
+                    .earliest_expiry
+                    .map_or(expires, |earliest_expiry| earliest_expiry.min(expires)),
+            );
+        }
+        self.cold.reservation.keys += growth.keys;
+        self.cold.reservation.bytes += growth.bytes;
+        Ok(())
+    }
+
+    /// Evicts the reserved victims unless `effect` is read-only. Returns true if any were evicted,
+    /// in which case other entries may have moved.
+    #[inline]
+    pub(super) fn evict_reserved(&mut self, now: Timestamp, effect: Effect) -> bool {
+        effect.can_write() && self.cold.reservation.inspected > 0 && self.evict_selected(now)
+    }
+
+    #[cold]
+    fn evict_selected(&mut self, now: Timestamp) -> bool {
+        let reserved = &mut self.cold.reservation;
+        let mut victims = std::mem::take(&mut reserved.victims);
+        // Removals shift later entries back by up to one slot each, so the cursor moves back, too.
+        self.cold.cursor = reserved.next.saturating_sub(victims.len());
+        (reserved.inspected, reserved.freed_bytes) = (0, 0);
+        let has_moved = !victims.is_empty();
+        // A removal shifts later entries back, so remove the highest slot first.
+        victims.sort_unstable_by(|a, b| b.cmp(a));
+        for number in victims.drain(..) {
+            let has_expired = self.entries[number].expires() <= now;
+            self.remove(number);
+            let counts = &mut self.cold.counts;
+            if has_expired {
+                counts.expired += 1;
+            } else {
+                counts.evicted += 1;
+            }
+        }
+        self.cold.reservation.victims = victims;
+        has_moved
+    }
+
+    /// Makes room for a new entry with this hash; returns false if there is none, or if its home is
+    /// crowded.
+    pub(super) fn make_room_for(&mut self, hash: u64, entry: &Entry, now: Timestamp) -> bool {
+        if self.entries.is_crowded(hash, 1) {
+            return false;
+        }
+        let growth = Growth {
+            keys: 1,
+            bytes: entry.heap_bytes(),
+        };
+        let fits = self.reserve(growth, &[], now).is_ok();
+        if fits {
+            self.evict_selected(now);
+        }
+        self.cold.reservation.clear();
+        fits
+    }
+
+    /// Returns whether `growth` fits beside the stored and reserved data once the selected entries
+    /// are evicted.
+    fn has_room(&self, growth: Growth) -> bool {
+        let (capacity, reserved) = (&self.cold.capacity, &self.cold.reservation);
+        let keys = reserved.keys + growth.keys;
+        let more_keys = keys.saturating_sub(reserved.victims.len());
+        let table_growth = self.entries.growth_bytes(more_keys);
+        let bytes =
+            self.bytes() - reserved.freed_bytes + reserved.bytes + growth.bytes + table_growth;
+        self.entries.len() + more_keys <= capacity.keys && bytes <= capacity.bytes
+    }
+}
+
+/// Returns when the first of the inspected entries expires: at least 1 µs from now.
+/// [`Retry::Never`] if the shard was empty, because the charge will then never fit.
+fn retry_after(earliest_expiry: Option<Timestamp>, now: Timestamp) -> Retry {
+    earliest_expiry.map_or(Retry::Never, |earliest_expiry| {
+        Retry::After(earliest_expiry.since(now).max(Span::from_micros(1)))
+    })
+}

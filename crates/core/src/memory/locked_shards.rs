@@ -1,0 +1,187 @@
+//! A decision over several keys, which holds the locks of all their shards.
+
+use super::{
+    Guard, MemoryStore,
+    eviction::Full,
+    pending::{KeyLocation, PendingCharge},
+    shard::{Shard, hash_with},
+};
+use crate::{
+    eval::{Charge, ChargeRecord, Decision, Effect},
+    memory::prefetch::prefetch,
+    time::Timestamp,
+};
+
+/// The charges of one decision, and the locks of all their shards. Locks are taken in ascending
+/// order of the shard number, so that two decisions cannot deadlock.
+pub(super) struct LockedShards<'s, 'c> {
+    store: &'s MemoryStore,
+    charges: &'c [Charge<'c>],
+    /// The hash of each charge's key.
+    hashes: Vec<u64>,
+    numbers: Vec<usize>,
+    guards: Vec<Guard<'s>>,
+}
+
+impl<'s, 'c> LockedShards<'s, 'c> {
+    pub(super) fn lock(store: &'s MemoryStore, charges: &'c [Charge<'c>]) -> Self {
+        let hashes: Vec<u64> = charges
+            .iter()
+            .map(|charge| hash_with(&store.hasher, charge.key))
+            .collect();
+        let mut numbers: Vec<usize> = hashes.iter().map(|hash| store.shard_of(*hash)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        for number in &numbers {
+            prefetch(&store.shards[*number]);
+        }
+        let guards: Vec<Guard<'s>> = numbers
+            .iter()
+            .map(|number| store.shards[*number].0.lock())
+            .collect();
+        let locked = Self {
+            store,
+            charges,
+            hashes,
+            numbers,
+            guards,
+        };
+        for hash in &locked.hashes {
+            locked.guards[locked.guard_index(*hash)].prefetch(*hash);
+        }
+        locked
+    }
+
+    /// Returns whether two of the charges' keys are in the same shard.
+    pub(super) fn share_a_shard(&self) -> bool {
+        self.numbers.len() < self.charges.len()
+    }
+
+    pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
+        // Each shard compares `now` with its own latest instant, not with that of another shard.
+        let latest = self
+            .guards
+            .iter_mut()
+            .fold(now, |latest, shard| latest.max(shard.latest(now)));
+        for shard in &mut self.guards {
+            shard.advance(latest);
+        }
+        latest
+    }
+
+    /// Returns the block that ends last, if any key is blocked.
+    pub(super) fn blocked(&mut self, now: Timestamp) -> Option<Decision> {
+        let mut longest: Option<(usize, Option<Timestamp>)> = None;
+        for (index, charge) in self.charges.iter().enumerate() {
+            if let Some(until) = self.shard(self.hashes[index]).blocked(charge.key, now) {
+                let rank = |until: Option<Timestamp>| until.unwrap_or(Timestamp::MAX);
+                if longest.is_none_or(|(_, other)| rank(until) > rank(other)) {
+                    longest = Some((index, until));
+                }
+            }
+        }
+        longest.map(|(index, until)| Decision::blocked(index, until, now))
+    }
+
+    /// Finds all keys and reserves room for new ones. From here until [`Self::put_back`], no entry
+    /// moves.
+    pub(super) fn locate(
+        &mut self,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Result<Vec<KeyLocation>, Full> {
+        let charges = self.charges;
+        let located: Result<Vec<_>, Full> = charges
+            .iter()
+            .enumerate()
+            .map(|(index, charge)| {
+                let hash = self.hashes[index];
+                self.shard(hash).locate(charge, charges, hash, now, effect)
+            })
+            .collect();
+        for shard in &mut self.guards {
+            shard.evict_reserved(now, effect);
+        }
+        let located = located?.into_iter().enumerate();
+        let locations = located.map(|(index, located)| {
+            let hash = self.hashes[index];
+            let located = self
+                .shard(hash)
+                .locate_again(hash, charges[index].key, located);
+            KeyLocation { hash, located }
+        });
+        Ok(locations.collect())
+    }
+
+    /// Takes the states of all charges out of their entries.
+    pub(super) fn open(
+        &mut self,
+        locations: Vec<KeyLocation>,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Vec<PendingCharge<'c>> {
+        let located = self.charges.iter().zip(locations);
+        located
+            .map(|(charge, location)| {
+                self.shard(location.hash)
+                    .open(charge, location, now, effect)
+            })
+            .collect()
+    }
+
+    /// Returns the position of each charge in its state, for the receipt. `None` for charges that
+    /// were not made or not stored.
+    pub(super) fn charged(
+        &mut self,
+        pending: &[PendingCharge<'_>],
+        now: Timestamp,
+    ) -> Vec<Option<ChargeRecord>> {
+        let charged = pending.iter().map(|pending| {
+            let ledger = &self.shard(pending.location.hash).cold.ledger;
+            let given = ledger.given(pending.charge.key);
+            let is_kept = pending.location.located.has_room();
+            is_kept.then(|| pending.evaluation.charge_record(now, given))?
+        });
+        charged.collect()
+    }
+
+    /// Writes the states of a decision back. Existing entries come first, because an insertion
+    /// moves entries.
+    pub(super) fn put_back(&mut self, decided: impl Iterator<Item = (PendingCharge<'c>, bool)>) {
+        let mut new_keys = Vec::new();
+        for (pending, is_hot) in decided {
+            let hash = pending.location.hash;
+            let new_key = self.shard(hash).put_back(pending, is_hot);
+            new_keys.extend(new_key.map(|new_key| (hash, new_key, is_hot)));
+        }
+        for (hash, new_key, is_hot) in new_keys {
+            self.shard(hash).insert_pending(new_key, is_hot);
+        }
+    }
+
+    /// Returns the states that a read-only decision has borrowed.
+    pub(super) fn put_back_lent(&mut self, pending: Vec<PendingCharge<'c>>, now: Timestamp) {
+        for pending in pending {
+            self.shard(pending.location.hash)
+                .put_back_lent(pending, now);
+        }
+    }
+
+    pub(super) fn finish(mut self, effect: Effect) {
+        for shard in &mut self.guards {
+            shard.finish(effect);
+        }
+    }
+
+    /// Returns the shard of a key with this hash, which must be one of the locked shards.
+    fn shard(&mut self, hash: u64) -> &mut Shard {
+        let index = self.guard_index(hash);
+        &mut self.guards[index]
+    }
+
+    /// Returns the index in `guards` of the shard of a key with this hash.
+    fn guard_index(&self, hash: u64) -> usize {
+        let number = self.store.shard_of(hash);
+        self.numbers.partition_point(|locked| *locked < number)
+    }
+}

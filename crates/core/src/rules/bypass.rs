@@ -1,0 +1,196 @@
+//! Bypass detection: rules that a client can bypass by leaving out an entry.
+//!
+//! A rule applies only to requests that have every entry of its key. That is safe if a trusted
+//! component sets the entry. It is a hole if the client sets it: a client that leaves out the API
+//! key is not limited. To close the hole, add a catch-all rule that applies to all requests of the
+//! first rule, with a key that the client cannot leave out.
+
+use super::{Pattern, Rule, pattern::Kind};
+
+/// The maximum number of candidate catch-all rules. The ones with the fewest conditions are
+/// examined.
+const MAX_CATCH_ALL: usize = 1_000;
+
+/// A rule that a request can bypass by lacking an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bypass<'r> {
+    /// The index of the rule, from 0.
+    pub rule: usize,
+    /// The key entry that the request lacks.
+    pub entry: &'r str,
+}
+
+/// Finds the rules that a request can bypass by lacking an entry for which `is_optional` returns
+/// true. Each rule is returned at most once. The iterator is lazy.
+pub(super) fn bypasses<'r>(
+    rules: &'r [Rule],
+    is_optional: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = Bypass<'r>> {
+    let counts_all =
+        |rule: &&Rule| rule.mode() == super::Mode::Enforce && !rule.key().any(&is_optional);
+    let mut catch_all: Vec<&Rule> = rules.iter().filter(counts_all).collect();
+    catch_all.sort_by_key(|rule| rule.conditions().len());
+    catch_all.truncate(MAX_CATCH_ALL);
+    let bypass = move |(at, rule): (usize, &'r Rule)| {
+        let mut optional = rule.key().filter(|entry| is_optional(entry));
+        let is_closed = |entry| catch_all.iter().any(|other| subsumes(other, rule, entry));
+        let entry = optional.find(|entry| !is_closed(entry));
+        entry.map(|entry| Bypass { rule: at, entry })
+    };
+    rules.iter().enumerate().filter_map(bypass)
+}
+
+/// Returns true if `other` certainly applies to every request that `rule` would apply to if the
+/// request did not lack `entry`.
+fn subsumes(other: &Rule, rule: &Rule, entry: &str) -> bool {
+    let is_implied = |condition: &super::Condition| {
+        let lacks = condition.entry() == entry && condition.pattern().matches(None);
+        let mut same = rule
+            .conditions()
+            .filter(|known| known.entry() == condition.entry());
+        lacks || same.any(|known| known.pattern().implies(condition.pattern()))
+    };
+    let times = other.applies_when().schedule().is_none_or(|schedule| {
+        let same = rule.applies_when().schedule();
+        same.is_some_and(|same| same.to_string() == schedule.to_string())
+    });
+    times && other.conditions().all(is_implied)
+}
+
+impl Pattern {
+    /// Returns true if every value that matches this pattern certainly matches `other`. `false`
+    /// means unknown.
+    fn implies(&self, other: &Self) -> bool {
+        match (self.kind(), other.kind()) {
+            (_, Kind::Present) => !self.matches(None),
+            (Kind::Exact(text), _) => other.matches(Some(text)),
+            (_, Kind::Exact(_)) => false,
+            (Kind::Any(any), _) => {
+                any.exact().all(|text| other.matches(Some(text)))
+                    && any.others().iter().all(|pattern| pattern.implies(other))
+            }
+            (Kind::All(patterns), _) => patterns.iter().any(|pattern| pattern.implies(other)),
+            (Kind::Glob(glob), Kind::Glob(wide)) => {
+                glob == wide || begins_with(&glob.to_string(), &wide.to_string())
+            }
+            (Kind::Route(route), Kind::Route(wide)) => route.inner().implies(wide.inner()),
+            // A route only matches paths, and `/**` matches every path.
+            (Kind::Route(_), Kind::Glob(wide)) => wide.to_string() == "/**",
+            _ => self == other,
+        }
+    }
+}
+
+/// Returns true if every value that the glob `text` matches begins with the fixed prefix of
+/// `other`. `other` must be such a prefix followed by `**`.
+fn begins_with(text: &str, other: &str) -> bool {
+    let fixed = text.split('*').next().unwrap_or_default();
+    let Some(head) = other.strip_suffix("**") else {
+        return false;
+    };
+    !head.contains('*') && fixed.starts_with(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::*, *};
+    use crate::{AlgorithmName, LimitSpec, notation};
+
+    fn rule(name: &str, when: &[(&str, &str)], key: &[&str]) -> Rule {
+        let rate = notation::rate("10/s").unwrap();
+        let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket).build();
+        let condition = |(entry, pattern): &(&str, &str)| {
+            let pattern = match *pattern {
+                "absent" => Pattern::absent(),
+                "writes" => {
+                    let writes = ["PUT", "POST"].map(|text| Pattern::exact(text).unwrap());
+                    Pattern::any_of(writes.to_vec()).unwrap()
+                }
+                text => Pattern::text(text).unwrap(),
+            };
+            Condition::new(entry, pattern).unwrap()
+        };
+        let when = When::all(when.iter().map(condition).collect());
+        let rule = Rule::new(name, vec![limit.unwrap()]).unwrap();
+        rule.when(when).keyed_by(key).unwrap()
+    }
+
+    /// Returns true if a request without `h.key` bypasses a rule on `when`, with `catch_all` as the
+    /// catch-all rule.
+    fn can_bypass(when: &[(&str, &str)], catch_all: Rule) -> bool {
+        let rules = [rule("front", when, &["h.key", "path"]), catch_all];
+        let found: Vec<Bypass<'_>> = bypasses(&rules, |entry| entry.starts_with("h.")).collect();
+        let bypass = Bypass {
+            rule: 0,
+            entry: "h.key",
+        };
+        found.contains(&bypass)
+    }
+
+    #[test]
+    fn a_second_rule_covers_requests_that_bypass_the_first() {
+        let api = [("path", "/api/v1/**"), ("method", "writes")];
+        for (closes, when, key) in [
+            (true, [].as_slice(), ["ip"].as_slice()),
+            (true, &[], &[]),
+            (true, &[("path", "/api/v1/**")], &["ip"]),
+            (true, &[("path", "/api/**")], &["ip"]),
+            (true, &[("method", "P*")], &["ip"]),
+            (true, &[("h.key", "absent"), ("path", "/**")], &["ip"]),
+            (false, &[("path", "/api/v2/**")], &["ip"]),
+            (false, &[("path", "/api/v1/*")], &["ip"]),
+            (false, &[("path", "/api/v1/x/**")], &["ip"]),
+            (false, &[("path", "/login")], &["ip"]),
+            (false, &[("method", "POST")], &["ip"]),
+            (false, &[("h.other", "absent")], &["ip"]),
+            (false, &[("host", "a")], &["ip"]),
+            (false, &[], &["h.other"]),
+        ] {
+            let escaped = can_bypass(&api, rule("behind", when, key));
+            assert_eq!(escaped, !closes, "{when:?} {key:?}");
+        }
+    }
+
+    /// Regression test: an exact value with a star and the glob of the same text used to count as
+    /// equal, so a catch-all rule that applies to fewer requests seemed to close the hole.
+    #[test]
+    fn an_exact_value_with_a_star_does_not_imply_the_glob() {
+        let (exact, glob) = (
+            || Pattern::exact("a*").unwrap(),
+            Pattern::text("a*").unwrap(),
+        );
+        let (not_exact, not_glob) = (exact().negated(), glob.clone().negated());
+        assert!(exact().implies(&glob) && !glob.implies(&exact()));
+        assert!(!not_exact.implies(&not_glob));
+        assert!(not_exact.implies(&exact().negated()) && not_glob.implies(&not_glob));
+        let when = |pattern| When::all(vec![Condition::new("agent", pattern).unwrap()]);
+        let escapes_behind = |catch_all: Pattern| {
+            let front = rule("front", &[], &["h.key"]).when(when(not_exact.clone()));
+            let rules = [front, rule("behind", &[], &["ip"]).when(when(catch_all))];
+            let is_optional = |entry: &str| entry.starts_with("h.");
+            bypasses(&rules, is_optional).next().is_some()
+        };
+        assert!(escapes_behind(not_glob));
+        assert!(!escapes_behind(exact().negated()));
+    }
+
+    #[test]
+    fn only_a_rule_that_denies_at_the_same_times_covers_a_bypass() {
+        let shadow = rule("behind", &[], &["ip"]).in_mode(Mode::Shadow);
+        assert!(can_bypass(&[], shadow));
+        let nights = || {
+            let hours = vec![Hours::parse("22:00-06:00").unwrap()];
+            When::default().during(ActiveHours::new(hours, Days::ALL, "UTC").unwrap())
+        };
+        assert!(can_bypass(&[], rule("behind", &[], &["ip"]).when(nights())));
+        let rules = [
+            rule("front", &[], &["h.key"]).when(nights()),
+            rule("behind", &[], &["ip"]).when(nights()),
+        ];
+        assert!(
+            bypasses(&rules, |entry| entry.starts_with("h."))
+                .next()
+                .is_none()
+        );
+    }
+}

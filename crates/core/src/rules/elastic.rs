@@ -1,0 +1,134 @@
+//! Elastic limits: conditions under which a rule may exceed its limits.
+
+use super::{RuleError, When};
+use crate::{
+    algorithm::Outcome,
+    eval::{Charge, Limits},
+};
+
+/// The condition under which an elastic rule may exceed its limits.
+#[derive(Clone, Debug)]
+pub enum Headroom {
+    /// Conditions on the request, for entries that a trusted component sets.
+    When(When),
+    /// Another rule that applies to the same request, as long as enough of its limits is unused.
+    Unused(UnusedShare),
+}
+
+/// A minimum unused share of another rule's limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnusedShare {
+    rule: Box<str>,
+    percent: u32,
+}
+
+impl UnusedShare {
+    /// Requires that at least `percent` (1 to 100) of every limit of the rule `rule` is unused.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `elastic.unused.share` if `percent` is out of range.
+    pub fn new(rule: &str, percent: u32) -> Result<Self, RuleError> {
+        if !(1..=100).contains(&percent) {
+            let problem = format!("must be 1% to 100%, not {percent}%");
+            return Err(RuleError::new("elastic.unused.share", problem));
+        }
+        Ok(Self {
+            rule: rule.into(),
+            percent,
+        })
+    }
+
+    /// Returns the name of the other rule.
+    #[must_use]
+    pub fn rule(&self) -> &str {
+        &self.rule
+    }
+
+    /// Returns true if the required share of `limits` is unused, given their outcomes.
+    fn is_left(&self, limits: &Limits, outcomes: &[Outcome]) -> bool {
+        limits.iter().zip(outcomes).all(|(limit, outcome)| {
+            let proper = outcome.remaining.saturating_sub(limit.soft_allowance());
+            u128::from(proper) * 100 >= u128::from(limit.quota()) * u128::from(self.percent)
+        })
+    }
+}
+
+/// The parent charges of elastic rules: charges whose unused share decides whether other charges
+/// may exceed their limits. Their limits must be read before the other charges are decided.
+///
+/// Reading reserves nothing. Whether a child uses its elastic limits depends on the parent's state
+/// just before the decision. The parent is charged together with the child and never exceeds its
+/// own limit.
+#[derive(Debug)]
+pub struct Parents<'a> {
+    /// The parents, to be evaluated with [`Effect::Look`](crate::Effect::Look).
+    pub charges: Vec<Charge<'a>>,
+    children: Vec<Child<'a>>,
+}
+
+/// An elastic charge: its index, the required share of its parent, and its raised limits.
+#[derive(Debug)]
+struct Child<'a> {
+    place: usize,
+    parent: &'a UnusedShare,
+    stretched: &'a Limits,
+}
+
+impl<'a> Parents<'a> {
+    /// Finds the parents of those `charges` whose rule has a [`Headroom::Unused`], as returned by
+    /// `unused` for the rule's name.
+    pub(super) fn of(
+        charges: &[Charge<'a>],
+        unused: impl Fn(&str) -> Option<&'a UnusedShare>,
+    ) -> Self {
+        let mut parents = Self {
+            charges: Vec::new(),
+            children: Vec::new(),
+        };
+        for (place, charge) in charges.iter().enumerate() {
+            let unused = charge.limits.name().and_then(&unused);
+            let is_parent = |other: &&Charge<'_>| unused.is_some_and(|unused| is_of(other, unused));
+            if let Some((unused, stretched)) = unused.zip(charge.limits.stretched())
+                && let Some(parent) = charges.iter().find(is_parent)
+            {
+                parents.children.push(Child {
+                    place,
+                    parent: unused,
+                    stretched,
+                });
+                if !parents.charges.iter().any(|known| known.key == parent.key) {
+                    parents.charges.push(*parent);
+                }
+            }
+        }
+        parents
+    }
+
+    /// Raises the limits of those `charges` whose parents have enough unused. `outcomes` are those
+    /// of [`Self::charges`]. A missing outcome means no headroom.
+    pub fn stretch(&self, charges: &mut [Charge<'a>], outcomes: &[Outcome]) {
+        for child in &self.children {
+            if self.has_left(child.parent, outcomes) {
+                charges[child.place].limits = child.stretched;
+            }
+        }
+    }
+
+    fn has_left(&self, unused: &UnusedShare, mut outcomes: &[Outcome]) -> bool {
+        for parent in &self.charges {
+            let Some((own, others)) = outcomes.split_at_checked(parent.limits.len()) else {
+                return false;
+            };
+            if is_of(parent, unused) {
+                return unused.is_left(parent.limits, own);
+            }
+            outcomes = others;
+        }
+        false
+    }
+}
+
+fn is_of(charge: &Charge<'_>, unused: &UnusedShare) -> bool {
+    charge.limits.name() == Some(unused.rule())
+}

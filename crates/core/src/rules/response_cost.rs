@@ -1,0 +1,282 @@
+//! Response-based cost: the final charge of a request depends on its response.
+//!
+//! A limit must be charged before the request passes, because a request cannot be denied
+//! afterwards. Some facts are only known from the response, such as whether a login failed or how
+//! many tokens were used. When they are known, the excess is refunded with the
+//! [receipt](crate::Receipt).
+
+use super::{Request, Rule, RuleError, When, condition::check_name};
+use crate::{
+    eval::Cost,
+    limit::{Algorithm, Limit, bounds},
+};
+
+/// The final charge of a request, computed from the entries of its response. The default keeps the
+/// initial charge.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{ResponseCost, Condition, Cost, Pattern, Request, When};
+///
+/// let refused = Condition::new("status", Pattern::text("401").unwrap()).unwrap();
+/// let cost = ResponseCost::default().counting(When::all(vec![refused])).costing("tokens").unwrap();
+///
+/// let charged = Cost::new(100).unwrap();
+/// let due = |answer: &[(&str, &str)]| cost.due(charged, &Request::new(answer, Cost::ONE).unwrap());
+/// assert_eq!(due(&[("status", "200"), ("tokens", "12")]), 0);
+/// assert_eq!(due(&[("status", "401"), ("tokens", "12")]), 12);
+/// assert_eq!(due(&[("status", "401")]), 100);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ResponseCost {
+    counts: When,
+    cost: Option<Box<str>>,
+}
+
+impl ResponseCost {
+    /// Counts only requests whose response fulfills `answers`. All other requests are refunded
+    /// completely.
+    #[must_use]
+    pub fn counting(mut self, answers: When) -> Self {
+        self.counts = answers;
+        self
+    }
+
+    /// Charges the number in the response entry `name`, a whole number in decimal digits. If the
+    /// response has no such number, the initial charge stays.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `settle` if `name` cannot be the name of a response entry.
+    pub fn costing(mut self, name: &str) -> Result<Self, RuleError> {
+        check_name(name).map_err(|error| RuleError::new("settle", error.problem))?;
+        self.cost = Some(name.into());
+        Ok(self)
+    }
+
+    /// Returns true if the charge does not depend on the response.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.counts.is_always() && self.cost.is_none()
+    }
+
+    /// Returns true if the response may set the cost.
+    pub(super) fn has_cost(&self) -> bool {
+        self.cost.is_some()
+    }
+
+    /// Returns the names of all response entries that the cost uses.
+    pub fn entry_names(&self) -> impl Iterator<Item = &str> {
+        self.counts.entry_names().chain(self.cost.as_deref())
+    }
+
+    /// Returns the final charge for a request that was initially `charged`, given the entries of
+    /// the `answer` (the response): from 0 to [`bounds::MAX_COUNT`].
+    #[must_use]
+    pub fn due(&self, charged: Cost, answer: &Request<'_>) -> u64 {
+        self.due_so_far(charged, answer, |_| true)
+    }
+
+    /// Returns the final charge for a response that was aborted. Only entries for which `is_final`
+    /// returns true have their final value. A condition on any other entry counts as fulfilled: its
+    /// final value is unknown, and otherwise a client could avoid the charge by aborting.
+    #[must_use]
+    pub fn due_so_far(
+        &self,
+        charged: Cost,
+        answer: &Request<'_>,
+        is_final: impl Fn(&str) -> bool,
+    ) -> u64 {
+        let mut known = self.counts.iter();
+        if known.any(|condition| is_final(condition.entry()) && !condition.holds(answer)) {
+            return 0;
+        }
+        let value = self.cost.as_deref().and_then(|name| answer.entry(name));
+        value.and_then(units).unwrap_or_else(|| charged.units())
+    }
+}
+
+/// Settings that decide whether a charge may be refunded.
+impl Rule {
+    /// Sets the final charge by `response_cost`. It takes effect only where responses are visible:
+    /// in the tower layer and the reverse proxy.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `count` or `settle` if a limit counts denied requests, because those
+    /// are never refunded. Returns an error for `count` if `response_cost` has a schedule. Returns
+    /// an error for `settle` if a limit is a concurrency limit, whose slots must be taken before
+    /// the request passes.
+    pub fn with_response_cost(mut self, response_cost: ResponseCost) -> Result<Self, RuleError> {
+        if !response_cost.is_settled() && self.limits().iter().any(Limit::count_denied) {
+            let field = if response_cost.has_cost() {
+                "settle"
+            } else {
+                "count"
+            };
+            let problem = "cannot be combined with count_denied, which is never refunded; remove one of the two";
+            return Err(RuleError::new(field, problem));
+        }
+        if response_cost.counts.schedule().is_some() {
+            let problem = "cannot have a schedule; put the schedule into the rule's `when`";
+            return Err(RuleError::new("count", problem));
+        }
+        if response_cost.has_cost() && self.has_slots() {
+            let problem = "cannot be combined with concurrency, whose slots are taken before the request passes; use a rule for each";
+            return Err(RuleError::new("settle", problem));
+        }
+        self.response_cost = response_cost;
+        Ok(self)
+    }
+
+    /// Returns the response-based cost.
+    #[must_use]
+    pub fn response_cost(&self) -> &ResponseCost {
+        &self.response_cost
+    }
+
+    /// Returns true if a request holds a concurrency slot until its response has ended.
+    #[must_use]
+    pub fn has_slots(&self) -> bool {
+        let holds = |limit: &Limit| matches!(limit.algorithm(), Algorithm::Concurrency { .. });
+        self.limits().iter().any(holds)
+    }
+
+    /// Returns true if requests wait in a queue.
+    #[must_use]
+    pub fn has_queue(&self) -> bool {
+        let has_queue = |limit: &Limit| {
+            matches!(
+                limit.algorithm(),
+                Algorithm::LeakyBucket { queue: true, .. }
+            )
+        };
+        self.limits().iter().any(has_queue)
+    }
+
+    /// Returns true if part of a request's charge may be refunded.
+    #[must_use]
+    pub fn wants_receipt(&self) -> bool {
+        self.has_slots() || self.has_queue() || !self.response_cost.is_settled()
+    }
+}
+
+/// Returns true if the text consists only of digits: no sign, no space, no exponent.
+pub(super) fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Parses a number of units. A number over the maximum becomes the maximum.
+fn units(text: &str) -> Option<u64> {
+    let units = || text.parse().unwrap_or(bounds::MAX_COUNT);
+    is_number(text).then(|| units().min(bounds::MAX_COUNT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        rules::{ActiveHours, Condition, Days, Pattern},
+        time::Span,
+    };
+
+    fn due(value: &str) -> u64 {
+        let response_cost = ResponseCost::default().costing("tokens").unwrap();
+        let answer = [("tokens", value)];
+        response_cost.due(
+            Cost::new(9).unwrap(),
+            &Request::new(&answer, Cost::ONE).unwrap(),
+        )
+    }
+
+    #[test]
+    fn an_invalid_cost_is_ignored_and_a_large_cost_is_capped() {
+        for value in ["", "-1", "+1", " 1", "1e3", "1.5", "0x10", "\u{661}"] {
+            assert_eq!(due(value), 9, "{value:?}");
+        }
+        assert_eq!((due("0"), due("007")), (0, 7));
+        assert_eq!(due("99999999999999999999999999"), bounds::MAX_COUNT);
+    }
+
+    #[test]
+    fn incompatible_limits_and_bills_are_refused() {
+        let limit = |algorithm| Limit::new(algorithm).unwrap();
+        let rule = |limit| Rule::new("rule", vec![limit]).unwrap();
+        let second = Span::from_secs(1);
+        let (places, window) = (
+            Algorithm::Concurrency {
+                limit: 1,
+                lease: second,
+            },
+            Algorithm::SlidingWindowLog {
+                limit: 1,
+                window: second,
+            },
+        );
+        let tokens = ResponseCost::default().costing("tokens").unwrap();
+        let failed = Condition::new("status", Pattern::text("5*").unwrap()).unwrap();
+        let failed = ResponseCost::default().counting(When::all(vec![failed]));
+        let counted = limit(window.clone()).counting_denied(true);
+        for (limit, response_cost, refused) in [
+            (counted.clone(), &tokens, Some("settle")),
+            (counted, &failed, Some("count")),
+            (limit(places.clone()), &tokens, Some("settle")),
+            (limit(places), &failed, None),
+            (limit(window.clone()), &tokens, None),
+            (limit(window), &failed, None),
+        ] {
+            let with_response_cost = rule(limit).with_response_cost(response_cost.clone());
+            assert_eq!(
+                with_response_cost.err().map(|error| error.field).as_deref(),
+                refused
+            );
+        }
+    }
+
+    #[test]
+    fn an_undecided_condition_counts() {
+        let condition = |entry, text| Condition::new(entry, Pattern::text(text).unwrap()).unwrap();
+        let conditions = vec![condition("status", "200"), condition("grpc-status", "0")];
+        let response_cost = ResponseCost::default().counting(When::all(conditions));
+        let due = |answer: &[(&str, &str)]| {
+            let answer = Request::new(answer, Cost::ONE).unwrap();
+            let is_final = |name: &str| answer.entry(name).is_some();
+            response_cost.due_so_far(Cost::new(9).unwrap(), &answer, is_final)
+        };
+        assert_eq!(due(&[("status", "200")]), 9);
+        assert_eq!(due(&[("status", "500")]), 0);
+        assert_eq!(due(&[("status", "200"), ("grpc-status", "13")]), 0);
+        assert_eq!(due(&[]), 9);
+    }
+
+    #[test]
+    fn a_response_condition_has_no_schedule() {
+        let limit = Limit::new(Algorithm::SlidingWindowLog {
+            limit: 1,
+            window: Span::from_secs(1),
+        });
+        let rule = Rule::new("rule", vec![limit.unwrap()]).unwrap();
+        let night = ActiveHours::new(Vec::new(), Days::ALL, "UTC").unwrap();
+        let response_cost = ResponseCost::default().counting(When::default().during(night));
+        assert_eq!(
+            rule.with_response_cost(response_cost).unwrap_err().field,
+            "count"
+        );
+    }
+
+    #[test]
+    fn an_entry_has_a_name() {
+        assert_eq!(
+            ResponseCost::default().costing("").unwrap_err().field,
+            "settle"
+        );
+        assert!(ResponseCost::default().is_settled());
+        assert!(
+            !ResponseCost::default()
+                .costing("bytes")
+                .unwrap()
+                .is_settled()
+        );
+    }
+}

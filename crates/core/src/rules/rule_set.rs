@@ -1,0 +1,396 @@
+//! A rule set: all rules, in the order of the file, and the charges of a request under them.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::Range,
+    sync::Arc,
+};
+
+use super::{
+    AllowList, Bypass, Parents, Request, Rule, RuleError, RuleErrors, When, bypass,
+    index::{Index, Item},
+    key::{self, Scope},
+    postings::Matches,
+    work::{self, Work},
+};
+use crate::{
+    eval::{Charge, Cost, Limits, RequestError},
+    limit::bounds,
+    time::Timestamp,
+};
+
+/// Buffers for the charges of one request, reused for all requests.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    buffers: LookupBuffers,
+    keys: Vec<u8>,
+    due: Vec<DueCharge>,
+}
+
+impl Scratch {
+    /// Returns the number of pattern evaluations for the last request. A pattern that scans the
+    /// whole value counts once more for each KiB of it.
+    #[must_use]
+    pub fn conditions_evaluated(&self) -> usize {
+        self.buffers.work.done()
+    }
+}
+
+/// Buffers for lookups in an index, and the work done so far.
+#[derive(Debug, Default)]
+pub(super) struct LookupBuffers {
+    pub(super) rules: Matches,
+    pub(super) allowed: Matches,
+    pub(super) work: Work,
+}
+
+/// A charge whose key is still a range of the key buffer, because the buffer may grow.
+#[derive(Debug)]
+struct DueCharge {
+    rule: usize,
+    key: Range<usize>,
+    cost: Cost,
+    /// Whether the rule's elastic limits apply.
+    has_headroom: bool,
+}
+
+/// All rules, indexed by their conditions.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{AlgorithmName, LimitSpec, notation};
+/// use tidegate_core::{Condition, Cost, Pattern, Request, Rule, RuleSet, Scratch, Timestamp, When};
+///
+/// let rate = notation::rate("20/min").unwrap();
+/// let limit = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog).build().unwrap();
+/// let api = Condition::new("path", Pattern::text("/api/**").unwrap()).unwrap();
+/// let rule = Rule::new("api-per-customer", vec![limit]).unwrap();
+/// let rule = rule.when(When::all(vec![api])).keyed_by(&["customer"]).unwrap();
+/// let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
+///
+/// let entries = [("path", "/api/orders"), ("customer", "c1")];
+/// let request = Request::new(&entries, Cost::ONE).unwrap();
+/// let mut scratch = Scratch::default();
+/// let now = Timestamp::from_micros(1_700_000_000_000_000);
+/// let charges = rules.charges(&request, now, &mut scratch).unwrap();
+/// assert_eq!(charges.len(), 1);
+/// let (rule, values) = rules.decode_key(charges[0].key).unwrap();
+/// assert_eq!((rule.name(), values), ("api-per-customer", vec!["c1"]));
+/// ```
+#[derive(Debug, Default)]
+pub struct RuleSet {
+    rules: Vec<Rule>,
+    index: Index,
+    by_scope: HashMap<Scope, usize>,
+    allow: AllowList,
+    entry_names: BTreeSet<Box<str>>,
+    /// Whether a rule is elastic by the unused share of another.
+    has_parents: bool,
+    wants_receipts: bool,
+}
+
+impl RuleSet {
+    /// Indexes `rules` and keeps their order. A request for which one of `allow` holds passes all
+    /// rules without a charge.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for every rule whose name is already taken, as `rules[<n>].name`, counted
+    /// from 0, and for every elastic rule that refers to itself or to a missing rule, as
+    /// `rules[<n>].elastic.unused.rule`. Rejects more than [`bounds::MAX_RULES`] rules, and rules
+    /// with which an ordinary request could take over [`bounds::MAX_EVALUATIONS`].
+    pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, RuleErrors> {
+        let most = bounds::MAX_RULES;
+        if rules.len() > most {
+            let problem = format!("{} rules are over the maximum of {most}", rules.len());
+            return Err(RuleErrors(vec![RuleError::new("rules", problem)]));
+        }
+        let by_scope = by_scope(&rules)?;
+        check_parents(&rules)?;
+        let item = |rule| Item::new(Rule::conditions(rule), rule.weight()).needing(rule.key());
+        let index = Index::new(rules.iter().map(item));
+        let entry_names = entry_names(&rules, &allow);
+        let allow = AllowList::new(allow);
+        let heaviest = index.heaviest().with(allow.index().heaviest());
+        work::check_heaviest(&heaviest).map_err(|error| RuleErrors(vec![error]))?;
+        let has_parents = rules.iter().any(|rule| rule.unused().is_some());
+        let wants_receipts = rules.iter().any(Rule::wants_receipt);
+        Ok(Self {
+            rules,
+            index,
+            by_scope,
+            allow,
+            entry_names,
+            has_parents,
+            wants_receipts,
+        })
+    }
+
+    /// Inherits the state of `old` after a reload. A rule with unchanged limits keeps the same
+    /// limits object. A rule with changed limits takes over what its keys have spent.
+    #[must_use]
+    pub fn inheriting_from(mut self, old: &Self) -> Self {
+        for rule in &mut self.rules {
+            if let Some(before) = old.rule(rule.name()) {
+                let limits = inherit(rule.limits(), before.limits());
+                rule.replace_limits(limits);
+            }
+        }
+        self
+    }
+
+    /// Returns the charges of `request` at `now`, one for every rule that applies, in the order of
+    /// the rules. Returns none if the request is on the allow list.
+    ///
+    /// # Errors
+    ///
+    /// Rejects a request in these cases:
+    ///
+    /// - A rule that applies counts by an entry whose value is empty or makes the key too long.
+    /// - The entry that sets the cost is missing or is not a number from 1 to
+    ///   [`bounds::MAX_COUNT`].
+    /// - More than [`bounds::MAX_CHARGES`] rules apply.
+    /// - Finding its rules takes over [`bounds::MAX_EVALUATIONS`], because its values were crafted
+    ///   to match parts of many patterns.
+    pub fn charges<'a>(
+        &'a self,
+        request: &Request<'_>,
+        now: Timestamp,
+        scratch: &'a mut Scratch,
+    ) -> Result<Vec<Charge<'a>>, RequestError> {
+        let Scratch { buffers, keys, due } = scratch;
+        buffers.work = Work::default();
+        keys.clear();
+        due.clear();
+        let is_allowed = self.allow.matches(request, now, buffers);
+        // The result may be wrong if evaluations were skipped, so check before using it.
+        buffers.work.check()?;
+        if is_allowed {
+            return Ok(Vec::new());
+        }
+        self.find_due_charges(request, now, scratch)?;
+        let Scratch { buffers, keys, due } = scratch;
+        buffers.work.check()?;
+        let charge = |due: &DueCharge| {
+            let limits = self.rules[due.rule].limits();
+            let stretched = limits.stretched().filter(|_| due.has_headroom);
+            Charge::new(
+                &keys[due.key.clone()],
+                stretched.unwrap_or(limits),
+                due.cost,
+            )
+        };
+        due.iter().map(charge).collect()
+    }
+
+    /// Returns true if `request` is on the allow list, so that no rule charges it.
+    #[must_use]
+    pub fn is_allow_listed(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        scratch: &mut Scratch,
+    ) -> bool {
+        self.allow.matches(request, now, &mut scratch.buffers)
+    }
+
+    /// Returns the charges to read before `charges` are decided, because the unused share of some
+    /// rules decides whether others may exceed their limits. It is usually `None`.
+    #[must_use]
+    #[inline]
+    pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {
+        self.has_parents
+            .then(|| Parents::of(charges, |name| self.rule(name)?.unused()))
+            .filter(|parents| !parents.charges.is_empty())
+    }
+
+    /// Returns the rule with this name.
+    #[must_use]
+    pub fn rule(&self, name: &str) -> Option<&Rule> {
+        let rule = self
+            .by_scope
+            .get(&key::scope(name))
+            .map(|at| &self.rules[*at]);
+        rule.filter(|rule| rule.name() == name)
+    }
+
+    /// Iterates over the rules, in the order of the file.
+    pub fn iter(&self) -> std::slice::Iter<'_, Rule> {
+        self.rules.iter()
+    }
+
+    /// Returns the names of all entries that a rule uses, so that a listener knows what to extract
+    /// from a request.
+    pub fn entry_names(&self) -> impl Iterator<Item = &str> {
+        self.entry_names.iter().map(|name| &**name)
+    }
+
+    /// Returns true if a rule uses the entry `name`.
+    #[must_use]
+    pub fn looks_at(&self, name: &str) -> bool {
+        self.entry_names.contains(name)
+    }
+
+    /// Returns true if these `charges` of a request should be [settled](crate::Store::settle) when
+    /// the request has ended or is cancelled. That is so if one of the rules has concurrency slots,
+    /// a queue, or a response-based cost.
+    #[must_use]
+    pub fn wants_receipt(&self, charges: &[Charge<'_>]) -> bool {
+        let wants = |charge: &Charge<'_>| self.rule_of(charge.key).is_some_and(Rule::wants_receipt);
+        self.wants_receipts && charges.iter().any(wants)
+    }
+
+    /// Returns the rule to which the key of a charge belongs. Returns `None` for the key of a limit
+    /// that was sent with a request, or if the rule no longer exists.
+    #[must_use]
+    pub fn rule_of(&self, key: &[u8]) -> Option<&Rule> {
+        let (scope, _) = key::split(key)?;
+        self.by_scope.get(&scope).map(|at| &self.rules[*at])
+    }
+
+    /// Finds the rules that a request can bypass by leaving out an entry for which `is_optional`
+    /// returns true. A rule is only returned if no other enforced rule certainly applies to such
+    /// requests. The rules are in order, each with one such entry. The iterator is lazy, and each
+    /// step may examine many rules.
+    pub fn bypasses(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Bypass<'_>> {
+        bypass::bypasses(&self.rules, is_optional)
+    }
+
+    /// Returns the number of rules.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Returns true if there are no rules.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Returns the rule to which the key of a charge belongs, with the values of the key entries in
+    /// the order of [`Rule::key`]. Returns `None` for the key of a limit that was sent with a
+    /// request, if the rule no longer exists, or if its key entries have changed.
+    #[must_use]
+    pub fn decode_key<'k>(&self, key: &'k [u8]) -> Option<(&Rule, Vec<&'k str>)> {
+        let (_, rest) = key::split(key)?;
+        let rule = self.rule_of(key)?;
+        Some((rule, rule.decode_values(rest)?))
+    }
+
+    fn find_due_charges(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        scratch: &mut Scratch,
+    ) -> Result<(), RequestError> {
+        let Scratch { buffers, keys, due } = scratch;
+        let mut found = std::mem::take(&mut buffers.rules);
+        self.index.look_up(request, &mut found);
+        buffers.work.expect(found.items.len());
+        buffers.work.check()?;
+        let applies = |at: &usize| self.rules[*at].applies(request, now, buffers);
+        found.items.retain(applies);
+        buffers.work.check()?;
+        let found_rules = &found.items;
+        if found_rules.len() > bounds::MAX_CHARGES {
+            let problem = format!(
+                "{} rules apply to this request, over the maximum of {}",
+                found_rules.len(),
+                bounds::MAX_CHARGES
+            );
+            return Err(RequestError::new("entries", problem));
+        }
+        for at in found_rules {
+            let (rule, start) = (&self.rules[*at], keys.len());
+            rule.append_key_of(request, keys)?;
+            due.push(DueCharge {
+                rule: *at,
+                key: start..keys.len(),
+                cost: rule.cost_of(request)?,
+                has_headroom: rule.has_headroom(request, now, buffers),
+            });
+        }
+        buffers.rules = found;
+        Ok(())
+    }
+}
+
+/// Maps scopes to rules. Rejects two rules with the same name, or with the same scope, which is
+/// extremely rare.
+fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
+    let mut by_scope = HashMap::with_capacity(rules.len());
+    let mut errors = Vec::new();
+    for (at, rule) in rules.iter().enumerate() {
+        let first = *by_scope.entry(rule.scope()).or_insert(at);
+        if first == at {
+            continue;
+        }
+        let (name, other) = (rule.name(), rules[first].name());
+        let problem = if name == other {
+            format!(
+                "\"{name}\" is already the name of rules[{first}]; give every rule its own name"
+            )
+        } else {
+            format!(
+                "\"{name}\" and \"{other}\" of rules[{first}] have the same hash; change one of the two"
+            )
+        };
+        errors.push(RuleError::new(format!("rules[{at}].name"), problem));
+    }
+    if errors.is_empty() {
+        Ok(by_scope)
+    } else {
+        Err(RuleErrors(errors))
+    }
+}
+
+/// Rejects elastic rules that refer to themselves or to a missing rule.
+fn check_parents(rules: &[Rule]) -> Result<(), RuleErrors> {
+    let names: BTreeSet<&str> = rules.iter().map(Rule::name).collect();
+    let errors: Vec<RuleError> = rules
+        .iter()
+        .enumerate()
+        .filter_map(|(at, rule)| {
+            let parent = rule.unused()?.rule();
+            let problem = if parent == rule.name() {
+                "must be another rule than this one".to_owned()
+            } else if names.contains(parent) {
+                return None;
+            } else {
+                format!("there is no rule \"{parent}\"")
+            };
+            let field = format!("rules[{at}].elastic.unused.rule");
+            Some(RuleError::new(field, problem))
+        })
+        .collect();
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(RuleErrors(errors))
+    }
+}
+
+/// Returns the limits to use instead of `new`, given that `old` were active until now.
+fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
+    let same_manner = new.is_shadow() == old.is_shadow()
+        && new.on_failure() == old.on_failure()
+        && new.stretch() == old.stretch();
+    match (new.iter().eq(old.iter()), same_manner) {
+        (true, true) => Arc::clone(old),
+        (true, false) => {
+            let limits = Limits::clone(old).in_shadow(new.is_shadow());
+            let limits = limits.failing(new.on_failure());
+            // The numbers are equal, so the old limits can stretch as far as the new ones.
+            Arc::new(limits.clone().stretching(new.stretch()).unwrap_or(limits))
+        }
+        (false, _) => Arc::new(Limits::clone(new).inheriting_from(old)),
+    }
+}
+
+fn entry_names(rules: &[Rule], allow: &[When]) -> BTreeSet<Box<str>> {
+    let of_rules = rules.iter().flat_map(Rule::entry_names);
+    let of_allow = allow.iter().flat_map(When::entry_names);
+    of_rules.chain(of_allow).map(Box::from).collect()
+}

@@ -1,0 +1,188 @@
+//! Calendar windows: days, weeks and months in a time zone, with daylight saving time.
+//!
+//! A day lasts from midnight to midnight in local time, so it has 23 or 25 hours when the clocks
+//! change. If midnight does not exist on a date, the day begins at the first instant after the gap.
+//! If a month does not have the anchor day, its window begins on its last day: with anchor 31, on
+//! January 31 and on April 30.
+
+use std::fmt;
+
+use jiff::{
+    ToSpan,
+    civil::{Date, Weekday},
+};
+
+use crate::{
+    digest::Digest,
+    error::LimitError,
+    time::{Span, Timestamp, Zone},
+};
+
+/// The length of a calendar window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CalendarUnit {
+    /// From midnight to midnight.
+    Day,
+    /// Seven days from the anchor weekday.
+    Week,
+    /// From the anchor day of one month to that of the next.
+    Month,
+}
+
+impl CalendarUnit {
+    /// All units, each with its name in the rules file.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("day", Self::Day),
+        ("week", Self::Week),
+        ("month", Self::Month),
+    ];
+}
+
+/// A grid of calendar windows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Calendar {
+    unit: CalendarUnit,
+    zone: Zone,
+    day: i8,
+}
+
+impl Calendar {
+    /// Creates windows of one `unit` in the IANA time zone `zone`. A window begins on `day`: for a
+    /// month the day of the month (1 to 31, default 1), for a week the weekday (1 is Monday, 7 is
+    /// Sunday, default 1). A day window accepts only 1 or `None`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for the field `zone` if the zone is unknown, or for `day` if it is out of
+    /// range.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_core::{Calendar, CalendarUnit, Timestamp};
+    /// let billing = Calendar::new(CalendarUnit::Month, "Europe/Berlin", Some(31)).unwrap();
+    /// // 2026-02-15T00:00:00Z is between January 31 and February 28, Berlin time.
+    /// let (start, end) = billing.window(Timestamp::from_micros(1_771_113_600_000_000));
+    /// assert_eq!(start.as_micros(), 1_769_814_000_000_000); // 2026-01-30T23:00:00Z
+    /// assert_eq!(end.as_micros(), 1_772_233_200_000_000);   // 2026-02-27T23:00:00Z
+    /// ```
+    pub fn new(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Result<Self, LimitError> {
+        let zone = Zone::named(zone).map_err(|problem| LimitError::new("zone", problem))?;
+        let day = day.unwrap_or(1);
+        match Self::wrong_day(unit, day) {
+            Some(mistake) => Err(mistake),
+            None => Ok(Self { unit, zone, day }),
+        }
+    }
+
+    pub(crate) fn digest(&self, digest: Digest) -> Digest {
+        let unit = match self.unit {
+            CalendarUnit::Day => 1,
+            CalendarUnit::Week => 2,
+            CalendarUnit::Month => 3,
+        };
+        // `day` is between 1 and 31.
+        let day = u64::from(self.day.unsigned_abs());
+        digest.numbers(&[unit, day]).text(self.zone.name())
+    }
+
+    /// Returns every error of these arguments; [`Self::new`] returns only the first.
+    #[must_use]
+    pub fn mistakes(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Vec<LimitError> {
+        let of_zone = Zone::named(zone).err();
+        let of_zone = of_zone.map(|problem| LimitError::new("zone", problem));
+        let of_day = Self::wrong_day(unit, day.unwrap_or(1));
+        of_zone.into_iter().chain(of_day).collect()
+    }
+
+    fn wrong_day(unit: CalendarUnit, day: i8) -> Option<LimitError> {
+        let most = match unit {
+            CalendarUnit::Day => 1,
+            CalendarUnit::Week => 7,
+            CalendarUnit::Month => 31,
+        };
+        let problem = || format!("must be from 1 to {most} for this calendar, got {day}");
+        (!(1..=most).contains(&day)).then(|| LimitError::new("day", problem()))
+    }
+
+    /// Returns the unit of the windows.
+    #[must_use]
+    pub fn unit(&self) -> CalendarUnit {
+        self.unit
+    }
+
+    /// Returns the window `[start, end)` that contains `now`.
+    #[must_use]
+    pub fn window(&self, now: Timestamp) -> (Timestamp, Timestamp) {
+        let start = self.start_on_or_before(self.zone.wall(now).date());
+        let (mut start, mut end) = (start, self.next(start));
+        // Where midnight falls into a gap, the start of a date may be later than `now`, so step
+        // forward until `now` is before the end. The check against `Timestamp::MAX` ends the loop
+        // at the last representable instant, where all windows start and end at the same time.
+        while self.zone.start_of(end) <= now && now < Timestamp::MAX {
+            (start, end) = (end, self.next(end));
+        }
+        (self.zone.start_of(start), self.zone.start_of(end))
+    }
+
+    /// Returns the maximum length of one window.
+    pub(crate) fn longest(&self) -> Span {
+        let hours = match self.unit {
+            CalendarUnit::Day => 25,
+            CalendarUnit::Week => 7 * 24 + 1,
+            CalendarUnit::Month => 31 * 24 + 1,
+        };
+        Span::from_secs(hours * 3_600)
+    }
+
+    fn start_on_or_before(&self, date: Date) -> Date {
+        match self.unit {
+            CalendarUnit::Day => date,
+            CalendarUnit::Week => {
+                let anchor = Weekday::from_monday_one_offset(self.day).unwrap_or(Weekday::Monday);
+                let back = date.weekday().since(anchor);
+                date.saturating_sub(i64::from(back).days())
+            }
+            CalendarUnit::Month => {
+                let start = self.anchor_in_month(date);
+                if start <= date {
+                    start
+                } else {
+                    self.anchor_in_month(date.first_of_month().saturating_sub(1.day()))
+                }
+            }
+        }
+    }
+
+    fn next(&self, start: Date) -> Date {
+        match self.unit {
+            CalendarUnit::Day => start.saturating_add(1.day()),
+            CalendarUnit::Week => start.saturating_add(7.days()),
+            CalendarUnit::Month => {
+                self.anchor_in_month(start.first_of_month().saturating_add(1.month()))
+            }
+        }
+    }
+
+    fn anchor_in_month(&self, date: Date) -> Date {
+        let last = date.days_in_month();
+        let first = date.first_of_month();
+        first.saturating_add(i64::from(self.day.min(last) - 1).days())
+    }
+}
+
+/// Formats the calendar as `day Europe/Berlin` or `month UTC from 15`.
+impl fmt::Display for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = match self.unit {
+            CalendarUnit::Day => "day",
+            CalendarUnit::Week => "week",
+            CalendarUnit::Month => "month",
+        };
+        write!(f, "{unit} {}", self.zone.name())?;
+        if self.day != 1 {
+            write!(f, " from {}", self.day)?;
+        }
+        Ok(())
+    }
+}

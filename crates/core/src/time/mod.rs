@@ -1,0 +1,18 @@
+//! Instants and spans in whole microseconds.
+//!
+//! Core never reads a clock. Every decision takes `now` as an argument, and the caller reads its
+//! clock once per request. Microseconds fit both a `u64` in Rust and a double in Lua exactly, until
+//! the year 2255.
+
+mod calendar;
+pub(crate) mod notation;
+mod span;
+mod timestamp;
+mod zone;
+
+pub(crate) use self::zone::Zone;
+pub use self::{
+    calendar::{Calendar, CalendarUnit},
+    span::{CLOCK_JUMP, MAX_PERIOD, Span},
+    timestamp::Timestamp,
+};

@@ -1,0 +1,117 @@
+//! The notation of durations: `10s`, `1d`, `500ms`.
+
+use super::{MAX_PERIOD, Span};
+
+/// Units in microseconds with their names, the canonical name first. The longest unit comes first.
+const UNITS: [(u64, &[&str]); 7] = [
+    (604_800_000_000, &["w", "week", "weeks"]),
+    (86_400_000_000, &["d", "day", "days"]),
+    (3_600_000_000, &["h", "hour", "hours"]),
+    (60_000_000, &["min", "m", "minute", "minutes"]),
+    (1_000_000, &["s", "sec", "second", "seconds"]),
+    (1_000, &["ms", "millisecond", "milliseconds"]),
+    (1, &["us", "µs", "microsecond", "microseconds"]),
+];
+
+/// An error about invalid notation. The text says what was expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotationError(pub(crate) String);
+
+impl std::fmt::Display for NotationError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotationError {}
+
+/// Parses a duration with a unit.
+///
+/// # Errors
+///
+/// Rejects a missing number or unit, an unknown unit, zero, and a duration over
+/// [`MAX_PERIOD`].
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{notation, Span};
+/// assert_eq!(notation::span("500ms"), Ok(Span::from_millis(500)));
+/// assert_eq!(notation::span("1min").unwrap().to_string(), "1min");
+/// assert!(notation::span("10").is_err(), "a duration carries its unit");
+/// ```
+pub fn span(text: &str) -> Result<Span, NotationError> {
+    let text = text.trim();
+    let digits = leading_digits(text);
+    if digits.is_empty() {
+        return Err(expected_span(text));
+    }
+    let unit = unit_micros(text[digits.len()..].trim()).ok_or_else(|| expected_span(text))?;
+    let micros = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+    in_range(micros, text)
+}
+
+/// Returns the largest unit that divides `micros`, and its name. Weeks are not used.
+pub(crate) fn largest_unit(micros: u64) -> (u64, &'static str) {
+    let whole =
+        |unit: u64| unit != 604_800_000_000 && micros >= unit && micros.is_multiple_of(unit);
+    UNITS
+        .iter()
+        .find(|(unit, _)| whole(*unit))
+        .map_or((1, "us"), |(unit, names)| (*unit, names[0]))
+}
+
+pub(crate) fn unit_micros(name: &str) -> Option<u64> {
+    UNITS
+        .iter()
+        .find(|(_, names)| names.contains(&name))
+        .map(|(unit, _)| *unit)
+}
+
+pub(crate) fn leading_digits(text: &str) -> &str {
+    let end = text
+        .bytes()
+        .position(|b| !b.is_ascii_digit())
+        .unwrap_or(text.len());
+    &text[..end]
+}
+
+fn expected_span(text: &str) -> NotationError {
+    NotationError(format!(
+        "expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"{text}\""
+    ))
+}
+
+fn in_range(micros: Option<u64>, text: &str) -> Result<Span, NotationError> {
+    let max = MAX_PERIOD;
+    match micros {
+        Some(0) => Err(NotationError(format!(
+            "a duration must be longer than zero, got \"{text}\""
+        ))),
+        Some(micros) if micros <= max.as_micros() => Ok(Span::from_micros(micros)),
+        _ => Err(NotationError(format!(
+            "\"{text}\" is over the maximum of {max} (10 years)"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_malformed_duration_is_refused() {
+        for text in [
+            "",
+            "s",
+            "0s",
+            "5",
+            "1e3s",
+            "11y",
+            "9999999d",
+            "18446744073709551615d",
+        ] {
+            assert!(span(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A length of time in whole microseconds.
+
+use std::fmt;
+
+use super::notation;
+
+/// The longest period, window or interval: 10 years of 365.25 days.
+pub const MAX_PERIOD: Span = Span::from_secs(315_576_000);
+
+/// A length of time in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(u64);
+
+/// The largest lead of a stored instant over the clock that is still taken as normal. A larger lead
+/// means that the clock was wrong and has been set back, and states are clamped.
+///
+/// In a remote store, the stored instant is the one at which a state was written. In the memory
+/// store, it is the latest instant that a shard has seen. A caller's time can be behind that
+/// because the caller read the clock, and other decisions finished before it got the shard's lock.
+/// That delay is microseconds normally, a tenth of a second if the kernel throttles the process,
+/// and some seconds on a machine that swaps. All of these are far below ten seconds, and the latest
+/// seen instant is used. A clock that leads by less than this constant delays the keys that were
+/// charged during that time by at most its lead.
+///
+/// One kind of caller can be later than that: a process that is stopped (`SIGSTOP`, a frozen
+/// container, a suspended guest) between reading the clock and deciding. Its time is then the time
+/// of the stop, and states are clamped to that. Everything charged before the stop remains charged.
+/// Charges made by other threads since the process resumed, some microseconds of work, may be dated
+/// back to the stop.
+pub const CLOCK_JUMP: Span = Span::from_secs(10);
+
+impl Span {
+    /// The empty span.
+    pub const ZERO: Self = Self(0);
+
+    /// Returns a span of `micros` microseconds.
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// Returns a span of `millis` milliseconds; saturates.
+    #[must_use]
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis.saturating_mul(1_000))
+    }
+
+    /// Returns a span of `secs` seconds; saturates.
+    #[must_use]
+    pub const fn from_secs(secs: u64) -> Self {
+        Self(secs.saturating_mul(1_000_000))
+    }
+
+    /// Returns the span in microseconds.
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the span in milliseconds, rounded up, so that a client that waits this long never
+    /// retries too early.
+    #[must_use]
+    pub const fn as_millis_ceil(self) -> u64 {
+        self.0.div_ceil(1_000)
+    }
+
+    /// Returns the span in seconds, rounded up.
+    #[must_use]
+    pub const fn as_secs_ceil(self) -> u64 {
+        self.0.div_ceil(1_000_000)
+    }
+}
+
+/// Formats the span in the notation of the rules file, in the largest exact unit: `1d`, `90s`,
+/// `1500ms`.
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = notation::largest_unit(self.0);
+        write!(f, "{}{name}", self.0 / unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_rounded_up() {
+        for (micros, millis, secs) in [(0, 0, 0), (1, 1, 1), (1_000, 1, 1), (1_000_001, 1_001, 2)] {
+            let span = Span::from_micros(micros);
+            assert_eq!((span.as_millis_ceil(), span.as_secs_ceil()), (millis, secs));
+        }
+    }
+}

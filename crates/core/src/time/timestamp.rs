@@ -1,0 +1,64 @@
+//! An instant in whole microseconds.
+
+use super::Span;
+
+/// An instant: microseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// The latest instant that Rust and Lua both represent exactly: 2^53 - 1 µs, in the year 2255.
+    pub const MAX: Self = Self((1 << 53) - 1);
+
+    /// Returns the instant `micros` microseconds after the Unix epoch, at most [`Self::MAX`].
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        if micros < Self::MAX.0 {
+            Self(micros)
+        } else {
+            Self::MAX
+        }
+    }
+
+    /// Returns the microseconds since the Unix epoch.
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the time from `earlier` to `self`; zero if `earlier` is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Span {
+        Span::from_micros(self.0.saturating_sub(earlier.0))
+    }
+
+    /// Returns the instant `span` earlier, not before the epoch.
+    #[must_use]
+    pub const fn before(self, span: Span) -> Self {
+        Self(self.0.saturating_sub(span.as_micros()))
+    }
+
+    /// Returns the instant `span` later, at most [`Self::MAX`].
+    #[must_use]
+    pub const fn after(self, span: Span) -> Self {
+        Self::from_micros(self.0.saturating_add(span.as_micros()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log stores an instant in 53 bits, and any other store may do so, too.
+    #[test]
+    fn time_arithmetic_saturates_at_the_maximum() {
+        let late = Timestamp::from_micros(u64::MAX);
+        assert_eq!(late, Timestamp::MAX);
+        assert_eq!(late.after(Span::from_micros(1)), Timestamp::MAX);
+        assert_eq!(
+            Timestamp::default().after(Span::from_micros(u64::MAX)),
+            Timestamp::MAX
+        );
+        assert_eq!(Timestamp::default().since(late), Span::ZERO);
+    }
+}
