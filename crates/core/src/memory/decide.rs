@@ -67,7 +67,7 @@ impl MemoryStore {
         }
         let alone = std::slice::from_ref(charge);
         let located = shard.locate(charge, alone, hash, now, effect);
-        let has_moved = shard.evict_reserved(now, effect);
+        let has_moved = shard.evict_reserved(now, effect, located.is_ok());
         let located = match located {
             Ok(located) if has_moved => shard.locate_again(hash, charge.key, located),
             Ok(located) => located,

@@ -2,8 +2,9 @@
 //! when it is full.
 //!
 //! A decision first reserves what it will add, and selects the entries to evict for that. This
-//! changes nothing yet. A charge then [evicts the selected entries](Shard::evict_reserved). A peek
-//! drops the reservation; its answer has still accounted for the available room.
+//! changes nothing yet. A charge then [evicts the selected entries](Shard::evict_reserved), or only
+//! the expired ones if it does not fit. A peek drops the reservation; its answer has still accounted
+//! for the available room.
 
 use super::{
     WhenFull,
@@ -199,9 +200,20 @@ impl Shard {
 
     /// Evicts the reserved victims unless `effect` is read-only. Returns true if any were evicted,
     /// in which case other entries may have moved.
+    ///
+    /// If the decision does not fit (`fits` is false), only expired entries are evicted. Otherwise a
+    /// client that keeps being denied as [`Full`] would evict the counts of other clients.
     #[inline]
-    pub(super) fn evict_reserved(&mut self, now: Timestamp, effect: Effect) -> bool {
-        effect.can_write() && self.cold.reservation.inspected > 0 && self.evict_selected(now)
+    pub(super) fn evict_reserved(&mut self, now: Timestamp, effect: Effect, fits: bool) -> bool {
+        if !effect.can_write() || self.cold.reservation.inspected == 0 {
+            return false;
+        }
+        if !fits {
+            let Self { entries, cold, .. } = self;
+            let has_expired = |number: &usize| entries[*number].expires() <= now;
+            cold.reservation.victims.retain(has_expired);
+        }
+        self.evict_selected(now)
     }
 
     #[cold]

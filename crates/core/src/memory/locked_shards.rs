@@ -100,7 +100,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
             })
             .collect();
         for shard in &mut self.guards {
-            shard.evict_reserved(now, effect);
+            shard.evict_reserved(now, effect, located.is_ok());
         }
         let located = located?.into_iter().enumerate();
         let locations = located.map(|(index, located)| {

@@ -128,7 +128,7 @@ impl Shard {
     ) -> Renewal {
         let alone = std::slice::from_ref(charge);
         let located = self.locate(charge, alone, hash, now, Effect::Charge);
-        self.evict_reserved(now, Effect::Charge);
+        self.evict_reserved(now, Effect::Charge, located.is_ok());
         let located = located.map(|located| self.locate_again(hash, charge.key, located));
         let renewal = match located {
             Ok(located) if located.has_room() => {

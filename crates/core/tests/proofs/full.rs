@@ -165,6 +165,56 @@ fn a_log_that_cannot_grow_is_denied() {
     }
 }
 
+/// Regression test: a charge that was denied as `Full` used to evict idle keys all the same, so a
+/// client whose log could not grow removed the counts of the others.
+#[test]
+fn a_charge_that_does_not_fit_evicts_no_live_keys() {
+    let store = MemoryStore::new(MemoryBounds {
+        max_bytes: 1,
+        when_full: WhenFull::Evict,
+        ..MemoryBounds::default()
+    });
+    let now = Timestamp::from_micros(NOW);
+    let rule = |key: Vec<u8>, count| Rule {
+        key,
+        limits: hourly(count),
+    };
+    let others: Vec<Rule> = (0..100_u32)
+        .map(|key| rule(key.to_le_bytes().to_vec(), 10))
+        .collect();
+    let (new, large) = (rule(b"new".to_vec(), 10), larger_than_the_store());
+    for other in &others {
+        store.check(&[other.charge(1)], now, Effect::Charge, &mut Vec::new());
+    }
+    let counted = || {
+        let is_counted = |other: &&Rule| {
+            let mut outcomes = Vec::new();
+            store.check(&[other.charge(1)], now, Effect::Look, &mut outcomes);
+            outcomes[0].remaining == 9
+        };
+        others.iter().filter(is_counted).count()
+    };
+    assert_eq!(counted(), 100);
+    // Alone, after a key that fits, and before such a key.
+    for charges in [
+        vec![large.charge(1)],
+        vec![new.charge(1), large.charge(1)],
+        vec![large.charge(1), new.charge(1)],
+    ] {
+        for _ in 0..50 {
+            let decision = store.check(&charges, now, Effect::Charge, &mut Vec::new());
+            assert!(matches!(decision, Decision::Full { .. }), "{decision:?}");
+            assert_eq!((store.stats().evicted, store.stats().keys), (0, 100));
+        }
+    }
+    assert_eq!(counted(), 100);
+    // Expired keys are removed even then.
+    let later = now.after(Span::from_secs(3_601));
+    store.check(&[large.charge(1)], later, Effect::Charge, &mut Vec::new());
+    let stats = store.stats();
+    assert!(stats.expired > 0 && stats.evicted == 0, "{stats:?}");
+}
+
 /// Regression test: such a charge used to be denied, although new keys were admitted.
 #[test]
 fn a_log_that_cannot_grow_passes_uncounted_if_configured() {
@@ -190,6 +240,17 @@ fn a_log_that_cannot_grow_passes_uncounted_if_configured() {
     assert_eq!(store.stats().admitted_when_full, 12);
 }
 
+/// A rule whose state takes 128 KB.
+fn larger_than_the_store() -> Rule {
+    let minute = Rate {
+        count: 60,
+        period: Span::from_secs(60),
+    };
+    let limit =
+        Limit::new(Kind::StrictBuckets.algorithm(60, minute, 1_000)).expect("8 KB of counts");
+    Rule::new(b"large", vec![limit; 16], false)
+}
+
 /// A charge that does not fit an empty store is denied with `Retry::Never`.
 #[test]
 fn a_request_that_never_fits_the_store_must_not_be_retried() {
@@ -197,13 +258,7 @@ fn a_request_that_never_fits_the_store_must_not_be_retried() {
         max_bytes: 1,
         ..MemoryBounds::default()
     });
-    let minute = Rate {
-        count: 60,
-        period: Span::from_secs(60),
-    };
-    let limit =
-        Limit::new(Kind::StrictBuckets.algorithm(60, minute, 1_000)).expect("8 KB of counts");
-    let rule = Rule::new(b"large", vec![limit; 16], false);
+    let rule = larger_than_the_store();
     let now = Timestamp::from_micros(NOW);
     let decision = store.check(&[rule.charge(1)], now, Effect::Charge, &mut Vec::new());
     let retry_after = tidegate_core::Retry::Never;
