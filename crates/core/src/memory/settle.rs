@@ -138,6 +138,10 @@ impl Shard {
                 let are_held = charge.limits.renew(key_state, now, charged);
                 let is_hot = charge.limits.is_hot(key_state, now);
                 pending.kept = are_held;
+                if are_held {
+                    // The renewed leases are in the converted state, so do not restore the other.
+                    pending.left = None;
+                }
                 if let Some(new_key) = self.put_back(pending, is_hot) {
                     self.insert_pending(new_key, is_hot);
                 }

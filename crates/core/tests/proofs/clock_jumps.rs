@@ -284,6 +284,30 @@ fn reserve(store: &MemoryStore, limits: &Limits, now: u64) -> (Decision, Receipt
     store.reserve(&[charge], Timestamp::from_micros(now), &mut Vec::new())
 }
 
+/// Regression test: a renewal after a change of the algorithm and a clock that was ahead used to be
+/// answered with `Held`, although the lease was dropped.
+#[test]
+fn a_lease_renewed_over_another_algorithm_is_held() {
+    let (limits, store) = (two_at_once(), one_shard());
+    let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
+    let (_, mut receipt) = reserve(&store, &limits, NOW + 60 * SECOND);
+    // This replaces the leases by a count of an hour.
+    let rate = Rate {
+        count: 10,
+        period: Span::from_secs(3_600),
+    };
+    let counted = Limits::new(vec![Limit::new(Kind::Log.algorithm(10, rate, 1)).unwrap()]).unwrap();
+    assert_eq!(
+        reserve(&store, &counted, NOW + 61 * SECOND).0,
+        Decision::Admitted
+    );
+    let at = Timestamp::from_micros(NOW);
+    assert_eq!(store.renew(&charges, &mut receipt, at), Renewal::Held);
+    let mut outcomes = Vec::new();
+    store.check(&charges, at, Effect::Look, &mut outcomes);
+    assert_eq!(outcomes[0].remaining, 1, "one of two slots is held");
+}
+
 /// Concurrency slots that were acquired while the clock was ahead can be renewed and released with
 /// their receipts.
 #[test]
