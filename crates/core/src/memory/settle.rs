@@ -140,7 +140,7 @@ impl Shard {
                 pending.kept = are_held;
                 if are_held {
                     // The renewed leases are in the converted state, so do not restore the other.
-                    pending.left = None;
+                    pending.former = None;
                 }
                 if let Some(new_key) = self.put_back(pending, is_hot) {
                     self.insert_pending(new_key, is_hot);

@@ -3,7 +3,7 @@
 
 use super::{Limits, Mask};
 use crate::{
-    algorithm::{ChargePosition, Kernel, Mark, Outcome, Retry, State, Terms},
+    algorithm::{ChargePosition, Kernel, LogState, Mark, Outcome, Retry, Stamp, State, Terms},
     eval::{ChargeRecord, DenialCounting, EvaluationResult, KeyState, LimitGroup, Settlement},
     time::{Span, Timestamp},
 };
@@ -412,17 +412,43 @@ impl Limits {
         let groups = self.former(fingerprint).map(|former| &former.groups[..]);
         let terms = groups.unwrap_or_default().iter();
         let terms: Vec<Terms> = terms.map(|group| group.kernel.terms()).collect();
-        let (key_state, _) = self.convert(former.clone(), &terms, now, 0);
+        // Convert a copy without the long logs first: a shard is locked meanwhile. It expires as the
+        // whole state does.
+        let (key_state, _) = self.convert(with_short_logs(&former), &terms, now, 0);
         let is_lost = key_state.expires() <= now && former.expires() > now;
+        if !is_lost {
+            let (key_state, _) = self.convert(former, &terms, now, 0);
+            return LoadedState {
+                key_state,
+                former: None,
+            };
+        }
+        // The conversion kept no entry of any log, so `key_state` is all that there is to convert.
         let former = FormerState {
             key_state: former,
             fingerprint,
         };
         LoadedState {
             key_state,
-            former: is_lost.then(|| Box::new(former)),
+            former: Some(Box::new(former)),
         }
     }
+}
+
+/// Returns a copy of `key_state` in which each log has only its newest entry. The newest entry
+/// decides when a log expires.
+fn with_short_logs(key_state: &KeyState) -> KeyState {
+    let short = |log: &LogState| {
+        let newest = (log.stamps().len() > 0).then(|| Stamp::of(log.newest().as_micros(), 1));
+        let stamps = newest.into_iter().collect();
+        Box::new(LogState::from_stamps(stamps, log.longest()))
+    };
+    let states = key_state.states().iter().map(|state| match state {
+        State::Log(log) => State::Log(short(log)),
+        State::Lease(log) => State::Lease(short(log)),
+        other => other.clone(),
+    });
+    KeyState::from_states(states.collect())
 }
 
 #[cfg(test)]
@@ -432,6 +458,58 @@ mod tests {
         limit::{Algorithm, Limit, Rate, RefillMode},
         time::Span,
     };
+
+    /// A log may be large, and the shard is locked while it is loaded.
+    #[test]
+    fn loading_a_log_under_other_limits_does_not_copy_it() {
+        let limits = |algorithm| Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap();
+        let log = |count, secs| {
+            let window = Span::from_secs(secs);
+            limits(Algorithm::SlidingWindowLog {
+                limit: count,
+                window,
+            })
+        };
+        let gcra = limits(Algorithm::Gcra {
+            rate: Rate {
+                count: 5,
+                period: Span::from_secs(60),
+            },
+            burst: 5,
+        });
+        let address = |cell: &KeyState| match &cell.states()[0] {
+            State::Log(log) => std::ptr::from_ref::<LogState>(log),
+            other => panic!("not a log: {other:?}"),
+        };
+        let hourly = log(100, 3_600);
+        let now = Timestamp::from_micros(1_700_000_000_000_000);
+        let left = || {
+            let mut cell = hourly.fresh();
+            hourly.charge(&mut cell, now, 7);
+            let at = address(&cell);
+            (cell, at)
+        };
+        // Another algorithm keeps nothing, so the log is returned as it was left.
+        let (cell, at) = left();
+        let before = cell.clone();
+        let loaded = gcra.load(cell, hourly.fingerprint(), now);
+        let kept = loaded.former.unwrap();
+        assert_eq!((address(&kept.key_state), &kept.key_state), (at, &before));
+        assert_eq!(loaded.key_state, gcra.fresh());
+        // A log with other numbers keeps the entries.
+        let (cell, at) = left();
+        let loaded = log(50, 600).load(cell, hourly.fingerprint(), now);
+        assert!(loaded.former.is_none());
+        assert_eq!(address(&loaded.key_state), at);
+        // Entries beyond a shorter window are not lost.
+        let (cell, at) = left();
+        let later = now.after(Span::from_secs(61));
+        let minute = log(50, 60);
+        let loaded = minute.load(cell, hourly.fingerprint(), later);
+        assert_eq!(address(&loaded.former.unwrap().key_state), at);
+        let mut cell = loaded.key_state;
+        assert_eq!(minute.denied(&mut cell, later, 50), 0);
+    }
 
     /// With a refill above `u32::MAX`, the state may contain a number that does not fit 32 bits, so
     /// heap space has to be reserved for a new key.
