@@ -323,8 +323,11 @@ fn a_value_that_needs_too_many_evaluations_is_refused() {
     let rules = build(&[(Vec::new(), Vec::new())], &allow);
     let refused = rules.charges(&request, Timestamp::default(), &mut scratch);
     assert!(refused.is_err());
+    assert!(!rules.is_allow_listed(&request, Timestamp::default(), &mut scratch));
     let entries = [("path", "/0001/never")];
     let request = Request::new(&entries, Cost::ONE).unwrap();
+    // The work of the previous request does not count for the next.
+    assert!(rules.is_allow_listed(&request, Timestamp::default(), &mut scratch));
     assert!(
         charged(&rules, &request, &mut scratch).is_empty(),
         "allowed"

@@ -185,6 +185,9 @@ impl RuleSet {
     }
 
     /// Returns true if `request` is on the allow list, so that no rule charges it.
+    ///
+    /// Returns false if this takes over [`bounds::MAX_EVALUATIONS`]. [`Self::charges`] rejects such
+    /// a request.
     #[must_use]
     pub fn is_allow_listed(
         &self,
@@ -192,7 +195,11 @@ impl RuleSet {
         now: Timestamp,
         scratch: &mut Scratch,
     ) -> bool {
-        self.allow.matches(request, now, &mut scratch.buffers)
+        let buffers = &mut scratch.buffers;
+        buffers.work = Work::default();
+        let is_allowed = self.allow.matches(request, now, buffers);
+        // As in `charges`, the result may be wrong if evaluations were skipped.
+        is_allowed && buffers.work.check().is_ok()
     }
 
     /// Returns the charges to read before `charges` are decided, because the unused share of some
