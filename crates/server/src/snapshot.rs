@@ -5,9 +5,9 @@
 //! ```
 //!
 //! A snapshot is written to a temporary file and renamed into place, so a reader sees either the
-//! old or the new one, never a partial file. Each part has a CRC-32, and all of them are verified
-//! before the first part is restored. A truncated or corrupted file is renamed and kept, and the
-//! store starts empty.
+//! old or the new one, never a partial file. Each part has a CRC-32. All checksums and all records are
+//! verified before the first record is restored. A truncated or corrupted file is renamed and kept,
+//! and the store starts empty.
 
 use std::{
     ffi::OsString,
@@ -200,14 +200,10 @@ pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<R
     let Some(parts) = sound_parts(&bytes) else {
         return set_aside(path, now);
     };
-    let mut keys = 0;
-    for part in parts {
-        match store.restore(part, now) {
-            Ok(restored) => keys += restored,
-            Err(_) => return set_aside(path, now),
-        }
+    match store.restore_parts(&parts, now) {
+        Ok(keys) => Ok(RestoreOutcome::Keys(keys)),
+        Err(_) => set_aside(path, now),
     }
-    Ok(RestoreOutcome::Keys(keys))
 }
 
 fn write_all(store: &MemoryStore, draft: &Path, now: Timestamp) -> io::Result<()> {

@@ -116,6 +116,32 @@ fn a_file_cut_anywhere_or_with_any_byte_changed_is_set_aside() {
     }
 }
 
+/// Regression test: the records before an invalid one with a valid checksum used to be restored.
+#[test]
+fn a_file_with_an_invalid_record_is_set_aside_as_a_whole() {
+    let (folder, limits) = (tempfile::tempdir().unwrap(), limits());
+    let path = folder.path().join("counters");
+    let store = MemoryStore::new(MemoryBounds::default());
+    spend(&store, &limits, b"user");
+    snapshot::save(&store, &path, NOW).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    let unknown = [9];
+    // Before the final length of 0.
+    bytes.truncate(bytes.len() - 8);
+    bytes.extend(1_u64.to_le_bytes());
+    bytes.extend(crc32fast::hash(&unknown).to_le_bytes());
+    bytes.extend(unknown);
+    bytes.extend(0_u64.to_le_bytes());
+    fs::write(&path, &bytes).unwrap();
+    let empty = MemoryStore::new(MemoryBounds::default());
+    let restored = snapshot::restore(&empty, &path, NOW).unwrap();
+    assert!(
+        matches!(restored, RestoreOutcome::SetAside(_)),
+        "{restored:?}"
+    );
+    assert_eq!(empty.stats().keys, 0);
+}
+
 #[test]
 fn a_snapshot_is_for_its_owner_alone_whatever_was_left_behind() {
     use std::os::unix::fs::PermissionsExt as _;

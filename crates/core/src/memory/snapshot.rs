@@ -78,7 +78,8 @@ impl MemoryStore {
     }
 
     /// Restores what [`Self::save`] wrote: any number of parts, in any order. Returns the number of
-    /// restored keys.
+    /// restored keys. [`Self::restore_parts`] does the same for parts that are not adjacent in
+    /// memory.
     ///
     /// If the snapshot was written more than 10 seconds after `now`, the clock was ahead then or
     /// has been set back since. The keys and blocks are then moved back by the difference. Each key
@@ -91,21 +92,27 @@ impl MemoryStore {
     ///
     /// # Errors
     ///
-    /// [`SnapshotError`] if the bytes are not valid. Records before the invalid one have been
-    /// restored.
+    /// [`SnapshotError`] if the bytes are not valid. Then nothing has been restored.
     pub fn restore(&self, bytes: &[u8], now: Timestamp) -> Result<usize, SnapshotError> {
-        let mut input = Input { bytes, at: 0 };
-        let (mut restored, mut ahead) = (0, Span::ZERO);
-        while input.at < bytes.len() {
-            let offset = input.at;
-            let record = input.record(ahead).ok_or(SnapshotError { offset })?;
-            if let Record::Time(written) = record {
-                let lead = written.since(now);
-                // A smaller lead is normal clock skew between machines, and is handled as if time
-                // stood still.
-                ahead = if lead > CLOCK_JUMP { lead } else { Span::ZERO };
-            }
-            restored += usize::from(self.take_in(record, now));
+        self.restore_parts(&[bytes], now)
+    }
+
+    /// Restores all of `parts`, as [`Self::restore`] does with the parts in one slice.
+    ///
+    /// # Errors
+    ///
+    /// [`SnapshotError`] if one of the parts is not valid, with the offset in that part. Then
+    /// nothing has been restored, not even from the other parts.
+    pub fn restore_parts(&self, parts: &[&[u8]], now: Timestamp) -> Result<usize, SnapshotError> {
+        // Read everything once before anything is restored.
+        for part in parts {
+            read(part, now, |_| ())?;
+        }
+        let mut restored = 0;
+        for part in parts {
+            read(part, now, |record| {
+                restored += usize::from(self.take_in(record, now));
+            })?;
         }
         Ok(restored)
     }
@@ -126,6 +133,29 @@ impl MemoryStore {
             }
         }
     }
+}
+
+/// Reads all records of `bytes`, with their instants moved back if the snapshot is from the future
+/// of `now`.
+fn read<'b>(
+    bytes: &'b [u8],
+    now: Timestamp,
+    mut take: impl FnMut(Record<'b>),
+) -> Result<(), SnapshotError> {
+    let mut input = Input { bytes, at: 0 };
+    let mut ahead = Span::ZERO;
+    while input.at < bytes.len() {
+        let offset = input.at;
+        let record = input.record(ahead).ok_or(SnapshotError { offset })?;
+        if let Record::Time(written) = record {
+            let lead = written.since(now);
+            // A smaller lead is normal clock skew between machines, and is handled as if time stood
+            // still.
+            ahead = if lead > CLOCK_JUMP { lead } else { Span::ZERO };
+        }
+        take(record);
+    }
+    Ok(())
 }
 
 enum Record<'b> {

@@ -29,6 +29,36 @@ fn rule() -> impl Strategy<Value = Rule> {
     limits.prop_map(|limits| Rule::new(b"a key of more than twenty-two bytes", limits, false))
 }
 
+/// Regression test: the records before an invalid one used to be restored.
+#[test]
+fn an_invalid_record_restores_nothing() {
+    let limit = Limit::new(Kind::Log.algorithm(
+        10,
+        Rate {
+            count: 10,
+            period: Span::from_secs(60),
+        },
+        1,
+    ));
+    let rule = Rule::new(b"key", vec![limit.unwrap()], false);
+    let store = one_shard();
+    ask(&store, &rule, 1_000_000, 1, Effect::Charge);
+    let now = Timestamp::from_micros(1_000_000);
+    store.block(b"blocked", None, "why", now);
+    let whole = saved(&store, 1_000_000);
+    let mut invalid = whole.clone();
+    invalid.push(9);
+    let again = many_shards();
+    let offset = whole.len();
+    let error = again.restore(&invalid, now).unwrap_err();
+    assert_eq!(error.offset, offset);
+    let error = again.restore_parts(&[&whole, &[9]], now).unwrap_err();
+    assert_eq!(error.offset, 0);
+    let stats = again.stats();
+    assert_eq!((stats.keys, stats.blocks), (0, 0));
+    assert_eq!(again.restore_parts(&[&whole, &whole], now), Ok(1));
+}
+
 proptest! {
     #![proptest_config(strategies::cases(1_000))]
 
