@@ -53,10 +53,15 @@ pub(super) const MAX_ENTRIES: usize = 1 << 24;
 /// that out: it is seeded at random, but does not resist an attacker who can measure how long
 /// decisions take.
 ///
-/// This bound limits the damage. A decision compares at most 4,096 tags; if they all match, it also
-/// compares as many keys, which takes tens of microseconds. New keys are refused only where the
-/// attacker keeps 4,096 slots in a row occupied. Blocking all new keys takes as many keys as
-/// filling the store.
+/// This bound limits the damage of keys that share a home. A new key is inserted at most 4,096 slots
+/// from its home, and refused only if all of these are occupied.
+/// Blocking all new keys takes as many keys as filling the store.
+///
+/// It does not bound a lookup, which scans the tags from its home to the next vacant slot. An
+/// attacker who knows the hashes can chain homes: keys whose home is near the end of a run extend
+/// it, because the run is short as seen from there. Each slot of the run takes one live key, and only
+/// the capacity of the shard bounds its length. A lookup in the run compares 8 tags at a time, and
+/// each key whose tag matches, so its time is proportional to the length of the run.
 pub(super) const FARTHEST: usize = 4_096;
 
 impl Table {
