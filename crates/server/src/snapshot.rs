@@ -54,6 +54,8 @@ struct Failure {
     since: Timestamp,
     attempts: u64,
     logged_at: Timestamp,
+    /// Whether only the check at the start has failed so far, not a write.
+    is_trial: bool,
 }
 
 /// The log record to write about a failed snapshot.
@@ -86,6 +88,18 @@ impl SnapshotHealth {
         }
     }
 
+    /// Records that the check at the start failed, which the caller has logged. The first failed
+    /// write is still logged.
+    pub(crate) fn fail_at_start(&self, error: String, now: Timestamp) {
+        self.lock().failure = Some(Failure {
+            error,
+            since: now,
+            attempts: 1,
+            logged_at: now,
+            is_trial: true,
+        });
+    }
+
     fn note_failure(&self, error: &str, now: Timestamp) -> Option<Report> {
         let mut health = self.lock();
         let failure = health.failure.get_or_insert_with(|| Failure {
@@ -93,9 +107,11 @@ impl SnapshotHealth {
             since: now,
             attempts: 0,
             logged_at: now,
+            is_trial: false,
         });
         failure.attempts = failure.attempts.saturating_add(1);
-        if failure.error != error {
+        let is_first = std::mem::take(&mut failure.is_trial);
+        if is_first || failure.error != error {
             error.clone_into(&mut failure.error);
             failure.logged_at = now;
             return Some(Report::News);

@@ -71,6 +71,30 @@ fn a_failing_snapshot_is_logged_once_and_shown_on_readyz() {
     );
 }
 
+/// Until the first interval had passed, the server used to report that counters are kept.
+#[test]
+fn an_unwritable_snapshot_is_reported_before_the_first_write() {
+    let rules = "\
+store: {memory: {snapshot: {path: nowhere/counters.snapshot, every: 1h}}}
+rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]
+";
+    let server = Server::start(rules);
+    let ready = Ask::get(server.admin, "/readyz").send();
+    assert_eq!(
+        (ready.status, &ready.json()["state"]),
+        (200, &json!("degraded"))
+    );
+    let degraded = ready.json()["degraded"][0].to_string();
+    assert!(degraded.contains("cannot write the snapshot"), "{degraded}");
+    assert!(
+        server
+            .metrics()
+            .contains("tidegate_last_snapshot_success 0")
+    );
+    let block = Ask::new("PUT", server.admin, "/v1/blocks/api/u2").body(&json!({"for": "1h"}));
+    assert_eq!(block.send().json()["persistent"], false);
+}
+
 #[test]
 fn an_unwritable_snapshot_is_logged_at_the_start() {
     let scratch = Scratch::new();

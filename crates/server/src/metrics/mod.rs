@@ -235,6 +235,11 @@ impl Metrics {
         self.last_snapshot_failed.store(failed, Ordering::Relaxed);
     }
 
+    /// Records that the check at the start failed, which counts no snapshot.
+    pub(crate) fn note_snapshot_failure(&self) {
+        self.last_snapshot_failed.store(true, Ordering::Relaxed);
+    }
+
     /// Returns whether the last snapshot could not be written.
     pub(crate) fn last_snapshot_failed(&self) -> bool {
         self.last_snapshot_failed.load(Ordering::Relaxed)

@@ -173,8 +173,9 @@ pub fn start(
     };
     let limiter = Limiter::new(config.rules, backend, clock);
     let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
-    if config.snapshot.is_some() {
+    if let Some(snapshot) = &config.snapshot {
         limiter.snapshots().mark_configured();
+        try_snapshot(snapshot, &limiter);
     }
     limiter.quotas().swap_rules(config.quotas, limiter.now());
     let envoy = config.envoy.map(|envoy| start_watcher(envoy, &limiter));
@@ -531,10 +532,19 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
             "snapshot damaged and set aside; starting with empty counters"
         ),
     }
+    Ok(())
+}
+
+/// Logs and records the error if the snapshot cannot be written now, so that the state is right
+/// before the first attempt to write it.
+fn try_snapshot(snapshot: &Snapshot, limiter: &Limiter) {
+    let path = &snapshot.path;
     if let Some(error) = preflight::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {
         tracing::error!(
             file = %path.display(), "a restart will lose the counters: {error}; make the path writable, or fix `store.memory.snapshot`"
         );
+        let problem = format!("cannot write the snapshot {}: {error}", path.display());
+        limiter.snapshots().fail_at_start(problem, limiter.now());
+        limiter.metrics().note_snapshot_failure();
     }
-    Ok(())
 }
