@@ -47,9 +47,13 @@ pub(super) fn rule_set(
     let allow = file
         .get("allow")
         .map_or_else(Vec::new, |value| conditions::allow(value, report));
-    let values = file
-        .get("rules")
-        .and_then(|rules| rules.items(report, "a list of rules"));
+    let values = file.get("rules").and_then(|rules| {
+        // A list that was commented out, or an empty template, must not remove every limit.
+        if rules.is_null() {
+            rules.wrong(report, "has no value; write `rules: []` to limit nothing");
+        }
+        rules.items(report, "a list of rules")
+    });
     let values = values.unwrap_or_default();
     let mut names = HashMap::new();
     let mut rules = Vec::with_capacity(values.len());

@@ -79,6 +79,11 @@ impl<'n> Value<'n> {
         }
     }
 
+    /// Returns whether there is no value: `null`, `~`, or nothing after the key.
+    pub(crate) fn is_null(&self) -> bool {
+        matches!(self.node.content, Content::Empty)
+    }
+
     /// Parses the text with `parse`, whose error messages name the expected form.
     pub(crate) fn parsed<T, E: ToString>(
         &self,

@@ -34,10 +34,19 @@ fn the_quickstart_file_works_as_it_stands() {
 
 #[test]
 fn every_key_has_a_default() {
-    for text in ["", "---\n", "# nothing\n", "rules:\n", "{}"] {
+    for text in ["", "---\n", "# nothing\n", "rules: []\n", "{}"] {
         let config = Config::parse(text).unwrap();
         assert_eq!(config.listen.http.unwrap().port(), 8080);
         assert!(config.rules.is_empty());
+    }
+}
+
+/// A null value used to count as an empty list, which removes every limit.
+#[test]
+fn null_rules_are_a_mistake() {
+    for text in ["rules:\n", "rules: null\n", "rules: ~\n"] {
+        let expected = "rules (line 1): has no value; write `rules: []` to limit nothing";
+        assert_eq!(mistakes(text), [expected], "{text:?}");
     }
 }
 
