@@ -1,5 +1,7 @@
 //! Conditions of `when` and `allow`.
 
+use std::borrow::Cow;
+
 use tidegate_core::{ActiveHours, Condition, Days, Hours, Pattern, RuleError, When};
 
 use super::{
@@ -26,7 +28,8 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
         } else if is_schedule(entry, &value) {
             scheduled.push((entry, value));
         } else if let Some(pattern) = pattern(&value, report) {
-            conditions.extend(accept(Condition::new(entry, pattern), &value, report));
+            let condition = Condition::new(&entry_name(entry), pattern);
+            conditions.extend(accept(condition, &value, report));
         }
     }
     let schedule = schedule(&scheduled, report);
@@ -38,6 +41,16 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
         Some(schedule) => when.during(schedule),
         None => when,
     })
+}
+
+/// Returns the name under which rules know `entry`. Header names are case-insensitive, so those in
+/// `header.NAME` are in lower case: then two spellings of one header are the same entry.
+pub(super) fn entry_name(entry: &str) -> Cow<'_, str> {
+    let is_header = entry.starts_with("header.");
+    if is_header && entry.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Cow::Owned(entry.to_ascii_lowercase());
+    }
+    Cow::Borrowed(entry)
 }
 
 /// Keys that look like part of a schedule but are not supported.

@@ -5,6 +5,7 @@ use tidegate_http::{AddressHeader, Part, Proxies, Trust, client::Warning};
 
 use super::{
     Identity,
+    conditions::entry_name,
     report::Report,
     value::{Fields, Value},
 };
@@ -104,7 +105,7 @@ fn parts(value: &Value<'_>, report: &mut Report) -> Option<Vec<(Box<str>, Part)>
     }
     let read = pairs
         .iter()
-        .filter_map(|(name, value)| Some(((*name).into(), part(value, report)?)));
+        .filter_map(|(name, value)| Some((entry_name(name).into(), part(value, report)?)));
     Some(read.collect())
 }
 

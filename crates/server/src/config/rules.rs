@@ -1,6 +1,6 @@
 //! `rules`, `allow` and `defaults`: the rules and their limits.
 
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
 
 use tidegate_core::{
     Algorithm, Cost, CostSource, Headroom, Limit, Mode, OnFailure, ResponseCost, Rule, RuleError,
@@ -147,7 +147,7 @@ struct Parts<'n> {
     name: Option<&'n str>,
     limits: Vec<Limit>,
     when: When,
-    key: Vec<&'n str>,
+    key: Vec<Cow<'n, str>>,
     cost: CostSource,
     allow: Vec<When>,
     mode: Mode,
@@ -205,7 +205,7 @@ fn parts<'n>(fields: &Fields<'n>, default: DefaultAlgorithm, report: &mut Report
 impl Parts<'_> {
     fn build(&self) -> Option<Rule> {
         let rule = Rule::new(self.name?, self.limits.clone());
-        let rule = rule.and_then(|rule| rule.keyed_by(&self.key));
+        let rule = rule.and_then(|rule| rule.keyed_by(&self.key()));
         let rule = rule.and_then(|rule| rule.costing(self.cost.clone()));
         let rule = rule
             .and_then(|rule| rule.with_response_cost(self.bill.clone()))
@@ -220,6 +220,10 @@ impl Parts<'_> {
             Some(policy) => rule.failing(policy),
             None => rule,
         })
+    }
+
+    fn key(&self) -> Vec<&str> {
+        self.key.iter().map(|entry| &**entry).collect()
     }
 
     /// Builds a valid rule with these limits and their elastic headroom, to see the errors of these
@@ -250,7 +254,7 @@ impl Parts<'_> {
         let tried = [
             self.name.map(|name| Rule::new(name, sound.clone())),
             (!self.limits.is_empty()).then(|| Rule::new("sound", self.limits.clone())),
-            Some(rule().and_then(|rule| rule.keyed_by(&self.key))),
+            Some(rule().and_then(|rule| rule.keyed_by(&self.key()))),
             Some(rule().and_then(|rule| rule.costing(self.cost.clone()))),
             self.stretched(),
             self.billed(),
@@ -364,17 +368,19 @@ fn unused(value: &Value<'_>, report: &mut Report) -> Option<UnusedShare> {
         .ok()
 }
 
-fn key_entries<'n>(value: &Value<'n>, report: &mut Report) -> Vec<&'n str> {
+fn key_entries<'n>(value: &Value<'n>, report: &mut Report) -> Vec<Cow<'n, str>> {
     let items = value.one_or_more(report);
     items
         .iter()
         .filter_map(|item| item.text(report, "the name of an entry"))
+        .map(conditions::entry_name)
         .collect()
 }
 
 fn cost_source(value: &Value<'_>, report: &mut Report) -> Option<CostSource> {
     if !value.looks_like_number() {
         let entry = value.text(report, "a number, or the name of an entry that holds one")?;
+        let entry = conditions::entry_name(entry).into_owned();
         return Some(CostSource::Entry(entry.into()));
     }
     let cost = Cost::new(value.number(report)?);

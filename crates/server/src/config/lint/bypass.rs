@@ -63,6 +63,18 @@ mod tests {
     }
 
     #[test]
+    fn header_names_are_compared_without_regard_to_case() {
+        let rules = "
+- {name: api, key: [header.X-Api-Key], limits: [1000/min]}
+- {name: rest, when: {header.x-api-key: {present: false}}, key: [ip], limits: [10/min]}
+";
+        assert_eq!(warnings(rules), [""; 0]);
+        let config = Config::parse(&format!("rules:{rules}")).unwrap();
+        let rule = config.rules.rule("api").unwrap();
+        assert!(rule.key().eq(["header.x-api-key"]));
+    }
+
+    #[test]
     fn a_key_entry_that_clients_can_omit_needs_another_rule() {
         let keys = "  - {name: a, when: {path: /api/**}, key: [key_id, ip], limits: [1/s]}\n";
         let advice = "rules[0].key (line 3): empty-key: a client can bypass this rule by omitting key_id, and \
