@@ -158,10 +158,12 @@ impl Fleet {
             Effect::Charge => {
                 self.learn(question, &decision, (outcomes, epoch, began));
                 if decision == Decision::Admitted {
-                    self.keep_warm(question, Effect::Charge);
+                    self.keep_warm(question, later(question.now, began), Effect::Charge);
                 }
             }
-            Effect::Refund => self.keep_warm(question, Effect::Refund),
+            Effect::Refund => {
+                self.keep_warm(question, later(question.now, began), Effect::Refund);
+            }
             Effect::Peek | Effect::Look => {}
         }
         Ok(self.decided(decision, question.now))
@@ -287,6 +289,13 @@ impl Fleet {
     }
 }
 
+/// Returns the time `now`, read at `began`, plus what has elapsed since. The local store must not
+/// see the time from before a call: after a long one, it would look like a clock that was set back.
+fn later(now: Timestamp, began: Instant) -> Timestamp {
+    let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    now.after(Span::from_micros(elapsed))
+}
+
 /// The `_now` methods answer without a call to Redis: from a cached denial, or, while every server
 /// is down, by the rules' failure policies.
 impl Store for Fleet {
@@ -308,9 +317,13 @@ impl Store for Fleet {
         mut question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Decided {
+        let began = Instant::now();
         match self.ask(&question, outcomes).await {
             Ok(decided) => decided,
-            Err(_) => self.fall_back(&mut question, outcomes, None),
+            Err(_) => {
+                question.now = later(question.now, began);
+                self.fall_back(&mut question, outcomes, None)
+            }
         }
     }
 

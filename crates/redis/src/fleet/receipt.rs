@@ -9,7 +9,7 @@ use tidegate_core::{
 };
 use tokio::time::Instant;
 
-use super::{Fleet, denials::Forgetting};
+use super::{Fleet, denials::Forgetting, later};
 use crate::{RedisReceipt, StoreError};
 
 /// The charges of a decision, in Redis and to this node's share.
@@ -33,9 +33,13 @@ impl Fleet {
         if let Some(answer) = self.reserve_here(question, outcomes) {
             return answer;
         }
+        let began = Instant::now();
         match self.reserve_there(question, outcomes).await {
             Ok(answer) => answer,
-            Err(_) => self.reserve_share(question, outcomes),
+            Err(_) => {
+                question.now = later(question.now, began);
+                self.reserve_share(question, outcomes)
+            }
         }
     }
 
@@ -75,12 +79,13 @@ impl Fleet {
         let asked = self.in_time(asked, question.within, question.now);
         let (decision, there) = asked.await?;
         self.learn(question, &decision, (outcomes, epoch, began));
+        let now = later(question.now, began);
         let receipt = (decision == Decision::Admitted).then(|| {
             let warm = question.charges.iter().map(|charge| {
                 let mut receipt = Receipt::default();
-                self.warm(charge, question.now, |shared| {
+                self.warm(charge, now, |shared| {
                     let mut outcomes = Vec::new();
-                    let kept = self.local.reserve(&[*shared], question.now, &mut outcomes);
+                    let kept = self.local.reserve(&[*shared], now, &mut outcomes);
                     receipt = kept.1;
                     kept.0
                 });

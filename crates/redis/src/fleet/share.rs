@@ -13,8 +13,9 @@ use super::{ASK_AGAIN, Fleet};
 impl Fleet {
     /// Applies a decision of Redis to this node's share. Charges what Redis admitted, as far as the
     /// share allows. Refunds what Redis refunded, as far as it was charged to the share.
-    pub(super) fn keep_warm(&self, question: &Question<'_, '_>, effect: Effect) {
-        let now = question.now;
+    ///
+    /// `now` is when Redis answered.
+    pub(super) fn keep_warm(&self, question: &Question<'_, '_>, now: Timestamp, effect: Effect) {
         let charge_local = |shared: &Charge<'_>| {
             let mut outcomes = Vec::new();
             self.local.check(&[*shared], now, effect, &mut outcomes)

@@ -285,6 +285,50 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
     assert_eq!(last, Renewal::Lost, "the renewal without a reply holds it");
 }
 
+/// The local store used to see the time from before the call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
+    let redis = tokio::task::block_in_place(RedisServer::start);
+    let node = node_that_waits(&redis.url(), Duration::from_millis(500)).await;
+    let start = Timestamp::from_micros(START);
+    let block = |key: &[u8], millis| {
+        let span = Span::from_millis(millis);
+        node.local().block(key, Some(span), "test", start);
+    };
+    block(b"short", 400);
+    block(b"long", 60_000);
+    tokio::task::block_in_place(|| redis.ask(&["CLIENT", "PAUSE", "3000", "ALL"]));
+    let limits = limits();
+    let decide = |key: &'static [u8], receipt: bool| {
+        let (node, limits) = (&node, &limits);
+        async move {
+            let mut question = Question {
+                charges: &mut vec![Charge::new(key, limits, Cost::ONE).unwrap()],
+                now: start,
+                effect: Effect::Charge,
+                within: None,
+            };
+            let mut outcomes = Vec::new();
+            let decided = if receipt {
+                node.reserve(&mut question, &mut outcomes).await.0
+            } else {
+                node.decide_later(question, &mut outcomes).await
+            };
+            assert_eq!(decided.source, Source::Local);
+            decided.decision
+        }
+    };
+    // At the same time, because an unresponsive server is asked no more after some failures.
+    let decided = tokio::join!(
+        decide(b"short", false),
+        decide(b"long", false),
+        decide(b"short", true)
+    );
+    assert_eq!(decided.0, Decision::Admitted);
+    assert!(matches!(decided.1, Decision::Blocked { .. }));
+    assert_eq!(decided.2, Decision::Admitted);
+}
+
 /// The server answers after the caller has stopped waiting, but before the connection times out.
 /// Its charge is refunded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use tidegate_core::{OnFailure, Share, Span, notation};
+use tidegate_core::{OnFailure, Share, Span, notation, remote_eval::CLOCK_JUMP};
 use tidegate_redis::{Address, FleetSettings, Login, NodeShare, Topology, Transport};
 
 use super::{
@@ -12,9 +12,16 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
+/// The maximum of `store.timeout`.
+const MAX_TIMEOUT: Span = Span::from_secs(5);
+
 /// The bounds of `store.timeout`: at least what a network round trip needs, at most what callers
 /// tolerate.
-const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=Span::from_secs(10);
+const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
+
+// A decision that waited for Redis may reach the local store with a time from before the wait. This
+// must never look like a clock that was set back, with room for other delays.
+const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
 /// The maximum of `store.denial_cache_ttl`, for which a cached denial may be repeated without asking
 /// Redis.

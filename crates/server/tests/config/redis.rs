@@ -96,7 +96,7 @@ fn mistakes_about_redis_are_reported() {
             "store: {redis: {cluster: ['redis+unix:///run/redis.sock']}}",
             "store.redis.cluster[0] (line 1): a Unix socket is local to one machine; write the address of a server on the network".into(),
         ),
-        ("store: {redis: 'redis://a', timeout: 11s}", "store.timeout (line 1): must be from 1ms to 10s, got 11s".into()),
+        ("store: {redis: 'redis://a', timeout: 6s}", "store.timeout (line 1): must be from 1ms to 5s, got 6s".into()),
         ("store: {redis: 'redis://a', fallback_share: 0%}", "store.fallback_share (line 1): must be auto or from 1% to 100%; use 100% divided by the number of servers".into()),
         ("store: {redis: 'redis://a', denial_cache_ttl: 2min}", "store.denial_cache_ttl (line 1): must be at most 1min, got 2min".into()),
         ("store: {redis: 'redis://a', connections: 0}", "store.connections (line 1): must be at least 1".into()),
