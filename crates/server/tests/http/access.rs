@@ -33,16 +33,35 @@ fn with_a_token_only_requests_with_it_are_allowed() {
             ("GET", "/nowhere"),
         ] {
             let answer = ask(method, path, &headers);
+            // In a forward-auth request, `Authorization` belongs to the client's request.
+            let is_clients = header.is_some_and(|(name, _)| name == "authorization");
+            let is_right = is_right && !(is_clients && path == "/v1/authorize");
             assert_access(&answer, is_right, (header, method, path));
         }
     }
-    // In a forward-auth request, `Authorization` belongs to the client's request.
-    let headers = [
-        ("authorization", "Bearer the client's own"),
-        ("tidegate-token", "secret"),
+    assert_guesses_are_limited(|| ask("GET", "/v1/authorize", &[("tidegate-token", "guess")]));
+}
+
+/// Ten wrong values that a client chose used to lock out the proxy that asks.
+#[test]
+fn clients_of_a_forward_auth_proxy_cannot_lock_it_out() {
+    let listener = TestListener::open(GUARDED);
+    let ask = |headers: &[(&str, &str)]| {
+        let mut client = listener.connect();
+        client.ask("GET", "/v1/authorize", headers, b"").status
+    };
+    let own = ("tidegate-token", "secret");
+    let of_client = [
+        ("authorization", "Bearer guess"),
+        ("tidegate-token", "guess"),
     ];
-    assert_eq!(ask("GET", "/v1/authorize", &headers).status, 200);
-    assert_guesses_are_limited(|| ask("GET", "/v1/authorize", &headers[..1]));
+    for _ in 0..20 {
+        assert_eq!(ask(&of_client[..1]), 401);
+        assert_eq!(ask(&[of_client[1], own]), 401);
+        assert_eq!(ask(&[own, of_client[1]]), 401);
+        assert_eq!(ask(&[own, own]), 401);
+    }
+    assert_eq!(ask(&[of_client[0], own]), 200);
 }
 
 #[test]

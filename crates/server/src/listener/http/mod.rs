@@ -164,8 +164,8 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
     (answer.status().as_u16(), serve::body(answer))
 }
 
-/// The header for this listener's token. Forward-auth needs it, because `Authorization` then
-/// belongs to the client's request.
+/// The header for this listener's token. Forward-auth reads only this one, because `Authorization`
+/// then belongs to the client's request.
 const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
 
 /// Returns the token in `Authorization: Bearer TOKEN`.
@@ -231,15 +231,26 @@ impl ConnectionContext {
         if self.authenticator.is_open() || path == "/healthcheck" {
             return Ok(());
         }
+        let is_forward_auth = path == "/v1/authorize";
         let missing = || {
-            Problem::new(
-                StatusCode::UNAUTHORIZED,
-                "send the token of this listener: `Authorization: Bearer TOKEN`, or `Tidegate-Token: TOKEN`",
-            )
+            let advice = if is_forward_auth {
+                "let the proxy overwrite `Tidegate-Token` with the token of this listener"
+            } else {
+                "send the token of this listener: `Authorization: Bearer TOKEN`, or `Tidegate-Token: TOKEN`"
+            };
+            Problem::new(StatusCode::UNAUTHORIZED, advice)
         };
         let headers = request.headers();
-        let own = headers.get(TIDEGATE_TOKEN).map(HeaderValue::as_bytes);
-        let token = own.or_else(|| bearer(headers)).ok_or_else(missing)?;
+        let mut lines = headers.get_all(TIDEGATE_TOKEN).iter();
+        let own = lines.next().map(HeaderValue::as_bytes);
+        // Clients choose `Authorization` there, and an additional line if the proxy appends its
+        // own. These are not guesses of the proxy: they must not lock it out.
+        let token = if is_forward_auth {
+            own.filter(|_| lines.next().is_none())
+        } else {
+            own.or_else(|| bearer(headers))
+        };
+        let token = token.ok_or_else(missing)?;
         match self.authenticator.check(self.peer, token) {
             Attempt::Accepted => Ok(()),
             Attempt::Wrong => Err(missing()),
