@@ -29,8 +29,9 @@ const RATE: Rate = Rate {
     period: Span::from_secs(1),
 };
 
-/// The maximum number of addresses whose guesses are tracked. When the store is full, it denies new
-/// addresses.
+/// The maximum number of addresses whose guesses are tracked. While the store is full of addresses
+/// that are locked out, the guesses of a new address are compared and not counted against it.
+/// Otherwise, a flood of guesses from many addresses would lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
 
 /// The authenticator of one listener.
@@ -127,7 +128,8 @@ impl Authenticator {
         let mut outcomes: Vec<Outcome> = Vec::new();
         let decision = self.guesses.check(&[charge], now, effect, &mut outcomes);
         match decision {
-            Decision::Admitted => None,
+            // A full store says nothing about this address.
+            Decision::Admitted | Decision::Full { .. } => None,
             _ => {
                 let retry = outcomes
                     .first()
@@ -228,6 +230,30 @@ mod tests {
             guarded.limited.load(Ordering::Relaxed),
         );
         assert_eq!(counted, (11, 992));
+    }
+
+    /// A full table used to deny every new address, with the right secret too.
+    #[test]
+    fn a_full_table_locks_out_no_new_address() {
+        let mut guarded = Authenticator::new("http", Some(b"secret"), Clock::manual(at_secs(0)));
+        guarded.guesses = MemoryStore::new(MemoryBounds {
+            max_keys: 16,
+            ..MemoryBounds::default()
+        });
+        let peer = |number: u8| IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, number));
+        for number in 0..100 {
+            for _ in 0..11 {
+                guarded.check(peer(number), b"guess");
+            }
+        }
+        for number in 100..200 {
+            assert_eq!(guarded.check(peer(number), b"guess"), Attempt::Wrong);
+            assert_eq!(guarded.check(peer(number), b"secret"), Attempt::Accepted);
+        }
+        assert!(matches!(
+            guarded.check(peer(0), b"secret"),
+            Attempt::Limited { .. }
+        ));
     }
 
     #[test]
