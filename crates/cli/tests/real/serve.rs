@@ -36,9 +36,9 @@ fn the_start_logs_the_active_rules() {
     );
 }
 
-/// The test does not wait for the notice of an hour; a second signal ends it.
+/// The test does not wait for the delay of an hour; a second signal ends it.
 #[test]
-fn the_server_reports_not_ready_and_serves_during_the_notice() {
+fn the_server_reports_not_ready_and_serves_during_the_pre_stop_delay() {
     let rules = "shutdown: {pre_stop_delay: 1h}\nenvoy: {config: shop.yaml}\n";
     let scratch = Scratch::new();
     scratch.write("shop.yaml", "domain: shop\ndescriptors: []\n");
@@ -51,7 +51,7 @@ fn the_server_reports_not_ready_and_serves_during_the_notice() {
     };
     assert_eq!(health(&server), (200, json!(true), 200));
     server.signal("TERM");
-    server.wait_for(&["reporting not-ready", "notice=3600s"]);
+    server.wait_for(&["reporting not-ready", "pre_stop_delay=3600s"]);
     assert_eq!(health(&server), (503, json!(false), 500));
     assert_eq!(server.check(&json!({"user": "u1"})).status, 200);
     assert_eq!(inline(server.resp, "PING"), "+PONG\r\n");
