@@ -45,7 +45,7 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
 
 /// Returns the name under which rules know `entry`. Header names are case-insensitive, so those in
 /// `header.NAME` are in lower case: then two spellings of one header are the same entry.
-pub(super) fn entry_name(entry: &str) -> Cow<'_, str> {
+pub(crate) fn entry_name(entry: &str) -> Cow<'_, str> {
     let is_header = entry.starts_with("header.");
     if is_header && entry.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return Cow::Owned(entry.to_ascii_lowercase());

@@ -5,7 +5,7 @@
 //! rules are indexed. Parsing reads no environment variables and opens no files or sockets; the
 //! code that starts the server does.
 
-mod conditions;
+pub(crate) mod conditions;
 mod envoy;
 mod geoip;
 mod grpc;

@@ -13,6 +13,8 @@ use std::borrow::Cow;
 use tidegate_core::{RequestError, RuleSet};
 use tidegate_http::{Trust, Unclear};
 
+use crate::config::conditions::entry_name;
+
 pub(crate) use self::audit::{AuditedRequest, EntryAudit, Origin};
 
 /// How the values of entries are interpreted.
@@ -25,43 +27,53 @@ pub(crate) enum Spelling {
     Raw,
 }
 
-/// The normalised value of an entry, where it differs from the value that was sent.
+/// A normalised entry that differs from the entry that was sent.
 #[derive(Debug)]
-pub(crate) struct NormalizedEntry {
+pub(crate) struct NormalizedEntry<'e> {
     pub(crate) at: usize,
-    pub(crate) value: String,
+    pub(crate) name: Cow<'e, str>,
+    pub(crate) value: Cow<'e, str>,
 }
 
-/// Returns the values of `entries` that differ once normalised, usually none.
+/// Returns the `entries` that differ once normalised, usually none. Names of headers are in lower
+/// case then, as in the rules, however the values are spelled.
 ///
 /// # Errors
 ///
 /// Rejects an ambiguous value of an entry that a rule uses.
-pub(crate) fn normalize(
+pub(crate) fn normalize<'e>(
     trust: &Trust,
     rules: &RuleSet,
-    entries: &[(&str, &str)],
-) -> Result<Vec<NormalizedEntry>, RequestError> {
+    spelling: Spelling,
+    entries: &[(&'e str, &'e str)],
+) -> Result<Vec<NormalizedEntry<'e>>, RequestError> {
     let mut replaced = Vec::new();
-    for (at, (name, value)) in entries.iter().enumerate() {
-        match trust.normalize(name, value) {
-            Ok(Cow::Borrowed(_)) => {}
-            Ok(Cow::Owned(value)) => replaced.push(NormalizedEntry { at, value }),
-            Err(unclear) if rules.looks_at(name) => return Err(refused(name, &unclear)),
-            Err(_) => {}
+    for (at, &(sent, value)) in entries.iter().enumerate() {
+        let name = entry_name(sent);
+        let value = match spelling {
+            Spelling::Raw => Cow::Borrowed(value),
+            Spelling::Normalized => match trust.normalize(&name, value) {
+                Ok(value) => value,
+                Err(unclear) if rules.looks_at(&name) => return Err(refused(sent, &unclear)),
+                Err(_) => Cow::Borrowed(value),
+            },
+        };
+        if let (Cow::Borrowed(_), Cow::Borrowed(_)) = (&name, &value) {
+            continue;
         }
+        replaced.push(NormalizedEntry { at, name, value });
     }
     Ok(replaced)
 }
 
-/// Returns `entries` with the `replaced` values applied.
+/// Returns `entries` with the `replaced` ones in their place.
 pub(crate) fn rewritten<'e>(
     entries: &[(&'e str, &'e str)],
-    replaced: &'e [NormalizedEntry],
+    replaced: &'e [NormalizedEntry<'e>],
 ) -> Vec<(&'e str, &'e str)> {
     let mut entries = entries.to_vec();
-    for NormalizedEntry { at, value } in replaced {
-        entries[*at].1 = value;
+    for NormalizedEntry { at, name, value } in replaced {
+        entries[*at] = (name, value);
     }
     entries
 }

@@ -43,6 +43,25 @@ fn a_check_counts_what_forward_auth_would_count() {
     assert_eq!(listener.verdict("/v1/peek", &peek.to_string()).0, 429);
 }
 
+/// A rule that names a header in upper case must not miss a request that names it like that.
+#[test]
+fn header_names_are_compared_without_regard_to_case() {
+    let listener = TestListener::open(
+        "rules: [{name: key, key: [header.X-Api-Key], limits: [{algorithm: fixed_window, limit: 2, window: 1h}]}]",
+    );
+    for (name, raw, status) in [
+        ("header.X-Api-Key", false, 200),
+        ("header.x-api-key", true, 200),
+        ("header.X-API-KEY", true, 429),
+    ] {
+        let mut entries = json!({});
+        entries[name] = json!("abc");
+        assert_eq!(ask(&listener, &entries, raw).0, status, "{name}");
+    }
+    let twice = json!({"header.X-Api-Key": "abc", "header.x-api-key": "def"});
+    assert_eq!(ask(&listener, &twice, false).0, 400);
+}
+
 /// Frameworks that split a route from its prefix hand out paths such as `login`. No request has such
 /// a path, so without the slash no rule would apply to it.
 #[test]

@@ -44,10 +44,7 @@ pub(super) async fn check(
     } = read(&members)?;
     let given = Request::new(&entries, cost)?;
     let rules = context.limiter.rules();
-    let replaced = match spelling {
-        Spelling::Normalized => normalize(context.limiter.trust(), &rules, &entries)?,
-        Spelling::Raw => Vec::new(),
-    };
+    let replaced = normalize(context.limiter.trust(), &rules, spelling, &entries)?;
     let normalized;
     let request = if replaced.is_empty() {
         given

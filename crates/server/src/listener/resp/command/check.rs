@@ -94,10 +94,7 @@ impl<'a> CheckCommand<'a> {
         let entries = self.entries(&mut room)?;
         let given = Request::new(entries, self.cost)?;
         let rules = context.limiter.rules();
-        let replaced = match self.spelling {
-            Spelling::Normalized => normalize(context.limiter.trust(), &rules, entries)?,
-            Spelling::Raw => Vec::new(),
-        };
+        let replaced = normalize(context.limiter.trust(), &rules, self.spelling, entries)?;
         let normalized;
         let request = if replaced.is_empty() {
             given
