@@ -511,6 +511,41 @@ mod tests {
         assert_eq!(minute.denied(&mut cell, later, 50), 0);
     }
 
+    /// Redis keeps a state under its old numbers if the conversion would lose spent units, so the
+    /// conversion has to name the limits for which it does.
+    #[test]
+    fn converting_names_the_limits_that_lose_spent_units() {
+        let bucket = |capacity, count, secs| {
+            let algorithm = Algorithm::TokenBucket {
+                capacity,
+                refill: Rate {
+                    count,
+                    period: Span::from_secs(secs),
+                },
+                mode: RefillMode::Interval,
+            };
+            Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap()
+        };
+        let now = Timestamp::from_micros(1_700_000_000_000_000);
+        let old = bucket(1_000, 100, 1);
+        let terms = [old.groups[0].kernel.terms()];
+        let mut empty = old.fresh();
+        old.charge(&mut empty, now, 1_000);
+        // 1,000 tokens would take 1,000 s. The new bucket owes at most 10 of them, in 10 s.
+        let (_, lost) = bucket(10, 1, 1).convert(empty.clone(), &terms, now, 1);
+        // Under the old refill, 991 of the 1,000 missing tokens have to come back first.
+        assert_eq!(lost, [(0, Retry::After(Span::from_secs(10)))]);
+        // A quicker refill keeps every missing token, and so does the same refill.
+        for (capacity, count) in [(1_000, 200), (500, 100)] {
+            let new = bucket(capacity, count, 1);
+            let (_, lost) = new.convert(empty.clone(), &terms, now, 1);
+            assert_eq!(lost, [], "{capacity}, {count}/s");
+        }
+        // Nothing is missing from a full bucket.
+        let (_, lost) = bucket(10, 1, 1).convert(old.fresh(), &terms, now, 1);
+        assert_eq!(lost, []);
+    }
+
     /// With a refill above `u32::MAX`, the state may contain a number that does not fit 32 bits, so
     /// heap space has to be reserved for a new key.
     #[test]
