@@ -25,7 +25,7 @@ class Server:
 
     def __enter__(self):
         if not os.path.exists(self.binary):
-            sys.exit(f"{self.binary} does not exist; run cargo build --release --locked -p tidegate, or pass --binary")
+            sys.exit(f"{self.binary} does not exist; run cargo build --release --locked -p tidegate-cli, or pass --binary")
         command = [self.binary, "serve", "--config", self.file]
         self.process = subprocess.Popen(command, stderr=self.log, env=self.environment)
         eventually("the server is listening", lambda: answers(self.resp) or self.has_ended())

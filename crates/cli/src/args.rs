@@ -6,7 +6,7 @@ use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 
 /// A rate limiter: decides for every request whether it may pass now and, if not, exactly when.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(name = "tidegate", version, arg_required_else_help = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -182,4 +182,17 @@ pub(crate) struct Serve {
     /// info]
     #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// The package has another name than the program.
+    #[test]
+    fn the_program_is_named_tidegate() {
+        assert_eq!(Args::command().get_name(), "tidegate");
+    }
 }
