@@ -13,7 +13,7 @@
     unfulfilled_lint_expectations,
     reason = "the server uses the rest, and is linted otherwise"
 )]
-#[path = "../../../crates/http/src/clock.rs"]
+#[path = "../../../crates/tidegate/src/clock.rs"]
 mod clock;
 mod growth;
 mod keys;

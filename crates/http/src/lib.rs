@@ -10,14 +10,11 @@
 mod address;
 mod atlas;
 pub mod client;
-mod clock;
 mod cookies;
 pub mod describe;
 mod fields;
-mod gate;
 pub mod headers;
 mod layer;
-mod limiter;
 #[cfg(feature = "maxmind")]
 mod maxmind;
 mod normalize;
@@ -31,19 +28,17 @@ mod unclear;
 
 pub use atlas::{Atlas, Place};
 pub use client::{AddressHeader, Proxies, Trust};
-pub use clock::Clock;
 pub use describe::{Forwarded, Source, bare_host};
-pub use gate::Gate;
 pub use headers::{HeaderWriter, Legacy, RuleNames};
 pub use layer::{
     Denied, Entries, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report,
     ResponseFuture, grpc_call, overloaded,
 };
-pub use limiter::Limiter;
 #[cfg(feature = "maxmind")]
 pub use maxmind::{MaxMind, MaxMindError};
 pub use part::Part;
 pub use path::normal as normal_path;
 pub use proxy::Proxy;
 pub use shed::{Gauge, Held, Load, Room, Share, ShedFuture, ShedLayer, Shedding};
+pub use tidegate::{Clock, Gate, Limiter};
 pub use unclear::Unclear;

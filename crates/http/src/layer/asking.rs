@@ -6,6 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use tidegate::gate::{Asks, stretch};
 use tidegate_core::{
     Charge, Effect, Outcome, Question, Request, RequestError, RuleSet, Scratch, Store, Timestamp,
     Verdict,
@@ -13,10 +14,7 @@ use tidegate_core::{
 use tokio::runtime::Handle;
 
 use super::{LimiterLayer, held::Held, reservation::Reservation, ruling::Ruling};
-use crate::{
-    Gate,
-    gate::{Asks, stretch},
-};
+use crate::Gate;
 
 /// The result of deciding a request.
 pub(super) enum Asked<'v> {

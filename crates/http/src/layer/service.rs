@@ -10,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, request::Parts};
 use http_body::Body;
+use tidegate::gate::{ANSWERED, AtOnce, Patient, at_once};
 use tidegate_core::{Cost, RequestError, RuleSet};
 use tower_service::Service;
 
@@ -20,10 +21,7 @@ use super::{
     grpc,
     ruling::{Ruling, Terms},
 };
-use crate::{
-    Gate,
-    gate::{ANSWERED, AtOnce, Patient, at_once},
-};
+use crate::Gate;
 
 thread_local! {
     static DESK: RefCell<Desk> = RefCell::default();

@@ -1,4 +1,4 @@
-//! The rate limiter interface of the HTTP layers.
+//! The rate limiter interface of the HTTP layers, and what they share with it.
 
 use std::{
     future,
@@ -72,7 +72,7 @@ pub trait Gate: Send + Sync {
 }
 
 /// How to call a store: with waiting or without. The callers are generic over it.
-pub(crate) trait Asks: Copy + Send + Sync {
+pub trait Asks: Copy + Send + Sync {
     /// Returns the decision of the store, or `None`, in which case nothing has changed.
     fn decide<S: Store>(
         self,
@@ -91,15 +91,15 @@ pub(crate) trait Asks: Copy + Send + Sync {
 }
 
 /// Does not wait. A call that would have to wait returns `None`.
-#[derive(Clone, Copy)]
-pub(crate) struct AtOnce;
+#[derive(Clone, Copy, Debug)]
+pub struct AtOnce;
 
 /// Waits if necessary, so that there is always a result.
-#[derive(Clone, Copy)]
-pub(crate) struct Patient;
+#[derive(Clone, Copy, Debug)]
+pub struct Patient;
 
 /// The panic message if a [`Patient`] call returns no result, which cannot happen.
-pub(crate) const ANSWERED: &str = "a call that may wait always returns a result";
+pub const ANSWERED: &str = "a call that may wait always returns a result";
 
 impl Asks for AtOnce {
     fn decide<S: Store>(
@@ -143,7 +143,7 @@ impl Asks for Patient {
 
 /// Polls a future that uses only [`AtOnce`]. Such a future is ready when it is first polled.
 #[inline]
-pub(crate) fn at_once<T>(asked: impl Future<Output = T>) -> T {
+pub fn at_once<T>(asked: impl Future<Output = T>) -> T {
     let mut context = Context::from_waker(Waker::noop());
     match pin!(asked).poll(&mut context) {
         Poll::Ready(answer) => answer,
@@ -181,7 +181,7 @@ async fn check<'a, A: Asks, G: Gate + ?Sized>(
 }
 
 /// Raises the limits of those elastic `charges` whose parent rules have enough unused.
-pub(crate) async fn stretch<'a, A: Asks, S: Store>(
+pub async fn stretch<'a, A: Asks, S: Store>(
     asks: A,
     (store, rules): (&S, &'a RuleSet),
     charges: &mut [Charge<'a>],
