@@ -4,17 +4,24 @@
 //! empty `DATA`) cost the client as little as 9 bytes each and the server a reply or a lookup, and
 //! h2 accepts any number of them. So each costs one credit. Requests, responses and bodies make
 //! some control frames necessary, so they earn credits, and so does time.
+//!
+//! A client answers `DATA` frames with control frames, however small the messages in them are: a
+//! `WINDOW_UPDATE` for the stream and one for the connection, and a `PING` to measure the
+//! bandwidth. So each `DATA` frame that is sent to the client earns credits. A window update may
+//! come long after its data, so it is first charged to an account of its own, with a higher
+//! maximum. Envoy counts them alike (`max_inbound_window_update_frames_per_data_frame_sent`).
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The length of the connection preface, RFC 9113 §3.4.
-const PREFACE_BYTES: usize = 24;
-const HEADER_BYTES: usize = 9;
+use super::frame_parser::{FrameHeader, FrameParser};
 
 /// The maximum number of credits, and the initial number.
 const BURST: u64 = 1_000;
+
+/// The maximum number of credits for window updates: as many as 64 MiB in flight earn.
+const WINDOW_UPDATE_BURST: u64 = 65_536;
 
 /// The credits earned per second.
 const PER_SECOND: u64 = 100;
@@ -22,27 +29,33 @@ const PER_SECOND: u64 = 100;
 /// The credits earned per request.
 const PER_REQUEST: u64 = 4;
 
+/// The credits earned per `DATA` frame that is sent to the client.
+const PER_DATA_FRAME: u64 = 4;
+
 /// The body bytes, in either direction, that earn one credit. Some clients update the windows of a
 /// stream and of the connection after every 4 KiB.
 const BYTES_PER_CREDIT: u64 = 1_024;
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const END_STREAM: u8 = 1;
-
-/// Parses the frame headers of the bytes that a client sends, and keeps the credits.
+/// Parses the frame headers of both directions of a connection, and keeps the credits.
 #[derive(Debug)]
 pub(super) struct FrameMeter {
-    preface_left: usize,
-    header: [u8; HEADER_BYTES],
-    header_read: usize,
-    payload_left: usize,
+    received: FrameParser,
+    sent: FrameParser,
     /// Whether the first frame header has been received.
     has_begun: bool,
-    credits: u64,
-    /// Body bytes that do not add up to a credit yet.
-    bytes: u64,
+    credits: Credits,
+    /// Credits for window updates only, earned by what is sent to the client.
+    window_updates: Credits,
     refilled: Instant,
+}
+
+/// An account of credits.
+#[derive(Debug)]
+struct Credits {
+    left: u64,
+    max: u64,
+    /// Bytes that do not add up to a credit yet.
+    bytes: u64,
 }
 
 /// The error for a client that sends too many control frames for its requests.
@@ -52,13 +65,19 @@ pub(super) struct Flood;
 impl FrameMeter {
     pub(super) const fn new(now: Instant) -> Self {
         Self {
-            preface_left: PREFACE_BYTES,
-            header: [0; HEADER_BYTES],
-            header_read: 0,
-            payload_left: 0,
+            received: FrameParser::of_client(),
+            sent: FrameParser::of_server(),
             has_begun: false,
-            credits: BURST,
-            bytes: 0,
+            credits: Credits {
+                left: BURST,
+                max: BURST,
+                bytes: 0,
+            },
+            window_updates: Credits {
+                left: 0,
+                max: WINDOW_UPDATE_BURST,
+                bytes: 0,
+            },
             refilled: now,
         }
     }
@@ -79,77 +98,75 @@ impl FrameMeter {
         now: impl Fn() -> Instant,
     ) -> Result<(), Flood> {
         let mut read = Ok(());
-        let preface = self.preface_left.min(octets.len());
-        self.preface_left -= preface;
-        octets = &octets[preface..];
-        while !octets.is_empty() {
-            let payload = self.payload_left.min(octets.len());
-            self.payload_left -= payload;
-            octets = &octets[payload..];
-            if self.payload_left > 0 || octets.is_empty() {
-                break;
-            }
-            let part = (HEADER_BYTES - self.header_read).min(octets.len());
-            self.header[self.header_read..self.header_read + part].copy_from_slice(&octets[..part]);
-            self.header_read += part;
-            octets = &octets[part..];
-            if self.header_read == HEADER_BYTES {
-                self.header_read = 0;
-                self.has_begun = true;
-                let frame = self.frame(&now);
-                read = read.and(frame);
+        while let Some(frame) = self.received.next_header(&mut octets) {
+            self.has_begun = true;
+            match frame.kind {
+                FrameHeader::HEADERS => self.credits.earn(PER_REQUEST),
+                FrameHeader::DATA if frame.length > 0 || frame.is_end_stream() => {
+                    self.credits.earn_for(frame.length);
+                }
+                FrameHeader::WINDOW_UPDATE if self.window_updates.spend() => {}
+                _ => read = read.and(self.spend(&now)),
             }
         }
         read
     }
 
     /// Meters bytes that were written to the client.
-    pub(super) fn wrote(&mut self, octets: usize) {
-        self.earn_for(u64::try_from(octets).unwrap_or(u64::MAX));
-    }
-
-    fn frame(&mut self, now: impl Fn() -> Instant) -> Result<(), Flood> {
-        let [high, middle, low, kind, flags, ..] = self.header;
-        self.payload_left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
-        match kind {
-            HEADERS => self.earn(PER_REQUEST),
-            DATA if self.payload_left > 0 || flags & END_STREAM != 0 => {
-                self.earn_for(u64::try_from(self.payload_left).unwrap_or(u64::MAX));
+    pub(super) fn wrote(&mut self, mut octets: &[u8]) {
+        while let Some(frame) = self.sent.next_header(&mut octets) {
+            // Replies to control frames earn nothing.
+            let credits = match frame.kind {
+                FrameHeader::DATA if frame.length > 0 => PER_DATA_FRAME,
+                FrameHeader::HEADERS | FrameHeader::CONTINUATION => 0,
+                _ => continue,
+            };
+            for account in [&mut self.credits, &mut self.window_updates] {
+                account.earn(credits);
+                account.earn_for(frame.length);
             }
-            _ => return self.spend(now),
         }
-        Ok(())
     }
 
     fn spend(&mut self, now: impl Fn() -> Instant) -> Result<(), Flood> {
-        if self.credits == 0 {
-            // The clock is read only when the credits are used up.
-            let now = now();
-            let passed = now.saturating_duration_since(self.refilled);
-            let millis = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
-            let earned = millis.saturating_mul(PER_SECOND) / 1_000;
-            if earned == 0 {
-                return Err(Flood);
-            }
-            // Advances by whole credits only, so that fractions are not lost.
-            self.refilled += Duration::from_millis(earned.min(BURST) * 1_000 / PER_SECOND);
-            if earned >= BURST {
-                self.refilled = now;
-            }
-            self.earn(earned);
+        if self.credits.spend() {
+            return Ok(());
         }
-        self.credits -= 1;
-        Ok(())
+        // The clock is read only when the credits are used up.
+        let now = now();
+        let passed = now.saturating_duration_since(self.refilled);
+        let millis = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
+        let earned = millis.saturating_mul(PER_SECOND) / 1_000;
+        // Advances by whole credits only, so that fractions are not lost.
+        self.refilled += Duration::from_millis(earned.min(BURST) * 1_000 / PER_SECOND);
+        if earned >= BURST {
+            self.refilled = now;
+        }
+        self.credits.earn(earned);
+        if self.credits.spend() {
+            Ok(())
+        } else {
+            Err(Flood)
+        }
+    }
+}
+
+impl Credits {
+    fn spend(&mut self) -> bool {
+        let has_credit = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        has_credit
     }
 
-    fn earn_for(&mut self, octets: u64) {
+    fn earn_for(&mut self, octets: usize) {
+        let octets = u64::try_from(octets).unwrap_or(u64::MAX);
         self.bytes = self.bytes.saturating_add(octets);
         self.earn(self.bytes / BYTES_PER_CREDIT);
         self.bytes %= BYTES_PER_CREDIT;
     }
 
     fn earn(&mut self, credits: u64) {
-        self.credits = self.credits.saturating_add(credits).min(BURST);
+        self.left = self.left.saturating_add(credits).min(self.max);
     }
 }
 
@@ -159,7 +176,11 @@ mod tests {
 
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     const PING: u8 = 6;
-    const WINDOW_UPDATE: u8 = 8;
+
+    const DATA: u8 = FrameHeader::DATA;
+    const HEADERS: u8 = FrameHeader::HEADERS;
+    const WINDOW_UPDATE: u8 = FrameHeader::WINDOW_UPDATE;
+    const HEADER_BYTES: usize = 9;
 
     fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
         let length = u16::try_from(payload).unwrap().to_be_bytes();
@@ -219,8 +240,9 @@ mod tests {
                 meter.read(&update, || start).unwrap();
             }
         }
+        let sent = frame(DATA, 0, 4_096);
         for _ in 0..100_000 {
-            meter.wrote(4_096);
+            meter.wrote(&sent);
             meter.read(&update, || start).unwrap();
             meter.read(&update, || start).unwrap();
         }
@@ -230,6 +252,53 @@ mod tests {
         }
         let empty = frame(DATA, 0, 0);
         assert_eq!(pass(&mut meter, &empty, 5_000, start), 1_000);
+    }
+
+    #[test]
+    fn replies_to_small_messages_are_not_a_flood() {
+        let start = Instant::now();
+        let mut meter = begun(start);
+        let (message, update, ping) = (
+            frame(DATA, 0, 10),
+            frame(WINDOW_UPDATE, 0, 4),
+            frame(PING, 0, 8),
+        );
+        for _ in 0..100_000 {
+            meter.wrote(&message);
+            for reply in [&update, &update, &ping] {
+                meter.read(reply, || start).unwrap();
+            }
+        }
+        // The updates may come after many messages.
+        for _ in 0..10_000 {
+            meter.wrote(&message);
+        }
+        assert_eq!(pass(&mut meter, &update, 20_000, start), 20_000);
+    }
+
+    #[test]
+    fn a_flood_earns_nothing_from_the_replies_to_it() {
+        let start = Instant::now();
+        let mut meter = begun(start);
+        let (ping, reply) = (frame(PING, 0, 8), frame(PING, 1, 8));
+        let exchange = |_: &usize| {
+            meter.wrote(&reply);
+            meter.read(&ping, || start).is_ok()
+        };
+        assert_eq!((0..5_000).take_while(exchange).count(), 1_000);
+    }
+
+    #[test]
+    fn a_download_does_not_pay_for_a_later_flood() {
+        let start = Instant::now();
+        let mut meter = begun(start);
+        let data = frame(DATA, 0, 16_384);
+        for _ in 0..100_000 {
+            meter.wrote(&data);
+        }
+        let update = frame(WINDOW_UPDATE, 0, 4);
+        assert_eq!(pass(&mut meter, &frame(PING, 0, 8), 5_000, start), 1_000);
+        assert_eq!(pass(&mut meter, &update, 100_000, start), 65_536);
     }
 
     #[test]

@@ -35,6 +35,7 @@
 mod body_guard;
 mod cert_identity;
 mod frame_meter;
+mod frame_parser;
 mod listener;
 mod local_executor;
 mod read_timeout;

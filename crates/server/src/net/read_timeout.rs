@@ -43,15 +43,6 @@ impl<S> ReadTimeoutStream<S> {
     }
 }
 
-impl<S> ReadTimeoutStream<S> {
-    fn note_written(&mut self, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(bytes)) = wrote {
-            self.frames.wrote(bytes);
-        }
-        wrote
-    }
-}
-
 impl<S: AsyncRead + Unpin> AsyncRead for ReadTimeoutStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -85,8 +76,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ReadTimeoutStream<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let wrote = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.note_written(wrote)
+        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
+        self.frames.wrote(bytes.get(..written).unwrap_or(bytes));
+        Poll::Ready(Ok(written))
     }
 
     fn poll_write_vectored(
@@ -94,8 +86,14 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ReadTimeoutStream<S> {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
-        self.note_written(wrote)
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, pieces))?;
+        let mut left = written;
+        for piece in pieces {
+            let part = piece.get(..left).unwrap_or(piece);
+            self.frames.wrote(part);
+            left -= part.len();
+        }
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

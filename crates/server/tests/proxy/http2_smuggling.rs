@@ -9,14 +9,14 @@ use std::{
 
 use crate::{listener::TestListener, upstream::Upstream};
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
+pub(crate) const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 
 const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(crate) const END_HEADERS: u8 = 4;
 
 /// The result of the first request on a connection.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(crate) enum RequestResult {
 pub(crate) const OK: RequestResult = RequestResult::Response(0x88);
 const BAD_REQUEST: RequestResult = RequestResult::Response(0x8c);
 
-fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let [high, low] = u16::try_from(payload.len()).unwrap().to_be_bytes();
     let mut frame = vec![0, high, low, kind, flags, 0, 0, 0, stream];
     frame.extend_from_slice(payload);
@@ -39,7 +39,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Encodes header lines in HPACK as literals, without the dynamic table.
-fn block(lines: &[(&str, &str)]) -> Vec<u8> {
+pub(crate) fn block(lines: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in lines {
         block.push(0);
@@ -81,7 +81,7 @@ pub(crate) fn send_request(
     }
 }
 
-fn post<'l>(lines: &[(&'l str, &'l str)]) -> Vec<(&'l str, &'l str)> {
+pub(crate) fn post<'l>(lines: &[(&'l str, &'l str)]) -> Vec<(&'l str, &'l str)> {
     const PSEUDO: [(&str, &str); 4] = [
         (":method", "POST"),
         (":scheme", "http"),

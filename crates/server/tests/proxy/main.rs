@@ -23,6 +23,7 @@ mod grpc;
 mod headers;
 mod health;
 mod http2;
+mod http2_messages;
 mod http2_smuggling;
 mod limits;
 mod listener;
