@@ -1,5 +1,8 @@
 //! Request bodies on their way to an upstream, with timeouts. Response bodies are in
 //! `response_body`.
+//!
+//! Trailers are dropped, as nginx does, and Envoy for HTTP/1.1: no rule has seen them, and some
+//! upstreams merge them into the headers.
 
 use std::{
     error::Error,
@@ -17,9 +20,8 @@ use futures_util::task::AtomicWaker;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 
 use super::{
-    downstream::write_stall::StreamReset, error::ProxyError,
-    headers::forwarded::remove_proxy_headers, idle_timeout::IdleTimeout, permit::PermitHandle,
-    upstream::h2::StreamSlot,
+    downstream::write_stall::StreamReset, error::ProxyError, idle_timeout::IdleTimeout,
+    permit::PermitHandle, upstream::h2::StreamSlot,
 };
 use crate::config::MinRate;
 
@@ -178,7 +180,7 @@ impl UploadProgress {
 /// A request body on its way to an upstream.
 #[derive(Debug)]
 pub(crate) struct Upload {
-    /// `None` for a request that the proxy makes without a body.
+    /// `None` after trailers, and for a request that the proxy makes without a body.
     body: Option<Incoming>,
     idle_timeout: IdleTimeout,
     /// How many more bytes are allowed.
@@ -288,13 +290,14 @@ impl HttpBody for Upload {
         this.idle_timeout.record_bytes(bytes);
         this.permit.resume();
         match frame {
-            Some(Ok(mut frame)) => {
-                // An upstream that merges trailers into headers must not see forged client
-                // addresses.
-                if let Some(trailers) = frame.trailers_mut() {
-                    remove_proxy_headers(trailers);
-                    this.progress.note_trailers();
-                }
+            // Nothing follows trailers.
+            Some(Ok(frame)) if frame.is_trailers() => {
+                this.body = None;
+                this.progress.note_trailers();
+                this.progress.set(SENT);
+                Poll::Ready(None)
+            }
+            Some(Ok(frame)) => {
                 match this
                     .remaining
                     .checked_sub(u64::try_from(bytes).unwrap_or(u64::MAX))

@@ -3,7 +3,7 @@
 use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{
-        CONNECTION, CONTENT_LENGTH, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+        CONNECTION, CONTENT_LENGTH, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
         TRANSFER_ENCODING, UPGRADE, VIA,
     },
 };
@@ -71,9 +71,10 @@ pub(crate) fn set_connection(headers: &mut HeaderMap) {
     headers.insert(CONNECTION, HeaderValue::from_static(named));
 }
 
-/// Removes the hop-by-hop headers of a request. Keeps `TE: trailers`, because trailers are
-/// forwarded.
+/// Removes the hop-by-hop headers of a request, and `Trailer`, because request trailers are dropped.
+/// Keeps `TE: trailers`, because response trailers are forwarded.
 pub(crate) fn strip_request(headers: &mut HeaderMap) {
+    lookup::remove(headers, &TRAILER);
     if !lookup::has_any(headers, &HOP_BY_HOP) {
         return;
     }

@@ -138,7 +138,7 @@ pub(super) fn write(
     to.put_slice(b"\r\n");
 }
 
-pub(super) fn write_line(name: &HeaderName, value: &HeaderValue, to: &mut BytesMut) {
+fn write_line(name: &HeaderName, value: &HeaderValue, to: &mut BytesMut) {
     to.put_slice(name.as_str().as_bytes());
     to.put_slice(b": ");
     to.put_slice(value.as_bytes());
