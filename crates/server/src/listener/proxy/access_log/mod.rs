@@ -13,8 +13,8 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     time::Duration,
@@ -33,17 +33,44 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 /// A handle to the open access log.
 #[derive(Clone)]
 pub struct AccessLog {
-    commands: SyncSender<LogCommand>,
-    lost: Arc<AtomicU64>,
-    queued_bytes: Arc<AtomicUsize>,
+    queue: SyncSender<LogCommand>,
+    shared: Arc<SharedState>,
     query: bool,
 }
 
 enum LogCommand {
     Write(String),
-    Reopen,
-    /// Write everything before this, then reply.
-    Finish(SyncSender<()>),
+    /// Look at [`SharedState::control`], which may be the only thing to do.
+    Wake,
+}
+
+/// What the handles and the writer share besides the queue.
+#[derive(Default)]
+struct SharedState {
+    lost: AtomicU64,
+    queued_bytes: AtomicUsize,
+    /// Whether `control` has a request. Keeps the writer from taking the lock for each line.
+    has_control: AtomicBool,
+    control: Mutex<ControlRequests>,
+}
+
+/// What else the writer is to do. These requests are not queued, because the queue may be full.
+#[derive(Default)]
+struct ControlRequests {
+    reopen: bool,
+    /// To be notified when all queued lines are written.
+    finish: Vec<SyncSender<()>>,
+}
+
+impl SharedState {
+    fn take_control(&self) -> ControlRequests {
+        if !self.has_control.load(Ordering::SeqCst) {
+            return ControlRequests::default();
+        }
+        self.has_control.store(false, Ordering::SeqCst);
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut control)
+    }
 }
 
 impl AccessLog {
@@ -54,53 +81,71 @@ impl AccessLog {
     /// The operating system's error if the file cannot be opened or the thread cannot be started.
     pub fn open(settings: &config::AccessLog) -> io::Result<Self> {
         let file = settings.to.as_deref().map(open).transpose()?;
-        let (commands, inbox) = sync_channel(MAX_QUEUED_LINES);
-        let lost = Arc::<AtomicU64>::default();
-        let queued_bytes = Arc::<AtomicUsize>::default();
-        let writer = Writer {
-            out: out(file),
-            path: settings.to.clone(),
-            lost: Arc::clone(&lost),
-            queued_bytes: Arc::clone(&queued_bytes),
-        };
+        let (log, queue, writer) = Self::new(out(file), settings);
         std::thread::Builder::new()
             .name("access-log".to_owned())
-            .spawn(move || writer.run(&inbox))?;
-        Ok(Self {
-            commands,
-            lost,
-            queued_bytes,
+            .spawn(move || writer.run(&queue))?;
+        Ok(log)
+    }
+
+    fn new(
+        out: BufWriter<Box<dyn Write + Send>>,
+        settings: &config::AccessLog,
+    ) -> (Self, Receiver<LogCommand>, Writer) {
+        let (queue, inbox) = sync_channel(MAX_QUEUED_LINES);
+        let shared = Arc::<SharedState>::default();
+        let writer = Writer {
+            out,
+            path: settings.to.clone(),
+            finishing: Vec::new(),
+            shared: Arc::clone(&shared),
+        };
+        let log = Self {
+            queue,
+            shared,
             query: settings.query,
-        })
+        };
+        (log, inbox, writer)
     }
 
-    /// Reopens the file, after log rotation has moved it. Does nothing if the queue is full.
+    /// Reopens the file before the next line is written, after log rotation has moved it.
     pub fn reopen(&self) {
-        let _ = self.commands.try_send(LogCommand::Reopen);
+        self.request(|control| control.reopen = true);
     }
 
-    /// Waits until the queued lines are written, for at most 2 seconds. Returns at once if the
-    /// queue is full.
+    /// Waits until the queued lines are written, for at most 2 seconds.
     pub fn finish(&self) {
+        let _ = self.request_finish().recv_timeout(FINISH_TIMEOUT);
+    }
+
+    fn request_finish(&self) -> Receiver<()> {
         let (done, wait) = sync_channel(1);
-        if self.commands.try_send(LogCommand::Finish(done)).is_ok() {
-            let _ = wait.recv_timeout(FINISH_TIMEOUT);
-        }
+        self.request(|control| control.finish.push(done));
+        wait
+    }
+
+    fn request(&self, change: impl FnOnce(&mut ControlRequests)) {
+        let control = &self.shared.control;
+        change(&mut control.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.has_control.store(true, Ordering::SeqCst);
+        // A full queue needs no wake: the writer looks at the requests before each line.
+        let _ = self.queue.try_send(LogCommand::Wake);
     }
 
     /// Returns how many lines were dropped.
     #[must_use]
     pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+        self.shared.lost.load(Ordering::Relaxed)
     }
 
     fn write(&self, line: String) {
         let bytes = line.len();
-        let queued = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let shared = &self.shared;
+        let queued = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let has_room = queued.saturating_add(bytes) <= MAX_QUEUED_BYTES;
-        if !has_room || self.commands.try_send(LogCommand::Write(line)).is_err() {
-            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            self.lost.fetch_add(1, Ordering::Relaxed);
+        if !has_room || self.queue.try_send(LogCommand::Write(line)).is_err() {
+            shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            shared.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -117,35 +162,39 @@ impl fmt::Debug for AccessLog {
 struct Writer {
     out: BufWriter<Box<dyn Write + Send>>,
     path: Option<PathBuf>,
-    lost: Arc<AtomicU64>,
-    queued_bytes: Arc<AtomicUsize>,
+    /// To be notified when the queue is empty and everything is written.
+    finishing: Vec<SyncSender<()>>,
+    shared: Arc<SharedState>,
 }
 
 impl Writer {
     /// Writes until all handles are dropped. Flushes once per batch of queued lines.
-    fn run(mut self, inbox: &Receiver<LogCommand>) {
-        while let Ok(command) = inbox.recv() {
+    fn run(mut self, queue: &Receiver<LogCommand>) {
+        while let Ok(command) = queue.recv() {
             self.execute(command);
-            while let Ok(command) = inbox.try_recv() {
+            while let Ok(command) = queue.try_recv() {
                 self.execute(command);
             }
             self.flush();
+            for done in self.finishing.drain(..) {
+                let _ = done.try_send(());
+            }
         }
     }
 
     fn execute(&mut self, command: LogCommand) {
-        match command {
-            LogCommand::Write(line) => {
-                self.queued_bytes.fetch_sub(line.len(), Ordering::Relaxed);
-                if let Err(error) = self.out.write_all(line.as_bytes()) {
-                    tracing::error!("cannot write the access log: {error}");
-                    self.lost.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            LogCommand::Reopen => self.reopen(),
-            LogCommand::Finish(done) => {
-                self.flush();
-                let _ = done.try_send(());
+        let control = self.shared.take_control();
+        if control.reopen {
+            self.reopen();
+        }
+        self.finishing.extend(control.finish);
+        if let LogCommand::Write(line) = command {
+            self.shared
+                .queued_bytes
+                .fetch_sub(line.len(), Ordering::Relaxed);
+            if let Err(error) = self.out.write_all(line.as_bytes()) {
+                tracing::error!("cannot write the access log: {error}");
+                self.shared.lost.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -186,4 +235,33 @@ fn out(file: Option<File>) -> BufWriter<Box<dyn Write + Send>> {
         Some(file) => Box::new(file),
         None => Box::new(io::stdout()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_loses_lines_but_no_control_request() {
+        let folder = tempfile::tempdir().unwrap();
+        let [moved, path] = ["moved", "current"].map(|name| folder.path().join(name));
+        let settings = config::AccessLog {
+            to: Some(path.clone()),
+            query: false,
+        };
+        let file = open(&moved).unwrap();
+        let (log, queue, writer) = AccessLog::new(out(Some(file)), &settings);
+        while log.lost() == 0 {
+            log.write("line\n".to_owned());
+        }
+        log.reopen();
+        let finished = log.request_finish();
+        let writing = std::thread::spawn(move || writer.run(&queue));
+        finished.recv_timeout(Duration::from_secs(60)).unwrap();
+        let written = [&moved, &path].map(|path| std::fs::read_to_string(path).unwrap());
+        assert_eq!(written[0], "");
+        assert_eq!(written[1], "line\n".repeat(MAX_QUEUED_LINES));
+        drop(log);
+        writing.join().unwrap();
+    }
 }
