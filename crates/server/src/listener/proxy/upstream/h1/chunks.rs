@@ -39,8 +39,8 @@ pub(super) enum Piece {
 }
 
 impl ChunkDecoder {
-    /// Decodes the next part from `received`. A trailer section that is still incomplete after
-    /// `max` bytes is an error.
+    /// Decodes the next part from `received`. A trailer section of more than `max` bytes, with the
+    /// empty line at its end, is an error.
     pub(super) fn next(&mut self, received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
         loop {
             *self = match self {
@@ -109,14 +109,14 @@ fn trailers(received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
     let mut slots = [EMPTY_HEADER; MAX_TRAILERS];
     let mut trailers = HeaderMap::new();
     let length = match httparse::parse_headers(received, &mut slots) {
-        Ok(Status::Complete((length, found))) => {
+        Ok(Status::Complete((length, found))) if length <= max => {
             for header in found {
                 let (name, value) = read_line(header)?;
                 trailers.append(name, value);
             }
             length
         }
-        Ok(Status::Partial) if received.len() <= max => return Ok(Piece::Incomplete),
+        Ok(Status::Partial) if received.len() < max => return Ok(Piece::Incomplete),
         _ => return Err(Malformed::Trailers),
     };
     received.advance(length);
@@ -188,6 +188,10 @@ mod tests {
         assert_eq!(read(&long), Err(Malformed::Chunk));
         let many = format!("0\r\na: {}", "x".repeat(64));
         assert_eq!(read(&many), Err(Malformed::Trailers));
+        // The bound is 64 bytes with the final empty line, even if all of them arrive at once.
+        let section = |length: usize| format!("0\r\na: {}\r\n\r\n", "x".repeat(length - 7));
+        assert!(matches!(read(&section(64)), Ok((_, Piece::Trailers(_)))));
+        assert_eq!(read(&section(65)), Err(Malformed::Trailers));
         assert_eq!(read("0\r\nno colon\r\n\r\n"), Err(Malformed::Trailers));
     }
 }
