@@ -241,6 +241,24 @@ fn an_unreachable_upstream_lowers_its_limit() {
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
 }
 
+/// The bound of connections is this proxy's own, and says nothing about the upstream.
+#[test]
+fn a_missing_free_connection_does_not_lower_the_limit() {
+    let mut gated = GatedUpstream::start();
+    let listener = TestListener::open(&format!(
+        "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: \"{}\", max_connections: 1, adaptive: {{algorithm: aimd, initial: 20, samples: 1, window: 1ms}}}}]\n",
+        gated.upstream.url()
+    ));
+    let (held, _) = gated.ask(&listener, GET);
+    for _ in 0..4 {
+        assert_eq!(listener.get("/").status, 503);
+        let clock = listener.limiter.clock();
+        clock.set(clock.now().after(Span::from_millis(10)));
+    }
+    assert_eq!(metric(&listener, LIMIT), 20);
+    assert_eq!(gated.release(held).status, 200);
+}
+
 const ELASTIC: &str = "rules: [{name: each, key: [header.x-customer], limits: [1/d], algorithm: fixed_window, elastic: {extra: 100%, when: {room.app: 'yes'}}}]";
 
 fn customer(name: &str) -> String {

@@ -136,17 +136,18 @@ impl ProxyError {
         }
     }
 
-    /// Returns whether the upstream, or the connection to it, is the reason; not the client.
-    pub(crate) const fn is_upstream_error(self) -> bool {
-        matches!(
-            self,
-            Self::Full
-                | Self::Local
-                | Self::Unreachable
-                | Self::ConnectTimeout
-                | Self::HeadTimeout
-                | Self::BadResponse
-        )
+    /// The errors that an upstream causes, and not the client or this machine. Outlier detection
+    /// and the adaptive concurrency limit count these.
+    pub(crate) const OF_UPSTREAM: [Self; 4] = [
+        Self::Unreachable,
+        Self::ConnectTimeout,
+        Self::HeadTimeout,
+        Self::BadResponse,
+    ];
+
+    /// Returns whether the upstream caused this error.
+    pub(crate) fn is_of_upstream(self) -> bool {
+        Self::OF_UPSTREAM.contains(&self)
     }
 
     /// Returns whether part of the request body is unread, so that the connection cannot be reused.
@@ -228,5 +229,26 @@ impl ProxyError {
             self.status(),
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upstream_is_not_blamed_for_this_machine_or_the_client() {
+        for error in ProxyError::OF_UPSTREAM {
+            assert!(error.is_of_upstream(), "{error:?}");
+        }
+        for error in [
+            ProxyError::Full,
+            ProxyError::Local,
+            ProxyError::Overloaded,
+            ProxyError::BodyTooSlow,
+            ProxyError::BodyAborted,
+        ] {
+            assert!(!error.is_of_upstream(), "{error:?}");
+        }
     }
 }

@@ -219,7 +219,7 @@ impl HandlerContext {
         if let Some(permit) = permit.and_then(Permit::take) {
             match &result {
                 Ok(response) => permit.answered(response),
-                Err(error) if error.is_upstream_error() => permit.failed(),
+                Err(error) if error.is_of_upstream() => permit.failed(),
                 Err(_) => permit.refused(),
             }
         }

@@ -11,7 +11,7 @@ use super::{
     request_body::EARLY_ENDS,
     upstream::{
         balancer::Upstreams,
-        outlier::{CHECK_RESULTS, ENDPOINT_ERRORS, EndpointHealth},
+        outlier::{CHECK_RESULTS, EndpointHealth},
     },
 };
 use crate::metrics::Text;
@@ -146,7 +146,7 @@ impl Upstreams {
         let help = "Requests that failed because of the endpoint, even if a retry on another endpoint succeeded.";
         text.family(name, "counter", help);
         self.for_each_endpoint(|[upstream, endpoint], health| {
-            for (at, failure) in ENDPOINT_ERRORS.iter().enumerate() {
+            for (at, failure) in ProxyError::OF_UPSTREAM.iter().enumerate() {
                 let labels = [upstream, endpoint, ("failure", failure.as_str())];
                 text.sample(name, &labels, health.failures(at));
             }

@@ -44,8 +44,8 @@ pub(crate) struct EndpointHealth {
     /// load.
     has_failed: AtomicBool,
     ejections: AtomicU64,
-    /// Failed requests by kind, indexed as in [`ENDPOINT_ERRORS`].
-    failed: [AtomicU64; ENDPOINT_ERRORS.len()],
+    /// Failed requests by kind, indexed as in [`ProxyError::OF_UPSTREAM`].
+    failed: [AtomicU64; ProxyError::OF_UPSTREAM.len()],
     log: FailureLog,
     checks: [AtomicU64; 2],
     /// Responses that ended early, indexed as in [`EARLY_ENDS`].
@@ -56,14 +56,6 @@ pub(crate) struct EndpointHealth {
 
 /// The results of health checks, as metric labels.
 pub(crate) const CHECK_RESULTS: [&str; 2] = ["good", "bad"];
-
-/// The failures that outlier detection holds against the endpoint.
-pub(crate) const ENDPOINT_ERRORS: [ProxyError; 4] = [
-    ProxyError::Unreachable,
-    ProxyError::ConnectTimeout,
-    ProxyError::HeadTimeout,
-    ProxyError::BadResponse,
-];
 
 /// The maximum length of a logged cause, in characters.
 const MAX_CAUSE_CHARS: usize = 256;
@@ -110,7 +102,7 @@ impl EndpointHealth {
         }
     }
 
-    /// Returns how many requests failed in this way, indexed as in [`ENDPOINT_ERRORS`].
+    /// Returns how many requests failed in this way, indexed as in [`ProxyError::OF_UPSTREAM`].
     pub(crate) fn failures(&self, at: usize) -> u64 {
         self.failed
             .get(at)
@@ -189,7 +181,9 @@ pub(crate) fn record_success(endpoint: &Endpoint) {
 /// Records that a request to `endpoint` failed, if the endpoint caused it. Ejects the endpoint
 /// after too many consecutive failures.
 pub(crate) fn record_failure(endpoint: &Arc<Endpoint>, error: ProxyError) {
-    let at = ENDPOINT_ERRORS.iter().position(|doing| *doing == error);
+    let at = ProxyError::OF_UPSTREAM
+        .iter()
+        .position(|doing| *doing == error);
     let Some(failed) = at.and_then(|at| endpoint.health.failed.get(at)) else {
         return;
     };
