@@ -51,6 +51,7 @@ use std::{net::SocketAddr, time::Duration};
 
 pub(crate) use body_guard::GuardedBody;
 pub(crate) use cert_identity::cert_identity;
+pub(crate) use frame_parser::{FrameHeader, FrameParser};
 pub use listener::{Exempt, Listener};
 pub(crate) use local_executor::LocalExecutor;
 pub(crate) use read_timeout::ReadTimeoutStream;

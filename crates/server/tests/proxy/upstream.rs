@@ -217,6 +217,20 @@ impl ServerConnection {
         }
     }
 
+    /// Reads an HTTP/2 frame, and returns its type and stream; `None` at the end.
+    pub(crate) fn frame(&mut self) -> Option<(u8, u32)> {
+        while self.received.len() < 9 {
+            if !self.read_more() {
+                return None;
+            }
+        }
+        let head = self.read_bytes(9);
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        self.read_bytes(usize::try_from(length).unwrap());
+        let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        Some((head[3], stream))
+    }
+
     fn skip_body(&mut self, head: &str) {
         let length = head
             .lines()

@@ -185,3 +185,43 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     assert_eq!(trailers.into_trailers().unwrap()["grpc-status"], "0");
     assert!(answer.frame().await.is_none());
 }
+
+/// An HTTP/2 upstream on one connection: it answers each request with this many interim responses
+/// and then a 200.
+fn hinting(
+    counts: impl IntoIterator<Item = usize, IntoIter: Send> + Clone + Send + Sync + 'static,
+) -> Upstream {
+    Upstream::start(move |connection| {
+        connection.read_bytes(24);
+        connection.send(b"\0\0\0\x04\0\0\0\0\0");
+        let mut counts = counts.clone().into_iter();
+        while let Some((kind, stream)) = connection.frame() {
+            if kind == 1 {
+                let [a, b, c, d] = stream.to_be_bytes();
+                // `:status: 103`, as a literal without indexing.
+                let interim = [0, 0, 5, 1, 4, a, b, c, d, 8, 3, b'1', b'0', b'3'];
+                connection.send(interim.repeat(counts.next().unwrap()));
+                // The head, and an empty body that ends the stream.
+                connection.send([0, 0, 1, 1, 4, a, b, c, d, 0x88]);
+                connection.send([0, 0, 0, 0, 1, a, b, c, d]);
+            }
+        }
+    })
+}
+
+fn in_front_of_http2(upstream: &Upstream) -> TestListener {
+    TestListener::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, http2: true, urls: '{}'}}]}}\n",
+        upstream.url()
+    ))
+}
+
+/// The bound is that of HTTP/1.1 upstreams: 100 before each response.
+#[test]
+fn too_many_interim_responses_are_502() {
+    let upstream = hinting([0, 100, 100, 100, 101]);
+    let listener = in_front_of_http2(&upstream);
+    let statuses = [0; 5].map(|_| listener.get("/").status);
+    assert_eq!(statuses, [200, 200, 200, 200, 502]);
+    assert_eq!(upstream.connections(), 1);
+}

@@ -34,6 +34,7 @@ use tokio::{
     sync::watch,
 };
 
+use super::interim::InterimLimitStream;
 use crate::{
     config::Proxy,
     listener::proxy::{
@@ -45,7 +46,7 @@ use crate::{
 };
 
 /// The maximum number of concurrent streams per connection, even if the upstream allows more.
-const MAX_STREAMS: usize = 100;
+pub(super) const MAX_STREAMS: usize = 100;
 
 /// The flow-control windows in bytes, per stream and per connection. The connection window exceeds
 /// [`MAX_STREAMS`] stream windows, so that unread responses never block the others. Slow readers
@@ -100,7 +101,8 @@ impl Http2Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let stream = TokioIo::new(WriteTimeoutStream::new(stream, settings.timeouts.idle));
+        let stream = WriteTimeoutStream::new(stream, settings.timeouts.idle);
+        let stream = TokioIo::new(InterimLimitStream::new(stream));
         let max_head = u32::try_from(settings.max_head).unwrap_or(u32::MAX);
         let executor = SettingsWaker::new(settings.timeouts.idle);
         let (sender, connection) = http2::Builder::new(executor.clone())

@@ -39,6 +39,7 @@ use self::{
     framing::Framing,
     request_writer::WriteError,
 };
+use super::MAX_INTERIM_RESPONSES;
 use crate::{
     config::Proxy,
     listener::proxy::{
@@ -50,12 +51,6 @@ use crate::{
 
 /// The minimum and maximum size of a read, in bytes: a head with a small body, and a fast download.
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
-
-/// The maximum number of interim responses (1xx) before the response itself. Some services send a
-/// `102 Processing` every few seconds while they work, or a handful of `103 Early Hints`. They are
-/// read and dropped, so an upstream that sends nothing else would keep this thread busy until
-/// `timeouts.head`.
-const MAX_INTERIM_RESPONSES: u32 = 100;
 
 /// A socket to an upstream, plaintext or TLS.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
