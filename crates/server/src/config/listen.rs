@@ -14,6 +14,11 @@ const MAX_TOKEN_BYTES: usize = 4_096;
 /// The upper bound of `max_connections` of a listener.
 const MAX_CONNECTIONS: usize = 1_000_000;
 
+/// The maximum number of `hosts` of a listener, and the maximum length of each in bytes (RFC 1035,
+/// section 2.3.4).
+const MAX_HOSTS: usize = 100;
+const MAX_HOST_BYTES: usize = 253;
+
 /// The code of the warning about a listener without authentication.
 const OPEN: &str = "open-listener";
 
@@ -31,6 +36,7 @@ const ADMIN_KEYS: &[&str] = &[
     "max_connections_per_client",
     "idle_timeout",
     "tls",
+    "hosts",
 ];
 const HTTP_KEYS: &[&str] = &[
     "address",
@@ -38,6 +44,7 @@ const HTTP_KEYS: &[&str] = &[
     "max_connections_per_client",
     "idle_timeout",
     "tls",
+    "hosts",
     "token",
     "token_env",
 ];
@@ -128,6 +135,8 @@ fn listener(
     settings.idle_timeout = idle.and_then(|value| grpc::time(value, report));
     let files = fields.get("tls");
     settings.tls = files.and_then(|value| grpc::tls(value, report));
+    let names = fields.get("hosts");
+    settings.hosts = names.map_or_else(Vec::new, |value| hosts(value, report));
     let username = fields.get("username");
     settings.username = username
         .and_then(|value| value.text(report, "a user name"))
@@ -142,6 +151,27 @@ fn listener(
         fields.wrong(report, "username", message);
     }
     at
+}
+
+/// Reads host names, one or a list of them.
+fn hosts(value: &Value<'_>, report: &mut Report) -> Vec<String> {
+    let names = value.one_or_more(report);
+    if names.len() > MAX_HOSTS {
+        value.wrong(report, format!("must be at most {MAX_HOSTS} names"));
+    }
+    let what = "a host name without port, such as limits.internal";
+    let mut read = |name: &Value<'_>| {
+        let text = name.text(report, what)?;
+        let is_name = (1..=MAX_HOST_BYTES).contains(&text.len())
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+        if !is_name {
+            name.expected(report, what);
+        }
+        is_name.then(|| text.to_ascii_lowercase())
+    };
+    names.iter().filter_map(&mut read).collect()
 }
 
 /// Returns the two keys under which the secret of a listener can be written.

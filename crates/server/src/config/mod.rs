@@ -144,6 +144,9 @@ pub struct Listener {
     pub tls: Option<TlsFiles>,
     /// `username`, for the RESP listener: the user that `AUTH` must name; `None` is `default`.
     pub username: Option<String>,
+    /// `hosts`, for the HTTP and admin listeners: the host names that browsers may use besides
+    /// `localhost`, in lower case.
+    pub hosts: Vec<String>,
     /// `token` and `token_env` of the HTTP listener, `password` and `password_env` of the RESP
     /// listener.
     pub credential: Password,
@@ -157,6 +160,7 @@ impl Default for Listener {
             idle_timeout: None,
             tls: None,
             username: None,
+            hosts: Vec::new(),
             credential: Password::None,
         }
     }

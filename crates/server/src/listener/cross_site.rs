@@ -3,10 +3,18 @@
 //! Any web page can make a visitor's browser send requests to addresses that only that browser can
 //! reach. The page cannot read the response, but the request takes effect. Browsers mark such
 //! requests with `Sec-Fetch-Site` and `Origin`.
+//!
+//! The owner of a page may also let its name resolve to such an address (DNS rebinding). Then the
+//! request is of the same origin, and the page reads the response. So a browser must use a host
+//! that no attacker controls: an address, `localhost` or a configured name. Browsers send `Origin`
+//! with each `POST`, but no mark with a `GET` to a name over plaintext.
+
+use std::net::IpAddr;
 
 use hyper::{
     HeaderMap, StatusCode,
     header::{HOST, HeaderName, HeaderValue, ORIGIN},
+    http::uri::Authority,
 };
 
 use super::http::Problem;
@@ -24,8 +32,12 @@ pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
     headers.get_all(SEC_FETCH_SITE).iter().all(is_own_page)
 }
 
-/// Rejects a request that a page of another site has caused.
-pub(super) fn check(headers: &HeaderMap) -> Result<(), Problem> {
+/// Rejects a request that a page of another site has caused. `hosts` are the names under which
+/// browsers may reach this listener, in lower case.
+pub(super) fn check(headers: &HeaderMap, hosts: &[String]) -> Result<(), Problem> {
+    if !is_from_browser(headers) {
+        return Ok(());
+    }
     let host = headers.get(HOST).and_then(|host| host.to_str().ok());
     let is_own_origin = |value: &HeaderValue| {
         let authority = value
@@ -35,13 +47,42 @@ pub(super) fn check(headers: &HeaderMap) -> Result<(), Problem> {
             .map(|(_, authority)| authority);
         matches!((authority, host), (Some(authority), Some(host)) if authority.eq_ignore_ascii_case(host))
     };
-    if is_own_fetch(headers) && headers.get_all(ORIGIN).iter().all(is_own_origin) {
+    if !is_own_fetch(headers) || !headers.get_all(ORIGIN).iter().all(is_own_origin) {
+        return Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            "requests from web pages of other sites are refused",
+        ));
+    }
+    let mut lines = headers.get_all(HOST).iter();
+    if host.is_some() && lines.all(|host| is_known_host(host, hosts)) {
         return Ok(());
     }
     Err(Problem::new(
         StatusCode::FORBIDDEN,
-        "requests from web pages of other sites are refused",
+        "browsers may use this listener by address, as localhost, or by a name listed in `hosts` of the listener; add the name of `Host` there",
     ))
+}
+
+/// Returns whether the request has a header that only browsers send.
+fn is_from_browser(headers: &HeaderMap) -> bool {
+    let mut names = headers.keys();
+    names.any(|name| *name == ORIGIN || name.as_str().starts_with("sec-fetch-"))
+}
+
+/// Returns whether `host` is an address, `localhost`, or one of `hosts`.
+fn is_known_host(host: &HeaderValue, hosts: &[String]) -> bool {
+    let authority = host
+        .to_str()
+        .ok()
+        .and_then(|host| host.parse::<Authority>().ok());
+    let Some(authority) = authority.filter(|authority| !authority.as_str().contains('@')) else {
+        return false;
+    };
+    let name = authority.host();
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    address.parse::<IpAddr>().is_ok()
+        || name.eq_ignore_ascii_case("localhost")
+        || hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
 }
 
 #[cfg(test)]
@@ -57,7 +98,7 @@ mod tests {
                 HeaderValue::from_static(value),
             );
         }
-        check(&headers).is_err()
+        check(&headers, &["limits.internal".to_owned()]).is_err()
     }
 
     #[test]
@@ -87,6 +128,41 @@ mod tests {
             ],
         ] {
             assert!(is_refused(theirs), "{theirs:?}");
+        }
+    }
+
+    #[test]
+    fn browsers_must_use_a_known_host() {
+        let refused = |hosts: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(SEC_FETCH_SITE, HeaderValue::from_static("same-origin"));
+            for host in hosts {
+                headers.append(HOST, HeaderValue::from_static(host));
+            }
+            check(&headers, &["limits.internal".to_owned()]).is_err()
+        };
+        for known in [
+            "limits.internal",
+            "Limits.Internal:8080",
+            "localhost",
+            "127.0.0.1:8080",
+            "[::1]:8080",
+        ] {
+            assert!(!refused(&[known]), "{known}");
+        }
+        for unknown in [
+            &[][..],
+            &[""],
+            &["evil.example"],
+            &["limits.internal.evil.example"],
+            &["localhost.evil.example"],
+            &["127.0.0.1.evil.example"],
+            &["localhost@evil.example"],
+            &["evil.example@localhost"],
+            &["localhost", "evil.example"],
+            &["evil.example", "localhost"],
+        ] {
+            assert!(refused(unknown), "{unknown:?}");
         }
     }
 }

@@ -350,6 +350,7 @@ impl StartContext<'_> {
                 identity: Arc::clone(&self.identity),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
                 token: self.http_token.clone(),
+                hosts: self.listeners.http.hosts.clone(),
                 tls: self.certificates.http.clone(),
             };
             let bounds = bounds(&self.listeners.http, Bounds::default());
@@ -403,6 +404,7 @@ impl StartContext<'_> {
                 proxy: self.proxy.clone(),
                 identity: Arc::clone(&self.identity),
                 token: self.token.clone(),
+                hosts: self.listeners.admin.hosts.clone(),
                 tls: self.certificates.admin.clone(),
             };
             let bounds = bounds(&self.listeners.admin, Bounds::default());

@@ -1,7 +1,9 @@
 //! Tests of access control.
 
 use crate::{
-    access_cases::{AUTHORIZATIONS, PAGES, assert_access, assert_guesses_are_limited},
+    access_cases::{
+        AUTHORIZATIONS, PAGES, REBOUND_PAGES, assert_access, assert_guesses_are_limited,
+    },
     listener::{KEY, TestListener},
 };
 
@@ -125,4 +127,21 @@ fn cross_site_requests_are_rejected_even_with_the_token() {
     let open = TestListener::open();
     let fetch = [("host", "localhost"), ("sec-fetch-site", "cross-site")];
     assert_eq!(open.ask_with("GET", "/v1/rules", &fetch, "").status, 403);
+}
+
+#[test]
+fn browser_requests_to_unknown_names_are_rejected_even_with_the_token() {
+    let listener = TestListener::with_token(Some("secret"));
+    for (headers, status) in REBOUND_PAGES {
+        let headers = [&[("authorization", "Bearer secret")], *headers].concat();
+        let answer = listener.ask_with("GET", "/v1/rules", &headers, "");
+        assert_eq!(answer.status, *status, "{headers:?}");
+    }
+    let headers = [
+        ("authorization", "Bearer secret"),
+        ("host", "limits.internal:8082"),
+        ("sec-fetch-site", "none"),
+    ];
+    let answer = listener.ask_with("GET", "/v1/rules", &headers, "");
+    assert_eq!(answer.status, 200);
 }

@@ -71,6 +71,7 @@ impl TestListener {
             proxy: None,
             identity: Arc::default(),
             token: token.map(str::to_owned),
+            hosts: vec!["limits.internal".to_owned()],
             tls: None,
         };
         let server = Server::start(1).unwrap();

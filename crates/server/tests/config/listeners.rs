@@ -15,7 +15,7 @@ fn warnings(text: &str) -> Vec<String> {
 fn a_listener_is_an_address_or_a_map() {
     let text = "
 listen:
-  http: {address: '127.0.0.1:8000', token_env: HTTP_TOKEN, max_connections: 500, tls: {certificate: a.pem, key: a.key}}
+  http: {address: '127.0.0.1:8000', token_env: HTTP_TOKEN, max_connections: 500, hosts: [Limits.Internal, a_b], tls: {certificate: a.pem, key: a.key}}
   resp: {address: '127.0.0.1:6000', username: app, password: secret, idle_timeout: 5min}
   grpc: {address: off}
   admin: {address: '127.0.0.1:9000', max_connections_per_client: 7}
@@ -35,6 +35,7 @@ listen:
         Password::Env("HTTP_TOKEN".into())
     );
     assert!(listeners.http.tls.is_some());
+    assert_eq!(listeners.http.hosts, ["limits.internal", "a_b"]);
     assert_eq!(
         listeners.resp.credential,
         Password::Literal("secret".into())
@@ -53,6 +54,10 @@ listen:
 #[test]
 fn mistakes_in_a_listener_are_reported() {
     for (listener, expected) in [
+        (
+            "http: {address: '127.0.0.1:8000', hosts: ['limits.internal:8080']}",
+            "listen.http.hosts[0] (line 1): expected a host name without port, such as limits.internal, got \"limits.internal:8080\"",
+        ),
         (
             "http: {token: a}",
             "listen.http.address (line 1): is missing; write an address and port such as 127.0.0.1:8080",

@@ -54,6 +54,7 @@ impl Subject for OverHttp {
             identity: Arc::default(),
             rate_limits: Some(Arc::clone(&started.service)),
             token: None,
+            hosts: Vec::new(),
             tls: None,
         };
         let listener = http::listen(&server, socket, Bounds::default(), context).unwrap();

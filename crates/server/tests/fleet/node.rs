@@ -157,6 +157,7 @@ impl Node {
             identity: Arc::default(),
             rate_limits: None,
             token: None,
+            hosts: Vec::new(),
             tls: None,
         };
         let listener = http::listen(&self.server, socket(), Bounds::default(), context);
@@ -173,6 +174,7 @@ impl Node {
             proxy: None,
             identity: Arc::default(),
             token: None,
+            hosts: Vec::new(),
             tls: None,
         };
         let listener = admin::listen(&self.server, socket(), Bounds::default(), context);

@@ -1,7 +1,9 @@
 //! Tests of authentication and cross-site protection.
 
 use crate::{
-    access_cases::{AUTHORIZATIONS, PAGES, assert_access, assert_guesses_are_limited},
+    access_cases::{
+        AUTHORIZATIONS, PAGES, REBOUND_PAGES, assert_access, assert_guesses_are_limited,
+    },
     listener::TestListener,
 };
 
@@ -76,4 +78,21 @@ fn cross_site_browser_requests_are_rejected() {
         // service.
         assert_eq!(listener.authorize("", &[header]).status, 200, "{header:?}");
     }
+}
+
+/// The pages of a name that an attacker resolves to this machine are of the same origin as the
+/// listener. Only the name gives them away.
+#[test]
+fn browser_requests_to_unknown_names_are_rejected() {
+    let listener = TestListener::open("");
+    for (headers, status) in REBOUND_PAGES {
+        let mut client = listener.connect();
+        let answer = client.ask("POST", "/v1/throttle", headers, BODY.as_bytes());
+        assert_eq!(answer.status, *status, "{headers:?}");
+    }
+    let named = TestListener::open("listen: {http: {address: '127.0.0.1:0', hosts: Evil.Example}}");
+    let (headers, _) = REBOUND_PAGES[1];
+    let mut client = named.connect();
+    let answer = client.ask("POST", "/v1/throttle", headers, BODY.as_bytes());
+    assert_eq!(answer.status, 200);
 }

@@ -28,6 +28,55 @@ pub(crate) const PAGES: [((&str, &str), u16); 6] = [
     (("sec-fetch-site", "same-origin"), 200),
 ];
 
+/// Headers of requests to a host, and the status of the response. Those of a browser need a host
+/// that no attacker can point elsewhere.
+pub(crate) const REBOUND_PAGES: &[(&[(&str, &str)], u16)] = &[
+    (&[("host", "evil.example:8080")], 200),
+    (
+        &[
+            ("host", "evil.example:8080"),
+            ("origin", "http://evil.example:8080"),
+        ],
+        403,
+    ),
+    (
+        &[
+            ("host", "evil.example:8080"),
+            ("sec-fetch-site", "same-origin"),
+        ],
+        403,
+    ),
+    (&[("host", "evil.example"), ("sec-fetch-mode", "cors")], 403),
+    (
+        &[
+            ("host", "127.0.0.1.evil.example"),
+            ("sec-fetch-site", "same-origin"),
+        ],
+        403,
+    ),
+    (
+        &[
+            ("host", "LocalHost:8080"),
+            ("sec-fetch-site", "same-origin"),
+        ],
+        200,
+    ),
+    (
+        &[
+            ("host", "192.0.2.7:8080"),
+            ("origin", "http://192.0.2.7:8080"),
+        ],
+        200,
+    ),
+    (
+        &[
+            ("host", "[2001:db8::1]"),
+            ("origin", "https://[2001:db8::1]"),
+        ],
+        200,
+    ),
+];
+
 /// Asserts that `answer` is a 401 that asks for a token unless the token of the request was right.
 pub(crate) fn assert_access(answer: &Answer, is_right: bool, asked: impl Debug) {
     assert_eq!(answer.status != 401, is_right, "{asked:?}");

@@ -48,6 +48,7 @@ impl TestListener {
             headers: config.headers,
             identity: Arc::new(identity),
             rate_limits: None,
+            hosts: config.listeners.http.hosts,
             token: match config.listeners.http.credential {
                 Password::Literal(token) => Some(token),
                 _ => None,

@@ -24,17 +24,25 @@ use crate::listener::{Authenticator, auth::Attempt, cross_site, http::bearer};
 #[derive(Debug)]
 pub(super) struct Access {
     authenticator: Arc<Authenticator>,
+    /// The host names that browsers may use besides `localhost`.
+    hosts: Vec<String>,
     /// Whether the listener is reachable only from this machine.
     is_loopback: bool,
 }
 
 impl Access {
-    /// Creates the access control of a listener on `address`, with `token` if there is one.
+    /// Creates the access control of a listener on `address`, with `token` if there is one. With
+    /// it, browsers may use `hosts`.
     ///
     /// # Errors
     ///
     /// Fails if other machines can reach the listener and there is no token.
-    pub(super) fn new(token: Option<&str>, address: SocketAddr, clock: Clock) -> io::Result<Self> {
+    pub(super) fn new(
+        token: Option<&str>,
+        hosts: Vec<String>,
+        address: SocketAddr,
+        clock: Clock,
+    ) -> io::Result<Self> {
         let is_loopback = address.ip().is_loopback();
         let authenticator = Authenticator::new("admin", token.map(str::as_bytes), clock);
         if authenticator.is_open() && !is_loopback {
@@ -45,6 +53,7 @@ impl Access {
         }
         Ok(Self {
             authenticator: Arc::new(authenticator),
+            hosts,
             is_loopback,
         })
     }
@@ -63,7 +72,7 @@ impl Access {
                 "without an admin token, the admin listener accepts only local requests to 127.0.0.1, [::1] or localhost, and none from web pages; set `admin.token_env` to allow others",
             ));
         }
-        cross_site::check(request.headers())?;
+        cross_site::check(request.headers(), &self.hosts)?;
         if self.is_open(request) {
             return Ok(());
         }
@@ -132,7 +141,7 @@ mod tests {
     fn a_listener_open_to_other_machines_needs_a_token() {
         let access = |address: &str, token: Option<&str>| {
             let clock = Clock::manual(tidegate_core::Timestamp::from_micros(1));
-            Access::new(token, address.parse().unwrap(), clock)
+            Access::new(token, Vec::new(), address.parse().unwrap(), clock)
         };
         for open in ["0.0.0.0:9090", "192.0.2.1:9090", "[::]:9090"] {
             for token in [None, Some("")] {

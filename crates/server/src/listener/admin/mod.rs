@@ -76,6 +76,9 @@ pub struct ListenerContext {
     /// The token that requests must include; without one, any request from this machine is
     /// accepted.
     pub token: Option<String>,
+    /// The host names that browsers may use besides `localhost`, in lower case. Without a token,
+    /// they have no effect.
+    pub hosts: Vec<String>,
     /// The listener's certificate; without one clients speak in the clear.
     pub tls: Option<Arc<Tls>>,
 }
@@ -101,10 +104,12 @@ pub fn listen(
         proxy,
         identity,
         token,
+        hosts,
         tls,
     } = context;
     let access = Access::new(
         token.as_deref(),
+        hosts,
         socket.local_addr()?,
         limiter.clock().clone(),
     )?;

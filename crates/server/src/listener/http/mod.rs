@@ -68,6 +68,8 @@ pub struct ListenerContext {
     pub rate_limits: Option<Arc<RateLimitService>>,
     /// The token that clients must send; without one, no authentication is required.
     pub token: Option<String>,
+    /// The host names that browsers may use besides `localhost`, in lower case.
+    pub hosts: Vec<String>,
     /// The listener's TLS configuration; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
 }
@@ -93,6 +95,7 @@ pub fn listen(
     let metrics = listener.limiter.metrics();
     metrics.show_authenticator(Arc::clone(&authenticator));
     let exempt = super::exempt(&listener.identity);
+    let hosts: Arc<[String]> = listener.hosts.into();
     server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
         let context = ConnectionContext {
             limiter: Arc::clone(&listener.limiter),
@@ -102,6 +105,7 @@ pub fn listen(
             peer: connection.peer.ip(),
             shutdown: connection.shutdown.clone(),
             authenticator: Arc::clone(&authenticator),
+            hosts: Arc::clone(&hosts),
         };
         let tls = listener.tls.clone();
         async move {
@@ -154,6 +158,7 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
         peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
         shutdown: Shutdown::default(),
         authenticator: Arc::new(Authenticator::new("http", None, limiter.clock().clone())),
+        hosts: Arc::default(),
     };
     let alone = "a decision by Redis must be awaited";
     let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
@@ -185,6 +190,8 @@ struct ConnectionContext {
     peer: IpAddr,
     shutdown: Shutdown,
     authenticator: Arc<Authenticator>,
+    /// See [`ListenerContext::hosts`].
+    hosts: Arc<[String]>,
 }
 
 impl ConnectionContext {
@@ -226,7 +233,7 @@ impl ConnectionContext {
         let path = request.uri().path();
         // The headers of a forward-auth request are those of a client's request to another server.
         if path != "/v1/authorize" {
-            cross_site::check(request.headers())?;
+            cross_site::check(request.headers(), &self.hosts)?;
         }
         if self.authenticator.is_open() || path == "/healthcheck" {
             return Ok(());
