@@ -71,8 +71,8 @@ pub(crate) fn set_connection(headers: &mut HeaderMap) {
     headers.insert(CONNECTION, HeaderValue::from_static(named));
 }
 
-/// Removes the hop-by-hop headers of a request, and `Trailer`, because request trailers are dropped.
-/// Keeps `TE: trailers`, because response trailers are forwarded.
+/// Removes the hop-by-hop headers of a request. Removes `Trailer` too, because request trailers are
+/// dropped, and keeps `TE: trailers`, because response trailers are forwarded.
 pub(crate) fn strip_request(headers: &mut HeaderMap) {
     lookup::remove(headers, &TRAILER);
     if !lookup::has_any(headers, &HOP_BY_HOP) {
