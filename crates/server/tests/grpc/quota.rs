@@ -48,12 +48,23 @@ impl Envoy {
     }
 
     async fn report_to(&self, domain: &str, bucket: &[(&str, &str)], allowed: u64, denied: u64) {
+        self.report_of(None, domain, bucket, [allowed, denied])
+            .await;
+    }
+
+    async fn report_of(
+        &self,
+        time_elapsed: Option<prost_types::Duration>,
+        domain: &str,
+        bucket: &[(&str, &str)],
+        [allowed, denied]: [u64; 2],
+    ) {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let usage = BucketQuotaUsage {
             bucket_id: Some(BucketId {
                 bucket: bucket.iter().map(owned).collect(),
             }),
-            time_elapsed: None,
+            time_elapsed,
             num_requests_allowed: allowed,
             num_requests_denied: denied,
         };
@@ -92,6 +103,23 @@ const ALLOW_ALL: Option<Strategy> = Some(Strategy::BlanketRule(0));
 
 const ALICE: &[(&str, &str)] = &[("service", "shop"), ("api_key", "alice")];
 const EXPORTS: &[(&str, &str)] = &[("service", "exports")];
+
+/// An Envoy that reconnects reports all requests since its last report at once.
+#[tokio::test]
+async fn the_first_report_is_divided_by_its_time() {
+    let listener = TestListener::open(QUOTAS);
+    let (mut one, mut two) = (Envoy::join(&listener).await, Envoy::join(&listener).await);
+    one.report(ALICE, 100, 0).await;
+    assert_eq!(one.bucket().await.max_tokens, 100);
+    let elapsed = prost_types::Duration {
+        seconds: 9,
+        nanos: 500_000_000,
+    };
+    two.report_of(Some(elapsed), "shop", ALICE, [900, 100])
+        .await;
+    let shares = (one.bucket().await.max_tokens, two.bucket().await.max_tokens);
+    assert_eq!(shares, (50, 50));
+}
 
 #[tokio::test]
 async fn rate_shares_sum_to_the_limit_and_follow_demand() {

@@ -3,7 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt as _, stream};
-use tidegate_core::Timestamp;
+use tidegate_core::{Span, Timestamp};
 use tokio::{sync::mpsc, time::sleep};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -205,8 +205,15 @@ fn read(usage: BucketQuotaUsage) -> Result<(BucketId, Usage), Status> {
     let usage = Usage {
         allowed: usage.num_requests_allowed,
         denied: usage.num_requests_denied,
+        elapsed: usage.time_elapsed.map_or(Span::ZERO, elapsed),
     };
     Ok((id, usage))
+}
+
+/// Reads a duration that a client sent. A negative one is zero.
+fn elapsed(duration: prost_types::Duration) -> Span {
+    let nanos = i128::from(duration.seconds) * 1_000_000_000 + i128::from(duration.nanos);
+    Span::from_micros(u64::try_from(nanos.max(0) / 1_000).unwrap_or(u64::MAX))
 }
 
 pub(super) fn written(assigned: BucketAssignments) -> RateLimitQuotaResponse {

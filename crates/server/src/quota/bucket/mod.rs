@@ -42,6 +42,18 @@ pub struct Usage {
     pub allowed: u64,
     /// The number of denied requests.
     pub denied: u64,
+    /// The time that the report covers, according to the client. It is zero in the report that
+    /// Envoy sends with the first request of a bucket, and longer after a reconnect.
+    pub elapsed: Span,
+}
+
+impl Usage {
+    /// Returns the demand during `elapsed`, in requests per second times 1024. A part of a second
+    /// counts as a whole one.
+    fn demand(self, elapsed: Span) -> u64 {
+        let requests = self.allowed.saturating_add(self.denied);
+        requests.saturating_mul(1_024) / elapsed.as_secs_ceil().max(1)
+    }
 }
 
 /// An assignment to a stream: how many requests it may allow.
@@ -230,12 +242,12 @@ impl Bucket {
 
     /// Records the demand of `stream` and returns the index of its seat.
     fn record_report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> usize {
-        let requests = usage.allowed.saturating_add(usage.denied);
         let Some(at) = self.seats.iter().position(|seat| seat.stream == stream) else {
             self.seats.push(Seat {
                 stream,
                 reported_at: now,
-                demand: requests.saturating_mul(1_024),
+                // The server has not seen how long this took, so the client's time counts.
+                demand: usage.demand(usage.elapsed),
                 granted: 0,
                 grants: 0,
                 assignment: Assignment::DenyAll,
@@ -244,12 +256,9 @@ impl Bucket {
             return self.seats.len() - 1;
         };
         let seat = &mut self.seats[at];
-        let seconds = now
-            .since(seat.reported_at)
-            .as_micros()
-            .div_ceil(1_000_000)
-            .max(1);
-        let lately = requests.saturating_mul(1_024) / seconds;
+        // Envoy truncates its time to whole seconds, so the server measures the time between two
+        // reports.
+        let lately = usage.demand(now.since(seat.reported_at));
         seat.demand = seat.demand / 2 + lately / 2;
         seat.reported_at = now;
         if self.limit.period > LONGEST_RATE {

@@ -18,7 +18,15 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 fn used(allowed: u64, denied: u64) -> Usage {
-    Usage { allowed, denied }
+    used_in(Span::ZERO, allowed, denied)
+}
+
+fn used_in(elapsed: Span, allowed: u64, denied: u64) -> Usage {
+    Usage {
+        allowed,
+        denied,
+        elapsed,
+    }
 }
 
 const A: StreamId = StreamId(1);
@@ -48,6 +56,15 @@ fn rate_shares_follow_demand_and_add_up() {
     let (a, b) = (requests(of(&changes, A)), requests(of(&changes, B)));
     assert_eq!(a + b, 100);
     assert!(a > 90 && b >= 5, "{a} {b}");
+}
+
+/// A stream that reconnects reports all its usage since its last report at once.
+#[test]
+fn the_first_report_is_divided_by_the_time_it_covers() {
+    let mut bucket = Bucket::new(limit(100, 1), at(0));
+    bucket.report(A, used(100, 0), at(0));
+    let both = bucket.report(B, used_in(Span::from_millis(9_500), 900, 100), at(0));
+    assert_eq!((requests(of(&both, A)), requests(of(&both, B))), (50, 50));
 }
 
 #[test]

@@ -32,6 +32,7 @@ fn used_one(name: &str) -> Vec<(BucketId, Usage)> {
         Usage {
             allowed: 1,
             denied: 0,
+            ..Usage::default()
         },
     )]
 }
