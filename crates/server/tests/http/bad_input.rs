@@ -200,6 +200,14 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
         "anchor.zones: unknown field; did you mean `zone`?",
     ),
     (
+        r#""algorithm": "fixed_window", "limit": 5, "anchor": {"calendar": "day", "calendar": "month"}"#,
+        "anchor.calendar: is given twice; give it once",
+    ),
+    (
+        r#""limits": [{"algorithm": "fixed_window", "limit": 5, "anchor": {"calendar": "day", "zone": "UTC", "zone": "UTC"}}]"#,
+        "limits[0].anchor.zone: is given twice; give it once",
+    ),
+    (
         r#""limits": "1/s""#,
         "limits: expected a list of limits such as [\"1/s\", \"20/min\"], got \"1/s\"",
     ),

@@ -126,6 +126,11 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
     let Json::Object(members) = field.value else {
         return None;
     };
+    let path = format!("{}{}.", field.location, field.name);
+    if let Err(problem) = check_members(&path, members) {
+        problems.push(problem);
+        return None;
+    }
     let (mut unit, mut zone, mut day) = (None, Some("UTC".to_owned()), None);
     let before = problems.len();
     for (name, value) in members {
