@@ -46,6 +46,23 @@ fn a_misspelt_entry_is_logged_with_the_intended_one() {
     );
 }
 
+/// The record of the first listener once hid the second misspelling and named its own listener.
+#[test]
+fn misspelt_entries_are_logged_with_their_listener() {
+    let mut server = Server::start(RULES);
+    assert_eq!(server.check(&json!({"custmer": "acme"})).status, 200);
+    let line = server.wait_for(&["WARN", "entries that no rule uses"]);
+    assert!(line.contains("listener=\"http\""), "{line}");
+    let mut client = TcpStream::connect(server.resp).unwrap();
+    let commands = "TIDEGATE.CHECK pth /login\r\nTIDEGATE.CHECK IP 203.0.113.9\r\n";
+    client.write_all(commands.as_bytes()).unwrap();
+    for name in ["pth", "IP"] {
+        let line = server.wait_for(&["WARN", "entries that no rule uses", name]);
+        assert!(line.contains("listener=\"resp\""), "{line}");
+        assert!(!line.contains("custmer"), "{line}");
+    }
+}
+
 #[test]
 fn a_key_entry_that_never_arrives_is_reported_after_a_thousand_requests() {
     let mut server = Server::start(RULES);

@@ -1,26 +1,35 @@
 //! Audit of requests that no rule applies to and of entries that no rule uses: counted, and logged
-//! at most once a minute.
+//! for each listener, each name at most once a minute.
 //!
 //! A misspelt entry fails open: nothing limits `custmer`, and no error is returned. Services may
 //! also send extra entries on purpose. So an unknown entry that does not resemble a known one is
 //! logged once and then only counted.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    cell::RefCell,
+    hash::BuildHasher,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use foldhash::{HashMap, HashMapExt};
 use tidegate_core::{Request, Rule, RuleSet, Scratch, Source, Timestamp, Verdict};
 
-use super::throttle::LogThrottle;
+use super::throttle::{LogThrottle, PERIOD};
 use crate::{
     config::report::{nearest, shown},
     metrics::{ListenerKind, Metrics},
 };
 
-/// The maximum number of distinct unknown entries that are tracked.
+/// The maximum number of distinct unknown entries of a listener that are logged within
+/// [`PERIOD`].
 const MAX_UNKNOWN: usize = 32;
+
+/// The maximum number of those that resemble no known entry and are remembered for longer, so that
+/// they are logged only once. The others have room for misspelt ones.
+const MAX_UNRELATED: usize = 24;
 
 /// The maximum number of names in one log record.
 const MAX_NAMED: usize = 10;
@@ -28,12 +37,20 @@ const MAX_NAMED: usize = 10;
 /// The number of requests after which key entries that no request has had are logged.
 const REQUESTS_WITHOUT_KEY: u64 = 1_000;
 
+/// The number of listeners.
+const LISTENERS: usize = ListenerKind::ALL.len();
+
+thread_local! {
+    /// Buffers for the allow list, so that an audit does not allocate them for each request.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
 /// The entries seen in requests under one rule set.
 #[derive(Debug)]
 pub(crate) struct EntryAudit {
     known: HashMap<Box<str>, KnownEntry>,
-    unmatched: LogThrottle,
-    unknown: Mutex<UnknownEntries>,
+    unmatched: [LogThrottle; LISTENERS],
+    unknown: [UnknownEntries; LISTENERS],
     /// Counts up to [`REQUESTS_WITHOUT_KEY`].
     requests: AtomicU64,
 }
@@ -45,11 +62,28 @@ struct KnownEntry {
     has_arrived: AtomicBool,
 }
 
-/// Entries that no rule uses.
+/// Entries of requests at one listener that no rule uses.
 #[derive(Debug, Default)]
 struct UnknownEntries {
-    throttle: LogThrottle,
+    quiet: QuietNames,
+    window: Mutex<UnknownWindow>,
+}
+
+/// The names that are not due to be logged: what a request needs to know that it has nothing to
+/// log. It is read without a lock, and written by the holder of the [`UnknownWindow`].
+#[derive(Debug, Default)]
+struct QuietNames {
+    until_micros: AtomicU64,
+    len: AtomicUsize,
+    hashes: [AtomicU64; MAX_UNKNOWN],
+}
+
+/// The unknown entries of the current [`PERIOD`].
+#[derive(Debug, Default)]
+struct UnknownWindow {
     entries: Vec<UnknownEntry>,
+    /// The number of unknown entries that earlier records covered.
+    covered: u64,
 }
 
 #[derive(Debug)]
@@ -57,7 +91,6 @@ struct UnknownEntry {
     name: Box<str>,
     /// The known entry that was probably meant.
     nearest: Option<Box<str>>,
-    is_due: bool,
 }
 
 /// The source of the entry names of a request.
@@ -89,14 +122,12 @@ impl EntryAudit {
         for key in rules.iter().flat_map(Rule::key) {
             known.entry(key.into()).or_default().is_key = true;
         }
-        let unknown = UnknownEntries {
-            throttle: LogThrottle::after(metrics.unknown_entries()),
-            entries: Vec::new(),
-        };
         Self {
             known,
-            unmatched: LogThrottle::after(metrics.unmatched_requests()),
-            unknown: Mutex::new(unknown),
+            unmatched: ListenerKind::ALL
+                .map(|listener| LogThrottle::after(metrics.unmatched_requests(listener))),
+            unknown: ListenerKind::ALL
+                .map(|listener| UnknownEntries::after(metrics.unknown_entries(listener))),
             requests: AtomicU64::new(0),
         }
     }
@@ -140,10 +171,9 @@ impl EntryAudit {
     }
 
     fn report_unmatched(&self, audited: AuditedRequest<'_>, metrics: &Metrics) {
-        let Some(requests) = self
-            .unmatched
-            .open(audited.now, || metrics.unmatched_requests())
-        else {
+        let throttle = &self.unmatched[audited.listener.index()];
+        let total = || metrics.unmatched_requests(audited.listener);
+        let Some(requests) = throttle.open(audited.now, total) else {
             return;
         };
         let names = audited.request.entries().iter().map(|(name, _)| *name);
@@ -166,37 +196,24 @@ impl EntryAudit {
     }
 
     fn report_unknown(&self, audited: AuditedRequest<'_>, metrics: &Metrics) {
-        // Another worker is logging. This request has been counted already.
-        let Ok(mut unknown) = self.unknown.try_lock() else {
-            return;
-        };
-        for (name, _) in audited.request.entries() {
-            if !self.known.contains_key(*name) {
-                unknown.add(name, &self.known);
-            }
-        }
-        if !unknown.entries.iter().any(|entry| entry.is_due) {
+        let names = audited.request.entries().iter().map(|(name, _)| *name);
+        let unknown = names.filter(|name| !self.known.contains_key(*name));
+        let of_listener = &self.unknown[audited.listener.index()];
+        let due = of_listener.due(unknown, &self.known, audited.now);
+        if due.is_empty() {
             return;
         }
-        let Some(count) = unknown
-            .throttle
-            .open(audited.now, || metrics.unknown_entries())
-        else {
-            return;
-        };
-        let due = unknown.entries.iter_mut().filter(|entry| entry.is_due);
-        let mut described = Vec::new();
-        for entry in due.take(MAX_NAMED) {
-            entry.is_due = false;
-            described.push(entry.describe());
+        let count = of_listener.cover(metrics.unknown_entries(audited.listener));
+        let listener = audited.listener.as_str();
+        for names in due.chunks(MAX_NAMED) {
+            let entries = names.join(", ");
+            tracing::warn!(
+                count,
+                listener,
+                entries,
+                "requests have entries that no rule uses; entry names are case-sensitive"
+            );
         }
-        let (listener, entries) = (audited.listener.as_str(), described.join(", "));
-        tracing::warn!(
-            count,
-            listener,
-            entries,
-            "requests have entries that no rule uses; entry names are case-sensitive"
-        );
     }
 
     /// Logs the key entries that no request has had, once, after [`REQUESTS_WITHOUT_KEY`] requests.
@@ -233,16 +250,99 @@ impl KnownEntry {
 }
 
 impl UnknownEntries {
-    fn add(&mut self, name: &str, known: &HashMap<Box<str>, KnownEntry>) {
-        if let Some(entry) = self.entries.iter_mut().find(|entry| *entry.name == *name) {
-            // An entry that resembles no known one may be intended, so it is logged only once.
-            entry.is_due |= entry.nearest.is_some();
-        } else if self.entries.len() < MAX_UNKNOWN {
-            self.entries.push(UnknownEntry {
-                name: name.into(),
-                nearest: resembling(name, known).map(Box::from),
-                is_due: true,
-            });
+    /// Creates the record of a listener that has seen `covered` unknown entries before.
+    fn after(covered: u64) -> Self {
+        let window = UnknownWindow {
+            entries: Vec::new(),
+            covered,
+        };
+        Self {
+            quiet: QuietNames::default(),
+            window: Mutex::new(window),
+        }
+    }
+
+    /// Returns those of the unknown `names` that are to be logged now, with the entries that were
+    /// probably meant. It is usually empty, which takes no lock.
+    fn due<'n>(
+        &self,
+        names: impl Iterator<Item = &'n str> + Clone,
+        known: &HashMap<Box<str>, KnownEntry>,
+        now: Timestamp,
+    ) -> Vec<String> {
+        let hash = |name: &str| known.hasher().hash_one(name);
+        if self.quiet.has_all(names.clone().map(hash), now) {
+            return Vec::new();
+        }
+        // Another worker is logging. This request has been counted already.
+        let Ok(mut window) = self.window.try_lock() else {
+            return Vec::new();
+        };
+        if !self.quiet.is_open(now) {
+            window.forget();
+            let retained = window.entries.iter().map(|entry| hash(&entry.name));
+            self.quiet.begin(retained, now);
+        }
+        let mut due = Vec::new();
+        for name in names {
+            let is_logged = |entry: &UnknownEntry| *entry.name == *name;
+            if window.entries.len() < MAX_UNKNOWN && !window.entries.iter().any(is_logged) {
+                let entry = UnknownEntry {
+                    name: name.into(),
+                    nearest: resembling(name, known).map(Box::from),
+                };
+                due.push(entry.describe());
+                window.entries.push(entry);
+                self.quiet.add(hash(name));
+            }
+        }
+        due
+    }
+
+    /// Returns the number of unknown entries, `total` so far, that no earlier record covered.
+    fn cover(&self, total: u64) -> u64 {
+        // If another worker is logging, its record covers them.
+        self.window.try_lock().map_or(0, |mut window| {
+            total.saturating_sub(std::mem::replace(&mut window.covered, total))
+        })
+    }
+}
+
+impl UnknownWindow {
+    /// Forgets the entries that are logged again, because they resemble a known one.
+    fn forget(&mut self) {
+        self.entries.retain(|entry| entry.nearest.is_none());
+        self.entries.truncate(MAX_UNRELATED);
+    }
+}
+
+impl QuietNames {
+    /// Returns whether none of the names with these hashes is due.
+    fn has_all(&self, mut hashes: impl Iterator<Item = u64>, now: Timestamp) -> bool {
+        let len = self.len.load(Ordering::Acquire);
+        let quiet = &self.hashes[..len.min(MAX_UNKNOWN)];
+        let is_quiet = |hash: u64| quiet.iter().any(|own| own.load(Ordering::Relaxed) == hash);
+        self.is_open(now) && (len >= MAX_UNKNOWN || hashes.all(is_quiet))
+    }
+
+    /// Returns whether the current period still lasts.
+    fn is_open(&self, now: Timestamp) -> bool {
+        now.as_micros() < self.until_micros.load(Ordering::Acquire)
+    }
+
+    /// Begins a period in which the names with these hashes are not due.
+    fn begin(&self, hashes: impl Iterator<Item = u64>, now: Timestamp) {
+        self.len.store(0, Ordering::Release);
+        hashes.for_each(|hash| self.add(hash));
+        let until = now.after(PERIOD).as_micros();
+        self.until_micros.store(until, Ordering::Release);
+    }
+
+    fn add(&self, hash: u64) {
+        let len = self.len.load(Ordering::Relaxed);
+        if let Some(free) = self.hashes.get(len) {
+            free.store(hash, Ordering::Relaxed);
+            self.len.store(len + 1, Ordering::Release);
         }
     }
 }
@@ -277,7 +377,7 @@ fn is_unmatched(audited: AuditedRequest<'_>, verdict: &Verdict<'_>) -> bool {
         now,
         ..
     } = audited;
-    is_unlimited && !rules.is_allow_listed(request, now, &mut Scratch::default())
+    is_unlimited && SCRATCH.with_borrow_mut(|scratch| !rules.is_allow_listed(request, now, scratch))
 }
 
 /// Joins names into one text of limited length.
@@ -289,4 +389,58 @@ fn listed<'n>(names: impl Iterator<Item = &'n str>) -> String {
         listed.push(format!("and {more} more"));
     }
     listed.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(names: &[&str]) -> HashMap<Box<str>, KnownEntry> {
+        let entry = |name: &&str| (Box::from(*name), KnownEntry::default());
+        names.iter().map(entry).collect()
+    }
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000)
+    }
+
+    #[test]
+    fn each_misspelt_name_is_logged_once_a_minute() {
+        let (unknown, known) = (UnknownEntries::after(0), known(&["customer", "ip"]));
+        let due = |names: &[&str], secs| unknown.due(names.iter().copied(), &known, at(secs));
+        let customer = "custmer (did you mean customer?)";
+        assert_eq!(due(&["custmer"], 0), [customer]);
+        assert_eq!(due(&["custmer"], 1), [""; 0]);
+        assert_eq!(due(&["custmer", "IP"], 2), ["IP (did you mean ip?)"]);
+        assert_eq!(due(&["plan"], 3), ["plan"]);
+        assert_eq!(due(&["custmer", "IP", "plan"], 59), [""; 0]);
+        // A name that resembles none may be intended.
+        assert_eq!(due(&["plan", "custmer"], 60), [customer]);
+        assert_eq!(due(&["plan", "custmer"], 119), [""; 0]);
+    }
+
+    #[test]
+    fn the_number_of_names_logged_in_a_minute_is_bounded() {
+        let (unknown, known) = (UnknownEntries::after(0), known(&["customer"]));
+        let names: Vec<String> = (0..100).map(|number| format!("extra-{number}")).collect();
+        let due = |secs| unknown.due(names.iter().map(String::as_str), &known, at(secs));
+        assert_eq!(due(0).len(), MAX_UNKNOWN);
+        assert_eq!(due(1), [""; 0]);
+        let misspelt = |secs| unknown.due(["custmer"].into_iter(), &known, at(secs));
+        assert_eq!(misspelt(2), [""; 0], "beyond the bound");
+        assert_eq!(
+            misspelt(60).len(),
+            1,
+            "unrelated names do not take all room"
+        );
+    }
+
+    #[test]
+    fn records_count_what_earlier_ones_did_not() {
+        let unknown = UnknownEntries::after(5);
+        assert_eq!(
+            [unknown.cover(7), unknown.cover(7), unknown.cover(10)],
+            [2, 0, 3]
+        );
+    }
 }

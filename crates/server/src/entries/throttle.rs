@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_core::{Span, Timestamp};
 
 /// The minimum time between two records of one kind.
-const PERIOD: Span = Span::from_secs(60);
+pub(super) const PERIOD: Span = Span::from_secs(60);
 
 /// The time at which a record of one kind may be logged again, and the number of events that
 /// earlier records covered.

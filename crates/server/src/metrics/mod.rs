@@ -49,7 +49,7 @@ pub enum ListenerKind {
 }
 
 impl ListenerKind {
-    const ALL: [Self; 4] = [Self::Http, Self::Grpc, Self::Resp, Self::Proxy];
+    pub(crate) const ALL: [Self; 4] = [Self::Http, Self::Grpc, Self::Resp, Self::Proxy];
 
     /// Returns the value of the metric label.
     #[must_use]
@@ -62,7 +62,7 @@ impl ListenerKind {
         }
     }
 
-    const fn index(self) -> usize {
+    pub(crate) const fn index(self) -> usize {
         match self {
             Self::Http => 0,
             Self::Grpc => 1,
@@ -191,20 +191,14 @@ impl Metrics {
             .count_unknown_entries(listener.index(), count);
     }
 
-    /// Returns the number of requests that no rule applied to, over all audited listeners.
-    pub(crate) fn unmatched_requests(&self) -> u64 {
-        let listeners = NAMING_LISTENERS.iter();
-        listeners
-            .map(|listener| self.shards.unmatched(listener.index()))
-            .sum()
+    /// Returns the number of requests at `listener` that no rule applied to.
+    pub(crate) fn unmatched_requests(&self, listener: ListenerKind) -> u64 {
+        self.shards.unmatched(listener.index())
     }
 
-    /// Returns the number of request entries that no rule used, over all audited listeners.
-    pub(crate) fn unknown_entries(&self) -> u64 {
-        let listeners = NAMING_LISTENERS.iter();
-        listeners
-            .map(|listener| self.shards.unknown_entries(listener.index()))
-            .sum()
+    /// Returns the number of entries of requests at `listener` that no rule used.
+    pub(crate) fn unknown_entries(&self, listener: ListenerKind) -> u64 {
+        self.shards.unknown_entries(listener.index())
     }
 
     /// Counts the result of renewing the leases of a request's concurrency slots.
