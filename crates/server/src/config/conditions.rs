@@ -161,21 +161,63 @@ pub(super) fn pattern(value: &Value<'_>, report: &mut Report) -> Option<Pattern>
     }
 }
 
-/// Returns the literal texts in a pattern: those that an entry must equal and those that it must
-/// not.
-pub(super) fn texts<'v>(pattern: &Value<'v>) -> Vec<Value<'v>> {
+/// How a text in a pattern is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Comparison {
+    /// Without an operator: literally, or as a glob if it has a `*`.
+    Plain,
+    /// `is`: literally.
+    Is,
+    /// `route`: as many web frameworks compare paths.
+    Route,
+    /// `regex`: as a regular expression.
+    Regex,
+}
+
+/// A text in a pattern.
+#[derive(Clone, Debug)]
+pub(super) struct PatternText<'v> {
+    pub(super) value: Value<'v>,
+    pub(super) comparison: Comparison,
+    /// Whether it is under a `not`.
+    pub(super) is_negated: bool,
+}
+
+/// Returns the texts in a pattern.
+pub(super) fn texts<'v>(pattern: &Value<'v>) -> Vec<PatternText<'v>> {
     let quiet = &mut Report::default();
+    let compared = |value: &Value<'v>, comparison| PatternText {
+        value: value.clone(),
+        comparison,
+        is_negated: false,
+    };
     match pattern.shape() {
-        Shape::Scalar => vec![pattern.clone()],
+        Shape::Scalar => vec![compared(pattern, Comparison::Plain)],
         Shape::List => {
             let items = pattern.items(quiet, "").unwrap_or_default();
             items.iter().flat_map(texts).collect()
         }
         Shape::Map => {
             let operators = pattern.pairs(quiet, "").unwrap_or_default();
-            let texts_of = |(operator, value): &(&str, Value<'v>)| match *operator {
-                "is" | "not" | "route" => texts(value),
-                _ => Vec::new(),
+            let texts_of = |(operator, value): &(&str, Value<'v>)| {
+                let comparison = match *operator {
+                    "is" => Comparison::Is,
+                    "route" => Comparison::Route,
+                    "regex" => Comparison::Regex,
+                    "not" => {
+                        let negated = |text: PatternText<'v>| PatternText {
+                            is_negated: !text.is_negated,
+                            ..text
+                        };
+                        return texts(value).into_iter().map(negated).collect();
+                    }
+                    _ => return Vec::new(),
+                };
+                let items = value.one_or_more(&mut Report::default());
+                items
+                    .iter()
+                    .map(|item| compared(item, comparison))
+                    .collect()
             };
             operators.iter().flat_map(texts_of).collect()
         }

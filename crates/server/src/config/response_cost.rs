@@ -3,7 +3,8 @@
 use tidegate_core::ResponseCost;
 
 use super::{
-    Listen, conditions,
+    Listen,
+    conditions::{self, Comparison},
     report::{Report, advice, shown},
     value::{Fields, Shape, Value},
 };
@@ -61,7 +62,11 @@ fn check_statuses(value: &Value<'_>, report: &mut Report) {
             _ => continue,
         };
         let of_map = matches!(value.shape(), Shape::Map).then(|| value.clone());
-        for part in conditions::texts(&value).iter().chain(&of_map) {
+        // Regular expressions are among the operators of the map.
+        let texts = conditions::texts(&value).into_iter();
+        let texts = texts.filter(|text| text.comparison != Comparison::Regex);
+        let texts: Vec<Value<'_>> = texts.map(|text| text.value).collect();
+        for part in texts.iter().chain(&of_map) {
             let Some(pattern) = conditions::pattern(part, quiet) else {
                 continue;
             };

@@ -6,14 +6,16 @@
 
 use tidegate_http::{bare_host, normal_path};
 
+use super::misread;
 use crate::config::{
-    Config, TlsFiles, Upstream, conditions,
+    Config, TlsFiles, Upstream,
+    conditions::{self, Comparison, PatternText},
     report::{Report, nearest, shown},
     value::{Fields, Value},
 };
 
 /// The codes of the warnings, for log searches.
-const NO_MATCH: &str = "no-match";
+pub(super) const NO_MATCH: &str = "no-match";
 const NO_ENTRY: &str = "no-entry";
 
 /// The entries that the proxy derives from every request.
@@ -47,9 +49,15 @@ pub(in crate::config) fn warn(file: &Fields<'_>, config: &Config, report: &mut R
         }
     };
     for (entry, pattern) in held(file) {
-        for text in conditions::texts(&pattern) {
-            let message = text.scalar().and_then(|text| unmatchable_text(entry, text));
-            say(&text, message);
+        for PatternText {
+            value, comparison, ..
+        } in conditions::texts(&pattern)
+        {
+            let message = value.scalar().and_then(|text| {
+                misread::message(entry, comparison, text)
+                    .or_else(|| unmatchable_text(entry, comparison, text))
+            });
+            say(&value, message);
         }
         say(&pattern, misspelt(entry));
         // A `room.*` entry of an upstream without `adaptive` has a warning of its own
@@ -193,7 +201,10 @@ fn unknown_entry(entry: &str, known: &[&str]) -> Option<String> {
 }
 
 /// Returns a warning for a literal `text` that `entry` can never equal.
-fn unmatchable_text(entry: &str, text: &str) -> Option<String> {
+fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
+    if comparison == Comparison::Regex {
+        return None;
+    }
     if looks_like_expression(entry, text) {
         let text = shown(text);
         return Some(format!(
@@ -234,9 +245,6 @@ fn looks_like_expression(entry: &str, text: &str) -> bool {
 fn usual_path(text: &str) -> Option<(&'static str, String)> {
     if text.starts_with('*') {
         return None;
-    }
-    if let Some((path, _)) = text.split_once('?') {
-        return Some(("paths do not include the query", path.to_owned()));
     }
     let normal = normal_path(text).map(|normal| normal.into_owned());
     let form = "paths begin with a slash and are normalized";

@@ -5,9 +5,11 @@
 //! checked: they protect a path against abuse, so an abuser gains from a bypass. One warning covers
 //! all of these rules. `{is: /login}` declares that the exact path is meant and silences it.
 
+use super::misread;
 use crate::config::{
+    conditions::{self, Comparison, PatternText},
     report::{Report, shown},
-    value::{Fields, Shape, Value},
+    value::{Fields, Value},
 };
 
 /// The code of the warning, for log searches.
@@ -49,17 +51,23 @@ fn guarded_path<'v>(rule: &Value<'v>) -> Option<(Value<'v>, &'v str)> {
     let conditions = fields.get("when")?.pairs(quiet, "")?;
     let path = conditions.into_iter().find(|(entry, _)| *entry == "path");
     let (_, path) = path?;
-    let texts = match path.shape() {
-        Shape::List => path.items(quiet, "")?,
-        Shape::Scalar => vec![path],
-        Shape::Map => return None,
-    };
-    let is_exact = |text: &str| text.len() > 1 && text.starts_with('/') && !text.contains('*');
-    let mut exact = texts.into_iter().filter_map(|value| {
-        let text = value.scalar().filter(|text| is_exact(text))?;
-        Some((value, text))
-    });
-    exact.next()
+    conditions::texts(&path).into_iter().find_map(|text| {
+        let PatternText {
+            value,
+            comparison,
+            is_negated,
+        } = text;
+        let text = value.scalar()?;
+        let exact = match comparison {
+            Comparison::Plain => (text.starts_with('/') && !text.contains('*')).then_some(text)?,
+            Comparison::Regex => misread::exact_expression(text)?,
+            Comparison::Is | Comparison::Route => return None,
+        };
+        // A text with a warning of its own has no second one.
+        let has_warning = || misread::message("path", comparison, text).is_some();
+        let is_bypassed = !is_negated && exact.len() > 1 && !has_warning();
+        is_bypassed.then_some((value, exact))
+    })
 }
 
 #[cfg(test)]
@@ -83,7 +91,18 @@ mod tests {
             this rule, and many services treat them like /login; write {route: /login}, or {is: /login} if the \
             service distinguishes them";
         assert_eq!(warnings(&login), [expected]);
+        // An expression without operators is an exact path, too.
+        let regex = warnings(&rule("{regex: ^/login$}", "key: [ip]"));
+        let expected = expected.replace(".path (", ".path.regex (");
+        assert_eq!(regex, [expected]);
+        // A condition with a warning of its own has no second one.
+        for once in ["\"/login?x=1\"", "\"/users/:id\"", "{regex: ^/login}"] {
+            let said = warnings(&rule(once, "key: [ip]"));
+            assert_eq!(said.len(), 1, "{said:?}");
+            assert!(!said[0].contains("exact-path"), "{said:?}");
+        }
         for silent in [
+            rule("{not: /login}", "key: [ip]"),
             rule("{route: /login}", "key: [ip]"),
             rule("{is: /login}", "key: [ip]"),
             rule("/login/**", "key: [ip]"),

@@ -3,4 +3,5 @@
 pub(super) mod bypass;
 pub(super) mod dead_conditions;
 pub(super) mod exact_path;
+mod misread;
 pub(super) mod proxy;
