@@ -137,6 +137,8 @@ struct Last {
     read: LastRead<FileStamp>,
     /// Whether the file was missing at the last check.
     is_gone: bool,
+    /// The settings of the applied file that differ from the running ones until a restart.
+    restart_required: Vec<&'static str>,
 }
 
 /// The result of the last time a file or folder was read.
@@ -181,6 +183,7 @@ impl Reloader {
         let last = Mutex::new(Last {
             read: LastRead::new(stamp(&path)),
             is_gone: false,
+            restart_required: Vec::new(),
         });
         Self {
             path,
@@ -200,9 +203,8 @@ impl Reloader {
     /// Returns a [`LoadError`]. The current rules stay in use.
     pub fn reload(&self) -> Result<usize, LoadError> {
         let mut last = self.last();
-        let last = &mut last.read;
-        last.seen = stamp(&self.path);
-        self.activate(load(&self.path), last)
+        last.read.seen = stamp(&self.path);
+        self.activate(load(&self.path), &mut last)
     }
 
     /// Reloads the file if it has changed. Returns the result if there is a new one.
@@ -211,33 +213,29 @@ impl Reloader {
     /// result changes. A missing file is reported at the second check that finds it missing.
     pub fn reload_if_changed(&self) -> Option<Result<usize, LoadError>> {
         let mut last = self.last();
-        let Last {
-            read: last,
-            is_gone,
-        } = &mut *last;
         let now = stamp(&self.path);
         // A missing file is probably being replaced, so one check is skipped before it is reported.
-        let was_gone = std::mem::replace(is_gone, now.is_none());
-        let has_changed = now != last.seen && (now.is_some() || was_gone);
-        if !has_changed && !last.is_unread {
+        let was_gone = std::mem::replace(&mut last.is_gone, now.is_none());
+        let has_changed = now != last.read.seen && (now.is_some() || was_gone);
+        if !has_changed && !last.read.is_unread {
             return None;
         }
         let read = load(&self.path);
         if !has_changed && read.as_ref().is_err_and(LoadError::may_pass) {
             return None;
         }
-        last.seen = now;
-        Some(self.activate(read, last))
+        last.read.seen = now;
+        Some(self.activate(read, &mut last))
     }
 
     fn activate(
         &self,
         read: Result<Config, LoadError>,
-        last: &mut LastRead<FileStamp>,
+        last: &mut Last,
     ) -> Result<usize, LoadError> {
         let loaded = read.and_then(|mut config| {
-            self.restart_only.check(&config)?;
-            let proxy = self.prepare_proxy(config.proxy.take())?;
+            let mut restart_required = self.restart_only.check(&config)?;
+            let proxy = self.prepare_proxy(config.proxy.take(), &mut restart_required)?;
             for warning in &config.warnings {
                 tracing::warn!("{warning}");
             }
@@ -254,9 +252,18 @@ impl Reloader {
             if let Some((live, next)) = proxy {
                 live.activate(next);
             }
+            if !restart_required.is_empty() {
+                let settings = restart_required.join(", ");
+                tracing::warn!(
+                    settings,
+                    "changes to these settings take effect after a restart"
+                );
+            }
+            last.restart_required = restart_required;
             Ok(count)
         });
         self.limiter.metrics().count_reload(loaded.is_err());
+        let last = &mut last.read;
         let error = loaded.as_ref().err();
         last.is_unread = error.is_some_and(LoadError::may_pass);
         last.mistakes = error.map(LoadError::problems).unwrap_or_default();
@@ -276,20 +283,32 @@ impl Reloader {
         loaded
     }
 
-    /// Prepares the new proxy settings. Returns `None` if there is no proxy to change. Adding or
-    /// removing `proxy` needs a restart and is ignored with a warning.
+    /// Prepares the new proxy settings. Returns `None` if there is no proxy to change. Adds the
+    /// settings that differ from the running ones and need a restart to `restart_required`.
     fn prepare_proxy(
         &self,
         settings: Option<Proxy>,
+        restart_required: &mut Vec<&'static str>,
     ) -> Result<Option<(&ProxyRuntime, RuntimeConfig)>, TrustAnchorError> {
         match (&self.proxy, settings) {
-            (Some(live), Some(settings)) => Ok(Some((live, live.prepare(settings)?))),
+            (Some(live), Some(settings)) => {
+                restart_required.extend(live.restart_required(&settings));
+                Ok(Some((live, live.prepare(settings)?)))
+            }
             (None, None) => Ok(None),
+            // A proxy cannot be added or removed.
             _ => {
-                tracing::warn!("adding or removing `proxy` requires a restart");
+                restart_required.push("proxy");
                 Ok(None)
             }
         }
+    }
+
+    /// Returns the settings of the file in use that differ from the running ones. They take effect
+    /// after a restart.
+    #[must_use]
+    pub fn restart_required(&self) -> Vec<&'static str> {
+        self.last().restart_required.clone()
     }
 
     /// Returns the path of the rules file.

@@ -1,8 +1,14 @@
 //! Settings of the rules file that take effect only at startup.
 
+use std::path::PathBuf;
+
+use tidegate_core::MemoryBounds;
+use tidegate_http::Place;
+
 use super::LoadError;
 use crate::config::{
-    AdminToken, Config, Grpc, Headers, Identity, Listen, Listeners, Shutdown, Snapshot,
+    AdminToken, Config, Envoy, Grpc, Headers, Identity, Listen, Listeners, RedisConfig, Shutdown,
+    Snapshot,
 };
 
 /// The settings that a server was started with and keeps until it is restarted.
@@ -15,7 +21,11 @@ pub struct RestartOnlySettings {
     grpc: Grpc,
     shutdown: Shutdown,
     admin_token: AdminToken,
+    memory: MemoryBounds,
     snapshot: Option<Snapshot>,
+    redis: Option<RedisConfig>,
+    geoip: Vec<(Place, PathBuf)>,
+    envoy: Option<Envoy>,
 }
 
 impl RestartOnlySettings {
@@ -30,17 +40,21 @@ impl RestartOnlySettings {
             grpc: config.grpc.clone(),
             shutdown: config.shutdown,
             admin_token: config.admin_token.clone(),
+            memory: config.memory,
             snapshot: config.snapshot.clone(),
+            redis: config.redis.clone(),
+            geoip: config.geoip.clone(),
+            envoy: config.envoy.clone(),
         }
     }
 
-    /// Warns about settings in `config` that differ from the running ones and need a restart.
+    /// Returns the settings in `config` that differ from the running ones and need a restart.
     ///
     /// # Errors
     ///
     /// Rejects a change of `clients` or `entries`. The new rules may use entries that the running
     /// settings do not produce, and rules keyed by a missing entry never match.
-    pub(super) fn check(&self, config: &Config) -> Result<(), LoadError> {
+    pub(super) fn check(&self, config: &Config) -> Result<Vec<&'static str>, LoadError> {
         let (ours, theirs) = (&self.identity, &config.identity);
         if ours.trust != theirs.trust {
             return Err(LoadError::Start("clients"));
@@ -57,11 +71,15 @@ impl RestartOnlySettings {
             ("grpc", self.grpc == config.grpc),
             ("shutdown", self.shutdown == config.shutdown),
             ("admin", self.admin_token == config.admin_token),
+            (
+                "store",
+                self.memory == config.memory && self.redis == config.redis,
+            ),
             ("store.memory.snapshot", self.snapshot == config.snapshot),
+            ("geoip", self.geoip == config.geoip),
+            ("envoy", self.envoy == config.envoy),
         ];
-        for (section, _) in others.iter().filter(|(_, is_alike)| !is_alike) {
-            tracing::warn!("changes to {section} require a restart");
-        }
-        Ok(())
+        let changed = others.iter().filter(|(_, is_alike)| !is_alike);
+        Ok(changed.map(|(section, _)| *section).collect())
     }
 }

@@ -64,3 +64,23 @@ fn a_reload_is_all_or_nothing() {
         );
     }
 }
+
+/// Some settings are read at the start only; a reload that says no more than "ok" hides that.
+#[test]
+fn a_reload_names_the_settings_that_need_a_restart() {
+    let listener = TestListener::open();
+    let rules = "rules: [{name: s, limits: [1/s]}]\n";
+    let changed = "listen: {http: 127.0.0.1:9999}\nstore: {memory: {max_keys: 77}}\n";
+    std::fs::write(listener.file.path(), format!("{rules}{changed}")).unwrap();
+    // A second reload of the same file changes nothing about that.
+    for _ in 0..2 {
+        let reloaded = listener.ask("POST", "/v1/reload", "");
+        let expected = json!({"rules": 1, "restart_required": ["listen", "store"]});
+        assert_eq!((reloaded.status, reloaded.json()), (200, expected));
+        let status = listener.ask("GET", "/v1/status", "").json();
+        assert_eq!(status["restart_required"], json!(["listen", "store"]));
+    }
+    std::fs::write(listener.file.path(), rules).unwrap();
+    let reloaded = listener.ask("POST", "/v1/reload", "").json();
+    assert_eq!(reloaded, json!({"rules": 1}));
+}

@@ -57,6 +57,27 @@ fn file(upstream: &Upstream, settings: &str) -> String {
     )
 }
 
+#[test]
+fn a_reload_names_the_settings_that_need_a_restart() {
+    let upstream = Upstream::answering(OLD);
+    let old = file(&upstream, "");
+    let reloaded = ReloadableListener::open(&old);
+    let listen = old.replace("127.0.0.1:0\n", "127.0.0.1:1\n  max_connections: 7\n");
+    // The second reload finds the file as it was, and the server still not restarted.
+    for _ in 0..2 {
+        reloaded.reload(&listen).unwrap();
+        let expected = ["proxy.listen", "proxy.max_connections"];
+        assert_eq!(reloaded.reloader.restart_required(), expected);
+    }
+    reloaded.reload("rules: []\n").unwrap();
+    assert_eq!(reloaded.reloader.restart_required(), ["proxy"]);
+    // A file that is rejected changes nothing.
+    reloaded.reload("rules: [{nam: x}]\n").unwrap_err();
+    assert_eq!(reloaded.reloader.restart_required(), ["proxy"]);
+    reloaded.reload(&old).unwrap();
+    assert_eq!(reloaded.reloader.restart_required(), [""; 0]);
+}
+
 /// A rule keyed by an entry that the server does not extract would never apply.
 #[test]
 fn a_change_of_the_client_identity_requires_a_restart() {

@@ -31,8 +31,9 @@ impl ReloadTargets {
     pub(super) fn reload(self) -> Result<Answer, Problem> {
         let rules = self.rules.map(|rules| {
             let detail = "the rules file cannot be used; the old rules stay active";
-            rules
-                .reload()
+            let reloaded = rules.reload();
+            reloaded
+                .map(|count| (count, rules.restart_required()))
                 .map_err(|error| refused(detail, error.problems()))
         });
         let domains = self.envoy.map(|envoy| {
@@ -60,7 +61,11 @@ impl ReloadTargets {
         });
         let mut members = serde_json::Map::new();
         if let Some(rules) = rules {
-            members.insert("rules".into(), json!(rules?));
+            let (count, restart_required) = rules?;
+            members.insert("rules".into(), json!(count));
+            if !restart_required.is_empty() {
+                members.insert("restart_required".into(), json!(restart_required));
+            }
         }
         if let Some(domains) = domains {
             members.insert("domains".into(), json!(domains?));

@@ -24,6 +24,8 @@ use crate::{
 /// The proxy's current settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]
 pub struct ProxyRuntime {
+    /// The settings of the start. Some of them are in use until a restart.
+    started: Arc<Proxy>,
     current: Arc<ArcSwap<RuntimeConfig>>,
     tasks: Tasks,
     workers: usize,
@@ -55,12 +57,14 @@ impl ProxyRuntime {
         let (tasks, workers) = (server.tasks(), server.workers());
         let first = RuntimeConfig::new(settings, workers, &Upstreams::default(), &clock)?;
         first.upstreams.activate(first.settings.timeouts.pool);
+        let started = Arc::clone(&first.settings);
         let current = Arc::new(ArcSwap::from_pointee(first));
         current
             .load()
             .upstreams
             .start_health_checks(&tasks, &current);
         Ok(Self {
+            started,
             current,
             tasks,
             workers,
@@ -105,24 +109,31 @@ impl ProxyRuntime {
         )
     }
 
-    /// Activates a prepared version. Logs a warning if a setting has changed that requires a
-    /// restart.
+    /// Returns the settings that differ from the running ones and that only a restart can change.
+    pub(crate) fn restart_required(&self, settings: &Proxy) -> Vec<&'static str> {
+        let started = &self.started;
+        let others = [
+            ("proxy.listen", started.listen == settings.listen),
+            ("proxy.tls", started.tls == settings.tls),
+            (
+                "proxy.max_connections",
+                started.max_connections == settings.max_connections,
+            ),
+            (
+                "proxy.max_connections_per_client",
+                started.max_connections_per_client == settings.max_connections_per_client,
+            ),
+            (
+                "proxy.access_log",
+                started.access_log == settings.access_log,
+            ),
+        ];
+        let changed = others.iter().filter(|(_, is_alike)| !is_alike);
+        changed.map(|(setting, _)| *setting).collect()
+    }
+
+    /// Activates a prepared version.
     pub fn activate(&self, next: RuntimeConfig) {
-        let (was, is) = (&self.current().settings, &next.settings);
-        // The settings that only a restart can change.
-        let restart_only = |settings: &Proxy| {
-            let (tls, log) = (settings.tls.clone(), settings.access_log.clone());
-            let bounds = (
-                settings.max_connections,
-                settings.max_connections_per_client,
-            );
-            (settings.listen, bounds, tls, log)
-        };
-        if restart_only(was) != restart_only(is) {
-            tracing::warn!(
-                "changes to proxy.listen, proxy.tls, proxy.max_connections, proxy.max_connections_per_client and proxy.access_log require a restart"
-            );
-        }
         for concurrency in next.upstreams.concurrency_limits() {
             concurrency.activate();
         }
