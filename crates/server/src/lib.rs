@@ -3,6 +3,7 @@
 
 mod admin_ops;
 pub mod config;
+mod date;
 mod entries;
 pub mod envoy;
 pub mod geoip;

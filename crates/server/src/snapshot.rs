@@ -20,6 +20,8 @@ use std::{
 
 use tidegate_core::{MemoryStore, Span, Timestamp};
 
+use crate::date::date;
+
 const MAGIC: &[u8; 16] = b"tidegate-store-2";
 
 /// The result of restoring the snapshot at startup.
@@ -36,6 +38,11 @@ pub enum RestoreOutcome {
 
 /// The interval between log records for a failure that persists.
 const REMIND_EVERY: Span = Span::from_secs(3_600);
+
+/// What to do about a snapshot that cannot be written. Some errors of the file system, such as that
+/// of a missing folder, look alike for several causes.
+const ADVICE: &str = "check that the folder exists, that the server may write to it and that the disk has space; \
+    the server retries, so no restart is needed";
 
 /// Whether the counters of this process survive a restart, and the error if snapshots fail.
 #[derive(Debug, Default)]
@@ -132,7 +139,8 @@ impl SnapshotHealth {
         }
     }
 
-    /// Describes the current snapshot failure, if there is one.
+    /// Describes the current snapshot failure, if there is one: what fails, since when, and what to
+    /// do.
     #[must_use]
     pub fn problem(&self, now: Timestamp) -> Option<String> {
         let health = self.lock();
@@ -143,8 +151,10 @@ impl SnapshotHealth {
             ..
         } = health.failure.as_ref()?;
         let secs = seconds(now.since(*since));
+        let begun = date(*since).map(|date| format!("since {date}, "));
+        let begun = begun.unwrap_or_default();
         Some(format!(
-            "{error} ({attempts} attempts in {secs} s); a restart would lose later changes"
+            "{error} ({begun}{attempts} attempts in {secs} s); a restart would lose later changes; {ADVICE}"
         ))
     }
 
@@ -310,7 +320,7 @@ mod tests {
         assert_eq!(health.note_failure("gone", at(3_690)), None);
         let problem = health.problem(at(3_700)).unwrap();
         assert!(
-            problem.starts_with("gone (6 attempts in 3700 s)"),
+            problem.starts_with("gone (since 2023-11-14T22:13:20Z, 6 attempts in 3700 s)"),
             "{problem}"
         );
         assert!(!health.is_kept());

@@ -263,6 +263,20 @@ impl Rule {
         Ok(bytes)
     }
 
+    /// Returns the first entry whose value in `values`, which are in the order of [`Self::key`],
+    /// contradicts the conditions of this rule. No request that the rule applies to has that key.
+    #[must_use]
+    pub fn contradicted_key(&self, values: &[&str]) -> Option<&str> {
+        let mut pairs = self.key().zip(values);
+        let is_contradicted = |entry: &str, value: &str| {
+            let mut conditions = self.conditions();
+            conditions.any(|condition| {
+                condition.entry() == entry && !condition.pattern().matches(Some(value))
+            })
+        };
+        pairs.find_map(|(entry, value)| is_contradicted(entry, value).then_some(entry))
+    }
+
     /// Decodes the values of a key, given the bytes after the scope.
     pub(super) fn decode_values<'k>(&self, rest: &'k [u8]) -> Option<Vec<&'k str>> {
         key::values(rest, self.key.len())

@@ -15,16 +15,15 @@ fn a_block_is_set_listed_shown_and_lifted() {
     let put = listener.ask("PUT", &path(), r#"{"for": "10m", "reason": "abuse"}"#);
     assert_eq!(put.status, 200, "{put:?}");
     let block = json!({
-        "rule": "r", "key": ["/a b", "::1"], "reason": "abuse",
+        "rule": "r", "key": ["/a b", "::"], "reason": "abuse",
         "until": "2023-11-14T22:23:00Z", "until_ms": 1_700_000_580_000_u64, "left_ms": 600_000,
         "persistent": false,
     });
     let mut answer = put.json();
     let hint = answer.as_object_mut().unwrap().remove("hint").unwrap();
     let hint = hint.as_str().unwrap();
-    assert!(hint.contains("count this address as `::`"), "{hint}");
     assert!(
-        hint.contains("a restart of the server removes this block"),
+        hint.starts_with("a restart of the server removes this block"),
         "{hint}"
     );
     assert_eq!(answer, block);
@@ -49,7 +48,7 @@ fn a_block_is_set_listed_shown_and_lifted() {
 }
 
 #[test]
-fn blocking_an_address_in_an_uncounted_form_gives_a_hint() {
+fn an_address_in_an_uncounted_form_is_refused_unless_services_send_it() {
     let listener = TestListener::open();
     for (written, counted) in [
         ("2001:db8:1::5", Some("2001:db8:1::")),
@@ -57,41 +56,102 @@ fn blocking_an_address_in_an_uncounted_form_gives_a_hint() {
         ("192.0.2.1:80", Some("192.0.2.1")),
         ("2001:db8:1::", None),
         ("192.0.2.1", None),
-        ("nobody", None),
-        ("1.2.3.4%2Fx", None),
         ("::ffff:1.2.3.4%2F128", Some("1.2.3.4")),
     ] {
-        for (method, kind) in [("PUT", "blocks"), ("GET", "keys")] {
-            let answer = listener
-                .ask(method, &format!("/v1/{kind}/r/%2Fa/{written}"), "")
-                .json();
-            let hint = answer["hint"].as_str();
-            let expected = counted.map(|counted| format!("count this address as `{counted}`:"));
-            let is_told = hint
-                .zip(expected.as_ref())
-                .is_some_and(|(hint, expected)| hint.contains(expected));
-            assert_eq!(is_told, counted.is_some(), "{written}: {hint:?}");
-            // Each block also has another hint, because this store has no snapshot.
-            let is_hinted = hint.is_some_and(|hint| !hint.starts_with("a restart"));
-            assert_eq!(is_hinted, counted.is_some(), "{written}: {hint:?}");
+        let (block, key) = ["blocks", "keys"]
+            .map(|kind| format!("/v1/{kind}/r/%2Fa/{written}"))
+            .into();
+        let refused = listener.ask("PUT", &block, "");
+        let status = if counted.is_some() { 400 } else { 200 };
+        assert_eq!(refused.status, status, "{written}: {refused:?}");
+        let expected = counted.map(|counted| format!("count this address as `{counted}`:"));
+        if let Some(expected) = &expected {
+            let problem = refused.problem();
+            let begins = format!("key: the listeners {expected} use that instead");
+            assert!(problem.starts_with(&begins), "{written}: {problem}");
         }
+        for (method, path, body) in [("PUT", &block, r#"{"raw": true}"#), ("GET", &key, "")] {
+            let answer = listener.ask(method, path, body);
+            assert_eq!(answer.status, 200, "{written}: {answer:?}");
+            let answer = answer.json();
+            // Each block also has another hint, because this store has no snapshot.
+            let hint = answer["hint"].as_str();
+            let hint = hint.filter(|hint| !hint.starts_with("a restart"));
+            assert_eq!(hint.is_some(), counted.is_some(), "{written}: {hint:?}");
+            let expected = expected.as_deref().unwrap_or_default();
+            assert!(hint.unwrap_or_default().contains(expected), "{hint:?}");
+        }
+        assert_eq!(listener.ask("DELETE", &block, "").status, 200, "{written}");
     }
 }
 
 #[test]
-fn a_network_is_not_an_address() {
+fn a_key_that_no_request_has_is_refused() {
     let listener = TestListener::open();
     for written in ["10.0.0.0%2F8", "2001:db8::%2F32"] {
-        let answer = listener
-            .ask("PUT", &format!("/v1/blocks/r/%2Fa/{written}"), "")
-            .json();
-        let hint = answer["hint"].as_str().unwrap();
-        assert!(hint.contains("no counter and no block"), "{hint}");
-        assert!(hint.contains("`cidr`"), "{hint}");
+        let refused = listener.ask("PUT", &format!("/v1/blocks/r/%2Fa/{written}"), "");
+        assert_eq!(refused.status, 400, "{written}");
+        let problem = refused.problem();
+        assert!(problem.contains("no counter and no block"), "{problem}");
+        assert!(problem.contains("`cidr`"), "{problem}");
     }
+    for (path, problem) in [
+        (
+            "/v1/blocks/r/%2Fa/nobody",
+            "key: \"nobody\" is not an IP address; a key of rule \"r\" is (path, ip), and ip is an address such \
+             as 203.0.113.9",
+        ),
+        (
+            "/v1/blocks/r/%2Fa/1.2.3.4%2Fx",
+            "key: \"1.2.3.4/x\" is not an IP address; a key of rule \"r\" is (path, ip), and ip is an address \
+             such as 203.0.113.9",
+        ),
+        (
+            "/v1/blocks/r/%2Fa%3Fx=1/192.0.2.1",
+            "key: the listeners count this path as `/a`: use that instead, unless clients send this form with `raw`",
+        ),
+        (
+            "/v1/blocks/r/%2Fa%2F..%2Fb/192.0.2.1",
+            "key: a path with the segments `.` or `..` is rejected, so it has no counter and no block; use the \
+             resolved path",
+        ),
+    ] {
+        let refused = listener.ask("PUT", path, "");
+        assert_eq!((refused.status, refused.problem().as_str()), (400, problem));
+        // A service that sends entries with `raw` may have it.
+        assert_eq!(listener.ask("PUT", path, r#"{"raw": true}"#).status, 200);
+        assert_eq!(listener.ask("DELETE", path, "").status, 200);
+        let nothing = listener.ask("DELETE", path, "").problem();
+        let hint = problem.strip_prefix("key: ").unwrap();
+        assert_eq!(nothing, format!("this key is not blocked; {hint}"));
+    }
+    let wrong = listener.ask("PUT", &path(), r#"{"raw": 1}"#);
+    assert_eq!(wrong.problem(), "raw: expected true or false, got 1");
     let nothing = listener.ask("DELETE", "/v1/blocks/r/%2Fa/2001:db8:1::5", "");
     assert_eq!(nothing.status, 404);
     assert!(nothing.problem().contains("`2001:db8:1::`"), "{nothing:?}");
+}
+
+/// The rule's own conditions exclude the key, however services send their entries.
+#[test]
+fn a_key_that_the_rule_excludes_is_refused() {
+    let listener = TestListener::open();
+    let rules = "rules: [{name: post, when: {method: POST}, key: [method], limits: [1/s]}, \
+        {name: any, key: [method], limits: [1/s]}]";
+    std::fs::write(listener.file.path(), rules).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    for body in ["", r#"{"raw": true}"#] {
+        let refused = listener.ask("PUT", "/v1/blocks/post/post", body);
+        let problem = "key: rule \"post\" applies only to requests with {method: POST}, so none has the method \"post\"";
+        assert_eq!((refused.status, refused.problem().as_str()), (400, problem));
+    }
+    assert_eq!(listener.ask("PUT", "/v1/blocks/post/POST", "").status, 200);
+    // A service may send methods in any form.
+    let unlikely = listener.ask("PUT", "/v1/blocks/any/post", "");
+    assert_eq!(unlikely.status, 200);
+    let hint = unlikely.json()["hint"].clone();
+    let hint = hint.as_str().unwrap();
+    assert!(hint.contains("in upper case: use `POST` instead"), "{hint}");
 }
 
 #[test]
@@ -173,7 +233,7 @@ fn a_key_that_fits_no_rule_is_rejected() {
         (
             "/v1/blocks/uploads/x",
             404,
-            "there is no rule \"uploads\"; GET /v1/rules lists them",
+            "there is no rule \"uploads\"; the rules are r, all of it",
         ),
         (
             "/v1/blocks/r/x",

@@ -19,8 +19,7 @@ fn inspecting_a_key_shows_every_limit_and_charges_nothing() {
             "reset_after_ms": reset, "retry_after_ms": retry,
         })
     };
-    let hint = listener.ask("GET", &path(), "").json()["hint"].clone();
-    let standing = |limits: Value| json!({"rule": "r", "key": ["/a b", "::1"], "mode": "enforce", "block": null, "limits": limits, "hint": hint});
+    let standing = |limits: Value| json!({"rule": "r", "key": ["/a b", "::"], "mode": "enforce", "block": null, "limits": limits});
     let untouched = standing(json!([
         limit("2/min capacity 2", 2, 2, 0, 0),
         limit("100/h capacity 100", 100, 100, 0, 0),
@@ -81,7 +80,22 @@ fn a_blocked_key_shows_its_limits_and_its_block() {
     let shown = listener.ask("GET", &path(), "").json();
     assert_eq!(shown["block"]["reason"], "why");
     assert_eq!(shown["limits"][0]["remaining"], 1);
+    assert_eq!(shown["limits"][0]["retry_after_ms"], 3_600_000);
+    assert_eq!(shown["limits"][1]["retry_after_ms"], 3_600_000);
+    let blocks = format!("/v1/blocks/{KEY}");
+    listener.ask("PUT", &blocks, r#"{"for": "forever"}"#);
+    let shown = listener.ask("GET", &path(), "").json();
     assert_eq!(shown["limits"][0]["retry_after_ms"], Value::Null);
+}
+
+#[test]
+fn a_spent_key_passes_when_its_block_and_its_limit_allow_it() {
+    let listener = TestListener::open();
+    assert!(listener.spend() && listener.spend() && !listener.spend());
+    listener.ask("PUT", &format!("/v1/blocks/{KEY}"), r#"{"for": "10s"}"#);
+    let shown = listener.ask("GET", &path(), "").json();
+    let waits = [0, 1].map(|at| shown["limits"][at]["retry_after_ms"].clone());
+    assert_eq!(waits, [json!(60_000), json!(10_000)]);
 }
 
 #[test]

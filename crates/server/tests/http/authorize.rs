@@ -1,5 +1,7 @@
 //! Tests of `ANY /v1/authorize`.
 
+use tidegate_core::Span;
+
 use crate::listener::TestListener;
 
 const RULES: &str = "
@@ -74,6 +76,22 @@ fn responses_that_a_proxy_may_forward_name_no_rule() {
         "{detail}"
     );
     assert!(!detail.contains("secret"), "{detail}");
+}
+
+#[test]
+fn a_block_says_when_it_ends() {
+    let listener = TestListener::open(RULES);
+    let (rules, now) = (listener.limiter.rules(), listener.limiter.now());
+    let key = rules.rule("login").unwrap().encode_key(&["203.0.113.9"]);
+    let (key, span) = (key.unwrap(), Some(Span::from_secs(90)));
+    assert!(listener.limiter.local_store().block(&key, span, "", now));
+    let client = [("x-real-ip", "203.0.113.9")];
+    let denied = listener.authorize("", &[&LOGIN[..], &client].concat());
+    assert_eq!(
+        (denied.status, denied.header("retry-after")),
+        (429, Some("90"))
+    );
+    assert_eq!(denied.json()["retry_after_ms"], 90_000);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Tests of `TIDEGATE.CHECK`: requests under the rules.
 
 use tidegate_core::{
-    AlgorithmName, Condition, CostSource, Limit, LimitSpec, Pattern, Rule, RuleSet, When, notation,
+    AlgorithmName, Condition, CostSource, Limit, LimitSpec, Pattern, Rule, RuleSet, Span, When,
+    notation,
 };
 use tidegate_server::listener::resp;
 
@@ -203,4 +204,25 @@ fn entries_are_normalised_unless_they_are_raw() {
         refused.starts_with("-ERR entries.ip: is not an IP"),
         "{refused}"
     );
+}
+
+#[test]
+fn a_block_says_when_it_ends() {
+    let listener = listener();
+    let (rules, now) = (listener.limiter.rules(), listener.limiter.now());
+    let key = rules.rule("login").unwrap().encode_key(&["127.0.0.1"]);
+    let key = key.unwrap();
+    let store = listener.limiter.local_store();
+    let mut client = listener.connect();
+    let check = "TIDEGATE.CHECK path /login ip 127.0.0.1";
+    for (span, expected) in [
+        (
+            Some(Span::from_secs(90)),
+            r#"[0, "login", -1, -1, 90000, 90000]"#,
+        ),
+        (None, r#"[0, "login", -1, -1, -1, -1]"#),
+    ] {
+        assert!(store.block(&key, span, "", now));
+        assert_eq!(client.command(check).to_string(), expected);
+    }
 }

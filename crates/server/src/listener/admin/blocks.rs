@@ -10,10 +10,12 @@ use super::{
 };
 use crate::{
     config::report::{advice, shown},
+    date::date,
+    entries::Spelling,
     limiter::Limiter,
 };
 
-const NO_BLOCK: &str = "this key is not blocked; GET /v1/blocks lists the blocks";
+const NO_BLOCK: &str = "this key is not blocked";
 
 /// The parsed body of a request to block a key.
 #[derive(Debug)]
@@ -21,6 +23,7 @@ struct BlockRequest<'b> {
     /// `None` blocks until the block is removed.
     span: Option<Span>,
     reason: &'b str,
+    spelling: Spelling,
 }
 
 pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
@@ -33,7 +36,15 @@ pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
         is_persistent: limiter.keeps_blocks(),
     };
     let documents: Vec<Value> = blocks.iter().map(|block| view.document(block)).collect();
-    Ok(json(StatusCode::OK, &json!({"blocks": documents})))
+    let mut list = json!({"blocks": documents});
+    if let Some(problem) = limiter
+        .snapshots()
+        .problem(now)
+        .filter(|_| !blocks.is_empty())
+    {
+        list["hint"] = format!("a restart removes the latest blocks: {problem}").into();
+    }
+    Ok(json(StatusCode::OK, &list))
 }
 
 pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
@@ -56,7 +67,12 @@ pub(super) async fn put(
         [] => Vec::new(),
         body => object(body)?,
     };
-    let BlockRequest { span, reason } = read(&members, rule)?;
+    let BlockRequest {
+        span,
+        reason,
+        spelling,
+    } = read(&members, rule)?;
+    target.check(rule, spelling)?;
     if !limiter.block(&key, span, reason).await? {
         let most = tidegate_core::bounds::MAX_BLOCKS;
         let detail = format!("the maximum of {most} blocks is reached; lift some first");
@@ -75,6 +91,7 @@ pub(super) async fn put(
 
 fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, Problem> {
     let (mut span, mut reason) = (Some(rule.longest_window()), "");
+    let mut spelling = Spelling::Normalized;
     for (name, value) in members {
         match (&**name, value) {
             ("for", Json::Text(text)) if text == "forever" => span = None,
@@ -101,13 +118,23 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
                     format!("expected a string, got {other}"),
                 ));
             }
+            ("raw", Json::Truth(true)) => spelling = Spelling::Raw,
+            ("raw", Json::Truth(false)) => spelling = Spelling::Normalized,
+            ("raw", other) => {
+                let problem = format!("expected true or false, got {other}");
+                return Err(Problem::bad("raw", problem));
+            }
             _ => {
-                let problem = format!("unknown field; {}", advice(name, &["for", "reason"]));
+                let problem = format!("unknown field; {}", advice(name, &["for", "reason", "raw"]));
                 return Err(Problem::bad(shown(name), problem));
             }
         }
     }
-    Ok(BlockRequest { span, reason })
+    Ok(BlockRequest {
+        span,
+        reason,
+        spelling,
+    })
 }
 
 pub(super) async fn lift(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
@@ -169,12 +196,4 @@ pub(super) fn document(limiter: &Limiter, rules: &RuleSet, block: &Block, now: T
         is_persistent,
     };
     view.document(block)
-}
-
-/// Formats the instant as an RFC 3339 date in UTC, rounded up to whole seconds. `None` after the
-/// year 9999.
-pub(super) fn date(instant: Timestamp) -> Option<String> {
-    let secs = i64::try_from(instant.as_micros().div_ceil(1_000_000)).ok()?;
-    let date = jiff::Timestamp::from_second(secs).ok()?;
-    Some(date.to_string())
 }

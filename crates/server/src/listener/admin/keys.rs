@@ -18,8 +18,18 @@ pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Ans
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
     let standing = limiter.inspect(charge, Effect::Look).await?;
     let next = limiter.inspect(charge, Effect::Peek).await?;
-    // For a blocked key `Peek` has no outcomes; the block says when a request would pass.
-    let retries = (0..standing.len()).map(|at| next.get(at).map(|outcome| outcome.retry_after));
+    // For a blocked key `Peek` has no outcomes. Nothing is charged under a block, so the limits
+    // only recover until it ends.
+    let blocked_for = block.as_ref().map(|block| match block.until {
+        Some(until) => Retry::After(until.since(now)),
+        None => Retry::Never,
+    });
+    let retries = standing.iter().enumerate().map(|(at, standing)| {
+        let after_block = || blocked_for.map(|block| block.max(recovery(standing)));
+        next.get(at)
+            .map(|outcome| outcome.retry_after)
+            .or_else(after_block)
+    });
     let limits: Vec<Value> = rule
         .limits()
         .iter()
@@ -60,8 +70,17 @@ pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answe
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
 }
 
+/// Returns a time after which a limit that is not charged until then admits a request of cost 1.
+fn recovery(standing: &Outcome) -> Retry {
+    match standing.remaining {
+        0 => Retry::After(standing.reset_after),
+        _ => Retry::NOW,
+    }
+}
+
 /// Serialises a limit's state. `retry_after_ms` is the time until a request of cost 1 would pass: 0
-/// means now, null means never or not before the block ends.
+/// means now, null means never. Under a block it is the end of the block, or the time until the
+/// limit is full again, if that is later and nothing remains now.
 fn document(limit: &Limit, standing: &Outcome, retry: Option<Retry>) -> Value {
     json!({
         "policy": &**limit.policy(),

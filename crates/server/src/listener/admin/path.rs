@@ -10,7 +10,13 @@ use tidegate_core::{Rule, RuleSet};
 use tidegate_http::Trust;
 
 use super::Problem;
-use crate::config::report::{nearest, shown};
+use crate::{
+    config::report::{nearest, shown},
+    entries::Spelling,
+};
+
+/// The maximum number of rules that are named if there is no rule of a name.
+const MAX_NAMED: usize = 10;
 
 pub(super) struct Path(Vec<String>);
 
@@ -47,19 +53,95 @@ impl KeyTarget<'_> {
         Ok((rule, rule.encode_key(self.key)?))
     }
 
-    /// Returns a hint if the key has an address in a form that the listeners never use as a key.
-    pub(super) fn hint(&self, rule: &Rule) -> Option<String> {
-        let mut entries = rule.key().zip(self.key);
-        let (_, written) = entries.find(|(name, _)| *name == "ip")?;
-        match self.trust.counted_text(written) {
-            Some(counted) if counted != *written => Some(format!(
-                "the listeners count this address as `{counted}`: use that instead, unless clients send this form with `raw`"
-            )),
-            None if is_network(written) => Some(String::from(
-                "a network of this size is not a key, so it has no counter and no block; match it with `cidr` in a rule's `when`",
-            )),
-            _ => None,
+    /// Refuses a key that no request has, because a block on it denies nothing. With
+    /// [`Spelling::Raw`], services send values in any form.
+    pub(super) fn check(&self, rule: &Rule, spelling: Spelling) -> Result<(), Problem> {
+        let foreign = || match spelling {
+            Spelling::Normalized => self.foreign_value(rule),
+            Spelling::Raw => None,
+        };
+        match self.contradiction(rule).or_else(foreign) {
+            Some(problem) => Err(Problem::bad("key", problem)),
+            None => Ok(()),
         }
+    }
+
+    /// Returns a hint if no request has the key, or if it is unlikely that one has.
+    pub(super) fn hint(&self, rule: &Rule) -> Option<String> {
+        self.contradiction(rule)
+            .or_else(|| self.foreign_value(rule))
+            .or_else(|| self.unlikely_value(rule))
+    }
+
+    fn pairs<'r>(&self, rule: &'r Rule) -> impl Iterator<Item = (&'r str, &str)> {
+        rule.key().zip(self.key.iter().copied())
+    }
+
+    /// Describes a value that the rule's own conditions exclude.
+    fn contradiction(&self, rule: &Rule) -> Option<String> {
+        let entry = rule.contradicted_key(self.key)?;
+        let (_, value) = self.pairs(rule).find(|(name, _)| *name == entry)?;
+        Some(format!(
+            "rule \"{}\" applies only to requests with {}, so none has the {entry} \"{}\"",
+            rule.name(),
+            rule.applies_when(),
+            shown(value)
+        ))
+    }
+
+    /// Describes a value that the listeners never use in a key, because they normalise it.
+    fn foreign_value(&self, rule: &Rule) -> Option<String> {
+        self.pairs(rule).find_map(|(name, value)| {
+            let counted = match name {
+                "ip" => self.trust.counted_text(value).ok_or(name),
+                _ => match self.trust.normalize(name, value) {
+                    Ok(counted) => Ok(counted.into_owned()),
+                    Err(_) => Err(name),
+                },
+            };
+            let what = match name {
+                "ip" | "ip.exact" => "address",
+                name => name,
+            };
+            match counted {
+                Ok(counted) if counted == value => None,
+                Ok(counted) => Some(format!(
+                    "the listeners count this {what} as `{}`: use that instead, unless clients send this form with `raw`",
+                    shown(&counted)
+                )),
+                Err("path") => Some(String::from(
+                    "a path with the segments `.` or `..` is rejected, so it has no counter and no block; use the resolved path",
+                )),
+                Err(_) if is_network(value) => Some(String::from(
+                    "a network of this size is not a key, so it has no counter and no block; match it with `cidr` in a rule's `when`",
+                )),
+                Err(_) => Some(self.not_an_address(rule, name, value)),
+            }
+        })
+    }
+
+    fn not_an_address(&self, rule: &Rule, name: &str, value: &str) -> String {
+        let key: Vec<&str> = rule.key().collect();
+        format!(
+            "\"{}\" is not an IP address; a key of rule \"{}\" is ({}), and {name} is an address such as 203.0.113.9",
+            shown(value),
+            rule.name(),
+            key.join(", ")
+        )
+    }
+
+    /// Describes a value that only a service that names its own entries could send.
+    fn unlikely_value(&self, rule: &Rule) -> Option<String> {
+        self.pairs(rule).find_map(|(name, value)| {
+            let usual = value.to_ascii_uppercase();
+            let is_unlikely = matches!(name, "method" | "country") && usual != value;
+            is_unlikely.then(|| {
+                format!(
+                    "the proxy and forward-auth give the {name} in upper case: use `{}` instead, unless services send this form",
+                    shown(&usual)
+                )
+            })
+        })
     }
 
     /// Adds the hint, if there is one, to `document`.
@@ -92,7 +174,12 @@ fn no_rule(rules: &RuleSet, wanted: &str) -> Problem {
     let names: Vec<&str> = rules.iter().map(Rule::name).collect();
     let hint = match nearest(wanted, &names) {
         Some(near) => format!("did you mean \"{near}\"?"),
-        None => "GET /v1/rules lists them".to_owned(),
+        None if names.is_empty() => "no rules are loaded".to_owned(),
+        None if names.len() <= MAX_NAMED => format!("the rules are {}", names.join(", ")),
+        None => {
+            let (first, rest) = (names[..MAX_NAMED].join(", "), names.len() - MAX_NAMED);
+            format!("the rules are {first} and {rest} more")
+        }
     };
     let detail = format!("there is no rule \"{}\"; {hint}", shown(wanted));
     Problem::new(StatusCode::NOT_FOUND, detail)

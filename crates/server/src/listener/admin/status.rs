@@ -7,9 +7,8 @@ use tidegate_redis::Health;
 use super::{
     super::http::{Answer, json},
     Admin,
-    blocks::date,
 };
-use crate::{envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
+use crate::{date::date, envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
 
 /// Readiness, and whatever is degraded.
 #[derive(Debug)]
@@ -45,6 +44,8 @@ impl Admin {
         document["uptime_ms"] = json!(now.since(metrics.started()).as_micros() / 1_000);
         document["rules"] = json!(limiter.rules().len());
         document["rules_file"] = json!(file.map(|file| file.display().to_string()));
+        let restart_required = self.reloader.as_deref().map(Reloader::restart_required);
+        document["restart_required"] = json!(restart_required.unwrap_or_default());
         document["store"] = self.store();
         document["listeners"] = json!(metrics.listeners());
         json(StatusCode::OK, &document)
