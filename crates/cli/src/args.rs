@@ -153,9 +153,14 @@ pub(crate) struct Check {
     /// Allow several of these files to define the same domain
     #[arg(long, requires = "envoy")]
     pub(crate) merge_domains: bool,
-    /// Exit with 1 on warnings, as on mistakes
+    /// Exit with 1 on warnings, as on mistakes; notes about files and variables that this machine
+    /// lacks do not count
     #[arg(long)]
     pub(crate) strict: bool,
+    /// Exit with 1 also if this machine lacks a file or variable without which the server would not
+    /// start
+    #[arg(long)]
+    pub(crate) this_machine: bool,
     /// The output format of the findings
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
     pub(crate) format: Format,

@@ -14,7 +14,7 @@ use crate::{
     NO, TROUBLE, answer,
     args::{Check, Format},
     complain,
-    serve::secrets,
+    serve::missing_secrets,
 };
 
 /// The result of a check. The result of several checks is the worst one.
@@ -29,6 +29,8 @@ enum CheckResult {
 /// The severity of a finding in JSON output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Severity {
+    /// The file is right, but this machine lacks a file or a variable that it names.
+    Note,
     Warning,
     Error,
 }
@@ -36,6 +38,7 @@ enum Severity {
 impl Severity {
     fn as_str(self) -> &'static str {
         match self {
+            Self::Note => "note",
             Self::Warning => "warning",
             Self::Error => "error",
         }
@@ -46,16 +49,20 @@ impl Severity {
 #[derive(Debug)]
 struct Findings {
     format: Format,
+    /// Whether the server is to run on this machine.
+    is_this_machine: bool,
     collected: Vec<Value>,
     worst: CheckResult,
 }
 
 /// Validates files as `serve` would read them. The exit code is 0 if the configuration is usable
 /// and limits something; 1 if it has mistakes, or warnings with `--strict`; and 2 if a file cannot
-/// be read.
+/// be read. What this machine lacks is a note, which changes the exit code only with
+/// `--this-machine`.
 pub(crate) fn check(args: &Check) -> ExitCode {
     let mut findings = Findings {
         format: args.format,
+        is_this_machine: args.this_machine,
         collected: Vec::new(),
         worst: CheckResult::Valid,
     };
@@ -88,7 +95,8 @@ pub(crate) fn check(args: &Check) -> ExitCode {
 
 impl Findings {
     /// Checks a rules file, and the Envoy rules that it refers to. Certificates and other files
-    /// that it names may be missing on this machine; that is only a warning.
+    /// that it names may be missing on this machine; that is only a note, unless the server is to
+    /// run here.
     fn check_file(&mut self, file: &Path) {
         let config = match reload::load(file) {
             Ok(config) => config,
@@ -98,15 +106,15 @@ impl Findings {
         for warning in &config.warnings {
             self.warn(warning, as_json(&name, warning, Severity::Warning));
         }
-        let secrets = secrets(&config).err();
         let errors = preflight_errors(&config);
-        let errors = errors.iter().map(ToString::to_string).chain(secrets);
-        let errors =
-            errors.map(|what| format!("the server would not start on this machine: {what}"));
-        let warnings = preflight_warnings(&config).into_iter();
-        let warnings = warnings.map(|what| format!("on this machine {what}"));
-        for what in errors.chain(warnings) {
-            self.warn(&what, plain(&name, "machine", &what, Severity::Warning));
+        let errors = errors.iter().map(ToString::to_string);
+        for what in errors.chain(missing_secrets(&config)) {
+            let what = format!("the server would not start on this machine: {what}");
+            self.note(&name, &what, CheckResult::HasMistakes);
+        }
+        if let Some(what) = preflight_warnings(&config) {
+            let what = format!("on this machine {what}");
+            self.note(&name, &what, CheckResult::HasWarnings);
         }
         let rules = counted(config.rules.len(), "rule");
         let valid = format!("{name}: {rules}, no mistakes");
@@ -179,6 +187,28 @@ impl Findings {
         }
     }
 
+    /// Reports what this machine lacks to serve `file`. It counts as `result` if the server is to
+    /// run here.
+    fn note(&mut self, file: &str, text: &str, result: CheckResult) {
+        let severity = match (self.is_this_machine, result) {
+            (false, _) => Severity::Note,
+            (true, CheckResult::HasWarnings) => Severity::Warning,
+            (true, _) => Severity::Error,
+        };
+        if self.format == Format::Text {
+            match severity {
+                Severity::Error => complain(text),
+                Severity::Note | Severity::Warning => {
+                    complain(&format!("{}: {text}", severity.as_str()));
+                }
+            }
+        }
+        self.collected.push(plain(file, "machine", text, severity));
+        if self.is_this_machine {
+            self.worst = self.worst.max(result);
+        }
+    }
+
     fn warn(&mut self, text: &dyn Display, found: Value) {
         if self.format == Format::Text {
             complain(&format!("warning: {text}"));
@@ -210,7 +240,7 @@ impl Findings {
 /// Returns a finding in `file` as a JSON object with the documented fields.
 fn as_json(file: &str, mistake: &Mistake, severity: Severity) -> Value {
     let code = mistake.code().unwrap_or(match severity {
-        Severity::Warning => "warning",
+        Severity::Note | Severity::Warning => "warning",
         Severity::Error => "mistake",
     });
     json!({

@@ -88,22 +88,42 @@ fn default_log() -> String {
     "info".to_owned()
 }
 
-/// Reads the secrets that `config` takes from environment variables.
-pub(crate) fn secrets(config: &Config) -> Result<Secrets, String> {
-    Ok(Secrets {
-        token: admin_token(&config.admin_token)?,
-        password: redis_password(config.redis.as_ref())?,
-        http_token: listener_secret(
+/// Reads the secrets that `config` takes from environment variables. The error names all variables
+/// that are not set, one a line.
+fn secrets(config: &Config) -> Result<Secrets, String> {
+    let mut missing = Vec::new();
+    let mut found = |secret: Result<Option<String>, String>| {
+        secret.unwrap_or_else(|problem| {
+            missing.push(problem);
+            None
+        })
+    };
+    let secrets = Secrets {
+        token: found(admin_token(&config.admin_token)),
+        password: found(redis_password(config.redis.as_ref())),
+        http_token: found(listener_secret(
             "listen.http.token_env",
             &config.listeners.http,
             "the listener's token",
-        )?,
-        resp_password: listener_secret(
+        )),
+        resp_password: found(listener_secret(
             "listen.resp.password_env",
             &config.listeners.resp,
             "the listener's password",
-        )?,
-    })
+        )),
+    };
+    if missing.is_empty() {
+        Ok(secrets)
+    } else {
+        Err(missing.join("\n"))
+    }
+}
+
+/// Returns a message for each secret that `config` takes from an environment variable that is not
+/// set.
+pub(crate) fn missing_secrets(config: &Config) -> Vec<String> {
+    let missing = secrets(config).err().unwrap_or_default();
+    missing.lines().map(str::to_owned).collect()
 }
 
 fn admin_token(token: &AdminToken) -> Result<Option<String>, String> {

@@ -119,10 +119,10 @@ fn text_of(output: &Output) -> &str {
     text(&output.stderr)
 }
 
-/// The machine that checks a file may not be the one that serves it, so missing files are not
-/// mistakes.
+/// The machine that checks a file may not be the one that serves it, so missing files are neither
+/// mistakes nor warnings.
 #[test]
-fn missing_files_and_variables_are_warnings() {
+fn missing_files_and_variables_are_notes() {
     let scratch = Scratch::new();
     let head = "admin: {token_env: TIDEGATE_TEST_UNSET}\n";
     let tls = "tls: {certificate: /nowhere/crt.pem, key: /nowhere/key.pem}";
@@ -151,7 +151,7 @@ proxy:
         "store.tls: cannot read /nowhere/redis.pem",
         "admin.token_env: the environment variable TIDEGATE_TEST_UNSET is not set",
     ]) {
-        let begins = "tidegate: warning: the server would not start on this machine: ";
+        let begins = "tidegate: note: the server would not start on this machine: ";
         assert!(
             line.starts_with(begins) && line.contains(names),
             "{names}: {said}"
@@ -160,8 +160,60 @@ proxy:
     assert_eq!(lines.len(), 7, "{said}");
 }
 
+/// Machines of continuous integration have no secrets.
 #[test]
-fn a_snapshot_in_a_missing_folder_is_a_warning() {
+fn strict_does_not_need_the_secrets_of_the_server() {
+    let scratch = Scratch::new();
+    let file = "admin: {token_env: TIDEGATE_TEST_UNSET}
+listen: {resp: {address: '127.0.0.1:0', password_env: TIDEGATE_TEST_UNSET_TOO}}
+store: {memory: {snapshot: /nowhere/counters.snapshot}}
+rules: [{name: login, when: {path: {route: /login}}, key: [ip], limits: [5/min]}]
+";
+    let file = scratch.write("secret.yaml", file);
+    let file = file.to_str().unwrap();
+    let check = |arguments: &[&str]| run(&mut tidegate(&[&["check", file], arguments].concat()));
+    let output = check(&["--strict"]);
+    let said = text_of(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    for (line, name) in said.lines().zip([
+        "admin.token_env: the environment variable TIDEGATE_TEST_UNSET is not set",
+        "listen.resp.password_env: the environment variable TIDEGATE_TEST_UNSET_TOO is not set",
+        "a restart would lose the counters",
+    ]) {
+        let is_note = line.starts_with("tidegate: note: ");
+        assert!(is_note && line.contains(name), "{name}: {said}");
+    }
+    assert_eq!(said.lines().count(), 3, "{said}");
+    let json = check(&["--strict", "--format", "json"]);
+    let found: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    for found in found.as_array().unwrap() {
+        assert_eq!([&found["code"], &found["severity"]], ["machine", "note"]);
+    }
+
+    let here = check(&["--this-machine"]);
+    assert_eq!(here.status.code(), Some(1), "{here:?}");
+    let begins = "tidegate: the server would not start on this machine: admin.token_env";
+    assert!(text_of(&here).starts_with(begins), "{here:?}");
+}
+
+#[test]
+fn with_this_machine_a_snapshot_without_a_folder_is_a_warning() {
+    let scratch = Scratch::new();
+    let file = "store: {memory: {snapshot: /nowhere/counters.snapshot}}\nrules: []\n";
+    let file = scratch.write("nowhere.yaml", file);
+    let code = |arguments: &[&str]| {
+        let file = ["check", file.to_str().unwrap()];
+        run(&mut tidegate(&[&file, arguments].concat()))
+            .status
+            .code()
+    };
+    assert_eq!(code(&["--this-machine"]), Some(0));
+    assert_eq!(code(&["--strict"]), Some(0));
+    assert_eq!(code(&["--strict", "--this-machine"]), Some(1));
+}
+
+#[test]
+fn a_snapshot_in_a_missing_folder_is_a_note() {
     let scratch = Scratch::new();
     let path = scratch.join("nowhere/counters.snapshot");
     let rules = format!(
@@ -173,7 +225,7 @@ fn a_snapshot_in_a_missing_folder_is_a_warning() {
     let said = text(&output.stderr);
     let folder = scratch.join("nowhere");
     let expected = format!(
-        "warning: on this machine a restart would lose the counters: cannot write the snapshot {}: its folder {}: No such file",
+        "note: on this machine a restart would lose the counters: cannot write the snapshot {}: its folder {}: No such file",
         path.display(),
         folder.display()
     );
@@ -181,7 +233,7 @@ fn a_snapshot_in_a_missing_folder_is_a_warning() {
 }
 
 #[test]
-fn unusable_files_are_warnings() {
+fn unusable_files_are_notes() {
     let scratch = Scratch::new();
     // A directory can be neither read nor appended to, even as root.
     let folder = scratch.join("folder");
