@@ -44,6 +44,9 @@ pub(crate) enum Command {
         /// The reason, shown in the list of blocks
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,
+        /// Use the values unchanged, for a service that sends its entries with `raw`
+        #[arg(long)]
+        raw: bool,
         #[command(flatten)]
         admin: Admin,
     },

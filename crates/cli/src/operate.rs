@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
-use ureq::http::Method;
+use ureq::http::{HeaderValue, Method};
 
 use crate::{
     NO, answer,
@@ -15,6 +15,16 @@ use crate::{
 /// The timeout of a request.
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
+/// A request to the admin endpoint.
+struct AdminRequest<'a> {
+    admin: &'a Admin,
+    /// What the user asked for, for messages: "list the rules".
+    task: String,
+    method: Method,
+    path: String,
+    body: Option<Value>,
+}
+
 /// The response of the server.
 enum AdminResponse {
     /// Success, with the document.
@@ -24,7 +34,7 @@ enum AdminResponse {
 }
 
 pub(crate) fn status(admin: &Admin) -> Result<ExitCode, String> {
-    let status = send(admin, Method::GET, "/v1/status", None)?;
+    let status = get(admin, "show the status", "/v1/status").send()?;
     let is_ready = match &status {
         AdminResponse::Document(status) => status["ready"] == true,
         AdminResponse::Problems(_) => false,
@@ -34,13 +44,16 @@ pub(crate) fn status(admin: &Admin) -> Result<ExitCode, String> {
 }
 
 pub(crate) fn rules(admin: &Admin) -> Result<ExitCode, String> {
-    let rules = send(admin, Method::GET, "/v1/rules", None)?;
+    let rules = get(admin, "list the rules", "/v1/rules").send()?;
     Ok(show(admin, rules, print::rules))
 }
 
 pub(crate) fn reload(admin: &Admin) -> Result<ExitCode, String> {
-    let reloaded = send(admin, Method::POST, "/v1/reload", None)?;
-    Ok(show(admin, reloaded, print::reloaded))
+    let request = AdminRequest {
+        method: Method::POST,
+        ..get(admin, "reload the rules file", "/v1/reload")
+    };
+    Ok(show(admin, request.send()?, print::reloaded))
 }
 
 pub(crate) fn block(
@@ -48,51 +61,82 @@ pub(crate) fn block(
     key: &Key,
     span: Option<String>,
     reason: Option<String>,
+    is_raw: bool,
 ) -> Result<ExitCode, String> {
     let mut body = serde_json::Map::new();
     body.extend(span.map(|span| ("for".to_owned(), json!(span))));
     body.extend(reason.map(|reason| ("reason".to_owned(), json!(reason))));
-    let path = key_path("blocks", &key.rule, &key.values);
-    let blocked = send(admin, Method::PUT, &path, Some(Value::Object(body)))?;
-    Ok(show(admin, blocked, print::blocked))
+    body.extend(is_raw.then(|| ("raw".to_owned(), json!(true))));
+    let request = AdminRequest {
+        method: Method::PUT,
+        body: Some(Value::Object(body)),
+        ..of_key(admin, "block", "blocks", key)
+    };
+    Ok(show(admin, request.send()?, print::blocked))
 }
 
 pub(crate) fn unblock(admin: &Admin, key: &Key) -> Result<ExitCode, String> {
-    let path = key_path("blocks", &key.rule, &key.values);
-    let lifted = send(admin, Method::DELETE, &path, None)?;
+    let request = AdminRequest {
+        method: Method::DELETE,
+        ..of_key(admin, "unblock", "blocks", key)
+    };
+    let lifted = request.send()?;
     Ok(show(admin, lifted, |done| print::done("unblocked", done)))
 }
 
 pub(crate) fn blocks(admin: &Admin) -> Result<ExitCode, String> {
-    let blocks = send(admin, Method::GET, "/v1/blocks", None)?;
+    let blocks = get(admin, "list the blocks", "/v1/blocks").send()?;
     Ok(show(admin, blocks, print::blocks))
 }
 
 pub(crate) fn inspect(admin: &Admin, key: &Key) -> Result<ExitCode, String> {
-    let path = key_path("keys", &key.rule, &key.values);
-    let inspected = send(admin, Method::GET, &path, None)?;
+    let inspected = of_key(admin, "inspect", "keys", key).send()?;
     Ok(show(admin, inspected, print::inspected))
 }
 
 pub(crate) fn reset(admin: &Admin, key: &KeyOrThrottle) -> Result<ExitCode, String> {
-    let path = match (&key.throttle, &key.rule) {
-        (Some(throttle), _) => format!("/v1/throttles/{}", encoded(throttle)),
-        (None, rule) => key_path("keys", rule.as_deref().unwrap_or_default(), &key.values),
+    let request = match (&key.throttle, &key.rule) {
+        (Some(throttle), _) => {
+            let path = format!("/v1/throttles/{}", encoded(throttle));
+            get(admin, &format!("reset {throttle}"), &path)
+        }
+        (None, rule) => {
+            let (rule, values) = (rule.clone().unwrap_or_default(), key.values.clone());
+            of_key(admin, "reset", "keys", &Key { rule, values })
+        }
     };
-    let reset = send(admin, Method::DELETE, &path, None)?;
+    let request = AdminRequest {
+        method: Method::DELETE,
+        ..request
+    };
+    let reset = request.send()?;
     Ok(show(admin, reset, |done| print::done("reset", done)))
+}
+
+fn get<'a>(admin: &'a Admin, task: &str, path: &str) -> AdminRequest<'a> {
+    AdminRequest {
+        admin,
+        task: task.to_owned(),
+        method: Method::GET,
+        path: path.to_owned(),
+        body: None,
+    }
+}
+
+/// Returns a request about a key of a rule, which is under `/v1/{what}`.
+fn of_key<'a>(admin: &'a Admin, verb: &str, what: &str, key: &Key) -> AdminRequest<'a> {
+    let values = key.values.iter();
+    let segments: String = values.map(|value| format!("/{}", encoded(value))).collect();
+    let path = format!("/v1/{what}/{}{segments}", encoded(&key.rule));
+    let task = match key.values.as_slice() {
+        [] => format!("{verb} {}", key.rule),
+        values => format!("{verb} {} {}", key.rule, values.join(", ")),
+    };
+    get(admin, &print::printable(&task), &path)
 }
 
 fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
-}
-
-fn key_path(what: &str, rule: &str, values: &[String]) -> String {
-    let values: String = values
-        .iter()
-        .map(|value| format!("/{}", encoded(value)))
-        .collect();
-    format!("/v1/{what}/{}{values}", encoded(rule))
 }
 
 /// Prints the response: as JSON with `--json`, else in the form that `print` returns.
@@ -114,72 +158,159 @@ fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> St
     }
 }
 
-/// Sends a request to the admin endpoint.
-fn send(
-    admin: &Admin,
-    method: Method,
-    path: &str,
-    body: Option<Value>,
-) -> Result<AdminResponse, String> {
-    let given = admin.address.trim_end_matches('/');
-    let (address, is_https) = match given.strip_prefix("https://") {
-        Some(address) => (address, true),
-        None => (given.trim_start_matches("http://"), false),
-    };
-    let tls = tls::config(admin)?;
-    if is_https && tls.is_none() {
-        return Err(format!(
-            "{given}: name the authority of its certificate with --admin-ca"
-        ));
+impl AdminRequest<'_> {
+    /// Sends the request. The error says what the user asked for, what happened and what to do.
+    fn send(self) -> Result<AdminResponse, String> {
+        let task = self.task.clone();
+        self.exchange()
+            .map_err(|problem| format!("cannot {task}: {problem}"))
     }
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    let url = format!("{scheme}://{address}{path}");
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(TIMEOUT))
-        .tls_config(tls.unwrap_or_default())
-        .build()
-        .into();
-    let mut request = ureq::http::Request::builder().method(method).uri(&url);
-    if let Some(token) = &admin.token {
-        request = request.header("authorization", format!("Bearer {token}"));
-    }
-    let text = body.map(|body| body.to_string()).unwrap_or_default();
-    let request = request
-        .body(text)
-        .map_err(|error| format!("cannot send a request to {url}: {error}"))?;
-    let mut response = agent.run(request).map_err(|error| {
-        format!("cannot reach the admin endpoint at {address}: {error}; is the server running?")
-    })?;
-    let text = response
-        .body_mut()
-        .read_to_string()
-        .map_err(|error| format!("cannot read the response from {url}: {error}"))?;
-    let document: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
-    let detail = document["detail"].as_str().map(str::to_owned);
-    let detail = detail.unwrap_or_else(|| text.trim_end().to_owned());
-    match response.status().as_u16() {
-        200..=299 if document.is_object() => Ok(AdminResponse::Document(document)),
-        200..=299 => Err(not_admin(address)),
-        404 if detail.starts_with("there is nothing at this path") || document.is_null() => {
-            Err(not_admin(address))
+
+    fn exchange(self) -> Result<AdminResponse, String> {
+        let admin = self.admin;
+        let given = admin.address.trim_end_matches('/');
+        let (address, is_https) = match given.strip_prefix("https://") {
+            Some(address) => (address, true),
+            None => (given.trim_start_matches("http://"), false),
+        };
+        let tls = tls::config(admin)?;
+        if is_https && tls.is_none() {
+            return Err(format!(
+                "{given}: name the authority of its certificate with --admin-ca"
+            ));
         }
-        404 => Ok(AdminResponse::Problems(vec![detail])),
-        // A file with mistakes. Print each on its own line.
-        422 => {
-            let mistakes = document["mistakes"].as_array().into_iter().flatten();
-            let mistakes = mistakes.filter_map(Value::as_str).map(str::to_owned);
-            Ok(AdminResponse::Problems(std::iter::once(detail).chain(mistakes).collect()))
+        let is_tls = tls.is_some();
+        let scheme = if is_tls { "https" } else { "http" };
+        let url = format!("{scheme}://{address}{}", self.path);
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(TIMEOUT))
+            .tls_config(tls.unwrap_or_default())
+            .build()
+            .into();
+        let mut request = ureq::http::Request::builder().method(self.method).uri(&url);
+        if let Some(token) = &admin.token {
+            let Ok(token) = HeaderValue::from_str(&format!("Bearer {token}")) else {
+                return Err(
+                    "the admin token has characters that cannot be sent, such as a line break; check --token or \
+                     TIDEGATE_ADMIN_TOKEN"
+                        .to_owned(),
+                );
+            };
+            request = request.header("authorization", token);
         }
-        401 => Err(match &admin.token {
-            None => "the server requires its admin token; pass it with --token, or in TIDEGATE_ADMIN_TOKEN",
-            Some(_) => "the server has a different admin token; see `admin` in its rules file",
-        }
-        .to_owned()),
-        status => Err(format!("the admin endpoint returned status {status}: {detail}")),
+        let text = self.body.map(|body| body.to_string()).unwrap_or_default();
+        let request = request.body(text).map_err(|_| not_an_address(given))?;
+        let mut response = agent
+            .run(request)
+            .map_err(|error| unreachable(given, address, &error, is_tls))?;
+        let text = response.body_mut().read_to_string().map_err(|error| {
+            format!("the response of {address} broke off: {error}; try again, and see the log of the server")
+        })?;
+        answered(admin, address, response.status().as_u16(), &text)
     }
 }
 
+/// Interprets a response of the server at `address`.
+fn answered(
+    admin: &Admin,
+    address: &str,
+    status: u16,
+    text: &str,
+) -> Result<AdminResponse, String> {
+    let document: Value = serde_json::from_str(text).unwrap_or(Value::Null);
+    let is_problem = document["detail"].is_string();
+    let detail = document["detail"].as_str().unwrap_or_default();
+    let problem = print::printable(detail);
+    match status {
+        200..=299 if document.is_object() => Ok(AdminResponse::Document(document)),
+        404 if is_problem && !detail.starts_with("there is nothing at this path") => {
+            Ok(AdminResponse::Problems(vec![problem]))
+        }
+        404 if detail.contains("/v1/status") => Err(format!(
+            "the server at {address} does not know this command; its version differs from that of this program, \
+             {}: see `tidegate status`",
+            env!("CARGO_PKG_VERSION")
+        )),
+        // A file with mistakes. Print each on its own line.
+        422 if is_problem => {
+            let mistakes = document["mistakes"].as_array().into_iter().flatten();
+            let mistakes = mistakes.filter_map(Value::as_str).map(str::to_owned);
+            Ok(AdminResponse::Problems(
+                std::iter::once(problem).chain(mistakes).collect(),
+            ))
+        }
+        401 => Err(match &admin.token {
+            None => "the server requires its admin token; pass it with --token, or in TIDEGATE_ADMIN_TOKEN",
+            Some(_) => {
+                "the server has a different admin token than that of --token or TIDEGATE_ADMIN_TOKEN; see `admin` in \
+                 its rules file"
+            }
+        }
+        .to_owned()),
+        403 if is_problem && admin.token.is_none() => Err(format!(
+            "the server at {address} has no admin token, so it serves only requests to 127.0.0.1, [::1] or \
+             localhost; pass such an address with --admin, or set `admin.token_env` in its rules file"
+        )),
+        429 => Err(
+            "the server has received too many wrong admin tokens from this address; wait a minute, and check --token"
+                .to_owned(),
+        ),
+        200..=299 | 404 => Err(not_admin(address)),
+        _ if is_problem => Err(problem),
+        status => Err(format!(
+            "{}; it responded with status {status}",
+            not_admin(address)
+        )),
+    }
+}
+
+/// Explains why no response came from `address`, which the user wrote as `given`.
+fn unreachable(given: &str, address: &str, error: &ureq::Error, is_tls: bool) -> String {
+    use std::io::ErrorKind::{ConnectionRefused, TimedOut};
+    let other =
+        "if its admin listener has another address, pass that with --admin or TIDEGATE_ADMIN";
+    let (problem, advice) = match error {
+        ureq::Error::Io(error) if error.kind() == ConnectionRefused => (
+            "no program accepts connections there".to_owned(),
+            format!("is the server running? {other}"),
+        ),
+        ureq::Error::HostNotFound => (
+            "the host is not known".to_owned(),
+            "check the host of --admin or TIDEGATE_ADMIN".to_owned(),
+        ),
+        ureq::Error::Timeout(_) => (silence(), format!("is the server running? {other}")),
+        ureq::Error::Io(error) if error.kind() == TimedOut => {
+            (silence(), format!("is the server running? {other}"))
+        }
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) => return not_an_address(given),
+        error if is_tls => (
+            error.to_string(),
+            "check that the listener has TLS, that --admin names a host of its certificate, that --admin-ca has the \
+             authority of that certificate, and whether it requires --admin-cert and --admin-key"
+                .to_owned(),
+        ),
+        error => (
+            error.to_string(),
+            format!("is the server running? if its admin listener has TLS, pass --admin-ca; {other}"),
+        ),
+    };
+    format!("cannot reach the admin endpoint at {address}: {problem}; {advice}")
+}
+
+fn silence() -> String {
+    format!("no response within {} s", TIMEOUT.as_secs())
+}
+
+fn not_an_address(given: &str) -> String {
+    format!(
+        "\"{}\" is not an address; pass HOST:PORT with --admin or TIDEGATE_ADMIN, such as 127.0.0.1:8082",
+        print::printable(given)
+    )
+}
+
 fn not_admin(address: &str) -> String {
-    format!("{address} is not a Tidegate admin endpoint; pass its address with --admin")
+    format!(
+        "{address} is not a Tidegate admin endpoint; pass its address with --admin or TIDEGATE_ADMIN"
+    )
 }

@@ -22,8 +22,10 @@ pub(crate) fn status(status: &Value) -> String {
         let _ = writeln!(out, "  {}", text(problem));
     }
     let store = &status["store"];
+    let has_snapshot = store["snapshot"] == true;
     let kept = match (&store["persistent"], text(&store["kind"]).as_str()) {
         (Value::Bool(true), _) => "persistent across restarts",
+        (_, "memory") if has_snapshot => "snapshot failing: a restart loses later changes",
         (_, "memory") => "lost on restart: set store.memory.snapshot to keep counters and blocks",
         _ => "not persistent across restarts",
     };
@@ -49,7 +51,9 @@ pub(crate) fn status(status: &Value) -> String {
         ],
         vec!["listeners".to_owned(), listeners.join(", ")],
     ];
-    out + &table(&rows)
+    out.push_str(&table(&rows));
+    out.extend(restart_required(status));
+    out
 }
 
 /// Formats `/v1/rules`.
@@ -74,16 +78,26 @@ pub(crate) fn rules(rules: &Value) -> String {
 
 /// Formats `/v1/reload`.
 pub(crate) fn reloaded(reloaded: &Value) -> String {
-    let parts: Vec<String> = reloaded
-        .as_object()
-        .into_iter()
-        .flatten()
+    let members = reloaded.as_object().into_iter().flatten();
+    let parts: Vec<String> = members
+        .filter(|(what, _)| *what != "restart_required")
         .map(|(what, came)| match came {
             Value::Number(count) => format!("{count} {what}"),
             came => format!("{what} {}", text(came)),
         })
         .collect();
-    format!("reloaded: {}", parts.join(", "))
+    let mut out = format!("reloaded: {}\n", parts.join(", "));
+    out.extend(restart_required(reloaded));
+    out
+}
+
+/// Returns the line about settings of the rules file that need a restart, if there are any.
+fn restart_required(document: &Value) -> Option<String> {
+    let settings: Vec<String> = list(&document["restart_required"]).map(text).collect();
+    (!settings.is_empty()).then(|| {
+        let settings = settings.join(", ");
+        format!("note: changes to {settings} take effect after a restart of the server\n")
+    })
 }
 
 /// Formats a response to `PUT /v1/blocks/…`.
@@ -135,7 +149,9 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     }
     let is_lost = list(&blocks["blocks"]).any(|block| block["persistent"] == false);
     let mut out = headed(&head, rows);
-    if is_lost {
+    if let Some(hint) = blocks["hint"].as_str() {
+        let _ = writeln!(out, "note: {}", printable(hint));
+    } else if is_lost {
         out.push_str("note: these blocks are lost when the server restarts; set `store.memory.snapshot` to keep them\n");
     }
     out
@@ -158,9 +174,13 @@ pub(crate) fn inspected(inspected: &Value) -> String {
     }
     let head = ["LIMIT", "REMAINING", "OF", "NEXT REQUEST", "FULL AGAIN"];
     let is_blocked = !block.is_null();
+    let ends_with_block = |wait_ms: &Value| match (wait_ms.as_u64(), block["left_ms"].as_u64()) {
+        (Some(wait), Some(left)) => wait <= left,
+        (wait, _) => wait.is_none(),
+    };
     let rows = list(&inspected["limits"]).map(|limit| {
         let next = match &limit["retry_after_ms"] {
-            Value::Null if is_blocked => "after the block".to_owned(),
+            wait_ms if is_blocked && ends_with_block(wait_ms) => "after the block".to_owned(),
             Value::Null => "never".to_owned(),
             wait_ms => moment(wait_ms),
         };
@@ -218,7 +238,7 @@ fn number(value: &Value) -> String {
 }
 
 /// Returns a text on one line, with control characters escaped.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() {

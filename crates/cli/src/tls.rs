@@ -16,32 +16,50 @@ pub(crate) fn config(admin: &Admin) -> Result<Option<TlsConfig>, String> {
     let shown = shown.map(|(certificate, key)| client_certificate(certificate, key));
     let config = TlsConfig::builder()
         .unversioned_rustls_crypto_provider(Arc::new(default_provider()))
-        .root_certs(RootCerts::new_with_certs(&certificates(authorities)?))
+        .root_certs(RootCerts::new_with_certs(&certificates(
+            "--admin-ca",
+            authorities,
+        )?))
         .client_cert(shown.transpose()?)
         .build();
     Ok(Some(config))
 }
 
 fn client_certificate(certificate: &Path, key: &Path) -> Result<ClientCert, String> {
-    let parsed = PrivateKey::from_pem(&read(key)?);
-    let key = parsed.map_err(|error| format!("cannot use {}: {error}", key.display()))?;
-    Ok(ClientCert::new_with_certs(&certificates(certificate)?, key))
+    let parsed = PrivateKey::from_pem(&read("--admin-key", key)?);
+    let key = parsed.map_err(|error| {
+        let key = key.display();
+        format!("--admin-key: cannot use {key}: {error}; name a PEM file with a private key")
+    })?;
+    let certificates = certificates("--admin-cert", certificate)?;
+    Ok(ClientCert::new_with_certs(&certificates, key))
 }
 
-fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
-    let text = read(path)?;
+/// Reads the certificates in the file at `path`, which the option named `option` gives.
+fn certificates(option: &str, path: &Path) -> Result<Vec<Certificate<'static>>, String> {
+    let text = read(option, path)?;
+    let unusable = |error| {
+        let path = path.display();
+        format!("{option}: cannot use {path}: {error}; name a PEM file with certificates")
+    };
     let found = parse_pem(&text).filter_map(|item| match item {
         Ok(PemItem::Certificate(certificate)) => Some(Ok(certificate)),
         Ok(_) => None,
-        Err(error) => Some(Err(format!("cannot use {}: {error}", path.display()))),
+        Err(error) => Some(Err(unusable(error))),
     });
     let found: Vec<_> = found.collect::<Result<_, _>>()?;
     if found.is_empty() {
-        return Err(format!("there is no certificate in {}", path.display()));
+        return Err(format!(
+            "{option}: there is no certificate in {}; name a PEM file with one",
+            path.display()
+        ));
     }
     Ok(found)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+fn read(option: &str, path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| {
+        let path = path.display();
+        format!("{option}: cannot read {path}: {error}; check the path and its permissions")
+    })
 }

@@ -263,6 +263,151 @@ fn reload_lists_the_mistakes_of_the_file() {
 }
 
 #[test]
+fn reload_and_status_name_the_settings_that_need_a_restart() {
+    let server = Server::start(RULES);
+    let more = "shutdown: {drain: 3s}\n";
+    // Without `listen`, the listeners have other addresses than this server's.
+    std::fs::write(server.rules_file(), format!("{more}{RULES}")).unwrap();
+    let expected = "note: changes to listen, shutdown take effect after a restart of the server\n";
+    let reloaded = printed(&server.operate(&["reload"]));
+    assert_eq!(reloaded, format!("reloaded: 1 rules\n{expected}"));
+    let status = printed(&server.operate(&["status"]));
+    assert!(status.ends_with(expected), "{status}");
+}
+
+#[test]
+fn status_says_why_the_snapshot_fails_and_what_to_do() {
+    let snapshot = "store: {memory: {snapshot: {path: nowhere/counters.snapshot, every: 1h}}}\n";
+    let server = Server::start(&format!("{snapshot}{RULES}"));
+    let status = printed(&server.operate(&["status"]));
+    for part in [
+        "cannot write the snapshot nowhere/counters.snapshot: its folder nowhere: No such file",
+        "(since 2",
+        "check that the folder exists, that the server may write to it and that the disk has space",
+        "memory, 0 keys in this process, snapshot failing: a restart loses later changes",
+    ] {
+        assert!(status.contains(part), "no {part:?} in {status}");
+    }
+    // The setting is there, so that is not the advice.
+    assert!(!status.contains("set store.memory.snapshot"), "{status}");
+    assert!(
+        server
+            .operate(&["block", "api", "u1", "/x"])
+            .status
+            .success()
+    );
+    let blocks = printed(&server.operate(&["blocks"]));
+    assert!(
+        blocks.contains("note: a restart removes the latest blocks: cannot write"),
+        "{blocks}"
+    );
+    assert!(!blocks.contains("set `store.memory.snapshot`"), "{blocks}");
+}
+
+#[test]
+fn a_block_that_can_never_deny_is_refused() {
+    let server = Server::start("rules: [{name: login, key: [ip], limits: [5/h]}]\n");
+    let refused = server.operate(&["block", "login", "10.0.0.0/8"]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert_eq!(
+        String::from_utf8_lossy(&refused.stderr),
+        "tidegate: cannot block login 10.0.0.0/8: key: a network of this size is not a key, so it has no counter and \
+         no block; match it with `cidr` in a rule's `when`\n"
+    );
+    let raw = printed(&server.operate(&["block", "login", "unix", "--raw"]));
+    assert!(raw.starts_with("blocked login unix until"), "{raw}");
+    assert!(raw.contains("note: \"unix\" is not an IP address"), "{raw}");
+}
+
+/// Users do not know the paths and the status codes of the admin API.
+#[test]
+fn errors_say_what_was_asked_and_what_to_do() {
+    let server = Server::start(RULES);
+    let free = format!("127.0.0.1:{}", crate::support::free_port());
+    let admin = server.admin.to_string();
+    let http = server.http.to_string();
+    let another = format!("cannot list the rules: {http} is not a Tidegate admin endpoint");
+    let refused = format!(
+        "cannot reset user:1: cannot reach the admin endpoint at {free}: no program accepts connections there; is \
+         the server running? if its admin listener has another address, pass that with --admin or TIDEGATE_ADMIN"
+    );
+    for (arguments, address, expected) in [
+        (&["rules"][..], &http, another.as_str()),
+        (&["reset", "--throttle", "user:1"], &free, &refused),
+        (
+            &["status"],
+            &"no address".to_owned(),
+            "cannot show the status: \"no address\" is not an address; pass HOST:PORT with --admin",
+        ),
+        (
+            &["block", "api", "u1"],
+            &admin,
+            "cannot block api u1: key: rule \"api\" has a key of 2 values (user, route), got 1",
+        ),
+        (
+            &["block", "api", "u1", "/x", "--for", "soon"],
+            &admin,
+            "cannot block api u1, /x: for: expected a duration",
+        ),
+        (
+            &["unblock", "api", "u1", "/x"],
+            &admin,
+            "this key is not blocked",
+        ),
+        (
+            &["inspect", "nothing"],
+            &admin,
+            "there is no rule \"nothing\"; the rules are api",
+        ),
+        (
+            &["blocks", "--token", "a\nb"],
+            &admin,
+            "cannot list the blocks: the admin token has characters that cannot be sent",
+        ),
+        (
+            &["blocks", "--admin-ca", "/nowhere.pem"],
+            &admin,
+            "cannot list the blocks: --admin-ca: cannot read /nowhere.pem: No such file",
+        ),
+    ] {
+        let output = run(&mut tidegate(&[arguments, &["--admin", address]].concat()));
+        let said = String::from_utf8(output.stderr).unwrap();
+        let begins = format!("tidegate: {expected}");
+        assert!(said.starts_with(&begins), "no {expected:?} in {said}");
+        assert!(
+            !said.contains("/v1/") && !said.contains("status 4"),
+            "{said}"
+        );
+    }
+}
+
+/// A server of another version lacks a path that this version asks for.
+#[test]
+fn a_server_of_another_version_is_recognized() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let other = std::thread::spawn(move || {
+        use std::io::{Read as _, Write as _};
+        let (mut stream, _) = listener.accept().unwrap();
+        assert!(stream.read(&mut [0; 4_096]).unwrap() > 0);
+        let body = r#"{"detail": "there is nothing at this path; the paths are /v1/rules and /v1/status"}"#;
+        let head = format!(
+            "HTTP/1.1 404 Not Found\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all((head + body).as_bytes()).unwrap();
+    });
+    let output = run(&mut tidegate(&["blocks", "--admin", &address]));
+    other.join().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    let begins = format!(
+        "tidegate: cannot list the blocks: the server at {address} does not know this command"
+    );
+    assert!(said.starts_with(&begins), "{said}");
+}
+
+#[test]
 fn a_throttle_key_is_reset() {
     let server = Server::start(RULES);
     let body = json!({"key": "user:1", "limits": ["1/h"]});
