@@ -11,6 +11,7 @@ mod address;
 mod atlas;
 pub mod client;
 mod cookies;
+#[path = "../../identity/src/forward_auth.rs"]
 pub mod describe;
 mod fields;
 pub mod headers;
@@ -20,6 +21,7 @@ mod maxmind;
 mod normalize;
 pub mod part;
 mod path;
+#[path = "../../identity/src/dialect.rs"]
 mod proxy;
 mod rfc7239;
 mod shed;
