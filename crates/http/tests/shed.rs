@@ -15,7 +15,8 @@ use tidegate_core::{
     Span, Timestamp,
     concurrency::{AdaptiveSettings, Aimd, Method},
 };
-use tidegate_http::{Clock, Entries, Gauge, Room, Share, ShedLayer};
+use tidegate_http::{Clock, Gauge, Room, Share, ShedLayer};
+use tidegate_identity::Entries;
 use tokio::sync::oneshot;
 use tower::{Layer, Service, ServiceExt, service_fn};
 

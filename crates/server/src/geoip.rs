@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use tidegate_http::{Atlas, MaxMind, Place};
+use tidegate_identity::{GeoIpField, GeoIpSource, MaxMind};
 
 use crate::{
     metrics::Text,
@@ -25,10 +25,10 @@ const MAX_BYTES: u64 = 1 << 30;
 
 /// A GeoIP database that cannot be used, and why.
 #[derive(Debug, thiserror::Error)]
-#[error("geoip.{}: cannot use {}: {problem}", place.as_str(), path.display())]
+#[error("geoip.{}: cannot use {}: {problem}", field.as_str(), path.display())]
 pub struct GeoIpError {
     /// What the database is configured for: country or autonomous system.
-    pub place: Place,
+    pub field: GeoIpField,
     /// The file.
     pub path: PathBuf,
     /// What is wrong with it.
@@ -38,13 +38,13 @@ pub struct GeoIpError {
 /// The GeoIP databases in use and the files they come from.
 #[derive(Debug)]
 pub struct GeoIp {
-    atlas: Arc<MaxMind>,
+    databases: Arc<MaxMind>,
     files: Vec<File>,
 }
 
 #[derive(Debug)]
 struct File {
-    place: Place,
+    field: GeoIpField,
     path: PathBuf,
     seen: Mutex<SeenStamps>,
     /// The error of the last load; `None` if it succeeded.
@@ -68,25 +68,25 @@ impl GeoIp {
     ///
     /// Returns [`GeoIpError`] for the first file that cannot be read, is not a MaxMind database, is
     /// damaged, or lacks the data it is configured for.
-    pub fn open(files: &[(Place, PathBuf)]) -> Result<Self, GeoIpError> {
-        let atlas = Arc::new(MaxMind::default());
-        let file = |(place, path): &(Place, PathBuf)| {
-            let file = File::new(*place, path);
-            file.load(&atlas)?;
+    pub fn open(files: &[(GeoIpField, PathBuf)]) -> Result<Self, GeoIpError> {
+        let databases = Arc::new(MaxMind::default());
+        let file = |(field, path): &(GeoIpField, PathBuf)| {
+            let file = File::new(*field, path);
+            file.load(&databases)?;
             Ok(file)
         };
         let files: Result<Vec<File>, GeoIpError> = files.iter().map(file).collect();
         Ok(Self {
             files: files?,
-            atlas,
+            databases,
         })
     }
 
     /// Returns a lookup handle. It always uses the databases that are loaded at the time of the
     /// lookup.
     #[must_use]
-    pub fn atlas(&self) -> Arc<dyn Atlas> {
-        Arc::clone(&self.atlas) as Arc<dyn Atlas>
+    pub fn source(&self) -> Arc<dyn GeoIpSource> {
+        Arc::clone(&self.databases) as Arc<dyn GeoIpSource>
     }
 
     /// Reloads all databases.
@@ -99,7 +99,7 @@ impl GeoIp {
         let errors: Vec<GeoIpError> = self
             .files
             .iter()
-            .filter_map(|file| file.reload(&self.atlas).err())
+            .filter_map(|file| file.reload(&self.databases).err())
             .collect();
         if errors.is_empty() {
             Ok(())
@@ -112,7 +112,7 @@ impl GeoIp {
     /// changing.
     pub fn reload_if_changed(&self) {
         let changed = self.files.iter().filter(|file| file.has_changed());
-        changed.for_each(|file| drop(file.reload(&self.atlas)));
+        changed.for_each(|file| drop(file.reload(&self.databases)));
     }
 
     /// Returns the error of each database whose last load failed; empty if all are in use.
@@ -132,7 +132,7 @@ impl GeoIp {
         for file in &self.files {
             let [succeeded, failed] = &file.loads;
             for (result, count) in [("ok", succeeded), ("failed", failed)] {
-                let labels = [("database", file.place.as_str()), ("result", result)];
+                let labels = [("database", file.field.as_str()), ("result", result)];
                 text.sample(name, &labels, count.load(Ordering::Relaxed));
             }
         }
@@ -141,16 +141,16 @@ impl GeoIp {
         text.family(name, "gauge", help);
         for file in &self.files {
             let is_in_use = u64::from(file.problem().is_none());
-            text.sample(name, &[("database", file.place.as_str())], is_in_use);
+            text.sample(name, &[("database", file.field.as_str())], is_in_use);
         }
     }
 }
 
 impl File {
-    fn new(place: Place, path: &Path) -> Self {
+    fn new(field: GeoIpField, path: &Path) -> Self {
         let now = stamp(path);
         Self {
-            place,
+            field,
             path: path.to_owned(),
             seen: Mutex::new(SeenStamps {
                 read: now,
@@ -161,24 +161,24 @@ impl File {
         }
     }
 
-    fn load(&self, atlas: &MaxMind) -> Result<(), GeoIpError> {
+    fn load(&self, databases: &MaxMind) -> Result<(), GeoIpError> {
         let put = read(&self.path)
             .map_err(|error| error.to_string())
             .and_then(|bytes| {
-                atlas
-                    .put(self.place, bytes)
+                databases
+                    .put(self.field, bytes)
                     .map_err(|error| error.to_string())
             });
         put.map_err(|problem| GeoIpError {
-            place: self.place,
+            field: self.field,
             path: self.path.clone(),
             problem,
         })
     }
 
-    fn reload(&self, atlas: &MaxMind) -> Result<(), GeoIpError> {
+    fn reload(&self, databases: &MaxMind) -> Result<(), GeoIpError> {
         lock(&self.seen).read = stamp(&self.path);
-        let loaded = self.load(atlas);
+        let loaded = self.load(databases);
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
         *lock(&self.problem) = loaded.as_ref().err().map(ToString::to_string);
         match &loaded {

@@ -8,8 +8,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName, Response};
 use tidegate_core::{Cost, Request, ResponseCost};
-
-use crate::describe::{joined, text};
+use tidegate_identity::{header_text, joined_header};
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
@@ -68,7 +67,7 @@ impl Answer {
     /// Reads the head of `response`. Only headers in `names`, which are entry names, are kept.
     pub(super) fn of<B>(response: &Response<B>, names: &[&str]) -> Self {
         let header = |name: &&str| {
-            let value = joined(response.headers(), name.strip_prefix("header.")?, ", ")?;
+            let value = joined_header(response.headers(), name.strip_prefix("header.")?, ", ")?;
             Some(((*name).into(), value.into()))
         };
         let mut answer = Self {
@@ -97,7 +96,7 @@ impl Answer {
     /// Reads the gRPC status from headers or trailers.
     pub(super) fn learn(&mut self, headers: &HeaderMap) {
         if let Some(status) = headers.get(GRPC_STATUS) {
-            self.grpc_status = Some(text(status).into());
+            self.grpc_status = Some(header_text(status).into());
         }
     }
 

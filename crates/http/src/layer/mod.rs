@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request ─▶ entries ─▶ verdict ─┬─▶ allowed ─▶ (delay) ─▶ inner service ─▶ response + headers
-//!            Described    Gate   └─▶ denied ─────────────▶ 429 or 503, or a gRPC status
+//!                         Gate   └─▶ denied ─────────────▶ 429 or 503, or a gRPC status
 //! ```
 //!
 //! `poll_ready` only polls the inner service. A limit is charged when a request arrives. Denied
@@ -12,15 +12,15 @@
 //!
 //! | entry | source |
 //! | --- | --- |
-//! | any NAME | the application, in the request extension [`Entries`]; overrides all others |
+//! | any NAME | the application, in the extension [`Entries`]; overrides all others |
 //! | `method` | the method |
 //! | `path` | the path without query, in RFC 3986 normal form, repeated slashes merged |
 //! | `host` | the requested host in lower case, without the port |
 //! | `ip` | the client address, for IPv6 its network; see [`LimiterLayer::trust`] |
 //! | `ip.exact` | the complete client address |
-//! | `country`, `asn` | GeoIP data of that address; see [`LimiterLayer::atlas`] |
+//! | `country`, `asn` | GeoIP data of that address; see [`LimiterLayer::geoip`] |
 //! | `query.NAME`, `cookie.NAME`, `header.NAME` | the request, as the client sent it |
-//! | a name of [`LimiterLayer::part`] | a part of another entry |
+//! | a name of [`LimiterLayer::derived`] | a part of another entry |
 //!
 //! The `path` of a gRPC call is `/package.Service/Method`. The `asn` is the number of the
 //! autonomous system.
@@ -30,15 +30,16 @@
 //! sets in a [`Report`]. Until the response is known, the initial charge is reserved.
 //!
 //! A request is rejected if an entry that rules use has several values, or if rules use the path
-//! and it has `.` or `..` segments: see [`Unclear`](crate::Unclear). A rule does not apply to a
+//! and it has `.` or `..` segments: see [`AmbiguousRequest`]. A rule does not apply to a
 //! request without an entry of its key. A header never replaces an entry that only the application
 //! can know: here `X-Customer` does not set `customer`.
+//!
+//! [`Entries`]: tidegate_identity::Entries
 
 mod answer;
 mod asking;
 mod body;
 mod denial;
-mod entries;
 mod future;
 mod grpc;
 mod held;
@@ -53,24 +54,22 @@ use std::{fmt, net::IpAddr, sync::Arc};
 use bytes::Bytes;
 use http::{Extensions, Response, request::Parts};
 use tidegate_core::{Cost, Span, Timestamp, When};
+use tidegate_identity::{
+    AmbiguousRequest, DerivedEntry, EntrySources, GeoIpSource, RequestEntries, Trust,
+};
 use tower_layer::Layer;
 
 pub use self::{
     answer::Report,
     body::LimitedBody,
-    entries::{Entries, Peer},
     future::ResponseFuture,
     grpc::call as grpc_call,
     lasting::Lasting,
     ruling::{Denied, Passed, overloaded},
     service::Limited,
 };
-use self::{
-    entries::{Described, Identity, PeerOf, Spelled},
-    renewals::Renewals,
-    ruling::Terms,
-};
-use crate::{Atlas, Gate, HeaderWriter, Part, Trust, Unclear};
+use self::{renewals::Renewals, ruling::Terms};
+use crate::{Gate, HeaderWriter};
 
 /// A tower layer that forwards only the requests that a [`Gate`] admits to the inner service.
 ///
@@ -106,7 +105,7 @@ pub struct LimiterLayer<G> {
 /// The settings of a layer.
 #[derive(Clone, Debug, Default)]
 struct Settings {
-    identity: Identity,
+    sources: EntrySources,
     terms: Terms,
     cost: CostOf,
 }
@@ -144,7 +143,7 @@ impl CostOf {
 
 impl<G: Gate> LimiterLayer<G> {
     /// Creates a layer that uses `gate`, trusts no proxy, and takes the socket's peer from the
-    /// [`Peer`] extension.
+    /// [`Peer`](tidegate_identity::Peer) extension.
     #[must_use]
     pub fn new(gate: Arc<G>) -> Self {
         Self {
@@ -174,7 +173,7 @@ impl<G: Gate> LimiterLayer<G> {
     /// ```
     #[must_use]
     pub fn peer(mut self, peer: fn(&Extensions) -> Option<IpAddr>) -> Self {
-        self.settings().identity.peer = PeerOf::Extensions(peer);
+        self.settings().sources.set_peer_extension(peer);
         self
     }
 
@@ -182,7 +181,7 @@ impl<G: Gate> LimiterLayer<G> {
     /// connection and then needs no extension.
     #[must_use]
     pub fn connection_from(mut self, peer: IpAddr) -> Self {
-        self.settings().identity.peer = PeerOf::Connection(peer, Spelled::default());
+        self.settings().sources.set_connection_peer(peer);
         self
     }
 
@@ -197,23 +196,23 @@ impl<G: Gate> LimiterLayer<G> {
     /// Sets which proxies are trusted to report the client address. By default none is trusted.
     #[must_use]
     pub fn trust(mut self, trust: Trust) -> Self {
-        self.settings().identity.trust = trust;
+        self.settings().sources.set_trust(trust);
         self
     }
 
     /// Provides the entries `country` and `asn` (autonomous system number) of the client address
-    /// from `atlas`.
+    /// from `geoip`.
     #[must_use]
-    pub fn atlas(mut self, atlas: Arc<dyn Atlas>) -> Self {
-        self.settings().identity.atlas = Some(atlas);
+    pub fn geoip(mut self, geoip: Arc<dyn GeoIpSource>) -> Self {
+        self.settings().sources.set_geoip(geoip);
         self
     }
 
-    /// Adds a derived entry `name`: a `part` of another entry, such as the owner of an API key
-    /// without its secret.
+    /// Adds the entry `name`, derived from another one, such as the owner of an API key without its
+    /// secret.
     #[must_use]
-    pub fn part(mut self, name: &str, part: Part) -> Self {
-        self.settings().identity.parts.push((name.into(), part));
+    pub fn derived(mut self, name: &str, derived: DerivedEntry) -> Self {
+        self.settings().sources.add_derived(name, derived);
         self
     }
 
@@ -266,14 +265,14 @@ impl<G: Gate> LimiterLayer<G> {
                 grpc_call(&request.method, &request.headers),
             ))
         };
-        let described = Described::new(request, &self.settings.identity);
+        let entries = RequestEntries::new(request, &self.settings.sources);
         let found = when.entry_names().filter_map(|name| {
-            let value = described.entry(name).transpose()?;
+            let value = entries.entry(name).transpose()?;
             Some(value.map(|value| (name, value)))
         });
         let found: Vec<_> = found
-            .collect::<Result<_, Unclear>>()
-            .map_err(|unclear| malformed(&unclear))?;
+            .collect::<Result<_, AmbiguousRequest>>()
+            .map_err(|ambiguous| malformed(&ambiguous))?;
         let entries: Vec<(&str, &str)> = found
             .iter()
             .map(|(name, value)| (*name, &**value))

@@ -1,6 +1,7 @@
 //! The service that the layer creates. It asks for a verdict and forwards admitted requests.
 
 use std::{
+    borrow::Cow,
     cell::RefCell,
     fmt,
     sync::{Arc, Once},
@@ -10,14 +11,15 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, request::Parts};
 use http_body::Body;
+use smallvec::SmallVec;
 use tidegate::gate::{ANSWERED, AtOnce, Patient, at_once};
 use tidegate_core::{Cost, RequestError, RuleSet};
+use tidegate_identity::{AmbiguousRequest, RequestEntries};
 use tower_service::Service;
 
 use super::{
     LimitedBody, LimiterLayer, ResponseFuture,
     asking::{self, Asked, Asking, Desk},
-    entries::{Described, Few},
     grpc,
     ruling::{Ruling, Terms},
 };
@@ -96,11 +98,11 @@ impl<G: Gate + 'static> LimiterLayer<G> {
         let call = grpc::call(&parts.method, &parts.headers);
         let now = gate.now();
         let rules = gate.rules();
-        let described = Described::new(parts, &settings.identity);
-        warn_of_gaps(&described, &rules);
-        let found = match described.entries(&rules) {
+        let request = RequestEntries::new(parts, &settings.sources);
+        warn_of_gaps(&request, &rules);
+        let found = match used_entries(&request, &rules) {
             Ok(found) => found,
-            Err(unclear) => return Known::Ruled(Terms::refusal(&unclear, call)),
+            Err(ambiguous) => return Known::Ruled(Terms::refusal(&ambiguous, call)),
         };
         let entries: Few<(&str, &str)> = found
             .iter()
@@ -172,16 +174,33 @@ fn owned(entries: &[(&str, &str)]) -> Vec<(Box<str>, Box<str>)> {
     entries.iter().map(owned).collect()
 }
 
+/// A list with inline capacity for the number of entries that rules usually use.
+type Few<T> = SmallVec<[T; 4]>;
+
+/// Returns the entries of `request` that `rules` use.
+fn used_entries<'n, 'r>(
+    request: &'r RequestEntries<'_>,
+    rules: &'n RuleSet,
+) -> Result<Few<(&'n str, Cow<'r, str>)>, AmbiguousRequest> {
+    let mut found = Few::new();
+    for name in rules.entry_names() {
+        if let Some(value) = request.entry(name)? {
+            found.push((name, value));
+        }
+    }
+    Ok(found)
+}
+
 /// Logs an error once if rules are keyed by `ip` and the peer address of a request is unknown. Such
 /// rules never match the request.
-fn warn_of_gaps(described: &Described<'_>, rules: &RuleSet) {
+fn warn_of_gaps(request: &RequestEntries<'_>, rules: &RuleSet) {
     static NO_PEER: Once = Once::new();
     let counts_by_ip = || {
         rules
             .entry_names()
             .any(|name| matches!(name, "ip" | "ip.exact"))
     };
-    if !NO_PEER.is_completed() && !described.has_peer() && counts_by_ip() {
+    if !NO_PEER.is_completed() && !request.has_peer() && counts_by_ip() {
         NO_PEER.call_once(|| {
             tracing::error!(
                 "no-peer: rules use `ip`, but the peer address of a request is unknown, so they do not apply to it; insert a `Peer` into its extensions, or set the extension with `LimiterLayer::peer`; logged once"

@@ -132,8 +132,9 @@ impl ShedLayer {
         self.shares[class.min(last)]
     }
 
-    /// Adds an entry to the request's [`Entries`](crate::Entries) that says whether there is `room`
-    /// (headroom): `yes` or `no`. The inner layers can use it in the `elastic` condition of a rule.
+    /// Adds an entry to the request's [`Entries`](tidegate_identity::Entries) that says whether
+    /// there is `room` (headroom): `yes` or `no`. The inner layers can use it in the `elastic`
+    /// condition of a rule.
     #[must_use]
     pub fn tell_room(mut self, entry: &str, room: Room) -> Self {
         self.room = Some((entry.into(), room));

@@ -10,10 +10,11 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
+use tidegate_identity::Entries;
 use tower_service::Service;
 
 use super::{ShedLayer, gauge::Held};
-use crate::{Entries, LimitedBody, overloaded};
+use crate::{LimitedBody, overloaded};
 
 /// A service behind an adaptive concurrency limit.
 #[derive(Clone, Debug)]

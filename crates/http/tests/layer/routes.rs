@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use tidegate_core::{Cost, CostSource, Mode};
-use tidegate_http::{AddressHeader, Entries, LimiterLayer, Part, Peer, Proxies, Trust};
+use tidegate_http::LimiterLayer;
+use tidegate_identity::{AddressHeader, DerivedEntry, Entries, Peer, Proxies, Trust};
 use tower::{Layer, Service, ServiceExt};
 
 use crate::support::{Notes, fixed, get, limited, limiter, on, send, statuses};
@@ -105,7 +106,7 @@ async fn clients_are_counted_by_address_and_by_key_without_secrets() {
     let mut service = LimiterLayer::new(limiter)
         .peer(|extensions| Some(extensions.get::<Peer>()?.0.ip()))
         .trust(Trust::new(nets, AddressHeader::XForwardedFor))
-        .part("key", Part::split("header.x-key", ".", 1).unwrap())
+        .derived("key", DerivedEntry::split("header.x-key", ".", 1).unwrap())
         .layer(Notes::default());
     for (peer, header, value, expected) in [
         ("10.0.0.1:1", "x-forwarded-for", "192.0.2.1", 200),

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use futures_util::FutureExt;
 use http::{HeaderName, HeaderValue, Request};
 use proptest::prelude::*;
-use tidegate_http::{AddressHeader, Entries, LimiterLayer, Peer, Proxies, Trust};
+use tidegate_http::LimiterLayer;
+use tidegate_identity::{AddressHeader, Entries, Peer, Proxies, Trust};
 use tower::{Layer, Service};
 
 use crate::support::{Limiter, Notes, fixed, get, limiter};

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use tidegate_http::Place;
+use tidegate_identity::GeoIpField;
 
 use super::{report::Report, value::Fields};
 
 /// Reads the databases; none without the section.
-pub(super) fn geoip(file: &Fields<'_>, report: &mut Report) -> Vec<(Place, PathBuf)> {
-    let known = Place::ALL.map(Place::as_str);
+pub(super) fn geoip(file: &Fields<'_>, report: &mut Report) -> Vec<(GeoIpField, PathBuf)> {
+    let known = GeoIpField::ALL.map(GeoIpField::as_str);
     let what = "a map such as {country: GeoLite2-Country.mmdb}";
     let Some(value) = file.get("geoip") else {
         return Vec::new();
@@ -19,13 +19,13 @@ pub(super) fn geoip(file: &Fields<'_>, report: &mut Report) -> Vec<(Place, PathB
     if !known.iter().any(|name| fields.tries(name)) {
         value.wrong(report, "names no database; set `country`, `asn` or both");
     }
-    let database = |place: Place| {
+    let database = |place: GeoIpField| {
         let path = fields.get(place.as_str())?;
         let what = "the path of a database in MaxMind's format";
         let named = path.text(report, what)?;
         Some((place, PathBuf::from(named)))
     };
-    Place::ALL.into_iter().filter_map(database).collect()
+    GeoIpField::ALL.into_iter().filter_map(database).collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `clients` and `entries`: how the client of a request is identified.
 
 use tidegate_core::bounds::MAX_ENTRIES;
-use tidegate_http::{AddressHeader, Part, Proxies, Trust, client::Warning};
+use tidegate_identity::{AddressHeader, DerivedEntry, Proxies, Trust, client_ip::Warning};
 
 use super::{
     Identity,
@@ -15,11 +15,13 @@ const MAX_HOPS: usize = 16;
 
 pub(super) fn identity(file: &Fields<'_>, report: &mut Report) -> Identity {
     let trust = file.get("clients").and_then(|value| trust(value, report));
-    let parts = file.get("entries").and_then(|value| parts(value, report));
+    let derived = file
+        .get("entries")
+        .and_then(|value| derived_entries(value, report));
     Identity {
         trust: trust.unwrap_or_default(),
-        parts: parts.unwrap_or_default(),
-        atlas: None,
+        derived: derived.unwrap_or_default(),
+        geoip: None,
     }
 }
 
@@ -77,7 +79,7 @@ fn proxies(value: &Value<'_>, report: &mut Report) -> Option<Proxies> {
     let nets = value.one_or_more(report);
     let read = nets.iter().filter_map(|net| {
         let text = net.text(report, what)?;
-        let parsed = tidegate_http::client::network(text);
+        let parsed = tidegate_identity::client_ip::network(text);
         if parsed.is_none() {
             net.expected(report, what);
         }
@@ -96,7 +98,10 @@ fn header(value: &Value<'_>, report: &mut Report) -> Option<AddressHeader> {
 }
 
 /// Reads the entries that are derived from a part of another entry, by name.
-fn parts(value: &Value<'_>, report: &mut Report) -> Option<Vec<(Box<str>, Part)>> {
+fn derived_entries(
+    value: &Value<'_>,
+    report: &mut Report,
+) -> Option<Vec<(Box<str>, DerivedEntry)>> {
     let what = "a map of entries, such as {key_id: {of: header.x-api-key, split: \".\"}}";
     let pairs = value.pairs(report, what)?;
     if pairs.len() > MAX_ENTRIES {
@@ -109,7 +114,7 @@ fn parts(value: &Value<'_>, report: &mut Report) -> Option<Vec<(Box<str>, Part)>
     Some(read.collect())
 }
 
-fn part(value: &Value<'_>, report: &mut Report) -> Option<Part> {
+fn part(value: &Value<'_>, report: &mut Report) -> Option<DerivedEntry> {
     let known = &["of", "split", "part", "regex"];
     let fields = value.fields(report, "a map with `of` and `split` or `regex`", known)?;
     let Some(of) = fields.get("of") else {
@@ -125,13 +130,13 @@ fn part(value: &Value<'_>, report: &mut Report) -> Option<Part> {
             let number = fields
                 .get("part")
                 .map_or(Some(1), |part| part.small_number(report))?;
-            Part::split(of, split.text(report, "a separator")?, number)
+            DerivedEntry::split(of, split.text(report, "a separator")?, number)
         }
         (None, Some(regex)) => {
             if let Some(part) = fields.get("part") {
                 part.wrong(report, "requires `split`; a regex has exactly one group");
             }
-            Part::regex(of, regex.text(report, "a regular expression")?)
+            DerivedEntry::regex(of, regex.text(report, "a regular expression")?)
         }
         (Some(_), Some(regex)) => {
             regex.wrong(report, "conflicts with `split`; remove one of the two");
@@ -155,7 +160,7 @@ mod tests {
     fn the_default_trusts_no_proxy() {
         let config = Config::parse("clients: {}\nentries: {}\n").unwrap();
         assert_eq!(config.identity.trust, Default::default());
-        assert!(config.identity.parts.is_empty() && config.warnings.is_empty());
+        assert!(config.identity.derived.is_empty() && config.warnings.is_empty());
     }
 
     #[test]

@@ -33,7 +33,7 @@ use std::{
 };
 
 use tidegate_core::{MemoryBounds, RuleSet, Span};
-use tidegate_http::{Atlas, Part, Place, Trust};
+use tidegate_identity::{DerivedEntry, GeoIpField, GeoIpSource, Trust};
 
 pub use envoy::Envoy;
 pub(crate) use listen::open_listener;
@@ -85,7 +85,7 @@ pub struct Config {
     pub identity: Identity,
     /// `geoip`: the GeoIP databases, and what each one provides. Paths are relative to the working
     /// directory of the server.
-    pub geoip: Vec<(Place, PathBuf)>,
+    pub geoip: Vec<(GeoIpField, PathBuf)>,
     /// `admin`: the token that the admin listener requires.
     pub admin_token: AdminToken,
     /// `envoy`: Envoy's rate limit service; `None` without the section.
@@ -289,10 +289,10 @@ pub struct Identity {
     /// proxy that sends the forward-auth request is trusted.
     pub trust: Trust,
     /// `entries`: entries that are derived from a part of another entry, by name.
-    pub parts: Vec<(Box<str>, Part)>,
+    pub derived: Vec<(Box<str>, DerivedEntry)>,
     /// The GeoIP lookup. [`Config::parse`] leaves it `None`; the code that starts the server opens
     /// the `geoip` databases and sets it.
-    pub atlas: Option<Arc<dyn Atlas>>,
+    pub geoip: Option<Arc<dyn GeoIpSource>>,
 }
 
 /// The form of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.
@@ -436,7 +436,7 @@ impl Config {
             config.shutdown = shutdown::shutdown(&file, &mut report);
             config.identity = identity::identity(&file, &mut report);
             config.geoip = geoip::geoip(&file, &mut report);
-            config.rules = rules::rule_set(&file, &config.identity.parts, &mut report);
+            config.rules = rules::rule_set(&file, &config.identity.derived, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
             config.proxy = proxy::proxy(&file, &config.listen, &config.rules, &mut report);
             response_cost::check_seen(&file, &config.listen, &mut report);

@@ -6,7 +6,7 @@ use tidegate_core::{
     Algorithm, Cost, CostSource, Headroom, Limit, Mode, OnFailure, ResponseCost, Rule, RuleError,
     RuleSet, Span, UnusedShare, When, Window,
 };
-use tidegate_http::Part;
+use tidegate_identity::DerivedEntry;
 
 use super::{
     conditions,
@@ -39,7 +39,7 @@ const FIELDS: &[&str] = &[
 /// set.
 pub(super) fn rule_set(
     file: &Fields<'_>,
-    parts: &[(Box<str>, Part)],
+    parts: &[(Box<str>, DerivedEntry)],
     report: &mut Report,
 ) -> RuleSet {
     let before = report.count();

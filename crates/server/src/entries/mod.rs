@@ -11,7 +11,7 @@ mod throttle;
 use std::borrow::Cow;
 
 use tidegate_core::{RequestError, RuleSet};
-use tidegate_http::{Trust, Unclear};
+use tidegate_identity::{AmbiguousRequest, Trust};
 
 use crate::config::conditions::entry_name;
 
@@ -54,7 +54,7 @@ pub(crate) fn normalize<'e>(
             Spelling::Raw => Cow::Borrowed(value),
             Spelling::Normalized => match trust.normalize(&name, value) {
                 Ok(value) => value,
-                Err(unclear) if rules.looks_at(&name) => return Err(refused(sent, &unclear)),
+                Err(ambiguous) if rules.looks_at(&name) => return Err(refused(sent, &ambiguous)),
                 Err(_) => Cow::Borrowed(value),
             },
         };
@@ -78,12 +78,14 @@ pub(crate) fn rewritten<'e>(
     entries
 }
 
-fn refused(name: &str, unclear: &Unclear) -> RequestError {
-    let problem = match unclear {
-        Unclear::DotSegments => {
+fn refused(name: &str, ambiguous: &AmbiguousRequest) -> RequestError {
+    let problem = match ambiguous {
+        AmbiguousRequest::DotSegments => {
             "has segments `.` or `..`, which services resolve differently; send the resolved path"
         }
-        Unclear::NotAnAddress(_) => "is not an IP address; send one address, such as 203.0.113.9",
+        AmbiguousRequest::NotAnAddress(_) => {
+            "is not an IP address; send one address, such as 203.0.113.9"
+        }
         _ => "is ambiguous; send one value",
     };
     let problem = format!("{problem}, or set `raw` to use the value unchanged");

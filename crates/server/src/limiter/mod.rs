@@ -13,7 +13,8 @@ use tidegate_core::{
     Charge, Decided, Effect, Limits, MAX_KEY_SPACE, MemoryStore, Outcome, Question, RequestError,
     Rule, RuleSet, Store, Timestamp, Verdict, free_key_in,
 };
-use tidegate_http::{Clock, Trust};
+use tidegate_http::Clock;
+use tidegate_identity::Trust;
 use tidegate_redis::{Fleet, StoreError};
 
 pub use self::store::{Backend, LimiterReceipt};

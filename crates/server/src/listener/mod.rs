@@ -17,5 +17,5 @@ use crate::{config::Identity, net::Exempt};
 /// Exempts trusted proxies from the connection limit per client, because they carry many clients.
 fn exempt(identity: &Arc<Identity>) -> Exempt {
     let identity = Arc::clone(identity);
-    Arc::new(move |peer| identity.trust.believes(peer))
+    Arc::new(move |peer| identity.trust.is_trusted(peer))
 }

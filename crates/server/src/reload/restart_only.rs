@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tidegate_core::MemoryBounds;
-use tidegate_http::Place;
+use tidegate_identity::GeoIpField;
 
 use super::LoadError;
 use crate::config::{
@@ -24,7 +24,7 @@ pub struct RestartOnlySettings {
     memory: MemoryBounds,
     snapshot: Option<Snapshot>,
     redis: Option<RedisConfig>,
-    geoip: Vec<(Place, PathBuf)>,
+    geoip: Vec<(GeoIpField, PathBuf)>,
     envoy: Option<Envoy>,
 }
 
@@ -59,7 +59,7 @@ impl RestartOnlySettings {
         if ours.trust != theirs.trust {
             return Err(LoadError::Start("clients"));
         }
-        if ours.parts != theirs.parts {
+        if ours.derived != theirs.derived {
             return Err(LoadError::Start("entries"));
         }
         let others = [

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use tidegate_http::Place;
+use tidegate_identity::GeoIpField;
 
 use super::ServeError;
 use crate::{
@@ -127,13 +127,13 @@ pub(super) fn load_tls(
 
 /// Loads the GeoIP databases, if any are configured, and makes `identity` use them.
 pub(super) fn open_geoip(
-    files: &[(Place, PathBuf)],
+    files: &[(GeoIpField, PathBuf)],
     mut identity: Identity,
 ) -> Result<(Option<Arc<GeoIp>>, Identity), GeoIpError> {
     if files.is_empty() {
         return Ok((None, identity));
     }
     let geoip = GeoIp::open(files)?;
-    identity.atlas = Some(geoip.atlas());
+    identity.geoip = Some(geoip.source());
     Ok((Some(Arc::new(geoip)), identity))
 }

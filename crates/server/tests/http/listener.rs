@@ -39,7 +39,7 @@ impl TestListener {
         let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
         let mut identity = config.identity;
         if !config.geoip.is_empty() {
-            identity.atlas = Some(GeoIp::open(&config.geoip).unwrap().atlas());
+            identity.geoip = Some(GeoIp::open(&config.geoip).unwrap().source());
         }
         let server = Server::start(1).unwrap();
         let tls = config.listeners.http.tls;

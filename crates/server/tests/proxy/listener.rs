@@ -50,7 +50,7 @@ impl TestListener {
         let server = Server::start(1).unwrap();
         let mut identity = config.identity;
         if !config.geoip.is_empty() {
-            identity.atlas = Some(GeoIp::open(&config.geoip).unwrap().atlas());
+            identity.geoip = Some(GeoIp::open(&config.geoip).unwrap().source());
         }
         let settings = config.proxy.unwrap();
         let tls = settings.tls.as_ref();

@@ -294,9 +294,13 @@ fn received(head: &str, name: &str) -> Option<String> {
         "method" => Some(method.to_owned()),
         "path" => {
             let path = target.split('?').next().unwrap();
-            Some(tidegate_http::normal_path(path).unwrap().into_owned())
+            Some(
+                tidegate_identity::normalize_path(path)
+                    .unwrap()
+                    .into_owned(),
+            )
         }
-        "host" => header("host").map(|host| tidegate_http::bare_host(&host)),
+        "host" => header("host").map(|host| tidegate_identity::bare_host(&host)),
         _ => header(name.strip_prefix("header.").unwrap()),
     };
     // Trailing white space is not part of a value.

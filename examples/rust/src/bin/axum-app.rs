@@ -12,7 +12,7 @@ use axum::{
 };
 use tidegate_core::{Condition, Pattern, ResponseCost, Rule, RuleSet, Store, When};
 use tidegate_examples::{in_memory, in_redis, limit};
-use tidegate_http::{Clock, Entries, Limiter, LimiterLayer};
+use tidegate_http::{Clock, Limiter, LimiterLayer, identity::Entries};
 use tokio::net::TcpListener;
 
 /// Three failed logins a minute per address, and five API requests a minute per customer.

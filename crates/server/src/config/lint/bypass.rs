@@ -1,7 +1,7 @@
 //! Warns about rules that a client bypasses by omitting something from its request.
 
 use tidegate_core::RuleSet;
-use tidegate_http::Part;
+use tidegate_identity::DerivedEntry;
 
 use crate::config::{report::Report, value::Value};
 
@@ -19,7 +19,7 @@ const MAX_NAMED: usize = 20;
 pub(in crate::config) fn warn(
     set: &RuleSet,
     values: &[Value<'_>],
-    parts: &[(Box<str>, Part)],
+    parts: &[(Box<str>, DerivedEntry)],
     report: &mut Report,
 ) {
     let is_client_entry = |name: &str| {

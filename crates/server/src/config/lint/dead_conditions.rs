@@ -4,7 +4,7 @@
 //! checked. The proxy and forward-auth derive the standard entries themselves, always in one form.
 //! If the proxy is the only listener, there are no other entries either.
 
-use tidegate_http::{bare_host, normal_path};
+use tidegate_identity::{bare_host, normalize_path};
 
 use super::misread;
 use crate::config::{
@@ -92,7 +92,7 @@ fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     if config.listen.http.is_some() || config.listen.resp.is_some() {
         return None;
     }
-    let parts = config.identity.parts.iter().map(|(name, _)| &**name);
+    let derived = config.identity.derived.iter().map(|(name, _)| &**name);
     let places = config.geoip.iter().map(|(place, _)| place.as_str());
     let has_names = |tls: &TlsFiles| tls.client_ca.is_some();
     let client = proxy.tls.as_ref().is_some_and(has_names);
@@ -101,7 +101,7 @@ fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     let rooms = proxy.upstreams.iter().zip(rooms);
     let rooms = rooms.filter_map(|(upstream, room)| upstream.adaptive.as_ref().map(|_| &**room));
     let known = of_proxy
-        .chain(parts)
+        .chain(derived)
         .chain(places)
         .chain(client)
         .chain(rooms);
@@ -246,7 +246,7 @@ fn usual_path(text: &str) -> Option<(&'static str, String)> {
     if text.starts_with('*') {
         return None;
     }
-    let normal = normal_path(text).map(|normal| normal.into_owned());
+    let normal = normalize_path(text).map(|normal| normal.into_owned());
     let form = "paths begin with a slash and are normalized";
     Some(match normal {
         Ok(normal) => (form, normal),

@@ -7,7 +7,7 @@ use hyper::StatusCode;
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use tidegate_core::{Rule, RuleSet};
-use tidegate_http::Trust;
+use tidegate_identity::Trust;
 
 use super::Problem;
 use crate::{

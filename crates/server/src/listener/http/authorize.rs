@@ -4,7 +4,8 @@ use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
 use tidegate_core::{Cost, Effect, RequestError, RuleSet};
-use tidegate_http::{Forwarded, Gate as _, Proxy, RuleNames, Source, Unclear};
+use tidegate_http::{Gate as _, RuleNames};
+use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
 
 use super::{ConnectionContext, Problem, check::with_scratch, serve::Answer, status};
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
 struct Options {
     /// The status code of every denial.
     deny: Option<StatusCode>,
-    proxy: Proxy,
+    dialect: HeaderDialect,
     /// The number of trusted proxies in front of the calling proxy. Replaces the configured trust.
     hops: Option<usize>,
 }
@@ -44,15 +45,16 @@ async fn decide(
     let hops = options
         .hops
         .map(|hops| identity.trust.clone().with_hops(hops));
-    let source = Source {
+    let sender = ForwardAuthContext {
         peer: context.peer,
-        proxy: options.proxy,
+        dialect: options.dialect,
         trust: hops.as_ref().unwrap_or(&identity.trust),
-        parts: &identity.parts,
-        atlas: identity.atlas.as_deref(),
+        derived: &identity.derived,
+        geoip: identity.geoip.as_deref(),
     };
-    let unclear = |unclear: Unclear| Problem::new(StatusCode::BAD_REQUEST, unclear.to_string());
-    let forwarded = Forwarded::read(request.headers(), source).map_err(unclear)?;
+    let bad_request =
+        |ambiguous: AmbiguousRequest| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string());
+    let forwarded = ForwardAuthRequest::parse(request.headers(), sender).map_err(bad_request)?;
     let rules = context.limiter.rules();
     warn_of_gaps(&forwarded, &rules);
     let named = rules.entry_names().filter_map(|name| {
@@ -63,8 +65,8 @@ async fn decide(
                 .map(|value| (name, value)),
         )
     });
-    let found: Result<Vec<(&str, Cow<'_, str>)>, Unclear> = named.collect();
-    let found = found.map_err(unclear)?;
+    let found: Result<Vec<(&str, Cow<'_, str>)>, AmbiguousRequest> = named.collect();
+    let found = found.map_err(bad_request)?;
     let entries: Vec<(&str, &str)> = found
         .iter()
         .map(|(name, value)| (*name, &**value))
@@ -102,10 +104,10 @@ async fn decide(
 
 /// Warns once if the proxy sends no path or no client address, which usually means that its
 /// configuration is incomplete.
-fn warn_of_gaps(forwarded: &Forwarded<'_>, rules: &RuleSet) {
+fn warn_of_gaps(forwarded: &ForwardAuthRequest<'_>, rules: &RuleSet) {
     static NO_PATH: Once = Once::new();
     static NO_CLIENT: Once = Once::new();
-    if !forwarded.names_a_path() {
+    if !forwarded.has_path() {
         NO_PATH.call_once(|| {
             tracing::warn!(
                 "a forward-auth request has no path (X-Original-URI or X-Forwarded-Uri), so rules with a path do not apply to it; logged once"
@@ -117,7 +119,7 @@ fn warn_of_gaps(forwarded: &Forwarded<'_>, rules: &RuleSet) {
             .entry_names()
             .any(|name| matches!(name, "ip" | "ip.exact"))
     };
-    if !forwarded.names_a_client() && counts_by_ip() {
+    if !forwarded.has_client_ip() && counts_by_ip() {
         NO_CLIENT.call_once(|| {
             tracing::warn!(
                 "a forward-auth request has no client address (X-Real-IP from nginx, X-Forwarded-For from others), so its `ip` is the proxy's address, which all clients share; logged once"
@@ -129,7 +131,7 @@ fn warn_of_gaps(forwarded: &Forwarded<'_>, rules: &RuleSet) {
 fn options(query: &str) -> Result<Options, Problem> {
     let mut options = Options {
         deny: None,
-        proxy: Proxy::Unknown,
+        dialect: HeaderDialect::Detect,
         hops: None,
     };
     for (name, value) in query
@@ -150,7 +152,7 @@ fn options(query: &str) -> Result<Options, Problem> {
                 })?);
             }
             "proxy" => {
-                options.proxy = Proxy::parse(value)
+                options.dialect = HeaderDialect::parse(value)
                     .ok_or_else(|| Problem::bad("proxy", "must be nginx, caddy or traefik"))?;
             }
             "hops" => {

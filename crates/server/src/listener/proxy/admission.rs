@@ -21,7 +21,8 @@ use futures_util::{
 };
 use http::{Request, Response, request::Parts};
 use http_body::Body;
-use tidegate_http::{Entries, LimitedBody, LimiterLayer};
+use tidegate_http::{LimitedBody, LimiterLayer};
+use tidegate_identity::Entries;
 use tower_service::Service;
 
 use super::{

@@ -115,7 +115,7 @@ pub fn listen(
             let pending_tunnel = PendingTunnel::default();
             let scheme = if tls.is_some() { "https" } else { "http" };
             let admission_runtime = Arc::clone(&runtime);
-            let is_trusted = identity.trust.believes(peer);
+            let is_trusted = identity.trust.is_trusted(peer);
             // A trusted proxy forwards for many clients, and limits each of them itself.
             let in_flight =
                 (!is_trusted).then(|| clients.counter(identity.trust.counted(peer.to_canonical())));

@@ -22,12 +22,14 @@ pub(crate) fn layer(
         .trust(identity.trust.clone())
         .headers(headers)
         .tell_inner(false);
-    let layer = match &identity.atlas {
-        Some(atlas) => layer.atlas(Arc::clone(atlas)),
+    let layer = match &identity.geoip {
+        Some(geoip) => layer.geoip(Arc::clone(geoip)),
         None => layer,
     };
-    let parts = identity.parts.iter();
-    parts.fold(layer, |layer, (name, part)| layer.part(name, part.clone()))
+    let derived = identity.derived.iter();
+    derived.fold(layer, |layer, (name, entry)| {
+        layer.derived(name, entry.clone())
+    })
 }
 
 impl Gate for ProxyLimiter {

@@ -253,7 +253,7 @@ impl Entry {
             is_aborted: false,
             line: LogLine {
                 time: String::new(),
-                client: context.identity.trust.client(context.peer, headers),
+                client: context.identity.trust.client_ip(context.peer, headers),
                 method: cut(request.method().as_str()),
                 host: host.or_else(|| text(headers, &header::HOST)),
                 path: cut(uri.path()),

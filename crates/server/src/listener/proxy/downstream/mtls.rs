@@ -3,7 +3,7 @@
 use std::task::{Context, Poll};
 
 use hyper::{Request, body::Incoming};
-use tidegate_http::Entries;
+use tidegate_identity::Entries;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tower_service::Service;

@@ -126,13 +126,13 @@ impl Upstreams {
         {
             return Ok(first);
         }
-        let path = tidegate_http::normal_path(head.uri.path());
+        let path = tidegate_identity::normalize_path(head.uri.path());
         let path = path.map_err(|_| ProxyError::DotSegments)?;
         let host = head.headers.get(HOST).map(|host| host.as_bytes());
         // Before the head is normalised, the host of an absolute-form target takes precedence over
         // `Host`.
         let host = head.uri.host().map(str::as_bytes).or(host);
-        let host = tidegate_http::bare_host(&String::from_utf8_lossy(host.unwrap_or_default()));
+        let host = tidegate_identity::bare_host(&String::from_utf8_lossy(host.unwrap_or_default()));
         let entries = [
             ("path", &*path),
             ("host", &*host),

@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderName};
 use ipnet::IpNet;
 use tidegate_core::canonical_net;
 
-use crate::{address, rfc7239};
+use crate::{address, forwarded};
 
 /// `X-Forwarded-For`.
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -117,7 +117,7 @@ impl Trust {
     /// [`Proxies::Nets`] the proxy itself. So a client cannot use a header to choose an address
     /// that no trusted proxy has written.
     #[must_use]
-    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    pub fn client_ip(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
         match &self.proxies {
             Proxies::Hops(hops) => self.named(headers, *hops).unwrap_or(peer),
@@ -129,13 +129,13 @@ impl Trust {
     /// Does the same for a forward-auth request sent by `proxy`. That proxy is always trusted,
     /// whatever its address, in addition to the configured number of hops.
     #[must_use]
-    pub fn client_of(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
-        self.named_by_proxy(headers)
+    pub fn client_ip_behind(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
+        self.client_ip_from_proxy(headers)
             .unwrap_or_else(|| proxy.to_canonical())
     }
 
     /// Does the same, but returns `None` if the proxy does not name a valid address.
-    pub(crate) fn named_by_proxy(&self, headers: &HeaderMap) -> Option<IpAddr> {
+    pub(crate) fn client_ip_from_proxy(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let hops = match self.proxies {
             Proxies::Hops(hops) => hops.saturating_add(1),
             Proxies::Nets(_) => 1,
@@ -145,7 +145,7 @@ impl Trust {
 
     /// Returns true if the socket's `peer` is a trusted proxy.
     #[must_use]
-    pub fn believes(&self, peer: IpAddr) -> bool {
+    pub fn is_trusted(&self, peer: IpAddr) -> bool {
         match &self.proxies {
             Proxies::Hops(hops) => *hops > 0,
             Proxies::Nets(nets) => is_in(nets, peer.to_canonical()),
@@ -205,7 +205,8 @@ impl Trust {
             }
             AddressHeader::Forwarded => {
                 let lines = headers.get_all(FORWARDED).iter().rev();
-                let elements = lines.flat_map(|line| rfc7239::for_from_the_right(line.as_bytes()));
+                let elements =
+                    lines.flat_map(|line| forwarded::for_from_the_right(line.as_bytes()));
                 let addresses = elements.map(|element| address::read(&element?));
                 self.last_known(addresses, skipped)
             }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use http::{HeaderMap, header::COOKIE};
 use percent_encoding::percent_decode;
 
-use crate::{Unclear, unclear::only};
+use crate::{AmbiguousRequest, ambiguous::single_value};
 
 /// Returns the decoded value of the cookie `name`, for the entry `entry`.
 ///
@@ -16,23 +16,24 @@ use crate::{Unclear, unclear::only};
 ///
 /// # Errors
 ///
-/// Returns [`Unclear`] if there are several values, or if a value escapes a character needlessly.
-pub(crate) fn cookie<'r>(
+/// Returns [`AmbiguousRequest`] if there are several values, or if a value escapes a character
+/// needlessly.
+pub(crate) fn cookie_entry<'r>(
     entry: &str,
     headers: &'r HeaderMap,
     name: &str,
-) -> Result<Option<Cow<'r, str>>, Unclear> {
+) -> Result<Option<Cow<'r, str>>, AmbiguousRequest> {
     let mut values = Vec::new();
     for value in cookies(headers, name) {
         if hides_letters(value) {
-            return Err(Unclear::HiddenLetters(entry.into()));
+            return Err(AmbiguousRequest::HiddenLetters(entry.into()));
         }
         values.push(match percent_decode(value).into() {
             Cow::Borrowed(bytes) => String::from_utf8_lossy(bytes),
             Cow::Owned(bytes) => Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()),
         });
     }
-    only(entry, values.into_iter())
+    single_value(entry, values.into_iter())
 }
 
 /// Returns true if `value` contains an escape of a character that needs no escape.
@@ -101,7 +102,7 @@ mod tests {
         let read = |line: &'static str| {
             let mut headers = HeaderMap::new();
             headers.append(COOKIE, HeaderValue::from_static(line));
-            cookie("cookie.s", &headers, "s").map(|value| value.map(Cow::into_owned))
+            cookie_entry("cookie.s", &headers, "s").map(|value| value.map(Cow::into_owned))
         };
         for (line, expected) in [
             ("s=abc", "abc"),
@@ -118,11 +119,14 @@ mod tests {
         for line in ["s=%61bc", "s=ab%43", "s=a%2D", "s=x; s=%78"] {
             assert_eq!(
                 read(line),
-                Err(Unclear::HiddenLetters("cookie.s".into())),
+                Err(AmbiguousRequest::HiddenLetters("cookie.s".into())),
                 "{line}"
             );
         }
-        assert_eq!(read("s=a; s=b"), Err(Unclear::Repeated("cookie.s".into())));
+        assert_eq!(
+            read("s=a; s=b"),
+            Err(AmbiguousRequest::Repeated("cookie.s".into()))
+        );
         assert_eq!(read("t=%61"), Ok(None));
     }
 }

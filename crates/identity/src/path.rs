@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::Unclear;
+use crate::AmbiguousRequest;
 
 /// Returns `path` in the normal form of RFC 3986, section 6.2.2, with repeated slashes merged.
 /// Percent-encoded letters, digits, `-`, `.`, `_` and `~` are decoded, and other escapes get
@@ -14,18 +14,18 @@ use crate::Unclear;
 ///
 /// # Errors
 ///
-/// Returns [`Unclear::DotSegments`] if a segment is `.` or `..`, also if it is encoded, has
-/// parameters (`..;x`), or follows something that some servers treat as a slash: `%2F`, `\` and
+/// Returns [`AmbiguousRequest::DotSegments`] if a segment is `.` or `..`, also if it is encoded,
+/// has parameters (`..;x`), or follows something that some servers treat as a slash: `%2F`, `\` and
 /// `%5C`. Clients resolve such segments before sending. Some servers resolve them too, and others
 /// look for a file of that name.
-pub fn normal(path: &str) -> Result<Cow<'_, str>, Unclear> {
+pub fn normalize_path(path: &str) -> Result<Cow<'_, str>, AmbiguousRequest> {
     let is_plain = !path.contains(['%', '\\']) && !path.contains("/.") && !path.contains("//");
     if path.starts_with('/') && is_plain {
         return Ok(Cow::Borrowed(path));
     }
     let decoded = decode_unreserved(path);
     if has_dot_segments(&decoded) {
-        return Err(Unclear::DotSegments);
+        return Err(AmbiguousRequest::DotSegments);
     }
     Ok(Cow::Owned(with_single_slashes(&decoded)))
 }
@@ -104,7 +104,7 @@ mod tests {
             ("/a/.../..b/c..", "/a/.../..b/c.."),
             ("/a%2F..b", "/a%2F..b"),
         ] {
-            assert_eq!(normal(given).unwrap(), expected, "{given}");
+            assert_eq!(normalize_path(given).unwrap(), expected, "{given}");
         }
     }
 
@@ -125,18 +125,22 @@ mod tests {
             "/x/..\\login",
             "/x%5c..%5Clogin",
         ] {
-            assert_eq!(normal(path), Err(Unclear::DotSegments), "{path}");
+            assert_eq!(
+                normalize_path(path),
+                Err(AmbiguousRequest::DotSegments),
+                "{path}"
+            );
         }
     }
 
     proptest::proptest! {
         #[test]
         fn normal_form_is_stable(path in "(/|\\.|%|2|e|E|F|a|\u{e9}){0,24}") {
-            let Ok(once) = normal(&path) else { return Ok(()) };
+            let Ok(once) = normalize_path(&path) else { return Ok(()) };
             // Decoding can produce a new escape (`%%32e`), so only a path without escapes must stay
             // unchanged.
             if !once.contains('%') {
-                proptest::prop_assert_eq!(&normal(&once).unwrap(), &once);
+                proptest::prop_assert_eq!(&normalize_path(&once).unwrap(), &once);
             }
             proptest::prop_assert!(once.starts_with('/') && !once.contains("//"));
         }

@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 use arc_swap::ArcSwapOption;
 use maxminddb::{Reader, path};
 
-use crate::atlas::{Atlas, Place};
+use crate::geoip::{GeoIpField, GeoIpSource};
 
 type Database = Reader<Vec<u8>>;
 
@@ -21,13 +21,13 @@ const MAX_NETWORKS: usize = 1 << 24;
 /// # Examples
 ///
 /// ```
-/// use tidegate_http::{Atlas, MaxMind, Place};
+/// use tidegate_identity::{GeoIpSource, MaxMind, GeoIpField};
 ///
-/// let atlas = MaxMind::default();
+/// let geoip = MaxMind::default();
 /// let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maxmind/GeoLite2-Country-Test.mmdb");
-/// atlas.put(Place::Country, std::fs::read(file).unwrap()).unwrap();
-/// assert_eq!(atlas.country("81.2.69.160".parse().unwrap()).as_deref(), Some("GB"));
-/// assert_eq!(atlas.asn("81.2.69.160".parse().unwrap()), None);
+/// geoip.put(GeoIpField::Country, std::fs::read(file).unwrap()).unwrap();
+/// assert_eq!(geoip.country("81.2.69.160".parse().unwrap()).as_deref(), Some("GB"));
+/// assert_eq!(geoip.asn("81.2.69.160".parse().unwrap()), None);
 /// ```
 #[derive(Default)]
 pub struct MaxMind {
@@ -48,34 +48,34 @@ impl fmt::Display for MaxMindError {
 impl std::error::Error for MaxMindError {}
 
 impl MaxMind {
-    /// Uses the database `bytes` for `place` from now on. The whole database is validated first,
+    /// Uses the database `bytes` for `field` from now on. The whole database is validated first,
     /// which takes a fraction of a second for a million networks.
     ///
     /// # Errors
     ///
-    /// Rejects bytes that are not such a database, a damaged database, and one without `place` for
+    /// Rejects bytes that are not such a database, a damaged database, and one without `field` for
     /// any address. The previous database then stays in use.
-    pub fn put(&self, place: Place, bytes: Vec<u8>) -> Result<(), MaxMindError> {
+    pub fn put(&self, field: GeoIpField, bytes: Vec<u8>) -> Result<(), MaxMindError> {
         let database = Reader::from_source(bytes).map_err(|error| {
             MaxMindError(format!(
                 "it is not a MaxMind database: {}",
                 one_line(&error)
             ))
         })?;
-        check(place, &database)?;
-        self.database(place).store(Some(database.into()));
+        check(field, &database)?;
+        self.database(field).store(Some(database.into()));
         Ok(())
     }
 
-    fn database(&self, place: Place) -> &ArcSwapOption<Database> {
-        match place {
-            Place::Country => &self.country,
-            Place::Asn => &self.asn,
+    fn database(&self, field: GeoIpField) -> &ArcSwapOption<Database> {
+        match field {
+            GeoIpField::Country => &self.country,
+            GeoIpField::Asn => &self.asn,
         }
     }
 }
 
-impl Atlas for MaxMind {
+impl GeoIpSource for MaxMind {
     fn country(&self, address: IpAddr) -> Option<String> {
         let database = self.country.load();
         let found = database.as_ref()?.lookup(address).ok()?;
@@ -92,33 +92,33 @@ impl Atlas for MaxMind {
 /// Prints the types of the databases only, because a database has megabytes.
 impl fmt::Debug for MaxMind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = |place| {
-            let database = self.database(place).load();
+        let kind = |field| {
+            let database = self.database(field).load();
             let kind = database
                 .as_ref()
                 .map(|database| &database.metadata().database_type);
             kind.cloned()
         };
         f.debug_struct("MaxMind")
-            .field("country", &kind(Place::Country))
-            .field("asn", &kind(Place::Asn))
+            .field("country", &kind(GeoIpField::Country))
+            .field("asn", &kind(GeoIpField::Asn))
             .finish()
     }
 }
 
-/// Checks that all of `database` can be read and that it has `place` for at least one address.
-fn check(place: Place, database: &Database) -> Result<(), MaxMindError> {
+/// Checks that all of `database` can be read and that it has `field` for at least one address.
+fn check(field: GeoIpField, database: &Database) -> Result<(), MaxMindError> {
     let damaged = |error| MaxMindError(format!("it is damaged: {}", one_line(&error)));
     let networks = database.networks(Default::default()).map_err(damaged)?;
     let mut says = 0_usize;
     for network in networks.take(MAX_NETWORKS) {
         let network = network.map_err(damaged)?;
-        let is_said = match place {
-            Place::Country => {
+        let is_said = match field {
+            GeoIpField::Country => {
                 let code = network.decode_path::<&str>(&path!["country", "iso_code"]);
                 code.map_err(damaged)?.is_some()
             }
-            Place::Asn => {
+            GeoIpField::Asn => {
                 let number = network.decode_path::<u32>(&path!["autonomous_system_number"]);
                 number.map_err(damaged)?.is_some()
             }
@@ -128,9 +128,9 @@ fn check(place: Place, database: &Database) -> Result<(), MaxMindError> {
     if says > 0 {
         return Ok(());
     }
-    let (kind, place) = (&database.metadata().database_type, place.as_str());
+    let (kind, field) = (&database.metadata().database_type, field.as_str());
     Err(MaxMindError(format!(
-        "it is a {kind:?} database, which has no {place} for any address"
+        "it is a {kind:?} database, which has no {field} for any address"
     )))
 }
 

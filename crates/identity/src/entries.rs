@@ -7,14 +7,13 @@ use std::{
 };
 
 use http::{Extensions, request::Parts};
-use smallvec::SmallVec;
-use tidegate_core::RuleSet;
 
 use crate::{
-    Part, Trust, Unclear, address,
-    atlas::{Atlas, Place},
-    describe::{Value, bare_host, header, named, whole_or_part},
-    target::Target,
+    AmbiguousRequest, DerivedEntry, Trust, address,
+    geoip::{GeoIpField, GeoIpSource},
+    normalize::bare_host,
+    target::RequestTarget,
+    value::{EntryValue, derived_or_given, header_entry, prefixed_entry},
 };
 
 /// The socket's peer, as a request extension. The code that accepts connections sets it.
@@ -27,7 +26,7 @@ pub struct Peer(pub SocketAddr);
 /// # Examples
 ///
 /// ```
-/// use tidegate_http::Entries;
+/// use tidegate_identity::Entries;
 ///
 /// let mut request = http::Request::new(());
 /// request.extensions_mut().insert(Entries::new().with("customer", "acme"));
@@ -59,25 +58,53 @@ impl Entries {
     }
 }
 
-/// How the entries of a request are extracted.
+/// Where the entries of a request come from. The default trusts no proxy, has no GeoIP source, and
+/// takes the socket's peer from the [`Peer`] extension.
 #[derive(Clone, Debug)]
-pub(super) struct Identity {
-    pub(super) trust: Trust,
-    pub(super) parts: Vec<(Box<str>, Part)>,
-    pub(super) peer: PeerOf,
-    pub(super) atlas: Option<Arc<dyn Atlas>>,
+pub struct EntrySources {
+    trust: Trust,
+    derived: Vec<(Box<str>, DerivedEntry)>,
+    peer: PeerSource,
+    geoip: Option<Arc<dyn GeoIpSource>>,
+}
+
+impl EntrySources {
+    /// Takes the socket's peer from an extension of each request.
+    pub fn set_peer_extension(&mut self, peer: fn(&Extensions) -> Option<IpAddr>) {
+        self.peer = PeerSource::Extensions(peer);
+    }
+
+    /// Uses `peer` as the socket's peer of all requests, which arrive on one connection.
+    pub fn set_connection_peer(&mut self, peer: IpAddr) {
+        self.peer = PeerSource::Connection(peer, AddressTextCache::default());
+    }
+
+    /// Sets which proxies are trusted to report the client address.
+    pub fn set_trust(&mut self, trust: Trust) {
+        self.trust = trust;
+    }
+
+    /// Sets the source of the entries `country` and `asn`.
+    pub fn set_geoip(&mut self, geoip: Arc<dyn GeoIpSource>) {
+        self.geoip = Some(geoip);
+    }
+
+    /// Adds the entry `name`, derived from another entry.
+    pub fn add_derived(&mut self, name: &str, derived: DerivedEntry) {
+        self.derived.push((name.into(), derived));
+    }
 }
 
 /// Where the socket's peer address comes from.
 #[derive(Clone, Debug)]
-pub(super) enum PeerOf {
+enum PeerSource {
     /// From an extension of each request.
     Extensions(fn(&Extensions) -> Option<IpAddr>),
     /// From the connection, for all of its requests.
-    Connection(IpAddr, Spelled),
+    Connection(IpAddr, AddressTextCache),
 }
 
-impl PeerOf {
+impl PeerSource {
     fn of(&self, request: &Parts) -> Option<IpAddr> {
         match self {
             Self::Extensions(peer) => peer(&request.extensions),
@@ -86,20 +113,20 @@ impl PeerOf {
     }
 
     /// Returns the address as text.
-    fn spell(&self, ip: IpAddr) -> Cow<'_, str> {
+    fn text_of(&self, ip: IpAddr) -> Cow<'_, str> {
         match self {
             Self::Extensions(_) => Cow::Owned(address::text(ip)),
-            Self::Connection(_, spelled) => spelled.spell(ip),
+            Self::Connection(_, text) => text.text_of(ip),
         }
     }
 }
 
 /// Caches the text of the first address that was formatted. On most connections it is the only one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Spelled(OnceLock<(IpAddr, Box<str>)>);
+struct AddressTextCache(OnceLock<(IpAddr, Box<str>)>);
 
-impl Spelled {
-    fn spell(&self, ip: IpAddr) -> Cow<'_, str> {
+impl AddressTextCache {
+    fn text_of(&self, ip: IpAddr) -> Cow<'_, str> {
         let first = || (ip, address::text(ip).into());
         let (known, text) = self.0.get_or_init(first);
         if *known == ip {
@@ -110,111 +137,101 @@ impl Spelled {
     }
 }
 
-impl Default for Identity {
+impl Default for EntrySources {
     fn default() -> Self {
         Self {
             trust: Trust::default(),
-            parts: Vec::new(),
-            peer: PeerOf::Extensions(|extensions| {
+            derived: Vec::new(),
+            peer: PeerSource::Extensions(|extensions| {
                 extensions.get().map(|Peer(address)| address.ip())
             }),
-            atlas: None,
+            geoip: None,
         }
     }
 }
 
-/// A list with inline capacity for the number of entries that rules usually use.
-pub(super) type Few<T> = SmallVec<[T; 4]>;
-
 /// A request, with access to its entries.
 #[derive(Debug)]
-pub(super) struct Described<'r> {
+pub struct RequestEntries<'r> {
     parts: &'r Parts,
-    identity: &'r Identity,
-    target: Target<'r>,
+    sources: &'r EntrySources,
+    target: RequestTarget<'r>,
     known: Option<&'r Entries>,
 }
 
-impl<'r> Described<'r> {
-    pub(super) fn new(parts: &'r Parts, identity: &'r Identity) -> Self {
+impl<'r> RequestEntries<'r> {
+    /// Reads the head of a request.
+    #[must_use]
+    pub fn new(parts: &'r Parts, sources: &'r EntrySources) -> Self {
         Self {
             parts,
-            identity,
-            target: Target::of(&parts.uri),
+            sources,
+            target: RequestTarget::of(&parts.uri),
             known: parts.extensions.get(),
         }
     }
 
     /// Returns the value of the entry `name`, never empty.
-    pub(super) fn entry(&self, name: &str) -> Value<'_> {
+    ///
+    /// # Errors
+    ///
+    /// Returns [`AmbiguousRequest`] if the value is ambiguous.
+    pub fn entry(&self, name: &str) -> EntryValue<'_> {
         match self.known(name) {
             Some(value) => Ok((!value.is_empty()).then_some(Cow::Borrowed(value))),
-            None => whole_or_part(&self.identity.parts, name, |name| self.given(name)),
+            None => derived_or_given(&self.sources.derived, name, |name| self.given(name)),
         }
-    }
-
-    /// Returns the entries that `rules` use.
-    pub(super) fn entries<'n>(
-        &self,
-        rules: &'n RuleSet,
-    ) -> Result<Few<(&'n str, Cow<'_, str>)>, Unclear> {
-        let mut found = Few::new();
-        for name in rules.entry_names() {
-            if let Some(value) = self.entry(name)? {
-                found.push((name, value));
-            }
-        }
-        Ok(found)
     }
 
     /// Returns true if the peer address is known.
-    pub(super) fn has_peer(&self) -> bool {
-        self.identity.peer.of(self.parts).is_some()
+    #[must_use]
+    pub fn has_peer(&self) -> bool {
+        self.sources.peer.of(self.parts).is_some()
     }
 
     fn known(&self, name: &str) -> Option<&str> {
         self.known.and_then(|known| known.get(name))
     }
 
-    fn given(&self, name: &str) -> Value<'_> {
+    fn given(&self, name: &str) -> EntryValue<'_> {
         if let Some(value) = self.known(name) {
             return Ok(Some(Cow::Borrowed(value)));
         }
-        let address = |ip: IpAddr| self.identity.peer.spell(ip);
+        let address = |ip: IpAddr| self.sources.peer.text_of(ip);
         Ok(match name {
             "method" => Some(Cow::Borrowed(self.parts.method.as_str())),
             "path" => Some(self.target.path()?),
             "host" => self.host()?.map(Cow::Owned),
             "ip" => {
-                let trust = &self.identity.trust;
+                let trust = &self.sources.trust;
                 self.client().map(|ip| address(trust.counted(ip)))
             }
             "ip.exact" => self.client().map(address),
-            _ => match named(name, &self.parts.headers, Some(&self.target)) {
+            _ => match prefixed_entry(name, &self.parts.headers, Some(&self.target)) {
                 Some(value) => value?,
-                None => self.place(name).map(Cow::Owned),
+                None => self.geoip_entry(name).map(Cow::Owned),
             },
         })
     }
 
     /// Returns the requested host in lower case, without the port.
-    fn host(&self) -> Result<Option<String>, Unclear> {
+    fn host(&self) -> Result<Option<String>, AmbiguousRequest> {
         let host = match self.parts.uri.host() {
             Some(host) => Some(Cow::Borrowed(host)),
-            None => header("host", &self.parts.headers, "host")?,
+            None => header_entry("host", &self.parts.headers, "host")?,
         };
         Ok(host.map(|host| bare_host(&host)))
     }
 
     /// Returns the GeoIP entry `name` of the client address.
-    fn place(&self, name: &str) -> Option<String> {
-        let atlas = self.identity.atlas.as_deref()?;
-        Place::named(name)?.of(self.client()?, atlas)
+    fn geoip_entry(&self, name: &str) -> Option<String> {
+        let geoip = self.sources.geoip.as_deref()?;
+        GeoIpField::named(name)?.of(self.client()?, geoip)
     }
 
     fn client(&self) -> Option<IpAddr> {
-        let peer = self.identity.peer.of(self.parts)?;
-        Some(self.identity.trust.client(peer, &self.parts.headers))
+        let peer = self.sources.peer.of(self.parts)?;
+        Some(self.sources.trust.client_ip(peer, &self.parts.headers))
     }
 }
 
@@ -233,8 +250,8 @@ mod tests {
         builder.body(()).unwrap().into_parts().0
     }
 
-    fn found(parts: &Parts, identity: &Identity, name: &str) -> Option<String> {
-        let described = Described::new(parts, identity);
+    fn found(parts: &Parts, identity: &EntrySources, name: &str) -> Option<String> {
+        let described = RequestEntries::new(parts, identity);
         described.entry(name).unwrap().map(Cow::into_owned)
     }
 
@@ -248,9 +265,12 @@ mod tests {
                 ("x-key", "acme.secret"),
             ],
         );
-        let identity = Identity {
-            parts: vec![("key".into(), Part::split("header.x-key", ".", 1).unwrap())],
-            ..Identity::default()
+        let identity = EntrySources {
+            derived: vec![(
+                "key".into(),
+                DerivedEntry::split("header.x-key", ".", 1).unwrap(),
+            )],
+            ..EntrySources::default()
         };
         for (name, expected) in [
             ("method", Some("PUT")),
@@ -274,7 +294,7 @@ mod tests {
             ("api.example.com.:443", "api.example.com"),
         ] {
             let parts = request("/", &[("host", written)]);
-            let host = found(&parts, &Identity::default(), "host");
+            let host = found(&parts, &EntrySources::default(), "host");
             assert_eq!(host.as_deref(), Some(expected));
         }
     }
@@ -285,7 +305,7 @@ mod tests {
     fn white_space_around_a_value_is_trimmed() {
         for value in ["a", " a", "a\t", "\t a "] {
             let parts = request("/", &[("x-key", value)]);
-            let key = found(&parts, &Identity::default(), "header.x-key");
+            let key = found(&parts, &EntrySources::default(), "header.x-key");
             assert_eq!(key.as_deref(), Some("a"));
         }
     }
@@ -294,7 +314,7 @@ mod tests {
     #[test]
     fn application_entries_come_first_and_no_header_replaces_them() {
         let mut parts = request("/login", &[("x-customer", "evil")]);
-        let identity = Identity::default();
+        let identity = EntrySources::default();
         assert_eq!(found(&parts, &identity, "customer"), None);
         let known = Entries::new().with("customer", "old").with("path", "/");
         parts.extensions.insert(known.with("customer", "acme"));
@@ -303,10 +323,10 @@ mod tests {
             Some("acme")
         );
         assert_eq!(found(&parts, &identity, "path").as_deref(), Some("/"));
-        let header = Part::split("header.x-customer", ".", 1).unwrap();
-        let parted = Identity {
-            parts: vec![("customer".into(), header)],
-            ..Identity::default()
+        let header = DerivedEntry::split("header.x-customer", ".", 1).unwrap();
+        let parted = EntrySources {
+            derived: vec![("customer".into(), header)],
+            ..EntrySources::default()
         };
         parts
             .headers
@@ -322,7 +342,7 @@ mod tests {
     #[derive(Debug)]
     struct Island(IpAddr);
 
-    impl Atlas for Island {
+    impl GeoIpSource for Island {
         fn country(&self, address: IpAddr) -> Option<String> {
             (address == self.0).then(|| "IS".into())
         }
@@ -333,14 +353,14 @@ mod tests {
     }
 
     #[test]
-    fn an_atlas_provides_country_and_asn() {
+    fn a_geoip_source_provides_country_and_asn() {
         let mut parts = request("/", &[("x-country", "AQ")]);
         let here: IpAddr = "192.0.2.1".parse().unwrap();
         parts.extensions.insert(Peer(SocketAddr::new(here, 1)));
-        assert_eq!(found(&parts, &Identity::default(), "country"), None);
-        let identity = Identity {
-            atlas: Some(Arc::new(Island(here))),
-            ..Identity::default()
+        assert_eq!(found(&parts, &EntrySources::default(), "country"), None);
+        let identity = EntrySources {
+            geoip: Some(Arc::new(Island(here))),
+            ..EntrySources::default()
         };
         assert_eq!(found(&parts, &identity, "country").as_deref(), Some("IS"));
         assert_eq!(found(&parts, &identity, "asn"), None);
@@ -355,12 +375,12 @@ mod tests {
         let mut parts = request("/", &[("x-forwarded-for", "6.6.6.6, 2001:db8:1:2:3::4")]);
         let socket = |ip: &str| Peer(SocketAddr::new(ip.parse().unwrap(), 4_711));
         parts.extensions.insert(socket("::ffff:10.0.0.7"));
-        let nobody = Identity::default();
+        let nobody = EntrySources::default();
         assert_eq!(found(&parts, &nobody, "ip").as_deref(), Some("10.0.0.7"));
         let nets: Vec<IpNet> = vec!["10.0.0.0/8".parse().unwrap()];
-        let proxies = Identity {
+        let proxies = EntrySources {
             trust: Trust::new(Proxies::Nets(nets), AddressHeader::XForwardedFor),
-            ..Identity::default()
+            ..EntrySources::default()
         };
         assert_eq!(
             found(&parts, &proxies, "ip").as_deref(),
@@ -376,10 +396,10 @@ mod tests {
     fn clients_on_one_connection_are_distinguished() {
         let proxy = "10.0.0.7".parse().unwrap();
         let nets: Vec<IpNet> = vec!["10.0.0.0/8".parse().unwrap()];
-        let identity = Identity {
+        let identity = EntrySources {
             trust: Trust::new(Proxies::Nets(nets), AddressHeader::XForwardedFor),
-            peer: PeerOf::Connection(proxy, Spelled::default()),
-            ..Identity::default()
+            peer: PeerSource::Connection(proxy, AddressTextCache::default()),
+            ..EntrySources::default()
         };
         for (client, network) in [
             ("2001:db8::1", "2001:db8::"),

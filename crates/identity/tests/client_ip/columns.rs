@@ -1,7 +1,7 @@
 //! Tests client addresses in a table: one row for each request, one column for each configuration.
 
 use crate::{FORWARDED, Lines, XFF, client, hops, ours};
-use tidegate_http::Trust;
+use tidegate_identity::Trust;
 
 const PEER: &str = "10.0.0.8";
 const STRANGER: &str = "192.0.2.1";
@@ -86,7 +86,7 @@ fn every_configuration_has_its_own_client() {
             assert_eq!(found, expected, "{lines:?} under {trust:?}");
             // With a number of hops, every peer is trusted. Otherwise headers from an untrusted
             // peer are ignored.
-            if !trust.believes(STRANGER.parse().unwrap()) {
+            if !trust.is_trusted(STRANGER.parse().unwrap()) {
                 assert_eq!(client(trust, STRANGER, lines), STRANGER);
             }
         }

@@ -5,16 +5,19 @@
 use std::{borrow::Cow, net::IpAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_http::{AddressHeader, Forwarded, Part, Proxies, Proxy, Source, Trust, Unclear};
+use tidegate_identity::{
+    AddressHeader, AmbiguousRequest, DerivedEntry, ForwardAuthContext, ForwardAuthRequest,
+    HeaderDialect, Proxies, Trust,
+};
 
 static TRUST: Trust = Trust::new(Proxies::Hops(0), AddressHeader::XForwardedFor);
 
-const PEER: Source<'_> = Source {
+const PEER: ForwardAuthContext<'_> = ForwardAuthContext {
     peer: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
-    proxy: Proxy::Unknown,
+    dialect: HeaderDialect::Detect,
     trust: &TRUST,
-    parts: &[],
-    atlas: None,
+    derived: &[],
+    geoip: None,
 };
 
 fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
@@ -27,11 +30,11 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
 
 fn entries(
     lines: &[(&'static str, &str)],
-    source: Source<'_>,
+    source: ForwardAuthContext<'_>,
     names: &[&str],
 ) -> Vec<Option<String>> {
     let headers = headers(lines);
-    let forwarded = Forwarded::read(&headers, source).unwrap();
+    let forwarded = ForwardAuthRequest::parse(&headers, source).unwrap();
     names
         .iter()
         .map(|name| forwarded.entry(name).unwrap().map(Cow::into_owned))
@@ -118,15 +121,15 @@ fn a_client_cannot_choose_its_path() {
         ("x-forwarded-uri", "/harmless"),
     ];
     let found = headers(&lines);
-    let refused = Forwarded::read(&found, PEER).unwrap_err();
-    let families = Unclear::TwoFamilies {
+    let refused = ForwardAuthRequest::parse(&found, PEER).unwrap_err();
+    let mixed = AmbiguousRequest::MixedDialects {
         original: "x-original-uri",
         forwarded: "x-forwarded-uri",
     };
-    assert_eq!(refused, families);
-    let told = |proxy| entries(&lines, Source { proxy, ..PEER }, &["path"]);
-    assert_eq!(told(Proxy::Nginx), some(&["/login"]));
-    assert_eq!(told(Proxy::Forwarding), some(&["/harmless"]));
+    assert_eq!(refused, mixed);
+    let told = |dialect| entries(&lines, ForwardAuthContext { dialect, ..PEER }, &["path"]);
+    assert_eq!(told(HeaderDialect::Nginx), some(&["/login"]));
+    assert_eq!(told(HeaderDialect::XForwarded), some(&["/harmless"]));
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn nginx_may_stand_behind_other_proxies() {
         (&trust(Proxies::Hops(1)), "203.0.113.9"),
         (&nets, "203.0.113.9"),
     ] {
-        let source = Source { trust, ..PEER };
+        let source = ForwardAuthContext { trust, ..PEER };
         assert_eq!(entries(&lines, source, &["ip"]), some(&[ip]));
         let direct = [lines[0], ("x-real-ip", "192.0.2.1"), lines[2]];
         if *trust == nets {
@@ -160,7 +163,10 @@ fn a_client_cannot_supply_headers_its_proxy_omits() {
         (("x-forwarded-uri", "/login"), ("x-original-method", "GET")),
     ] {
         let found = headers(&[proxys, clients, ("x-real-ip", "6.6.6.6")]);
-        assert!(Forwarded::read(&found, PEER).is_err(), "{clients:?}");
+        assert!(
+            ForwardAuthRequest::parse(&found, PEER).is_err(),
+            "{clients:?}"
+        );
     }
     let lines = [
         ("x-original-uri", "/login"),
@@ -199,8 +205,8 @@ fn a_proxy_that_names_no_client_is_detected() {
         ),
     ] {
         let headers = headers(lines);
-        let forwarded = Forwarded::read(&headers, PEER).unwrap();
-        assert_eq!(forwarded.names_a_client(), named, "{lines:?}");
+        let forwarded = ForwardAuthRequest::parse(&headers, PEER).unwrap();
+        assert_eq!(forwarded.has_client_ip(), named, "{lines:?}");
     }
 }
 
@@ -229,13 +235,13 @@ fn conflicting_values_are_refused() {
     let headers = headers(&lines);
     let key = [(
         Box::from("key"),
-        Part::split("header.x-customer", ".", 1).unwrap(),
+        DerivedEntry::split("header.x-customer", ".", 1).unwrap(),
     )];
-    let source = Source {
-        parts: &key,
+    let source = ForwardAuthContext {
+        derived: &key,
         ..PEER
     };
-    let forwarded = Forwarded::read(&headers, source).unwrap();
+    let forwarded = ForwardAuthRequest::parse(&headers, source).unwrap();
     for (entry, repeated) in [
         ("customer", "customer"),
         ("header.x-customer", "header.x-customer"),
@@ -244,8 +250,8 @@ fn conflicting_values_are_refused() {
         ("query.q", "query.q"),
         ("scheme", "scheme"),
     ] {
-        let unclear = Unclear::Repeated(repeated.into());
-        assert_eq!(forwarded.entry(entry), Err(unclear), "{entry}");
+        let ambiguous = AmbiguousRequest::Repeated(repeated.into());
+        assert_eq!(forwarded.entry(entry), Err(ambiguous), "{entry}");
     }
     for (entry, expected) in [
         ("same", "one"),
@@ -281,8 +287,8 @@ fn conflicting_proxy_headers_are_refused() {
     ] {
         let lines = [("x-original-uri", "/login"), one, other];
         let found = headers(if named == "path" { &lines[1..] } else { &lines });
-        let refused = Forwarded::read(&found, PEER).unwrap_err();
-        assert_eq!(refused, Unclear::Repeated(named.into()));
+        let refused = ForwardAuthRequest::parse(&found, PEER).unwrap_err();
+        assert_eq!(refused, AmbiguousRequest::Repeated(named.into()));
     }
 }
 
@@ -303,10 +309,10 @@ fn headers_listed_in_connection_are_ambiguous() {
     for connection in ["x-customer", "close, X-Customer"] {
         let lines = [("connection", connection), ("x-customer", "acme")];
         let found = headers(&lines);
-        let forwarded = Forwarded::read(&found, PEER).unwrap();
+        let forwarded = ForwardAuthRequest::parse(&found, PEER).unwrap();
         for name in ["customer", "header.x-customer"] {
-            let unclear = Unclear::HopByHop(name.into());
-            assert_eq!(forwarded.entry(name), Err(unclear));
+            let ambiguous = AmbiguousRequest::HopByHop(name.into());
+            assert_eq!(forwarded.entry(name), Err(ambiguous));
         }
         assert_eq!(forwarded.entry("header.x-other"), Ok(None));
     }
@@ -320,11 +326,11 @@ fn a_header_name_with_an_underscore_is_ambiguous() {
         &[("x-api-key", "a"), ("x_api_key", "b")],
     ] {
         let found = headers(lines);
-        let forwarded = Forwarded::read(&found, PEER).unwrap();
+        let forwarded = ForwardAuthRequest::parse(&found, PEER).unwrap();
         for name in ["header.x-api-key", "header.X-Api-Key", "api_key"] {
             assert_eq!(
                 forwarded.entry(name),
-                Err(Unclear::Alias(name.into())),
+                Err(AmbiguousRequest::Alias(name.into())),
                 "{lines:?}"
             );
         }
@@ -335,10 +341,10 @@ fn a_header_name_with_an_underscore_is_ambiguous() {
 #[test]
 fn a_path_with_dot_segments_is_ambiguous() {
     let found = headers(&[("x-forwarded-uri", "/api/../login?q=1")]);
-    let forwarded = Forwarded::read(&found, PEER).unwrap();
-    assert_eq!(forwarded.entry("path"), Err(Unclear::DotSegments));
+    let forwarded = ForwardAuthRequest::parse(&found, PEER).unwrap();
+    assert_eq!(forwarded.entry("path"), Err(AmbiguousRequest::DotSegments));
     assert_eq!(forwarded.entry("query.q").unwrap().as_deref(), Some("1"));
-    assert!(forwarded.names_a_path());
+    assert!(forwarded.has_path());
 }
 
 #[test]
@@ -351,7 +357,7 @@ fn values_that_are_not_text_still_count() {
     let mut found = HeaderMap::new();
     found.insert("x-customer", HeaderValue::from_bytes(b"\xff").unwrap());
     assert_eq!(
-        Forwarded::read(&found, PEER)
+        ForwardAuthRequest::parse(&found, PEER)
             .unwrap()
             .entry("customer")
             .unwrap()
@@ -362,13 +368,13 @@ fn values_that_are_not_text_still_count() {
 
 #[test]
 fn an_entry_may_be_derived_from_another() {
-    let part = |name: &str, of| (name.into(), Part::split(of, ".", 1).unwrap());
+    let part = |name: &str, of| (name.into(), DerivedEntry::split(of, ".", 1).unwrap());
     let parts = [
         part("key_id", "header.x-key"),
         part("customer", "query.customer"),
     ];
-    let source = Source {
-        parts: &parts,
+    let source = ForwardAuthContext {
+        derived: &parts,
         ..PEER
     };
     let lines = [
@@ -410,7 +416,7 @@ proptest::proptest! {
     fn arbitrary_headers_never_panic(uri in "\\PC{0,40}", query in "[%+&=a-f0-9]{0,20}", host in "\\PC{0,20}") {
         let uri = format!("{uri}?{query}");
         let headers = headers(&[("x-original-uri", &uri), ("host", &host), ("x-forwarded-for", &host)]);
-        let forwarded = Forwarded::read(&headers, PEER).unwrap();
+        let forwarded = ForwardAuthRequest::parse(&headers, PEER).unwrap();
         for name in ["path", "query.a", "host", "ip", "header.", "", "\u{e9} "] {
             let _ = forwarded.entry(name);
         }

@@ -10,19 +10,25 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use crate::{Trust, Unclear, address, describe::bare_host, target::Target};
+use crate::{AmbiguousRequest, Trust, address, target::RequestTarget};
 
 impl Trust {
-    /// Returns the value of the entry `name` in the form that [`Forwarded`](crate::Forwarded) gives
-    /// it. `path` is in normal form without the query, `host` is in lower case without the port,
-    /// `ip` is the address by which the client is counted, and `ip.exact` is the complete address.
-    /// Any other entry, and an empty value, is returned unchanged.
+    /// Returns the value of the entry `name` in the form that
+    /// [`ForwardAuthRequest`](crate::ForwardAuthRequest) gives it. `path` is in normal form without
+    /// the query, `host` is in lower case without the port, `ip` is the address by which the client
+    /// is counted, and `ip.exact` is the complete address. Any other entry, and an empty value, is
+    /// returned unchanged.
     ///
     /// # Errors
     ///
-    /// Returns [`Unclear::DotSegments`] for a path with `.` or `..` segments, and
-    /// [`Unclear::NotAnAddress`] for an `ip` or `ip.exact` that is not a single IP address.
-    pub fn normalize<'v>(&self, name: &str, value: &'v str) -> Result<Cow<'v, str>, Unclear> {
+    /// Returns [`AmbiguousRequest::DotSegments`] for a path with `.` or `..` segments, and
+    /// [`AmbiguousRequest::NotAnAddress`] for an `ip` or `ip.exact` that is not a single IP
+    /// address.
+    pub fn normalize<'v>(
+        &self,
+        name: &str,
+        value: &'v str,
+    ) -> Result<Cow<'v, str>, AmbiguousRequest> {
         if value.is_empty() {
             return Ok(Cow::Borrowed(value));
         }
@@ -40,12 +46,12 @@ fn ip<'v>(
     name: &str,
     value: &'v str,
     counted: impl Fn(IpAddr) -> IpAddr,
-) -> Result<Cow<'v, str>, Unclear> {
+) -> Result<Cow<'v, str>, AmbiguousRequest> {
     // The standard library accepts only the canonical spelling of an IPv4 address.
     if value.parse::<Ipv4Addr>().is_ok() {
         return Ok(Cow::Borrowed(value));
     }
-    let ip = address::read(value).ok_or_else(|| Unclear::NotAnAddress(name.into()))?;
+    let ip = address::read(value).ok_or_else(|| AmbiguousRequest::NotAnAddress(name.into()))?;
     let text = address::text(counted(ip));
     Ok(if text == value {
         Cow::Borrowed(value)
@@ -54,7 +60,7 @@ fn ip<'v>(
     })
 }
 
-fn path(value: &str) -> Result<Cow<'_, str>, Unclear> {
+fn path(value: &str) -> Result<Cow<'_, str>, AmbiguousRequest> {
     let is_plain = !value.contains(['%', '\\', '?', '#'])
         && !value.contains("/.")
         && !value.contains("//")
@@ -62,7 +68,7 @@ fn path(value: &str) -> Result<Cow<'_, str>, Unclear> {
     if is_plain {
         return Ok(Cow::Borrowed(value));
     }
-    let target = Target::read(Cow::Borrowed(value));
+    let target = RequestTarget::parse(Cow::Borrowed(value));
     let normal = target.path()?;
     Ok(if normal == value {
         Cow::Borrowed(value)
@@ -78,6 +84,19 @@ fn host(value: &str) -> Cow<'_, str> {
     } else {
         Cow::Owned(bare)
     }
+}
+
+/// Returns a host in lower case, without its port and without a trailing dot: `example.com.`
+/// becomes `example.com`.
+#[must_use]
+pub fn bare_host(host: &str) -> String {
+    let end = if host.starts_with('[') {
+        host.find(']').map(|at| at + 1)
+    } else {
+        host.find(':')
+    };
+    let bare = &host[..end.unwrap_or(host.len())];
+    bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase()
 }
 
 #[cfg(test)]
@@ -118,7 +137,10 @@ mod tests {
     fn an_ambiguous_value_is_refused() {
         let trust = Trust::default();
         for path in ["/x/../login", "/x/..;a/login", "/x%2F..%2Flogin"] {
-            assert_eq!(trust.normalize("path", path), Err(Unclear::DotSegments));
+            assert_eq!(
+                trust.normalize("path", path),
+                Err(AmbiguousRequest::DotSegments)
+            );
         }
         for ip in [
             "unknown",
@@ -126,7 +148,7 @@ mod tests {
             "10.0.0.0/8",
             "localhost",
         ] {
-            let refused = Err(Unclear::NotAnAddress("ip".into()));
+            let refused = Err(AmbiguousRequest::NotAnAddress("ip".into()));
             assert_eq!(trust.normalize("ip", ip), refused, "{ip}");
         }
     }

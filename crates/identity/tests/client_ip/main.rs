@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
-use tidegate_http::{AddressHeader, Proxies, Trust};
+use tidegate_identity::{AddressHeader, Proxies, Trust};
 
 const XFF: &str = "x-forwarded-for";
 const FORWARDED: &str = "forwarded";
@@ -36,7 +36,7 @@ fn client(trust: &Trust, peer: &str, lines: Lines<'_>) -> String {
         let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
         headers.append(name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
     }
-    trust.client(peer.parse().unwrap(), &headers).to_string()
+    trust.client_ip(peer.parse().unwrap(), &headers).to_string()
 }
 
 /// Asserts the client address for each set of lines.

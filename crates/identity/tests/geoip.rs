@@ -6,7 +6,9 @@
 use std::{fs, net::IpAddr, path::PathBuf};
 
 use http::HeaderMap;
-use tidegate_http::{Atlas, Forwarded, MaxMind, Place, Proxy, Source, Trust};
+use tidegate_identity::{
+    ForwardAuthContext, ForwardAuthRequest, GeoIpField, GeoIpSource, HeaderDialect, MaxMind, Trust,
+};
 
 const COUNTRIES: &str = "GeoLite2-Country-Test.mmdb";
 const NETWORKS: &str = "GeoLite2-ASN-Test.mmdb";
@@ -16,14 +18,14 @@ fn bytes(file: &str) -> Vec<u8> {
     fs::read(folder.join(file)).unwrap()
 }
 
-fn atlas() -> MaxMind {
-    let atlas = MaxMind::default();
-    atlas.put(Place::Country, bytes(COUNTRIES)).unwrap();
-    atlas.put(Place::Asn, bytes(NETWORKS)).unwrap();
-    atlas
+fn geoip() -> MaxMind {
+    let geoip = MaxMind::default();
+    geoip.put(GeoIpField::Country, bytes(COUNTRIES)).unwrap();
+    geoip.put(GeoIpField::Asn, bytes(NETWORKS)).unwrap();
+    geoip
 }
 
-fn refused(place: Place, bytes: Vec<u8>) -> String {
+fn refused(place: GeoIpField, bytes: Vec<u8>) -> String {
     MaxMind::default()
         .put(place, bytes)
         .unwrap_err()
@@ -32,7 +34,7 @@ fn refused(place: Place, bytes: Vec<u8>) -> String {
 
 #[test]
 fn ipv4_and_ipv6_addresses_are_looked_up() {
-    let atlas = atlas();
+    let geoip = geoip();
     for (address, country, asn) in [
         ("2.125.160.216", Some("GB"), None),
         ("::ffff:2.125.160.216", Some("GB"), None),
@@ -43,43 +45,47 @@ fn ipv4_and_ipv6_addresses_are_looked_up() {
         ("::1", None, None),
     ] {
         let address: IpAddr = address.parse().unwrap();
-        let found = (atlas.country(address), atlas.asn(address));
+        let found = (geoip.country(address), geoip.asn(address));
         assert_eq!((found.0.as_deref(), found.1), (country, asn), "{address}");
     }
 }
 
 #[test]
 fn an_invalid_database_is_refused_and_the_old_one_kept() {
-    let atlas = atlas();
+    let geoip = geoip();
     let whole = bytes(COUNTRIES);
     let cut = whole[whole.len() / 2..].to_vec();
     for (place, bytes, said) in [
-        (Place::Country, Vec::new(), "it is not a MaxMind database"),
         (
-            Place::Country,
+            GeoIpField::Country,
+            Vec::new(),
+            "it is not a MaxMind database",
+        ),
+        (
+            GeoIpField::Country,
             b"hello".to_vec(),
             "it is not a MaxMind database",
         ),
         (
-            Place::Asn,
+            GeoIpField::Asn,
             whole,
             "it is a \"GeoLite2-Country\" database, which has no asn for any address",
         ),
         (
-            Place::Country,
+            GeoIpField::Country,
             bytes(NETWORKS),
             "which has no country for any address",
         ),
-        (Place::Country, cut, "it is "),
+        (GeoIpField::Country, cut, "it is "),
     ] {
-        let error = atlas.put(place, bytes).unwrap_err().to_string();
+        let error = geoip.put(place, bytes).unwrap_err().to_string();
         assert!(error.contains(said) && !error.contains('\n'), "{error}");
     }
     assert_eq!(
-        atlas.country("2.125.160.216".parse().unwrap()).as_deref(),
+        geoip.country("2.125.160.216".parse().unwrap()).as_deref(),
         Some("GB")
     );
-    assert_eq!(atlas.asn("1.128.0.1".parse().unwrap()), Some(1_221));
+    assert_eq!(geoip.asn("1.128.0.1".parse().unwrap()), Some(1_221));
 }
 
 /// Simulates bit errors on a disk: a damaged database is rejected or read, and never causes a panic
@@ -90,21 +96,21 @@ fn a_damaged_database_is_refused() {
     for at in (0..whole.len()).step_by(97) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x55;
-        let atlas = MaxMind::default();
-        if atlas.put(Place::Asn, damaged).is_ok() {
+        let geoip = MaxMind::default();
+        if geoip.put(GeoIpField::Asn, damaged).is_ok() {
             read += 1;
-            atlas.asn("1.128.0.1".parse().unwrap());
+            geoip.asn("1.128.0.1".parse().unwrap());
         }
     }
     assert!(read > 0, "most of it is names, which are never read");
     for end in (0..whole.len()).step_by(997) {
-        refused(Place::Asn, whole[..end].to_vec());
+        refused(GeoIpField::Asn, whole[..end].to_vec());
     }
 }
 
 #[test]
-fn an_atlas_takes_precedence_over_headers() {
-    let (atlas, trust, mut headers) = (atlas(), Trust::default(), HeaderMap::new());
+fn a_geoip_source_takes_precedence_over_headers() {
+    let (geoip, trust, mut headers) = (geoip(), Trust::default(), HeaderMap::new());
     let lines = [
         ("x-country", "AQ"),
         ("x-asn", "666"),
@@ -113,19 +119,19 @@ fn an_atlas_takes_precedence_over_headers() {
     for (name, value) in lines {
         headers.insert(name, value.parse().unwrap());
     }
-    let mut entry = |from: &str, name: &str, atlas: Option<&dyn Atlas>| {
+    let mut entry = |from: &str, name: &str, geoip: Option<&dyn GeoIpSource>| {
         headers.insert("x-forwarded-for", from.parse().unwrap());
-        let source = Source {
+        let source = ForwardAuthContext {
             peer: "10.0.0.1".parse().unwrap(),
-            proxy: Proxy::Unknown,
+            dialect: HeaderDialect::Detect,
             trust: &trust,
-            parts: &[],
-            atlas,
+            derived: &[],
+            geoip,
         };
-        let forwarded = Forwarded::read(&headers, source).unwrap();
+        let forwarded = ForwardAuthRequest::parse(&headers, source).unwrap();
         forwarded.entry(name).unwrap().map(String::from)
     };
-    let known = Some(&atlas as &dyn Atlas);
+    let known = Some(&geoip as &dyn GeoIpSource);
     assert_eq!(
         entry("2.125.160.216", "country", known).as_deref(),
         Some("GB")

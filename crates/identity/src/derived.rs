@@ -14,13 +14,13 @@ const MAX_PART: usize = 16;
 
 /// An entry that is derived from a part of another entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct DerivedEntry {
     source: Box<str>,
-    cut: Cut,
+    cut: Selector,
 }
 
 #[derive(Clone, Debug)]
-enum Cut {
+enum Selector {
     /// The part at `index`, from 0, between `separator`s.
     Split { separator: Box<str>, index: usize },
     /// The only capture group of a regular expression that matches the whole value.
@@ -28,7 +28,7 @@ enum Cut {
 }
 
 /// Two expressions are equal if their sources are.
-impl PartialEq for Cut {
+impl PartialEq for Selector {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (
@@ -44,26 +44,26 @@ impl PartialEq for Cut {
     }
 }
 
-impl Eq for Cut {}
+impl Eq for Selector {}
 
 /// An error about an invalid derived entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartError {
+pub struct DerivedEntryError {
     /// The wrong field: `of`, `split`, `part` or `regex`.
     pub field: &'static str,
     /// Description of the problem.
     pub problem: String,
 }
 
-impl fmt::Display for PartError {
+impl fmt::Display for DerivedEntryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.field, self.problem)
     }
 }
 
-impl std::error::Error for PartError {}
+impl std::error::Error for DerivedEntryError {}
 
-impl Part {
+impl DerivedEntry {
     /// Selects part number `part`, from 1, of the entry `source`, split at each `separator`.
     ///
     /// A value without the separator has no parts, because all of it may be secret.
@@ -75,13 +75,13 @@ impl Part {
     /// # Examples
     ///
     /// ```
-    /// use tidegate_http::Part;
+    /// use tidegate_identity::DerivedEntry;
     ///
-    /// let id = Part::split("header.x-api-key", ".", 1).unwrap();
-    /// assert_eq!(id.of("acme.s3cret"), Some("acme"));
-    /// assert_eq!(id.of("s3cret"), None);
+    /// let id = DerivedEntry::split("header.x-api-key", ".", 1).unwrap();
+    /// assert_eq!(id.extract("acme.s3cret"), Some("acme"));
+    /// assert_eq!(id.extract("s3cret"), None);
     /// ```
-    pub fn split(source: &str, separator: &str, part: usize) -> Result<Self, PartError> {
+    pub fn split(source: &str, separator: &str, part: usize) -> Result<Self, DerivedEntryError> {
         if separator.is_empty() {
             return Err(error("split", "must not be empty"));
         }
@@ -89,7 +89,7 @@ impl Part {
         let index = index
             .ok_or_else(|| error("part", format!("must be from 1 to {MAX_PART}, got {part}")))?;
         let separator = separator.into();
-        Self::new(source, Cut::Split { separator, index })
+        Self::new(source, Selector::Split { separator, index })
     }
 
     /// Selects the only capture group of `pattern` in the entry `source`. The pattern must match
@@ -103,14 +103,15 @@ impl Part {
     /// # Examples
     ///
     /// ```
-    /// use tidegate_http::Part;
+    /// use tidegate_identity::DerivedEntry;
     ///
-    /// let tenant = Part::regex("header.authorization", "(?i:bearer) +([a-z0-9]+)_.*").unwrap();
-    /// assert_eq!(tenant.of("Bearer acme_s3cret"), Some("acme"));
-    /// assert_eq!(tenant.of("bearer  acme_s3cret"), Some("acme"));
-    /// assert_eq!(tenant.of("Basic YTpi"), None);
+    /// let pattern = "(?i:bearer) +([a-z0-9]+)_.*";
+    /// let tenant = DerivedEntry::regex("header.authorization", pattern).unwrap();
+    /// assert_eq!(tenant.extract("Bearer acme_s3cret"), Some("acme"));
+    /// assert_eq!(tenant.extract("bearer  acme_s3cret"), Some("acme"));
+    /// assert_eq!(tenant.extract("Basic YTpi"), None);
     /// ```
-    pub fn regex(source: &str, pattern: &str) -> Result<Self, PartError> {
+    pub fn regex(source: &str, pattern: &str) -> Result<Self, DerivedEntryError> {
         if pattern.len() > MAX_PATTERN_BYTES {
             let problem = format!(
                 "{} bytes are over the maximum of {MAX_PATTERN_BYTES}",
@@ -136,7 +137,7 @@ impl Part {
                 )
             })?;
         match regex.captures_len() {
-            2 => Self::new(source, Cut::Group(regex)),
+            2 => Self::new(source, Selector::Group(regex)),
             groups => {
                 let problem = format!(
                     "must have one capture group around the part to keep, has {}; write other groups as (?:…)",
@@ -147,7 +148,7 @@ impl Part {
         }
     }
 
-    fn new(source: &str, cut: Cut) -> Result<Self, PartError> {
+    fn new(source: &str, cut: Selector) -> Result<Self, DerivedEntryError> {
         if source.is_empty() {
             return Err(error("of", "must name an entry such as header.x-api-key"));
         }
@@ -163,20 +164,20 @@ impl Part {
 
     /// Returns the part of `value`, or `None` if it is missing or empty.
     #[must_use]
-    pub fn of<'v>(&self, value: &'v str) -> Option<&'v str> {
+    pub fn extract<'v>(&self, value: &'v str) -> Option<&'v str> {
         let part = match &self.cut {
-            Cut::Split { separator, index } => {
+            Selector::Split { separator, index } => {
                 value.find(&**separator)?;
                 value.split(&**separator).nth(*index)
             }
-            Cut::Group(regex) => regex.captures(value)?.get(1).map(|group| group.as_str()),
+            Selector::Group(regex) => regex.captures(value)?.get(1).map(|group| group.as_str()),
         };
         part.filter(|part| !part.is_empty())
     }
 }
 
-fn error(field: &'static str, problem: impl Into<String>) -> PartError {
-    PartError {
+fn error(field: &'static str, problem: impl Into<String>) -> DerivedEntryError {
+    DerivedEntryError {
         field,
         problem: problem.into(),
     }
@@ -188,8 +189,8 @@ mod tests {
 
     #[test]
     fn a_secret_part_is_never_included() {
-        let first = Part::split("k", "::", 1).unwrap();
-        let third = Part::split("k", "::", 3).unwrap();
+        let first = DerivedEntry::split("k", "::", 1).unwrap();
+        let third = DerivedEntry::split("k", "::", 3).unwrap();
         for (value, one, three) in [
             ("a::b::c::d", Some("a"), Some("c")),
             ("a::b", Some("a"), None),
@@ -198,44 +199,51 @@ mod tests {
             ("", None, None),
             ("é::x", Some("é"), None),
         ] {
-            assert_eq!((first.of(value), third.of(value)), (one, three), "{value}");
+            assert_eq!(
+                (first.extract(value), third.extract(value)),
+                (one, three),
+                "{value}"
+            );
         }
-        let group = Part::regex("k", "(?:live|test)_([a-z]+)_.{3,}").unwrap();
-        assert_eq!(group.of("live_acme_xyz"), Some("acme"));
+        let group = DerivedEntry::regex("k", "(?:live|test)_([a-z]+)_.{3,}").unwrap();
+        assert_eq!(group.extract("live_acme_xyz"), Some("acme"));
         for value in [
             "live_acme_xy",
             "xlive_acme_xyz",
             "live__xyz",
             "live_acme_xyz\n",
         ] {
-            assert_eq!(group.of(value), None, "{value:?}");
+            assert_eq!(group.extract(value), None, "{value:?}");
         }
     }
 
     #[test]
     fn invalid_parts_are_refused() {
-        let refused = |part: Result<Part, PartError>| part.unwrap_err().to_string();
-        assert_eq!(refused(Part::split("k", "", 1)), "split: must not be empty");
+        let refused = |part: Result<DerivedEntry, DerivedEntryError>| part.unwrap_err().to_string();
         assert_eq!(
-            refused(Part::split("k", ".", 0)),
+            refused(DerivedEntry::split("k", "", 1)),
+            "split: must not be empty"
+        );
+        assert_eq!(
+            refused(DerivedEntry::split("k", ".", 0)),
             "part: must be from 1 to 16, got 0"
         );
         assert_eq!(
-            refused(Part::split("k", ".", 17)),
+            refused(DerivedEntry::split("k", ".", 17)),
             "part: must be from 1 to 16, got 17"
         );
-        assert!(refused(Part::split("", ".", 1)).starts_with("of: "));
+        assert!(refused(DerivedEntry::split("", ".", 1)).starts_with("of: "));
         assert_eq!(
-            refused(Part::regex("k", "(")),
+            refused(DerivedEntry::regex("k", "(")),
             "regex: is not a valid regular expression: unclosed group"
         );
         for pattern in ["a", "(a)(b)"] {
             assert!(
-                refused(Part::regex("k", pattern))
+                refused(DerivedEntry::regex("k", pattern))
                     .starts_with("regex: must have one capture group")
             );
         }
-        assert!(refused(Part::regex("k", &"a".repeat(2_000))).contains("over the maximum"));
-        assert!(refused(Part::regex("k", "(\\pL{999})")).starts_with("regex: "));
+        assert!(refused(DerivedEntry::regex("k", &"a".repeat(2_000))).contains("over the maximum"));
+        assert!(refused(DerivedEntry::regex("k", "(\\pL{999})")).starts_with("regex: "));
     }
 }

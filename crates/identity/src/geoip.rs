@@ -6,7 +6,7 @@ use std::{fmt, net::IpAddr};
 /// of your own.
 ///
 /// It is called for every request whose rules use `country` or `asn`, and must not block.
-pub trait Atlas: fmt::Debug + Send + Sync {
+pub trait GeoIpSource: fmt::Debug + Send + Sync {
     /// Returns the country of `address` as a two-letter ISO 3166-1 code, or `None` if it is
     /// unknown.
     fn country(&self, address: IpAddr) -> Option<String>;
@@ -17,14 +17,14 @@ pub trait Atlas: fmt::Debug + Send + Sync {
 
 /// An entry that a GeoIP source provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum GeoIpField {
     /// The entry `country`.
     Country,
     /// The entry `asn`.
     Asn,
 }
 
-impl Place {
+impl GeoIpField {
     /// All GeoIP entries.
     pub const ALL: [Self; 2] = [Self::Country, Self::Asn];
 
@@ -39,14 +39,14 @@ impl Place {
 
     /// Returns the GeoIP entry with this name, if there is one.
     pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|place| place.as_str() == name)
+        Self::ALL.into_iter().find(|field| field.as_str() == name)
     }
 
     /// Looks up the value of the entry for `address`.
-    pub(crate) fn of(self, address: IpAddr, atlas: &dyn Atlas) -> Option<String> {
+    pub(crate) fn of(self, address: IpAddr, geoip: &dyn GeoIpSource) -> Option<String> {
         match self {
-            Self::Country => atlas.country(address),
-            Self::Asn => atlas.asn(address).map(|number| number.to_string()),
+            Self::Country => geoip.country(address),
+            Self::Asn => geoip.asn(address).map(|number| number.to_string()),
         }
     }
 }

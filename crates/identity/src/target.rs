@@ -4,30 +4,30 @@ use std::borrow::Cow;
 
 use http::Uri;
 
-use crate::{Unclear, path};
+use crate::{AmbiguousRequest, path};
 
 /// A parsed request target.
 #[derive(Clone, Debug)]
-pub(crate) struct Target<'r> {
-    path: Result<Cow<'r, str>, Unclear>,
+pub(crate) struct RequestTarget<'r> {
+    path: Result<Cow<'r, str>, AmbiguousRequest>,
     query: Cow<'r, str>,
 }
 
-impl<'r> Target<'r> {
+impl<'r> RequestTarget<'r> {
     /// Parses `/path?query` or `https://host/path?query`.
-    pub(crate) fn read(uri: Cow<'r, str>) -> Self {
+    pub(crate) fn parse(uri: Cow<'r, str>) -> Self {
         match uri {
             Cow::Borrowed(uri) => {
                 let (path, query) = split(uri);
                 Self {
-                    path: path::normal(path),
+                    path: path::normalize_path(path),
                     query: Cow::Borrowed(query),
                 }
             }
             Cow::Owned(uri) => {
                 let (path, query) = split(&uri);
                 Self {
-                    path: path::normal(path).map(|path| Cow::Owned(path.into_owned())),
+                    path: path::normalize_path(path).map(|path| Cow::Owned(path.into_owned())),
                     query: Cow::Owned(query.to_owned()),
                 }
             }
@@ -37,16 +37,16 @@ impl<'r> Target<'r> {
     /// Returns the target of a request that a server has already parsed.
     pub(crate) fn of(uri: &'r Uri) -> Self {
         Self {
-            path: path::normal(uri.path()),
+            path: path::normalize_path(uri.path()),
             query: Cow::Borrowed(uri.query().unwrap_or_default()),
         }
     }
 
     /// Returns the path in normal form.
-    pub(crate) fn path(&self) -> Result<Cow<'_, str>, Unclear> {
+    pub(crate) fn path(&self) -> Result<Cow<'_, str>, AmbiguousRequest> {
         match &self.path {
             Ok(path) => Ok(Cow::Borrowed(path)),
-            Err(unclear) => Err(unclear.clone()),
+            Err(ambiguous) => Err(ambiguous.clone()),
         }
     }
 
@@ -100,7 +100,7 @@ mod tests {
             ("/%70?%71=a%2Bb+c%2&q=2", "/p", &["a+b c%2", "2"]),
         ] {
             for uri in [Cow::Borrowed(uri), Cow::Owned(uri.to_owned())] {
-                let target = Target::read(uri);
+                let target = RequestTarget::parse(uri);
                 assert_eq!(target.path().unwrap(), path);
                 let parameters: Vec<_> = target.parameters("q").collect();
                 assert_eq!(parameters, q, "{target:?}");

@@ -10,7 +10,7 @@ use std::{borrow::Cow, fmt};
 /// values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Unclear {
+pub enum AmbiguousRequest {
     /// A header, cookie or query parameter has several different values. Services differ in which
     /// one they use, so a client could be counted by another value. Contains the name of the entry.
     Repeated(Box<str>),
@@ -28,8 +28,8 @@ pub enum Unclear {
     DotSegments,
     /// The value of this entry is not a single IP address.
     NotAnAddress(Box<str>),
-    /// The request has headers of two proxy families, and one of them may come from the client.
-    TwoFamilies {
+    /// The request has headers of two proxy dialects, and one of them may come from the client.
+    MixedDialects {
         /// The header that nginx would have sent.
         original: &'static str,
         /// The header that Caddy or Traefik would have sent.
@@ -37,7 +37,7 @@ pub enum Unclear {
     },
 }
 
-impl fmt::Display for Unclear {
+impl fmt::Display for AmbiguousRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Repeated(entry) => write!(f, "{entry}: has several values; send one"),
@@ -66,7 +66,7 @@ impl fmt::Display for Unclear {
                 f,
                 "{entry}: is not an IP address; send one address, such as 203.0.113.9"
             ),
-            Self::TwoFamilies {
+            Self::MixedDialects {
                 original,
                 forwarded,
             } => write!(
@@ -77,18 +77,18 @@ impl fmt::Display for Unclear {
     }
 }
 
-impl std::error::Error for Unclear {}
+impl std::error::Error for AmbiguousRequest {}
 
 /// Returns the value if all of `values` are equal, and `None` if there are none. `entry` is the
 /// name for the error.
-pub(crate) fn only<'r>(
+pub(crate) fn single_value<'r>(
     entry: &str,
     mut values: impl Iterator<Item = Cow<'r, str>>,
-) -> Result<Option<Cow<'r, str>>, Unclear> {
+) -> Result<Option<Cow<'r, str>>, AmbiguousRequest> {
     let first = values.next();
     let differs = values.any(|other| Some(other) != first);
     if differs {
-        return Err(Unclear::Repeated(entry.into()));
+        return Err(AmbiguousRequest::Repeated(entry.into()));
     }
     Ok(first)
 }

@@ -1,0 +1,67 @@
+//! Who sends a request: reads from its head the values by which rules match and count.
+//!
+//! A client can write anything into its headers. This crate returns only values that the client
+//! cannot choose at will: the address that the trusted proxies saw, the path in the one form that
+//! servers agree on, and cookies and headers with a single meaning. A request that services might
+//! interpret differently from the rules is an [`AmbiguousRequest`], and should be rejected.
+//!
+//! | task | type |
+//! | --- | --- |
+//! | find the client address behind proxies | [`Trust`] |
+//! | read the entries of a request that the application itself serves | [`RequestEntries`] |
+//! | read those of a request that nginx, Caddy or Traefik asks about | [`ForwardAuthRequest`] |
+//! | bring entries that another service sends into the same form | [`Trust::normalize`] |
+//! | use the owner of an API key without its secret | [`DerivedEntry`] |
+//! | find the country and the network operator of an address | [`GeoIpSource`], `MaxMind` |
+//!
+//! It decides nothing and uses no sockets.
+//!
+//! # Examples
+//!
+//! A load balancer in `10.0.0.0/8` appends the address of its peer to `X-Forwarded-For`. What the
+//! client wrote before that has no effect:
+//!
+//! ```
+//! use http::HeaderMap;
+//! use tidegate_identity::{AddressHeader, Proxies, Trust};
+//!
+//! let proxies = Proxies::Nets(vec!["10.0.0.0/8".parse().unwrap()]);
+//! let trust = Trust::new(proxies, AddressHeader::XForwardedFor);
+//!
+//! let mut headers = HeaderMap::new();
+//! headers.insert("x-forwarded-for", "6.6.6.6, 203.0.113.9".parse().unwrap());
+//! let peer = "10.0.0.8".parse().unwrap();
+//! assert_eq!(trust.client_ip(peer, &headers).to_string(), "203.0.113.9");
+//! ```
+
+mod address;
+mod ambiguous;
+pub mod client_ip;
+mod cookies;
+mod derived;
+mod dialect;
+mod entries;
+pub mod forward_auth;
+mod forwarded;
+mod geoip;
+mod header;
+#[cfg(feature = "maxmind")]
+mod maxmind;
+mod normalize;
+mod path;
+mod target;
+mod value;
+
+pub use ambiguous::AmbiguousRequest;
+pub use client_ip::{AddressHeader, Proxies, Trust};
+pub use derived::{DerivedEntry, DerivedEntryError};
+pub use dialect::HeaderDialect;
+pub use entries::{Entries, EntrySources, Peer, RequestEntries};
+pub use forward_auth::{ForwardAuthContext, ForwardAuthRequest};
+pub use geoip::{GeoIpField, GeoIpSource};
+pub use header::{header_text, joined_header};
+#[cfg(feature = "maxmind")]
+pub use maxmind::{MaxMind, MaxMindError};
+pub use normalize::bare_host;
+pub use path::normalize_path;
+pub use value::EntryValue;

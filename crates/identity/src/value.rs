@@ -1,0 +1,64 @@
+//! The values of entries: headers, cookies, query parameters, and what is derived from them.
+
+use std::borrow::Cow;
+
+use http::HeaderMap;
+
+use crate::{
+    AmbiguousRequest, DerivedEntry,
+    ambiguous::single_value,
+    cookies::cookie_entry,
+    header::{header_text, joined_header},
+    target::RequestTarget,
+};
+
+/// The value of an entry: `None` if it is absent, and an error if it is ambiguous.
+pub type EntryValue<'r> = Result<Option<Cow<'r, str>>, AmbiguousRequest>;
+
+/// Returns the value of the entry `name`, never empty: derived from another entry, or else the
+/// value that `given` returns.
+pub(crate) fn derived_or_given<'r>(
+    derived: &[(Box<str>, DerivedEntry)],
+    name: &str,
+    given: impl Fn(&str) -> EntryValue<'r>,
+) -> EntryValue<'r> {
+    let derived = derived.iter().find(|(known, _)| **known == *name);
+    let value = match derived {
+        None => given(name)?,
+        Some((_, derived)) => given(derived.source())?.and_then(|whole| match whole {
+            Cow::Borrowed(whole) => derived.extract(whole).map(Cow::Borrowed),
+            Cow::Owned(whole) => derived
+                .extract(&whole)
+                .map(|part| Cow::Owned(part.to_owned())),
+        }),
+    };
+    Ok(value.filter(|value| !value.is_empty()))
+}
+
+/// Returns an entry that the client controls: the header, cookie or query parameter that `name`
+/// selects by its prefix. Returns `None` if `name` has no such prefix.
+pub(crate) fn prefixed_entry<'r>(
+    name: &str,
+    headers: &'r HeaderMap,
+    target: Option<&RequestTarget<'_>>,
+) -> Option<EntryValue<'r>> {
+    Some(if let Some(known) = name.strip_prefix("header.") {
+        header_entry(name, headers, known)
+    } else if let Some(known) = name.strip_prefix("cookie.") {
+        cookie_entry(name, headers, known)
+    } else {
+        let known = name.strip_prefix("query.")?;
+        target.map_or(Ok(None), |target| {
+            single_value(name, target.parameters(known))
+        })
+    })
+}
+
+/// Returns the value of the header `known` for the entry `name`. `Cookie` lines are joined, because
+/// HTTP/2 may send each cookie in its own line.
+pub(crate) fn header_entry<'r>(name: &str, headers: &'r HeaderMap, known: &str) -> EntryValue<'r> {
+    if known.eq_ignore_ascii_case("cookie") {
+        return Ok(joined_header(headers, known, "; "));
+    }
+    single_value(name, headers.get_all(known).iter().map(header_text))
+}
