@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use tidegate_client::{
     Advice, RetryBudget, RetryPolicy, Rng, Span, Timestamp, Wait,
-    retry::{Attempt, Next, Safety, Seen},
+    retry::{Attempt, RetryDecision, Idempotency, AttemptOutcome},
 };
 
 const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -22,10 +22,10 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     let Some(headers) = lines.map(header).collect::<Option<HeaderMap>>() else {
         return Corpus::Reject;
     };
-    let advice = Advice::of(status, &headers, NOW);
-    assert_eq!(advice, Advice::of(status, &headers, NOW));
+    let advice = Advice::from_response(status, &headers, NOW);
+    assert_eq!(advice, Advice::from_response(status, &headers, NOW));
     assert_ne!(advice.wait, Some(Wait::After(Span::ZERO)));
-    assert!(advice.standing.is_none_or(|standing| standing.reset_after > Span::ZERO));
+    assert!(advice.quota.is_none_or(|quota| quota.reset_after > Span::ZERO));
     assert_bounded(status, &headers, advice);
     Corpus::Keep
 });
@@ -41,15 +41,15 @@ fn assert_bounded(status: StatusCode, headers: &HeaderMap, advice: Advice) {
     let policy = RetryPolicy::default();
     let attempt = Attempt {
         number: 1,
-        began: NOW,
-        safety: Safety::Idempotent,
-        seen: Seen::Answer { status, headers },
+        call_started_at: NOW,
+        idempotency: Idempotency::Idempotent,
+        outcome: AttemptOutcome::Response { status, headers },
         advice,
         replayable: true,
     };
     let mut rng = Rng::with_seed(1);
-    match policy.next(&attempt, &mut RetryBudget::default(), &mut rng, NOW) {
-        Next::Retry { after } => {
+    match policy.decide(&attempt, &mut RetryBudget::default(), &mut rng, NOW) {
+        RetryDecision::Retry { after } => {
             let asked = match advice.wait {
                 Some(Wait::After(asked)) => asked,
                 Some(Wait::Never) => panic!("a permanently refused request is retried"),
@@ -58,6 +58,6 @@ fn assert_bounded(status: StatusCode, headers: &HeaderMap, advice: Advice) {
             assert!(after >= asked && asked <= policy.max_wait);
             assert!(after < policy.deadline);
         }
-        Next::Done | Next::GiveUp(_) => {}
+        RetryDecision::Done | RetryDecision::GiveUp(_) => {}
     }
 }

@@ -10,7 +10,7 @@ use tidegate_core::{Span, Timestamp};
 
 use crate::{
     Rng,
-    recent::{Counts, Recent},
+    rolling_window::{Counts, RollingWindow},
 };
 
 /// Rejects locally what the server would most likely refuse.
@@ -28,19 +28,25 @@ use crate::{
 /// let (now, mut rng) = (Timestamp::from_micros(1), Rng::with_seed(1));
 /// let mut sent = 0;
 /// for _ in 0..1_000 {
-///     if throttle.admits(now, &mut rng) {
+///     if throttle.admit(now, &mut rng) {
 ///         sent += 1;
-///         throttle.refused(now);
+///         throttle.record_refused(now);
 ///     }
 /// }
 /// assert!(sent < 20, "nothing is accepted: {sent} of 1000 were sent");
 /// ```
 #[derive(Clone, Debug)]
 pub struct AdaptiveThrottle {
-    /// K, as a numerator and a denominator.
-    k: (u32, u32),
+    k: Fraction,
     /// Counts of requests and of accepted requests.
-    recent: Recent,
+    window: RollingWindow,
+}
+
+/// A non-negative rational number, whose denominator is at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fraction {
+    numerator: u64,
+    denominator: u64,
 }
 
 /// Uses K = 2.
@@ -58,58 +64,70 @@ impl AdaptiveThrottle {
     /// even if the server accepts everything, so it counts as 1, and so does a denominator of 0.
     #[must_use]
     pub fn new(numerator: u32, denominator: u32) -> Self {
-        let k = if numerator < denominator || denominator == 0 {
+        let (numerator, denominator) = if numerator < denominator || denominator == 0 {
             (1, 1)
         } else {
-            (numerator, denominator)
+            (numerator.into(), denominator.into())
         };
         Self {
-            k,
-            recent: Recent::over(Self::WINDOW),
+            k: Fraction {
+                numerator,
+                denominator,
+            },
+            window: RollingWindow::new(Self::WINDOW),
         }
     }
 
-    /// Returns whether a request may be sent. A rejected request is counted at once. A request that
-    /// is sent is counted by [`Self::accepted`] or [`Self::refused`], because its outcome is not
-    /// known while it is in flight.
+    /// Admits a request, and returns whether it may be sent. A rejected request is counted at once.
+    /// A request that is sent is counted by [`Self::record_accepted`] or [`Self::record_refused`],
+    /// because its outcome is not known while it is in flight.
     #[must_use]
-    pub fn admits(&mut self, now: Timestamp, rng: &mut Rng) -> bool {
-        let (rejected, of) = rejection(self.recent.sum(now), self.k);
-        let may_be_sent = rng.u64(0..of) >= rejected;
-        if !may_be_sent {
-            self.refused(now);
+    pub fn admit(&mut self, now: Timestamp, rng: &mut Rng) -> bool {
+        let rejection = rejection_probability(self.window.sum(now), self.k);
+        let is_admitted = rng.u64(0..rejection.denominator) >= rejection.numerator;
+        if !is_admitted {
+            self.record_refused(now);
         }
-        may_be_sent
+        is_admitted
     }
 
     /// Records that the server accepted a request, whatever its response.
-    pub fn accepted(&mut self, now: Timestamp) {
-        self.count(1, now);
+    pub fn record_accepted(&mut self, now: Timestamp) {
+        self.record(1, now);
     }
 
     /// Records that the server refused a request, or did not respond.
-    pub fn refused(&mut self, now: Timestamp) {
-        self.count(0, now);
+    pub fn record_refused(&mut self, now: Timestamp) {
+        self.record(0, now);
     }
 
-    fn count(&mut self, accepts: u64, now: Timestamp) {
-        let counts = Counts {
-            first: 1,
-            second: accepts,
+    fn record(&mut self, accepts: u64, now: Timestamp) {
+        let request = Counts {
+            requests: 1,
+            events: accepts,
         };
-        self.recent.add(counts, now);
+        self.window.add(request, now);
     }
 }
 
-/// Returns the probability of a rejection as a fraction, whose denominator is at least 1.
-fn rejection(counts: Counts, (numerator, denominator): (u32, u32)) -> (u64, u64) {
-    let (requests, of) = (counts.first, u64::from(denominator));
-    let expected = requests.saturating_mul(of);
-    let accepted = counts.second.saturating_mul(u64::from(numerator));
-    (
-        expected.saturating_sub(accepted),
-        requests.saturating_add(1).saturating_mul(of),
-    )
+/// Returns `max(0, (requests - k * accepts) / (requests + 1))`.
+fn rejection_probability(counts: Counts, k: Fraction) -> Fraction {
+    let Counts {
+        requests,
+        events: accepts,
+    } = counts;
+    // Numerator and denominator are multiplied by that of K, so that all numbers are whole.
+    let expected = requests.saturating_mul(k.denominator);
+    let accepted = accepts.saturating_mul(k.numerator);
+    let probability = Fraction {
+        numerator: expected.saturating_sub(accepted),
+        denominator: requests.saturating_add(1).saturating_mul(k.denominator),
+    };
+    debug_assert!(
+        probability.numerator < probability.denominator,
+        "some requests are always sent, as probes"
+    );
+    probability
 }
 
 #[cfg(test)]
@@ -154,16 +172,17 @@ mod tests {
             let mut rng = fastrand::Rng::with_seed(seed);
             for (wait, accepted) in steps {
                 now = now.after(Span::from_micros(wait));
-                let (above, below) = rejection(throttle.recent.sum(now), k);
+                let Fraction { numerator: above, denominator: below } =
+                    rejection_probability(throttle.window.sum(now), throttle.k);
                 prop_assert_eq!((u128::from(above), u128::from(below)), naive.rejection(now, k));
-                let admitted = throttle.admits(now, &mut rng);
+                let admitted = throttle.admit(now, &mut rng);
                 naive.requests.push(now.as_micros());
                 prop_assert!(admitted || above > 0, "a rejection of probability 0");
                 if admitted && accepted {
-                    throttle.accepted(now);
+                    throttle.record_accepted(now);
                     naive.accepts.push(now.as_micros());
                 } else if admitted {
-                    throttle.refused(now);
+                    throttle.record_refused(now);
                 }
             }
         }
@@ -179,11 +198,11 @@ mod tests {
         for second in 0..600_u64 {
             now = now.after(Span::from_secs(1));
             let admitted: u64 = (0..100)
-                .map(|_| u64::from(throttle.admits(now, &mut rng)))
+                .map(|_| u64::from(throttle.admit(now, &mut rng)))
                 .sum();
             // The server has capacity for ten requests per second.
-            (0..admitted.min(10)).for_each(|_| throttle.accepted(now));
-            (10..admitted).for_each(|_| throttle.refused(now));
+            (0..admitted.min(10)).for_each(|_| throttle.record_accepted(now));
+            (10..admitted).for_each(|_| throttle.record_refused(now));
             if second >= 300 {
                 sent += admitted;
                 accepted += admitted.min(10);
@@ -198,8 +217,8 @@ mod tests {
         let (mut throttle, mut rng) = (AdaptiveThrottle::new(1, 1), fastrand::Rng::with_seed(3));
         for second in 0..1_000 {
             let now = Timestamp::from_micros(1_000_000 * second);
-            assert!(throttle.admits(now, &mut rng));
-            throttle.accepted(now);
+            assert!(throttle.admit(now, &mut rng));
+            throttle.record_accepted(now);
         }
     }
 }

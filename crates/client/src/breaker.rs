@@ -10,7 +10,7 @@
 
 use tidegate_core::{Span, Timestamp};
 
-use crate::recent::{Counts, Recent};
+use crate::rolling_window::{Counts, RollingWindow};
 
 /// When a circuit breaker opens, and how it closes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,14 +43,14 @@ impl Default for BreakerSettings {
 /// Permission to send one request. Return it with [`CircuitBreaker::record`].
 #[derive(Debug)]
 #[must_use = "a probe that is never recorded keeps the breaker half-open"]
-pub struct Permit {
+pub struct BreakerPermit {
     /// The era of the breaker when the permit was issued.
     era: u64,
 }
 
 /// The result of a request, as far as it concerns the health of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
+pub enum HealthSignal {
     /// The server works.
     Success,
     /// The server does not work.
@@ -64,14 +64,14 @@ pub enum Health {
 /// # Examples
 ///
 /// ```
-/// use tidegate_client::{BreakerSettings, CircuitBreaker, Health, Span, Timestamp};
+/// use tidegate_client::{BreakerSettings, CircuitBreaker, HealthSignal, Span, Timestamp};
 ///
 /// let settings = BreakerSettings { min_requests: 4, ..BreakerSettings::default() };
 /// let mut breaker = CircuitBreaker::new(settings);
 /// let now = Timestamp::from_micros(1);
 /// for _ in 0..4 {
 ///     let permit = breaker.acquire(now).expect("the breaker is closed");
-///     breaker.record(permit, Health::Failure, now);
+///     breaker.record(permit, HealthSignal::Failure, now);
 /// }
 /// assert_eq!(breaker.acquire(now).unwrap_err(), Span::from_secs(5));
 /// assert!(breaker.acquire(now.after(Span::from_secs(5))).is_ok(), "a probe");
@@ -79,18 +79,25 @@ pub enum Health {
 #[derive(Clone, Debug)]
 pub struct CircuitBreaker {
     settings: BreakerSettings,
-    state: State,
+    state: BreakerState,
     /// Number of state changes so far. A result from an earlier era is ignored.
     era: u64,
     /// Counts of results and of failures.
-    recent: Recent,
+    window: RollingWindow,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BreakerState {
     Closed,
     Open { until: Timestamp },
-    HalfOpen { in_flight: u32, succeeded: u32 },
+    HalfOpen(ProbeCounts),
+}
+
+/// The probes of a half-open breaker. A failed probe opens the breaker, so none is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ProbeCounts {
+    in_flight: u32,
+    succeeded: u32,
 }
 
 impl Default for CircuitBreaker {
@@ -108,9 +115,9 @@ impl CircuitBreaker {
                 probes: settings.probes.max(1),
                 ..settings
             },
-            state: State::Closed,
+            state: BreakerState::Closed,
             era: 0,
-            recent: Recent::over(settings.window),
+            window: RollingWindow::new(settings.window),
         }
     }
 
@@ -120,79 +127,89 @@ impl CircuitBreaker {
     ///
     /// If the breaker is open, the time until it lets a probe pass. If it is half-open and all
     /// probes are in flight, zero: try again when one of them has a result.
-    pub fn acquire(&mut self, now: Timestamp) -> Result<Permit, Span> {
+    pub fn acquire(&mut self, now: Timestamp) -> Result<BreakerPermit, Span> {
         match &mut self.state {
-            State::Closed => {}
-            State::Open { until } if now < *until => return Err(until.since(now)),
-            State::Open { .. } => self.turn(State::HalfOpen {
+            BreakerState::Closed => {}
+            BreakerState::Open { until } if now < *until => return Err(until.since(now)),
+            BreakerState::Open { .. } => self.transition(BreakerState::HalfOpen(ProbeCounts {
                 in_flight: 1,
                 succeeded: 0,
-            }),
-            State::HalfOpen {
-                in_flight,
-                succeeded,
-            } if *in_flight + *succeeded < self.settings.probes => *in_flight += 1,
-            State::HalfOpen { .. } => return Err(Span::ZERO),
+            })),
+            BreakerState::HalfOpen(probes) => {
+                // A success uses its slot up. A probe without a result gives its slot back.
+                if probes.in_flight + probes.succeeded >= self.settings.probes {
+                    return Err(Span::ZERO);
+                }
+                probes.in_flight += 1;
+            }
         }
-        Ok(Permit { era: self.era })
+        Ok(BreakerPermit { era: self.era })
     }
 
     /// Records the result of a request.
     #[expect(clippy::needless_pass_by_value, reason = "a permit is for one request")]
-    pub fn record(&mut self, permit: Permit, health: Health, now: Timestamp) {
+    pub fn record(&mut self, permit: BreakerPermit, signal: HealthSignal, now: Timestamp) {
+        // A result from before the last change of state says nothing about the server now.
         if permit.era != self.era {
             return;
         }
         match self.state {
-            State::Closed => self.count(health, now),
-            State::HalfOpen {
-                in_flight,
-                succeeded,
-            } => self.probed(health, in_flight.saturating_sub(1), succeeded, now),
-            State::Open { .. } => {}
+            BreakerState::Closed => self.record_closed(signal, now),
+            BreakerState::HalfOpen(probes) => self.record_probe(signal, probes, now),
+            BreakerState::Open { .. } => debug_assert!(false, "an open breaker gives no permit"),
         }
     }
 
-    fn count(&mut self, health: Health, now: Timestamp) {
-        let second = match health {
-            Health::Success => 0,
-            Health::Failure => 1,
-            Health::Unknown => return,
+    fn record_closed(&mut self, signal: HealthSignal, now: Timestamp) {
+        let failures = match signal {
+            HealthSignal::Success => 0,
+            HealthSignal::Failure => 1,
+            HealthSignal::Unknown => return,
         };
-        self.recent.add(Counts { first: 1, second }, now);
-        let counts = self.recent.sum(now);
-        let enough = counts.first >= u64::from(self.settings.min_requests);
-        let percent = u64::from(self.settings.failure_percent);
-        let failed = counts.second > 0
-            && counts.second.saturating_mul(100) >= counts.first.saturating_mul(percent);
-        if enough && failed {
+        let result = Counts {
+            requests: 1,
+            events: failures,
+        };
+        self.window.add(result, now);
+        if self.has_too_many_failures(now) {
             self.open(now);
         }
     }
 
-    fn probed(&mut self, health: Health, in_flight: u32, succeeded: u32, now: Timestamp) {
-        let succeeded = match health {
-            Health::Success => succeeded + 1,
-            Health::Failure => return self.open(now),
-            Health::Unknown => succeeded,
-        };
-        if succeeded >= self.settings.probes {
-            self.recent.clear();
-            self.turn(State::Closed);
+    fn has_too_many_failures(&mut self, now: Timestamp) -> bool {
+        let Counts {
+            requests,
+            events: failures,
+        } = self.window.sum(now);
+        let percent = u64::from(self.settings.failure_percent);
+        requests >= u64::from(self.settings.min_requests)
+            && failures > 0
+            && failures.saturating_mul(100) >= requests.saturating_mul(percent)
+    }
+
+    fn record_probe(&mut self, signal: HealthSignal, mut probes: ProbeCounts, now: Timestamp) {
+        debug_assert!(probes.in_flight > 0, "the permit is of this era");
+        probes.in_flight = probes.in_flight.saturating_sub(1);
+        match signal {
+            HealthSignal::Success => probes.succeeded += 1,
+            HealthSignal::Failure => return self.open(now),
+            HealthSignal::Unknown => {}
+        }
+        debug_assert!(probes.in_flight + probes.succeeded <= self.settings.probes);
+        if probes.succeeded >= self.settings.probes {
+            self.window.clear();
+            self.transition(BreakerState::Closed);
         } else {
-            self.state = State::HalfOpen {
-                in_flight,
-                succeeded,
-            };
+            self.state = BreakerState::HalfOpen(probes);
         }
     }
 
     fn open(&mut self, now: Timestamp) {
         let until = now.after(self.settings.open_for);
-        self.turn(State::Open { until });
+        self.transition(BreakerState::Open { until });
     }
 
-    fn turn(&mut self, state: State) {
+    fn transition(&mut self, state: BreakerState) {
         self.state = state;
         self.era += 1;
     }
@@ -219,10 +236,10 @@ mod tests {
     fn opened() -> CircuitBreaker {
         let mut breaker = CircuitBreaker::new(SETTINGS);
         for health in [
-            Health::Success,
-            Health::Success,
-            Health::Failure,
-            Health::Failure,
+            HealthSignal::Success,
+            HealthSignal::Success,
+            HealthSignal::Failure,
+            HealthSignal::Failure,
         ] {
             let permit = breaker.acquire(at(0)).unwrap();
             breaker.record(permit, health, at(0));
@@ -239,9 +256,9 @@ mod tests {
             breaker.acquire(at(5)).unwrap(),
         );
         assert_eq!(breaker.acquire(at(5)).unwrap_err(), Span::ZERO);
-        breaker.record(one, Health::Success, at(5));
+        breaker.record(one, HealthSignal::Success, at(5));
         assert_eq!(breaker.acquire(at(5)).unwrap_err(), Span::ZERO);
-        breaker.record(other, Health::Success, at(5));
+        breaker.record(other, HealthSignal::Success, at(5));
         assert!(breaker.acquire(at(5)).is_ok());
     }
 
@@ -249,14 +266,14 @@ mod tests {
     fn a_failed_probe_reopens_the_breaker_and_a_cancelled_probe_is_repeated() {
         let mut breaker = opened();
         let cancelled = breaker.acquire(at(5)).unwrap();
-        breaker.record(cancelled, Health::Unknown, at(5));
+        breaker.record(cancelled, HealthSignal::Unknown, at(5));
         let (one, late) = (
             breaker.acquire(at(5)).unwrap(),
             breaker.acquire(at(5)).unwrap(),
         );
-        breaker.record(one, Health::Failure, at(6));
+        breaker.record(one, HealthSignal::Failure, at(6));
         assert_eq!(breaker.acquire(at(6)).unwrap_err(), Span::from_secs(5));
-        breaker.record(late, Health::Success, at(6));
+        breaker.record(late, HealthSignal::Success, at(6));
         assert_eq!(breaker.acquire(at(6)).unwrap_err(), Span::from_secs(5));
     }
 
@@ -266,15 +283,15 @@ mod tests {
         let late = breaker.acquire(at(0)).unwrap();
         for _ in 0..4 {
             let permit = breaker.acquire(at(0)).unwrap();
-            breaker.record(permit, Health::Failure, at(0));
+            breaker.record(permit, HealthSignal::Failure, at(0));
         }
         let (one, other) = (
             breaker.acquire(at(5)).unwrap(),
             breaker.acquire(at(5)).unwrap(),
         );
-        breaker.record(late, Health::Failure, at(5));
-        breaker.record(one, Health::Success, at(5));
-        breaker.record(other, Health::Success, at(5));
+        breaker.record(late, HealthSignal::Failure, at(5));
+        breaker.record(one, HealthSignal::Success, at(5));
+        breaker.record(other, HealthSignal::Success, at(5));
         assert!(breaker.acquire(at(5)).is_ok());
     }
 
@@ -282,14 +299,14 @@ mod tests {
     enum Step {
         Wait(u64),
         Acquire,
-        Record(usize, Health),
+        Record(usize, HealthSignal),
     }
 
     fn step() -> impl Strategy<Value = Step> {
         let health = prop_oneof![
-            Just(Health::Success),
-            Just(Health::Failure),
-            Just(Health::Unknown)
+            Just(HealthSignal::Success),
+            Just(HealthSignal::Failure),
+            Just(HealthSignal::Unknown)
         ];
         prop_oneof![
             (0..4_u64).prop_map(Step::Wait),
@@ -321,11 +338,11 @@ mod tests {
                     }
                     Step::Record(..) => {}
                 }
-                if let (State::Open { until }, true) = (breaker.state, was != breaker.state) {
+                if let (BreakerState::Open { until }, true) = (breaker.state, was != breaker.state) {
                     prop_assert_eq!(until, now.after(SETTINGS.open_for));
                     closed_until = Some(until);
                 }
-                if let State::HalfOpen { .. } = breaker.state {
+                if let BreakerState::HalfOpen(_) = breaker.state {
                     let probes = held.iter().filter(|permit| permit.era == breaker.era).count();
                     prop_assert!(probes <= 2);
                 }

@@ -8,7 +8,7 @@
 
 use tidegate_core::{Span, Timestamp};
 
-use crate::recent::{Counts, Recent};
+use crate::rolling_window::{Counts, RollingWindow};
 
 /// A retry budget.
 ///
@@ -35,7 +35,7 @@ pub struct RetryBudget {
     /// Free retries per window.
     reserve: u64,
     /// Counts of requests and of retries.
-    recent: Recent,
+    window: RollingWindow,
 }
 
 /// A window of 10 s, 10 free retries per second, and 20 % of the requests: the defaults of tower
@@ -59,40 +59,42 @@ impl RetryBudget {
         Self {
             percent: u64::from(percent),
             reserve: u64::from(min_per_sec).saturating_mul(ttl.as_micros()) / 1_000_000,
-            recent: Recent::over(ttl),
+            window: RollingWindow::new(ttl),
         }
     }
 
     /// Records that a request is sent for the first time.
     pub fn deposit(&mut self, now: Timestamp) {
-        self.recent.add(
-            Counts {
-                first: 1,
-                second: 0,
-            },
-            now,
-        );
+        let request = Counts {
+            requests: 1,
+            events: 0,
+        };
+        self.window.add(request, now);
     }
 
     /// Withdraws one retry, and returns false if the budget is exhausted.
     #[must_use]
     pub fn withdraw(&mut self, now: Timestamp) -> bool {
-        let Counts {
-            first: requests,
-            second: retries,
-        } = self.recent.sum(now);
-        let earned = requests.saturating_mul(self.percent) / 100;
-        let affordable = retries < earned.saturating_add(self.reserve);
-        if affordable {
-            self.recent.add(
-                Counts {
-                    first: 0,
-                    second: 1,
-                },
-                now,
-            );
+        if !self.has_balance(now) {
+            return false;
         }
-        affordable
+        let retry = Counts {
+            requests: 0,
+            events: 1,
+        };
+        self.window.add(retry, now);
+        true
+    }
+
+    /// Returns whether the requests of the window pay for one more retry.
+    fn has_balance(&mut self, now: Timestamp) -> bool {
+        let Counts {
+            requests,
+            events: retries,
+        } = self.window.sum(now);
+        let earned = requests.saturating_mul(self.percent) / 100;
+        // Deposits may expire before the retries that they paid for. The balance is negative then.
+        retries < earned.saturating_add(self.reserve)
     }
 }
 

@@ -8,18 +8,20 @@ use tokio::time::{Duration, Instant};
 /// The clock of a client. It starts at the wall clock and advances with tokio's time, so that it
 /// can be paused in tests. Later changes of the wall clock do not affect it.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
-    began: Instant,
-    at: Timestamp,
+pub struct TokioClock {
+    /// When the clock was created, by tokio's time.
+    started: Instant,
+    /// What it showed then.
+    start: Timestamp,
 }
 
-impl Default for Clock {
+impl Default for TokioClock {
     fn default() -> Self {
         Self::system()
     }
 }
 
-impl Clock {
+impl TokioClock {
     /// Creates a clock that starts at the system's wall clock.
     #[must_use]
     #[expect(
@@ -28,31 +30,31 @@ impl Clock {
     )]
     pub fn system() -> Self {
         let since_epoch = std::time::SystemTime::now().duration_since(UNIX_EPOCH);
-        Self::starting_at(Timestamp::default().after(span(since_epoch.unwrap_or_default())))
+        Self::starting_at(Timestamp::default().after(to_span(since_epoch.unwrap_or_default())))
     }
 
     /// Creates a clock that shows `now` at this moment, for tests at a fixed time.
     #[must_use]
     pub fn starting_at(now: Timestamp) -> Self {
         Self {
-            began: Instant::now(),
-            at: now,
+            started: Instant::now(),
+            start: now,
         }
     }
 
     /// Returns the current instant.
     #[must_use]
     pub fn now(&self) -> Timestamp {
-        self.at.after(span(self.began.elapsed()))
+        self.start.after(to_span(self.started.elapsed()))
     }
 }
 
 /// Converts a span for a timer.
-pub(crate) fn duration(span: Span) -> Duration {
+pub(crate) fn to_duration(span: Span) -> Duration {
     Duration::from_micros(span.as_micros())
 }
 
 /// Converts a duration to whole microseconds; saturates.
-fn span(duration: Duration) -> Span {
+fn to_span(duration: Duration) -> Span {
     Span::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
 }

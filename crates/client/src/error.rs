@@ -2,7 +2,7 @@
 
 use tidegate_core::Span;
 
-use crate::retry::GiveUp;
+use crate::retry::GiveUpReason;
 
 /// Any error of an inner service.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -17,7 +17,7 @@ pub enum Error {
         /// How often the request was sent.
         tries: u32,
         /// Why it was not sent again.
-        gave_up: GiveUp,
+        gave_up: GiveUpReason,
         /// The error of the last try.
         source: BoxError,
     },
@@ -75,7 +75,7 @@ pub struct TryTimeout {
 
 impl Error {
     /// Converts an error of an inner service: unwraps an error of this crate, and wraps any other.
-    pub(crate) fn of(error: BoxError) -> Self {
+    pub(crate) fn from_inner(error: BoxError) -> Self {
         match error.downcast::<Self>() {
             Ok(own) => *own,
             Err(other) => Self::Inner(other),

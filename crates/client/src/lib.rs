@@ -1,23 +1,23 @@
 //! A client for rate-limited services: it retries when the server allows it, and not before.
 //!
 //! ```text
-//! retry      Retry              retries requests
-//! retry      RetryPolicy::next  whether to retry, and when
-//! advice     Advice::of         when to retry and how much is left, from headers: every dialect of
-//!                               Retry-After and RateLimit
-//! backoff    Backoff::wait      how long to wait by default: exponential, with jitter
-//! budget     RetryBudget        bounds the load that retries add
-//! guard      Guard, Guarded     admits requests and learns from their responses
-//! guard      QueueLayer         delays requests: in order, bounded, at the server's pace
-//! guard      ThrottleLayer      enforces limits on the client, alone or shared with others
-//! adaptive   AdaptiveThrottle   rejects what the server would most likely refuse
-//! breaker    CircuitBreaker     sends nothing but probes to a server that mostly fails
+//! retry      RetryLayer             retries requests
+//! retry      RetryPolicy::decide    whether to retry, and when
+//! advice     Advice::from_response  when to retry and how much is left, from headers: every
+//!                                   dialect of Retry-After and RateLimit
+//! backoff    Backoff::wait          how long to wait by default: exponential, with jitter
+//! budget     RetryBudget            bounds the load that retries add
+//! guard      Guard, GuardLayer      admits requests and learns from their responses
+//! guard      QueueLayer             delays requests: in order, bounded, at the server's pace
+//! guard      ThrottleLayer          enforces limits on the client, alone or shared with others
+//! adaptive   AdaptiveThrottle       rejects what the server would most likely refuse
+//! breaker    CircuitBreaker         sends nothing but probes to a server that mostly fails
 //! ```
 //!
 //! The deciding types do no I/O: time and randomness are arguments, and arithmetic uses integers.
 //! Thin adapters apply them: tower layers (for hyper-util's client and tonic's channels), and with
 //! the feature `reqwest` a middleware for reqwest. Both wait with tokio's timers, from which
-//! [`Clock`] reads the time.
+//! [`TokioClock`] reads the time.
 
 /// Compiles the program in the documentation of this crate.
 #[cfg(all(doctest, feature = "reqwest"))]
@@ -33,28 +33,30 @@ mod budget;
 mod clock;
 mod error;
 pub mod guard;
-mod head;
-mod host;
 mod layer;
 #[cfg(feature = "reqwest")]
 mod middleware;
-mod pace;
-mod recent;
+mod pacer;
+mod per_host;
+mod response_head;
 pub mod retry;
+mod rolling_window;
 
 pub use adaptive::AdaptiveThrottle;
-pub use advice::{Advice, Standing, Wait};
+pub use advice::{Advice, QuotaStatus, Wait};
 pub use backoff::{Backoff, Jitter};
 pub use body::{PeekedBody, ReplayBody};
-pub use breaker::{BreakerSettings, CircuitBreaker, Health, Permit};
+pub use breaker::{BreakerPermit, BreakerSettings, CircuitBreaker, HealthSignal};
 pub use budget::RetryBudget;
-pub use clock::Clock;
+pub use clock::TokioClock;
 pub use error::{BoxError, Error, TryTimeout};
 pub use fastrand::Rng;
 pub use guard::{
-    AdaptiveLayer, BreakerLayer, Guard, Guarded, LaneSettings, Pacing, QueueLayer, ThrottleLayer,
-    TimeoutGuard, TimeoutLayer, spaced,
+    AdaptiveLayer, BreakerLayer, Guard, GuardLayer, Pacing, QueueLayer, QueueSettings,
+    ThrottleLayer, TimeoutGuard, TimeoutLayer, spaced,
 };
-pub use layer::{GuardedService, RetryService};
-pub use retry::{BudgetFor, GiveUp, NonIdempotent, Retried, Retry, RetryPolicy};
+pub use layer::{GuardService, RetryService};
+pub use retry::{
+    BudgetScope, GiveUpReason, NonIdempotentPolicy, RetryLayer, RetryPolicy, RetryReport,
+};
 pub use tidegate_core::{Cost, Span, Timestamp};

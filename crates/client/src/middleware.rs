@@ -1,4 +1,5 @@
-//! Middleware for reqwest: [`Retry`] and [`Guarded`] implement `reqwest_middleware::Middleware`.
+//! Middleware for reqwest: [`RetryLayer`] and [`GuardLayer`] implement
+//! `reqwest_middleware::Middleware`.
 //!
 //! reqwest has no hook of its own around whole requests. `reqwest-middleware` is the common choice:
 //! it follows reqwest's releases, and is small.
@@ -15,13 +16,16 @@ use tidegate_core::Cost;
 use crate::{
     body::PeekedBody,
     error::{BoxError, Error},
-    guard::{Call, Guard, Guarded},
-    head::Head,
-    retry::{Answer, NeverSent, Retried, Retry, Safety, Sender, refusal, run},
+    guard::{Guard, GuardLayer, RequestInfo},
+    response_head::ResponseHead,
+    retry::{
+        AttemptResponse, Idempotency, NeverSentTest, RequestSender, RetryLayer, RetryReport,
+        refusal, run,
+    },
 };
 
 #[async_trait]
-impl Middleware for Retry {
+impl Middleware for RetryLayer {
     async fn handle(
         &self,
         request: Request,
@@ -29,20 +33,20 @@ impl Middleware for Retry {
         next: Next<'_>,
     ) -> Result<Response> {
         let host = host_of(&request);
-        let safety = Safety::of(request.method(), request.headers());
-        let sender = Sending {
+        let idempotency = Idempotency::of_request(request.method(), request.headers());
+        let sender = MiddlewareSender {
             replayable: request.try_clone().is_some(),
             request: Some(request),
             extensions,
             next,
         };
-        let called = run(self.shared(), &host, safety, sender).await;
-        called.map_err(surfaced)
+        let response = run(self.state(), &host, idempotency, sender).await;
+        response.map_err(wrap_error)
     }
 }
 
 #[async_trait]
-impl<G: Guard> Middleware for Guarded<G> {
+impl<G: Guard> Middleware for GuardLayer<G> {
     async fn handle(
         &self,
         request: Request,
@@ -51,22 +55,22 @@ impl<G: Guard> Middleware for Guarded<G> {
     ) -> Result<Response> {
         let host = host_of(&request);
         let cost = extensions.get().copied().unwrap_or(Cost::ONE);
-        let sending = async { next.run(request, extensions).await.map_err(boxed) };
-        let call = Call { host: &host, cost };
-        self.pass(call, sending).await.map_err(surfaced)
+        let response = async { next.run(request, extensions).await.map_err(unwrap_error) };
+        let info = RequestInfo { host: &host, cost };
+        self.send(info, response).await.map_err(wrap_error)
     }
 }
 
 /// A request on its way down the middleware chain.
-struct Sending<'a> {
+struct MiddlewareSender<'a> {
     request: Option<Request>,
     replayable: bool,
     extensions: &'a mut Extensions,
     next: Next<'a>,
 }
 
-impl Sender for Sending<'_> {
-    type Answer = Response;
+impl RequestSender for MiddlewareSender<'_> {
+    type Response = Response;
 
     async fn send(&mut self) -> std::result::Result<Response, BoxError> {
         let copy = self.request.as_ref().and_then(Request::try_clone);
@@ -74,7 +78,9 @@ impl Sender for Sending<'_> {
         let request = copy.or_else(|| self.request.take());
         let request = request.ok_or("a body that cannot be sent twice")?;
         let next = self.next.clone();
-        next.run(request, self.extensions).await.map_err(boxed)
+        next.run(request, self.extensions)
+            .await
+            .map_err(unwrap_error)
     }
 
     fn is_replayable(&self) -> bool {
@@ -83,12 +89,16 @@ impl Sender for Sending<'_> {
 
     /// By default no error counts: only the application knows which hop of a chain of redirects
     /// refused the connection.
-    fn never_sent(&self, error: &(dyn StdError + 'static), told: Option<NeverSent>) -> bool {
-        told.is_some_and(|told| told(error))
+    fn was_never_sent(
+        &self,
+        error: &(dyn StdError + 'static),
+        test: Option<NeverSentTest>,
+    ) -> bool {
+        test.is_some_and(|test| test(error))
     }
 }
 
-impl Head for Response {
+impl ResponseHead for Response {
     fn status(&self) -> StatusCode {
         self.status()
     }
@@ -98,8 +108,8 @@ impl Head for Response {
     }
 }
 
-impl Answer for Response {
-    async fn peeked(self) -> (Self, Bytes) {
+impl AttemptResponse for Response {
+    async fn peek_body(self) -> (Self, Bytes) {
         let url = self.url().clone();
         let (head, body) = http::Response::<Body>::from(self).into_parts();
         let mut body = PeekedBody::new(body);
@@ -117,13 +127,13 @@ impl Answer for Response {
         (whole.into(), beginning)
     }
 
-    fn note(&mut self, retried: Retried) {
-        self.extensions_mut().insert(retried);
+    fn add_report(&mut self, report: RetryReport) {
+        self.extensions_mut().insert(report);
     }
 }
 
 /// Unwraps this crate's and reqwest's errors, so that they can be recognized.
-fn boxed(error: reqwest_middleware::Error) -> BoxError {
+fn unwrap_error(error: reqwest_middleware::Error) -> BoxError {
     match error {
         reqwest_middleware::Error::Reqwest(error) => error.into(),
         reqwest_middleware::Error::Middleware(error) => match error.downcast::<Error>() {
@@ -135,7 +145,7 @@ fn boxed(error: reqwest_middleware::Error) -> BoxError {
 
 /// Returns reqwest's errors unchanged, and this crate's as middleware errors, from which
 /// `downcast_ref` recovers them.
-fn surfaced(error: Error) -> reqwest_middleware::Error {
+fn wrap_error(error: Error) -> reqwest_middleware::Error {
     match error {
         Error::Inner(source) => match source.downcast::<reqwest::Error>() {
             Ok(error) => (*error).into(),

@@ -10,7 +10,7 @@ mod picture;
 #[path = "../examples/herd/simulation.rs"]
 mod simulation;
 
-use simulation::{Herd, Listening};
+use simulation::{Herd, RetryAfter};
 
 #[test]
 fn the_committed_picture_is_up_to_date() {
@@ -26,20 +26,22 @@ fn the_committed_picture_is_up_to_date() {
 #[test]
 fn jitter_and_retry_after_reduce_the_load() {
     let herds = simulation::all();
-    let herd = |jitter, listening| {
+    let herd = |jitter, retry_after| {
         let found = herds
             .iter()
-            .find(|herd: &&Herd| (herd.jitter, herd.listening) == (jitter, listening));
+            .find(|herd: &&Herd| (herd.jitter, herd.retry_after) == (jitter, retry_after));
         found.unwrap()
     };
     for herd in &herds {
-        let admitted: u32 = herd.bars.iter().map(|(admitted, _)| admitted).sum();
+        let admitted: u32 = herd.bars.iter().map(|bar| bar.admitted).sum();
         assert_eq!(admitted, simulation::CLIENTS, "no request is lost");
     }
-    for listening in [Listening::No, Listening::Yes] {
-        assert!(herd(Jitter::Full, listening).done < herd(Jitter::None, listening).done);
+    for retry_after in [RetryAfter::Ignored, RetryAfter::Honored] {
+        assert!(herd(Jitter::Full, retry_after).done < herd(Jitter::None, retry_after).done);
     }
     for jitter in [Jitter::None, Jitter::Equal, Jitter::Full] {
-        assert!(herd(jitter, Listening::Yes).refused <= herd(jitter, Listening::No).refused);
+        assert!(
+            herd(jitter, RetryAfter::Honored).refused <= herd(jitter, RetryAfter::Ignored).refused
+        );
     }
 }

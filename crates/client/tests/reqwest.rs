@@ -19,8 +19,8 @@ use hyper_util::rt::TokioIo;
 use reqwest::redirect::Policy;
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware};
 use tidegate_client::{
-    BreakerLayer, BreakerSettings, Error, GiveUp, LaneSettings, Pacing, QueueLayer, Retried, Retry,
-    RetryPolicy,
+    BreakerLayer, BreakerSettings, Error, GiveUpReason, Pacing, QueueLayer, QueueSettings,
+    RetryLayer, RetryPolicy, RetryReport,
 };
 use tokio::net::TcpListener;
 
@@ -29,8 +29,8 @@ use tokio::net::TcpListener;
 async fn server(refusals: usize, refusal: Response<Full<Bytes>>) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&asked);
+    let requests = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&requests);
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
             let (count, refusal) = (Arc::clone(&count), refusal.clone());
@@ -50,7 +50,7 @@ async fn server(refusals: usize, refusal: Response<Full<Bytes>>) -> (SocketAddr,
             tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(socket), service));
         }
     });
-    (address, asked)
+    (address, requests)
 }
 
 fn refusal(status: u16, header: (&str, &str), body: &'static str) -> Response<Full<Bytes>> {
@@ -64,14 +64,14 @@ fn refusal(status: u16, header: (&str, &str), body: &'static str) -> Response<Fu
 
 fn retrying() -> ClientBuilder {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    ClientBuilder::new(client).with(Retry::new(RetryPolicy::default()))
+    ClientBuilder::new(client).with(RetryLayer::new(RetryPolicy::default()))
 }
 
-fn told(answer: &reqwest::Response) -> Option<Retried> {
-    answer.extensions().get::<Retried>().copied()
+fn report(response: &reqwest::Response) -> Option<RetryReport> {
+    response.extensions().get::<RetryReport>().copied()
 }
 
-fn ours(error: &reqwest_middleware::Error) -> &Error {
+fn client_error(error: &reqwest_middleware::Error) -> &Error {
     match error {
         reqwest_middleware::Error::Middleware(error) => error.downcast_ref().unwrap(),
         reqwest_middleware::Error::Reqwest(error) => panic!("{error:?}"),
@@ -89,17 +89,17 @@ async fn put(client: &ClientWithMiddleware, address: SocketAddr) -> reqwest::Res
 
 #[tokio::test]
 async fn a_refused_request_is_retried_with_its_body() {
-    let (address, asked) = server(2, refusal(429, ("retry-after-ms", "3"), "")).await;
-    let queue = QueueLayer::new(LaneSettings::default(), Pacing::Spread);
+    let (address, requests) = server(2, refusal(429, ("retry-after-ms", "3"), "")).await;
+    let queue = QueueLayer::new(QueueSettings::default(), Pacing::Spread);
     let answer = put(&retrying().with(queue).build(), address).await;
     assert_eq!(
-        told(&answer),
-        Some(Retried {
+        report(&answer),
+        Some(RetryReport {
             tries: 3,
             gave_up: None
         })
     );
-    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    assert_eq!(requests.load(Ordering::Relaxed), 3);
     assert_eq!(answer.text().await.unwrap(), "a thing");
 }
 
@@ -113,10 +113,10 @@ async fn a_permanent_refusal_is_returned_unchanged() {
     .await;
     let answer = put(&retrying().build(), address).await;
     assert_eq!(
-        told(&answer),
-        Some(Retried {
+        report(&answer),
+        Some(RetryReport {
             tries: 1,
-            gave_up: Some(GiveUp::Permanent)
+            gave_up: Some(GiveUpReason::Permanent)
         })
     );
     assert_eq!(
@@ -133,21 +133,21 @@ async fn a_processed_request_is_not_retried_after_a_broken_redirect() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let location = format!("http://{}/receipt", nobody.local_addr().unwrap());
     drop(nobody);
-    let (address, asked) = server(9, refusal(303, ("location", &location), "")).await;
+    let (address, requests) = server(9, refusal(303, ("location", &location), "")).await;
     let sent = retrying().build().post(format!("http://{address}/orders"));
     let error = sent.body("an order").send().await.unwrap_err();
     assert!(
         matches!(
-            ours(&error),
+            client_error(&error),
             Error::Failed {
                 tries: 1,
-                gave_up: GiveUp::NotIdempotent,
+                gave_up: GiveUpReason::NotIdempotent,
                 ..
             }
         ),
         "{error:?}"
     );
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(requests.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn a_refused_connection_is_retried_for_any_method_without_redirects() {
         .unwrap();
     let direct = reqwest::Client::builder().redirect(Policy::none());
     let direct = direct.no_proxy().build().unwrap();
-    let retry = Retry::new(RetryPolicy::default()).never_sent_if(|error| {
+    let retry = RetryLayer::new(RetryPolicy::default()).never_sent_if(|error| {
         let error = error.downcast_ref::<reqwest::Error>();
         error.is_some_and(reqwest::Error::is_connect)
     });
@@ -169,10 +169,10 @@ async fn a_refused_connection_is_retried_for_any_method_without_redirects() {
         .send()
         .await
         .unwrap_err();
-    match ours(&error) {
+    match client_error(&error) {
         Error::Failed {
             tries: 4,
-            gave_up: GiveUp::Tries,
+            gave_up: GiveUpReason::Tries,
             source,
         } => {
             assert!(
@@ -188,21 +188,21 @@ async fn a_refused_connection_is_retried_for_any_method_without_redirects() {
 
 #[tokio::test]
 async fn a_request_rejected_by_a_guard_is_not_retried() {
-    let (address, asked) = server(9, refusal(500, ("x-nothing", "0"), "")).await;
+    let (address, requests) = server(9, refusal(500, ("x-nothing", "0"), "")).await;
     let breaker = BreakerLayer::new(BreakerSettings {
         min_requests: 4,
         ..BreakerSettings::default()
     });
     let client = retrying().with(breaker).build();
     assert_eq!(put(&client, address).await.status(), 500);
-    let kept_back = client
+    let rejected = client
         .get(format!("http://{address}/"))
         .send()
         .await
         .unwrap_err();
     assert!(
-        matches!(ours(&kept_back), Error::CircuitOpen { .. }),
-        "{kept_back:?}"
+        matches!(client_error(&rejected), Error::CircuitOpen { .. }),
+        "{rejected:?}"
     );
-    assert_eq!(asked.load(Ordering::Relaxed), 4);
+    assert_eq!(requests.load(Ordering::Relaxed), 4);
 }

@@ -5,7 +5,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http::{Request, Response};
-use tidegate_client::{Clock, LaneSettings, ThrottleLayer, spaced};
+use tidegate_client::{QueueSettings, ThrottleLayer, TokioClock, spaced};
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
 use tokio::{runtime::Handle, time::Instant};
@@ -25,12 +25,12 @@ async fn process(url: &str) -> ThrottleLayer<Fleet> {
     let local = MemoryStore::new(MemoryBounds::default());
     let fleet = Fleet::new(Arc::new(redis), "tg", local, FleetSettings::default());
     let limits = spaced("50/s").unwrap();
-    ThrottleLayer::on(
+    ThrottleLayer::with_store(
         Arc::new(fleet),
         "api",
         limits,
-        LaneSettings::default(),
-        Clock::system(),
+        QueueSettings::default(),
+        TokioClock::system(),
     )
 }
 
@@ -41,7 +41,7 @@ async fn two_processes_share_one_limit() {
     let redis = support::RedisServer::start();
     let processes = [process(&redis.url()).await, process(&redis.url()).await];
     let service = tower::service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..15 {
         for process in &processes {
@@ -52,5 +52,5 @@ async fn two_processes_share_one_limit() {
         answer.unwrap().unwrap();
     }
     let least = Duration::from_millis(29 * 20);
-    assert!(begun.elapsed() >= least, "{:?}", begun.elapsed());
+    assert!(start.elapsed() >= least, "{:?}", start.elapsed());
 }

@@ -2,38 +2,63 @@
 
 use std::fmt::{self, Write as _};
 
-use reqwest::{Client, StatusCode};
+use reqwest::{Client, Response, StatusCode};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Error};
-use tidegate_client::{NonIdempotent, Retried, Retry, RetryPolicy, ThrottleLayer, spaced};
+use tidegate_client::{
+    NonIdempotentPolicy, RetryLayer, RetryPolicy, RetryReport, ThrottleLayer, spaced,
+};
 
 /// Makes all calls, and returns a summary.
 pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Error>> {
     let plain = ClientBuilder::new(Client::new()).build();
-
-    // The service counts per key, so each run uses keys of its own.
-    let run = std::process::id();
     let mut lines = String::new();
-    let deaf = Tally::of(&plain, server, &format!("deaf-{run}"), ("1/min", 0), 5).await?;
-    writeln!(lines, "As they come:   {deaf}")?;
+    let series = Series {
+        name: "plain",
+        rate: "1/min",
+        burst: 0,
+        requests: 5,
+    };
+    let tally = series.run(&plain, server).await?;
+    writeln!(lines, "As they come:   {tally}")?;
 
     // A refused request has not been counted, so it may be sent again although it is a POST.
     let policy = RetryPolicy {
-        non_idempotent: NonIdempotent::Refused,
+        non_idempotent: NonIdempotentPolicy::Refused,
         ..RetryPolicy::default()
     };
-    let patient = ClientBuilder::new(Client::new())
-        .with(Retry::new(policy))
+    let retrying = ClientBuilder::new(Client::new())
+        .with(RetryLayer::new(policy))
         .build();
-    let retried = Tally::of(&patient, server, &format!("patient-{run}"), ("1/2s", 0), 2).await?;
-    writeln!(lines, "With retries:   {retried}")?;
+    let series = Series {
+        name: "retrying",
+        rate: "1/2s",
+        burst: 0,
+        requests: 2,
+    };
+    let tally = series.run(&retrying, server).await?;
+    writeln!(lines, "With retries:   {tally}")?;
 
-    // Evenly sent requests may arrive less evenly, so the service allows a burst.
-    let even = ClientBuilder::new(Client::new())
+    let throttled = ClientBuilder::new(Client::new())
         .with(ThrottleLayer::new(spaced("4/s")?))
         .build();
-    let throttled = Tally::of(&even, server, &format!("even-{run}"), ("4/s", 7), 10).await?;
-    writeln!(lines, "Self-throttled: {throttled}")?;
+    // Evenly sent requests may arrive less evenly, so the service allows a burst.
+    let series = Series {
+        name: "throttled",
+        rate: "4/s",
+        burst: 7,
+        requests: 10,
+    };
+    let tally = series.run(&throttled, server).await?;
+    writeln!(lines, "Self-throttled: {tally}")?;
     Ok(lines)
+}
+
+/// Requests under one limit of the service.
+struct Series {
+    name: &'static str,
+    rate: &'static str,
+    burst: u32,
+    requests: u32,
 }
 
 /// Counts of the outcomes.
@@ -44,33 +69,34 @@ struct Tally {
     sent_again: u32,
 }
 
-impl Tally {
-    async fn of(
-        client: &ClientWithMiddleware,
-        server: &str,
-        key: &str,
-        (rate, burst): (&str, u32),
-        requests: u32,
-    ) -> Result<Self, Error> {
-        let mut tally = Self::default();
-        for _ in 0..requests {
-            let question = format!(
-                r#"{{"key": "{key}", "algorithm": "gcra", "rate": "{rate}", "burst": {burst}}}"#
-            );
+impl Series {
+    async fn run(&self, client: &ClientWithMiddleware, server: &str) -> Result<Tally, Error> {
+        let Self {
+            name, rate, burst, ..
+        } = self;
+        // The service counts per key, so each run uses keys of its own.
+        let key = format!("{name}-{}", std::process::id());
+        let body = format!(
+            r#"{{"key": "{key}", "algorithm": "gcra", "rate": "{rate}", "burst": {burst}}}"#
+        );
+        let mut tally = Tally::default();
+        for _ in 0..self.requests {
             let request = client.post(format!("{server}/v1/throttle"));
             let request = request.header("content-type", "application/json");
-            let answer = request.body(question).send().await?;
-            match answer.status() {
-                StatusCode::OK => tally.passed += 1,
-                _ => tally.refused += 1,
-            }
-            let tries = answer
-                .extensions()
-                .get::<Retried>()
-                .map_or(1, |told| told.tries);
-            tally.sent_again += tries - 1;
+            tally.count(&request.body(body.clone()).send().await?);
         }
         Ok(tally)
+    }
+}
+
+impl Tally {
+    fn count(&mut self, response: &Response) {
+        match response.status() {
+            StatusCode::OK => self.passed += 1,
+            _ => self.refused += 1,
+        }
+        let report = response.extensions().get::<RetryReport>();
+        self.sent_again += report.map_or(1, |report| report.tries) - 1;
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use tidegate_client::Jitter;
 
-use super::simulation::{BAR, CLIENTS, Herd, Listening};
+use super::simulation::{BAR_TIME, Bar, CLIENTS, Herd, RetryAfter};
 
 /// The plotted time, in seconds; slightly more than the slowest run takes.
 const SECONDS: u32 = 40;
@@ -22,6 +22,19 @@ const ADMITTED: &str = "#1b7f79";
 const REFUSED: &str = "#e07a3f";
 const INK: &str = "#2b2b2b";
 const FAINT: &str = "#8a8a8a";
+
+/// A point of the picture, in pixels from its upper left corner.
+#[derive(Clone, Copy)]
+struct Point {
+    x: u32,
+    y: u32,
+}
+
+impl Point {
+    fn new(x: u32, y: u32) -> Self {
+        Self { x, y }
+    }
+}
 
 /// Draws the runs, those that honor `Retry-After` beside those that ignore it.
 pub(crate) fn svg(herds: &[Herd]) -> String {
@@ -42,12 +55,12 @@ fn draw(svg: &mut String, herds: &[Herd]) -> fmt::Result {
         "<rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>"
     )?;
     let title = format!("{CLIENTS} clients at once, and a server that takes 100 a second");
-    label(svg, (20, 26), 17, INK, &title)?;
+    label(svg, Point::new(20, 26), 17, INK, &title)?;
     legend(svg)?;
     for (number, herd) in (0..).zip(herds) {
-        let column = match herd.listening {
-            Listening::No => 0,
-            Listening::Yes => 1,
+        let column = match herd.retry_after {
+            RetryAfter::Ignored => 0,
+            RetryAfter::Honored => 1,
         };
         panel(
             svg,
@@ -60,17 +73,17 @@ fn draw(svg: &mut String, herds: &[Herd]) -> fmt::Result {
 }
 
 fn legend(svg: &mut String) -> fmt::Result {
-    let millis = BAR.as_millis_ceil();
+    let millis = BAR_TIME.as_millis_ceil();
     for (x, color, text) in [(20, ADMITTED, "admitted"), (100, REFUSED, "refused")] {
         writeln!(
             svg,
             "<rect x=\"{x}\" y=\"41\" width=\"10\" height=\"10\" fill=\"{color}\"/>"
         )?;
-        label(svg, (x + 15, 50), 12, INK, text)?;
+        label(svg, Point::new(x + 15, 50), 12, INK, text)?;
     }
     label(
         svg,
-        (175, 50),
+        Point::new(175, 50),
         12,
         FAINT,
         &format!("requests in {millis} ms, over {SECONDS} s"),
@@ -78,8 +91,8 @@ fn legend(svg: &mut String) -> fmt::Result {
 }
 
 fn panel(svg: &mut String, left: u32, top: u32, herd: &Herd) -> fmt::Result {
-    label(svg, (left, top + 12), 13, INK, &name(herd))?;
-    label(svg, (left, top + 28), 12, FAINT, &summary(herd))?;
+    label(svg, Point::new(left, top + 12), 13, INK, &name(herd))?;
+    label(svg, Point::new(left, top + 28), 12, FAINT, &summary(herd))?;
     let base = top + 40 + HEIGHT;
     for second in (0..=SECONDS).step_by(10) {
         let x = left + second * bars_in(1) * BAR_WIDTH;
@@ -88,17 +101,26 @@ fn panel(svg: &mut String, left: u32, top: u32, herd: &Herd) -> fmt::Result {
             "<line x1=\"{x}\" y1=\"{}\" x2=\"{x}\" y2=\"{base}\" stroke=\"#e4e4e4\"/>",
             base - HEIGHT
         )?;
-        label(svg, (x, base + 15), 11, FAINT, &format!("{second} s"))?;
+        label(
+            svg,
+            Point::new(x, base + 15),
+            11,
+            FAINT,
+            &format!("{second} s"),
+        )?;
     }
-    for (number, (admitted, refused)) in (0..bars_in(SECONDS)).zip(&herd.bars) {
-        bar(svg, (left + number * BAR_WIDTH, base), *admitted, *refused)?;
+    for (number, bar) in (0..bars_in(SECONDS)).zip(&herd.bars) {
+        let x = left + number * BAR_WIDTH;
+        draw_bar(svg, Point::new(x, base), *bar)?;
     }
     Ok(())
 }
 
-fn bar(svg: &mut String, (x, base): (u32, u32), admitted: u32, refused: u32) -> fmt::Result {
+/// Draws a bar that stands on `foot`, the admitted requests below the refused ones.
+fn draw_bar(svg: &mut String, foot: Point, bar: Bar) -> fmt::Result {
+    let Point { x, y: base } = foot;
     let tall = |requests: u32| (requests.min(MOST) * HEIGHT).div_ceil(MOST);
-    let (lower, whole) = (tall(admitted), tall(admitted + refused));
+    let (lower, whole) = (tall(bar.admitted), tall(bar.requests()));
     for (from, to, color) in [(0, lower, ADMITTED), (lower, whole, REFUSED)] {
         if to > from {
             let (y, height) = (base - to, to - from);
@@ -108,19 +130,20 @@ fn bar(svg: &mut String, (x, base): (u32, u32), admitted: u32, refused: u32) -> 
             )?;
         }
     }
-    if admitted + refused > MOST {
-        let height = (admitted + refused).to_string();
-        label(svg, (x + 4, base - HEIGHT + 9), 10, FAINT, &height)?;
+    if bar.requests() > MOST {
+        let above = Point::new(x + 4, base - HEIGHT + 9);
+        label(svg, above, 10, FAINT, &bar.requests().to_string())?;
     }
     Ok(())
 }
 
 fn bars_in(seconds: u32) -> u32 {
-    let millis = u32::try_from(BAR.as_millis_ceil()).unwrap_or(1);
+    let millis = u32::try_from(BAR_TIME.as_millis_ceil()).unwrap_or(1);
     seconds * 1_000 / millis
 }
 
-fn label(svg: &mut String, (x, y): (u32, u32), size: u32, color: &str, text: &str) -> fmt::Result {
+fn label(svg: &mut String, at: Point, size: u32, color: &str, text: &str) -> fmt::Result {
+    let Point { x, y } = at;
     writeln!(
         svg,
         "<text x=\"{x}\" y=\"{y}\" font-size=\"{size}\" fill=\"{color}\">{text}</text>"
@@ -133,24 +156,20 @@ fn name(herd: &Herd) -> String {
         Jitter::Equal => "Equal jitter",
         Jitter::Full => "Full jitter",
     };
-    match herd.listening {
-        Listening::No => format!("{jitter}, Retry-After ignored"),
-        Listening::Yes => format!("{jitter}, Retry-After honoured"),
+    match herd.retry_after {
+        RetryAfter::Ignored => format!("{jitter}, Retry-After ignored"),
+        RetryAfter::Honored => format!("{jitter}, Retry-After honoured"),
     }
 }
 
 /// The first bar is skipped, because it is the same in all runs: all clients at once.
 fn summary(herd: &Herd) -> String {
-    let back = herd
-        .bars
-        .iter()
-        .skip(1)
-        .map(|(admitted, refused)| admitted + refused);
+    let returning = herd.bars.iter().skip(1).map(|bar| bar.requests());
     let tenths = herd.done.as_millis_ceil().div_ceil(100);
     format!(
         "{} refused; at most {} come back together; done in {}.{} s",
         herd.refused,
-        back.max().unwrap_or(0),
+        returning.max().unwrap_or(0),
         tenths / 10,
         tenths % 10
     )

@@ -9,7 +9,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use http::{HeaderMap, StatusCode};
 use tidegate_client::{
     Advice, Backoff, Jitter, RetryBudget, RetryPolicy, Rng, Span, Timestamp,
-    retry::{Attempt, Next, Safety, Seen},
+    retry::{Attempt, AttemptOutcome, Idempotency, RetryDecision},
 };
 use tidegate_core::{
     AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore, Rate,
@@ -21,65 +21,77 @@ pub(crate) const CLIENTS: u32 = 1_000;
 /// When all clients send their first request.
 const BEGIN: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 /// The time that one bar covers.
-pub(crate) const BAR: Span = Span::from_millis(200);
+pub(crate) const BAR_TIME: Span = Span::from_millis(200);
 
 /// How the clients treat `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Listening {
+pub(crate) enum RetryAfter {
     /// They ignore it, and only use their backoff.
-    No,
+    Ignored,
     /// They wait for that time, and then for their backoff.
-    Yes,
+    Honored,
 }
 
 /// One run: the requests in the time of each bar, and their outcomes.
 #[derive(Debug)]
 pub(crate) struct Herd {
     pub(crate) jitter: Jitter,
-    pub(crate) listening: Listening,
-    /// Admitted and refused requests.
-    pub(crate) bars: Vec<(u32, u32)>,
+    pub(crate) retry_after: RetryAfter,
+    pub(crate) bars: Vec<Bar>,
     pub(crate) refused: u32,
     /// When the last request was admitted.
     pub(crate) done: Span,
 }
 
+/// The requests in the time of one bar.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Bar {
+    pub(crate) admitted: u32,
+    pub(crate) refused: u32,
+}
+
+impl Bar {
+    pub(crate) fn requests(self) -> u32 {
+        self.admitted + self.refused
+    }
+}
+
 /// Runs every kind of jitter, with and without `Retry-After`.
 pub(crate) fn all() -> Vec<Herd> {
     let kinds = [Jitter::None, Jitter::Equal, Jitter::Full];
-    let with = |listening| kinds.map(|jitter| run(jitter, listening));
-    [Listening::No, Listening::Yes]
+    let with = |retry_after| kinds.map(|jitter| run(jitter, retry_after));
+    [RetryAfter::Ignored, RetryAfter::Honored]
         .into_iter()
         .flat_map(with)
         .collect()
 }
 
-fn run(jitter: Jitter, listening: Listening) -> Herd {
+fn run(jitter: Jitter, retry_after: RetryAfter) -> Herd {
     let mut clients = Clients::new(jitter);
     let mut server = Server::new();
     let mut herd = Herd {
         jitter,
-        listening,
+        retry_after,
         bars: Vec::new(),
         refused: 0,
         done: Span::ZERO,
     };
-    let mut coming: BinaryHeap<_> = (0..CLIENTS)
+    let mut due: BinaryHeap<_> = (0..CLIENTS)
         .map(|client| Reverse((BEGIN, client, 1)))
         .collect();
-    while let Some(Reverse((now, client, number))) = coming.pop() {
-        let (status, headers) = server.answer(now);
+    while let Some(Reverse((now, client, number))) = due.pop() {
+        let (status, headers) = server.respond(now);
         herd.count(status, now);
-        let advice = match listening {
-            Listening::No => Advice::default(),
-            Listening::Yes => Advice::of(status, &headers, now),
+        let advice = match retry_after {
+            RetryAfter::Ignored => Advice::default(),
+            RetryAfter::Honored => Advice::from_response(status, &headers, now),
         };
-        let seen = Seen::Answer {
+        let outcome = AttemptOutcome::Response {
             status,
             headers: &headers,
         };
-        if let Some(after) = clients.next(number, seen, advice, now) {
-            coming.push(Reverse((now.after(after), client, number + 1)));
+        if let Some(after) = clients.decide(number, outcome, advice, now) {
+            due.push(Reverse((now.after(after), client, number + 1)));
         }
     }
     herd
@@ -88,16 +100,17 @@ fn run(jitter: Jitter, listening: Listening) -> Herd {
 impl Herd {
     fn count(&mut self, status: StatusCode, now: Timestamp) {
         let since = now.since(BEGIN);
-        let bar = usize::try_from(since.as_micros() / BAR.as_micros()).unwrap_or(usize::MAX);
-        if self.bars.len() <= bar {
-            self.bars.resize(bar + 1, (0, 0));
+        let number =
+            usize::try_from(since.as_micros() / BAR_TIME.as_micros()).unwrap_or(usize::MAX);
+        if self.bars.len() <= number {
+            self.bars.resize(number + 1, Bar::default());
         }
-        let (admitted, refused) = &mut self.bars[bar];
+        let bar = &mut self.bars[number];
         if status.is_success() {
-            *admitted += 1;
+            bar.admitted += 1;
             self.done = since;
         } else {
-            *refused += 1;
+            bar.refused += 1;
             self.refused += 1;
         }
     }
@@ -125,27 +138,27 @@ impl Clients {
         }
     }
 
-    fn next(
+    fn decide(
         &mut self,
         number: u32,
-        seen: Seen<'_>,
+        outcome: AttemptOutcome<'_>,
         advice: Advice,
         now: Timestamp,
     ) -> Option<Span> {
         let attempt = Attempt {
             number,
-            began: BEGIN,
-            safety: Safety::Idempotent,
-            seen,
+            call_started_at: BEGIN,
+            idempotency: Idempotency::Idempotent,
+            outcome,
             advice,
             replayable: true,
         };
         match self
             .policy
-            .next(&attempt, &mut self.budget, &mut self.rng, now)
+            .decide(&attempt, &mut self.budget, &mut self.rng, now)
         {
-            Next::Retry { after } => Some(after),
-            Next::Done | Next::GiveUp(_) => None,
+            RetryDecision::Retry { after } => Some(after),
+            RetryDecision::Done | RetryDecision::GiveUp(_) => None,
         }
     }
 }
@@ -172,7 +185,7 @@ impl Server {
         }
     }
 
-    fn answer(&mut self, now: Timestamp) -> (StatusCode, HeaderMap) {
+    fn respond(&mut self, now: Timestamp) -> (StatusCode, HeaderMap) {
         let mut outcomes = Vec::new();
         let charge = Charge::new(b"everybody", &self.limits, Cost::ONE);
         let charges = [charge.expect("the key is short enough")];

@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use tidegate_core::{Span, Timestamp};
 
-use super::{Standing, field, seconds};
+use super::{QuotaStatus, join_lines, seconds};
 
 /// A reset above this is an instant, not a wait. As a wait it would be 31 years; as an instant it
 /// was in 2001.
@@ -12,17 +12,18 @@ const EPOCH_SECS: u64 = 1_000_000_000;
 const EPOCH_MILLIS: u64 = 100_000_000_000;
 
 /// Parses how many requests are left, and until when. Instants are measured from `server_now`.
-pub(super) fn standing(headers: &HeaderMap, server_now: Timestamp) -> Option<Standing> {
-    let remaining = seconds(field(headers, "x-ratelimit-remaining")?.trim())?;
-    let after = field(headers, "x-ratelimit-reset-after").and_then(|text| seconds(text.trim()));
+pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaStatus> {
+    let remaining = seconds(join_lines(headers, "x-ratelimit-remaining")?.trim())?;
+    let after =
+        join_lines(headers, "x-ratelimit-reset-after").and_then(|text| seconds(text.trim()));
     let reset_after = match after {
         Some(span) => span,
-        None => reset(
-            seconds(field(headers, "x-ratelimit-reset")?.trim())?,
+        None => interpret_reset(
+            seconds(join_lines(headers, "x-ratelimit-reset")?.trim())?,
             server_now,
         ),
     };
-    (reset_after > Span::ZERO).then_some(Standing {
+    (reset_after > Span::ZERO).then_some(QuotaStatus {
         // Only whole units: a fraction of one admits no request.
         remaining: remaining.as_micros() / 1_000_000,
         reset_after,
@@ -31,7 +32,7 @@ pub(super) fn standing(headers: &HeaderMap, server_now: Timestamp) -> Option<Sta
 
 /// Parses seconds from now, seconds since the epoch, or milliseconds since the epoch, depending on
 /// the size of the number.
-fn reset(number: Span, server_now: Timestamp) -> Span {
+fn interpret_reset(number: Span, server_now: Timestamp) -> Span {
     let secs = number.as_micros() / 1_000_000;
     if secs <= EPOCH_SECS {
         number

@@ -1,8 +1,8 @@
 //! Advice of a server about its limits: when to retry, and how many requests are left until when.
 //!
 //! Servers use a dozen formats, with any status. All of them are reduced to two values: a [`Wait`]
-//! for the request that was sent, and a [`Standing`] for later ones. A malformed header is ignored,
-//! as the drafts require. Parsing is bounded, and never panics.
+//! for the request that was sent, and a [`QuotaStatus`] for later ones. A malformed header is
+//! ignored, as the drafts require. Parsing is bounded, and never panics.
 //!
 //! | source | headers |
 //! | --- | --- |
@@ -36,7 +36,7 @@ pub enum Wait {
 
 /// The state of a limit of the server after this response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct QuotaStatus {
     /// How many more requests it admits.
     pub remaining: u64,
     /// When it admits more than that; never zero.
@@ -50,14 +50,15 @@ pub struct Standing {
 ///
 /// ```
 /// use http::{HeaderMap, StatusCode};
-/// use tidegate_client::{Advice, Span, Standing, Timestamp, Wait};
+/// use tidegate_client::{Advice, QuotaStatus, Span, Timestamp, Wait};
 ///
 /// let mut headers = HeaderMap::new();
 /// headers.insert("ratelimit", "\"second\";r=0;t=1, \"day\";r=700;t=3600".parse()?);
 /// headers.insert("retry-after", "2".parse()?);
-/// let advice = Advice::of(StatusCode::TOO_MANY_REQUESTS, &headers, Timestamp::from_micros(1));
+/// let now = Timestamp::from_micros(1);
+/// let advice = Advice::from_response(StatusCode::TOO_MANY_REQUESTS, &headers, now);
 /// assert_eq!(advice.wait, Some(Wait::After(Span::from_secs(2))));
-/// assert_eq!(advice.standing, Some(Standing { remaining: 0, reset_after: Span::from_secs(1) }));
+/// assert_eq!(advice.quota, Some(QuotaStatus { remaining: 0, reset_after: Span::from_secs(1) }));
 /// # Ok::<(), http::header::InvalidHeaderValue>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,35 +66,37 @@ pub struct Advice {
     /// When to send this request again, if it was refused or failed.
     pub wait: Option<Wait>,
     /// The tightest limit, if the response shows several.
-    pub standing: Option<Standing>,
+    pub quota: Option<QuotaStatus>,
 }
 
 impl Advice {
     /// Parses a response that arrived at `now`. `now` is the client's wall clock, and is used only
     /// if the server sends an instant and no `Date`.
     #[must_use]
-    pub fn of(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Self {
+    pub fn from_response(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Self {
         let server_now = retry_after::date(headers).unwrap_or(now);
         // A cached response has the state of the time at which it was stored.
-        let stored = field(headers, header::AGE.as_str())
+        let is_cached = join_lines(headers, header::AGE.as_str())
             .is_some_and(|age| age.trim().parse::<u64>() != Ok(0));
-        let standing = if stored {
+        let quota = if is_cached {
             None
         } else {
-            rate_limit::standing(headers).or_else(|| legacy::standing(headers, server_now))
+            rate_limit::quota(headers).or_else(|| legacy::quota(headers, server_now))
         };
-        let told = grpc::wait(headers).or_else(|| retry_after::wait(headers, server_now));
-        let wait = told.or_else(|| {
-            let refused = refuses(status, headers);
-            let spent = standing.filter(|standing| refused && standing.remaining == 0);
-            spent.map(|standing| Wait::After(standing.reset_after))
+        let asked = grpc::wait(headers).or_else(|| retry_after::wait(headers, server_now));
+        let wait = asked.or_else(|| {
+            // Without a refusal, an exhausted quota is about later requests only.
+            let exhausted = quota.filter(|quota| quota.remaining == 0)?;
+            is_refusal(status, headers).then_some(Wait::After(exhausted.reset_after))
         });
-        Self { wait, standing }
+        debug_assert!(wait != Some(Wait::After(Span::ZERO)));
+        debug_assert!(quota.is_none_or(|quota| quota.reset_after > Span::ZERO));
+        Self { wait, quota }
     }
 }
 
 /// Returns whether the server refused the request: 429, 503, and their gRPC equivalents.
-pub(crate) fn refuses(status: StatusCode, headers: &HeaderMap) -> bool {
+pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
     const RESOURCE_EXHAUSTED: u32 = 8;
     const UNAVAILABLE: u32 = 14;
     match grpc::status(headers) {
@@ -108,7 +111,7 @@ pub(crate) fn refuses(status: StatusCode, headers: &HeaderMap) -> bool {
 pub(crate) use grpc::status as grpc_status;
 
 /// Returns the lines of a header, joined as a list; `None` if it is absent, too long, or not text.
-fn field(headers: &HeaderMap, name: &str) -> Option<String> {
+fn join_lines(headers: &HeaderMap, name: &str) -> Option<String> {
     let mut joined = String::new();
     for (number, line) in headers.get_all(name).iter().enumerate() {
         let line = line.to_str().ok()?;

@@ -4,7 +4,7 @@ use http::HeaderMap;
 use tidegate_core::Span;
 
 use super::{
-    Standing, field,
+    QuotaStatus, join_lines,
     structured::{self, Bare, Member},
 };
 
@@ -12,8 +12,8 @@ use super::{
 const MAX_RESET_SECS: u64 = 100 * 366 * 86_400;
 
 /// Returns the tightest limit.
-pub(super) fn standing(headers: &HeaderMap) -> Option<Standing> {
-    match field(headers, "ratelimit") {
+pub(super) fn quota(headers: &HeaderMap) -> Option<QuotaStatus> {
+    match join_lines(headers, "ratelimit") {
         Some(text) => match structured::list(&text) {
             Some(members) => of_list(&members, &policies(headers)),
             None => of_dictionary(&structured::dictionary(&text)?),
@@ -23,23 +23,23 @@ pub(super) fn standing(headers: &HeaderMap) -> Option<Standing> {
 }
 
 /// Drafts 08 and later: `"day";r=50;t=30`.
-fn of_list(members: &[Member], policies: &[Member]) -> Option<Standing> {
+fn of_list(members: &[Member], policies: &[Member]) -> Option<QuotaStatus> {
     let shown = members.iter().filter_map(|member| {
-        let standing = item(member)?;
+        let quota = item(member)?;
         // A number of remaining bytes cannot pace requests; if no bytes remain, it stops them.
-        (standing.remaining == 0 || counts_requests(member, policies)).then_some(standing)
+        (quota.remaining == 0 || counts_requests(member, policies)).then_some(quota)
     });
     tightest(shown)
 }
 
 /// Parses `r` and `t`, or `a` (available) and `w` (effective window), their possible new names in
 /// the working group.
-fn item(member: &Member) -> Option<Standing> {
+fn item(member: &Member) -> Option<QuotaStatus> {
     let (remaining, reset) = match member.count("r") {
         Some(remaining) => (remaining, member.count("t")),
         None => (member.count("a")?, member.count("w")),
     };
-    standing_of(remaining, reset?)
+    valid_quota(remaining, reset?)
 }
 
 fn counts_requests(member: &Member, policies: &[Member]) -> bool {
@@ -53,31 +53,31 @@ fn counts_requests(member: &Member, policies: &[Member]) -> bool {
 }
 
 fn policies(headers: &HeaderMap) -> Vec<Member> {
-    field(headers, "ratelimit-policy")
+    join_lines(headers, "ratelimit-policy")
         .and_then(|text| structured::list(&text))
         .unwrap_or_default()
 }
 
 /// Draft 07: `limit=100, remaining=50, reset=5`.
-fn of_dictionary(members: &[Member]) -> Option<Standing> {
+fn of_dictionary(members: &[Member]) -> Option<QuotaStatus> {
     let named = |name: &str| {
         let mut found = members.iter().rev().filter(|member| member.key == name);
         found.next()?.value.count()
     };
-    standing_of(named("remaining")?, named("reset")?)
+    valid_quota(named("remaining")?, named("reset")?)
 }
 
 /// Drafts 00 to 06: three headers.
-fn of_triple(headers: &HeaderMap) -> Option<Standing> {
-    let number = |name: &str| field(headers, name)?.trim().parse::<u64>().ok();
-    standing_of(number("ratelimit-remaining")?, number("ratelimit-reset")?)
+fn of_triple(headers: &HeaderMap) -> Option<QuotaStatus> {
+    let number = |name: &str| join_lines(headers, name)?.trim().parse::<u64>().ok();
+    valid_quota(number("ratelimit-remaining")?, number("ratelimit-reset")?)
 }
 
-/// Returns a standing, if the reset is in the future and within [`MAX_RESET_SECS`].
-fn standing_of(remaining: u64, reset_secs: u64) -> Option<Standing> {
+/// Returns the quota, if the reset is in the future and within [`MAX_RESET_SECS`].
+fn valid_quota(remaining: u64, reset_secs: u64) -> Option<QuotaStatus> {
     (1..=MAX_RESET_SECS)
         .contains(&reset_secs)
-        .then(|| Standing {
+        .then(|| QuotaStatus {
             remaining,
             reset_after: Span::from_secs(reset_secs),
         })
@@ -85,11 +85,11 @@ fn standing_of(remaining: u64, reset_secs: u64) -> Option<Standing> {
 
 /// Returns the tightest limit: among exhausted limits the one with the latest reset, else the one
 /// with the lowest remaining rate.
-fn tightest(shown: impl Iterator<Item = Standing>) -> Option<Standing> {
+fn tightest(shown: impl Iterator<Item = QuotaStatus>) -> Option<QuotaStatus> {
     shown.reduce(|one, other| if is_tighter(other, one) { other } else { one })
 }
 
-fn is_tighter(one: Standing, other: Standing) -> bool {
+fn is_tighter(one: QuotaStatus, other: QuotaStatus) -> bool {
     match (one.remaining, other.remaining) {
         (0, 0) => one.reset_after > other.reset_after,
         (0, _) => true,

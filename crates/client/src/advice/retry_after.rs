@@ -5,7 +5,7 @@ use std::time::UNIX_EPOCH;
 use http::{HeaderMap, header};
 use tidegate_core::{Span, Timestamp};
 
-use super::{Wait, field};
+use super::{Wait, join_lines, seconds};
 
 const RETRY_AFTER_MS: &str = "retry-after-ms";
 
@@ -18,10 +18,11 @@ pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
 /// rounded up, the milliseconds are used; else the longer of the two. Zero counts as absent.
 pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     let whole = longest(headers, header::RETRY_AFTER.as_str(), |line| {
-        delta(line).or_else(|| Some(http_date(line)?.since(server_now)))
+        // Some servers send decimals, although the RFC does not allow them.
+        seconds(line).or_else(|| Some(http_date(line)?.since(server_now)))
     });
     let fine = longest(headers, RETRY_AFTER_MS, |line| {
-        super::seconds(line).map(|span| Span::from_micros(span.as_micros().div_ceil(1_000)))
+        seconds(line).map(|span| Span::from_micros(span.as_micros().div_ceil(1_000)))
     });
     let span = match (whole, fine) {
         (Some(whole), Some(fine)) if whole.as_secs_ceil() == fine.as_secs_ceil() => fine,
@@ -33,17 +34,13 @@ pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
 }
 
 /// Returns the longest value of a header. It should occur once, but may occur several times.
-fn longest(headers: &HeaderMap, name: &str, read: impl Fn(&str) -> Option<Span>) -> Option<Span> {
-    field(headers, name)?;
+fn longest(headers: &HeaderMap, name: &str, parse: impl Fn(&str) -> Option<Span>) -> Option<Span> {
+    // The lines are bounded, and all of them are text.
+    join_lines(headers, name)?;
     let lines = headers.get_all(name).iter();
     lines
-        .filter_map(|line| read(line.to_str().ok()?.trim()))
+        .filter_map(|line| parse(line.to_str().ok()?.trim()))
         .max()
-}
-
-/// Parses seconds. Some servers send decimals, although the RFC does not allow them.
-fn delta(text: &str) -> Option<Span> {
-    super::seconds(text)
 }
 
 /// Parses one of the three date formats of RFC 9110, from 1970 on.

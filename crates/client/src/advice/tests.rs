@@ -24,7 +24,7 @@ fn headers(lines: Lines<'_>) -> HeaderMap {
 }
 
 fn advice(status: u16, lines: Lines<'_>) -> Advice {
-    Advice::of(StatusCode::from_u16(status).unwrap(), &headers(lines), NOW)
+    Advice::from_response(StatusCode::from_u16(status).unwrap(), &headers(lines), NOW)
 }
 
 fn wait_ms(status: u16, lines: Lines<'_>) -> Option<u64> {
@@ -34,9 +34,9 @@ fn wait_ms(status: u16, lines: Lines<'_>) -> Option<u64> {
     }
 }
 
-fn standing(lines: Lines<'_>) -> Option<(u64, u64)> {
-    let standing = advice(200, lines).standing?;
-    Some((standing.remaining, standing.reset_after.as_millis_ceil()))
+fn quota(lines: Lines<'_>) -> Option<(u64, u64)> {
+    let quota = advice(200, lines).quota?;
+    Some((quota.remaining, quota.reset_after.as_millis_ceil()))
 }
 
 #[test]
@@ -151,14 +151,14 @@ fn every_generation_of_rate_limit() {
         ),
     ];
     for (lines, expected) in cases {
-        assert_eq!(standing(lines), *expected, "{lines:?}");
+        assert_eq!(quota(lines), *expected, "{lines:?}");
     }
 }
 
 #[test]
 fn a_reset_is_a_wait_or_an_instant_by_its_size() {
     let reset =
-        |value: &str| standing(&[("x-ratelimit-remaining", "3"), ("x-ratelimit-reset", value)]);
+        |value: &str| quota(&[("x-ratelimit-remaining", "3"), ("x-ratelimit-reset", value)]);
     assert_eq!(reset("60"), Some((3, 60_000)));
     assert_eq!(reset("1700000060"), Some((3, 60_000)));
     assert_eq!(reset("1700000000.5"), Some((3, 500)));
@@ -170,17 +170,13 @@ fn a_reset_is_a_wait_or_an_instant_by_its_size() {
         ("x-ratelimit-remaining", "3"),
         ("x-ratelimit-reset", "1700000060"),
     ];
-    assert_eq!(
-        standing(&behind),
-        Some((3, 30_000)),
-        "by the server's clock"
-    );
+    assert_eq!(quota(&behind), Some((3, 30_000)), "by the server's clock");
     let discord = [
         ("x-ratelimit-remaining", "0"),
         ("x-ratelimit-reset", "1700000060.123"),
         ("x-ratelimit-reset-after", "1.5"),
     ];
-    assert_eq!(standing(&discord), Some((0, 1_500)));
+    assert_eq!(quota(&discord), Some((0, 1_500)));
 }
 
 #[test]
@@ -219,18 +215,24 @@ fn grpc_pushback_is_parsed() {
     assert_eq!(pushback("later"), Some(u64::MAX), "never");
 
     let details = details(1, 500_000_001);
-    let told = |value: &str| {
+    let delay_ms = |value: &str| {
         wait_ms(
             200,
             &[("grpc-status", "8"), ("grpc-status-details-bin", value)],
         )
     };
-    assert_eq!(told(&details), Some(1_501));
-    assert_eq!(told(details.trim_end_matches('=')), Some(1_501));
-    assert_eq!(told("AAAA"), None);
-    assert_eq!(told("no base 64"), None);
-    assert!(refuses(StatusCode::OK, &headers(&[("grpc-status", "8")])));
-    assert!(!refuses(StatusCode::OK, &headers(&[("grpc-status", "5")])));
+    assert_eq!(delay_ms(&details), Some(1_501));
+    assert_eq!(delay_ms(details.trim_end_matches('=')), Some(1_501));
+    assert_eq!(delay_ms("AAAA"), None);
+    assert_eq!(delay_ms("no base 64"), None);
+    assert!(is_refusal(
+        StatusCode::OK,
+        &headers(&[("grpc-status", "8")])
+    ));
+    assert!(!is_refusal(
+        StatusCode::OK,
+        &headers(&[("grpc-status", "5")])
+    ));
 }
 
 /// Encodes `google.rpc.Status{details: [RetryInfo{retry_delay}]}` by hand, as a server does.
@@ -289,7 +291,7 @@ fn assert_understood(limits: &Limits, ratelimit: bool, legacy: Legacy) {
         let mut headers = HeaderMap::new();
         HeaderWriter::new(ratelimit, legacy).write(&verdict, NOW, &mut headers);
         let status = if verdict.allowed { 200 } else { 429 };
-        let read = Advice::of(StatusCode::from_u16(status).unwrap(), &headers, NOW);
+        let read = Advice::from_response(StatusCode::from_u16(status).unwrap(), &headers, NOW);
 
         let expected = match verdict.retry_after {
             Retry::After(span) if !verdict.allowed => {
@@ -299,9 +301,9 @@ fn assert_understood(limits: &Limits, ratelimit: bool, legacy: Legacy) {
         };
         assert_eq!(read.wait, expected, "{headers:?}");
         if ratelimit || legacy != Legacy::Off {
-            let standing = read.standing.unwrap();
+            let quota = read.quota.unwrap();
             assert_eq!(
-                standing.remaining,
+                quota.remaining,
                 5_u64.saturating_sub(sent + 1),
                 "{headers:?}"
             );
@@ -338,10 +340,10 @@ proptest! {
                 headers.append(name, value);
             }
         }
-        let advice = Advice::of(StatusCode::from_u16(status).unwrap(), &headers, NOW);
+        let advice = Advice::from_response(StatusCode::from_u16(status).unwrap(), &headers, NOW);
         prop_assert_ne!(advice.wait, Some(Wait::After(Span::ZERO)));
-        if let Some(standing) = advice.standing {
-            prop_assert!(standing.reset_after > Span::ZERO);
+        if let Some(quota) = advice.quota {
+            prop_assert!(quota.reset_after > Span::ZERO);
         }
     }
 
@@ -356,12 +358,12 @@ proptest! {
         };
         let written: Vec<String> =
             items.iter().map(|(name, r, t)| format!("\"{}\";r={r};t={t}", quoted(name))).collect();
-        let standing = standing(&[("ratelimit", &written.join(", "))]).unwrap();
-        let is_shown = items.iter().any(|(_, r, t)| (*r, *t * 1_000) == standing);
+        let quota = quota(&[("ratelimit", &written.join(", "))]).unwrap();
+        let is_shown = items.iter().any(|(_, r, t)| (*r, *t * 1_000) == quota);
         prop_assert!(is_shown);
         let none_is_tighter = items
             .iter()
-            .all(|(_, r, t)| u128::from(*r) * u128::from(standing.1) >= u128::from(standing.0) * u128::from(*t * 1_000));
+            .all(|(_, r, t)| u128::from(*r) * u128::from(quota.1) >= u128::from(quota.0) * u128::from(*t * 1_000));
         prop_assert!(none_is_tighter);
     }
 }

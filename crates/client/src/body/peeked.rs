@@ -39,21 +39,21 @@ impl<B: Body<Data = Bytes>> PeekedBody<B> {
     /// Reads the beginning of the body: frames with at least `most` bytes in total, or the whole
     /// body if it is shorter.
     pub(crate) async fn peek(&mut self, most: usize) -> Bytes {
-        let mut seen = BytesMut::new();
-        while seen.len() < most {
+        let mut beginning = BytesMut::new();
+        while beginning.len() < most {
             let Some(frame) = poll_fn(|cx| self.rest.as_mut().poll_frame(cx)).await else {
                 break;
             };
             let failed = frame.is_err();
             if let Some(data) = frame.as_ref().ok().and_then(Frame::data_ref) {
-                seen.extend_from_slice(data);
+                beginning.extend_from_slice(data);
             }
             self.peeked.push_back(frame);
             if failed {
                 break;
             }
         }
-        seen.freeze()
+        beginning.freeze()
     }
 }
 
@@ -78,6 +78,6 @@ impl<B: Body<Data = Bytes>> Body for PeekedBody<B> {
     fn size_hint(&self) -> SizeHint {
         let frames = self.peeked.iter().filter_map(|frame| frame.as_ref().ok());
         let known: usize = frames.filter_map(Frame::data_ref).map(Bytes::len).sum();
-        super::replay::longer(self.rest.size_hint(), known)
+        super::replay::extend_hint(self.rest.size_hint(), known)
     }
 }

@@ -18,25 +18,26 @@ use crate::error::BoxError;
 
 /// A request body that may be sent more than once.
 pub struct ReplayBody<B> {
-    shared: Arc<Mutex<Source<B>>>,
+    source: Arc<Mutex<ReplaySource<B>>>,
     /// The number of this copy among those that share the source. Only the latest may read from it.
-    turn: u32,
-    /// How many of the kept frames this copy has sent.
+    number: u32,
+    /// How many of the buffered frames this copy has sent.
     sent: usize,
 }
 
 /// The original body, and the frames that were read from it.
-struct Source<B> {
+struct ReplaySource<B> {
     rest: Pin<Box<B>>,
     ended: bool,
-    turn: u32,
-    kept: Vec<Kept>,
-    /// How many more bytes may be kept; `None` once the limit was exceeded, or the body failed.
-    room: Option<usize>,
+    /// The number of the latest copy.
+    latest: u32,
+    buffered: Vec<BufferedFrame>,
+    /// How many more bytes may be buffered; `None` once the limit was exceeded, or the body failed.
+    capacity_left: Option<usize>,
 }
 
 #[derive(Clone)]
-enum Kept {
+enum BufferedFrame {
     Data(Bytes),
     Trailers(HeaderMap),
 }
@@ -54,54 +55,57 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
     pub(crate) fn new(body: B, most: usize) -> Self {
         let known = body.size_hint().lower();
         let fits = usize::try_from(known).is_ok_and(|known| known <= most);
-        let source = Source {
+        let source = ReplaySource {
             ended: body.is_end_stream(),
             rest: Box::pin(body),
-            turn: 0,
-            kept: Vec::new(),
-            room: fits.then_some(most),
+            latest: 0,
+            buffered: Vec::new(),
+            capacity_left: fits.then_some(most),
         };
         Self {
-            shared: Arc::new(Mutex::new(source)),
-            turn: 0,
+            source: Arc::new(Mutex::new(source)),
+            number: 0,
             sent: 0,
         }
     }
 
     /// Returns whether the body can be sent again from its beginning.
     pub(crate) fn is_replayable(&self) -> bool {
-        self.source().room.is_some()
+        self.lock().capacity_left.is_some()
     }
 
     /// Returns a copy that starts at the beginning. Earlier copies fail from here on.
-    pub(crate) fn again(&self) -> Self {
-        let mut source = self.source();
-        source.turn += 1;
+    pub(crate) fn restart(&self) -> Self {
+        let mut source = self.lock();
+        source.latest += 1;
         Self {
-            shared: Arc::clone(&self.shared),
-            turn: source.turn,
+            source: Arc::clone(&self.source),
+            number: source.latest,
             sent: 0,
         }
     }
 
-    fn source(&self) -> MutexGuard<'_, Source<B>> {
+    fn lock(&self) -> MutexGuard<'_, ReplaySource<B>> {
         // If the body panicked while it was read, it has ended at worst, so a poisoned lock is safe
         // to use.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<B> Source<B> {
-    /// Keeps `frame`, if it fits together with all frames before it.
-    fn keep(&mut self, frame: &Frame<Bytes>) {
+impl<B> ReplaySource<B> {
+    /// Buffers `frame`, if it fits together with all frames before it.
+    fn buffer(&mut self, frame: &Frame<Bytes>) {
         let length = frame.data_ref().map_or(0, Bytes::len);
-        self.room = self.room.and_then(|room| room.checked_sub(length));
-        if self.room.is_none() {
-            self.kept = Vec::new();
+        self.capacity_left = self
+            .capacity_left
+            .and_then(|capacity_left| capacity_left.checked_sub(length));
+        if self.capacity_left.is_none() {
+            self.buffered = Vec::new();
         } else if let Some(data) = frame.data_ref() {
-            self.kept.push(Kept::Data(data.clone()));
+            self.buffered.push(BufferedFrame::Data(data.clone()));
         } else if let Some(trailers) = frame.trailers_ref() {
-            self.kept.push(Kept::Trailers(trailers.clone()));
+            self.buffered
+                .push(BufferedFrame::Trailers(trailers.clone()));
         }
     }
 }
@@ -119,25 +123,26 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        let mut source = this.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if source.turn != this.turn {
+        let mut source = this.source.lock().unwrap_or_else(PoisonError::into_inner);
+        debug_assert!(this.number <= source.latest);
+        if source.latest != this.number {
             return Poll::Ready(Some(Err("the body is being sent again".into())));
         }
-        if let Some(kept) = source.kept.get(this.sent) {
+        if let Some(frame) = source.buffered.get(this.sent) {
             this.sent += 1;
-            return Poll::Ready(Some(Ok(kept.frame())));
+            return Poll::Ready(Some(Ok(frame.to_frame())));
         }
         if source.ended {
             return Poll::Ready(None);
         }
         match ready!(source.rest.as_mut().poll_frame(cx)) {
             Some(Ok(frame)) => {
-                source.keep(&frame);
-                this.sent = source.kept.len();
+                source.buffer(&frame);
+                this.sent = source.buffered.len();
                 Poll::Ready(Some(Ok(frame)))
             }
             Some(Err(error)) => {
-                source.room = None;
+                source.capacity_left = None;
                 Poll::Ready(Some(Err(error.into())))
             }
             None => {
@@ -148,25 +153,30 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        let source = self.source();
-        let all_sent = self.sent >= source.kept.len();
+        let source = self.lock();
+        let all_sent = self.sent >= source.buffered.len();
         all_sent && (source.ended || source.rest.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let source = self.source();
-        let kept = source.kept.iter().skip(self.sent).map(Kept::len).sum();
+        let source = self.lock();
+        let buffered = source
+            .buffered
+            .iter()
+            .skip(self.sent)
+            .map(BufferedFrame::len)
+            .sum();
         let rest = if source.ended {
             SizeHint::with_exact(0)
         } else {
             source.rest.size_hint()
         };
-        longer(rest, kept)
+        extend_hint(rest, buffered)
     }
 }
 
-impl Kept {
-    fn frame(&self) -> Frame<Bytes> {
+impl BufferedFrame {
+    fn to_frame(&self) -> Frame<Bytes> {
         match self.clone() {
             Self::Data(data) => Frame::data(data),
             Self::Trailers(trailers) => Frame::trailers(trailers),
@@ -182,7 +192,7 @@ impl Kept {
 }
 
 /// Returns `hint` for a body that is longer by this number of bytes.
-pub(super) fn longer(hint: SizeHint, bytes: usize) -> SizeHint {
+pub(super) fn extend_hint(hint: SizeHint, bytes: usize) -> SizeHint {
     let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
     let mut sum = SizeHint::new();
     if let Some(upper) = hint.upper().and_then(|upper| upper.checked_add(bytes)) {
@@ -228,9 +238,9 @@ mod tests {
             let frame = first.frame().now_or_never().unwrap().unwrap().unwrap();
             assert_eq!(frame.into_data().unwrap(), part);
         }
-        let again = first.again();
-        assert_eq!(all(again), Some((Bytes::from_static(b"abcdef"), true)));
-        assert!(all(first.again()).is_some(), "as often as needed");
+        let copy = first.restart();
+        assert_eq!(all(copy), Some((Bytes::from_static(b"abcdef"), true)));
+        assert!(all(first.restart()).is_some(), "as often as needed");
         assert!(all(first).is_none(), "an earlier copy fails");
     }
 
@@ -238,11 +248,11 @@ mod tests {
     fn a_long_body_is_sent_once() {
         let body = ReplayBody::new(streamed(&["abc", "def"]), 5);
         assert!(body.is_replayable());
-        let shared = ReplayBody {
-            shared: Arc::clone(&body.shared),
+        let first = ReplayBody {
+            source: Arc::clone(&body.source),
             ..body
         };
-        assert_eq!(all(shared), Some((Bytes::from_static(b"abcdef"), true)));
+        assert_eq!(all(first), Some((Bytes::from_static(b"abcdef"), true)));
         assert!(!body.is_replayable());
         assert!(!ReplayBody::new(Full::new(Bytes::from_static(b"abcdef")), 5).is_replayable());
     }
@@ -253,7 +263,7 @@ mod tests {
         assert_eq!(body.size_hint().exact(), Some(3));
         body.frame().now_or_never().unwrap().unwrap().unwrap();
         assert!(body.is_end_stream());
-        assert_eq!(body.again().size_hint().exact(), Some(3));
+        assert_eq!(body.restart().size_hint().exact(), Some(3));
         assert!(ReplayBody::new(http_body_util::Empty::<Bytes>::new(), 0).is_end_stream());
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{BreakerLayer, Call, Guard};
+use super::{BreakerLayer, Guard, RequestInfo};
 use crate::{
-    Advice, BreakerSettings, CircuitBreaker, Clock, Error, Health, Permit, host::PerHost,
-    retry::Seen,
+    Advice, BreakerPermit, BreakerSettings, CircuitBreaker, Error, HealthSignal, TokioClock,
+    per_host::PerHost, retry::AttemptOutcome,
 };
 
 /// A circuit breaker per host.
@@ -15,63 +15,70 @@ use crate::{
 #[derive(Debug)]
 pub struct BreakerGuard {
     hosts: PerHost<Mutex<CircuitBreaker>>,
-    clock: Clock,
+    clock: TokioClock,
 }
 
-/// A request that the breaker has admitted. If it is dropped, it counts as neither success nor
+/// The permit of an admitted request. If it is dropped, the request counts as neither success nor
 /// failure.
 #[derive(Debug)]
-pub struct Trial {
+pub struct HeldPermit {
     breaker: Arc<Mutex<CircuitBreaker>>,
-    permit: Option<Permit>,
-    clock: Clock,
+    permit: Option<BreakerPermit>,
+    clock: TokioClock,
 }
 
 impl BreakerLayer {
     /// Creates a layer with these settings.
     #[must_use]
     pub fn new(settings: BreakerSettings) -> Self {
-        Self::on(settings, Clock::system())
+        Self::with_clock(settings, TokioClock::system())
     }
 
     /// Does the same with the time from `clock`.
     #[must_use]
-    pub fn on(settings: BreakerSettings, clock: Clock) -> Self {
+    pub fn with_clock(settings: BreakerSettings, clock: TokioClock) -> Self {
         let hosts = PerHost::new(move || Mutex::new(CircuitBreaker::new(settings)));
-        Self::by(BreakerGuard { hosts, clock }, clock)
+        Self::from_guard(BreakerGuard { hosts, clock }, clock)
     }
 }
 
 impl Guard for BreakerGuard {
-    type Pass = Trial;
+    type Permit = HeldPermit;
 
-    async fn enter(&self, call: Call<'_>) -> Result<Trial, Error> {
-        let breaker = self.hosts.of(call.host);
+    async fn admit(&self, request: RequestInfo<'_>) -> Result<HeldPermit, Error> {
+        let breaker = self.hosts.get(request.host);
         let acquired = lock(&breaker).acquire(self.clock.now());
         let permit = acquired.map_err(|retry_after| Error::CircuitOpen { retry_after })?;
-        Ok(Trial {
+        Ok(HeldPermit {
             breaker,
             permit: Some(permit),
             clock: self.clock,
         })
     }
 
-    async fn leave(&self, _: Call<'_>, mut trial: Trial, seen: Seen<'_>, _: &Advice) {
-        trial.record(seen.health());
+    async fn record(
+        &self,
+        _: RequestInfo<'_>,
+        mut permit: HeldPermit,
+        outcome: AttemptOutcome<'_>,
+        _: &Advice,
+    ) {
+        permit.release(outcome.health_signal());
     }
 }
 
-impl Trial {
-    fn record(&mut self, health: Health) {
+impl HeldPermit {
+    /// Returns the permit to the breaker, unless that was done before.
+    fn release(&mut self, signal: HealthSignal) {
         if let Some(permit) = self.permit.take() {
-            lock(&self.breaker).record(permit, health, self.clock.now());
+            lock(&self.breaker).record(permit, signal, self.clock.now());
         }
     }
 }
 
-impl Drop for Trial {
+impl Drop for HeldPermit {
     fn drop(&mut self) {
-        self.record(Health::Unknown);
+        self.release(HealthSignal::Unknown);
     }
 }
 

@@ -2,33 +2,37 @@
 
 mod adaptive;
 mod breaker;
-mod lane;
-mod place;
+mod permit;
 mod queue;
 mod throttle;
 mod timeout;
+mod wait_queue;
 
 use std::{future::Future, sync::Arc};
 
 use tidegate_core::{Cost, MemoryStore, Span};
 
-use crate::{Advice, BoxError, Error, TryTimeout, clock::duration, head::Head, retry::Seen};
+use crate::{
+    Advice, BoxError, Error, TryTimeout, clock::to_duration, response_head::ResponseHead,
+    retry::AttemptOutcome,
+};
 
 pub use adaptive::AdaptiveGuard;
-pub use breaker::{BreakerGuard, Trial};
-pub use lane::LaneSettings;
+pub use breaker::{BreakerGuard, HeldPermit};
+pub use permit::ThrottlePermit;
 pub use queue::{Pacing, QueueGuard};
-pub use throttle::{Admission, ThrottleGuard, spaced};
+pub use throttle::{ThrottleGuard, spaced};
 pub use timeout::TimeoutGuard;
+pub use wait_queue::QueueSettings;
 
 /// A layer with a circuit breaker per host. Rejected requests fail with [`Error::CircuitOpen`].
-pub type BreakerLayer = Guarded<BreakerGuard>;
+pub type BreakerLayer = GuardLayer<BreakerGuard>;
 /// A layer with adaptive throttling per host. Rejected requests fail with [`Error::Overloaded`].
-pub type AdaptiveLayer = Guarded<AdaptiveGuard>;
+pub type AdaptiveLayer = GuardLayer<AdaptiveGuard>;
 /// A layer with a timeout until the response begins. Slower requests fail with [`TryTimeout`].
-pub type TimeoutLayer = Guarded<TimeoutGuard>;
+pub type TimeoutLayer = GuardLayer<TimeoutGuard>;
 /// A layer with a queue per host, which delays requests that must not be sent yet.
-pub type QueueLayer = Guarded<QueueGuard>;
+pub type QueueLayer = GuardLayer<QueueGuard>;
 
 /// A layer that enforces limits on the client. Requests over the limits wait. They fail with
 /// [`Error::WaitTooLong`] or [`Error::QueueFull`] if they cannot wait, and with
@@ -43,11 +47,11 @@ pub type QueueLayer = Guarded<QueueGuard>;
 /// # drop(throttle);
 /// # Ok::<(), tidegate_core::LimitError>(())
 /// ```
-pub type ThrottleLayer<S = MemoryStore> = Guarded<ThrottleGuard<S>>;
+pub type ThrottleLayer<S = MemoryStore> = GuardLayer<ThrottleGuard<S>>;
 
 /// The part of a request that a guard needs.
 #[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
+pub struct RequestInfo<'a> {
     /// The host and port of the server. Guards keep separate state per host.
     pub host: &'a str,
     /// The cost of the request: a [`Cost`] among its extensions, or else one.
@@ -56,30 +60,33 @@ pub struct Call<'a> {
 
 /// Admits requests, and learns from their responses.
 ///
-/// For every admitted request either [`Self::leave`] is called, or its pass is dropped, because it
-/// was cancelled or rejected by an inner layer.
+/// For every admitted request either [`Self::record`] is called, or its permit is dropped, because
+/// it was cancelled or rejected by an inner layer.
 pub trait Guard: Send + Sync + 'static {
-    /// The state of a request in flight, such as a permit.
-    type Pass: Send + 'static;
+    /// The state of a request in flight.
+    type Permit: Send + 'static;
 
     /// Admits a request, now or after a wait.
     ///
     /// # Errors
     ///
     /// Why the request is rejected. Nothing is sent then.
-    fn enter(&self, call: Call<'_>) -> impl Future<Output = Result<Self::Pass, Error>> + Send;
+    fn admit(
+        &self,
+        request: RequestInfo<'_>,
+    ) -> impl Future<Output = Result<Self::Permit, Error>> + Send;
 
     /// Returns the timeout from admission until the response begins, if there is one.
-    fn longest(&self) -> Option<Span> {
+    fn timeout(&self) -> Option<Span> {
         None
     }
 
-    /// Learns the outcome of an admitted request.
-    fn leave(
+    /// Records the outcome of an admitted request.
+    fn record(
         &self,
-        call: Call<'_>,
-        pass: Self::Pass,
-        seen: Seen<'_>,
+        request: RequestInfo<'_>,
+        permit: Self::Permit,
+        outcome: AttemptOutcome<'_>,
         advice: &Advice,
     ) -> impl Future<Output = ()> + Send;
 }
@@ -87,14 +94,15 @@ pub trait Guard: Send + Sync + 'static {
 /// A guard as a tower layer, and with the feature `reqwest` as a middleware for reqwest. Clones
 /// share the guard.
 ///
-/// Inside of [`Retry`](crate::Retry) it applies to every try, outside of it to whole calls.
+/// Inside of a [`RetryLayer`](crate::RetryLayer) it applies to every try, outside of it to whole
+/// calls.
 #[derive(Debug)]
-pub struct Guarded<G> {
+pub struct GuardLayer<G> {
     pub(crate) guard: Arc<G>,
-    pub(crate) clock: crate::Clock,
+    pub(crate) clock: crate::TokioClock,
 }
 
-impl<G> Clone for Guarded<G> {
+impl<G> Clone for GuardLayer<G> {
     fn clone(&self) -> Self {
         Self {
             guard: Arc::clone(&self.guard),
@@ -103,9 +111,9 @@ impl<G> Clone for Guarded<G> {
     }
 }
 
-impl<G: Guard> Guarded<G> {
+impl<G: Guard> GuardLayer<G> {
     /// Creates a layer of this guard, which reads the time from `clock`.
-    pub fn by(guard: G, clock: crate::Clock) -> Self {
+    pub fn from_guard(guard: G, clock: crate::TokioClock) -> Self {
         Self {
             guard: Arc::new(guard),
             clock,
@@ -118,39 +126,48 @@ impl<G: Guard> Guarded<G> {
         &self.guard
     }
 
-    /// Sends a request through the guard.
-    pub(crate) async fn pass<A: Head>(
+    /// Sends a request through the guard: admits it, awaits `response`, and records its outcome.
+    pub(crate) async fn send<R: ResponseHead>(
         &self,
-        call: Call<'_>,
-        sending: impl Future<Output = Result<A, BoxError>> + Send,
-    ) -> Result<A, Error> {
-        let pass = self.guard.enter(call).await?;
-        let sent = match self.guard.longest() {
-            None => sending.await,
-            Some(longest) => tokio::time::timeout(duration(longest), sending)
-                .await
-                .unwrap_or_else(|_| Err(TryTimeout { timeout: longest }.into())),
-        };
-        match sent {
-            Ok(answer) => {
-                let (status, headers) = (answer.status(), answer.headers());
-                let advice = Advice::of(status, headers, self.clock.now());
-                let seen = Seen::Answer { status, headers };
-                self.guard.leave(call, pass, seen, &advice).await;
-                Ok(answer)
+        request: RequestInfo<'_>,
+        response: impl Future<Output = Result<R, BoxError>> + Send,
+    ) -> Result<R, Error> {
+        let permit = self.guard.admit(request).await?;
+        match self.in_time(response).await {
+            Ok(response) => {
+                // The body may not be `Sync`, so only the head is borrowed while this waits.
+                let (status, headers) = (response.status(), response.headers());
+                let advice = Advice::from_response(status, headers, self.clock.now());
+                let outcome = AttemptOutcome::Response { status, headers };
+                self.guard.record(request, permit, outcome, &advice).await;
+                Ok(response)
             }
-            Err(error) => Err(self.failed(call, pass, error).await),
+            Err(error) => {
+                let error = Error::from_inner(error);
+                self.record_error(request, permit, &error).await;
+                Err(error)
+            }
         }
     }
 
-    /// Errors of other layers of this crate say nothing about the server, so the guard does not
-    /// learn from them.
-    async fn failed(&self, call: Call<'_>, pass: G::Pass, error: BoxError) -> Error {
-        let error = Error::of(error);
+    /// Awaits `response` within the timeout of the guard.
+    async fn in_time<R>(
+        &self,
+        response: impl Future<Output = Result<R, BoxError>> + Send,
+    ) -> Result<R, BoxError> {
+        let Some(timeout) = self.guard.timeout() else {
+            return response.await;
+        };
+        let in_time = tokio::time::timeout(to_duration(timeout), response).await;
+        in_time.unwrap_or_else(|_| Err(TryTimeout { timeout }.into()))
+    }
+
+    async fn record_error(&self, request: RequestInfo<'_>, permit: G::Permit, error: &Error) {
+        // Errors of other layers of this crate say nothing about the server: nothing was sent. The
+        // permit is dropped then.
         if let Error::Inner(_) = error {
-            let seen = Seen::NoAnswer;
-            self.guard.leave(call, pass, seen, &Advice::default()).await;
+            let (outcome, advice) = (AttemptOutcome::NoResponse, Advice::default());
+            self.guard.record(request, permit, outcome, &advice).await;
         }
-        error
     }
 }

@@ -1,7 +1,7 @@
 //! A queue that delays requests: in order, bounded, and at the pace that the server sets.
 
-use super::{Call, Guard, LaneSettings, QueueLayer, lane::Lane};
-use crate::{Advice, Clock, Error, host::PerHost, retry::Seen};
+use super::{Guard, QueueLayer, QueueSettings, RequestInfo, wait_queue::WaitQueue};
+use crate::{Advice, Error, TokioClock, per_host::PerHost, retry::AttemptOutcome};
 
 /// How a queue uses the remaining requests that a server reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,53 +23,60 @@ pub enum Pacing {
 /// The server determines the wait: not before an instant (any status with `Retry-After` or an
 /// equivalent), or a number of requests until an instant. After that time one request is sent
 /// first, and the others wait for its response, at most one second. Refused requests are not sent
-/// again. Put the queue inside of a [`Retry`](crate::Retry) for that, so that retries wait in the
-/// same queue.
+/// again. Put the queue inside of a [`RetryLayer`](crate::RetryLayer) for that, so that retries wait
+/// in the same queue.
 #[derive(Debug)]
 pub struct QueueGuard {
-    hosts: PerHost<Lane>,
+    hosts: PerHost<WaitQueue>,
     pacing: Pacing,
-    clock: Clock,
+    clock: TokioClock,
 }
 
 impl QueueLayer {
     /// Creates a layer with queues of this size and this pacing.
     #[must_use]
-    pub fn new(settings: LaneSettings, pacing: Pacing) -> Self {
-        Self::on(settings, pacing, Clock::system())
+    pub fn new(settings: QueueSettings, pacing: Pacing) -> Self {
+        Self::with_clock(settings, pacing, TokioClock::system())
     }
 
     /// Does the same with the time from `clock`.
     #[must_use]
-    pub fn on(settings: LaneSettings, pacing: Pacing, clock: Clock) -> Self {
+    pub fn with_clock(settings: QueueSettings, pacing: Pacing, clock: TokioClock) -> Self {
         let guard = QueueGuard {
-            hosts: PerHost::new(move || Lane::new(settings)),
+            hosts: PerHost::new(move || WaitQueue::new(settings, clock)),
             pacing,
             clock,
         };
-        Self::by(guard, clock)
+        Self::from_guard(guard, clock)
     }
 }
 
 impl Guard for QueueGuard {
-    type Pass = ();
+    type Permit = ();
 
-    async fn enter(&self, call: Call<'_>) -> Result<(), Error> {
-        let lane = self.hosts.of(call.host);
-        lane.pass(&self.clock, std::future::ready(Ok(()))).await
+    async fn admit(&self, request: RequestInfo<'_>) -> Result<(), Error> {
+        // The queue itself is all that a request waits for.
+        let admission = std::future::ready(Ok(()));
+        self.hosts.get(request.host).wait(admission).await
     }
 
-    async fn leave(&self, call: Call<'_>, (): (), _: Seen<'_>, advice: &Advice) {
+    async fn record(
+        &self,
+        request: RequestInfo<'_>,
+        (): (),
+        _: AttemptOutcome<'_>,
+        advice: &Advice,
+    ) {
         let now = self.clock.now();
-        self.hosts.of(call.host).learn(|pace| {
-            pace.hear(now);
+        self.hosts.get(request.host).update_pacer(|pacer| {
+            pacer.record_response(now);
             if let Some(wait) = advice.wait {
-                pace.close(wait, now);
+                pacer.close(wait, now);
             }
-            match (advice.standing, self.pacing) {
-                (Some(standing), Pacing::Spread) => pace.spread(standing, now),
-                (Some(standing), Pacing::Burst) if standing.remaining == 0 => {
-                    pace.spread(standing, now);
+            match (advice.quota, self.pacing) {
+                (Some(quota), Pacing::Spread) => pacer.spread(quota, now),
+                (Some(quota), Pacing::Burst) if quota.remaining == 0 => {
+                    pacer.spread(quota, now);
                 }
                 (Some(_) | None, _) => {}
             }

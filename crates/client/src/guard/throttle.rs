@@ -9,14 +9,16 @@ use tidegate_core::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    Call, Guard, LaneSettings, ThrottleLayer,
-    lane::Lane,
-    place::{Charged, Place},
+    Guard, QueueSettings, RequestInfo, ThrottleLayer,
+    permit::{ThrottleCharge, ThrottlePermit},
+    wait_queue::WaitQueue,
 };
-use crate::{Advice, Clock, Error, Wait, clock::duration, host::PerHost, retry::Seen};
+use crate::{
+    Advice, Error, TokioClock, Wait, clock::to_duration, per_host::PerHost, retry::AttemptOutcome,
+};
 
 /// Polling interval while waiting for a concurrency slot, which another process may release.
-const LOOK_AGAIN: Span = Span::from_millis(100);
+const SLOT_POLL: Span = Span::from_millis(100);
 
 /// Limits that a client applies to itself, per host, in a store that several clients may share.
 ///
@@ -29,12 +31,12 @@ pub struct ThrottleGuard<S> {
     store: Arc<S>,
     name: String,
     limits: Arc<Limits>,
-    leases: bool,
-    /// Whether there is something to refund: a concurrency slot, or a position in a queue.
-    reserves: bool,
-    lanes: PerHost<Lane>,
-    settings: LaneSettings,
-    clock: Clock,
+    /// Whether a request that is admitted holds something to release: a concurrency slot, or a
+    /// position in a leaky bucket's queue.
+    needs_receipt: bool,
+    queues: PerHost<WaitQueue>,
+    settings: QueueSettings,
+    clock: TokioClock,
 }
 
 /// Returns a limit that spaces requests evenly, which suits a server with any algorithm. With a
@@ -53,118 +55,144 @@ impl ThrottleLayer<MemoryStore> {
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         let store = Arc::new(MemoryStore::new(MemoryBounds::default()));
-        Self::on(store, "", limits, LaneSettings::default(), Clock::system())
+        Self::with_store(
+            store,
+            "",
+            limits,
+            QueueSettings::default(),
+            TokioClock::system(),
+        )
     }
 }
 
 impl<S: Store + 'static> ThrottleLayer<S> {
     /// Applies `limits` together with all clients that use the same `store` and `name`.
     #[must_use]
-    pub fn on(
+    pub fn with_store(
         store: Arc<S>,
         name: &str,
         limits: Limits,
-        settings: LaneSettings,
-        clock: Clock,
+        settings: QueueSettings,
+        clock: TokioClock,
     ) -> Self {
-        let lease = |limit: &Limit| matches!(limit.algorithm(), Algorithm::Concurrency { .. });
-        let queue = |limit: &Limit| {
+        let has_queue = |limit: &Limit| {
             matches!(
                 limit.algorithm(),
                 Algorithm::LeakyBucket { queue: true, .. }
             )
         };
         let guard = ThrottleGuard {
-            reserves: limits.iter().any(|limit| lease(limit) || queue(limit)),
             store,
             name: name.to_owned(),
-            leases: limits.iter().any(lease),
+            needs_receipt: limits.has_slots() || limits.iter().any(has_queue),
             limits: Arc::new(limits),
-            lanes: PerHost::new(move || Lane::new(settings)),
+            queues: PerHost::new(move || WaitQueue::new(settings, clock)),
             settings,
             clock,
         };
-        Self::by(guard, clock)
+        Self::from_guard(guard, clock)
     }
 }
 
-/// How long to delay an admitted request, or when to try again; and the receipt, if there is one.
-type Asked<R> = (Result<Span, Retry>, Option<R>);
-
-/// The concurrency slot that an admitted request holds, if the limits are on requests in flight.
-#[derive(Debug)]
-pub struct Admission<S: Store + 'static>(Option<Place<S>>);
+/// The answer of the limits to one request.
+struct LimitDecision<R> {
+    /// How long to delay the admitted request, or when to ask again.
+    delay: Result<Span, Retry>,
+    /// The receipt, if the request was charged and holds something to release.
+    receipt: Option<R>,
+}
 
 impl<S: Store + 'static> Guard for ThrottleGuard<S> {
-    type Pass = Admission<S>;
+    /// The concurrency slot that an admitted request holds, if the limits are on requests in
+    /// flight.
+    type Permit = Option<ThrottlePermit<S>>;
 
-    async fn enter(&self, call: Call<'_>) -> Result<Self::Pass, Error> {
-        let lane = self.lanes.of(call.host);
-        let place = lane.pass(&self.clock, self.admitted(&lane, call)).await?;
-        Ok(Admission(place.and_then(Place::begun)))
+    async fn admit(&self, request: RequestInfo<'_>) -> Result<Self::Permit, Error> {
+        let queue = self.queues.get(request.host);
+        let permit = queue.wait(self.wait_for_limits(&queue, request)).await?;
+        Ok(permit.and_then(ThrottlePermit::spend))
     }
 
-    async fn leave(&self, call: Call<'_>, pass: Self::Pass, seen: Seen<'_>, advice: &Advice) {
-        let lane = self.lanes.of(call.host);
+    async fn record(
+        &self,
+        request: RequestInfo<'_>,
+        permit: Self::Permit,
+        outcome: AttemptOutcome<'_>,
+        advice: &Advice,
+    ) {
         let now = self.clock.now();
-        lane.learn(|pace| {
-            pace.hear(now);
-            if let (Some(wait), false) = (advice.wait, seen.is_accepted()) {
-                pace.close(wait, now);
+        let refused = advice.wait.filter(|_| !outcome.is_accepted());
+        self.queues.get(request.host).update_pacer(|pacer| {
+            pacer.record_response(now);
+            if let Some(wait) = refused {
+                pacer.close(wait, now);
             }
         });
-        if pass.0.is_some() {
-            drop(pass);
-        } else if let (Some(Wait::After(wait)), false) = (advice.wait, seen.is_accepted()) {
-            self.spend(call, wait).await;
+        match (permit, refused) {
+            (Some(permit), _) => drop(permit),
+            (None, Some(Wait::After(wait))) => self.drain(request, wait).await,
+            (None, Some(Wait::Never) | None) => {}
         }
     }
 }
 
 impl<S: Store + 'static> ThrottleGuard<S> {
     /// Waits until the limits admit the request and its delay is over.
-    async fn admitted(&self, lane: &Arc<Lane>, call: Call<'_>) -> Result<Option<Place<S>>, Error> {
-        let most = self.settings.max_wait;
+    async fn wait_for_limits(
+        &self,
+        queue: &Arc<WaitQueue>,
+        request: RequestInfo<'_>,
+    ) -> Result<Option<ThrottlePermit<S>>, Error> {
         loop {
-            let (answer, receipt) = self.asked(call).await?;
-            let wait = match answer {
+            let LimitDecision { delay, receipt } = self.decide(request).await?;
+            // If the future is dropped from here on, the permit releases what the request holds.
+            let permit = receipt.map(|receipt| self.permit(request, receipt, queue));
+            match delay {
                 Ok(delay) => {
-                    // If the future is dropped from here on, the request leaves the queue.
-                    let place = receipt.map(|receipt| self.place(call, receipt, lane));
-                    if delay > most {
-                        return Err(Error::WaitTooLong { wait: delay, most });
-                    }
+                    let delay = self.within_max_wait(delay)?;
                     if delay > Span::ZERO {
-                        sleep(duration(delay)).await;
+                        sleep(to_duration(delay)).await;
                     }
-                    return Ok(place);
+                    return Ok(permit);
                 }
                 Err(Retry::Never) => {
-                    return Err(Error::NeverFits {
-                        cost: call.cost.units(),
-                    });
+                    let cost = request.cost.units();
+                    return Err(Error::NeverFits { cost });
                 }
-                Err(Retry::After(wait)) if self.leases => wait.min(LOOK_AGAIN),
-                Err(Retry::After(wait)) if wait > most => {
-                    return Err(Error::WaitTooLong { wait, most });
-                }
-                Err(Retry::After(wait)) => wait.max(Span::from_micros(1)),
-            };
-            if self.leases {
-                // Whether the time has passed or a slot may be free, try again.
-                let _ = timeout(duration(wait), lane.changed()).await;
-            } else {
-                sleep(duration(wait)).await;
+                Err(Retry::After(wait)) => self.wait_for_retry(queue, wait).await?,
             }
             // Another request may have been refused in the meantime.
-            lane.left_alone(&self.clock).await;
+            queue.wait_while_closed().await;
         }
     }
 
-    /// Returns how long to delay an admitted request, or when to try again.
-    async fn asked(&self, call: Call<'_>) -> Result<Asked<S::Receipt>, Error> {
-        let key = self.key(call);
-        let mut charges = vec![self.charge(&key, call.cost)?];
+    /// Waits before the limits are asked again, which named `wait` as the time to do so.
+    async fn wait_for_retry(&self, queue: &WaitQueue, wait: Span) -> Result<(), Error> {
+        if self.limits.has_slots() {
+            // `wait` is until a lease expires. Whether a slot may be free before, or the time has
+            // passed, ask again.
+            let _ = timeout(to_duration(wait.min(SLOT_POLL)), queue.changed()).await;
+        } else {
+            let wait = self.within_max_wait(wait)?;
+            // Not zero, so that a store that names no time is not asked without a pause.
+            sleep(to_duration(wait.max(Span::from_micros(1)))).await;
+        }
+        Ok(())
+    }
+
+    fn within_max_wait(&self, wait: Span) -> Result<Span, Error> {
+        let most = self.settings.max_wait;
+        if wait > most {
+            Err(Error::WaitTooLong { wait, most })
+        } else {
+            Ok(wait)
+        }
+    }
+
+    /// Asks the limits, and charges the request if they admit it.
+    async fn decide(&self, request: RequestInfo<'_>) -> Result<LimitDecision<S::Receipt>, Error> {
+        let key = self.key(request);
+        let mut charges = vec![self.charge(&key, request.cost)?];
         let mut outcomes = Vec::new();
         let mut question = Question {
             charges: &mut charges,
@@ -172,43 +200,50 @@ impl<S: Store + 'static> ThrottleGuard<S> {
             effect: Effect::Charge,
             within: None,
         };
-        let (decided, receipt) = if self.reserves {
+        let (decided, receipt) = if self.needs_receipt {
             self.store.reserve(&mut question, &mut outcomes).await
         } else {
             (self.store.decide(question, &mut outcomes).await, None)
         };
         let verdict = decided.verdict(&charges, &outcomes);
-        let answer = if verdict.allowed {
+        let delay = if verdict.allowed {
             Ok(verdict.delay)
         } else {
             Err(verdict.retry_after)
         };
-        Ok((answer, receipt))
+        Ok(LimitDecision { delay, receipt })
     }
 
-    fn place(&self, call: Call<'_>, receipt: S::Receipt, lane: &Arc<Lane>) -> Place<S> {
-        let charged = Charged {
+    fn permit(
+        &self,
+        request: RequestInfo<'_>,
+        receipt: S::Receipt,
+        queue: &Arc<WaitQueue>,
+    ) -> ThrottlePermit<S> {
+        let charge = ThrottleCharge {
             store: Arc::clone(&self.store),
             limits: Arc::clone(&self.limits),
-            key: self.key(call),
-            cost: call.cost,
+            key: self.key(request),
+            cost: request.cost,
         };
-        Place::new(charged, receipt, (Arc::clone(lane), self.clock))
+        ThrottlePermit::new(charge, receipt, Arc::clone(queue), self.clock)
     }
 
-    /// Spends the units that the limits would refill within `wait`, as far as they are available.
-    async fn spend(&self, call: Call<'_>, wait: Span) {
-        let standing = self.decided(call, Cost::ONE, Effect::Look).await;
-        let room = standing.iter().map(|outcome| outcome.remaining).min();
-        let earned = self.limits.iter().map(|limit| earned(limit, wait)).min();
-        let units = room.unwrap_or(0).min(earned.unwrap_or(0));
+    /// Charges the units that the limits would refill within `wait`, as far as they are available,
+    /// so that all clients of the store slow down.
+    async fn drain(&self, request: RequestInfo<'_>, wait: Span) {
+        let outcomes = self.evaluate(request, Cost::ONE, Effect::Look).await;
+        let available = outcomes.iter().map(|outcome| outcome.remaining).min();
+        let refilled = self.limits.iter().map(|limit| refilled(limit, wait)).min();
+        let units = available.unwrap_or(0).min(refilled.unwrap_or(0));
+        // A cost of zero is not valid: there is nothing to charge.
         if let Ok(cost) = Cost::new(units) {
-            self.decided(call, cost, Effect::Charge).await;
+            self.evaluate(request, cost, Effect::Charge).await;
         }
     }
 
-    async fn decided(&self, call: Call<'_>, cost: Cost, effect: Effect) -> Vec<Outcome> {
-        let key = self.key(call);
+    async fn evaluate(&self, request: RequestInfo<'_>, cost: Cost, effect: Effect) -> Vec<Outcome> {
+        let key = self.key(request);
         let mut outcomes = Vec::new();
         if let Ok(charge) = self.charge(&key, cost) {
             let question = Question {
@@ -226,14 +261,14 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         Charge::new(key, &self.limits, cost).map_err(|wrong| Error::Inner(wrong.into()))
     }
 
-    fn key(&self, call: Call<'_>) -> Vec<u8> {
-        format!("client:{}:{}", self.name, call.host).into_bytes()
+    fn key(&self, request: RequestInfo<'_>) -> Vec<u8> {
+        format!("client:{}:{}", self.name, request.host).into_bytes()
     }
 }
 
 /// Returns how many units of `limit` are refilled within `wait`, at most its quota.
-fn earned(limit: &Limit, wait: Span) -> u64 {
+fn refilled(limit: &Limit, wait: Span) -> u64 {
     let (quota, window) = (limit.quota(), limit.window().as_micros().max(1));
-    let earned = u128::from(quota) * u128::from(wait.as_micros()) / u128::from(window);
-    u64::try_from(earned).unwrap_or(u64::MAX).min(quota)
+    let refilled = u128::from(quota) * u128::from(wait.as_micros()) / u128::from(window);
+    u64::try_from(refilled).unwrap_or(u64::MAX).min(quota)
 }

@@ -2,8 +2,8 @@
 
 use tidegate_core::Span;
 
-use super::{Call, Guard, TimeoutLayer};
-use crate::{Advice, Clock, Error, retry::Seen};
+use super::{Guard, RequestInfo, TimeoutLayer};
+use crate::{Advice, Error, TokioClock, retry::AttemptOutcome};
 
 /// Admits every request, with a timeout until its response begins.
 ///
@@ -13,23 +13,23 @@ use crate::{Advice, Clock, Error, retry::Seen};
 pub struct TimeoutGuard(Span);
 
 impl TimeoutLayer {
-    /// Creates a layer that waits for `longest` until a response begins.
+    /// Creates a layer that waits for `timeout` until a response begins.
     #[must_use]
-    pub fn new(longest: Span) -> Self {
-        Self::by(TimeoutGuard(longest), Clock::system())
+    pub fn new(timeout: Span) -> Self {
+        Self::from_guard(TimeoutGuard(timeout), TokioClock::system())
     }
 }
 
 impl Guard for TimeoutGuard {
-    type Pass = ();
+    type Permit = ();
 
-    async fn enter(&self, _: Call<'_>) -> Result<(), Error> {
+    async fn admit(&self, _: RequestInfo<'_>) -> Result<(), Error> {
         Ok(())
     }
 
-    fn longest(&self) -> Option<Span> {
+    fn timeout(&self) -> Option<Span> {
         Some(self.0)
     }
 
-    async fn leave(&self, _: Call<'_>, (): (), _: Seen<'_>, _: &Advice) {}
+    async fn record(&self, _: RequestInfo<'_>, (): (), _: AttemptOutcome<'_>, _: &Advice) {}
 }

@@ -14,36 +14,36 @@ use tower_service::Service;
 use super::host_of;
 use crate::{
     error::{BoxError, Error},
-    guard::{Call, Guard, Guarded},
+    guard::{Guard, GuardLayer, RequestInfo},
 };
 
 /// A service behind a guard. It is always ready; the inner service is polled for readiness once the
 /// guard has admitted the request.
 #[derive(Debug)]
-pub struct GuardedService<G, S> {
-    guarded: Guarded<G>,
+pub struct GuardService<G, S> {
+    layer: GuardLayer<G>,
     inner: S,
 }
 
-impl<G, S: Clone> Clone for GuardedService<G, S> {
+impl<G, S: Clone> Clone for GuardService<G, S> {
     fn clone(&self) -> Self {
         Self {
-            guarded: self.guarded.clone(),
+            layer: self.layer.clone(),
             inner: self.inner.clone(),
         }
     }
 }
 
-impl<G: Guard, S> Layer<S> for Guarded<G> {
-    type Service = GuardedService<G, S>;
+impl<G: Guard, S> Layer<S> for GuardLayer<G> {
+    type Service = GuardService<G, S>;
 
-    fn layer(&self, inner: S) -> GuardedService<G, S> {
-        let guarded = self.clone();
-        GuardedService { guarded, inner }
+    fn layer(&self, inner: S) -> GuardService<G, S> {
+        let layer = self.clone();
+        GuardService { layer, inner }
     }
 }
 
-impl<G, S, B, R> Service<Request<B>> for GuardedService<G, S>
+impl<G, S, B, R> Service<Request<B>> for GuardService<G, S>
 where
     G: Guard,
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
@@ -61,17 +61,18 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let (guarded, mut inner) = (self.guarded.clone(), self.inner.clone());
+        let (layer, mut inner) = (self.layer.clone(), self.inner.clone());
         Box::pin(async move {
             let host = host_of(&request);
             let cost = request.extensions().get().copied().unwrap_or(Cost::ONE);
-            let sending = async {
+            let response = async {
                 poll_fn(|cx| inner.poll_ready(cx))
                     .await
                     .map_err(Into::into)?;
                 inner.call(request).await.map_err(Into::into)
             };
-            guarded.pass(Call { host: &host, cost }, sending).await
+            let info = RequestInfo { host: &host, cost };
+            layer.send(info, response).await
         })
     }
 }

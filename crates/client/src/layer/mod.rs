@@ -5,7 +5,7 @@ mod retry;
 
 use http::{Request, header::HOST};
 
-pub use guard::GuardedService;
+pub use guard::GuardService;
 pub use retry::RetryService;
 
 /// Returns the host and port of a request; empty if it has none.

@@ -1,4 +1,4 @@
-//! [`Retry`] as a tower layer.
+//! [`RetryLayer`] as a tower layer.
 
 use std::{
     future::{Future, poll_fn},
@@ -16,18 +16,18 @@ use super::host_of;
 use crate::{
     body::{PeekedBody, ReplayBody},
     error::{BoxError, Error},
-    retry::{Answer, Retried, Retry, Safety, Sender, refusal, run},
+    retry::{AttemptResponse, Idempotency, RequestSender, RetryLayer, RetryReport, refusal, run},
 };
 
-/// A service whose requests are [retried](Retry). It is always ready; the inner service is polled
-/// for readiness before each try.
+/// A service whose requests are [retried](RetryLayer). It is always ready; the inner service is
+/// polled for readiness before each try.
 #[derive(Clone, Debug)]
 pub struct RetryService<S> {
-    retry: Retry,
+    retry: RetryLayer,
     inner: S,
 }
 
-impl<S> Layer<S> for Retry {
+impl<S> Layer<S> for RetryLayer {
     type Service = RetryService<S>;
 
     fn layer(&self, inner: S) -> RetryService<S> {
@@ -55,27 +55,27 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let host = host_of(&request);
-        let safety = Safety::of(request.method(), request.headers());
+        let idempotency = Idempotency::of_request(request.method(), request.headers());
         let (head, body) = request.into_parts();
-        let most = self.retry.shared().policy.max_replay_bytes;
-        let sender = Sending {
+        let most = self.retry.state().policy.max_replay_bytes;
+        let sender = ServiceSender {
             service: self.inner.clone(),
             head,
             body: ReplayBody::new(body, most),
         };
         let retry = self.retry.clone();
-        Box::pin(async move { run(retry.shared(), &host, safety, sender).await })
+        Box::pin(async move { run(retry.state(), &host, idempotency, sender).await })
     }
 }
 
 /// A request on its way to a service.
-struct Sending<S, B> {
+struct ServiceSender<S, B> {
     service: S,
     head: Parts,
     body: ReplayBody<B>,
 }
 
-impl<S, B, R> Sender for Sending<S, B>
+impl<S, B, R> RequestSender for ServiceSender<S, B>
 where
     S: Service<Request<ReplayBody<B>>, Response = Response<R>> + Send,
     S::Future: Send,
@@ -84,14 +84,14 @@ where
     R: Body<Data = Bytes> + Send,
     R::Error: Send,
 {
-    type Answer = Response<PeekedBody<R>>;
+    type Response = Response<PeekedBody<R>>;
 
-    async fn send(&mut self) -> Result<Self::Answer, BoxError> {
+    async fn send(&mut self) -> Result<Self::Response, BoxError> {
         let ready = poll_fn(|cx| self.service.poll_ready(cx)).await;
         ready.map_err(Into::into)?;
-        let request = Request::from_parts(self.head.clone(), self.body.again());
-        let answer = self.service.call(request).await.map_err(Into::into)?;
-        Ok(answer.map(PeekedBody::new))
+        let request = Request::from_parts(self.head.clone(), self.body.restart());
+        let response = self.service.call(request).await.map_err(Into::into)?;
+        Ok(response.map(PeekedBody::new))
     }
 
     fn is_replayable(&self) -> bool {
@@ -99,17 +99,17 @@ where
     }
 }
 
-impl<R> Answer for Response<PeekedBody<R>>
+impl<R> AttemptResponse for Response<PeekedBody<R>>
 where
     R: Body<Data = Bytes> + Send,
     R::Error: Send,
 {
-    async fn peeked(mut self) -> (Self, Bytes) {
+    async fn peek_body(mut self) -> (Self, Bytes) {
         let beginning = self.body_mut().peek(refusal::MAX_BYTES).await;
         (self, beginning)
     }
 
-    fn note(&mut self, retried: Retried) {
-        self.extensions_mut().insert(retried);
+    fn add_report(&mut self, report: RetryReport) {
+        self.extensions_mut().insert(report);
     }
 }

@@ -1,24 +1,26 @@
 //! Retries: whether, when, and how often.
 
+mod outcome;
 mod policy;
 pub(crate) mod refusal;
-mod run;
-mod seen;
+mod retry_loop;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub use policy::{Attempt, BudgetFor, GiveUp, Next, NonIdempotent, RetryPolicy};
-pub(crate) use run::{Answer, Sender, run};
-pub use seen::{Kind, Safety, Seen};
+pub use outcome::{AttemptOutcome, Idempotency, OutcomeKind};
+pub use policy::{
+    Attempt, BudgetScope, GiveUpReason, NonIdempotentPolicy, RetryDecision, RetryPolicy,
+};
+pub(crate) use retry_loop::{AttemptResponse, RequestSender, run};
 
-use crate::{Clock, Rng, budget::RetryBudget, host::PerHost};
+use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost};
 
 /// Retries requests under a [`RetryPolicy`]: a layer for tower, and with the feature `reqwest` a
 /// middleware for reqwest.
 ///
 /// The policy and the budget of the host limit the retries. A response that is not retried is
-/// returned, whatever its status. If it was retried, or would have been, it has a [`Retried`] among
-/// its extensions.
+/// returned, whatever its status. If it was retried, or would have been, it has a [`RetryReport`]
+/// among its extensions.
 ///
 /// With tower, the inner service receives requests with a [`ReplayBody`](crate::ReplayBody), and
 /// the caller receives responses with a [`PeekedBody`](crate::PeekedBody).
@@ -29,27 +31,27 @@ use crate::{Clock, Rng, budget::RetryBudget, host::PerHost};
 /// use bytes::Bytes;
 /// use http_body_util::Full;
 /// use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-/// use tidegate_client::{Retry, RetryPolicy, Span};
+/// use tidegate_client::{RetryLayer, RetryPolicy, Span};
 /// use tower::{Service, ServiceBuilder};
 ///
 /// let policy = RetryPolicy { deadline: Span::from_secs(10), ..RetryPolicy::default() };
 /// let client = Client::builder(TokioExecutor::new()).build_http();
-/// let mut client = ServiceBuilder::new().layer(Retry::new(policy)).service(client);
+/// let mut client = ServiceBuilder::new().layer(RetryLayer::new(policy)).service(client);
 /// let call = client.call(http::Request::get("http://127.0.0.1:8080/").body(Full::<Bytes>::default())?);
 /// # drop(call);
 /// # Ok::<(), http::Error>(())
 /// ```
 ///
 /// With reqwest, bodies can be sent again if they are not streams. The application must say which
-/// errors mean that nothing was sent: see [`Retry::never_sent_if`].
+/// errors mean that nothing was sent: see [`RetryLayer::never_sent_if`].
 ///
 /// ```
 /// # #[cfg(feature = "reqwest")] {
 /// use reqwest_middleware::ClientBuilder;
-/// use tidegate_client::{Retry, RetryPolicy, ThrottleLayer, spaced};
+/// use tidegate_client::{RetryLayer, RetryPolicy, ThrottleLayer, spaced};
 ///
 /// let client = ClientBuilder::new(reqwest::Client::new())
-///     .with(Retry::new(RetryPolicy::default()))
+///     .with(RetryLayer::new(RetryPolicy::default()))
 ///     .with(ThrottleLayer::new(spaced("100/s")?))
 ///     .build();
 /// # drop(client);
@@ -57,42 +59,42 @@ use crate::{Clock, Rng, budget::RetryBudget, host::PerHost};
 /// # Ok::<(), tidegate_core::LimitError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Retry(Arc<Shared>);
+pub struct RetryLayer(Arc<RetryState>);
 
 /// Returns whether an error means that nothing was sent.
-pub(crate) type NeverSent = fn(&(dyn std::error::Error + 'static)) -> bool;
+pub(crate) type NeverSentTest = fn(&(dyn std::error::Error + 'static)) -> bool;
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct RetryState {
     pub(crate) policy: RetryPolicy,
-    pub(crate) clock: Clock,
+    pub(crate) clock: TokioClock,
     /// The application's own classification of errors, if it has set one.
-    pub(crate) never_sent: Option<NeverSent>,
+    pub(crate) never_sent: Option<NeverSentTest>,
     budget: RetryBudget,
     budgets: PerHost<Mutex<RetryBudget>>,
     rng: Mutex<Rng>,
 }
 
-/// A report of [`Retry`], in the extensions of a response that is not the first, or that would have
-/// been retried.
+/// A report of [`RetryLayer`], in the extensions of a response that is not the first, or that would
+/// have been retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retried {
+pub struct RetryReport {
     /// How often the request was sent.
     pub tries: u32,
     /// Why it was not sent again, if the response called for a retry.
-    pub gave_up: Option<GiveUp>,
+    pub gave_up: Option<GiveUpReason>,
 }
 
-impl Retry {
+impl RetryLayer {
     /// Creates a layer with `policy`, and [the default budget](RetryBudget::default) for each host.
     #[must_use]
     pub fn new(policy: RetryPolicy) -> Self {
         let budget = RetryBudget::default();
-        Self(Arc::new(Shared {
+        Self(Arc::new(RetryState {
             policy,
-            clock: Clock::system(),
+            clock: TokioClock::system(),
             never_sent: None,
-            budgets: budgets(&budget),
+            budgets: budget_per_host(&budget),
             budget,
             rng: Mutex::new(Rng::new()),
         }))
@@ -101,10 +103,10 @@ impl Retry {
     /// Gives each host a copy of this budget.
     #[must_use]
     pub fn with_budget(self, budget: RetryBudget) -> Self {
-        self.changed(|shared| Shared {
-            budgets: budgets(&budget),
+        self.with_change(|state| RetryState {
+            budgets: budget_per_host(&budget),
             budget,
-            ..shared
+            ..state
         })
     }
 
@@ -116,53 +118,56 @@ impl Retry {
     /// connection may be that of a second hop, after the first has processed the request. If
     /// redirects are off, or every hop may be repeated, use `reqwest::Error::is_connect`.
     #[must_use]
-    pub fn never_sent_if(self, never_sent: fn(&(dyn std::error::Error + 'static)) -> bool) -> Self {
-        self.changed(|shared| Shared {
-            never_sent: Some(never_sent),
-            ..shared
+    pub fn never_sent_if(
+        self,
+        is_never_sent: fn(&(dyn std::error::Error + 'static)) -> bool,
+    ) -> Self {
+        self.with_change(|state| RetryState {
+            never_sent: Some(is_never_sent),
+            ..state
         })
     }
 
     /// Reads the time from `clock`.
     #[must_use]
-    pub fn with_clock(self, clock: Clock) -> Self {
-        self.changed(|shared| Shared { clock, ..shared })
+    pub fn with_clock(self, clock: TokioClock) -> Self {
+        self.with_change(|state| RetryState { clock, ..state })
     }
 
     /// Takes random numbers from `rng`.
     #[must_use]
     pub fn with_rng(self, rng: Rng) -> Self {
-        self.changed(|shared| Shared {
+        self.with_change(|state| RetryState {
             rng: Mutex::new(rng),
-            ..shared
+            ..state
         })
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn state(&self) -> &Arc<RetryState> {
         &self.0
     }
 
     /// Applies a change to a copy of its own; clones that are in use keep their settings.
-    fn changed(self, change: impl FnOnce(Shared) -> Shared) -> Self {
-        let shared = Arc::try_unwrap(self.0).unwrap_or_else(|shared| Shared {
+    fn with_change(self, change: impl FnOnce(RetryState) -> RetryState) -> Self {
+        let state = Arc::try_unwrap(self.0).unwrap_or_else(|shared| RetryState {
             policy: shared.policy,
             clock: shared.clock,
             never_sent: shared.never_sent,
-            budgets: budgets(&shared.budget),
+            budgets: budget_per_host(&shared.budget),
             budget: shared.budget.clone(),
             rng: Mutex::new(shared.rng().fork()),
         });
-        Self(Arc::new(change(shared)))
+        Self(Arc::new(change(state)))
     }
 }
 
 /// Returns a map that gives each host a copy of this budget.
-fn budgets(budget: &RetryBudget) -> PerHost<Mutex<RetryBudget>> {
+fn budget_per_host(budget: &RetryBudget) -> PerHost<Mutex<RetryBudget>> {
     let budget = budget.clone();
     PerHost::new(move || Mutex::new(budget.clone()))
 }
 
-impl Shared {
+impl RetryState {
     pub(crate) fn rng(&self) -> std::sync::MutexGuard<'_, Rng> {
         // No panic leaves the generator inconsistent, so a poisoned lock is safe to use.
         self.rng.lock().unwrap_or_else(PoisonError::into_inner)

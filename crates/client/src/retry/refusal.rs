@@ -7,8 +7,8 @@ use serde_json::Value;
 /// The most bytes of a body that are read for that.
 pub(crate) const MAX_BYTES: usize = 16 * 1024;
 
-/// Returns whether the body can be parsed: problem documents are JSON.
-pub(crate) fn may_say(headers: &HeaderMap) -> bool {
+/// Returns whether the body is a document that can be parsed: problem documents are JSON.
+pub(crate) fn has_document(headers: &HeaderMap) -> bool {
     let is_json = |value: &http::HeaderValue| {
         let media = value.as_bytes().split(|byte| *byte == b';').next();
         media.is_some_and(|media| media.trim_ascii().ends_with(b"json"))
@@ -32,9 +32,9 @@ mod tests {
 
     #[test]
     fn only_an_explicit_refusal_document_is_permanent() {
-        let says = |text: &'static str| is_permanent(&Bytes::from_static(text.as_bytes()));
-        assert!(says(r#"{"status":429,"retry_after_ms":null}"#));
-        assert!(says(r#"{"retryable":false}"#));
+        let is_permanent = |text: &'static str| is_permanent(&Bytes::from_static(text.as_bytes()));
+        assert!(is_permanent(r#"{"status":429,"retry_after_ms":null}"#));
+        assert!(is_permanent(r#"{"retryable":false}"#));
         for other in [
             "",
             "{",
@@ -44,15 +44,16 @@ mod tests {
             r#"{"retry_after_ms":5}"#,
             r#"{"retryable":null}"#,
         ] {
-            assert!(!says(other), "{other}");
+            assert!(!is_permanent(other), "{other}");
         }
-        let of = |value| {
-            may_say(&HeaderMap::from_iter([(
+        let has_document = |value| {
+            has_document(&HeaderMap::from_iter([(
                 CONTENT_TYPE,
                 http::HeaderValue::from_static(value),
             )]))
         };
-        assert!(of("application/problem+json; charset=utf-8") && of("application/json"));
-        assert!(!of("text/html"));
+        assert!(has_document("application/problem+json; charset=utf-8"));
+        assert!(has_document("application/json"));
+        assert!(!has_document("text/html"));
     }
 }

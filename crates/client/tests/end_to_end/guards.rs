@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use tidegate_client::{
-    AdaptiveLayer, AdaptiveThrottle, BreakerLayer, BreakerSettings, Error, LaneSettings, Pacing,
-    QueueLayer, Retry, RetryPolicy, Rng, Span, TimeoutLayer,
+    AdaptiveLayer, AdaptiveThrottle, BreakerLayer, BreakerSettings, Error, Pacing, QueueLayer,
+    QueueSettings, RetryLayer, RetryPolicy, Rng, Span, TimeoutLayer,
 };
 use tokio::{
     task::JoinSet,
@@ -18,11 +18,11 @@ use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 use crate::support::{Server, clock, get, reply, request};
 
 fn queue(max_waiting: u32, pacing: Pacing) -> QueueLayer {
-    let settings = LaneSettings {
+    let settings = QueueSettings {
         max_waiting,
         max_wait: Span::from_secs(10),
     };
-    QueueLayer::on(settings, pacing, clock())
+    QueueLayer::with_clock(settings, pacing, clock())
 }
 
 fn numbered(number: usize) -> Request<Full<Bytes>> {
@@ -32,7 +32,7 @@ fn numbered(number: usize) -> Request<Full<Bytes>> {
 }
 
 /// Returns a server that records the numbers of the requests, and responds with these headers.
-fn noting(headers: &'static [(&str, &str)]) -> (Server, std::sync::Arc<Mutex<Vec<usize>>>) {
+fn recording(headers: &'static [(&str, &str)]) -> (Server, std::sync::Arc<Mutex<Vec<usize>>>) {
     let seen = std::sync::Arc::new(Mutex::new(Vec::new()));
     let noted = std::sync::Arc::clone(&seen);
     let server = Server::new(move |request, _| {
@@ -49,7 +49,7 @@ fn noting(headers: &'static [(&str, &str)]) -> (Server, std::sync::Arc<Mutex<Vec
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_delays_requests_in_order() {
-    let (server, seen) = noting(&[("ratelimit", "\"s\";r=2;t=1")]);
+    let (server, seen) = recording(&[("ratelimit", "\"s\";r=2;t=1")]);
     let client = queue(100, Pacing::Spread).layer(server.client());
     client.clone().oneshot(numbered(0)).await.unwrap();
     let mut calls = JoinSet::new();
@@ -70,7 +70,7 @@ async fn a_queue_delays_requests_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_wait_leaves_no_gap() {
-    let (server, seen) = noting(&[("ratelimit", "\"s\";r=1;t=1")]);
+    let (server, seen) = recording(&[("ratelimit", "\"s\";r=1;t=1")]);
     let client = queue(100, Pacing::Spread).layer(server.client());
     client.clone().oneshot(numbered(0)).await.unwrap();
     let mut calls = Vec::new();
@@ -98,7 +98,7 @@ async fn a_queue_is_bounded_in_number_and_in_time() {
     let server = Server::scripted(vec![reply(200, &[("retry-after", "8")])]);
     let client = queue(2, Pacing::Off).layer(server.client());
     client.clone().oneshot(get()).await.unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut calls = JoinSet::new();
     for _ in 0..3 {
         calls.spawn(client.clone().oneshot(get()));
@@ -109,27 +109,27 @@ async fn a_queue_is_bounded_in_number_and_in_time() {
         matches!(first, Err(Error::QueueFull { most: 2 })),
         "{first:?}"
     );
-    assert!(begun.elapsed() < Duration::from_millis(1));
+    assert!(start.elapsed() < Duration::from_millis(1));
     let passed = calls.join_next().await.unwrap().unwrap();
     assert_eq!(
-        (passed.unwrap().status().as_u16(), begun.elapsed().as_secs()),
+        (passed.unwrap().status().as_u16(), start.elapsed().as_secs()),
         (200, 8)
     );
     // The response asked for another 8 s, which exceeds the longest wait of the last request.
     let last = calls.join_next().await.unwrap().unwrap();
     assert!(matches!(last, Err(Error::WaitTooLong { .. })), "{last:?}");
-    assert_eq!(begun.elapsed().as_secs(), 10);
+    assert_eq!(start.elapsed().as_secs(), 10);
 
     let hour = Server::scripted(vec![reply(503, &[("retry-after", "3600")])]);
     let client = queue(2, Pacing::Off).layer(hour.client());
     client.clone().oneshot(get()).await.unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     let refused = client.oneshot(get()).await;
     assert!(
         matches!(refused, Err(Error::WaitTooLong { wait, .. }) if wait > Span::from_secs(3_590))
     );
     assert!(
-        begun.elapsed() < Duration::from_millis(1),
+        start.elapsed() < Duration::from_millis(1),
         "no request waits in vain"
     );
 }
@@ -138,14 +138,14 @@ async fn a_queue_is_bounded_in_number_and_in_time() {
 async fn hosts_do_not_wait_for_each_other() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "5")]), reply(200, &[])]);
     let client = queue(2, Pacing::Spread).layer(server.client());
-    let begun = Instant::now();
+    let start = Instant::now();
     client.clone().oneshot(get()).await.unwrap();
     let mut other = get();
     *other.uri_mut() = "http://other.test/".parse().unwrap();
     client.clone().oneshot(other).await.unwrap();
-    assert!(begun.elapsed() < Duration::from_millis(10));
+    assert!(start.elapsed() < Duration::from_millis(10));
     client.oneshot(get()).await.unwrap();
-    assert_eq!(begun.elapsed().as_secs(), 5);
+    assert_eq!(start.elapsed().as_secs(), 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,8 +154,8 @@ async fn a_breaker_opens_for_a_failing_server_and_closes_on_recovery() {
     let well = std::sync::Arc::clone(&failing);
     let server =
         Server::new(move |_, _| reply(if *failing.lock().unwrap() { 500 } else { 200 }, &[]));
-    let breaker = BreakerLayer::on(BreakerSettings::default(), clock());
-    let retry = Retry::new(RetryPolicy::default()).with_clock(clock());
+    let breaker = BreakerLayer::with_clock(BreakerSettings::default(), clock());
+    let retry = RetryLayer::new(RetryPolicy::default()).with_clock(clock());
     let client = ServiceBuilder::new()
         .layer(retry)
         .layer(breaker)
@@ -164,13 +164,13 @@ async fn a_breaker_opens_for_a_failing_server_and_closes_on_recovery() {
         let _ = client.clone().oneshot(request("POST", "")).await;
     }
     for _ in 0..100 {
-        let kept_back = client.clone().oneshot(get()).await;
+        let rejected = client.clone().oneshot(get()).await;
         assert!(
-            matches!(kept_back, Err(Error::CircuitOpen { .. })),
-            "{kept_back:?}"
+            matches!(rejected, Err(Error::CircuitOpen { .. })),
+            "{rejected:?}"
         );
     }
-    assert_eq!(server.asked(), 20, "nothing was retried");
+    assert_eq!(server.request_count(), 20, "nothing was retried");
     *well.lock().unwrap() = false;
     sleep(Duration::from_secs(5)).await;
     for _ in 0..10 {
@@ -185,7 +185,10 @@ async fn a_breaker_opens_for_a_server_that_hangs() {
         std::future::pending::<Result<http::Response<Full<Bytes>>, std::io::Error>>()
     });
     let client = ServiceBuilder::new()
-        .layer(BreakerLayer::on(BreakerSettings::default(), clock()))
+        .layer(BreakerLayer::with_clock(
+            BreakerSettings::default(),
+            clock(),
+        ))
         .layer(TimeoutLayer::new(Span::from_secs(1)))
         .service(hanging);
     for _ in 0..20 {
@@ -203,17 +206,18 @@ async fn requests_in_flight_or_cancelled_are_not_failures() {
         sleep(Duration::from_secs(1)).await;
         Ok::<_, std::io::Error>(reply(200, &[]))
     });
-    let layer = AdaptiveLayer::on(AdaptiveThrottle::default(), clock(), Rng::with_seed(5));
+    let layer =
+        AdaptiveLayer::with_clock_and_rng(AdaptiveThrottle::default(), clock(), Rng::with_seed(5));
     let client = layer.layer(slow);
     let mut calls = JoinSet::new();
     for number in 0..200_u64 {
         let call = client.clone().oneshot(get());
         // Three of four are cancelled before the response.
-        let patience = Duration::from_millis(if number % 4 == 0 { 2_000 } else { 10 });
-        calls.spawn(tokio::time::timeout(patience, call));
+        let limit = Duration::from_millis(if number % 4 == 0 { 2_000 } else { 10 });
+        calls.spawn(tokio::time::timeout(limit, call));
     }
     while let Some(done) = calls.join_next().await {
-        assert!(!matches!(done.unwrap(), Ok(Err(_))), "kept back");
+        assert!(!matches!(done.unwrap(), Ok(Err(_))), "rejected");
     }
     assert!(client.oneshot(get()).await.is_ok());
 }
@@ -237,7 +241,7 @@ async fn a_cancelled_probe_is_not_a_result() {
         min_requests: 1,
         ..BreakerSettings::default()
     };
-    let client = BreakerLayer::on(settings, clock()).layer(service);
+    let client = BreakerLayer::with_clock(settings, clock()).layer(service);
     client.clone().oneshot(get()).await.unwrap();
     sleep(Duration::from_secs(5)).await;
     *silent.lock().unwrap() = true;
@@ -250,15 +254,16 @@ async fn a_cancelled_probe_is_not_a_result() {
 #[tokio::test(start_paused = true)]
 async fn adaptive_throttling_reduces_load_on_a_refusing_server() {
     let server = Server::scripted(vec![reply(503, &[])]);
-    let layer = AdaptiveLayer::on(AdaptiveThrottle::default(), clock(), Rng::with_seed(5));
+    let layer =
+        AdaptiveLayer::with_clock_and_rng(AdaptiveThrottle::default(), clock(), Rng::with_seed(5));
     let client = layer.layer(server.client());
-    let mut kept_back = 0;
+    let mut rejected = 0;
     for _ in 0..1_000 {
         if let Err(error) = client.clone().oneshot(get()).await {
             assert!(matches!(error, Error::Overloaded), "{error:?}");
-            kept_back += 1;
+            rejected += 1;
         }
     }
-    assert_eq!(server.asked() + kept_back, 1_000);
-    assert!(server.asked() < 20, "{}", server.asked());
+    assert_eq!(server.request_count() + rejected, 1_000);
+    assert!(server.request_count() < 20, "{}", server.request_count());
 }

@@ -1,11 +1,11 @@
-//! [`Retry`] around hyper's client.
+//! [`RetryLayer`] around hyper's client.
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use tidegate_client::{
-    Backoff, Error, GiveUp, Jitter, NonIdempotent, PeekedBody, Retried, Retry, RetryBudget,
-    RetryPolicy, Rng, Span, TimeoutLayer, TryTimeout,
+    Backoff, Error, GiveUpReason, Jitter, NonIdempotentPolicy, PeekedBody, RetryBudget, RetryLayer,
+    RetryPolicy, RetryReport, Rng, Span, TimeoutLayer, TryTimeout,
 };
 use tower::{Layer as _, ServiceExt as _};
 
@@ -13,15 +13,15 @@ use crate::support::{Server, clock, get, reply, request};
 
 const OK: u16 = 200;
 
-fn retry(policy: RetryPolicy) -> Retry {
-    Retry::new(policy)
+fn retry(policy: RetryPolicy) -> RetryLayer {
+    RetryLayer::new(policy)
         .with_clock(clock())
         .with_rng(Rng::with_seed(7))
 }
 
 async fn send<B>(
     server: &Server,
-    retry: &Retry,
+    retry: &RetryLayer,
     request: Request<B>,
 ) -> Result<Response<PeekedBody<hyper::body::Incoming>>, Error>
 where
@@ -31,8 +31,8 @@ where
     retry.layer(server.client()).oneshot(request).await
 }
 
-fn told<B>(answer: &Response<B>) -> Option<Retried> {
-    answer.extensions().get::<Retried>().copied()
+fn report<B>(response: &Response<B>) -> Option<RetryReport> {
+    response.extensions().get::<RetryReport>().copied()
 }
 
 #[tokio::test(start_paused = true)]
@@ -47,8 +47,8 @@ async fn a_retry_waits_as_long_as_the_server_asks() {
         .unwrap();
     assert_eq!(answer.status(), OK);
     assert_eq!(
-        told(&answer),
-        Some(Retried {
+        report(&answer),
+        Some(RetryReport {
             tries: 3,
             gave_up: None
         })
@@ -71,10 +71,10 @@ async fn without_advice_a_retry_backs_off() {
     let answer = send(&server, &retry(policy), get()).await.unwrap();
     assert_eq!(answer.status(), 502, "the last response is passed on");
     assert_eq!(
-        told(&answer),
-        Some(Retried {
+        report(&answer),
+        Some(RetryReport {
             tries: 4,
-            gave_up: Some(GiveUp::Tries)
+            gave_up: Some(GiveUpReason::Tries)
         })
     );
     let expected = [100, 200, 250];
@@ -94,19 +94,22 @@ async fn a_non_idempotent_request_is_sent_once() {
     let answer = send(&server, &retry(policy), request("POST", "pay"))
         .await
         .unwrap();
-    assert_eq!((answer.status().as_u16(), server.asked()), (500, 1));
-    let gave_up = Some(GiveUp::NotIdempotent);
-    assert_eq!(told(&answer), Some(Retried { tries: 1, gave_up }));
+    assert_eq!((answer.status().as_u16(), server.request_count()), (500, 1));
+    let gave_up = Some(GiveUpReason::NotIdempotent);
+    assert_eq!(report(&answer), Some(RetryReport { tries: 1, gave_up }));
 
     let refusing = Server::scripted(vec![reply(429, &[("retry-after", "1")]), reply(OK, &[])]);
-    let told_so = RetryPolicy {
-        non_idempotent: NonIdempotent::Refused,
+    let refused_too = RetryPolicy {
+        non_idempotent: NonIdempotentPolicy::Refused,
         ..policy
     };
-    let answer = send(&refusing, &retry(told_so), request("POST", "pay"))
+    let answer = send(&refusing, &retry(refused_too), request("POST", "pay"))
         .await
         .unwrap();
-    assert_eq!((answer.status().as_u16(), refusing.asked()), (OK, 2));
+    assert_eq!(
+        (answer.status().as_u16(), refusing.request_count()),
+        (OK, 2)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -119,7 +122,7 @@ async fn an_unsent_request_is_retried_for_any_method() {
         request("POST", "pay"),
     )
     .await;
-    assert_eq!(told(&answer.unwrap()).map(|told| told.tries), Some(3));
+    assert_eq!(report(&answer.unwrap()).map(|report| report.tries), Some(3));
 
     *server.refusals.lock().unwrap() = 9;
     let error = send(
@@ -131,7 +134,7 @@ async fn an_unsent_request_is_retried_for_any_method() {
     match error.unwrap_err() {
         Error::Failed {
             tries: 4,
-            gave_up: GiveUp::Tries,
+            gave_up: GiveUpReason::Tries,
             ..
         } => {}
         other => panic!("{other:?}"),
@@ -147,7 +150,7 @@ async fn a_body_is_sent_again_from_its_beginning() {
     let retry_whole = retry(RetryPolicy::default());
     let answer = send(&server, &retry_whole, request("PUT", "a thing to keep"));
     assert_eq!(answer.await.unwrap().status(), 503);
-    assert_eq!(server.asked(), 4);
+    assert_eq!(server.request_count(), 4);
 
     let policy = RetryPolicy {
         max_replay_bytes: 5,
@@ -159,10 +162,10 @@ async fn a_body_is_sent_again_from_its_beginning() {
     let streamed = request("PUT", "").map(|_| StreamBody::new(futures_util::stream::iter(parts)));
     let answer = send(&server, &retry(policy), streamed).await.unwrap();
     assert_eq!(
-        told(&answer),
-        Some(Retried {
+        report(&answer),
+        Some(RetryReport {
             tries: 1,
-            gave_up: Some(GiveUp::Body)
+            gave_up: Some(GiveUpReason::Body)
         })
     );
 }
@@ -170,19 +173,19 @@ async fn a_body_is_sent_again_from_its_beginning() {
 #[tokio::test(start_paused = true)]
 async fn a_wait_over_the_maximum_is_not_honoured() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3600")])]);
-    let begun = tokio::time::Instant::now();
+    let start = tokio::time::Instant::now();
     let answer = send(&server, &retry(RetryPolicy::default()), get())
         .await
         .unwrap();
     let asked = Span::from_secs(3_600);
     assert_eq!(
-        told(&answer),
-        Some(Retried {
+        report(&answer),
+        Some(RetryReport {
             tries: 1,
-            gave_up: Some(GiveUp::MaxWait { asked })
+            gave_up: Some(GiveUpReason::MaxWait { asked })
         })
     );
-    assert!(begun.elapsed().as_secs() < 1);
+    assert!(start.elapsed().as_secs() < 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -197,10 +200,10 @@ async fn a_permanent_refusal_is_passed_on_unchanged() {
         .await
         .unwrap();
     assert_eq!(
-        told(&answer),
-        Some(Retried {
+        report(&answer),
+        Some(RetryReport {
             tries: 1,
-            gave_up: Some(GiveUp::Permanent)
+            gave_up: Some(GiveUpReason::Permanent)
         })
     );
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), body);
@@ -217,7 +220,7 @@ async fn a_deadline_covers_the_whole_call() {
         deadline: Span::from_secs(25),
         ..RetryPolicy::default()
     };
-    let begun = tokio::time::Instant::now();
+    let start = tokio::time::Instant::now();
     let silent = TimeoutLayer::new(timeout).layer(silent);
     let error = retry(policy)
         .layer(silent.clone())
@@ -225,7 +228,7 @@ async fn a_deadline_covers_the_whole_call() {
         .await
         .unwrap_err();
     assert!(matches!(error, Error::DeadlineExceeded { .. }), "{error:?}");
-    assert_eq!(begun.elapsed().as_secs(), 25);
+    assert_eq!(start.elapsed().as_secs(), 25);
 
     let twice = RetryPolicy {
         max_tries: 2,
@@ -258,7 +261,7 @@ async fn a_failing_server_gets_no_more_than_the_budget() {
         while let Some(answer) = calls.join_next().await {
             assert_eq!(answer.unwrap().unwrap().status(), 500);
         }
-        let extra = server.asked() - 1_000;
+        let extra = server.request_count() - 1_000;
         // 100 s and the backoffs of the last retries are at most twelve windows of nine slots.
         let most = 10 * percent as usize + 10 * min_per_sec as usize * 12;
         assert!(extra <= most, "{extra} retries over {most}");

@@ -24,7 +24,7 @@ use hyper_util::{
     },
     rt::{TokioExecutor, TokioIo},
 };
-use tidegate_client::{Clock, Timestamp};
+use tidegate_client::{Timestamp, TokioClock};
 use tokio::io::DuplexStream;
 
 /// The start time of every test: 2023-11-14T22:13:20Z.
@@ -37,7 +37,7 @@ type Handler = dyn Fn(Request<Bytes>, Timestamp) -> Reply + Send + Sync;
 #[derive(Clone)]
 pub(crate) struct Server {
     handler: Arc<Handler>,
-    clock: Clock,
+    clock: TokioClock,
     /// Arrival times of the requests.
     pub(crate) arrivals: Arc<Mutex<Vec<Timestamp>>>,
     /// How many of the next connections are refused.
@@ -72,7 +72,7 @@ impl Server {
         })
     }
 
-    pub(crate) fn asked(&self) -> usize {
+    pub(crate) fn request_count(&self) -> usize {
         self.arrivals.lock().unwrap().len()
     }
 
@@ -104,8 +104,8 @@ impl Server {
 }
 
 /// Returns a clock that shows [`BEGIN`] now.
-pub(crate) fn clock() -> Clock {
-    Clock::starting_at(BEGIN)
+pub(crate) fn clock() -> TokioClock {
+    TokioClock::starting_at(BEGIN)
 }
 
 pub(crate) fn reply(status: u16, headers: &[(&str, &str)]) -> Reply {

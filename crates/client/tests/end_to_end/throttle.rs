@@ -8,7 +8,7 @@ use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tidegate_client::{
-    Backoff, Error, Jitter, LaneSettings, Pacing, QueueLayer, Retry, RetryPolicy, Rng, Span,
+    Backoff, Error, Jitter, Pacing, QueueLayer, QueueSettings, RetryLayer, RetryPolicy, Rng, Span,
     ThrottleLayer, spaced,
 };
 use tidegate_core::{
@@ -61,7 +61,7 @@ where
     S::Future: Send,
     B: Send + 'static,
 {
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut calls = JoinSet::new();
     for client in clients {
         calls.spawn(async move {
@@ -74,7 +74,7 @@ where
     while let Some(done) = calls.join_next().await {
         done.unwrap();
     }
-    begun.elapsed().as_millis()
+    start.elapsed().as_millis()
 }
 
 fn within(took: u128, ideal: u128) {
@@ -97,14 +97,14 @@ async fn clients_that_share_a_store_are_never_refused() {
         let (server, refused) = limiting("100/s", algorithm);
         let shared = store();
         let client = |_| {
-            let lanes = LaneSettings::default();
+            let settings = QueueSettings::default();
             let limits = spaced("100/s").unwrap();
-            ThrottleLayer::on(Arc::clone(&shared), "api", limits, lanes, clock())
+            ThrottleLayer::with_store(Arc::clone(&shared), "api", limits, settings, clock())
                 .layer(server.client::<Full<Bytes>>())
         };
         let took = all_pass((0..10).map(client).collect(), 100).await;
         assert_eq!(
-            (server.asked(), *refused.lock().unwrap()),
+            (server.request_count(), *refused.lock().unwrap()),
             (1_000, 0),
             "{algorithm:?}"
         );
@@ -117,13 +117,13 @@ fn patient() -> RetryPolicy {
         backoff: Backoff::new(Span::from_millis(10), Span::from_millis(200), Jitter::Full),
         max_tries: 100,
         deadline: Span::from_secs(3_600),
-        budget_for: tidegate_client::BudgetFor::AllButScheduled,
+        budget_scope: tidegate_client::BudgetScope::AllButScheduled,
         ..RetryPolicy::default()
     }
 }
 
-fn retry(seed: u64) -> Retry {
-    Retry::new(patient())
+fn retry(seed: u64) -> RetryLayer {
+    RetryLayer::new(patient())
         .with_clock(clock())
         .with_rng(Rng::with_seed(seed))
 }
@@ -140,18 +140,22 @@ async fn a_queue_follows_the_advice_of_the_server() {
         ("60/min", AlgorithmName::TokenBucket, 240_000, 240),
     ] {
         let (server, refused) = limiting(rate, algorithm);
-        let lanes = LaneSettings {
+        let settings = QueueSettings {
             max_waiting: 1_000,
             max_wait: Span::from_secs(3_600),
         };
-        let queue = QueueLayer::on(lanes, Pacing::Burst, clock());
+        let queue = QueueLayer::with_clock(settings, Pacing::Burst, clock());
         let client = ServiceBuilder::new()
             .layer(retry(3))
             .layer(queue)
             .service(server.client());
         let took = all_pass(vec![client; 20], 15).await;
         let refused = *refused.lock().unwrap();
-        assert_eq!(server.asked() as u64, 300 + refused, "nothing is lost");
+        assert_eq!(
+            server.request_count() as u64,
+            300 + refused,
+            "nothing is lost"
+        );
         within(took, ideal);
         // At most the requests in flight when the limit was exhausted are refused, each time that
         // it was.
@@ -168,7 +172,11 @@ async fn uncoordinated_clients_lose_nothing_and_finish_in_time() {
             |seed| retry(seed).layer(server.client::<tidegate_client::ReplayBody<Full<Bytes>>>());
         let took = all_pass((0..50).map(client).collect(), 20).await;
         let refused = *refused.lock().unwrap();
-        assert_eq!(server.asked() as u64, 1_000 + refused, "nothing is lost");
+        assert_eq!(
+            server.request_count() as u64,
+            1_000 + refused,
+            "nothing is lost"
+        );
         // 50 at once, and then 50 per second.
         within(took, 19_000);
         // A refused client waits for the time in the response: one second.
@@ -184,8 +192,8 @@ async fn a_refusal_closes_the_queue_and_slows_the_others() {
     let shared = store();
     let client = |_| {
         let limits = limits("10/s", AlgorithmName::TokenBucket);
-        let lanes = LaneSettings::default();
-        ThrottleLayer::on(Arc::clone(&shared), "api", limits, lanes, clock())
+        let settings = QueueSettings::default();
+        ThrottleLayer::with_store(Arc::clone(&shared), "api", limits, settings, clock())
             .layer(server.client::<Full<Bytes>>())
     };
     let [first, other] = [0, 1].map(client);
@@ -198,11 +206,11 @@ async fn a_refusal_closes_the_queue_and_slows_the_others() {
     );
 
     let refusing = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
-    let stranger = ThrottleLayer::on(
+    let stranger = ThrottleLayer::with_store(
         Arc::clone(&shared),
         "api",
         limits("10/s", AlgorithmName::TokenBucket),
-        LaneSettings::default(),
+        QueueSettings::default(),
         clock(),
     );
     stranger
@@ -210,11 +218,11 @@ async fn a_refusal_closes_the_queue_and_slows_the_others() {
         .oneshot(get())
         .await
         .unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     other.oneshot(get()).await.unwrap();
     assert!(
-        (90..=110).contains(&begun.elapsed().as_millis()),
-        "the bucket was emptied: {begun:?}"
+        (90..=110).contains(&start.elapsed().as_millis()),
+        "the bucket was emptied: {start:?}"
     );
 }
 
@@ -224,7 +232,8 @@ async fn a_refusal_closes_the_queue_and_slows_the_others() {
 async fn a_refusal_delays_waiting_requests() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
     let limits = limits("1/s", AlgorithmName::Gcra);
-    let layer = ThrottleLayer::on(store(), "api", limits, LaneSettings::default(), clock());
+    let layer =
+        ThrottleLayer::with_store(store(), "api", limits, QueueSettings::default(), clock());
     let client = layer.layer(server.client::<Full<Bytes>>());
     let (first, second) = tokio::join!(client.clone().oneshot(get()), client.oneshot(get()));
     assert_eq!(
@@ -258,7 +267,8 @@ async fn in_flight_requests_are_limited() {
         }
     });
     let limits = limits("3/min", AlgorithmName::Concurrency);
-    let layer = ThrottleLayer::on(store(), "api", limits, LaneSettings::default(), clock());
+    let layer =
+        ThrottleLayer::with_store(store(), "api", limits, QueueSettings::default(), clock());
     let took = all_pass(vec![layer.layer(slow); 9], 1).await;
     assert_eq!(in_flight.lock().unwrap().1, 3);
     assert!((3_000..3_010).contains(&took), "{took}");
@@ -267,8 +277,8 @@ async fn in_flight_requests_are_limited() {
 /// A slot is released however its request ends: cancelled, or rejected by an inner layer.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_request_releases_its_permit() {
-    let asked = Arc::new(Mutex::new(0));
-    let count = Arc::clone(&asked);
+    let requests = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&requests);
     let inner = tower::service_fn(move |_: Request<Full<Bytes>>| {
         let mut count = count.lock().unwrap();
         *count += 1;
@@ -284,22 +294,23 @@ async fn a_cancelled_request_releases_its_permit() {
         }
     });
     let limits = limits("1/min", AlgorithmName::Concurrency);
-    let layer = ThrottleLayer::on(store(), "api", limits, LaneSettings::default(), clock());
+    let layer =
+        ThrottleLayer::with_store(store(), "api", limits, QueueSettings::default(), clock());
     let client = layer.layer(inner);
-    let begun = Instant::now();
+    let start = Instant::now();
     for _ in 0..3 {
-        let patience = std::time::Duration::from_millis(10);
-        let given_up = tokio::time::timeout(patience, client.clone().oneshot(get())).await;
+        let limit = std::time::Duration::from_millis(10);
+        let given_up = tokio::time::timeout(limit, client.clone().oneshot(get())).await;
         assert!(given_up.is_err());
     }
     for _ in 0..3 {
-        let kept_back = client.clone().oneshot(get()).await;
-        assert!(matches!(kept_back, Err(Error::CircuitOpen { .. })));
+        let rejected = client.clone().oneshot(get()).await;
+        assert!(matches!(rejected, Err(Error::CircuitOpen { .. })));
     }
     assert_eq!(client.oneshot(get()).await.unwrap().status(), 200);
-    assert_eq!(*asked.lock().unwrap(), 7);
+    assert_eq!(*requests.lock().unwrap(), 7);
     assert!(
-        begun.elapsed().as_millis() < 100,
+        start.elapsed().as_millis() < 100,
         "no request waited for a lease"
     );
 }
@@ -318,29 +329,29 @@ async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
         ..spec
     };
     let limits = Limits::new(vec![spec.build().unwrap()]).unwrap();
-    let lanes = LaneSettings {
+    let settings = QueueSettings {
         max_wait: Span::from_secs(5),
-        ..LaneSettings::default()
+        ..QueueSettings::default()
     };
-    let layer = ThrottleLayer::on(store(), "api", limits, lanes, clock());
+    let layer = ThrottleLayer::with_store(store(), "api", limits, settings, clock());
     let client = layer.layer(server.client::<Full<Bytes>>());
-    let begun = Instant::now();
+    let start = Instant::now();
     client.clone().oneshot(get()).await.unwrap();
     // Three requests that would have to wait for one more second each are cancelled.
     for _ in 0..3 {
-        let patience = std::time::Duration::from_millis(1);
-        let given_up = tokio::time::timeout(patience, client.clone().oneshot(get())).await;
+        let limit = std::time::Duration::from_millis(1);
+        let given_up = tokio::time::timeout(limit, client.clone().oneshot(get())).await;
         assert!(given_up.is_err());
     }
     client.clone().oneshot(get()).await.unwrap();
-    let took = begun.elapsed().as_millis();
+    let took = start.elapsed().as_millis();
     assert!((1_000..1_050).contains(&took), "{took} ms");
     let mut dear = get();
     dear.extensions_mut().insert(Cost::new(50).unwrap());
     client.clone().oneshot(dear).await.unwrap();
     let error = client.oneshot(get()).await.unwrap_err();
     assert!(matches!(error, Error::WaitTooLong { .. }), "{error:?}");
-    let waited = begun.elapsed().as_millis();
+    let waited = start.elapsed().as_millis();
     assert!(
         (2_000..2_100).contains(&waited),
         "refused at once: {waited} ms"

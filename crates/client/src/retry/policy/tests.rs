@@ -8,16 +8,16 @@ const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 fn after(secs: u64) -> Advice {
     Advice {
         wait: Some(Wait::After(Span::from_secs(secs))),
-        standing: None,
+        quota: None,
     }
 }
 
 fn answer(status: u16, advice: Advice, headers: &HeaderMap) -> Attempt<'_> {
     Attempt {
         number: 1,
-        began: NOW,
-        safety: Safety::Idempotent,
-        seen: Seen::Answer {
+        call_started_at: NOW,
+        idempotency: Idempotency::Idempotent,
+        outcome: AttemptOutcome::Response {
             status: StatusCode::from_u16(status).unwrap(),
             headers,
         },
@@ -26,9 +26,9 @@ fn answer(status: u16, advice: Advice, headers: &HeaderMap) -> Attempt<'_> {
     }
 }
 
-fn next(policy: &RetryPolicy, attempt: &Attempt<'_>) -> Next {
+fn decide(policy: &RetryPolicy, attempt: &Attempt<'_>) -> RetryDecision {
     let mut rng = fastrand::Rng::with_seed(7);
-    policy.next(attempt, &mut RetryBudget::default(), &mut rng, NOW)
+    policy.decide(attempt, &mut RetryBudget::default(), &mut rng, NOW)
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn each_reason_to_give_up() {
     let refused = answer(429, after(1), &none);
     let never = Advice {
         wait: Some(Wait::Never),
-        standing: None,
+        quota: None,
     };
     let asked = Span::from_secs(61);
     let short = RetryPolicy {
@@ -46,14 +46,14 @@ fn each_reason_to_give_up() {
         ..policy
     };
     let cases = [
-        (policy, answer(429, never, &none), GiveUp::Permanent),
+        (policy, answer(429, never, &none), GiveUpReason::Permanent),
         (
             policy,
             Attempt {
                 number: 4,
                 ..refused
             },
-            GiveUp::Tries,
+            GiveUpReason::Tries,
         ),
         (
             policy,
@@ -61,75 +61,79 @@ fn each_reason_to_give_up() {
                 replayable: false,
                 ..refused
             },
-            GiveUp::Body,
+            GiveUpReason::Body,
         ),
         (
             policy,
             answer(503, after(61), &none),
-            GiveUp::MaxWait { asked },
+            GiveUpReason::MaxWait { asked },
         ),
-        (short, refused, GiveUp::Deadline),
+        (short, refused, GiveUpReason::Deadline),
         (
             policy,
             Attempt {
-                safety: Safety::Once,
+                idempotency: Idempotency::NotIdempotent,
                 ..refused
             },
-            GiveUp::NotIdempotent,
+            GiveUpReason::NotIdempotent,
         ),
     ];
     for (policy, attempt, reason) in cases {
-        assert_eq!(next(&policy, &attempt), Next::GiveUp(reason), "{attempt:?}");
+        assert_eq!(
+            decide(&policy, &attempt),
+            RetryDecision::GiveUp(reason),
+            "{attempt:?}"
+        );
     }
     assert_eq!(
-        next(&policy, &answer(404, Advice::default(), &none)),
-        Next::Done
+        decide(&policy, &answer(404, Advice::default(), &none)),
+        RetryDecision::Done
     );
     let mut none_left = RetryBudget::new(Span::from_secs(1), 0, 0);
-    let spent = policy.next(
+    let spent = policy.decide(
         &refused,
         &mut none_left,
         &mut fastrand::Rng::with_seed(1),
         NOW,
     );
-    assert_eq!(spent, Next::GiveUp(GiveUp::Budget));
+    assert_eq!(spent, RetryDecision::GiveUp(GiveUpReason::Budget));
 }
 
 #[test]
 fn requests_that_may_be_retried() {
-    use NonIdempotent::{Always, NeverSent, Refused};
+    use NonIdempotentPolicy::{Always, NeverSent, Refused};
     let none = HeaderMap::new();
-    let failed = |safety| Attempt {
-        safety,
+    let failed = |idempotency| Attempt {
+        idempotency,
         ..answer(500, Advice::default(), &none)
     };
-    let refused = |safety| Attempt {
-        safety,
+    let refused = |idempotency| Attempt {
+        idempotency,
         ..answer(429, after(1), &none)
     };
-    let untimed = |safety| Attempt {
-        safety,
+    let untimed = |idempotency| Attempt {
+        idempotency,
         ..answer(503, Advice::default(), &none)
     };
-    let unsent = |safety| Attempt {
-        seen: Seen::NeverSent,
-        ..failed(safety)
+    let unsent = |idempotency| Attempt {
+        outcome: AttemptOutcome::NeverSent,
+        ..failed(idempotency)
     };
     let cases = [
-        (NeverSent, unsent(Safety::Once), true),
-        (NeverSent, refused(Safety::Once), false),
-        (NeverSent, refused(Safety::Grpc), true),
-        (NeverSent, failed(Safety::Grpc), false),
-        (NeverSent, failed(Safety::Idempotent), true),
-        (Refused, refused(Safety::Once), true),
-        (Refused, untimed(Safety::Once), false),
-        (Refused, failed(Safety::Once), false),
-        (Always, failed(Safety::Once), true),
+        (NeverSent, unsent(Idempotency::NotIdempotent), true),
+        (NeverSent, refused(Idempotency::NotIdempotent), false),
+        (NeverSent, refused(Idempotency::Grpc), true),
+        (NeverSent, failed(Idempotency::Grpc), false),
+        (NeverSent, failed(Idempotency::Idempotent), true),
+        (Refused, refused(Idempotency::NotIdempotent), true),
+        (Refused, untimed(Idempotency::NotIdempotent), false),
+        (Refused, failed(Idempotency::NotIdempotent), false),
+        (Always, failed(Idempotency::NotIdempotent), true),
         (
             Always,
             Attempt {
-                seen: Seen::NoAnswer,
-                ..failed(Safety::Once)
+                outcome: AttemptOutcome::NoResponse,
+                ..failed(Idempotency::NotIdempotent)
             },
             true,
         ),
@@ -139,7 +143,7 @@ fn requests_that_may_be_retried() {
             non_idempotent,
             ..RetryPolicy::default()
         };
-        let retried = matches!(next(&policy, &attempt), Next::Retry { .. });
+        let retried = matches!(decide(&policy, &attempt), RetryDecision::Retry { .. });
         assert_eq!(retried, expected, "{non_idempotent:?} {attempt:?}");
     }
 }
@@ -148,23 +152,23 @@ fn requests_that_may_be_retried() {
 fn the_budget_is_charged_as_configured() {
     let none = HeaderMap::new();
     let policy = RetryPolicy {
-        budget_for: BudgetFor::AllButScheduled,
+        budget_scope: BudgetScope::AllButScheduled,
         ..RetryPolicy::default()
     };
-    let next = |attempt: Attempt<'_>| {
+    let decide = |attempt: Attempt<'_>| {
         let mut empty = RetryBudget::new(Span::from_secs(1), 0, 0);
-        policy.next(&attempt, &mut empty, &mut fastrand::Rng::with_seed(1), NOW)
+        policy.decide(&attempt, &mut empty, &mut fastrand::Rng::with_seed(1), NOW)
     };
     assert!(matches!(
-        next(answer(429, after(1), &none)),
-        Next::Retry { .. }
+        decide(answer(429, after(1), &none)),
+        RetryDecision::Retry { .. }
     ));
-    let spent = Next::GiveUp(GiveUp::Budget);
-    assert_eq!(next(answer(429, Advice::default(), &none)), spent);
-    assert_eq!(next(answer(503, after(1), &none)), spent);
+    let spent = RetryDecision::GiveUp(GiveUpReason::Budget);
+    assert_eq!(decide(answer(429, Advice::default(), &none)), spent);
+    assert_eq!(decide(answer(503, after(1), &none)), spent);
     assert_eq!(
-        next(Attempt {
-            seen: Seen::NeverSent,
+        decide(Attempt {
+            outcome: AttemptOutcome::NeverSent,
             ..answer(500, after(1), &none)
         }),
         spent
@@ -189,19 +193,19 @@ proptest! {
             ..RetryPolicy::default()
         };
         let wait = asked.map(|micros| Wait::After(Span::from_micros(micros)));
-        let advice = Advice { wait, standing: None };
+        let advice = Advice { wait, quota: None };
         let attempt = Attempt { number, ..answer(503, advice, &none) };
         let now = NOW.after(Span::from_micros(elapsed));
         let mut rng = fastrand::Rng::with_seed(seed);
         let asked = asked.unwrap_or(0);
-        match policy.next(&attempt, &mut RetryBudget::default(), &mut rng, now) {
-            Next::Retry { after } => {
+        match policy.decide(&attempt, &mut RetryBudget::default(), &mut rng, now) {
+            RetryDecision::Retry { after } => {
                 let longest = asked + policy.backoff.longest(number - 1).as_micros().max(asked / 2);
                 prop_assert!((asked..=longest).contains(&after.as_micros()));
                 prop_assert!(now.after(after) < NOW.after(policy.deadline));
             }
-            Next::GiveUp(GiveUp::MaxWait { .. }) => prop_assert!(asked > policy.max_wait.as_micros()),
-            Next::GiveUp(GiveUp::Deadline) => {}
+            RetryDecision::GiveUp(GiveUpReason::MaxWait { .. }) => prop_assert!(asked > policy.max_wait.as_micros()),
+            RetryDecision::GiveUp(GiveUpReason::Deadline) => {}
             other => prop_assert!(false, "{other:?}"),
         }
     }

@@ -3,9 +3,9 @@
 
 use tidegate_core::{Span, Timestamp};
 
-use crate::{Standing, Wait};
+use crate::{QuotaStatus, Wait};
 
-/// A pace, set by the server's responses.
+/// Spaces requests as the server's responses ask.
 ///
 /// ```text
 ///   no advice ──▶ unlimited
@@ -13,39 +13,41 @@ use crate::{Standing, Wait};
 ///   t has passed ──▶ one probe, whose response brings new advice
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Pace {
+pub(crate) struct Pacer {
     closed_until: Timestamp,
-    /// The spacing between requests that the last [`Standing`] results in.
-    every: Span,
+    /// The spacing between requests that the last [`QuotaStatus`] results in.
+    spacing: Span,
     /// Until when the advice holds; the epoch if there is none.
-    said_until: Timestamp,
+    advice_until: Timestamp,
     /// Until when requests wait for the response to the probe.
     probing_until: Timestamp,
-    last: Timestamp,
+    last_sent: Timestamp,
 }
 
-impl Pace {
+impl Pacer {
     /// The longest time that is honored, so that one response cannot stop all requests for good.
     pub(crate) const MAX_CLOSED: Span = Span::from_secs(86_400);
     /// How long other requests wait for the response to the probe.
     pub(crate) const PROBE: Span = Span::from_secs(1);
 
     /// Returns when the next request may be sent, if no response arrives before.
-    pub(crate) fn next(&self, now: Timestamp) -> Timestamp {
+    pub(crate) fn next_at(&self, now: Timestamp) -> Timestamp {
         // The spacing does not apply beyond the time that it was computed for.
-        let spaced = self.last.after(self.every).min(self.said_until);
+        let spaced = self.last_sent.after(self.spacing).min(self.advice_until);
         let held = self.closed_until.max(self.probing_until);
         spaced.max(held).max(now)
     }
 
     /// Admits a request, or returns how long it has to wait.
-    pub(crate) fn take(&mut self, now: Timestamp) -> Result<(), Span> {
-        let next = self.next(now);
+    pub(crate) fn try_admit(&mut self, now: Timestamp) -> Result<(), Span> {
+        let next = self.next_at(now);
         if next > now {
             return Err(next.since(now));
         }
-        self.last = now;
-        if self.said_until > Timestamp::default() && self.said_until <= now {
+        self.last_sent = now;
+        // The first request after the advice has expired is the probe. Until its response arrives,
+        // nothing is known about the limit, so the others wait.
+        if self.advice_until > Timestamp::default() && self.advice_until <= now {
             self.probing_until = now.after(Self::PROBE);
         }
         Ok(())
@@ -58,35 +60,36 @@ impl Pace {
 
     /// Records that a response has arrived, with or without advice, so that no request waits for it
     /// any longer.
-    pub(crate) fn hear(&mut self, now: Timestamp) {
+    pub(crate) fn record_response(&mut self, now: Timestamp) {
         self.probing_until = Timestamp::default();
-        if self.said_until <= now {
-            self.said_until = Timestamp::default();
+        if self.advice_until <= now {
+            self.advice_until = Timestamp::default();
         }
     }
 
     /// Records that the server wants no requests for a time.
     pub(crate) fn close(&mut self, wait: Wait, now: Timestamp) {
+        // `Wait::Never` is about one request; others may pass.
         if let Wait::After(span) = wait {
             let until = now.after(span.min(Self::MAX_CLOSED));
             self.closed_until = self.closed_until.max(until);
-            self.said_until = self.said_until.max(until);
+            self.advice_until = self.advice_until.max(until);
         }
     }
 
     /// Records that the server accepts `remaining` requests until the reset. They are spread over
-    /// that time; zero closes the pace.
-    pub(crate) fn spread(&mut self, standing: Standing, now: Timestamp) {
-        let Standing {
+    /// that time; zero closes the pacer.
+    pub(crate) fn spread(&mut self, quota: QuotaStatus, now: Timestamp) {
+        let QuotaStatus {
             remaining,
             reset_after,
-        } = standing;
+        } = quota;
         if remaining == 0 {
             return self.close(Wait::After(reset_after), now);
         }
         let reset_after = reset_after.min(Self::MAX_CLOSED);
-        self.every = Span::from_micros(reset_after.as_micros().div_ceil(remaining));
-        self.said_until = self.closed_until.max(now.after(reset_after));
+        self.spacing = Span::from_micros(reset_after.as_micros().div_ceil(remaining));
+        self.advice_until = self.closed_until.max(now.after(reset_after));
     }
 }
 
@@ -100,8 +103,8 @@ mod tests {
         Timestamp::from_micros(1_700_000_000_000_000).after(Span::from_millis(millis))
     }
 
-    fn standing(remaining: u64, secs: u64) -> Standing {
-        Standing {
+    fn quota(remaining: u64, secs: u64) -> QuotaStatus {
+        QuotaStatus {
             remaining,
             reset_after: Span::from_secs(secs),
         }
@@ -109,35 +112,35 @@ mod tests {
 
     #[test]
     fn remaining_quota_is_spread_and_no_quota_is_waited_for() {
-        let mut pace = Pace::default();
+        let mut pacer = Pacer::default();
         assert_eq!(
-            (pace.take(at(0)), pace.take(at(0))),
+            (pacer.try_admit(at(0)), pacer.try_admit(at(0))),
             (Ok(()), Ok(())),
             "no advice yet"
         );
-        pace.spread(standing(4, 2), at(0));
-        assert_eq!(pace.take(at(0)), Err(Span::from_millis(500)));
-        assert_eq!(pace.take(at(500)), Ok(()));
-        pace.spread(standing(0, 3), at(500));
-        assert_eq!(pace.take(at(1_000)), Err(Span::from_millis(2_500)));
-        assert_eq!(pace.take(at(3_500)), Ok(()));
-        let others = pace.take(at(3_500));
-        assert_eq!(others, Err(Pace::PROBE), "one probe is sent first");
-        pace.hear(at(3_600));
+        pacer.spread(quota(4, 2), at(0));
+        assert_eq!(pacer.try_admit(at(0)), Err(Span::from_millis(500)));
+        assert_eq!(pacer.try_admit(at(500)), Ok(()));
+        pacer.spread(quota(0, 3), at(500));
+        assert_eq!(pacer.try_admit(at(1_000)), Err(Span::from_millis(2_500)));
+        assert_eq!(pacer.try_admit(at(3_500)), Ok(()));
+        let others = pacer.try_admit(at(3_500));
+        assert_eq!(others, Err(Pacer::PROBE), "one probe is sent first");
+        pacer.record_response(at(3_600));
         assert_eq!(
-            (pace.take(at(3_600)), pace.take(at(3_600))),
+            (pacer.try_admit(at(3_600)), pacer.try_admit(at(3_600))),
             (Ok(()), Ok(()))
         );
     }
 
     #[test]
     fn no_advice_blocks_a_server_forever() {
-        let mut pace = Pace::default();
-        pace.close(Wait::After(Span::from_micros(u64::MAX)), at(0));
-        assert_eq!(pace.next(at(0)), at(86_400_000));
-        pace.close(Wait::Never, at(0));
-        pace.spread(standing(1, u64::MAX / 2_000_000), at(86_400_000));
-        assert!(pace.next(at(86_400_000)) <= at(2 * 86_400_000));
+        let mut pacer = Pacer::default();
+        pacer.close(Wait::After(Span::from_micros(u64::MAX)), at(0));
+        assert_eq!(pacer.next_at(at(0)), at(86_400_000));
+        pacer.close(Wait::Never, at(0));
+        pacer.spread(quota(1, u64::MAX / 2_000_000), at(86_400_000));
+        assert!(pacer.next_at(at(86_400_000)) <= at(2 * 86_400_000));
     }
 
     proptest! {
@@ -148,13 +151,13 @@ mod tests {
             secs in 1..60_u64,
             steps in proptest::collection::vec(0..500_000_u64, 1..300),
         ) {
-            let mut pace = Pace::default();
-            pace.take(at(0)).unwrap();
-            pace.spread(standing(remaining, secs), at(0));
+            let mut pacer = Pacer::default();
+            pacer.try_admit(at(0)).unwrap();
+            pacer.spread(quota(remaining, secs), at(0));
             let (mut now, mut gone) = (at(0), 0);
             for step in steps {
                 now = now.after(Span::from_micros(step));
-                if now < at(secs * 1_000) && pace.take(now).is_ok() {
+                if now < at(secs * 1_000) && pacer.try_admit(now).is_ok() {
                     gone += 1;
                 }
             }

@@ -2,13 +2,13 @@
 
 use http::{HeaderMap, Response, StatusCode};
 
-pub(crate) trait Head: Send {
+pub(crate) trait ResponseHead: Send {
     fn status(&self) -> StatusCode;
 
     fn headers(&self) -> &HeaderMap;
 }
 
-impl<B: Send> Head for Response<B> {
+impl<B: Send> ResponseHead for Response<B> {
     fn status(&self) -> StatusCode {
         self.status()
     }

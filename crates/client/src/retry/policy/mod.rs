@@ -4,11 +4,10 @@ use std::fmt;
 
 use tidegate_core::{Span, Timestamp};
 
-use super::seen::{Kind, Safety, Seen};
+use super::outcome::{AttemptOutcome, Idempotency, OutcomeKind};
 use crate::{
-    Rng,
+    Backoff, Rng,
     advice::{Advice, Wait},
-    backoff::Backoff,
     budget::RetryBudget,
 };
 
@@ -31,9 +30,9 @@ pub struct RetryPolicy {
     /// whose body has begun.
     pub deadline: Span,
     /// How to treat requests that are not idempotent.
-    pub non_idempotent: NonIdempotent,
+    pub non_idempotent: NonIdempotentPolicy,
     /// Which retries the budget pays for.
-    pub budget_for: BudgetFor,
+    pub budget_scope: BudgetScope,
     /// How many bytes of a request body the tower layer keeps for retries; 64 KiB. A larger request
     /// is sent once. reqwest repeats bodies that are in memory anyway, and sends streams once.
     pub max_replay_bytes: usize,
@@ -41,7 +40,7 @@ pub struct RetryPolicy {
 
 /// Which failures of a request that is not idempotent are retried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NonIdempotent {
+pub enum NonIdempotentPolicy {
     /// Failures before anything was sent, and over gRPC refusals by the server.
     #[default]
     NeverSent,
@@ -54,7 +53,7 @@ pub enum NonIdempotent {
 
 /// Which retries the budget pays for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BudgetFor {
+pub enum BudgetScope {
     /// All retries, so that the bound holds whatever the server responds.
     #[default]
     Everything,
@@ -63,26 +62,26 @@ pub enum BudgetFor {
     AllButScheduled,
 }
 
-/// A try that has ended.
+/// An attempt to send a request, which has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
-    /// The number of the try, from 1.
+    /// The number of the attempt, from 1.
     pub number: u32,
     /// When the whole call began.
-    pub began: Timestamp,
+    pub call_started_at: Timestamp,
     /// Whether the request may be processed twice.
-    pub safety: Safety,
-    /// The outcome of the try.
-    pub seen: Seen<'a>,
+    pub idempotency: Idempotency,
+    /// The outcome of the attempt.
+    pub outcome: AttemptOutcome<'a>,
     /// The advice in the response about the server's limits.
     pub advice: Advice,
     /// Whether the request can be sent again, because its body was kept.
     pub replayable: bool,
 }
 
-/// The next step after a try.
+/// What to do after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum RetryDecision {
     /// Return the outcome: no retry is needed.
     Done,
     /// Send the request again after this wait. The budget has paid for it.
@@ -91,13 +90,13 @@ pub enum Next {
         after: Span,
     },
     /// Return the outcome, although a retry would be needed.
-    GiveUp(GiveUp),
+    GiveUp(GiveUpReason),
 }
 
 /// Why a request is not sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum GiveUp {
+pub enum GiveUpReason {
     /// The server may have processed it, and it is not idempotent.
     NotIdempotent,
     /// The server says that a retry will never succeed.
@@ -124,8 +123,8 @@ impl Default for RetryPolicy {
             max_tries: 4,
             max_wait: Span::from_secs(60),
             deadline: Span::from_secs(120),
-            non_idempotent: NonIdempotent::default(),
-            budget_for: BudgetFor::default(),
+            non_idempotent: NonIdempotentPolicy::default(),
+            budget_scope: BudgetScope::default(),
             max_replay_bytes: 64 * 1024,
         }
     }
@@ -133,87 +132,98 @@ impl Default for RetryPolicy {
 
 impl RetryPolicy {
     /// Decides what to do after `attempt`. Withdraws from `budget` if that is a retry.
-    pub fn next(
+    pub fn decide(
         &self,
         attempt: &Attempt<'_>,
         budget: &mut RetryBudget,
         rng: &mut Rng,
         now: Timestamp,
-    ) -> Next {
-        let kind = attempt.seen.kind(&attempt.advice);
-        if kind == Kind::Done {
-            return Next::Done;
+    ) -> RetryDecision {
+        let kind = attempt.outcome.kind(&attempt.advice);
+        if kind == OutcomeKind::Done {
+            return RetryDecision::Done;
         }
-        let allowed = self.allowed(attempt, kind);
-        match allowed.and_then(|asked| self.scheduled(attempt, asked, rng, now)) {
-            Ok(_) if self.is_charged(attempt, kind) && !budget.withdraw(now) => {
-                Next::GiveUp(GiveUp::Budget)
+        match self.schedule(attempt, kind, rng, now) {
+            Err(reason) => RetryDecision::GiveUp(reason),
+            // Comes last, so that a retry which is not made costs nothing.
+            Ok(_) if self.uses_budget(attempt, kind) && !budget.withdraw(now) => {
+                RetryDecision::GiveUp(GiveUpReason::Budget)
             }
-            Ok(after) => Next::Retry { after },
-            Err(reason) => Next::GiveUp(reason),
+            Ok(after) => RetryDecision::Retry { after },
+        }
+    }
+
+    /// Returns how long to wait before the retry, or why there is none.
+    fn schedule(
+        &self,
+        attempt: &Attempt<'_>,
+        kind: OutcomeKind,
+        rng: &mut Rng,
+        now: Timestamp,
+    ) -> Result<Span, GiveUpReason> {
+        let asked = self.asked_wait(attempt, kind)?;
+        let retry = attempt.number.saturating_sub(1);
+        let after = self.backoff.wait_after(asked, retry, rng);
+        debug_assert!(after >= asked, "a retry is never earlier than asked");
+        if now.after(after) < attempt.call_started_at.after(self.deadline) {
+            Ok(after)
+        } else {
+            Err(GiveUpReason::Deadline)
         }
     }
 
     /// Returns the wait that the server asks for, unless the request must not be retried.
-    fn allowed(&self, attempt: &Attempt<'_>, kind: Kind) -> Result<Span, GiveUp> {
+    fn asked_wait(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> Result<Span, GiveUpReason> {
         let asked = match attempt.advice.wait {
-            Some(Wait::Never) => return Err(GiveUp::Permanent),
+            Some(Wait::Never) => return Err(GiveUpReason::Permanent),
             Some(Wait::After(asked)) => asked,
             None => Span::ZERO,
         };
         if !self.may_repeat(attempt, kind) {
-            Err(GiveUp::NotIdempotent)
+            Err(GiveUpReason::NotIdempotent)
         } else if attempt.number >= self.max_tries {
-            Err(GiveUp::Tries)
+            Err(GiveUpReason::Tries)
         } else if !attempt.replayable {
-            Err(GiveUp::Body)
+            Err(GiveUpReason::Body)
         } else if asked > self.max_wait {
-            Err(GiveUp::MaxWait { asked })
+            Err(GiveUpReason::MaxWait { asked })
         } else {
             Ok(asked)
         }
     }
 
-    fn may_repeat(&self, attempt: &Attempt<'_>, kind: Kind) -> bool {
-        let timed = attempt.advice.wait.is_some();
-        match (attempt.safety, self.non_idempotent, kind) {
-            (Safety::Idempotent, ..) | (_, NonIdempotent::Always, _) | (.., Kind::NeverSent) => {
-                true
+    fn may_repeat(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> bool {
+        let has_time = attempt.advice.wait.is_some();
+        match (attempt.idempotency, self.non_idempotent, kind) {
+            (Idempotency::Idempotent, ..)
+            | (_, NonIdempotentPolicy::Always, _)
+            | (.., OutcomeKind::NeverSent) => true,
+            (Idempotency::Grpc, _, OutcomeKind::Refused) => true,
+            // A refusal with a time comes from a limit that was checked before the request was
+            // processed. One without a time may come from halfway.
+            (Idempotency::NotIdempotent, NonIdempotentPolicy::Refused, OutcomeKind::Refused) => {
+                has_time
             }
-            (Safety::Grpc, _, Kind::Refused) => true,
-            (Safety::Once, NonIdempotent::Refused, Kind::Refused) => timed,
-            (Safety::Grpc | Safety::Once, ..) => false,
+            (Idempotency::Grpc | Idempotency::NotIdempotent, ..) => false,
         }
     }
 
-    fn scheduled(
-        &self,
-        attempt: &Attempt<'_>,
-        asked: Span,
-        rng: &mut Rng,
-        now: Timestamp,
-    ) -> Result<Span, GiveUp> {
-        let retry = attempt.number.saturating_sub(1);
-        let after = self.backoff.wait_after(asked, retry, rng);
-        if now.after(after) < attempt.began.after(self.deadline) {
-            Ok(after)
-        } else {
-            Err(GiveUp::Deadline)
-        }
-    }
-
-    fn is_charged(&self, attempt: &Attempt<'_>, kind: Kind) -> bool {
-        let scheduled = kind == Kind::Refused && attempt.advice.wait.is_some();
-        match (self.budget_for, attempt.seen) {
-            (BudgetFor::AllButScheduled, Seen::Answer { status, .. }) if scheduled => {
+    /// Returns whether the budget pays for the retry of this attempt.
+    fn uses_budget(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> bool {
+        let is_scheduled = kind == OutcomeKind::Refused && attempt.advice.wait.is_some();
+        match (self.budget_scope, attempt.outcome) {
+            // A 503 with a time is still a failing server, whose load the budget has to bound.
+            (BudgetScope::AllButScheduled, AttemptOutcome::Response { status, .. })
+                if is_scheduled =>
+            {
                 status == http::StatusCode::SERVICE_UNAVAILABLE
             }
-            (BudgetFor::Everything | BudgetFor::AllButScheduled, _) => true,
+            (BudgetScope::Everything | BudgetScope::AllButScheduled, _) => true,
         }
     }
 }
 
-impl fmt::Display for GiveUp {
+impl fmt::Display for GiveUpReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotIdempotent => f.write_str("it may have been processed, and is not idempotent"),

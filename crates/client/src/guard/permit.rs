@@ -1,0 +1,103 @@
+//! The permit of a throttled request. It is released when the request ends, for any reason.
+
+use std::{fmt, sync::Arc};
+
+use tidegate_core::{Charge, Cost, Limits, Settlement, Store};
+use tokio::runtime::Handle;
+
+use super::wait_queue::WaitQueue;
+use crate::TokioClock;
+
+/// What a request was charged, and where.
+pub(super) struct ThrottleCharge<S> {
+    pub(super) store: Arc<S>,
+    pub(super) limits: Arc<Limits>,
+    pub(super) key: Vec<u8>,
+    pub(super) cost: Cost,
+}
+
+/// A concurrency slot that a request holds, or its position in a leaky bucket's queue. Dropping it
+/// releases it: at once if the store can do that without waiting, or else in a task of its own.
+pub struct ThrottlePermit<S: Store + 'static> {
+    charge: Arc<ThrottleCharge<S>>,
+    /// The receipt of the charge, until it is settled.
+    receipt: Option<S::Receipt>,
+    /// The refund on release: all units, until the request is sent.
+    settlement: Settlement,
+    queue: Arc<WaitQueue>,
+    clock: TokioClock,
+}
+
+impl<S: Store + 'static> ThrottlePermit<S> {
+    /// Creates the permit of an admitted request. When it is released, `queue` is notified.
+    pub(super) fn new(
+        charge: ThrottleCharge<S>,
+        receipt: S::Receipt,
+        queue: Arc<WaitQueue>,
+        clock: TokioClock,
+    ) -> Self {
+        let unused = charge.cost.units();
+        Self {
+            charge: Arc::new(charge),
+            receipt: Some(receipt),
+            settlement: Settlement { unused },
+            queue,
+            clock,
+        }
+    }
+
+    /// Records that the request is sent: its units are spent, and only a concurrency slot is still
+    /// to be released. Returns `None` if it holds none.
+    pub(super) fn spend(mut self) -> Option<Self> {
+        if !self.charge.limits.has_slots() {
+            // Without a receipt, dropping the permit settles nothing.
+            self.receipt = None;
+            return None;
+        }
+        self.settlement = Settlement::default();
+        Some(self)
+    }
+}
+
+impl<S: Store + 'static> fmt::Debug for ThrottlePermit<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ThrottlePermit").finish_non_exhaustive()
+    }
+}
+
+impl<S: Store + 'static> Drop for ThrottlePermit<S> {
+    fn drop(&mut self) {
+        let Some(receipt) = self.receipt.take() else {
+            return;
+        };
+        let (charge, queue) = (Arc::clone(&self.charge), Arc::clone(&self.queue));
+        let (settlement, now) = ([self.settlement], self.clock.now());
+        let settled = charge
+            .store
+            .settle_now(&[charge.as_charge()], receipt, &settlement, now);
+        let Err(receipt) = settled else {
+            queue.wake_head();
+            return;
+        };
+        // Without a runtime no request can wait for the slot, and its lease expires by itself.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                let charges = [charge.as_charge()];
+                let settled = charge.store.settle(&charges, receipt, &settlement, now);
+                settled.await;
+                queue.wake_head();
+            });
+        }
+    }
+}
+
+impl<S> ThrottleCharge<S> {
+    fn as_charge(&self) -> Charge<'_> {
+        Charge {
+            key: &self.key,
+            limits: &self.limits,
+            cost: self.cost,
+            longest_wait: None,
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! A queue per host, in which requests wait in order, bounded in number and in time.
+
+use std::{
+    future::Future,
+    sync::{Mutex, PoisonError},
+};
+
+use tidegate_core::Span;
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::{sleep, timeout},
+};
+
+use crate::{Error, TokioClock, clock::to_duration, pacer::Pacer};
+
+/// Bounds of the queue of one host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueSettings {
+    /// The most requests that wait at the same time; 256. A further one fails with
+    /// [`Error::QueueFull`].
+    pub max_waiting: u32,
+    /// The longest wait; 60 s. A request that would wait longer fails with [`Error::WaitTooLong`],
+    /// at once if the wait is known.
+    pub max_wait: Span,
+}
+
+impl Default for QueueSettings {
+    fn default() -> Self {
+        Self {
+            max_waiting: 256,
+            max_wait: Span::from_secs(60),
+        }
+    }
+}
+
+/// The queue of one host.
+#[derive(Debug)]
+pub(crate) struct WaitQueue {
+    settings: QueueSettings,
+    clock: TokioClock,
+    positions: Semaphore,
+    /// Locked by the first request in the queue. tokio's mutex is fair, and a request that is
+    /// cancelled leaves no gap.
+    head: tokio::sync::Mutex<()>,
+    pacer: Mutex<Pacer>,
+    /// Notified when the pacer has changed, or a concurrency slot may be free.
+    changed: Notify,
+}
+
+impl WaitQueue {
+    pub(crate) fn new(settings: QueueSettings, clock: TokioClock) -> Self {
+        let positions = usize::try_from(settings.max_waiting).unwrap_or(usize::MAX);
+        Self {
+            settings,
+            clock,
+            positions: Semaphore::new(positions.min(Semaphore::MAX_PERMITS)),
+            head: tokio::sync::Mutex::new(()),
+            pacer: Mutex::new(Pacer::default()),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Waits until the request is the first in the queue, then for the pacer and for `admission`,
+    /// within the longest wait. If the future is dropped, the request leaves the queue.
+    pub(crate) async fn wait<T>(
+        &self,
+        admission: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let most = self.settings.max_wait;
+        let wait = self.next_wait();
+        if wait > most {
+            return Err(Error::WaitTooLong { wait, most });
+        }
+        let _position = self.positions.try_acquire().map_err(|_| Error::QueueFull {
+            most: self.settings.max_waiting,
+        })?;
+        let in_order = async {
+            let _head = self.head.lock().await;
+            self.wait_for_pacer().await;
+            admission.await
+        };
+        let admitted = timeout(to_duration(most), in_order).await;
+        admitted.unwrap_or_else(|_| Err(self.timed_out()))
+    }
+
+    /// Changes the pacer, and wakes the first request in the queue.
+    pub(crate) fn update_pacer(&self, change: impl FnOnce(&mut Pacer)) {
+        self.with_pacer(change);
+        self.wake_head();
+    }
+
+    /// Wakes the first request in the queue, so that it checks again.
+    pub(crate) fn wake_head(&self) {
+        // If no request waits now, the next one that does wakes up once for nothing.
+        self.changed.notify_one();
+    }
+
+    /// Waits until the queue is notified of a change.
+    pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
+        self.changed.notified()
+    }
+
+    /// Waits while the server wants no requests, whichever response asked for that.
+    pub(crate) async fn wait_while_closed(&self) {
+        loop {
+            let wait = self.with_pacer(|pacer| pacer.closed_for(self.clock.now()));
+            if wait == Span::ZERO {
+                return;
+            }
+            sleep(to_duration(wait)).await;
+        }
+    }
+
+    /// Waits until the pacer admits the next request.
+    async fn wait_for_pacer(&self) {
+        // Only the head of the queue asks the pacer: two waiters would miss each other's wake-ups.
+        debug_assert!(self.head.try_lock().is_err());
+        loop {
+            let now = self.clock.now();
+            let Err(wait) = self.with_pacer(|pacer| pacer.try_admit(now)) else {
+                return;
+            };
+            debug_assert!(wait > Span::ZERO, "a wait of zero would spin");
+            // Whether the time has passed or the pacer has changed, check again.
+            let _ = timeout(to_duration(wait), self.changed()).await;
+        }
+    }
+
+    /// Returns how long the next request has to wait, if no response arrives before.
+    fn next_wait(&self) -> Span {
+        let now = self.clock.now();
+        self.with_pacer(|pacer| pacer.next_at(now).since(now))
+    }
+
+    /// Returns the error of a request that has waited for the longest time, and would have to wait
+    /// on.
+    fn timed_out(&self) -> Error {
+        let most = self.settings.max_wait;
+        let waited = most.as_micros();
+        let wait = waited.saturating_add(self.next_wait().as_micros());
+        Error::WaitTooLong {
+            wait: Span::from_micros(wait),
+            most,
+        }
+    }
+
+    fn with_pacer<T>(&self, use_it: impl FnOnce(&mut Pacer) -> T) -> T {
+        // No panic leaves the pacer inconsistent, so a poisoned lock is safe to use.
+        use_it(&mut self.pacer.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

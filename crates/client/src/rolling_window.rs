@@ -1,0 +1,113 @@
+//! Two counters over a sliding window of slots. The cost does not depend on the number of events.
+
+use tidegate_core::{Span, Timestamp};
+
+/// Number of slots per window. The window that is summed is between nine and ten slots long.
+const SLOT_COUNT: usize = 10;
+const SLOTS: u64 = SLOT_COUNT as u64;
+
+/// Two numbers that are counted together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) requests: u64,
+    /// What the owner of the window counts beside requests: failures, retries or accepts.
+    pub(crate) events: u64,
+}
+
+impl Counts {
+    fn saturating_add(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.saturating_add(other.requests),
+            events: self.events.saturating_add(other.events),
+        }
+    }
+}
+
+/// Counters over the latest window.
+#[derive(Clone, Debug)]
+pub(crate) struct RollingWindow {
+    slot: Span,
+    /// The number of the newest slot since the epoch.
+    newest: u64,
+    slots: [Counts; SLOT_COUNT],
+}
+
+impl RollingWindow {
+    /// Creates empty counters over `window`. A slot has at least one microsecond.
+    pub(crate) fn new(window: Span) -> Self {
+        Self {
+            slot: Span::from_micros((window.as_micros() / SLOTS).max(1)),
+            newest: 0,
+            slots: Default::default(),
+        }
+    }
+
+    /// Adds `counts` at `now`. An instant before the newest slot counts towards the newest slot.
+    pub(crate) fn add(&mut self, counts: Counts, now: Timestamp) {
+        self.advance(now);
+        let slot = &mut self.slots[index(self.newest)];
+        *slot = slot.saturating_add(counts);
+    }
+
+    /// Returns the sums over the window that ends at `now`.
+    pub(crate) fn sum(&mut self, now: Timestamp) -> Counts {
+        self.advance(now);
+        let slots = self.slots.iter().copied();
+        slots.fold(Counts::default(), Counts::saturating_add)
+    }
+
+    /// Resets all counters.
+    pub(crate) fn clear(&mut self) {
+        self.slots = Default::default();
+    }
+
+    /// Makes the slot of `now` the newest, and resets the slots that have left the window.
+    fn advance(&mut self, now: Timestamp) {
+        let current = now.as_micros() / self.slot.as_micros();
+        if current <= self.newest {
+            return;
+        }
+        // After a long pause every slot has expired, and each is reset once.
+        let first = (self.newest + 1).max(current.saturating_sub(SLOTS - 1));
+        debug_assert!(current - first < SLOTS);
+        for expired in first..=current {
+            self.slots[index(expired)] = Counts::default();
+        }
+        self.newest = current;
+    }
+}
+
+/// Returns the array index of the slot with this number.
+fn index(slot: u64) -> usize {
+    usize::try_from(slot % SLOTS).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp::from_micros(1_000_000_000_000_000).after(Span::from_secs(secs))
+    }
+
+    #[test]
+    fn counts_expire_slot_by_slot() {
+        let mut window = RollingWindow::new(Span::from_secs(10));
+        let one = Counts {
+            requests: 1,
+            events: 2,
+        };
+        window.add(one, at(0));
+        window.add(one, at(5));
+        assert_eq!(window.sum(at(9)).requests, 2);
+        assert_eq!(window.sum(at(10)).requests, 1);
+        window.add(one, at(3));
+        assert_eq!(
+            window.sum(at(14)).events,
+            4,
+            "the late one counts as if at 10"
+        );
+        assert_eq!(window.sum(at(15)).events, 2);
+        assert_eq!(window.sum(at(1_000_000)), Counts::default());
+    }
+}
