@@ -5,7 +5,7 @@ use tidegate_core::Span;
 
 use super::{
     QuotaStatus, join_lines,
-    structured::{self, Bare, Member},
+    structured::{self, Member},
 };
 
 /// The longest reset that is accepted: a century. A larger number is invalid, or is not in seconds.
@@ -13,28 +13,33 @@ const MAX_RESET_SECS: u64 = 100 * 366 * 86_400;
 
 /// Returns the tightest limit.
 pub(super) fn quota(headers: &HeaderMap) -> Option<QuotaStatus> {
-    match join_lines(headers, "ratelimit") {
-        Some(text) => match structured::list(&text) {
-            Some(members) => of_list(&members, &policies(headers)),
-            None => of_dictionary(&structured::dictionary(&text)?),
-        },
-        None => of_triple(headers),
+    let Some(field) = join_lines(headers, "ratelimit") else {
+        return from_three_headers(headers);
+    };
+    // A dictionary with a value is not a valid list, because `=` cannot follow a token.
+    match structured::list(&field) {
+        Some(members) => {
+            let policies = join_lines(headers, "ratelimit-policy");
+            let policies = policies.as_deref().and_then(structured::list);
+            from_list(&members, &policies.unwrap_or_default())
+        }
+        None => from_dictionary(&structured::dictionary(&field)?),
     }
 }
 
 /// Drafts 08 and later: `"day";r=50;t=30`.
-fn of_list(members: &[Member], policies: &[Member]) -> Option<QuotaStatus> {
-    let shown = members.iter().filter_map(|member| {
-        let quota = item(member)?;
+fn from_list(members: &[Member<'_>], policies: &[Member<'_>]) -> Option<QuotaStatus> {
+    let limits = members.iter().filter_map(|member| {
+        let quota = from_member(member)?;
         // A number of remaining bytes cannot pace requests; if no bytes remain, it stops them.
         (quota.remaining == 0 || counts_requests(member, policies)).then_some(quota)
     });
-    tightest(shown)
+    tightest(limits)
 }
 
 /// Parses `r` and `t`, or `a` (available) and `w` (effective window), their possible new names in
 /// the working group.
-fn item(member: &Member) -> Option<QuotaStatus> {
+fn from_member(member: &Member<'_>) -> Option<QuotaStatus> {
     let (remaining, reset) = match member.count("r") {
         Some(remaining) => (remaining, member.count("t")),
         None => (member.count("a")?, member.count("w")),
@@ -42,33 +47,26 @@ fn item(member: &Member) -> Option<QuotaStatus> {
     valid_quota(remaining, reset?)
 }
 
-fn counts_requests(member: &Member, policies: &[Member]) -> bool {
-    let Some(policy) = policies.iter().find(|policy| policy.value == member.value) else {
-        return true;
-    };
-    match policy.parameter("qu") {
-        Some(Bare::Text(unit)) => matches!(unit.as_str(), "request" | "requests"),
-        Some(_) | None => true,
-    }
-}
-
-fn policies(headers: &HeaderMap) -> Vec<Member> {
-    join_lines(headers, "ratelimit-policy")
-        .and_then(|text| structured::list(&text))
-        .unwrap_or_default()
+/// Returns whether the policy of this member counts requests, which is the default.
+fn counts_requests(member: &Member<'_>, policies: &[Member<'_>]) -> bool {
+    let mut policies = policies.iter();
+    let policy = policies.find(|policy| structured::is_same(&policy.value, &member.value));
+    let unit = policy.and_then(|policy| structured::text(policy.parameter("qu")?));
+    unit.is_none_or(|unit| matches!(unit, "request" | "requests"))
 }
 
 /// Draft 07: `limit=100, remaining=50, reset=5`.
-fn of_dictionary(members: &[Member]) -> Option<QuotaStatus> {
+fn from_dictionary(members: &[Member<'_>]) -> Option<QuotaStatus> {
     let named = |name: &str| {
-        let mut found = members.iter().rev().filter(|member| member.key == name);
-        found.next()?.value.count()
+        // If a key occurs several times, the last one counts.
+        let member = members.iter().rev().find(|member| member.key == name);
+        structured::count(&member?.value)
     };
     valid_quota(named("remaining")?, named("reset")?)
 }
 
 /// Drafts 00 to 06: three headers.
-fn of_triple(headers: &HeaderMap) -> Option<QuotaStatus> {
+fn from_three_headers(headers: &HeaderMap) -> Option<QuotaStatus> {
     let number = |name: &str| join_lines(headers, name)?.trim().parse::<u64>().ok();
     valid_quota(number("ratelimit-remaining")?, number("ratelimit-reset")?)
 }
@@ -85,8 +83,8 @@ fn valid_quota(remaining: u64, reset_secs: u64) -> Option<QuotaStatus> {
 
 /// Returns the tightest limit: among exhausted limits the one with the latest reset, else the one
 /// with the lowest remaining rate.
-fn tightest(shown: impl Iterator<Item = QuotaStatus>) -> Option<QuotaStatus> {
-    shown.reduce(|one, other| if is_tighter(other, one) { other } else { one })
+fn tightest(limits: impl Iterator<Item = QuotaStatus>) -> Option<QuotaStatus> {
+    limits.reduce(|one, other| if is_tighter(other, one) { other } else { one })
 }
 
 fn is_tighter(one: QuotaStatus, other: QuotaStatus) -> bool {

@@ -1,6 +1,18 @@
-//! The subset of RFC 9651 (structured fields) that the RateLimit headers use: lists and
-//! dictionaries of items with parameters. As the RFC requires, a field that does not parse
-//! completely is ignored.
+//! Lists and dictionaries of items with parameters, as the RateLimit headers use them. `sfv` parses
+//! structured fields (RFC 9651); this module bounds them.
+//!
+//! As the RFC requires, a field that does not parse completely is ignored. So is one with an inner
+//! list, which no RateLimit header has.
+
+use sfv::{
+    KeyRef, Parser,
+    visitor::{
+        DictionaryVisitor, EntryVisitor, InnerListVisitor, ItemVisitor, ListVisitor, Never,
+        ParameterVisitor,
+    },
+};
+
+pub(super) use sfv::BareItemFromInput as BareItem;
 
 /// The most bytes of a field, over all its lines.
 pub(super) const MAX_BYTES: usize = 8 * 1024;
@@ -9,226 +21,157 @@ const MAX_MEMBERS: usize = 64;
 /// The most parameters of one member.
 const MAX_PARAMETERS: usize = 32;
 
-/// A bare item. Only numbers and text keep their value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Bare {
-    Integer(i64),
-    /// In thousandths: a structured field has at most three decimals.
-    Decimal(i64),
-    /// A string or a token.
-    Text(String),
-    /// A byte sequence, a boolean or a date, which no caller needs.
-    Other,
-}
-
 /// A member of a list, or of a dictionary, where `key` is its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Member {
-    pub(super) key: String,
-    pub(super) value: Bare,
-    parameters: Vec<(String, Bare)>,
+#[derive(Debug)]
+pub(super) struct Member<'a> {
+    pub(super) key: &'a str,
+    pub(super) value: BareItem<'a>,
+    parameters: Vec<(&'a str, BareItem<'a>)>,
 }
 
-impl Member {
+impl<'a> Member<'a> {
     /// Returns the parameter of this name. If it occurs several times, the last one counts.
-    pub(super) fn parameter(&self, name: &str) -> Option<&Bare> {
-        let named = |(key, value)| (key == name).then_some(value);
-        self.parameters
-            .iter()
-            .rev()
-            .find_map(|(k, v)| named((k.as_str(), v)))
+    pub(super) fn parameter(&self, name: &str) -> Option<&BareItem<'a>> {
+        let mut parameters = self.parameters.iter().rev();
+        parameters.find_map(|(key, value)| (*key == name).then_some(value))
     }
 
     /// Returns a parameter that is a non-negative integer.
     pub(super) fn count(&self, name: &str) -> Option<u64> {
-        self.parameter(name).and_then(Bare::count)
+        self.parameter(name).and_then(count)
     }
 }
 
-impl Bare {
-    /// Returns a non-negative integer.
-    pub(super) fn count(&self) -> Option<u64> {
-        match self {
-            Self::Integer(number) => u64::try_from(*number).ok(),
-            Self::Decimal(_) | Self::Text(_) | Self::Other => None,
-        }
+/// Returns a non-negative integer.
+pub(super) fn count(item: &BareItem<'_>) -> Option<u64> {
+    u64::try_from(i64::from(item.as_integer()?)).ok()
+}
+
+/// Returns the text of a string or a token.
+pub(super) fn text<'i>(item: &'i BareItem<'_>) -> Option<&'i str> {
+    let string = item.as_string().map(|string| string.as_str());
+    string.or_else(|| item.as_token().map(|token| token.as_str()))
+}
+
+/// Returns whether two items are equal. A string equals the token of the same text, because some
+/// servers write the same name once as a string and once as a token.
+pub(super) fn is_same(one: &BareItem<'_>, other: &BareItem<'_>) -> bool {
+    match (text(one), text(other)) {
+        (Some(one), Some(other)) => one == other,
+        (Some(_) | None, _) => one == other,
     }
 }
 
-/// Parses `text` as a list, whose members have empty keys.
-pub(super) fn list(text: &str) -> Option<Vec<Member>> {
-    members(text, |rest| {
-        let value = rest.bare()?;
-        rest.member(String::new(), value)
-    })
+/// Parses `field` as a list with at least one member. The members have empty keys.
+pub(super) fn list(field: &str) -> Option<Vec<Member<'_>>> {
+    let members = parser(field)?.parse_list_with_visitor(Members::default());
+    members.ok().filter(|members| !members.is_empty())
 }
 
-/// Parses `text` as a dictionary.
-pub(super) fn dictionary(text: &str) -> Option<Vec<Member>> {
-    members(text, |rest| {
-        let key = rest.key()?;
-        let value = if rest.skip(b'=') {
-            rest.bare()?
-        } else {
-            Bare::Other
-        };
-        rest.member(key, value)
-    })
+/// Parses `field` as a dictionary with at least one member. A key may occur several times.
+pub(super) fn dictionary(field: &str) -> Option<Vec<Member<'_>>> {
+    let members = parser(field)?.parse_dictionary_with_visitor(Members::default());
+    members.ok().filter(|members| !members.is_empty())
 }
 
-fn members<'a>(
-    text: &'a str,
-    mut read: impl FnMut(&mut Rest<'a>) -> Option<Member>,
-) -> Option<Vec<Member>> {
-    if text.len() > MAX_BYTES || !text.is_ascii() {
-        return None;
-    }
-    let mut rest = Rest(text.trim_matches(' ').as_bytes());
-    let mut members = Vec::new();
-    while members.len() < MAX_MEMBERS {
-        members.push(read(&mut rest)?);
-        rest.skip_white();
-        if rest.0.is_empty() {
-            return Some(members);
-        }
-        if !rest.skip(b',') {
-            return None;
-        }
-        rest.skip_white();
-    }
-    None
+fn parser(field: &str) -> Option<Parser<'_>> {
+    (field.len() <= MAX_BYTES).then(|| Parser::new(field))
 }
 
-/// The bytes that are not parsed yet.
-struct Rest<'a>(&'a [u8]);
+/// Collects the members of a field.
+#[derive(Default)]
+struct Members<'a>(Vec<Member<'a>>);
 
-impl Rest<'_> {
-    fn next(&mut self) -> Option<u8> {
-        let (first, rest) = self.0.split_first()?;
-        self.0 = rest;
-        Some(*first)
+/// Collects one member, the last of `members`.
+struct LastMember<'m, 'a> {
+    key: &'a str,
+    members: &'m mut Vec<Member<'a>>,
+}
+
+/// The field is valid, but this module does not read it.
+#[derive(Debug, thiserror::Error)]
+#[error("an inner list, or too many members or parameters")]
+pub(super) struct Unsupported;
+
+impl<'a> Members<'a> {
+    fn add(&mut self, key: &'a str) -> Result<LastMember<'_, 'a>, Unsupported> {
+        let members = &mut self.0;
+        let fits = members.len() < MAX_MEMBERS;
+        fits.then_some(LastMember { key, members })
+            .ok_or(Unsupported)
+    }
+}
+
+impl<'a> ListVisitor<'a> for Members<'a> {
+    type Out = Vec<Member<'a>>;
+    type Error = Unsupported;
+
+    fn entry(&mut self) -> Result<impl EntryVisitor<'a>, Unsupported> {
+        self.add("")
     }
 
-    fn peek(&self) -> Option<u8> {
-        self.0.first().copied()
+    fn finish(self) -> Result<Self::Out, Unsupported> {
+        Ok(self.0)
+    }
+}
+
+impl<'a> DictionaryVisitor<'a> for Members<'a> {
+    type Out = Vec<Member<'a>>;
+    type Error = Unsupported;
+
+    fn entry(&mut self, key: &'a KeyRef) -> Result<impl EntryVisitor<'a>, Unsupported> {
+        self.add(key.as_str())
     }
 
-    fn skip(&mut self, byte: u8) -> bool {
-        let found = self.peek() == Some(byte);
-        if found {
-            self.next();
-        }
-        found
+    fn finish(self) -> Result<Self::Out, Unsupported> {
+        Ok(self.0)
+    }
+}
+
+impl<'a> EntryVisitor<'a> for LastMember<'_, 'a> {
+    type Error = Unsupported;
+
+    fn item(self) -> Result<impl ItemVisitor<'a>, Unsupported> {
+        Ok(self)
     }
 
-    fn skip_white(&mut self) {
-        while matches!(self.peek(), Some(b' ' | b'\t')) {
-            self.next();
-        }
+    fn inner_list(self) -> Result<impl InnerListVisitor<'a>, Unsupported> {
+        Err::<Never, _>(Unsupported)
     }
+}
 
-    fn take_while(&mut self, belongs: impl Fn(u8) -> bool) -> String {
-        let mut taken = String::new();
-        while let Some(byte) = self.peek().filter(|byte| belongs(*byte)) {
-            self.next();
-            taken.push(char::from(byte));
-        }
-        taken
-    }
+impl<'a> ItemVisitor<'a> for LastMember<'_, 'a> {
+    type Out = ();
+    type Error = Unsupported;
 
-    fn member(&mut self, key: String, value: Bare) -> Option<Member> {
-        let mut parameters = Vec::new();
-        while self.skip(b';') {
-            while self.skip(b' ') {}
-            let name = self.key()?;
-            let value = if self.skip(b'=') {
-                self.bare()?
-            } else {
-                Bare::Other
-            };
-            if parameters.len() == MAX_PARAMETERS {
-                return None;
-            }
-            parameters.push((name, value));
-        }
-        Some(Member {
-            key,
+    fn bare_item(
+        self,
+        value: BareItem<'a>,
+    ) -> Result<impl ParameterVisitor<'a, Out = ()>, Unsupported> {
+        let member = Member {
+            key: self.key,
             value,
-            parameters,
-        })
-    }
-
-    fn key(&mut self) -> Option<String> {
-        self.peek()
-            .filter(|first| first.is_ascii_lowercase() || *first == b'*')?;
-        Some(self.take_while(|byte| {
-            byte.is_ascii_lowercase()
-                || byte.is_ascii_digit()
-                || matches!(byte, b'_' | b'-' | b'.' | b'*')
-        }))
-    }
-
-    fn bare(&mut self) -> Option<Bare> {
-        match self.peek()? {
-            b'"' => self.string(),
-            b'-' | b'0'..=b'9' => self.number(),
-            b':' => self.between_colons(),
-            b'?' => {
-                self.next();
-                matches!(self.next()?, b'0' | b'1').then_some(Bare::Other)
-            }
-            b'@' => {
-                self.next();
-                matches!(self.number()?, Bare::Integer(_)).then_some(Bare::Other)
-            }
-            b'*' | b'a'..=b'z' | b'A'..=b'Z' => Some(Bare::Text(self.take_while(is_token))),
-            _ => None,
-        }
-    }
-
-    fn string(&mut self) -> Option<Bare> {
-        self.next();
-        let mut text = String::new();
-        loop {
-            match self.next()? {
-                b'"' => return Some(Bare::Text(text)),
-                b'\\' => text.push(char::from(
-                    self.next().filter(|byte| matches!(byte, b'"' | b'\\'))?,
-                )),
-                byte @ b' '..=b'~' => text.push(char::from(byte)),
-                _ => return None,
-            }
-        }
-    }
-
-    /// Parses at most 15 digits, or 12 before the point and 3 after it, which always fit an `i64`.
-    fn number(&mut self) -> Option<Bare> {
-        let sign = if self.skip(b'-') { -1 } else { 1 };
-        let whole = self.take_while(|byte| byte.is_ascii_digit());
-        if whole.is_empty() || whole.len() > 15 {
-            return None;
-        }
-        let number = whole.parse::<i64>().ok()?;
-        if !self.skip(b'.') {
-            return Some(Bare::Integer(sign * number));
-        }
-        let part = self.take_while(|byte| byte.is_ascii_digit());
-        if whole.len() > 12 || part.is_empty() || part.len() > 3 {
-            return None;
-        }
-        let thousandths = format!("{part:0<3}").parse::<i64>().ok()?;
-        Some(Bare::Decimal(sign * (number * 1_000 + thousandths)))
-    }
-
-    fn between_colons(&mut self) -> Option<Bare> {
-        self.next();
-        self.take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'='));
-        (self.next()? == b':').then_some(Bare::Other)
+            parameters: Vec::new(),
+        };
+        Ok(self.members.push_mut(member))
     }
 }
 
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:/".contains(&byte)
+impl<'a> ParameterVisitor<'a> for &mut Member<'a> {
+    type Out = ();
+    type Error = Unsupported;
+
+    fn parameter(&mut self, key: &'a KeyRef, value: BareItem<'a>) -> Result<(), Unsupported> {
+        if self.parameters.len() == MAX_PARAMETERS {
+            return Err(Unsupported);
+        }
+        self.parameters.push((key.as_str(), value));
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(), Unsupported> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -240,25 +183,36 @@ mod tests {
         let read =
             list("\"per \\\"s\\\"\";q=20;w=1 ,\tburst; x=1.5;ok;pk=:aGk=:;b=?1;d=@12").unwrap();
         assert_eq!(read.len(), 2);
-        assert_eq!(read[0].value, Bare::Text("per \"s\"".into()));
+        assert_eq!(text(&read[0].value), Some("per \"s\""));
         assert_eq!(
             (read[0].count("q"), read[0].count("w")),
             (Some(20), Some(1))
         );
-        assert_eq!(read[1].value, Bare::Text("burst".into()));
-        assert_eq!(read[1].parameter("x"), Some(&Bare::Decimal(1_500)));
-        for other in ["ok", "pk", "b", "d"] {
-            assert_eq!(read[1].parameter(other), Some(&Bare::Other), "{other}");
+        assert_eq!(text(&read[1].value), Some("burst"));
+        let decimal = read[1].parameter("x").unwrap().as_decimal();
+        assert_eq!(decimal, Some(sfv::Decimal::try_from(1.5).unwrap()));
+        let parameter = |name| read[1].parameter(name).unwrap();
+        assert_eq!(parameter("ok").as_boolean(), Some(true));
+        assert_eq!(parameter("pk").as_byte_sequence(), Some(&b"hi"[..]));
+        assert_eq!(parameter("b").as_boolean(), Some(true));
+        assert!(parameter("d").as_date().is_some());
+        for other in ["x", "ok", "pk", "b", "d"] {
+            assert_eq!(read[1].count(other), None, "{other}");
+            assert_eq!(text(parameter(other)), None, "{other}");
         }
+    }
+
+    #[test]
+    fn the_last_of_repeated_parameters_counts() {
+        let read = list("a;r=1;t=5;r=2").unwrap();
+        assert_eq!((read[0].count("r"), read[0].count("t")), (Some(2), Some(5)));
     }
 
     #[test]
     fn dictionaries() {
         let read = dictionary("limit=100, remaining=50;x=1, reset=5").unwrap();
-        let keys: Vec<(&str, Option<u64>)> = read
-            .iter()
-            .map(|m| (m.key.as_str(), m.value.count()))
-            .collect();
+        let keys: Vec<(&str, Option<u64>)> =
+            read.iter().map(|m| (m.key, count(&m.value))).collect();
         assert_eq!(
             keys,
             [
@@ -273,6 +227,7 @@ mod tests {
     fn an_invalid_field_is_ignored() {
         for text in [
             "",
+            " ",
             "\"a",
             "\"a\\n\"",
             "\"a\";",
@@ -285,26 +240,32 @@ mod tests {
             "1.2345",
             "--1",
             "(\"a\")",
+            "a, (b);r=1",
             ":a",
+            ":a!:",
             "?2",
             "@1.5",
             "\u{e9}",
             "\"\u{7f}\"",
         ] {
-            assert_eq!(list(text), None, "{text:?}");
+            assert!(list(text).is_none(), "{text:?}");
         }
-        assert_eq!(dictionary("=1"), None);
-        assert_eq!(dictionary("A=1"), None);
+        for text in ["=1", "A=1", "a=(1 2)"] {
+            assert!(dictionary(text).is_none(), "{text:?}");
+        }
     }
 
     #[test]
     fn bounds_hold() {
         let many = |count: usize| vec!["1"; count].join(",");
         assert_eq!(list(&many(MAX_MEMBERS)).unwrap().len(), MAX_MEMBERS);
-        assert_eq!(list(&many(MAX_MEMBERS + 1)), None);
+        assert!(list(&many(MAX_MEMBERS + 1)).is_none());
         let parameters = |count: usize| format!("1{}", ";a".repeat(count));
         assert!(list(&parameters(MAX_PARAMETERS)).is_some());
-        assert_eq!(list(&parameters(MAX_PARAMETERS + 1)), None);
-        assert_eq!(list(&format!("\"{}\"", "a".repeat(MAX_BYTES))), None);
+        assert!(list(&parameters(MAX_PARAMETERS + 1)).is_none());
+        assert!(list(&format!("\"{}\"", "a".repeat(MAX_BYTES))).is_none());
+        let keys = |count: usize| vec!["a"; count].join(",");
+        assert!(dictionary(&keys(MAX_MEMBERS)).is_some());
+        assert!(dictionary(&keys(MAX_MEMBERS + 1)).is_none());
     }
 }
