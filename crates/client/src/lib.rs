@@ -5,7 +5,7 @@
 //! retry      RetryPolicy::decide    whether to retry, and when
 //! advice     Advice::from_response  when to retry and how much is left, from headers: every
 //!                                   dialect of Retry-After and RateLimit
-//! backoff    Backoff::wait          how long to wait by default: exponential, with jitter
+//! (core)     Backoff::wait          how long to wait by default: exponential, with jitter
 //! budget     RetryBudget            bounds the load that retries add
 //! guard      Guard, GuardLayer      admits requests and learns from their responses
 //! guard      QueueLayer             delays requests: in order, bounded, at the server's pace
@@ -26,7 +26,6 @@ mod documentation {}
 
 mod adaptive;
 pub mod advice;
-mod backoff;
 mod body;
 mod breaker;
 mod budget;
@@ -44,7 +43,6 @@ mod rolling_window;
 
 pub use adaptive::AdaptiveThrottle;
 pub use advice::{Advice, QuotaStatus, Wait};
-pub use backoff::{Backoff, Jitter};
 pub use body::{PeekedBody, ReplayBody};
 pub use breaker::{BreakerPermit, BreakerSettings, CircuitBreaker, HealthSignal};
 pub use budget::RetryBudget;
@@ -59,4 +57,4 @@ pub use layer::{GuardService, RetryService};
 pub use retry::{
     BudgetScope, GiveUpReason, NonIdempotentPolicy, RetryLayer, RetryPolicy, RetryReport,
 };
-pub use tidegate_core::{Cost, Span, Timestamp};
+pub use tidegate_core::{Backoff, Cost, Jitter, Span, Timestamp};

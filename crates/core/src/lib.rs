@@ -17,11 +17,13 @@
 //! ```
 //!
 //! The layers, from the lowest; none imports from a higher one: `time`, `limit`, `algorithm`,
-//! `eval`, then `rules` and `memory`, then `store`. `concurrency` needs only `time`.
+//! `eval`, then `rules` and `memory`, then `store`. `concurrency` and `backoff` need only
+//! `time`.
 
 pub mod concurrency;
 
 mod algorithm;
+mod backoff;
 mod digest;
 mod error;
 mod eval;
@@ -40,6 +42,7 @@ pub mod notation {
 }
 
 pub use algorithm::{Outcome, Retry};
+pub use backoff::{Backoff, Jitter};
 pub use error::LimitError;
 pub use eval::{
     Charge, Cost, Decision, Effect, Exactness, Limits, Line, OnFailure, Reason, Receipt, Renewal,

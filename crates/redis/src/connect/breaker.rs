@@ -1,10 +1,12 @@
-//! Circuit breaker and reconnect backoff of one server.
+//! When to give a server up, and how long to wait before the next attempt to connect.
 
 use std::{
     hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
+
+use tidegate_core::{Backoff, Jitter, Span};
 
 /// Size of the sliding window, in batches.
 const REMEMBERED: u32 = 16;
@@ -40,30 +42,26 @@ impl Breaker {
     }
 }
 
-/// Exponential backoff between attempts to connect, with jitter so that nodes do not reconnect all
-/// at once.
+/// The waits between attempts to connect, with jitter so that nodes do not reconnect all at once.
 #[derive(Debug, Default)]
-pub(super) struct Backoff {
+pub(super) struct ReconnectWait {
     attempts: u32,
 }
 
-impl Backoff {
-    const FIRST: Duration = Duration::from_millis(50);
-    const LONGEST: Duration = Duration::from_secs(1);
+impl ReconnectWait {
+    const BACKOFF: Backoff = Backoff::new(Span::from_millis(50), Span::from_secs(1), Jitter::Equal);
 
     /// Returns the wait before the next attempt: zero before the first, then between half and all
     /// of the exponential wait.
     pub(super) fn next(&mut self) -> Duration {
         let attempts = self.attempts;
         self.attempts = attempts.saturating_add(1);
-        if attempts == 0 {
+        let Some(retry) = attempts.checked_sub(1) else {
             return Duration::ZERO;
-        }
-        let doubled = Self::FIRST.saturating_mul(1 << (attempts - 1).min(10));
-        let half = doubled.min(Self::LONGEST) / 2;
+        };
         // The random seed of a hasher is random enough for jitter.
-        let chance = RandomState::new().hash_one(attempts) % 1_000;
-        half + half * u32::try_from(chance).unwrap_or(0) / 1_000
+        let random = RandomState::new().hash_one(retry);
+        Duration::from_micros(Self::BACKOFF.wait(retry, random).as_micros())
     }
 
     pub(super) fn reset(&mut self) {
@@ -94,18 +92,19 @@ mod tests {
 
     #[test]
     fn waits_grow_with_jitter_up_to_a_maximum() {
-        let mut backoff = Backoff::default();
-        let waits: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
+        let mut reconnect = ReconnectWait::default();
+        let waits: Vec<Duration> = (0..20).map(|_| reconnect.next()).collect();
         assert_eq!(waits[0], Duration::ZERO);
+        let (first, longest) = (Duration::from_millis(50), Duration::from_secs(1));
         for (attempt, wait) in waits.iter().enumerate().skip(1) {
-            let most = (Backoff::FIRST * (1 << (attempt - 1).min(5))).min(Backoff::LONGEST);
+            let most = (first * (1 << (attempt - 1).min(5))).min(longest);
             assert!((most / 2..=most).contains(wait), "{attempt}: {wait:?}");
         }
         assert_ne!(
             waits[18], waits[19],
             "two waits are the same to the microsecond"
         );
-        backoff.reset();
-        assert_eq!(backoff.next(), Duration::ZERO);
+        reconnect.reset();
+        assert_eq!(reconnect.next(), Duration::ZERO);
     }
 }

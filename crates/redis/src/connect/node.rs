@@ -31,7 +31,7 @@ use tokio::{
 };
 
 use super::{
-    breaker::{Backoff, Breaker},
+    breaker::{Breaker, ReconnectWait},
     error::ConnectError,
     handshake::{self, Kind},
     link::{self, Answer, Ended, Fate, Link, Order, Question},
@@ -238,9 +238,9 @@ async fn keep(
     settings: Arc<Settings>,
     tried: watch::Sender<bool>,
 ) {
-    let mut backoff = Backoff::default();
+    let mut reconnect = ReconnectWait::default();
     loop {
-        tokio::time::sleep(backoff.next()).await;
+        tokio::time::sleep(reconnect.next()).await;
         match connect(&shared, &place, &settings).await {
             Ok((address, connections)) => {
                 tracing::info!(%address, "connected to Redis");
@@ -252,7 +252,7 @@ async fn keep(
                 };
                 serve(&shared, (&place, &address), connections, &settings, up).await;
                 if since.elapsed() >= STEADY {
-                    backoff.reset();
+                    reconnect.reset();
                 }
                 tracing::warn!(%address, "connection to Redis lost, or too many requests failed; reconnecting");
                 *lock(&shared.trouble) = Some(ConnectError::Lost(address));

@@ -143,7 +143,7 @@ impl RetryPolicy {
         if kind == OutcomeKind::Done {
             return RetryDecision::Done;
         }
-        match self.schedule(attempt, kind, rng, now) {
+        match self.schedule(attempt, kind, rng.u64(..), now) {
             Err(reason) => RetryDecision::GiveUp(reason),
             // Comes last, so that a retry which is not made costs nothing.
             Ok(_) if self.uses_budget(attempt, kind) && !budget.withdraw(now) => {
@@ -158,12 +158,12 @@ impl RetryPolicy {
         &self,
         attempt: &Attempt<'_>,
         kind: OutcomeKind,
-        rng: &mut Rng,
+        random: u64,
         now: Timestamp,
     ) -> Result<Span, GiveUpReason> {
         let asked = self.asked_wait(attempt, kind)?;
         let retry = attempt.number.saturating_sub(1);
-        let after = self.backoff.wait_after(asked, retry, rng);
+        let after = self.backoff.wait_after(asked, retry, random);
         debug_assert!(after >= asked, "a retry is never earlier than asked");
         if now.after(after) < attempt.call_started_at.after(self.deadline) {
             Ok(after)

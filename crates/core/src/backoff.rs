@@ -1,10 +1,9 @@
-//! How long to wait before a retry if the server does not say.
+//! Exponential backoff with jitter, for retries and reconnects.
 //!
-//! The backoff is exponential with jitter, because clients that failed together must not retry
-//! together. `docs/client.md` has a plot of the effect of each kind of jitter.
+//! Clients that failed together must not retry together. `docs/client.md` has a plot of the effect
+//! of each kind of jitter.
 
-use fastrand::Rng;
-use tidegate_core::Span;
+use crate::Span;
 
 /// How much of a wait is random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,16 +21,17 @@ pub enum Jitter {
 /// Exponential backoff: `base` after the first try, doubled after each further try, at most `cap`.
 ///
 /// The cap is applied before the jitter, so that late waits are spread as widely as early ones.
-/// Waits are whole microseconds, and all arithmetic saturates.
+/// Waits are whole microseconds, and all arithmetic saturates. `random` is a number that the caller
+/// draws uniformly from all of `u64`.
 ///
 /// # Examples
 ///
 /// ```
-/// use tidegate_client::{Backoff, Jitter, Span};
+/// use tidegate_core::{Backoff, Jitter, Span};
 ///
 /// let backoff = Backoff::new(Span::from_millis(50), Span::from_secs(20), Jitter::Full);
-/// let mut rng = fastrand::Rng::with_seed(7);
-/// assert!(backoff.wait(3, &mut rng) <= Span::from_millis(400));
+/// let random = 0x8000_0000_0000_0000;
+/// assert_eq!(backoff.wait(3, random), Span::from_millis(200));
 /// assert_eq!(backoff.longest(3), Span::from_millis(400));
 /// assert_eq!(backoff.longest(60), Span::from_secs(20));
 /// ```
@@ -69,8 +69,9 @@ impl Backoff {
     }
 
     /// Returns the wait before retry number `retry`, counted from 0.
-    pub fn wait(&self, retry: u32, rng: &mut Rng) -> Span {
-        self.spread(self.longest(retry), rng)
+    #[must_use]
+    pub fn wait(&self, retry: u32, random: u64) -> Span {
+        self.jittered(self.longest(retry), random)
     }
 
     /// Returns the wait before retry number `retry`, counted from 0, if the server asked to wait
@@ -79,25 +80,35 @@ impl Backoff {
     /// It is `asked` plus a usual wait, but with jitter over at least half of `asked`. The server
     /// tells all clients the same time, and a jitter of milliseconds after a wait of seconds would
     /// not spread them.
-    pub fn wait_after(&self, asked: Span, retry: u32, rng: &mut Rng) -> Span {
-        let extent = match self.jitter {
+    #[must_use]
+    pub fn wait_after(&self, asked: Span, retry: u32, random: u64) -> Span {
+        let longest = match self.jitter {
             Jitter::None => self.longest(retry),
             Jitter::Full | Jitter::Equal => self
                 .longest(retry)
                 .max(Span::from_micros(asked.as_micros() / 2)),
         };
-        let extra = self.spread(extent, rng);
+        let extra = self.jittered(longest, random);
         Span::from_micros(asked.as_micros().saturating_add(extra.as_micros()))
     }
 
-    fn spread(&self, extent: Span, rng: &mut Rng) -> Span {
-        let extent = extent.as_micros();
-        Span::from_micros(match self.jitter {
-            Jitter::None => extent,
-            Jitter::Equal => extent - rng.u64(0..=extent / 2),
-            Jitter::Full => rng.u64(0..=extent),
-        })
+    fn jittered(&self, longest: Span, random: u64) -> Span {
+        let longest = longest.as_micros();
+        let wait = match self.jitter {
+            Jitter::None => longest,
+            Jitter::Equal => longest - scale(random, longest / 2),
+            Jitter::Full => scale(random, longest),
+        };
+        debug_assert!(wait <= longest, "jitter only shortens a wait");
+        Span::from_micros(wait)
     }
+}
+
+/// Scales a number from all of `u64` to `0..=most`, evenly but for a bias below `most / 2^64`.
+fn scale(random: u64, most: u64) -> u64 {
+    // The product of two numbers below 2^64 + 1 fits u128, and its upper half is at most `most`.
+    let product = u128::from(random) * (u128::from(most) + 1);
+    u64::try_from(product >> 64).unwrap_or(most)
 }
 
 #[cfg(test)]
@@ -108,31 +119,40 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_wait_stays_within_its_bounds(base: u64, cap: u64, retry in 0..200_u32, seed: u64) {
-            let mut rng = fastrand::Rng::with_seed(seed);
+        fn a_wait_stays_within_its_bounds(base: u64, cap: u64, retry in 0..200_u32, random: u64) {
             let exact = u128::from(base)
                 .saturating_mul(1_u128.checked_shl(retry).unwrap_or(u128::MAX))
                 .min(u128::from(cap));
             let spans = (Span::from_micros(base), Span::from_micros(cap));
-            let wait = |jitter, rng: &mut fastrand::Rng| {
-                u128::from(Backoff::new(spans.0, spans.1, jitter).wait(retry, rng).as_micros())
+            let wait = |jitter| {
+                u128::from(Backoff::new(spans.0, spans.1, jitter).wait(retry, random).as_micros())
             };
-            prop_assert_eq!(wait(Jitter::None, &mut rng), exact);
-            prop_assert!(wait(Jitter::Full, &mut rng) <= exact);
-            let equal = wait(Jitter::Equal, &mut rng);
+            prop_assert_eq!(wait(Jitter::None), exact);
+            prop_assert!(wait(Jitter::Full) <= exact);
+            let equal = wait(Jitter::Equal);
             prop_assert!(equal <= exact && equal >= exact / 2);
         }
     }
 
     #[test]
-    fn full_jitter_reaches_both_ends() {
+    fn full_jitter_reaches_both_ends_evenly() {
         let backoff = Backoff::new(Span::from_micros(3), Span::from_micros(3), Jitter::Full);
-        let mut rng = fastrand::Rng::with_seed(1);
-        let mut seen = [0_u32; 4];
-        for _ in 0..1_000 {
-            let wait = backoff.wait(0, &mut rng).as_micros();
-            seen[usize::try_from(wait).unwrap()] += 1;
+        let mut counts = [0_u32; 4];
+        // A thousand numbers at equal distances, from 0 to almost 2^64.
+        for step in 0..1_000 {
+            let wait = backoff.wait(0, step * (u64::MAX / 1_000)).as_micros();
+            counts[usize::try_from(wait).unwrap()] += 1;
         }
-        assert!(seen.iter().all(|count| *count > 200), "{seen:?}");
+        assert_eq!(counts, [251, 250, 250, 249]);
+        assert_eq!(backoff.wait(0, 0), Span::ZERO);
+        assert_eq!(backoff.wait(0, u64::MAX), Span::from_micros(3));
+    }
+
+    #[test]
+    fn a_wait_after_a_request_of_the_server_is_never_earlier() {
+        let backoff = Backoff::new(Span::from_millis(1), Span::from_secs(1), Jitter::Full);
+        let asked = Span::from_secs(10);
+        assert_eq!(backoff.wait_after(asked, 0, 0), asked);
+        assert_eq!(backoff.wait_after(asked, 0, u64::MAX), Span::from_secs(15));
     }
 }
