@@ -40,6 +40,7 @@ mod per_host;
 mod response_head;
 pub mod retry;
 mod rolling_window;
+mod sync;
 
 pub use adaptive::AdaptiveThrottle;
 pub use advice::{Advice, QuotaStatus, Wait};

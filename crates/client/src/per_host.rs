@@ -2,8 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
+
+use crate::sync::lock;
 
 /// The most hosts with a state. A new host replaces the one that was least recently used.
 pub(crate) const MAX_HOSTS: usize = 1_024;
@@ -46,8 +48,7 @@ impl<T> PerHost<T> {
 
     /// Returns the state of `host`.
     pub(crate) fn get(&self, host: &str) -> Arc<T> {
-        // No panic leaves the map inconsistent, so a poisoned lock is safe to use.
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = lock(&self.table);
         table.get(host).unwrap_or_else(|| {
             let state = Arc::new((self.make)());
             table.insert(host, Arc::clone(&state));

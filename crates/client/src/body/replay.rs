@@ -6,7 +6,7 @@
 use std::{
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, ready},
 };
 
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
-use crate::error::BoxError;
+use crate::{error::BoxError, sync::lock};
 
 /// A request body that may be sent more than once.
 pub struct ReplayBody<B> {
@@ -86,9 +86,7 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
     }
 
     fn lock(&self) -> MutexGuard<'_, ReplaySource<B>> {
-        // If the body panicked while it was read, it has ended at worst, so a poisoned lock is safe
-        // to use.
-        self.source.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.source)
     }
 }
 
@@ -123,7 +121,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        let mut source = this.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut source = lock(&this.source);
         debug_assert!(this.number <= source.latest);
         if source.latest != this.number {
             return Poll::Ready(Some(Err("the body is being sent again".into())));

@@ -1,10 +1,11 @@
 //! [`AdaptiveThrottle`] as a guard.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::{AdaptiveLayer, Guard, RequestInfo};
 use crate::{
     AdaptiveThrottle, Advice, Error, Rng, TokioClock, per_host::PerHost, retry::AttemptOutcome,
+    sync::lock,
 };
 
 /// Adaptive throttling per host. A request counts as accepted if the response is not a refusal
@@ -40,9 +41,7 @@ impl Guard for AdaptiveGuard {
 
     async fn admit(&self, request: RequestInfo<'_>) -> Result<(), Error> {
         let throttle = self.hosts.get(request.host);
-        // No panic leaves these values inconsistent, so a poisoned lock is safe to use.
-        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut rng, mut throttle) = (lock(&self.rng), lock(&throttle));
         if throttle.admit(self.clock.now(), &mut rng) {
             Ok(())
         } else {
@@ -58,7 +57,7 @@ impl Guard for AdaptiveGuard {
         _: &Advice,
     ) {
         let (throttle, now) = (self.hosts.get(request.host), self.clock.now());
-        let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut throttle = lock(&throttle);
         if outcome.is_accepted() {
             throttle.record_accepted(now);
         } else {

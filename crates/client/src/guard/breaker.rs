@@ -1,11 +1,11 @@
 //! [`CircuitBreaker`] as a guard.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::{BreakerLayer, Guard, RequestInfo};
 use crate::{
     Advice, BreakerPermit, BreakerSettings, CircuitBreaker, Error, HealthSignal, TokioClock,
-    per_host::PerHost, retry::AttemptOutcome,
+    per_host::PerHost, retry::AttemptOutcome, sync::lock,
 };
 
 /// A circuit breaker per host.
@@ -80,9 +80,4 @@ impl Drop for HeldPermit {
     fn drop(&mut self) {
         self.release(HealthSignal::Unknown);
     }
-}
-
-/// Locks the breaker. No panic leaves it inconsistent, so a poisoned lock is safe to use.
-fn lock(breaker: &Mutex<CircuitBreaker>) -> std::sync::MutexGuard<'_, CircuitBreaker> {
-    breaker.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,6 @@
 //! A queue per host, in which requests wait in order, bounded in number and in time.
 
-use std::{
-    future::Future,
-    sync::{Mutex, PoisonError},
-};
+use std::{future::Future, sync::Mutex};
 
 use tidegate_core::Span;
 use tokio::{
@@ -11,7 +8,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{Error, TokioClock, clock::to_duration, pacer::Pacer};
+use crate::{Error, TokioClock, clock::to_duration, pacer::Pacer, sync::lock};
 
 /// Bounds of the queue of one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +142,6 @@ impl WaitQueue {
     }
 
     fn with_pacer<T>(&self, use_it: impl FnOnce(&mut Pacer) -> T) -> T {
-        // No panic leaves the pacer inconsistent, so a poisoned lock is safe to use.
-        use_it(&mut self.pacer.lock().unwrap_or_else(PoisonError::into_inner))
+        use_it(&mut lock(&self.pacer))
     }
 }

@@ -1,7 +1,7 @@
 //! A [`Guard`] as a tower layer.
 
 use std::{
-    future::{Future, poll_fn},
+    future::Future,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -11,7 +11,7 @@ use tidegate_core::Cost;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::host_of;
+use super::{call_when_ready, host_of};
 use crate::{
     error::{BoxError, Error},
     guard::{Guard, GuardLayer, RequestInfo},
@@ -65,12 +65,7 @@ where
         Box::pin(async move {
             let host = host_of(&request);
             let cost = request.extensions().get().copied().unwrap_or(Cost::ONE);
-            let response = async {
-                poll_fn(|cx| inner.poll_ready(cx))
-                    .await
-                    .map_err(Into::into)?;
-                inner.call(request).await.map_err(Into::into)
-            };
+            let response = call_when_ready(&mut inner, request);
             let info = RequestInfo { host: &host, cost };
             layer.send(info, response).await
         })

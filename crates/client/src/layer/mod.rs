@@ -3,7 +3,12 @@
 mod guard;
 mod retry;
 
+use std::future::poll_fn;
+
 use http::{Request, header::HOST};
+use tower_service::Service;
+
+use crate::error::BoxError;
 
 pub use guard::GuardService;
 pub use retry::RetryService;
@@ -16,4 +21,15 @@ pub(crate) fn host_of<B>(request: &Request<B>) -> String {
     // Drop user information, which must not end up in the key of a store.
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     host.to_ascii_lowercase()
+}
+
+/// Waits until `service` is ready, and calls it.
+async fn call_when_ready<S, R>(service: &mut S, request: R) -> Result<S::Response, BoxError>
+where
+    S: Service<R>,
+    S::Error: Into<BoxError>,
+{
+    let ready = poll_fn(|cx| service.poll_ready(cx)).await;
+    ready.map_err(Into::into)?;
+    service.call(request).await.map_err(Into::into)
 }

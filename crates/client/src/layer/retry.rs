@@ -1,7 +1,7 @@
 //! [`RetryLayer`] as a tower layer.
 
 use std::{
-    future::{Future, poll_fn},
+    future::Future,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -12,7 +12,7 @@ use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::host_of;
+use super::{call_when_ready, host_of};
 use crate::{
     body::{PeekedBody, ReplayBody},
     error::{BoxError, Error},
@@ -87,10 +87,8 @@ where
     type Response = Response<PeekedBody<R>>;
 
     async fn send(&mut self) -> Result<Self::Response, BoxError> {
-        let ready = poll_fn(|cx| self.service.poll_ready(cx)).await;
-        ready.map_err(Into::into)?;
         let request = Request::from_parts(self.head.clone(), self.body.restart());
-        let response = self.service.call(request).await.map_err(Into::into)?;
+        let response = call_when_ready(&mut self.service, request).await?;
         Ok(response.map(PeekedBody::new))
     }
 

@@ -5,7 +5,7 @@ mod policy;
 pub(crate) mod refusal;
 mod retry_loop;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 pub use outcome::{AttemptOutcome, Idempotency, OutcomeKind};
 pub use policy::{
@@ -13,7 +13,7 @@ pub use policy::{
 };
 pub(crate) use retry_loop::{AttemptResponse, RequestSender, run};
 
-use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost};
+use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock};
 
 /// Retries requests under a [`RetryPolicy`]: a layer for tower, and with the feature `reqwest` a
 /// middleware for reqwest.
@@ -169,7 +169,6 @@ fn budget_per_host(budget: &RetryBudget) -> PerHost<Mutex<RetryBudget>> {
 
 impl RetryState {
     pub(crate) fn rng(&self) -> std::sync::MutexGuard<'_, Rng> {
-        // No panic leaves the generator inconsistent, so a poisoned lock is safe to use.
-        self.rng.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.rng)
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     error::Error as StdError,
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use bytes::Bytes;
@@ -20,6 +20,7 @@ use crate::{
     clock::to_duration,
     error::{BoxError, Error},
     response_head::ResponseHead,
+    sync::lock,
 };
 
 /// A request that can be sent several times.
@@ -160,8 +161,7 @@ impl<S: RequestSender> RetryLoop<'_, S> {
     }
 
     fn with_budget<T>(&self, use_it: impl FnOnce(&mut RetryBudget) -> T) -> T {
-        // No panic leaves the budget inconsistent, so a poisoned lock is safe to use.
-        use_it(&mut self.budget.lock().unwrap_or_else(PoisonError::into_inner))
+        use_it(&mut lock(&self.budget))
     }
 }
 
