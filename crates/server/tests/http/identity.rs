@@ -90,7 +90,7 @@ fn an_api_key_is_counted_without_its_secret() {
 
 #[test]
 fn client_location_comes_from_the_geoip_databases() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../http/tests/maxmind");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../identity/tests/maxmind");
     let listener = TestListener::open(&format!(
         "geoip: {{country: {folder}/GeoLite2-Country-Test.mmdb, asn: {folder}/GeoLite2-ASN-Test.mmdb}}
 rules:

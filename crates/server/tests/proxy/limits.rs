@@ -103,7 +103,7 @@ fn a_trusted_proxy_determines_the_key() {
 fn rules_can_match_countries() {
     let database = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../http/tests/maxmind/GeoLite2-Country-Test.mmdb"
+        "/../identity/tests/maxmind/GeoLite2-Country-Test.mmdb"
     );
     let (_upstream, listener) = limited(&format!(
         "geoip: {{country: {database}}}\nclients: {{proxies: 1}}\n\
