@@ -261,17 +261,34 @@ mod tests {
             &[("old", 4), ("old", 4), ("now", 5)],
             &[("other", 5), ("now", 5), ("now", 5)],
             &[("x", 5), ("y", 5), ("z", 5)],
+            // A majority of the reports, and not of the three configured Sentinels.
+            &[("other", 5), ("now", 4)],
+            &[("old", 4), ("old", 4), ("old", 4)],
         ] {
             assert!(!leaves(("now", 5), of), "{of:?}");
         }
     }
 
+    /// A majority has voted for each epoch, so one report of a higher epoch is enough.
     #[test]
-    fn a_majority_with_a_higher_epoch_replaces_the_primary() {
+    fn one_report_with_a_higher_epoch_replaces_a_working_primary() {
         for of in [
             &[("new", 6)][..],
             &[("new", 6), ("now", 5), ("now", 5)],
-            &[("other", 5), ("other", 5)],
+            &[("old", 4), ("old", 4), ("new", 6)],
+            &[("x", 5), ("new", 6), ("now", 5)],
+        ] {
+            assert!(leaves(("now", 5), of), "{of:?}");
+        }
+        // The same primary with a higher epoch stays.
+        assert!(!leaves(("now", 5), &[("now", 6)]));
+    }
+
+    /// As after an operator has set up the Sentinels anew, which raises no epoch.
+    #[test]
+    fn a_majority_with_an_equal_epoch_replaces_a_working_primary() {
+        for of in [
+            &[("other", 5), ("other", 5)][..],
             &[("other", 5), ("other", 5), ("now", 5)],
             &[("other", 5), ("other", 6)],
         ] {
