@@ -9,7 +9,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -33,20 +33,62 @@ const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 /// server, then two, until all have written their ids again.
 const FEWER_AFTER: Duration = Duration::from_secs(15);
 
+/// How long after its first heartbeat a server's share stays at most the default share. The Redis
+/// that it found may have lost its data, and the other servers write their ids again within one
+/// interval between heartbeats; the rest is margin for late ones.
+const STARTS_FOR: Duration = Duration::from_secs(15);
+
 /// Upper bound of the count.
 const MAX_SERVERS: u32 = 10_000;
 
 /// Counts the servers on one Redis. Dropping it stops the counting.
 #[derive(Debug)]
 pub(super) struct Census {
-    known: Arc<AtomicU32>,
+    known: Arc<Known>,
     counting: AbortHandle,
+}
+
+/// The latest count.
+#[derive(Debug, Default)]
+struct Known {
+    /// The number of servers in use; 0 if they were never counted.
+    servers: AtomicU32,
+    /// Whether the count has lasted for long enough that a share may be larger than the default.
+    is_settled: AtomicBool,
+}
+
+impl Known {
+    /// Records a count, and returns the number of servers in use.
+    fn note(&self, count: &mut Count, counted: u32, now: Instant) -> u32 {
+        let servers = count.note(counted, now);
+        self.servers.store(servers, Ordering::Relaxed);
+        self.is_settled.store(count.is_settled(), Ordering::Relaxed);
+        servers
+    }
+
+    /// Returns the number of servers in use; `None` if they have never been counted.
+    fn servers(&self) -> Option<u32> {
+        match self.servers.load(Ordering::Relaxed) {
+            0 => None,
+            servers => Some(servers),
+        }
+    }
+
+    /// Returns the share of one server; the default share if the servers have never been counted,
+    /// or if this server has just started and sees itself alone.
+    fn share(&self) -> Share {
+        match self.servers() {
+            None => Share::default(),
+            Some(1) if !self.is_settled.load(Ordering::Relaxed) => Share::default(),
+            Some(servers) => Share::one_of(servers).unwrap_or_default(),
+        }
+    }
 }
 
 impl Census {
     /// Starts counting this server among those whose keys in `store` have the same prefix.
     pub(super) fn start(store: RedisStore, runtime: &Handle) -> Self {
-        let known = Arc::new(AtomicU32::new(0));
+        let known = Arc::<Known>::default();
         let counting = runtime
             .spawn(keep(store, Arc::clone(&known)))
             .abort_handle();
@@ -55,16 +97,12 @@ impl Census {
 
     /// Returns the number of servers; `None` if they have never been counted.
     pub(super) fn servers(&self) -> Option<u32> {
-        match self.known.load(Ordering::Relaxed) {
-            0 => None,
-            known => Some(known),
-        }
+        self.known.servers()
     }
 
-    /// Returns the share of one server; the default share if the servers have never been counted.
+    /// Returns the share of one server.
     pub(super) fn share(&self) -> Share {
-        let share = self.servers().and_then(Share::one_of);
-        share.unwrap_or_default()
+        self.known.share()
     }
 }
 
@@ -74,7 +112,7 @@ impl Drop for Census {
     }
 }
 
-async fn keep(store: RedisStore, known: Arc<AtomicU32>) {
+async fn keep(store: RedisStore, known: Arc<Known>) {
     let mut count = Count::default();
     let seed = RandomState::new();
     let id = format!("{:016x}{:016x}", seed.hash_one(0), seed.hash_one(1));
@@ -82,8 +120,7 @@ async fn keep(store: RedisStore, known: Arc<AtomicU32>) {
         let pause = match beat(&store, &id).await {
             Some(counted) => {
                 let before = count.servers;
-                let servers = count.note(counted, Instant::now());
-                known.store(servers, Ordering::Relaxed);
+                let servers = known.note(&mut count, counted, Instant::now());
                 if servers != before {
                     tracing::info!(
                         servers,
@@ -122,6 +159,17 @@ async fn beat(store: &RedisStore, id: &str) -> Option<u32> {
 struct Count {
     servers: u32,
     fewer: Option<Fewer>,
+    start: Start,
+}
+
+/// Whether the first counts may have been those of a Redis that had lost its data.
+#[derive(Clone, Copy, Debug, Default)]
+enum Start {
+    #[default]
+    Uncounted,
+    /// Counts without a failure since this instant.
+    Counting(Instant),
+    Over,
 }
 
 /// The highest count since the counts became lower.
@@ -135,11 +183,13 @@ impl Count {
     /// Records a count, and returns the number of servers in use.
     fn note(&mut self, counted: u32, now: Instant) -> u32 {
         let counted = counted.clamp(1, MAX_SERVERS);
+        self.start = match self.start {
+            Start::Uncounted => Start::Counting(now),
+            Start::Counting(since) if now.duration_since(since) >= STARTS_FOR => Start::Over,
+            start => start,
+        };
         if counted >= self.servers {
-            *self = Self {
-                servers: counted,
-                fewer: None,
-            };
+            (self.servers, self.fewer) = (counted, None);
             return counted;
         }
         let fewer = self.fewer.get_or_insert(Fewer {
@@ -154,10 +204,18 @@ impl Count {
         self.servers
     }
 
+    /// Returns whether the first counts were confirmed by later ones.
+    fn is_settled(&self) -> bool {
+        matches!(self.start, Start::Over)
+    }
+
     /// Records that Redis did not answer. When it does again, it may have lost its data, so the
-    /// delay for lower counts restarts.
+    /// delay for lower counts restarts, and that of a start.
     fn note_silence(&mut self) {
         self.fewer = None;
+        if !self.is_settled() {
+            self.start = Start::Uncounted;
+        }
     }
 }
 
@@ -192,6 +250,33 @@ mod tests {
         count.note_silence();
         assert_eq!(count.note(1, at(100)), 3);
         assert_eq!(count.note(1, at(115)), 1);
+    }
+
+    /// Other servers may not have written their ids again.
+    #[test]
+    fn a_server_that_starts_alone_has_the_default_share_at_first() {
+        let (start, mut count, known) = (Instant::now(), Count::default(), Known::default());
+        let at = |secs: u64| start + Duration::from_secs(secs);
+        let mut share = |counted: Option<u32>, secs| {
+            match counted {
+                Some(counted) => {
+                    known.note(&mut count, counted, at(secs));
+                }
+                None => count.note_silence(),
+            }
+            known.share()
+        };
+        let one_of = |servers| Share::one_of(servers).unwrap();
+        assert_eq!(share(Some(1), 0), Share::default());
+        assert_eq!(share(Some(1), 10), Share::default());
+        assert_eq!(share(None, 11), Share::default());
+        assert_eq!(share(Some(1), 12), Share::default());
+        assert_eq!(share(Some(1), 26), Share::default());
+        assert_eq!(share(Some(1), 27), one_of(1));
+        assert_eq!(share(Some(3), 32), one_of(3));
+        assert_eq!(share(None, 33), one_of(3));
+        assert_eq!(share(Some(1), 34), one_of(3));
+        assert_eq!(share(Some(1), 49), one_of(1));
     }
 
     #[test]
