@@ -54,6 +54,18 @@ impl RedisStore {
         Ok(stood)
     }
 
+    /// Returns which of `keys` have no block that is in force, by the index.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if the server cannot be queried.
+    pub(crate) async fn lifted_of(&self, keys: &[Box<[u8]>]) -> Result<Vec<Vec<u8>>, StoreError> {
+        let mut verb = vec![b"lifted".to_vec()];
+        verb.extend(keys.iter().map(|key| key.to_vec()));
+        let reply = self.index(verb).await?;
+        decode::keys(reply).ok_or_else(StoreError::unreadable)
+    }
+
     /// Returns the block on `key`, if one is in force.
     ///
     /// # Errors

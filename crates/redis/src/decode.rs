@@ -449,6 +449,14 @@ pub(crate) fn scanned(reply: Reply) -> Option<Scanned> {
     Some((bytes(cursor)?, pairs))
 }
 
+/// Decodes a list of keys.
+pub(crate) fn keys(reply: Reply) -> Option<Vec<Vec<u8>>> {
+    match reply {
+        Reply::Array(keys) => keys.into_iter().map(bytes).collect(),
+        _ => None,
+    }
+}
+
 /// Returns an integer that is not negative.
 pub(crate) fn integer(reply: &Reply) -> Option<u64> {
     match reply {

@@ -176,6 +176,14 @@ impl Shard {
         blocks.map(|(key, record)| record.as_block(key)).collect()
     }
 
+    /// Returns the keys of all blocks, including expired ones.
+    pub(super) fn blocked_keys(&self) -> Vec<Box<[u8]>> {
+        let blocks = self.blocks.iter();
+        blocks
+            .flat_map(|blocks| blocks.by_key.keys().cloned())
+            .collect()
+    }
+
     /// Returns the number of blocks, which may include expired ones.
     pub(super) fn block_count(&self) -> usize {
         self.blocks.as_ref().map_or(0, |blocks| blocks.len())
@@ -201,7 +209,8 @@ impl Shard {
         self.blocks.as_ref()?.by_key.get(key)
     }
 
-    fn drop_block(&mut self, key: &[u8]) {
+    /// Removes the block on `key`, expired or not.
+    pub(super) fn drop_block(&mut self, key: &[u8]) {
         if let Some(blocks) = &mut self.blocks {
             self.cold
                 .block_count

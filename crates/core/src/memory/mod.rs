@@ -300,6 +300,21 @@ impl MemoryStore {
         shard.unblock(key, now)
     }
 
+    /// Returns the keys of all blocks, including expired ones that are still held, in no particular
+    /// order.
+    #[must_use]
+    pub fn blocked_keys(&self) -> Vec<Box<[u8]>> {
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.0.lock().blocked_keys())
+            .collect()
+    }
+
+    /// Removes the block on `key`, whether it has expired or not.
+    pub fn drop_block(&self, key: &[u8]) {
+        self.lock_of(hash_with(&self.hasher, key)).drop_block(key);
+    }
+
     /// Returns the block on `key` that is active at `now`.
     #[must_use]
     pub fn block_on(&self, key: &[u8], now: Timestamp) -> Option<Block> {

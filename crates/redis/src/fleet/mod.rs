@@ -12,6 +12,7 @@
 
 mod census;
 mod denials;
+mod lifted_blocks;
 mod outage;
 mod receipt;
 mod refusals;
@@ -29,6 +30,7 @@ use tokio::time::Instant;
 use self::{
     census::Census,
     denials::{Denials, Epoch},
+    lifted_blocks::LiftedBlocks,
     outage::Outage,
     refusals::Refusals,
     stats::Counters,
@@ -79,7 +81,7 @@ pub enum NodeShare {
 pub struct Fleet {
     store: RedisStore,
     redis: Arc<Redis>,
-    local: MemoryStore,
+    local: Arc<MemoryStore>,
     settings: FleetSettings,
     denials: Denials,
     counters: Counters,
@@ -87,6 +89,7 @@ pub struct Fleet {
     outage: Outage,
     /// Runs only if the share depends on the number of servers.
     census: Option<Census>,
+    _lifted_blocks: LiftedBlocks,
 }
 
 impl Fleet {
@@ -102,6 +105,8 @@ impl Fleet {
         let store = RedisStore::on(Arc::clone(&redis), prefix);
         let counts = settings.share == NodeShare::Auto;
         let census = counts.then(|| Census::start(store.clone(), redis.runtime()));
+        let local = Arc::new(local);
+        let lifted_blocks = LiftedBlocks::start(store.clone(), Arc::clone(&local), redis.runtime());
         Self {
             store,
             redis,
@@ -112,6 +117,7 @@ impl Fleet {
             refusals: Refusals::default(),
             outage: Outage::default(),
             census,
+            _lifted_blocks: lifted_blocks,
         }
     }
 

@@ -8,6 +8,7 @@
 --          end, 0 for none, or -1 if there are too many blocks
 --          'drop', key
 --          'get', key: returns the entry
+--          'lifted', keys: returns those without a block that is in force
 --          'scan', cursor: returns the next cursor, and keys that are each followed by the entry
 --
 -- An entry is the end of the block in 7 bytes, followed by the reason.
@@ -26,6 +27,15 @@ if verb == 'drop' then
   return call('HDEL', KEYS[1], key)
 elseif verb == 'get' then
   return call('HGET', KEYS[1], key) or ''
+elseif verb == 'lifted' then
+  local lifted = {}
+  local entries = call('HMGET', KEYS[1], unpack(ARGV, 4))
+  for i = 1, #entries do
+    if not entries[i] or ended(entries[i]) then
+      lifted[#lifted + 1] = ARGV[3 + i]
+    end
+  end
+  return lifted
 elseif verb == 'scan' then
   return call('HSCAN', KEYS[1], key, 'COUNT', 1000)
 end

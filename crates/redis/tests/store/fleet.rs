@@ -291,18 +291,75 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
     assert_eq!(last, Renewal::Lost, "the renewal without a reply holds it");
 }
 
+/// Asks the node for one unit, and returns the decision and its source.
+async fn ask(node: &Fleet, key: &'static [u8]) -> (Decision, Source) {
+    let limits = limits();
+    let question = Question {
+        charges: &mut vec![Charge::new(key, &limits, Cost::ONE).unwrap()],
+        now: Timestamp::from_micros(START),
+        effect: Effect::Charge,
+        within: None,
+    };
+    let decided = node.decide_later(question, &mut Vec::new()).await;
+    (decided.decision, decided.source)
+}
+
+fn is_blocked((decision, source): (Decision, Source), by: Source) -> bool {
+    matches!(decision, Decision::Blocked { .. }) && source == by
+}
+
+/// A node that has enforced a block is not told when another node lifts it, nor when Redis loses
+/// it. No request uses the key in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
+    let mut redis = tokio::task::block_in_place(RedisServer::start);
+    let (one, other) = (node(&redis.url()).await, node(&redis.url()).await);
+    let keys: [&[u8]; 4] = [b"lifted", b"ended", b"kept", b"lost"];
+    for key in keys {
+        assert!(other.store().block(key, None, "test").await.unwrap());
+        assert!(is_blocked(ask(&one, key).await, Source::Redis));
+    }
+    assert!(other.store().unblock(b"lifted").await.unwrap());
+    // Replaces the block without an end.
+    let soon = Some(Span::from_millis(1));
+    assert!(other.store().block(b"ended", soon, "test").await.unwrap());
+    let blocked = |key: &[u8]| one.local().blocked_keys().iter().any(|own| **own == *key);
+    until("the local copies are lifted", || {
+        !blocked(b"lifted") && !blocked(b"ended")
+    })
+    .await;
+    assert!(blocked(b"kept") && blocked(b"lost"));
+
+    // During an outage the blocks that were in force stay so.
+    redis.kill();
+    until("it is down", || one.stats().health.up == 0).await;
+    assert_eq!(
+        ask(&one, b"lifted").await,
+        (Decision::Admitted, Source::Local)
+    );
+    assert_eq!(
+        ask(&one, b"ended").await,
+        (Decision::Admitted, Source::Local)
+    );
+    assert!(is_blocked(ask(&one, b"kept").await, Source::Local));
+    assert!(is_blocked(ask(&one, b"lost").await, Source::Local));
+    // This Redis has no persistence.
+    redis.restart();
+    until("the block that Redis lost is lifted", || !blocked(b"lost")).await;
+}
+
 /// The local store used to see the time from before the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
     let redis = tokio::task::block_in_place(RedisServer::start);
     let node = node_that_waits(&redis.url(), Duration::from_millis(500)).await;
     let start = Timestamp::from_micros(START);
-    let block = |key: &[u8], millis| {
+    for (key, millis) in [(&b"short"[..], 400), (b"long", 60_000)] {
+        // Without a block in Redis the node would drop its copy.
+        assert!(node.store().block(key, None, "test").await.unwrap());
         let span = Span::from_millis(millis);
         node.local().block(key, Some(span), "test", start);
-    };
-    block(b"short", 400);
-    block(b"long", 60_000);
+    }
     tokio::task::block_in_place(|| redis.ask(&["CLIENT", "PAUSE", "3000", "ALL"]));
     let limits = limits();
     let decide = |key: &'static [u8], receipt: bool| {
