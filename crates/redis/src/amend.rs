@@ -2,7 +2,7 @@
 //! computed here, and written only if the stored value has not changed in between.
 
 use tidegate_core::{
-    Charge, Decision, Effect, Outcome, Span, Timestamp,
+    Charge, Decision, Effect, Outcome, Timestamp,
     remote_eval::{Replay, expires},
 };
 
@@ -163,17 +163,13 @@ fn rewritten(charge: &Charge<'_>, replay: &Replay<'_>, found: &Found, now: Times
     let state = encode::value(charge, &held, now);
     let is_from_ahead = found.is_from_ahead(charge, now);
     let ledger = if is_from_ahead {
-        encode::clamped_ledger(charge, now)
+        encode::clamped_ledger(charge, found, now)
     } else if found.state.starts_with(&encode::head(charge)) {
         found.ledger.clone()
     } else {
-        encode::converted_ledger(charge, now)
+        encode::converted_ledger(found, now)
     };
-    let kept_until = expires.max(if ledger.is_empty() {
-        expires
-    } else {
-        now.after(Span::from_micros(encode::LEDGER_MICROS))
-    });
+    let kept_until = expires.max(decode::kept_until(&ledger));
     let block = found.standing_block(now);
     let lasts = match block {
         None => Some(kept_until),

@@ -9,7 +9,7 @@ use tidegate_core::{
 use crate::{
     call::Reply,
     encode::{
-        self, BLOCKED, CONVERTED, FORM_BITS, HAS_LEDGER, KERNEL_BITS, RATE_COUNT_BITS,
+        self, BLOCKED, CLAMPED, CONVERTED, FORM_BITS, HAS_LEDGER, KERNEL_BITS, RATE_COUNT_BITS,
         RATE_PERIODS, SEVERAL, bytes_below, kernel,
     },
     error::StoreError,
@@ -44,10 +44,20 @@ impl Found {
 
     /// Returns until when the ledger is kept.
     pub(crate) fn ledger_until(&self) -> Timestamp {
-        let mut until = Input(self.ledger.get(1..).unwrap_or_default());
-        until
-            .wide()
-            .map_or_else(|_| Timestamp::default(), Timestamp::from_micros)
+        kept_until(&self.ledger)
+    }
+
+    /// Returns since when the ledger is kept, in microseconds; 0 without a ledger.
+    pub(crate) fn ledger_begun(&self) -> u64 {
+        let mut begun = Input(self.ledger.get(8..).unwrap_or_default());
+        begun.wide().unwrap_or(0)
+    }
+
+    /// Returns whether the ledger was begun by a conversion to other parameters.
+    pub(crate) fn is_converted(&self) -> bool {
+        self.ledger
+            .first()
+            .is_some_and(|sums| sums & CONVERTED != 0)
     }
 
     /// Returns the states without their parameters.
@@ -55,6 +65,14 @@ impl Found {
         let held = self.held.as_ref()?;
         Some(held.iter().map(|(_, held)| held.clone()).collect())
     }
+}
+
+/// Returns until when an encoded ledger is kept; the epoch if it is empty.
+pub(crate) fn kept_until(ledger: &[u8]) -> Timestamp {
+    let mut until = Input(ledger.get(1..).unwrap_or_default());
+    until
+        .wide()
+        .map_or_else(|_| Timestamp::default(), Timestamp::from_micros)
 }
 
 /// Decodes the value under `key`.
@@ -77,7 +95,7 @@ fn value(bytes: &[u8]) -> Result<Found, &'static str> {
     }
     if first & HAS_LEDGER != 0 {
         let sums = input.0.first().ok_or("it is too short")?;
-        let length = 15 + 7 * usize::from(*sums & !CONVERTED);
+        let length = 15 + 7 * usize::from(*sums & !(CLAMPED | CONVERTED));
         let (ledger, rest) = input
             .0
             .split_at_checked(length)

@@ -10,9 +10,9 @@
 //!   | first: 1 byte | [block: 7] | [ledger] | parameters | state | state | …
 //!
 //!   first       1 bit   blocked: the end of the block follows, 0 for none
-//!               1 bit   a refund ledger follows: the number of its sums, 1 byte, whose highest bit
-//!                       says that a conversion or a clamp began it; until and since when it is
-//!                       kept; the sums, 7 bytes each
+//!               1 bit   a refund ledger follows: the number of its sums, 1 byte, whose two highest
+//!                       bits say whether a clamp and a conversion of the states began it; until
+//!                       and since when it is kept; the sums, 7 bytes each
 //!               1 bit   0
 //!               2 bits  the form of the parameters
 //!               3 bits  the kernel; 7 if there are several: their number follows, 1 byte, and for
@@ -44,7 +44,7 @@ use tidegate_core::{
     remote_eval::{self, DenialCounting, GroupNumbers, Numbers, RemoteState, Terms},
 };
 
-use crate::lead::lead_of;
+use crate::{decode::Found, lead::lead_of};
 
 /// The header of a value without a block and a ledger: the kernels and their parameters.
 pub(crate) type Head = Vec<u8>;
@@ -71,8 +71,12 @@ pub(crate) const RATE_COUNT_BITS: u32 = 14;
 /// How long a refund ledger is kept after its last entry, in microseconds.
 pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
 
-/// Flag in the number of sums of a ledger that was begun when the states were converted or clamped.
-pub(crate) const CONVERTED: u8 = 0x80;
+/// Flag in the number of sums of a ledger that was begun when the states were clamped, because a
+/// clock that was ahead had written them.
+pub(crate) const CLAMPED: u8 = 0x80;
+
+/// The same for states that were converted to other parameters.
+pub(crate) const CONVERTED: u8 = 0x40;
 
 /// Number of windows of a calendar in a program, starting with the one at the latest known instant.
 /// There are several because the server's clock may have moved on.
@@ -221,31 +225,35 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
     value
 }
 
-/// Returns a new ledger for a state of `charge` that was converted at `now`, or nothing if `charge`
-/// has no schedule.
+/// Returns the ledger of a state that was converted at `now` from the parameters of `found` to
+/// others; empty if nothing in `found` can be refunded.
 ///
-/// A receipt from before the conversion does not name this ledger. It is settled by the clock
-/// alone, because its charge can no longer be found in the state.
-pub(crate) fn converted_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
-    let members = remote_eval::numbers(charge.limits, charge.cost);
-    let (count, mut ledger) = (members.len(), Vec::new());
-    let mut members = members;
-    if members.any(|member| matches!(member.numbers, Numbers::Gcra { .. })) {
-        debug_assert!(count < usize::from(CONVERTED), "a rule has few limits");
-        put(&mut ledger, count as u64 | u64::from(CONVERTED), 1);
-        put(&mut ledger, now.as_micros() + LEDGER_MICROS, 7);
-        put(&mut ledger, now.as_micros(), 7);
-        (0..count).for_each(|_| put(&mut ledger, 0, 7));
+/// A receipt from before the conversion does not name this ledger, and is not refunded, also if the
+/// parameters are changed back: in between, the charge may have drained at another rate. The ledger
+/// is kept until such a charge would have drained without the conversion.
+pub(crate) fn converted_ledger(found: &Found, now: Timestamp) -> Vec<u8> {
+    let held = found.held.iter().flatten().map(|(_, held)| held);
+    // Leases are found by when they began, and released under any parameters.
+    let refundable = held.filter(|held| !matches!(held, RemoteState::Lease { .. }));
+    let refundable: Vec<RemoteState> = refundable.cloned().collect();
+    let until = remote_eval::expires(&refundable).max(found.ledger_until());
+    let mut ledger = Vec::new();
+    if until > now {
+        // Each conversion has an instant of its own, which identifies it.
+        let begun = now.as_micros().max(found.ledger_begun().saturating_add(1));
+        put(&mut ledger, u64::from(CONVERTED), 1);
+        put(&mut ledger, until.as_micros(), 7);
+        put(&mut ledger, begun, 7);
     }
     ledger
 }
 
 /// Returns the ledger of a state of `charge` that was clamped at `now`, because a clock that was
-/// ahead had written it.
+/// ahead had written it as `found`.
 ///
 /// Leases that were acquired by that clock count as acquired at `now`, which the ledger stores. It
 /// is kept for at least the duration of a lease, so that receipts still find them.
-pub(crate) fn clamped_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
+pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &Found, now: Timestamp) -> Vec<u8> {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     let count = members.len() as u64;
     let leases = members.filter_map(|member| match member.numbers {
@@ -253,8 +261,12 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
         _ => None,
     });
     let kept = leases.fold(LEDGER_MICROS, u64::max);
+    // The charges in a state are refunded by the parameters that they were made under.
+    let is_converted = !found.state.starts_with(&head(charge)) || found.is_converted();
+    let flags = CLAMPED | if is_converted { CONVERTED } else { 0 };
     let mut ledger = Vec::new();
-    put(&mut ledger, count | u64::from(CONVERTED), 1);
+    debug_assert!(count < u64::from(CONVERTED), "a rule has few limits");
+    put(&mut ledger, count | u64::from(flags), 1);
     put(&mut ledger, now.as_micros().saturating_add(kept), 7);
     put(&mut ledger, now.as_micros(), 7);
     (0..count).for_each(|_| put(&mut ledger, 0, 7));

@@ -244,18 +244,24 @@ impl RedisStore {
             let replay = found.replay(charge, now, Effect::Charge);
             let (held, expires) = replay.states();
             let reserves = intent == Intent::Reserve || !found.ledger.is_empty();
-            let ledger = if is_from_ahead && (reserves || charge.limits.has_slots()) {
-                encode::clamped_ledger(charge, now)
-            } else if reserves {
-                encode::converted_ledger(charge, now)
+            let ledger = if !is_from_ahead {
+                encode::converted_ledger(&found, now)
+            } else if reserves || !is_same || charge.limits.has_slots() {
+                encode::clamped_ledger(charge, &found, now)
             } else {
                 Vec::new()
+            };
+            // The ledger alone is no reason to keep a conversion of which nothing is left.
+            let keeps_until = if expires > now {
+                expires.max(decode::kept_until(&ledger))
+            } else {
+                expires
             };
             let state = encode::sealed(None, &ledger, &encode::value(charge, &held, now));
             Ok(Some(Conversion {
                 found: value,
                 state,
-                keeps_until: replay.is_exact().then_some(expires),
+                keeps_until: replay.is_exact().then_some(keeps_until),
                 waits: replay.inexact().to_vec(),
             }))
         });

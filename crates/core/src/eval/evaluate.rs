@@ -88,13 +88,19 @@ impl<'a> Evaluation<'a> {
 
     /// Returns the location of the charge in the state, if the charge was made. A request that a
     /// shadow rule would have denied is not charged.
-    pub(crate) fn charge_record(&self, at: Timestamp, given: Box<[u64]>) -> Option<ChargeRecord> {
+    pub(crate) fn charge_record(
+        &self,
+        at: Timestamp,
+        given: Box<[u64]>,
+        conversion: u64,
+    ) -> Option<ChargeRecord> {
         self.charged.then(|| ChargeRecord {
             at,
             cost: self.cost,
             fingerprint: self.limits.fingerprint(),
             marks: self.limits.marks(&self.key_state),
             given,
+            conversion,
         })
     }
 

@@ -23,6 +23,9 @@
 //!   leave, because later requests already know their start times.
 //! - **Tokens refilled by intervals.** The refills since the charge may have returned part of it;
 //!   that part is not refunded again.
+//! - **Changed limits.** Once the state was converted to other limits, only concurrency slots are
+//!   released, also if the limits were changed back: in between, the other limits may have drained
+//!   the charge faster, or dropped it.
 //! - **Concurrency slots.** A request that runs longer than its lease renews it. The slot then
 //!   counts as taken at the time of the renewal. A slot can be missing because the renewal was late
 //!   or the store lost it. A missing slot is taken again if one is free, and is lost otherwise. A
@@ -99,6 +102,9 @@ pub(crate) struct ChargeRecord {
     /// For each kernel, the total of the refunds that the ledger had recorded at the time of the
     /// charge, in microseconds.
     pub(crate) given: Box<[u64]>,
+    /// The number of the latest conversion of the state that the ledger had recorded at the time of
+    /// the charge; 0 for none.
+    pub(crate) conversion: u64,
 }
 
 impl ChargeRecord {

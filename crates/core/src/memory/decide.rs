@@ -81,6 +81,7 @@ impl MemoryStore {
         if effect.can_deny() {
             pending.apply(admitted, now);
         }
+        shard.record_conversion(&pending, now);
         let is_hot = pending.report(now, outcomes);
         if !effect.can_write() {
             shard.put_back_lent(pending, now);
@@ -129,6 +130,7 @@ impl MemoryStore {
                 .iter_mut()
                 .for_each(|pending| pending.apply(admitted, now));
         }
+        locked.record_conversions(&pending, now);
         if let Some(receipt) = receipt {
             receipt.charged = locked.charged(&pending, now);
         }

@@ -4,6 +4,7 @@ use super::{
     Guard, MemoryStore,
     eviction::Full,
     pending::{KeyLocation, PendingCharge},
+    refund_ledger::KeyRefunds,
     shard::{Shard, hash_with},
 };
 use crate::{
@@ -129,6 +130,14 @@ impl<'s, 'c> LockedShards<'s, 'c> {
             .collect()
     }
 
+    /// Records the conversions of states to other limits in the refund ledgers.
+    pub(super) fn record_conversions(&mut self, pending: &[PendingCharge<'_>], now: Timestamp) {
+        for pending in pending {
+            self.shard(pending.location.hash)
+                .record_conversion(pending, now);
+        }
+    }
+
     /// Returns the position of each charge in its state, for the receipt. `None` for charges that
     /// were not made or not stored.
     pub(super) fn charged(
@@ -138,9 +147,9 @@ impl<'s, 'c> LockedShards<'s, 'c> {
     ) -> Vec<Option<ChargeRecord>> {
         let charged = pending.iter().map(|pending| {
             let ledger = &self.shard(pending.location.hash).cold.ledger;
-            let given = ledger.given(pending.charge.key);
+            let KeyRefunds { given, conversion } = ledger.of_key(pending.charge.key);
             let is_kept = pending.location.located.has_room();
-            is_kept.then(|| pending.evaluation.charge_record(now, given))?
+            is_kept.then(|| pending.evaluation.charge_record(now, given, conversion))?
         });
         charged.collect()
     }

@@ -34,7 +34,7 @@ impl MemoryStore {
     /// concurrency slots.
     ///
     /// - If the key's state was converted to other limits since, only concurrency slots are
-    ///   released.
+    ///   released, also if it was converted back.
     /// - Limits that count denied requests refund nothing.
     /// - After a [`reset`](Self::reset) or an eviction there is nothing left to refund. But if the
     ///   key was charged again at the same instant or in the same window, those units cannot be
@@ -142,6 +142,7 @@ impl Shard {
                     // The renewed leases are in the converted state, so do not restore the other.
                     pending.former = None;
                 }
+                self.record_conversion(&pending, now);
                 if let Some(new_key) = self.put_back(pending, is_hot) {
                     self.insert_pending(new_key, is_hot);
                 }
@@ -187,8 +188,10 @@ impl Shard {
         } else {
             (entry.take_as_left(limits), entry.fingerprint())
         };
-        if fingerprint == charged.fingerprint {
-            let ledger = &mut self.cold.ledger;
+        let ledger = &mut self.cold.ledger;
+        let is_same =
+            fingerprint == charged.fingerprint && !ledger.is_converted_since(charge.key, charged);
+        if is_same {
             let shift = |number| ledger.since(charge.key, number, charged, now);
             let given = limits.refund_unused(&mut key_state, now, charged, settlement, shift);
             ledger.enter(charge.key, &given, now);

@@ -202,7 +202,7 @@ impl Shard {
         let limits = charge.limits;
         let rewound = self.cold.rewound;
         let clock = LoadTimes { now, rewound };
-        let mut is_lent = false;
+        let (mut is_lent, mut converted) = (false, false);
         let loaded = match located {
             EntryLocation::Absent { .. } => LoadedState {
                 key_state: limits.fresh(),
@@ -212,8 +212,10 @@ impl Shard {
                 number,
                 has_room: true,
             } if effect.can_write() => {
-                self.cold.heap_bytes -= self.entries[number].heap_bytes();
-                self.entries[number].take(limits, clock)
+                let entry = &mut self.entries[number];
+                self.cold.heap_bytes -= entry.heap_bytes();
+                converted = !entry.was_left_under(limits.fingerprint());
+                entry.take(limits, clock)
             }
             EntryLocation::At { number, .. } => {
                 let entry = &mut self.entries[number];
@@ -231,8 +233,19 @@ impl Shard {
             location: KeyLocation { hash, located },
             evaluation: Evaluation::open(charge, loaded.key_state, now, effect),
             former: loaded.former,
+            converted,
             kept: false,
             lent: is_lent.then(Vec::new),
+        }
+    }
+
+    /// Records in the refund ledger that the state of `pending` is written converted, if it is. Call
+    /// this before the receipt of the charge is created, which names the conversion.
+    #[inline]
+    pub(super) fn record_conversion(&mut self, pending: &PendingCharge<'_>, now: Timestamp) {
+        if pending.converted && pending.former.is_none() {
+            let ledger = &mut self.cold.ledger;
+            ledger.enter_conversion(pending.charge.key, now);
         }
     }
 

@@ -186,21 +186,23 @@ end
 -- Returns how much of the schedule's time others were refunded since the charge, nil if that is
 -- unknown.
 local function moved(ledger, ledger_then, since, number)
-  if ledger == '' and kept_until(ledger_then) > now then
-    -- The key was reset.
+  local sum, begun = entered(ledger, number), since_when(ledger)
+  local is_same = begun == since_when(ledger_then)
+  -- A charge from before the states were clamped can no longer be found in them.
+  if is_clamped(ledger) and not is_same then
     return nil
   end
-  local sum, begun = entered(ledger, number), since_when(ledger)
-  local is_new = ledger == '' or begun > since
-  if is_converted(ledger) then
-    -- A charge from before the conversion can no longer be found in the state.
-    if not is_converted(ledger_then) or since_when(ledger_then) ~= begun then
-      return nil
-    end
-    is_new = false
-  end
-  local shift = sum - (is_new and 0 or entered(ledger_then, number))
+  -- Without a ledger although that of the charge would still be kept, the key was reset.
+  local is_reset = not begun and kept_until(ledger_then) > now
+  local shift = sum - ((is_same or is_reset) and entered(ledger_then, number) or 0)
   return now - since < LEDGER_MICROS and shift >= 0 and sum < MOST_MOVED and shift or nil
+end
+
+-- Returns whether the states were converted to other parameters since the charge, which may have
+-- drained or dropped it. Such a ledger is kept for as long as the charge might be refunded.
+local function is_converted_since(ledger, ledger_then)
+  return ledger ~= '' and fmod(byte(ledger), CLAMPED) >= CONVERTED
+    and since_when(ledger) ~= since_when(ledger_then)
 end
 
 -- Returns the states of `value` after the refund; when all have expired; and the new ledger, nil if
@@ -209,6 +211,7 @@ local function settled(program, receipt, unused, value, states, is_same, ledger)
   local parts = unused == '' and program or unused ~= 'leases' and cmsgpack.unpack(unused) or {}
   local since, ledger_then = spread(receipt)
   local written, expires, sums, entries = {}, 0, {}, 0
+  is_same = is_same and not is_converted_since(ledger, ledger_then)
   for number = 1, #states do
     local member, mark = program[MEMBERS + number - 1], receipt[2 + number]
     local kernel, start, behind = spread(states[number])
@@ -237,9 +240,9 @@ local function settled(program, receipt, unused, value, states, is_same, ledger)
     for number = 1, #sums do
       sums[number] = struct_pack('>I7', sums[number])
     end
-    local length = #sums + (is_converted(ledger) and CONVERTED or 0)
+    local flags = ledger ~= '' and byte(ledger) - fmod(byte(ledger), CONVERTED) or 0
     local till = max(now + LEDGER_MICROS, kept_until(ledger))
-    local header = struct_pack('>I1I7I7', length, till, begun)
+    local header = struct_pack('>I1I7I7', #sums + flags, till, begun)
     entered_then = header .. table.concat(sums)
   end
   return table.concat(written), expires, entered_then

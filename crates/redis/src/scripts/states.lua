@@ -144,7 +144,7 @@ end
 -- instant in the receipt. If a clock that was ahead has written it, the lease counts since the
 -- states were clamped.
 local function held_since(mark, ledger)
-  if struct_unpack('>I7', mark) > now + JUMP and is_converted(ledger) then
+  if struct_unpack('>I7', mark) > now + JUMP and is_clamped(ledger) then
     return sub(ledger, 9, 15)
   end
   return mark

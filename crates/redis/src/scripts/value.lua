@@ -1,8 +1,9 @@
 -- A value is a byte with the kernel and two flags; if flagged, the end of a block, 7 bytes; if
 -- flagged, a refund ledger; and then the rest of the header, and the states. A ledger is the number
 -- of its sums, until when and since when it is kept, and the sums, 7 bytes each. The number of its
--- sums has a flag for a ledger that was begun when the states were converted or clamped.
-local BLOCKED, HAS_LEDGER, CONVERTED = 128, 64, 128
+-- sums has two flags: for a ledger that was begun when the states were clamped, because a clock that
+-- was ahead had written them, and when they were converted to other parameters.
+local BLOCKED, HAS_LEDGER, CLAMPED, CONVERTED = 128, 64, 128, 64
 
 -- Returns the end of the block, nil for none; the ledger, '' for none; and the value without them,
 -- '' if nothing is spent. A value that this store has not written is returned unchanged.
@@ -36,10 +37,9 @@ local function since_when(ledger)
   return ledger ~= '' and struct_unpack('>I7', ledger, 9) or nil
 end
 
--- Returns whether a ledger was begun when the states were converted to other parameters, or clamped
--- because a clock that was ahead had written them.
-local function is_converted(ledger)
-  return ledger ~= '' and byte(ledger) >= CONVERTED
+-- Returns whether a ledger was begun when the states were clamped.
+local function is_clamped(ledger)
+  return ledger ~= '' and byte(ledger) >= CLAMPED
 end
 
 -- The inverse of `open_value`.

@@ -1,9 +1,14 @@
 //! Refunds in both stores, at instants that random traces seldom draw.
 
-use tidegate_core::{Charge, Cost, Effect, MemoryBounds, MemoryStore, Settlement, Timestamp};
+use std::sync::Arc;
+
+use tidegate_core::{
+    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Settlement,
+    Span, Timestamp,
+};
 use tidegate_redis::RedisStore;
 
-use crate::{START, limits, same, server::Server};
+use crate::{START, differential::strategies::Kind, limits, same, server::Server};
 
 /// The refund ledger is dropped a minute after the last refund. A charge after that minute must not
 /// count the old sums as refunds that it has seen.
@@ -37,4 +42,80 @@ async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
             same(&redis, &memory, &charges, (at(4_000), Effect::Look)).await;
         }
     }
+}
+
+/// A rule's algorithm or rate is changed and changed back while a request is in progress. In
+/// between, the state was converted and has drained by the other limits, so the request's refund
+/// must not take from the charges of later requests.
+#[tokio::test]
+async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
+    const QUOTA: u64 = 10;
+    let rate = |count, secs| Rate {
+        count,
+        period: Span::from_secs(secs),
+    };
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let memory = MemoryStore::new(MemoryBounds::default());
+        let mut start = START;
+        for kind in Kind::ALL {
+            // The same algorithm that drains at once, and another algorithm.
+            let other = if kind == Kind::Gcra {
+                Kind::TokenBucket
+            } else {
+                Kind::Gcra
+            };
+            let fast = rate(QUOTA * 1_000, 1);
+            for (number, between) in [kind, other].into_iter().enumerate() {
+                for charged_between in [0, 1] {
+                    let of = |kind: Kind, rate| {
+                        let limit = Limit::new(kind.algorithm(QUOTA, rate, 4)).unwrap();
+                        Limits::new(vec![limit]).unwrap()
+                    };
+                    let first = Arc::new(of(kind, rate(QUOTA, 86_400)));
+                    let second = Arc::new(of(between, fast).inheriting_from(&first));
+                    let third = Arc::new(of(kind, rate(QUOTA, 86_400)).inheriting_from(&second));
+                    let key = format!("{kind:?} {number} {charged_between}");
+                    let charge = |limits, cost| {
+                        Charge::new(key.as_bytes(), limits, Cost::new(cost).unwrap()).unwrap()
+                    };
+                    start += 1_000_000;
+                    let at = |micros: u64| Timestamp::from_micros(start + micros);
+                    let before = [charge(&first, 5)];
+                    redis.pin_clock(at(0));
+                    let mut outcomes = Vec::new();
+                    let (_, here) = memory.reserve(&before, at(0), &mut outcomes);
+                    let there = redis.reserve(&before, &mut outcomes).await.unwrap().1;
+                    for _ in 0..charged_between {
+                        let between = [charge(&second, 1)];
+                        same(&redis, &memory, &between, (at(100_000), Effect::Charge)).await;
+                    }
+                    let after = [charge(&third, 1)];
+                    let charged = (at(200_000), Effect::Charge);
+                    while same(&redis, &memory, &after, charged).await == Decision::Admitted {}
+                    let left = remaining(&memory, &after, at(200_000));
+                    let refund = [Settlement { unused: 5 }];
+                    memory.settle(&before, here, &refund, at(200_000));
+                    redis.settle(&before, there, &refund).await.unwrap();
+                    same(&redis, &memory, &after, (at(200_000), Effect::Look)).await;
+                    let returned = remaining(&memory, &after, at(200_000)) - left;
+                    // Calendar windows do not depend on the rate, and slots are always released.
+                    let is_converted = charged_between == 1
+                        && kind != Kind::Concurrency
+                        && (kind, between) != (Kind::CalendarWindow, Kind::CalendarWindow);
+                    assert!(
+                        !is_converted || returned == 0,
+                        "{key}: {returned} units were returned"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Returns how many units the only limit of the only charge has left.
+fn remaining(memory: &MemoryStore, charges: &[Charge<'_>], now: Timestamp) -> u64 {
+    let mut outcomes = Vec::new();
+    memory.check(charges, now, Effect::Look, &mut outcomes);
+    outcomes[0].remaining
 }
