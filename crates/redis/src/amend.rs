@@ -87,7 +87,7 @@ impl RedisStore {
             let mut amendments = Vec::with_capacity(charges.len());
             let mut replays = Vec::with_capacity(charges.len());
             for (charge, found) in charges.iter().zip(found) {
-                let had_spent = found.held.is_some();
+                let had_spent = found.held.is_some() && !is_lost(charge, &found, now);
                 let replay = found.replay(charge, now, Effect::Refund);
                 amendments.push(if had_spent {
                     rewritten(charge, &replay, &found, now)
@@ -154,6 +154,14 @@ impl RedisStore {
         };
         self.amend(vec![self.key(key)], amend).await
     }
+}
+
+/// Returns whether the conversion of `found` to the limits of `charge` keeps nothing of it. A refund
+/// then leaves the value as it is, for the limits that it was stored under.
+fn is_lost(charge: &Charge<'_>, found: &Found, now: Timestamp) -> bool {
+    !found.state.starts_with(&encode::head(charge))
+        && found.states().is_some_and(|held| expires(&held) > now)
+        && found.replay(charge, now, Effect::Look).states().1 <= now
 }
 
 /// Returns the value after `replay`, which started from `found`. A block that is still in force is
