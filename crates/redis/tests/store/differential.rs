@@ -22,6 +22,8 @@ use crate::{server::Server, support::RedisServer};
 struct Rule {
     key: Vec<u8>,
     limits: Arc<Limits>,
+    /// The limits before the latest change.
+    former: Option<Vec<Limit>>,
     has_room: bool,
     longest_wait: Option<Span>,
 }
@@ -83,6 +85,10 @@ enum Deed {
         rule: Index,
         limits: Vec<Limit>,
     },
+    /// Undoes the latest change of a rule.
+    ChangeBack {
+        rule: Index,
+    },
 }
 
 fn limits() -> impl Strategy<Value = Vec<Limit>> {
@@ -102,6 +108,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         1 => any::<Index>().prop_map(|rule| Deed::Unblock { rule }),
         1 => any::<Index>().prop_map(|rule| Deed::Reset { rule }),
         2 => (any::<Index>(), limits()).prop_map(|(rule, limits)| Deed::Change { rule, limits }),
+        2 => any::<Index>().prop_map(|rule| Deed::ChangeBack { rule }),
     ]
 }
 
@@ -134,6 +141,7 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
             6 => any::<Index>().prop_map(|which| Deed::Renew { which }),
             1 => (any::<Index>(), strategies::limit(kind))
                 .prop_map(|(rule, limit)| Deed::Change { rule, limits: vec![limit] }),
+            1 => any::<Index>().prop_map(|rule| Deed::ChangeBack { rule }),
         ],
         1..=40,
     );
@@ -224,19 +232,30 @@ impl Pair<'_> {
                 self.runtime.block_on(self.redis.reset(key)).unwrap();
             }
             Deed::Change { rule, limits } => {
+                self.change(rule.index(self.rules.len()), limits.clone());
+            }
+            Deed::ChangeBack { rule } => {
                 let at = rule.index(self.rules.len());
-                let old = Arc::clone(&self.rules[at].limits);
-                let new = elastic(limits.clone()).in_shadow(old.is_shadow());
-                self.changes += 1;
-                if self.changes.is_multiple_of(MAX_FORMER) || may_hold_more(&old, &new) {
-                    self.memory.reset(&self.rules[at].key);
-                    let reset = self.redis.reset(&self.rules[at].key);
-                    self.runtime.block_on(reset).unwrap();
+                if let Some(former) = self.rules[at].former.clone() {
+                    self.change(at, former);
                 }
-                self.rules[at].limits = Arc::new(new.inheriting_from(&old));
             }
         }
         (String::new(), String::new())
+    }
+
+    /// Gives rule `at` other limits.
+    fn change(&mut self, at: usize, limits: Vec<Limit>) {
+        let old = Arc::clone(&self.rules[at].limits);
+        let new = elastic(limits).in_shadow(old.is_shadow());
+        self.changes += 1;
+        if self.changes.is_multiple_of(MAX_FORMER) || may_hold_more(&old, &new) {
+            self.memory.reset(&self.rules[at].key);
+            let reset = self.redis.reset(&self.rules[at].key);
+            self.runtime.block_on(reset).unwrap();
+        }
+        self.rules[at].former = Some(old.iter().cloned().collect());
+        self.rules[at].limits = Arc::new(new.inheriting_from(&old));
     }
 
     fn ask(&mut self, rules: u8, ask: &Ask, reserves: bool) -> (String, String) {
@@ -388,6 +407,7 @@ fn compare_on<S>(
         let rules = (0_u8..).zip(rules).map(|(number, (limits, shadow))| Rule {
             key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k' + number],
             limits: Arc::new(elastic(limits).in_shadow(shadow)),
+            former: None,
             has_room: false,
             longest_wait: None,
         });
