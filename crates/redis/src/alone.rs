@@ -37,12 +37,9 @@ impl RedisStore {
         charge: &Charge<'_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Attempt, StoreError> {
-        let Some((script, numbers)) = script_of(charge) else {
+        let Some((script, mut args)) = script_of(charge) else {
             return Ok(Attempt::Unsuited);
         };
-        let mut args = Vec::with_capacity(2 + numbers.len());
-        args.push(encode::head(charge));
-        args.extend(numbers);
         args.extend(self.pinned().map(|now| now.to_string().into_bytes()));
         let reply = self.call(script, vec![self.key(charge.key)], args).await?;
         match decode::alone(reply).ok_or_else(StoreError::unreadable)? {
@@ -72,7 +69,7 @@ impl RedisStore {
     }
 }
 
-/// Returns the dedicated script for `charge` and its numeric arguments, if there is one.
+/// Returns the dedicated script for `charge` and its arguments without the instant, if there is one.
 ///
 /// There is one for a single schedule, one for several schedules, and one for a log. The unit of a
 /// schedule must be a whole number of microseconds, and no limit may count denied requests.
@@ -89,20 +86,13 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
         },
     ] = members.as_slice()
     {
-        let mut numbers = vec![in_digits(charge.cost.units())];
+        let mut args = vec![encode::head(charge), in_digits(charge.cost.units())];
         for (limit, span) in windows {
-            numbers.extend([*limit, span.as_micros()].map(in_digits));
+            args.extend([*limit, span.as_micros()].map(in_digits));
         }
-        return Some((&scripts::LOG_ALONE, numbers));
+        return Some((&scripts::LOG_ALONE, args));
     }
-    let is_single = members.len() == 1;
-    let mut numbers = Vec::with_capacity(1 + 2 * members.len());
-    if is_single && encode::head(charge).len() != SCHEDULE_HEAD_BYTES {
-        return None;
-    }
-    if !is_single {
-        numbers.push(format!(">{}", "I7c1".repeat(members.len())).into_bytes());
-    }
+    let mut numbers = Vec::with_capacity(SCHEDULE_HEAD_BYTES + 15 * members.len());
     for member in &members {
         let Numbers::Gcra {
             fraction: 1,
@@ -117,15 +107,15 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
         let longest = charge.longest_wait.filter(|_| *queue);
         let latest = longest.map(|longest| longest.as_micros().saturating_add(duration.whole));
         let tau = tau.whole.min(latest.unwrap_or(u64::MAX));
-        numbers.extend([duration.whole, tau].map(in_digits));
-        numbers.push(vec![lead_of(tau)]);
+        encode::put_all(&mut numbers, &[duration.whole, tau]);
+        numbers.push(lead_of(tau));
     }
-    let script = if is_single {
-        &scripts::SCHEDULE_ALONE
-    } else {
-        &scripts::SCHEDULES_ALONE
-    };
-    Some((script, numbers))
+    let head = encode::head(charge);
+    if members.len() > 1 {
+        return Some((&scripts::SCHEDULES_ALONE, vec![head, numbers]));
+    }
+    let is_suited = head.len() == SCHEDULE_HEAD_BYTES;
+    is_suited.then(|| (&*scripts::SCHEDULE_ALONE, vec![[head, numbers].concat()]))
 }
 
 /// Encodes a number as an argument of a script: in decimal digits.

@@ -177,19 +177,18 @@ fn scaled(mut number: u64, bits: u32) -> Option<u64> {
     (number < 1 << bits).then_some(number << 4 | power)
 }
 
-/// Returns the program of `charge` for the script `check`, which documents the format. `around` is
+/// Returns the program of `charge` for the scripts; `program.lua` documents the format. `around` is
 /// the latest known instant.
 pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
-    let members = remote_eval::numbers(charge.limits, charge.cost);
-    let mut pack = Pack::default();
-    pack.array(3 + members.len());
-    pack.bytes(&head(charge));
-    pack.boolean(charge.limits.is_shadow());
-    pack.boolean(counts_denials(charge));
-    for member in members {
-        put_member(&mut pack, &member, charge, around);
+    let (head, mut program) = (head(charge), Vec::with_capacity(128));
+    put(&mut program, charge.limits.is_shadow().into(), 1);
+    put(&mut program, counts_denials(charge).into(), 1);
+    put(&mut program, head.len() as u64, 2);
+    program.extend(head);
+    for member in remote_eval::numbers(charge.limits, charge.cost) {
+        put_member(&mut program, &member, charge, around);
     }
-    pack.0
+    program
 }
 
 /// Returns whether any limit of `charge` counts denied requests.
@@ -276,7 +275,7 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &Found, now: Timestamp)
 /// Appends a state in the format of its kernel's script.
 fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &RemoteState, now: Timestamp) {
     let lead = |end: u64| u64::from(lead_of(end.saturating_sub(now.as_micros())));
-    let mut wide = |numbers: &[u64]| numbers.iter().for_each(|number| put(value, *number, 7));
+    let mut wide = |numbers: &[u64]| put_all(value, numbers);
     match held {
         RemoteState::Gcra(arrival) => {
             wide(&[arrival.whole]);
@@ -333,7 +332,16 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &RemoteState, now
 
 /// Appends the lowest `bytes` bytes of a number, at most 8.
 fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
+    debug_assert!(
+        bytes >= 8 || number >> (8 * bytes) == 0,
+        "{number} needs more than {bytes} bytes"
+    );
     value.extend_from_slice(&number.to_be_bytes()[8 - bytes.min(8)..]);
+}
+
+/// Appends instants, durations or counts.
+pub(crate) fn put_all(bytes: &mut Vec<u8>, numbers: &[u64]) {
+    numbers.iter().for_each(|number| put(bytes, *number, 7));
 }
 
 /// Returns the kernels that `charge` needs, one bit each, by the numbers of [`kernel`].
@@ -358,10 +366,21 @@ fn number_of(numbers: &Numbers<'_>) -> u8 {
     }
 }
 
-/// Appends a member in the format of `check.lua` and of its kernel's script.
-fn put_member(pack: &mut Pack, member: &GroupNumbers<'_>, charge: &Charge<'_>, around: Timestamp) {
+/// Appends a member in the format of `program.lua`.
+fn put_member(
+    program: &mut Vec<u8>,
+    member: &GroupNumbers<'_>,
+    charge: &Charge<'_>,
+    around: Timestamp,
+) {
+    put(program, number_of(&member.numbers).into(), 1);
+    let denials = match member.denials {
+        DenialCounting::Forgotten => 0,
+        DenialCounting::Counted => 1,
+        DenialCounting::InFull => 2,
+    };
+    put(program, denials, 1);
     let cost = charge.cost.units();
-    let begin = |pack: &mut Pack, numbers| begin_member(pack, member, numbers);
     match &member.numbers {
         Numbers::Gcra {
             fraction,
@@ -369,103 +388,70 @@ fn put_member(pack: &mut Pack, member: &GroupNumbers<'_>, charge: &Charge<'_>, a
             tau,
             queue,
         } => {
-            let longest = longest_wait(charge, *queue);
-            begin(pack, 8 + usize::from(longest.is_some()));
-            pack.number(*fraction);
-            pack.boolean(duration.is_some());
             // A cost that can never fit fills the bucket completely, if denied requests are
             // counted.
-            for exact in [duration.unwrap_or(*tau), *tau] {
-                pack.numbers(&[exact.whole, exact.part]);
+            let cost = duration.unwrap_or(*tau);
+            put_all(program, &[cost.whole, tau.whole, *fraction]);
+            put(program, duration.is_some().into(), 1);
+            put(program, (*queue).into(), 1);
+            put(program, longest_wait(charge, *queue), 7);
+            if *fraction > 1 {
+                put_all(program, &[cost.part, tau.part]);
+                put(program, fraction_bytes(&member.numbers).into(), 1);
             }
-            pack.bytes(format!(">I7I{}I1", fraction_bytes(&member.numbers)).as_bytes());
-            pack.boolean(*queue);
-            pack.numbers(longest.as_slice());
         }
         Numbers::Interval {
             refill,
             every,
             capacity,
-        } => {
-            begin(pack, 5);
-            pack.numbers(&[*refill, *every, *capacity, cost]);
-            pack.boolean(cost <= *capacity);
-        }
+        } => put_all(program, &[*refill, *every, *capacity, cost]),
         Numbers::Window { limit, most, grid } => {
-            let grid = grid_numbers(grid, around);
-            begin(pack, 4 + grid.len());
-            pack.numbers(&[*limit, cost]);
-            pack.boolean(cost <= *limit);
-            pack.number(*most);
-            pack.numbers(&grid);
+            put_all(program, &[*limit, cost, *most]);
+            put_grid(program, grid, around);
         }
-        Numbers::Weighted { limit, window } => {
-            begin(pack, 4);
-            pack.numbers(&[*limit, *window, cost]);
-            pack.boolean(cost <= *limit);
-        }
+        Numbers::Weighted { limit, window } => put_all(program, &[*limit, *window, cost]),
         Numbers::Buckets {
             limit,
             width,
             summed,
-        } => {
-            begin(pack, 5);
-            pack.numbers(&[*limit, *width, *summed as u64, cost]);
-            pack.boolean(cost <= *limit);
-        }
-        Numbers::Log { windows } => {
-            begin(pack, 2 + 2 * windows.len());
-            put_windows(pack, windows, cost);
-        }
-        Numbers::Lease { limit, lease } => {
-            begin(pack, 4);
-            put_windows(pack, &[(*limit, *lease)], cost);
-        }
+        } => put_all(program, &[*limit, *width, *summed as u64, cost]),
+        Numbers::Log { windows } => put_windows(program, windows, cost),
+        Numbers::Lease { limit, lease } => put_windows(program, &[(*limit, *lease)], cost),
         _ => unreachable!("core has no other kernel"),
     }
 }
 
-/// Returns the longest time that the request accepts to wait in a queue, in microseconds.
-fn longest_wait(charge: &Charge<'_>, queue: bool) -> Option<u64> {
-    let longest = charge.longest_wait.filter(|_| queue)?;
-    // The latest instant bounds every wait, and numbers stay exact in Lua up to there.
-    Some(longest.as_micros().min(Timestamp::MAX.as_micros()))
-}
-
-/// Appends the fields common to all members, before `numbers` fields of its kernel.
-fn begin_member(pack: &mut Pack, member: &GroupNumbers<'_>, numbers: usize) {
-    let number = number_of(&member.numbers);
-    pack.array(2 + numbers);
-    pack.number(number.into());
-    pack.number(match member.denials {
-        DenialCounting::Forgotten => 0,
-        DenialCounting::Counted => 1,
-        DenialCounting::InFull => 2,
-    });
+/// Returns the longest time that the request accepts to wait in a queue, in microseconds. If there
+/// is none, the latest instant bounds every wait.
+fn longest_wait(charge: &Charge<'_>, queue: bool) -> u64 {
+    let longest = charge.longest_wait.filter(|_| queue).map(Span::as_micros);
+    let latest = Timestamp::MAX.as_micros();
+    longest.map_or(latest, |longest| longest.min(latest))
 }
 
 /// Appends the windows of a log.
-fn put_windows(pack: &mut Pack, windows: &[(u64, Span)], cost: u64) {
-    let largest = windows.iter().map(|(limit, _)| *limit).max();
-    pack.numbers(&[largest.unwrap_or(0), cost]);
+fn put_windows(program: &mut Vec<u8>, windows: &[(u64, Span)], cost: u64) {
+    put(program, windows.len() as u64, 1);
+    put_all(program, &[cost]);
     for (limit, span) in windows {
-        pack.numbers(&[*limit, span.as_micros()]);
+        put_all(program, &[*limit, span.as_micros()]);
     }
 }
 
-/// Returns the number of the grid, and its parameters.
-fn grid_numbers(grid: &Window, around: Timestamp) -> Vec<u64> {
-    match grid {
-        Window::Epoch(span) => vec![0, span.as_micros()],
-        Window::FirstRequest(span) => vec![1, span.as_micros()],
-        Window::Calendar(calendar) => {
-            let (start, mut end) = calendar.window(around);
-            let mut numbers = vec![2, start.as_micros()];
-            for _ in 0..CALENDAR_WINDOWS {
-                numbers.push(end.as_micros());
-                end = calendar.window(end).1;
-            }
-            numbers
+/// Appends the number of the grid, and its parameters.
+fn put_grid(program: &mut Vec<u8>, grid: &Window, around: Timestamp) {
+    let (number, span) = match grid {
+        Window::Epoch(span) => (0, span.as_micros()),
+        Window::FirstRequest(span) => (1, span.as_micros()),
+        Window::Calendar(calendar) => (2, calendar.window(around).0.as_micros()),
+    };
+    put(program, number, 1);
+    put_all(program, &[span]);
+    if let Window::Calendar(calendar) = grid {
+        let mut end = around;
+        for _ in 0..CALENDAR_WINDOWS {
+            end = calendar.window(end).1;
+            put_all(program, &[end.as_micros()]);
         }
     }
 }
@@ -483,60 +469,6 @@ pub(crate) fn bytes_below(count: u64) -> u8 {
     // At most 8, because a number has 64 bits.
     let bits = u64::BITS - (count.max(1) - 1).leading_zeros();
     u8::try_from(bits.div_ceil(8)).unwrap_or(8)
-}
-
-/// A MessagePack writer for the types that programs need.
-#[derive(Default)]
-struct Pack(Vec<u8>);
-
-impl Pack {
-    fn array(&mut self, len: usize) {
-        // A program has at most a few dozen elements.
-        let len = u16::try_from(len).unwrap_or(u16::MAX);
-        match u8::try_from(len) {
-            Ok(len) if len < 16 => self.0.push(0x90 | len),
-            _ => {
-                self.0.push(0xDC);
-                self.0.extend(len.to_be_bytes());
-            }
-        }
-    }
-
-    fn number(&mut self, number: u64) {
-        match (u8::try_from(number), u32::try_from(number)) {
-            (Ok(small), _) if small < 128 => self.0.push(small),
-            (_, Ok(middle)) => {
-                self.0.push(0xCE);
-                self.0.extend(middle.to_be_bytes());
-            }
-            _ => {
-                self.0.push(0xCF);
-                self.0.extend(number.to_be_bytes());
-            }
-        }
-    }
-
-    fn numbers(&mut self, numbers: &[u64]) {
-        numbers.iter().for_each(|number| self.number(*number));
-    }
-
-    fn boolean(&mut self, boolean: bool) {
-        self.0.push(if boolean { 0xC3 } else { 0xC2 });
-    }
-
-    /// Appends a string of at most 65,535 bytes.
-    fn bytes(&mut self, bytes: &[u8]) {
-        debug_assert!(bytes.len() < 1 << 16, "only heads and formats");
-        match u8::try_from(bytes.len()) {
-            Ok(len) if len < 32 => self.0.push(0xA0 | len),
-            _ => {
-                self.0.push(0xDA);
-                let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
-                self.0.extend(len.to_be_bytes());
-            }
-        }
-        self.0.extend_from_slice(bytes);
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use crate::call::Script;
 const ROOM: &str = "-- (the kernels that the programs name come here)\n";
 
 /// Code that several scripts share, each with the marker that it replaces.
-const SHARED: [(&str, &str); 3] = [
+const SHARED: [(&str, &str); 5] = [
+    ("-- (program.lua)\n", include_str!("scripts/program.lua")),
+    ("-- (members.lua)\n", include_str!("scripts/members.lua")),
     ("-- (lead.lua)\n", include_str!("scripts/lead.lua")),
     ("-- (value.lua)\n", include_str!("scripts/value.lua")),
     ("-- (states.lua)\n", include_str!("scripts/states.lua")),
@@ -44,8 +46,8 @@ const KERNELS: [&str; 7] = [
     include_str!("scripts/log.lua"),
     include_str!("scripts/buckets.lua"),
     include_str!("scripts/weighted.lua"),
-    // A concurrency lease is an entry of a log.
-    "ask[6], charge[6] = ask[3], charge[3]\n",
+    // The kernel of leases is that of the log.
+    "",
 ];
 
 /// Returns `check.lua` with the kernels whose bits are set in `kernels`, and no others. Redis

@@ -5,11 +5,7 @@
 -- ARGV[2]  'charge'; 'reserve': charge, and return a receipt for each charge; 'deny': charge as if
 --          another slot had denied; 'peek' or 'look': charge nothing, and with 'look' ignore blocks
 -- ARGV[3]  how many milliseconds a key outlives its state
--- ARGV[4…] the program of each charge, as MessagePack:
---          {header of the value, shadow, whether a member counts denied requests, member, …}.
---          A member is {kernel, denials, the kernel's parameters…}. A denied request is not counted
---          (denials = 0), fills the state completely (1), or is counted in full by a member that
---          itself denies it (2)
+-- ARGV[4…] the program of each charge (program.lua)
 -- then     nothing, or three for each charge, for values under other parameters or written by a
 --          clock that was ahead: the value that was found; that value converted to the parameters
 --          of the program, and clamped if its clock was ahead; and until when the conversion is
@@ -22,48 +18,68 @@
 --   {2 values under other parameters or written by a clock that was ahead, instant, each value}
 --   {4 instant outside of a program's calendar windows, instant}
 -- The last three charge nothing.
-local call, struct_pack, struct_unpack, spread = redis.call, struct.pack, struct.unpack, unpack
+local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local count, now, effect, slack = #KEYS, tonumber(ARGV[1]), ARGV[2], ARGV[3]
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
--- The number of arguments before the first program and before the first conversion, and the index
--- of the first member in a program.
-local PROGRAMS, CONVERSIONS, MEMBERS = 3, 3 + count, 4
+-- The number of arguments before the first program and before the first conversion.
+local PROGRAMS, CONVERSIONS = 3, 3 + count
 
--- ask[k](member, value, position) evaluates the state at `position` of `value`, or a new state if
--- the position is nil. It returns the position after the state, whether the member denies, and at
--- most 9 values for `charge`.
---
--- charge[k](member, found, mode, value) takes the results of `ask` as `found`. It returns the state
--- after the charge, and when that state expires. In the mode CLAMP a denied cost fills the state
--- completely; in the mode KEEP nothing is charged.
-local CLAMP, KEEP, MOST_FOUND = 1, 2, 11
-local ask, charge = {}, {}
--- `ask` sets `lost` if the instant is outside of a program's calendar windows, and `from_ahead` if
--- a clock that was ahead has written a state.
+-- In the mode CHARGE a member that denies has no new state. In the mode CLAMP a denied cost fills
+-- the state completely; in the mode KEEP nothing is charged; and in the mode PEEK no member has a
+-- new state.
+local CHARGE, CLAMP, KEEP, PEEK = 1, 2, 3, 4
+-- `evaluate` sets `lost` if the instant is outside of a program's calendar windows, and
+-- `from_ahead` if a clock that was ahead has written a state.
 local lost, from_ahead = false, false
 
+-- (program.lua)
 -- (lead.lua)
 -- (value.lua)
 
+-- Decides a member of this kernel with its numbers at `at` of `program`, on the state at `position`
+-- of `value`, or on a new state if the position is nil. Returns the positions after the numbers and
+-- after the state; whether the member denies; the state after the charge; and when that expires.
+--
+-- The kernels are branches of one function, because Redis executes the definition of each function
+-- on every call.
+local function evaluate(kernel, program, at, value, position, mode)
 -- (the kernels that the programs name come here)
+end
 
-local programs, raws, values, ledgers = {}, {}, {}, {}
+local charges = {}
 
 -- Blocks take precedence. If several keys are blocked, the block that ends last is reported.
 local longest, blocked
 for i = 1, count do
-  programs[i] = cmsgpack.unpack(ARGV[PROGRAMS + i])
-  local value = call('GET', KEYS[i]) or ''
-  raws[i], values[i], ledgers[i] = value, value, ''
-  if value ~= '' and byte(value) >= HAS_LEDGER then
+  local program, raw = ARGV[PROGRAMS + i], call('GET', KEYS[i]) or ''
+  local is_shadow, counts_denied, head_bytes, first = struct_unpack(PROGRAM, program)
+  local charge = {
+    program = program,
+    -- The header that the value must have, and the position of the first member in the program.
+    head = sub(program, first, first + head_bytes - 1),
+    members = first + head_bytes,
+    is_shadow = is_shadow == 1,
+    counts_denied = counts_denied == 1,
+    -- The value that is decided on; and its states and its ledger.
+    raw = raw,
+    value = raw,
+    ledger = '',
+    -- Whether a member denies; and if none does, the states after the charge, and when all of them
+    -- have expired.
+    denies = false,
+    states = nil,
+    expires = now,
+  }
+  charges[i] = charge
+  if raw ~= '' and byte(raw) >= HAS_LEDGER then
     local block_end
-    block_end, ledgers[i], values[i] = open_value(value)
-    if kept_until(ledgers[i]) <= now then
-      ledgers[i] = ''
+    block_end, charge.ledger, charge.value = open_value(raw)
+    if kept_until(charge.ledger) <= now then
+      charge.ledger = ''
     end
     local rank = block_end and (block_end == 0 and math.huge or block_end) or 0
     if rank > now and effect ~= 'look' and not (longest and rank <= longest) then
@@ -77,125 +93,124 @@ end
 
 -- A state under other parameters, or one that a clock that was ahead has written, is decided on as
 -- the client has converted it, unless the value has changed since.
-local kept_until_then, outdated = {}, false
+local outdated = false
 for i = 1, count do
-  local head, at = programs[i][1], CONVERSIONS + 3 * i
-  if values[i] ~= '' and ARGV[at - 2] == raws[i] then
-    local _, converted = nil, ARGV[at - 1]
-    raws[i], kept_until_then[i] = converted, tonumber(ARGV[at])
-    _, ledgers[i], values[i] = open_value(converted)
-  elseif values[i] ~= '' and sub(values[i], 1, #head) ~= head then
+  local charge, at = charges[i], CONVERSIONS + 3 * i
+  if charge.value ~= '' and ARGV[at - 2] == charge.raw then
+    charge.raw, charge.converted_until = ARGV[at - 1], tonumber(ARGV[at])
+    local _
+    _, charge.ledger, charge.value = open_value(charge.raw)
+  elseif charge.value ~= '' and sub(charge.value, 1, #charge.head) ~= charge.head then
     outdated = true
   end
 end
-local function to_convert()
+
+-- All members are evaluated before anything is written. What a charge that admits has computed is
+-- discarded if a later one denies.
+local is_charge = effect == 'charge' or effect == 'reserve'
+local admitted = effect ~= 'deny'
+if not outdated then
+  for i = 1, count do
+    local charge = charges[i]
+    local program, value, at, expires = charge.program, charge.value, charge.members, now
+    local position = value ~= '' and #charge.head + 1 or nil
+    local mode = is_charge and admitted and CHARGE or PEEK
+    -- Sized for the usual number of members, because a table that grows costs more than one of
+    -- sufficient size.
+    local states, number = {'', '', '', ''}, 0
+    local marks = effect == 'reserve' and {now, charge.ledger}
+    while at <= #program do
+      local kernel, denies, state, till = byte(program, at), nil, nil, nil
+      at, position, denies, state, till = evaluate(kernel, program, at + 2, value, position, mode)
+      number = number + 1
+      states[number] = state
+      if marks and state then
+        -- In a log, the mark of a charge is the instant of the last entry. Any other state begins
+        -- with the mark.
+        local is_log = kernel == LOG or kernel == LEASE
+        marks[2 + number] = is_log and sub(state, -10, -4) or sub(state, 1, 15)
+      end
+      if denies then
+        charge.denies, mode = true, PEEK
+      elseif till and till > expires then
+        expires = till
+      end
+    end
+    charge.states, charge.expires, charge.marks = states, expires, marks
+    admitted = admitted and (charge.is_shadow or not charge.denies)
+  end
+end
+if lost then
+  return {4, now}
+elseif outdated or from_ahead then
   local reply = {2, now}
   for i = 1, count do
     reply[2 + i] = call('GET', KEYS[i]) or ''
   end
   return reply
 end
-if outdated then
-  return to_convert()
-end
 
--- All members are evaluated before anything is charged.
-local admitted, denied, asked, number = effect == 'deny' and 0 or 1, {}, {}, 0
+local reply = {admitted and 1 or 0, now}
 for i = 1, count do
-  local program, value = programs[i], values[i]
-  local position = value ~= '' and #program[1] + 1 or nil
-  for j = MEMBERS, #program do
-    local member = program[j]
-    local found = {ask[member[1]](member, value, position)}
-    number, position = number + 1, found[1]
-    asked[number] = found
-    denied[i] = denied[i] or found[2]
-  end
-  if denied[i] and not program[2] then
-    admitted = 0
-  end
-end
-if lost then
-  return {4, now}
-elseif from_ahead then
-  return to_convert()
-end
-
--- Returns the states of a program's members after the charge, and when all of them have expired.
--- `before` is the number of members in earlier programs.
-local function charged(program, value, before, clamps)
-  local states, expires = {}, now
-  for j = MEMBERS, #program do
-    local member, found, mode = program[j], asked[before + j - MEMBERS + 1], nil
-    if clamps then
-      local counts = member[2] == 1 or member[2] == 2 and found[2]
-      mode = counts and CLAMP or KEEP
-    end
-    local state, till = charge[member[1]](member, found, mode, value)
-    states[j - MEMBERS + 1] = state
-    if till > expires then
-      expires = till
-    end
-  end
-  return states, expires
-end
-
-local reply = {admitted, now}
-for i = 1, count do
-  reply[2 + i] = raws[i]
+  reply[2 + i] = charges[i].raw
 end
 if effect == 'peek' or effect == 'look' then
   return reply
 end
 
 -- Redis does not roll a script back, so everything that can fail happens before the first write.
-local writes, lives, all_states, before = {}, {}, {}, 0
 for i = 1, count do
-  local program, ledger = programs[i], ledgers[i]
+  local charge = charges[i]
   -- Denied, by this charge itself or by another. A rule in shadow mode ignores denials by others.
-  local clamps = admitted == 1 and denied[i] or admitted == 0 and not program[2]
-  local is_charged = not clamps and admitted == 1 or clamps and program[3]
-  if is_charged then
-    local states, expires = charged(program, values[i], before, clamps)
-    all_states[i] = states
-    expires = max(expires, kept_until(ledger))
-    if expires > now then
-      lives[i] = floor((expires - now) / 1000) + slack
-      writes[i] = program[1] .. table.concat(states)
-      if ledger ~= '' then
-        writes[i] = close_value(writes[i], nil, ledger)
+  local is_denied = admitted and charge.denies or not admitted and not charge.is_shadow
+  if is_denied and charge.counts_denied then
+    local program, value, at = charge.program, charge.value, charge.members
+    local position = value ~= '' and #charge.head + 1 or nil
+    local states, expires = {}, now
+    while at <= #program do
+      local kernel, denials = byte(program, at, at + 1)
+      local is_counted, _, state, till = denials == COUNTED, nil, nil, nil
+      if denials == IN_FULL then
+        _, _, is_counted = evaluate(kernel, program, at + 2, value, position, PEEK)
       end
-    elseif raws[i] ~= '' then
-      writes[i] = ''
+      local mode = is_counted and CLAMP or KEEP
+      at, position, _, state, till = evaluate(kernel, program, at + 2, value, position, mode)
+      states[#states + 1] = state
+      expires = max(expires, till)
     end
-  elseif kept_until_then[i] and kept_until_then[i] > now then
-    lives[i], writes[i] = floor((kept_until_then[i] - now) / 1000) + slack, raws[i]
+    charge.states, charge.expires = states, expires
+  elseif is_denied or not admitted then
+    charge.states = nil
   end
-  before = before + #program - MEMBERS + 1
+  local ledger = charge.ledger
+  if charge.states then
+    local expires = max(charge.expires, kept_until(ledger))
+    if expires > now then
+      charge.millis = floor((expires - now) / 1000) + slack
+      charge.written = charge.head .. table.concat(charge.states)
+      if ledger ~= '' then
+        charge.written = close_value(charge.written, nil, ledger)
+      end
+    elseif charge.raw ~= '' then
+      charge.written = ''
+    end
+  elseif charge.converted_until and charge.converted_until > now then
+    charge.millis, charge.written = floor((charge.converted_until - now) / 1000) + slack, charge.raw
+  end
 end
 for i = 1, count do
-  if writes[i] == '' then
+  local written = charges[i].written
+  if written == '' then
     call('DEL', KEYS[i])
-  elseif writes[i] then
-    call('PSETEX', KEYS[i], lives[i], writes[i])
+  elseif written then
+    call('PSETEX', KEYS[i], charges[i].millis, written)
   end
 end
 
 if effect == 'reserve' then
   for i = 1, count do
-    local program, states, receipt = programs[i], all_states[i], ''
-    if admitted == 1 and not denied[i] then
-      local marks = {now, ledgers[i]}
-      for j = MEMBERS, #program do
-        local kernel, state = program[j][1], states[j - MEMBERS + 1]
-        -- In a log, the mark of a charge is the instant of the last entry. Any other state begins
-        -- with the mark.
-        local is_log = kernel == 3 or kernel == 6
-        marks[j - MEMBERS + 3] = is_log and sub(state, -10, -4) or sub(state, 1, 15)
-      end
-      receipt = cmsgpack.pack(marks)
-    end
-    reply[2 + count + i] = receipt
+    local charge = charges[i]
+    reply[2 + count + i] = admitted and not charge.denies and cmsgpack.pack(charge.marks) or ''
   end
 end
 return reply

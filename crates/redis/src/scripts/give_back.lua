@@ -12,15 +12,17 @@
 -- The refund ledger is a part of the value. It records since when it is kept, and for each schedule
 -- of the key by how much time refunds have moved later requests forward since then. It is dropped a
 -- minute after its last entry. A refund that comes later goes by the clock alone.
-local call, struct_pack, struct_unpack, spread = redis.call, struct.pack, struct.unpack, unpack
+local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local now, count = tonumber(ARGV[1]), #KEYS
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local LEDGER_MS, LEDGER_MICROS, MOST_MOVED, MEMBERS = 60000, 60000000, 2 ^ 52, 4
+local LEDGER_MS, LEDGER_MICROS, MOST_MOVED = 60000, 60000000, 2 ^ 52
 
+-- (program.lua)
+-- (members.lua)
 -- (lead.lua)
 -- (value.lua)
 -- (states.lua)
@@ -42,8 +44,8 @@ end
 -- least the time from now to the end of the charge, after earlier refunds have moved that end
 -- forward.
 give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift)
-  local _, _, fraction, _, lasting, lasting_rest, _, _, format, queue = spread(member)
-  local _, _, _, _, most, most_rest = spread(part)
+  local fraction, lasting, lasting_rest, format = member.fraction, member.lasting, member.lasting_parts, member.format
+  local most, most_rest = part.lasting, part.lasting_parts
   local function exact(bytes, at)
     if fraction > 1 then
       return struct_unpack(format, bytes, at)
@@ -55,7 +57,7 @@ give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift
   local left, left_rest = lasting - (now - since), lasting_rest
   local ended, ended_rest = exact(mark, 1)
   local is_last = shift and ended - shift == arrival and ended_rest == rest
-  if queue then
+  if member.is_queue then
     -- Later requests already know when they start, so only the last request can leave a queue.
     left, left_rest = ended - now, ended_rest
     if ended ~= arrival or ended_rest ~= rest then
@@ -89,9 +91,8 @@ give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift
 end
 
 -- The refills since the charge may have returned a part of it already.
-give_back[1] = function(member, part, value, position, mark, since)
-  local _, _, refill, every, _, cost = spread(member)
-  local _, _, _, _, _, most = spread(part)
+give_back[INTERVAL] = function(member, part, value, position, mark, since)
+  local refill, every, cost, most = member.refill, member.every, member.cost, part.cost
   local full_at, last, lead = struct_unpack('>I7I7I1', value, position)
   if full_at <= now then
     return struct_pack('>I7I7I1', 0, 0, 0), 0
@@ -115,23 +116,21 @@ give_back[1] = function(member, part, value, position, mark, since)
   return struct_pack('>I7I7I1', full_at, missing - more * refill, lead), full_at
 end
 
-give_back[2] = function(_, part, value, position, mark)
-  local _, _, _, cost = spread(part)
+give_back[WINDOW] = function(_, part, value, position, mark)
   local counted, ends = struct_unpack('>I7I7', value, position)
   local _, charged_until = struct_unpack('>I7I7', mark)
   if charged_until == ends then
-    counted = max(counted - cost, 0)
+    counted = max(counted - part.cost, 0)
   end
   ends = counted > 0 and ends or 0
   return struct_pack('>I7I7', counted, ends), ends
 end
 
 give_back[LOG] = function(_, part, value, position, mark)
-  local _, _, _, cost = spread(part)
   local longest, held, windows, base, places_at = struct_unpack('>I7I4I1I3', value, position)
   local first = places_at + PLACE * windows
   local since = struct_unpack('>I7', mark)
-  local entries, base_then, _, _, place = taken_out(value, first, held, base, since, cost, 0)
+  local entries, base_then, _, _, place = taken_out(value, first, held, base, since, part.cost, 0)
   local left = #entries / ENTRY
   local state = {struct_pack('>I7I4I1I3', longest, left, windows, base_then)}
   for w = 1, windows do
@@ -150,8 +149,7 @@ give_back[LEASE] = function(member, _, value, position, mark)
 end
 
 give_back[BUCKETS] = function(member, part, value, position, mark)
-  local _, _, _, width = spread(member)
-  local _, _, _, _, _, cost = spread(part)
+  local width, cost = member.width, part.cost
   local newest, _, total, held, first = struct_unpack('>I7I7I7I2', value, position)
   local counts, back = sub(value, first, first + 7 * held - 1), newest - struct_unpack('>I7', mark)
   if back >= 0 and back < held then
@@ -166,7 +164,7 @@ give_back[BUCKETS] = function(member, part, value, position, mark)
 end
 
 give_back[WEIGHTED] = function(_, part, value, position, mark)
-  local _, _, _, _, cost = spread(part)
+  local cost = part.cost
   local index, previous, current, window = struct_unpack('>I7I7I7I7', value, position)
   local back = index - struct_unpack('>I7', mark)
   if back == 0 then
@@ -208,14 +206,14 @@ end
 -- Returns the states of `value` after the refund; when all have expired; and the new ledger, nil if
 -- nothing was entered.
 local function settled(program, receipt, unused, value, states, is_same, ledger)
-  local parts = unused == '' and program or unused ~= 'leases' and cmsgpack.unpack(unused) or {}
-  local since, ledger_then = spread(receipt)
+  local parts = unused == '' and program.members or unused ~= 'leases' and open_program(unused).members or {}
+  local since, ledger_then = unpack(receipt)
   local written, expires, sums, entries = {}, 0, {}, 0
   is_same = is_same and not is_converted_since(ledger, ledger_then)
   for number = 1, #states do
-    local member, mark = program[MEMBERS + number - 1], receipt[2 + number]
-    local kernel, start, behind = spread(states[number])
-    local part = parts[MEMBERS + number - 1] or member
+    local member, mark = program.members[number], receipt[2 + number]
+    local kernel, start, behind = unpack(states[number])
+    local part = parts[number] or member
     -- No refund if the units were used, or if the member counts denied requests too. Under other
     -- parameters, and after a charge by a clock that was ahead, only leases are released, which
     -- their instant identifies.
@@ -223,7 +221,7 @@ local function settled(program, receipt, unused, value, states, is_same, ledger)
     if kernel == LEASE then
       mark = held_since(mark, ledger)
     end
-    if stays or member[2] == 1 and not program[2] then
+    if stays or member.denials == COUNTED and not program.is_shadow then
       written[number], expires = sub(value, start, behind - 1), math.huge
       sums[number] = entered(ledger, number)
     else
@@ -251,14 +249,14 @@ end
 for i = 1, count do
   local raw = ARGV[3 * i] ~= '' and call('GET', KEYS[i]) or ''
   if raw ~= '' then
-    local program, receipt = cmsgpack.unpack(ARGV[3 * i - 1]), cmsgpack.unpack(ARGV[3 * i])
+    local program, receipt = open_program(ARGV[3 * i - 1]), cmsgpack.unpack(ARGV[3 * i])
     local block_end, ledger, value = open_value(raw)
     if kept_until(ledger) <= now then
       ledger = ''
     end
     local is_sound, first, states = pcall(states_in, value)
     if is_sound and are_of(program, states) then
-      local is_same = sub(value, 1, first - 1) == program[1]
+      local is_same = sub(value, 1, first - 1) == program.head
       local written, expires, entered_then =
         settled(program, receipt, ARGV[3 * i + 1], value, states, is_same, ledger)
       ledger = entered_then or ledger

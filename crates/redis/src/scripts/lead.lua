@@ -9,13 +9,13 @@ local JUMP = 10000000
 -- mantissa from 8 to 15.
 local function lead_of(ahead)
   local fraction, exponent = math.frexp(ahead / 2 ^ 19 + 8)
-  return 8 * exponent + math.floor(16 * fraction) - 40
+  return 8 * exponent + 16 * fraction - 16 * fraction % 1 - 40
 end
 
 -- Returns whether a clock that was ahead has written a state that has this lead, and is now `ahead`
 -- microseconds ahead.
 local function is_from_ahead(ahead, lead)
-  local mantissa = math.fmod(lead, 8)
+  local mantissa = lead % 8
   return ahead > ((mantissa + 9) * 2 ^ ((lead - mantissa) / 8) - 8) * 2 ^ 19 + JUMP
 end
 

@@ -1,21 +1,19 @@
--- Log: {…, the largest limit, cost, limit and span of a window, limit and span of the next, …}
---
--- A state is the longest window; the numbers of entries and of windows; the sum of units before the
--- first entry; for each window its first entry, the sum before that, and the instant of that; and
--- the entries, oldest first: an instant, and the sum up to and including the entry. All sums are
--- modulo 2^24, far more than a log holds.
-local ENTRY, TURN, MOST, FIRST_LIMIT = 10, 2 ^ 24, 2047, 5
-
-ask[3] = function(member, value, position)
-  local cost, windows = member[4], (#member - FIRST_LIMIT + 1) / 2
+-- Log. A state is the longest window; the numbers of entries and of windows; the sum of units
+-- before the first entry; for each window its first entry, the sum before that, and the instant of
+-- that; and the entries, oldest first: an instant, and the sum up to and including the entry. All
+-- sums are modulo 2^24, far more than a log holds. A concurrency lease is an entry of a log.
+if kernel == LOG or kernel == LEASE then
+  local ENTRY, TURN, MOST = 10, 2 ^ 24, 2047
+  local windows, cost
+  windows, cost, at = struct_unpack(LOG_NUMBERS, program, at)
   local count, base, first, places = 0, 0, 1, {}
   if position then
     local _, held
     _, count, held, base, position = struct_unpack('>I7I4I1I3', value, position)
     for w = 1, held do
-      local head, before, at
-      head, before, at, position = struct_unpack('>I4I3I7', value, position)
-      places[w] = {head, before, at}
+      local head, before, begins
+      head, before, begins, position = struct_unpack('>I4I3I7', value, position)
+      places[w] = {head, before, begins}
     end
     first = position
     position = position + ENTRY * count
@@ -34,10 +32,11 @@ ask[3] = function(member, value, position)
   end
 
   -- Advance the start of every window to the present.
-  local over, longest, fewest = false, 0, count
+  local denies, longest, fewest, largest = false, 0, count, 0
   for w = 1, windows do
-    local limit, span = member[FIRST_LIMIT + 2 * w - 2], member[FIRST_LIMIT + 2 * w - 1]
-    local head, before, begins = spread(places[w])
+    local limit, span
+    limit, span, at = struct_unpack(LOG_WINDOW, program, at)
+    local head, before, begins = unpack(places[w])
     if head < count and begins + span <= now then
       local low, step = head, 1
       while low + step < count and entry(low + step) + span <= now do
@@ -56,19 +55,13 @@ ask[3] = function(member, value, position)
       places[w] = {head, before, head < count and entry(head) or 0}
     end
     local sum = count > 0 and (total - before) % TURN or 0
-    over = over or cost > limit or sum > limit - cost
-    longest, fewest = max(longest, span), min(fewest, head)
+    denies = denies or cost > limit or sum > limit - cost
+    longest, fewest, largest = max(longest, span), min(fewest, head), max(largest, limit)
   end
-  return position, over, count, base, first, places, last_at, total, fewest, longest
-end
+  if mode == PEEK or mode == CHARGE and denies then
+    return at, position, denies
+  end
 
-charge[3] = function(member, found, mode, value)
-  local _, _, count, base, first, places, last_at, total, fewest, longest = spread(found, 1, MOST_FOUND)
-  local _, _, largest, cost = spread(member)
-  local windows = #places
-  local function entry(number)
-    return struct_unpack('>I7I3', value, first + ENTRY * number)
-  end
   local before_last = count > 1 and select(2, entry(count - 2)) or base
   -- Entries outside of all windows are dropped. Positions count from the entries that are kept.
   if fewest > 0 then
@@ -83,23 +76,23 @@ charge[3] = function(member, found, mode, value)
 
   cost = mode ~= KEEP and min(cost, largest) or 0
   if cost > 0 then
-    local at = max(now, last_at)
-    if count > 0 and last_at == at and (total - before_last) % TURN + cost <= MOST then
+    local charged_at = max(now, last_at)
+    if count > 0 and last_at == charged_at and (total - before_last) % TURN + cost <= MOST then
       total = (total + cost) % TURN
-      stay, added[1] = stay - 1, struct_pack('>I7I3', at, total)
+      stay, added[1] = stay - 1, struct_pack('>I7I3', charged_at, total)
     else
       for w = 1, windows do
         if places[w][1] == count then
-          places[w] = {count, total, at}
+          places[w] = {count, total, charged_at}
         end
       end
       while cost > 0 do
         local part = min(cost, MOST)
         total, cost, count = (total + part) % TURN, cost - part, count + 1
-        added[#added + 1] = struct_pack('>I7I3', at, total)
+        added[#added + 1] = struct_pack('>I7I3', charged_at, total)
       end
     end
-    last_at = at
+    last_at = charged_at
   end
 
   -- Only the newest units, up to the largest limit, can affect a decision.
@@ -137,12 +130,12 @@ charge[3] = function(member, found, mode, value)
 
   local state = {struct_pack('>I7I4I1I3', longest, count, windows, base)}
   for w = 1, windows do
-    state[1 + w] = struct_pack('>I4I3I7', spread(places[w]))
+    state[1 + w] = struct_pack('>I4I3I7', unpack(places[w]))
   end
   local from = first + ENTRY * (fewest + dropped)
   state[2 + windows] = sub(value, from, first + ENTRY * (fewest + stay) - 1)
   for number = max(dropped - stay, 0) + 1, #added do
     state[#state + 1] = added[number]
   end
-  return table.concat(state), count > 0 and last_at + longest or 0
+  return at, position, denies, table.concat(state), count > 0 and last_at + longest or 0
 end

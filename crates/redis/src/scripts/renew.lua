@@ -11,15 +11,16 @@
 --
 -- Returns for each charge {1 all leases are held or 0 one is lost, the new receipt}.
 -- `give_back.lua` describes receipts.
-local call, struct_pack, struct_unpack, spread = redis.call, struct.pack, struct.unpack, unpack
+local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local now, slack = tonumber(ARGV[1]), tonumber(ARGV[2])
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local MEMBERS = 4
 
+-- (program.lua)
+-- (members.lua)
 -- (lead.lua)
 -- (value.lua)
 -- (states.lua)
@@ -45,14 +46,14 @@ local function expiry(kernel, value, start, behind)
     local index, previous, current, window = struct_unpack('>I7I7I7I7', value, start)
     return (current > 0 and index + 2 or previous > 0 and index + 1 or 0) * window
   end
-  return (struct_unpack('>I7', value, kernel == 2 and start + 7 or start))
+  return (struct_unpack('>I7', value, kernel == WINDOW and start + 7 or start))
 end
 
 -- Returns when all of these states of `value` have expired.
 local function expiry_of(value, states)
   local expires = 0
   for number = 1, #states do
-    local kernel, start, behind = spread(states[number])
+    local kernel, start, behind = unpack(states[number])
     expires = max(expires, expiry(kernel, value, start, behind))
   end
   return expires
@@ -99,11 +100,11 @@ end
 local function with_places(program, value, states, receipt, ledger)
   local written, till, is_lost = {}, 0, false
   for number = 1, #states do
-    local kernel, start, behind = spread(states[number])
+    local kernel, start, behind = unpack(states[number])
     if kernel == LEASE then
-      local _, _, _, units, limit = spread(program[MEMBERS + number - 1])
+      local member = program.members[number]
       local since = struct_unpack('>I7', held_since(receipt[2 + number], ledger))
-      local log, over, at = renewed(value, start, since, units, limit)
+      local log, over, at = renewed(value, start, since, member.cost, member.limit)
       if log then
         written[number], till = log, max(till, over)
         receipt[2 + number] = struct_pack('>I7', at)
@@ -118,7 +119,7 @@ end
 
 local answers = {}
 for i = 1, #KEYS do
-  local program, receipt = cmsgpack.unpack(ARGV[3 * i]), cmsgpack.unpack(ARGV[3 * i + 1])
+  local program, receipt = open_program(ARGV[3 * i]), cmsgpack.unpack(ARGV[3 * i + 1])
   local block_end, ledger, value = nil, '', call('GET', KEYS[i]) or ''
   if value ~= '' then
     block_end, ledger, value = open_value(value)

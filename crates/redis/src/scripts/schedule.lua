@@ -1,48 +1,51 @@
--- Schedule: {…, parts per microsecond, fits, duration of the cost, its parts, tau, its parts,
--- format, whether it is a queue, and optionally how long the request may wait in it}
---
--- A state is the arrival time; its parts if there are several per microsecond; and the lead.
-ask[0] = function(member, value, position)
-  local _, _, fraction, fits, lasting, lasting_parts, tau, tau_parts, format, _, longest = spread(member)
-  local ahead, rest = 0, 0
+-- Schedule. A state is the arrival time; its parts if there are several per microsecond; and the
+-- lead.
+if kernel == SCHEDULE then
+  local lasting, tau, fraction, fits, _, longest
+  local lasting_parts, tau_parts, format = 0, 0, '>I7I1'
+  lasting, tau, fraction, fits, _, longest, at = struct_unpack(SCHEDULE_NUMBERS, program, at)
+  if fraction > 1 then
+    local bytes
+    lasting_parts, tau_parts, bytes, at = struct_unpack(SCHEDULE_PARTS, program, at)
+    format = '>I7I' .. bytes .. 'I1'
+  end
+  local ahead, parts = 0, 0
   if position then
     local arrival, lead
-    if fraction == 1 then
-      arrival, lead, position = struct_unpack('>I7I1', value, position)
+    if fraction > 1 then
+      arrival, parts, lead, position = struct_unpack(format, value, position)
     else
-      arrival, rest, lead, position = struct_unpack(format, value, position)
+      arrival, lead, position = struct_unpack(format, value, position)
     end
     ahead = arrival - now
     if ahead < 0 then
-      ahead, rest = 0, 0
+      ahead, parts = 0, 0
     elseif ahead > tau and is_from_ahead(ahead, lead) then
       from_ahead = true
     end
   end
-  local after, after_rest = ahead + lasting, rest + lasting_parts
-  if after_rest >= fraction then
-    after, after_rest = after + 1, after_rest - fraction
+  local after, after_parts = ahead + lasting, parts + lasting_parts
+  if after_parts >= fraction then
+    after, after_parts = after + 1, after_parts - fraction
   end
-  local over = after > tau or after == tau and after_rest > tau_parts
-  local late = longest and (ahead > longest or ahead == longest and rest > 0)
-  return position, over or late or not fits, ahead, rest, after, after_rest
-end
-
-charge[0] = function(member, found, mode)
-  local _, _, fraction, _, _, _, tau, tau_parts, format = spread(member)
-  local _, _, ahead, rest, after, after_rest = spread(found, 1, MOST_FOUND)
+  local over = after > tau or after == tau and after_parts > tau_parts
+  local denies = over or fits == 0 or ahead > longest or ahead == longest and parts > 0
+  if mode == PEEK or mode == CHARGE and denies then
+    return at, position, denies
+  end
   if mode == KEEP then
-    after, after_rest = ahead, rest
-  elseif mode == CLAMP and (after > tau or after == tau and after_rest > tau_parts) then
-    after, after_rest = tau, tau_parts
+    after, after_parts = ahead, parts
+  elseif mode == CLAMP and over then
+    after, after_parts = tau, tau_parts
     -- The state exceeds tau already, because of higher limits.
-    if ahead > tau or ahead == tau and rest > tau_parts then
-      after, after_rest = ahead, rest
+    if ahead > tau or ahead == tau and parts > tau_parts then
+      after, after_parts = ahead, parts
     end
   end
   local expires = now + after
-  if fraction == 1 then
-    return struct_pack('>I7I1', expires, lead_of(after)), expires
+  if fraction > 1 then
+    local state = struct_pack(format, expires, after_parts, lead_of(after))
+    return at, position, denies, state, expires + (after_parts > 0 and 1 or 0)
   end
-  return struct_pack(format, expires, after_rest, lead_of(after)), expires + (after_rest > 0 and 1 or 0)
+  return at, position, denies, struct_pack(format, expires, lead_of(after)), expires
 end

@@ -2,26 +2,28 @@
 -- whole number of microseconds.
 --
 -- KEYS[1]  the key
--- ARGV     the header of its value; the duration of the cost; how far the arrival time may be
---          ahead; the lead for that; [the instant]
+-- ARGV[1]  the header of its value, 4 bytes; the duration of the cost; how far the arrival time may
+--          be ahead; the lead for that
+-- ARGV[2]  the instant; absent for the server's own clock
 --
 -- Returns how far the arrival time was ahead before. Returns {value, instant}, and charges nothing,
 -- if the value has another header (the key is blocked, has a ledger, or is stored under other
 -- parameters), or if a clock that was ahead has written it.
-local key, head, now = KEYS[1], ARGV[1], ARGV[5] and tonumber(ARGV[5])
+local call, key, now, slack = redis.call, KEYS[1], tonumber(ARGV[2]), 86400000
+-- One argument, because each costs Redis more than the fields of this one.
+local head, lasting, tau, lead = struct.unpack('>c4I7I7I1', ARGV[1])
 if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
+  local time = call('TIME')
+  now, slack = time[1] * 1000000 + time[2], 2
 end
-local ahead, slack = 0, ARGV[5] and 86400000 or 2
-local lead
-local value = redis.call('GET', key)
+local ahead, found_lead = 0, nil
+local value = call('GET', key)
 if value then
   if #value ~= 12 then
     return {value, now}
   end
   local found, arrival
-  found, arrival, lead = struct.unpack('>c4I7I1', value)
+  found, arrival, found_lead = struct.unpack('>c4I7I1', value)
   if found ~= head then
     return {value, now}
   end
@@ -30,13 +32,12 @@ if value then
     ahead = 0
   end
 end
-local after = ahead + ARGV[2]
-if after - ARGV[3] <= 0 then
-  local millis = math.floor(after / 1000) + slack
-  redis.call('PSETEX', key, millis, struct.pack('>c4I7c1', head, now + after, ARGV[4]))
-elseif ahead - ARGV[3] > 0 then
+local after = ahead + lasting
+if after <= tau then
+  call('PSETEX', key, math.floor(after / 1000) + slack, struct.pack('>c4I7I1', head, now + after, lead))
+elseif ahead > tau then
   -- (lead.lua)
-  if is_from_ahead(ahead, lead) then
+  if is_from_ahead(ahead, found_lead) then
     return {value, now}
   end
 end

@@ -1,9 +1,13 @@
 -- Parses the states in a value, whichever limits have stored them.
-local SCHEDULE, INTERVAL, BUCKETS, WEIGHTED, LOG, LEASE, SEVERAL = 0, 1, 4, 5, 3, 6, 7
+local SEVERAL = 7
 local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
 
 -- Length in bytes of a kernel's parameters in the header, by their form; 4 for all other kernels.
-local TERMS = {[0] = {[0] = 3, 2, 15}, {[0] = 8, 8, 14}, {[0] = 4, 4, 7}}
+local TERMS = {
+  [SCHEDULE] = {[0] = 3, 2, 15},
+  [INTERVAL] = {[0] = 8, 8, 14},
+  [WINDOW] = {[0] = 4, 4, 7},
+}
 
 -- Returns the length in bytes of a kernel's state at `start` of `value`. `fraction` is the length
 -- of a schedule's fraction.
@@ -41,7 +45,7 @@ local function states_in(value)
   end
   local first = at
   for number = 1, count do
-    local kernel, fraction = spread(states[number])
+    local kernel, fraction = unpack(states[number])
     local behind = at + length_of(kernel, value, at, fraction)
     states[number] = {kernel, at, behind}
     at = behind
@@ -55,12 +59,12 @@ end
 -- Returns whether the members of `program` have the kernels of these states.
 local function are_of(program, states)
   for number = 1, #states do
-    local member = program[MEMBERS + number - 1]
-    if not member or member[1] ~= states[number][1] then
+    local member = program.members[number]
+    if not member or member.kernel ~= states[number][1] then
       return false
     end
   end
-  return #program == MEMBERS + #states - 1
+  return #program.members == #states
 end
 
 -- Removes up to `units` that were charged at `since` from a log, in the newest entries of that
@@ -138,6 +142,16 @@ local function taken_out(value, first, held, base, since, units, oldest)
     return moved, (before + raised) % TURN
   end
   return table.concat(pieces), (sum_before(oldest) + raised) % TURN, taken, raised, place
+end
+
+-- Returns since when a ledger is kept; nil for none.
+local function since_when(ledger)
+  return ledger ~= '' and struct_unpack('>I7', ledger, 9) or nil
+end
+
+-- Returns whether a ledger was begun when the states were clamped.
+local function is_clamped(ledger)
+  return ledger ~= '' and byte(ledger) >= CLAMPED
 end
 
 -- Returns the instant, in 7 bytes, since which the state counts a lease as held. `mark` is the

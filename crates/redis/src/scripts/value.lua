@@ -32,16 +32,6 @@ local function kept_until(ledger)
   return ledger == '' and 0 or (struct_unpack('>I7', ledger, 2))
 end
 
--- Returns since when a ledger is kept; nil for none.
-local function since_when(ledger)
-  return ledger ~= '' and struct_unpack('>I7', ledger, 9) or nil
-end
-
--- Returns whether a ledger was begun when the states were clamped.
-local function is_clamped(ledger)
-  return ledger ~= '' and byte(ledger) >= CLAMPED
-end
-
 -- The inverse of `open_value`.
 local function close_value(value, block_end, ledger)
   local first = byte(value)

@@ -1,12 +1,22 @@
--- Window: {…, limit, cost, fits, the most that is counted, grid, its parameters…}
+-- Window. A state is the units spent in a window, and when it ends.
 --
--- The grid is 0, windows since the epoch, and their length; 1, windows from the first request, and
--- their length; or 2, a calendar, the start of a window, and the ends of this window and a few
--- after it. An instant outside of those sets `lost`. A state is the units spent in a window, and
--- when it ends.
-ask[2] = function(member, value, position)
-  local EPOCH, FIRST_REQUEST, FIRST_END = 0, 1, 9
-  local _, _, limit, cost, fits, most, grid, span = spread(member)
+-- An instant outside of the windows of a calendar in the program sets `lost`.
+if kernel == WINDOW then
+  local limit, cost, most, grid, span
+  limit, cost, most, grid, span, at = struct_unpack(WINDOW_NUMBERS, program, at)
+  -- Returns when the window of a calendar that contains `instant` ends; nil if the program has no
+  -- such window.
+  local end_after
+  if grid ~= EPOCH and grid ~= FIRST_REQUEST then
+    local first, second, third
+    first, second, third, at = struct_unpack(CALENDAR_ENDS, program, at)
+    end_after = function(instant)
+      if span > now or third <= instant then
+        return nil
+      end
+      return first > instant and first or second > instant and second or third
+    end
+  end
   local count, ends = 0, 0
   if position then
     count, ends, position = struct_unpack('>I7I7', value, position)
@@ -14,38 +24,31 @@ ask[2] = function(member, value, position)
   local next_end = ends
   if ends <= now then
     count = 0
-  elseif grid ~= EPOCH and grid ~= FIRST_REQUEST then
-    local at = FIRST_END
-    while at < #member and member[at] <= now + JUMP do
-      at = at + 1
-    end
-    lost = lost or span > now or member[at] <= now + JUMP
-    from_ahead = from_ahead or ends > member[at]
+  elseif end_after then
+    local latest = end_after(now + JUMP)
+    lost = lost or not latest
+    from_ahead = from_ahead or latest and ends > latest
   elseif ends - span > now + JUMP then
     from_ahead = true
   end
-  local spent = min(cost, max(most - count, 0))
+  local spent = most - count
+  spent = spent < 0 and 0 or spent < cost and spent or cost
   if ends <= now and spent > 0 then
     if grid == EPOCH then
       next_end = now - fmod(now, span) + span
     elseif grid == FIRST_REQUEST then
       next_end = now + span
     else
-      lost = lost or span > now or member[#member] <= now
-      local at = FIRST_END
-      while at < #member and member[at] <= now do
-        at = at + 1
-      end
-      next_end = member[at]
+      next_end = end_after(now)
+      lost = lost or not next_end
     end
   end
-  return position, not fits or count > limit - cost, count, ends, spent, next_end
-end
-
-charge[2] = function(_, found, mode)
-  local _, _, count, ends, spent, next_end = spread(found, 1, MOST_FOUND)
+  local denies = count > limit - cost
+  if mode == PEEK or mode == CHARGE and denies or lost then
+    return at, position, denies
+  end
   if mode ~= KEEP and spent > 0 then
     count, ends = count + spent, next_end
   end
-  return struct_pack('>I7I7', count, ends), ends
+  return at, position, denies, struct_pack('>I7I7', count, ends), ends
 end
