@@ -15,7 +15,7 @@ class Resp:
 
     @staticmethod
     def encode(words):
-        parts = [str(word).encode() for word in words]
+        parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
 
     def send(self, data):

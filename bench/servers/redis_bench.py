@@ -18,7 +18,7 @@ from statistics import mean, median
 import checks
 from clients import Resp
 from limits import KEYS, throttlecrab_body, tidegate_body
-from load import redis_benchmark, wrk
+from load import pipelined, redis_benchmark, wrk
 from measure import program, start_redis, start_throttlecrab
 from processes import Server, free_port
 from resp_bench import judged
@@ -30,6 +30,8 @@ BARE = (*EXACT, "pttl_get")
 
 # How long a unit lasts and how far ahead it may lie, in microseconds: nobody is denied.
 LASTING, ROOM = 1_000_000, 10_000_000_000_000
+# The same for `ours`: the header of the value, these numbers in 7 bytes each, and the lead of the latter.
+OURS_NUMBERS = b"head" + LASTING.to_bytes(7, "big") + ROOM.to_bytes(7, "big") + b"\xa9"
 
 DECISION_OF_BARE, FOUR_OF_ONE, RATE_OF_BARE = 1.1, 1.5, 0.6
 CALLERS = 256
@@ -86,7 +88,7 @@ def start_tidegate(path, folder, store):
 
 
 def decisions(redis, callers, rounds, seconds):
-    """The scripts under redis-benchmark, and rules under 256 callers, in turns."""
+    """The scripts under pipelines of one connection, and rules under 256 callers, in turns."""
     port = redis.ports[0]
     client = Resp(port)
     scripts = {name: words(client, name) for name in ("ours", *BARE)}
@@ -96,8 +98,9 @@ def decisions(redis, callers, rounds, seconds):
     cells, counted = {}, {}
     for turn in range(rounds):
         for name in in_turn(list(scripts), turn):
-            for depth in (16, 64) if name in ("ours", *EXACT) else (64,):
-                cells.setdefault((name, depth), []).append(redis_benchmark(redis, port, scripts[name], depth, seconds))
+            cells.setdefault((name, 64), []).append(pipelined(redis, port, scripts[name], 64, seconds))
+            if name in EXACT:
+                cells.setdefault((name, 16), []).append(redis_benchmark(redis, port, scripts[name], 16, seconds))
         for rule in in_turn(list(rules), turn):
             before = commands(client)
             cells.setdefault(rule, []).append(call(redis, callers, rule, seconds))
@@ -112,8 +115,8 @@ def words(client, name):
     path = OURS if name == "ours" else os.path.join(HERE, "scripts", f"{name}.lua")
     with open(path) as file:
         sha = client.ask([["SCRIPT", "LOAD", file.read()]])[0].decode()
-    head = ["heads"] if name == "ours" else []
-    return ["EVALSHA", sha, 1, f"{name}:__rand_int__", *head, LASTING, ROOM]
+    numbers = [OURS_NUMBERS] if name == "ours" else [LASTING, ROOM]
+    return ["EVALSHA", sha, 1, f"{name}:__rand_int__", *numbers]
 
 
 def in_turn(names, turn):
