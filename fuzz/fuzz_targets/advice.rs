@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use tidegate_client::{
     Advice, RetryBudget, RetryPolicy, Rng, Span, Timestamp, Wait,
-    retry::{Attempt, RetryDecision, Idempotency, AttemptOutcome},
+    retry::{Attempt, AttemptOutcome, Idempotency, RetryDecision},
 };
 
 const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
