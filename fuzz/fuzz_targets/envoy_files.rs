@@ -10,7 +10,7 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_http::Clock;
+use tidegate::Clock;
 use tidegate_server::{
     envoy::{Descriptor, DomainFiles, File, RateLimitRequest, RateLimitService, Settings, read},
     limiter::Limiter,

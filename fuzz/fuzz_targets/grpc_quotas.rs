@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Span, Timestamp};
-use tidegate_http::Clock;
+use tidegate::Clock;
 use tidegate_server::{config::Config, listener::grpc::QuotaStream, limiter::Limiter};
 
 use frames::frames;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_http::Clock;
+use tidegate::Clock;
 use tidegate_server::{
     listener::grpc::rate_limit_transcript,
     envoy::{DomainFiles, File, HeaderNames, RateLimitService, Settings, read},

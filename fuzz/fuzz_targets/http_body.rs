@@ -11,7 +11,7 @@ use std::{sync::Arc, thread};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use serde_json::Value;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_http::Clock;
+use tidegate::Clock;
 use tidegate_server::{
     config::Config,
     listener::http::{Endpoint, transcript},

@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_http::Clock;
+use tidegate::Clock;
 use tidegate_server::{listener::resp, limiter::Limiter};
 
 fuzz_target!(|input: &[u8]| {

@@ -11,8 +11,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use tidegate::Clock;
 use tidegate_core::{Span, Timestamp};
-use tidegate_http::Clock;
 
 /// The number of records that a call site may write at once.
 pub const BURST: u64 = 30;

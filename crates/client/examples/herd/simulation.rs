@@ -15,7 +15,7 @@ use tidegate_core::{
     AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore, Rate,
     Verdict,
 };
-use tidegate_http::HeaderWriter;
+use tidegate_tower::HeaderWriter;
 
 pub(crate) const CLIENTS: u32 = 1_000;
 /// When all clients send their first request.

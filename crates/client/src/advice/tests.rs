@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tidegate_core::{
     Algorithm, Charge, Cost, Effect, Limit, Limits, MemoryStore, Rate, Retry, Verdict,
 };
-use tidegate_http::{HeaderWriter, Legacy};
+use tidegate_tower::{HeaderWriter, Legacy};
 
 use super::*;
 

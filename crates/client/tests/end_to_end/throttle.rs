@@ -15,7 +15,7 @@ use tidegate_core::{
     AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore, Verdict,
     notation,
 };
-use tidegate_http::{HeaderWriter, Legacy};
+use tidegate_tower::{HeaderWriter, Legacy};
 use tokio::{task::JoinSet, time::Instant};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt as _};
 

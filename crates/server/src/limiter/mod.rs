@@ -9,11 +9,11 @@ mod store;
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use tidegate::Clock;
 use tidegate_core::{
     Charge, Decided, Effect, Limits, MAX_KEY_SPACE, MemoryStore, Outcome, Question, RequestError,
     Rule, RuleSet, Store, Timestamp, Verdict, free_key_in,
 };
-use tidegate_http::Clock;
 use tidegate_identity::Trust;
 use tidegate_redis::{Fleet, StoreError};
 

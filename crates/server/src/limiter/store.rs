@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use tidegate::Gate;
 use tidegate_core::{
     Charge, Decided, MemoryStore, Outcome, Question, Receipt, Renewal, RuleSet, Settlement, Store,
     Timestamp,
 };
-use tidegate_http::Gate;
 use tidegate_redis::{Fleet, FleetReceipt};
 
 use super::Limiter;

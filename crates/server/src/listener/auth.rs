@@ -14,11 +14,11 @@ use std::{
 };
 
 use sha2::{Digest, Sha256};
+use tidegate::Clock;
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
     Rate, Span, Timestamp,
 };
-use tidegate_http::Clock;
 
 use crate::{metrics::Text, net::network};
 

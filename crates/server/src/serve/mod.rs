@@ -20,8 +20,8 @@ use std::{
 };
 
 use socket2::{Domain, Socket, Type};
+use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore};
-use tidegate_http::Clock;
 
 use self::{
     descriptors::Bound,

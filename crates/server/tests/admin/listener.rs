@@ -3,10 +3,10 @@
 use std::{net::TcpListener, sync::Arc};
 
 use tempfile::NamedTempFile;
+use tidegate::{Clock, Gate as _};
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict,
 };
-use tidegate_http::{Clock, Gate as _};
 use tidegate_server::{
     config::Config,
     limiter::Limiter,

@@ -5,8 +5,8 @@ use tidegate_core::{
     Span,
     concurrency::{AdaptiveSettings, Aimd, Gradient, Method},
 };
-use tidegate_http::{Room, Share};
 use tidegate_server::config::{Config, ForwardedHeaders, MinRate, Proxy, Underscores, Via};
+use tidegate_tower::{Room, Share};
 
 use crate::{mistakes, warnings};
 

@@ -1,9 +1,9 @@
 //! `rules`: limits, conditions and elastic headroom.
 
+use tidegate::{Clock, Gate as _};
 use tidegate_core::{
     Charge, Cost, Decision, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp,
 };
-use tidegate_http::{Clock, Gate as _};
 use tidegate_server::{config::Config, limiter::Limiter};
 
 use crate::mistakes;

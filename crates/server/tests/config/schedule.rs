@@ -1,9 +1,9 @@
 //! Schedules in `when`, `allow` and `elastic`.
 
+use tidegate::{Clock, Gate};
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Span, Timestamp, Verdict,
 };
-use tidegate_http::{Clock, Gate};
 use tidegate_server::{config::Config, limiter::Limiter};
 
 /// Friday 19 June 2026, 23:30 in Berlin.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_http::Clock;
 use tidegate_redis::{Fleet, FleetSettings, Redis};
 use tidegate_server::{
     envoy::{

@@ -5,10 +5,10 @@ use std::{
     sync::Arc,
 };
 
+use tidegate::{Clock, Gate as _};
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Share, Source, Timestamp,
 };
-use tidegate_http::{Clock, Gate as _};
 use tidegate_redis::{Address, Fleet, FleetSettings, NodeShare, Redis, Settings, Topology};
 use tidegate_server::{
     config::{Config, Headers},

@@ -2,8 +2,8 @@
 
 use std::{net::TcpListener, sync::Arc};
 
+use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_http::Clock;
 use tidegate_server::{
     config::Config,
     envoy::{DomainFiles, File, RateLimitService, Settings, read},

@@ -3,8 +3,8 @@
 use std::{net::TcpListener, sync::Arc};
 
 use serde_json::Value;
+use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_http::Clock;
 use tidegate_server::{
     config::{Config, Password},
     geoip::GeoIp,

@@ -2,8 +2,8 @@
 
 use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
 
+use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_http::Clock;
 use tidegate_server::{
     config::Config,
     geoip::GeoIp,

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
+use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_http::Clock;
 use tidegate_server::{
     limiter::Limiter,
     listener::resp,

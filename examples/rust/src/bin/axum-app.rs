@@ -10,9 +10,10 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
+use tidegate::{Clock, Limiter};
 use tidegate_core::{Condition, Pattern, ResponseCost, Rule, RuleSet, Store, When};
 use tidegate_examples::{in_memory, in_redis, limit};
-use tidegate_http::{Clock, Limiter, LimiterLayer, identity::Entries};
+use tidegate_tower::{LimiterLayer, identity::Entries};
 use tokio::net::TcpListener;
 
 /// Three failed logins a minute per address, and five API requests a minute per customer.

@@ -7,9 +7,10 @@ use http::{Request, Response};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use tidegate::{Clock, Limiter};
 use tidegate_core::{Rule, RuleSet, Store};
 use tidegate_examples::{in_memory, in_redis, limit};
-use tidegate_http::{Clock, Limiter, LimiterLayer, identity::Peer};
+use tidegate_tower::{LimiterLayer, identity::Peer};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt};
 

@@ -2,6 +2,7 @@
 
 use std::{error::Error, sync::Arc};
 
+use tidegate::{Clock, Limiter};
 use tidegate_core::{Condition, Pattern, Rule, RuleSet, Store, When};
 use tidegate_examples::{
     greeter::{
@@ -10,7 +11,7 @@ use tidegate_examples::{
     },
     in_memory, in_redis, limit,
 };
-use tidegate_http::{Clock, Limiter, LimiterLayer, Passed};
+use tidegate_tower::{LimiterLayer, Passed};
 use tokio::net::TcpListener;
 use tonic::{
     Request, Response, Status,

@@ -12,6 +12,7 @@ use std::{
 };
 
 use axum::{Router, extract::Path, routing::get};
+use tidegate::{Clock, Gate, Limiter};
 use tidegate_core::{
     Algorithm, Cost, Effect, Limit, Rate, Request, Rule, RuleSet, Scratch, Source, Span, Store,
 };
@@ -23,8 +24,8 @@ use tidegate_examples::{
     },
     in_memory, limit,
 };
-use tidegate_http::{Clock, Gate, Limiter, LimiterLayer};
 use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
+use tidegate_tower::LimiterLayer;
 use tokio::{net::TcpListener, runtime::Handle, task, time};
 use tonic::{
     Code, Response, Status,

@@ -6,7 +6,7 @@ use tidegate_core::{
     concurrency::{AdaptiveSettings, Aimd, Gradient, Method},
     notation,
 };
-use tidegate_http::{Room, Share, ShedLayer};
+use tidegate_tower::{Room, Share, ShedLayer};
 
 use super::upstream;
 use crate::config::{

@@ -16,7 +16,7 @@ use hyper::{
     body::Incoming,
     header::{HOST, HeaderValue, ORIGIN},
 };
-use tidegate_http::Clock;
+use tidegate::Clock;
 
 use super::Problem;
 use crate::listener::{Authenticator, auth::Attempt, cross_site, http::bearer};

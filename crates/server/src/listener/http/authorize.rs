@@ -3,9 +3,10 @@
 use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
+use tidegate::Gate as _;
 use tidegate_core::{Cost, Effect, RequestError, RuleSet};
-use tidegate_http::{Gate as _, RuleNames};
 use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
+use tidegate_tower::RuleNames;
 
 use super::{ConnectionContext, Problem, check::with_scratch, serve::Answer, status};
 use crate::{

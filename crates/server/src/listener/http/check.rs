@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
+use tidegate::Gate as _;
 use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
-use tidegate_http::Gate as _;
 
 use super::{
     ConnectionContext, Problem,

@@ -34,7 +34,7 @@ use hyper::{
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue},
 };
 use tidegate_core::{Effect, Reason, Timestamp, Verdict};
-use tidegate_http::{HeaderWriter, Legacy, RuleNames};
+use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
 
 pub(crate) use self::{
     body::read as read_body,

@@ -4,7 +4,7 @@
 //! decision.
 
 use tidegate_core::{Line, Outcome, Retry, Source, Verdict};
-use tidegate_http::RuleNames;
+use tidegate_tower::RuleNames;
 
 /// The initial buffer size in bytes; most documents fit without reallocation.
 const USUAL_BYTES: usize = 512;

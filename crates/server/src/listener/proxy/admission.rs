@@ -21,8 +21,8 @@ use futures_util::{
 };
 use http::{Request, Response, request::Parts};
 use http_body::Body;
-use tidegate_http::{LimitedBody, LimiterLayer};
 use tidegate_identity::Entries;
+use tidegate_tower::{LimitedBody, LimiterLayer};
 use tower_service::Service;
 
 use super::{
@@ -102,7 +102,7 @@ impl AdmissionContext {
         };
         if let Err(error) = normalised {
             self.runtime.bad_requests().count(error);
-            let call = tidegate_http::grpc_call(&head.method, &head.headers);
+            let call = tidegate_tower::grpc_call(&head.method, &head.headers);
             return Some(Box::new(error.response_bytes(call)));
         }
         // Fast path: most configurations have no adaptive limits.

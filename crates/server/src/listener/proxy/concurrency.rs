@@ -8,8 +8,9 @@ use std::sync::{
 
 use bytes::Bytes;
 use http::{Extensions, Response, request::Parts};
+use tidegate::Clock;
 use tidegate_core::{LimitError, Timestamp, concurrency::AdaptiveSettings};
-use tidegate_http::{Clock, Gauge, Held, LimiterLayer, Load, Room, overloaded};
+use tidegate_tower::{Gauge, Held, LimiterLayer, Load, Room, overloaded};
 
 use super::{
     error::{ErrorReason, ProxyError},

@@ -29,7 +29,7 @@ use hyper::{
     body::{Bytes, Incoming},
     upgrade::OnUpgrade,
 };
-use tidegate_http::Lasting;
+use tidegate_tower::Lasting;
 use tower_service::Service;
 
 use super::{
@@ -85,7 +85,7 @@ impl Service<Request<Incoming>> for ProxyHandler {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let context = Arc::clone(&self.0);
-        let call = tidegate_http::grpc_call(request.method(), request.headers()).cloned();
+        let call = tidegate_tower::grpc_call(request.method(), request.headers()).cloned();
         // The synchronous part runs here, which keeps the future that waits for the response small.
         let routed = context.start(request);
         Box::pin(async move {

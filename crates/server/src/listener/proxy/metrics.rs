@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::StatusCode;
-use tidegate_http::Load;
+use tidegate_tower::Load;
 
 use super::{
     concurrency::UpstreamConcurrency,

@@ -10,7 +10,7 @@
 //! downstream    client connections: HTTP/1.1, HTTP/2, TLS, timeouts
 //! access_log    one line per request, if the access log is enabled
 //! admission     normalises the head, sheds load for upstreams at their concurrency limit
-//! rate_limit    the rate limiting layer of `tidegate-http`: a denied request reaches no upstream
+//! rate_limit    the rate limiting layer of `tidegate-tower`: a denied request reaches no upstream
 //! handler       picks the upstream, sends the request, returns the response
 //! upstream      balancing, retries, connection pools, HTTP clients, health
 //! ```

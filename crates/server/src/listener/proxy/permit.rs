@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tidegate_http::Held;
+use tidegate_tower::Held;
 
 /// A concurrency permit; released when it is taken or dropped.
 #[derive(Debug)]

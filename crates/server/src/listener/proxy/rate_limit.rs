@@ -1,9 +1,10 @@
-//! Connects the rate limiting layer of `tidegate-http` to the server's limiter.
+//! Connects the rate limiting layer of `tidegate-tower` to the server's limiter.
 
 use std::sync::Arc;
 
+use tidegate::Gate;
 use tidegate_core::{RuleSet, Timestamp, Verdict};
-use tidegate_http::{Gate, HeaderWriter, LimiterLayer};
+use tidegate_tower::{HeaderWriter, LimiterLayer};
 
 use crate::{config::Identity, limiter::Limiter, metrics::ListenerKind};
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use tidegate_http::Clock;
+use tidegate::Clock;
 
 use super::{
     access_log::AccessLog,

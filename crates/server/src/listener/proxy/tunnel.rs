@@ -17,7 +17,7 @@ use std::{
 
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tidegate_http::Lasting;
+use tidegate_tower::Lasting;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
 use super::{

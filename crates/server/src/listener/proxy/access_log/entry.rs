@@ -16,7 +16,7 @@ use http::{Extensions, HeaderMap, HeaderName, Request, Response, header};
 use hyper::body::{Body, Buf, Frame, Incoming, SizeHint};
 use serde::Serialize;
 use tidegate_core::Timestamp;
-use tidegate_http::Denied;
+use tidegate_tower::Denied;
 use tower_service::Service;
 
 use super::AccessLog;

@@ -10,8 +10,8 @@ use std::{
 
 use arc_swap::ArcSwap;
 use http::{header::HOST, request::Parts, uri::Scheme};
+use tidegate::Clock;
 use tidegate_core::{Cost, Request, When};
-use tidegate_http::Clock;
 
 use super::{
     endpoint::{Endpoint, EndpointSettings},

@@ -1,10 +1,10 @@
 //! `TIDEGATE.CHECK`: decides a request under the rules.
 
+use tidegate::Gate as _;
 use tidegate_core::{
     Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
     bounds::MAX_ENTRIES,
 };
-use tidegate_http::Gate as _;
 
 use crate::{
     entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},

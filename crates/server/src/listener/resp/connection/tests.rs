@@ -11,7 +11,7 @@ use crate::{
     listener::resp::{bounds::OUTPUT_BYTES, transcript},
     net::{Bounds, Shutdown},
 };
-use tidegate_http::Clock;
+use tidegate::Clock;
 
 /// One command of each kind and one error of each kind that does not end the connection.
 const PIPELINE: &[u8] = b"*1\r\n$4\r\nPING\r\n\

@@ -1,0 +1,261 @@
+//! The concurrency limiter: counts requests in flight and admits new ones.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use http::{HeaderValue, Response, StatusCode};
+use tidegate_core::{
+    LimitError, Span, Timestamp,
+    concurrency::{AdaptiveLimit, AdaptiveSettings, Completion},
+};
+
+use super::Room;
+use tidegate::Clock;
+
+// gRPC status codes, as header values.
+const DEADLINE_EXCEEDED: &[u8] = b"4";
+const RESOURCE_EXHAUSTED: &[u8] = b"8";
+const UNAVAILABLE: &[u8] = b"14";
+
+/// The current load of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Load {
+    /// The current concurrency limit.
+    pub limit: u32,
+    /// The number of requests in flight.
+    pub in_flight: u32,
+    /// The number of requests shed so far.
+    pub shed: u64,
+}
+
+/// The share of the concurrency limit that requests of a class may use, in percent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share(u32);
+
+impl Share {
+    /// The whole limit.
+    pub const ALL: Self = Self(100);
+
+    /// Creates a share of `percent`, 1 to 100. The resulting number of slots is rounded down and is
+    /// at least one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `shares` if `percent` is out of range.
+    pub fn new(percent: u32) -> Result<Self, LimitError> {
+        if !(1..=100).contains(&percent) {
+            let problem = format!("each must be from 1 to 100 percent, got {percent}");
+            return Err(LimitError::new("shares", problem));
+        }
+        Ok(Self(percent))
+    }
+}
+
+/// The concurrency limiter of a service, as used by [`ShedLayer`](super::ShedLayer). Use it
+/// directly if more is known about the service than a layer knows.
+#[derive(Debug)]
+pub struct Gauge {
+    adaptive: Mutex<AdaptiveLimit>,
+    /// A copy of the current limit that can be read without the lock.
+    limit: AtomicU32,
+    /// The recent latency in percent of the baseline; the maximum while it is unknown.
+    slowness: AtomicU64,
+    in_flight: AtomicU32,
+    shed: AtomicU64,
+    clock: Clock,
+}
+
+impl Gauge {
+    /// Creates a limiter for a service that has not been measured yet.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`AdaptiveLimit::new`] rejects the settings.
+    pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
+        let adaptive = AdaptiveLimit::new(settings)?;
+        Ok(Self {
+            limit: AtomicU32::new(adaptive.limit()),
+            adaptive: Mutex::new(adaptive),
+            slowness: AtomicU64::new(u64::MAX),
+            in_flight: AtomicU32::new(0),
+            shed: AtomicU64::new(0),
+            clock,
+        })
+    }
+
+    /// Applies other `settings`. Measurements and requests in flight are kept.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`AdaptiveLimit::change`] rejects the settings.
+    pub fn change(&self, settings: AdaptiveSettings) -> Result<(), LimitError> {
+        let mut adaptive = self.adaptive();
+        adaptive.change(settings)?;
+        self.publish(&adaptive);
+        Ok(())
+    }
+
+    /// Returns true if a request with this share would be admitted now. It does not count as shed
+    /// otherwise.
+    #[must_use]
+    pub fn has_place(&self, share: Share) -> bool {
+        self.in_flight.load(Ordering::Acquire) < self.most(share)
+    }
+
+    /// Admits a request with this share if a slot is free. Otherwise the request counts as shed.
+    #[must_use]
+    pub fn enter(self: &Arc<Self>, share: Share) -> Option<Held> {
+        let most = self.most(share);
+        let entered =
+            self.in_flight
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |in_flight| {
+                    (in_flight < most).then_some(in_flight + 1)
+                });
+        if entered.is_err() {
+            self.shed.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Held {
+            gauge: Arc::clone(self),
+            since: self.clock.now(),
+            paused: None,
+            completion: None,
+        })
+    }
+
+    /// Returns true if there is headroom for more than the usual load.
+    #[must_use]
+    pub fn has(&self, room: Room) -> bool {
+        let load = self.load();
+        match room {
+            Room::InFlight(percent) => {
+                u64::from(load.in_flight) * 100 < u64::from(load.limit) * u64::from(percent)
+            }
+            Room::Latency(percent) => self.slowness.load(Ordering::Relaxed) < u64::from(percent),
+        }
+    }
+
+    /// Returns the current load.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        Load {
+            limit: self.limit.load(Ordering::Relaxed),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+            shed: self.shed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Returns the number of slots that requests with this share may use.
+    fn most(&self, Share(percent): Share) -> u32 {
+        let limit = u64::from(self.limit.load(Ordering::Relaxed));
+        // Rounded down, so that the last slot is reserved for shares of 100 %. If there is only one
+        // slot, all classes may use it.
+        let most = (limit * u64::from(percent) / 100).max(1);
+        // The result is at most the limit, or 1.
+        u32::try_from(most).unwrap_or(u32::MAX)
+    }
+
+    /// Records the end of a request. `in_flight` is the number of requests in flight, including
+    /// this one.
+    fn learn(&self, in_flight: u32, completion: Completion) {
+        if completion != Completion::Ignored {
+            let mut adaptive = self.adaptive();
+            adaptive.learn(self.clock.now(), in_flight, completion);
+            self.publish(&adaptive);
+        }
+    }
+
+    fn publish(&self, adaptive: &AdaptiveLimit) {
+        self.limit.store(adaptive.limit(), Ordering::Relaxed);
+        let slowness = adaptive.slowness().unwrap_or(u64::MAX);
+        self.slowness.store(slowness, Ordering::Relaxed);
+    }
+
+    /// The measurements are consistent at any time, so a poisoned lock is safe to use.
+    fn adaptive(&self) -> MutexGuard<'_, AdaptiveLimit> {
+        self.adaptive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A concurrency slot, held until it is dropped. Dropping it without reporting a result counts as a
+/// cancelled request.
+#[derive(Debug)]
+pub struct Held {
+    gauge: Arc<Gauge>,
+    since: Timestamp,
+    /// Since when the slot has been paused, because the service waits for the client.
+    paused: Option<Timestamp>,
+    completion: Option<Completion>,
+}
+
+impl Held {
+    /// Releases the slot while the service waits for more data from the client. Other requests may
+    /// use the slot, and the time is not measured. Has no effect if already paused.
+    pub fn pause(&mut self) {
+        if self.paused.is_none() {
+            self.paused = Some(self.gauge.clock.now());
+            self.gauge.in_flight.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Takes the slot again when data resumes, even if that briefly exceeds the limit. Has no
+    /// effect if not paused.
+    pub fn resume(&mut self) {
+        if let Some(paused) = self.paused.take() {
+            self.since = self.since.after(self.gauge.clock.now().since(paused));
+            self.gauge.in_flight.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Releases the slot when the service has started to respond. Status 503 and 504, and gRPC's
+    /// `UNAVAILABLE` and `DEADLINE_EXCEEDED` in the response head, count as failures. Status 429
+    /// and `RESOURCE_EXHAUSTED` are ignored.
+    pub fn answered<R>(self, answer: &Response<R>) {
+        let grpc = answer.headers().get("grpc-status");
+        match (answer.status(), grpc.map(HeaderValue::as_bytes)) {
+            (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
+            | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => self.failed(),
+            // Rejected because of the request itself, which often takes less time than a normal
+            // response.
+            (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => self.refused(),
+            _ => self.served(),
+        }
+    }
+
+    /// Releases the slot after a failure that indicates overload.
+    pub fn failed(mut self) {
+        self.completion = Some(Completion::Dropped);
+    }
+
+    /// Releases the slot of a request that was rejected because of the request itself.
+    pub fn refused(mut self) {
+        self.completion = Some(Completion::Ignored);
+    }
+
+    fn served(mut self) {
+        self.completion = Some(Completion::Served(self.age()));
+    }
+
+    fn age(&self) -> Span {
+        let until = self.paused.unwrap_or_else(|| self.gauge.clock.now());
+        until.since(self.since)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let completion = self
+            .completion
+            .unwrap_or_else(|| Completion::Abandoned(self.age()));
+        let in_flight = &self.gauge.in_flight;
+        let in_flight = match self.paused {
+            None => in_flight.fetch_sub(1, Ordering::AcqRel),
+            // A paused request is not included in `in_flight`, so add it.
+            Some(_) => in_flight.load(Ordering::Acquire).saturating_add(1),
+        };
+        self.gauge.learn(in_flight, completion);
+    }
+}

@@ -1,0 +1,167 @@
+//! A tower layer that sheds load: it admits only as many concurrent requests as the service can
+//! handle without slowing down.
+//!
+//! ```text
+//! request ─▶ free slot for its class? ─┬─▶ yes ─▶ inner service ─▶ response; latency ─▶ new limit
+//!                                      └─▶ no ───────────────────▶ 503, or gRPC's UNAVAILABLE
+//! ```
+//!
+//! The limit is not configured: [`AdaptiveLimit`](tidegate_core::concurrency::AdaptiveLimit) learns
+//! it from the time until responses begin. Under overload, requests of lower classes are shed
+//! first. Place this layer outside of everything that takes time, and outside of a
+//! [`LimiterLayer`](crate::LimiterLayer), so that the rules of that layer can use the
+//! [headroom](ShedLayer::tell_room).
+
+mod limiter;
+mod service;
+
+use std::{fmt, sync::Arc};
+
+use http::request::Parts;
+use tidegate_core::{LimitError, concurrency::AdaptiveSettings};
+use tower_layer::Layer;
+
+pub use self::{
+    limiter::{Gauge, Held, Load, Share},
+    service::{ShedFuture, Shedding},
+};
+use tidegate::Clock;
+
+/// A tower layer that limits the concurrent requests of a service to what it can handle.
+///
+/// Clones of the layer, and all services that they wrap, share their slots. A request holds its
+/// slot from its arrival until its response begins. The time to send the body is not measured,
+/// because it depends on the client.
+///
+/// An error, a response with status 503 or 504, and gRPC's `UNAVAILABLE` and `DEADLINE_EXCEEDED`
+/// without a message count as failures. Status 429 and `RESOURCE_EXHAUSTED` are ignored. For a
+/// request that is cancelled earlier, the elapsed time is a lower bound of its latency.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::concurrency::AdaptiveSettings;
+/// use tidegate::Clock;
+/// use tidegate_tower::ShedLayer;
+///
+/// // Health checks may use all slots, batch requests at most half of them.
+/// let layer = ShedLayer::new(AdaptiveSettings::default(), Clock::real())
+///     .unwrap()
+///     .classes(&[100, 90, 50], |request| match request.uri.path() {
+///         "/healthz" => 0,
+///         path if path.starts_with("/batch/") => 2,
+///         _ => 1,
+///     })
+///     .unwrap();
+/// assert_eq!(layer.load().limit, 20);
+/// ```
+#[derive(Clone)]
+pub struct ShedLayer {
+    gauge: Arc<Gauge>,
+    shares: Arc<[Share]>,
+    class: Arc<ClassOf>,
+    room: Option<(Arc<str>, Room)>,
+}
+
+/// A function that returns the class of a request.
+type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
+
+/// A condition for headroom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Less than this percentage of the slots is in use.
+    InFlight(u32),
+    /// The latency is below this percentage of the latency without queueing, such as 120. False
+    /// while the baseline is unknown, and always with
+    /// [`Method::Aimd`](tidegate_core::concurrency::Method::Aimd).
+    Latency(u32),
+}
+
+impl ShedLayer {
+    /// The maximum number of classes.
+    pub const MAX_CLASSES: usize = 16;
+
+    /// Creates a layer with these `settings` that treats all requests alike.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`AdaptiveLimit::new`](tidegate_core::concurrency::AdaptiveLimit::new)
+    /// rejects the settings.
+    pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
+        Ok(Self {
+            gauge: Arc::new(Gauge::new(settings, clock)?),
+            shares: Arc::new([Share::ALL]),
+            class: Arc::new(|_| 0),
+            room: None,
+        })
+    }
+
+    /// Assigns requests to classes. Requests of class `n` may use `shares[n]` percent of the slots,
+    /// rounded down but at least one. `class` returns the class of a request, given its head. A
+    /// number beyond the last class means the last class.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `shares` if it is empty, if it has more than [`Self::MAX_CLASSES`], or
+    /// if a share is not between 1 and 100.
+    pub fn classes(
+        mut self,
+        shares: &[u32],
+        class: impl Fn(&Parts) -> usize + Send + Sync + 'static,
+    ) -> Result<Self, LimitError> {
+        let problem = match shares.len() {
+            0 => "must name the share of at least one class".to_owned(),
+            count if count > Self::MAX_CLASSES => {
+                format!(
+                    "{count} classes are over the maximum of {}",
+                    Self::MAX_CLASSES
+                )
+            }
+            _ => {
+                let shares = shares.iter().map(|share| Share::new(*share));
+                self.shares = shares.collect::<Result<_, _>>()?;
+                self.class = Arc::new(class);
+                return Ok(self);
+            }
+        };
+        Err(LimitError::new("shares", problem))
+    }
+
+    /// Returns the share of a class.
+    fn share(&self, class: usize) -> Share {
+        let last = self.shares.len() - 1;
+        self.shares[class.min(last)]
+    }
+
+    /// Adds an entry to the request's [`Entries`](tidegate_identity::Entries) that says whether
+    /// there is `room` (headroom): `yes` or `no`. The inner layers can use it in the `elastic`
+    /// condition of a rule.
+    #[must_use]
+    pub fn tell_room(mut self, entry: &str, room: Room) -> Self {
+        self.room = Some((entry.into(), room));
+        self
+    }
+
+    /// Returns the current load, for metrics.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        self.gauge.load()
+    }
+}
+
+impl fmt::Debug for ShedLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShedLayer")
+            .field("load", &self.load())
+            .field("room", &self.room)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for ShedLayer {
+    type Service = Shedding<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Shedding::new(inner, self.clone())
+    }
+}

@@ -1,0 +1,218 @@
+//! Denials: in HTTP a status and a problem document (RFC 9457), in gRPC a status with details.
+
+mod grpc;
+
+use std::fmt;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
+use serde::Serialize;
+use tidegate_core::{Reason, Retry, Span, Verdict};
+
+pub use self::grpc::call as grpc_call;
+use crate::headers::{self, MAX_SHOWN, RuleNames, policy_text};
+
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// A denial, independent of the protocol.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Denial<'v> {
+    pub(crate) cause: Cause,
+    /// What is wrong and when to retry. It contains nothing of the key, which may be secret.
+    pub(crate) detail: String,
+    /// The limits that deny the request.
+    pub(crate) violated: Vec<Violated<'v>>,
+    /// The time until the same request would pass; `None` if it never will, or if waiting does not
+    /// help.
+    pub(crate) retry_after: Option<Span>,
+}
+
+/// The cause of a denial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A limit is exhausted, or the key is blocked manually.
+    Spent,
+    /// The store could not decide.
+    Store,
+    /// The service is overloaded.
+    Busy,
+    /// The request is malformed or ambiguous.
+    Malformed,
+}
+
+/// A limit that denies the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Violated<'v> {
+    /// The name of its policy in the `RateLimit` fields.
+    pub(crate) name: String,
+    /// The name of its rule, if clients may see it.
+    pub(crate) rule: Option<&'v str>,
+    pub(crate) policy: &'v str,
+    pub(crate) quota: u64,
+}
+
+impl<'v> Denial<'v> {
+    /// Creates the denial for `verdict`. It contains the names of rules only if `names` are shown.
+    pub(crate) fn of(verdict: &'v Verdict<'_>, names: RuleNames) -> Self {
+        let lines = verdict.lines.iter().enumerate();
+        let enforced = lines.filter(|(_, line)| !line.shadow);
+        let denying = enforced.filter(|(_, line)| !line.outcome.allowed);
+        let violated: Vec<Violated<'v>> = denying
+            .take(MAX_SHOWN)
+            .map(|(at, line)| Violated {
+                name: policy_text(&verdict.lines, at, names),
+                rule: line.rule.filter(|_| names == RuleNames::Shown),
+                policy: line.limit.policy(),
+                quota: line.outcome.limit,
+            })
+            .collect();
+        let retry_after = verdict.retry_after.span();
+        let cause = match verdict.reason {
+            Some(Reason::Store) => Cause::Store,
+            _ => Cause::Spent,
+        };
+        Self {
+            cause,
+            detail: detail(verdict, names),
+            violated,
+            retry_after,
+        }
+    }
+
+    /// Creates the denial for an overloaded service, which may have capacity again soon.
+    pub(crate) fn busy() -> Self {
+        let again = Span::from_secs(1);
+        Self {
+            cause: Cause::Busy,
+            detail: format!("the service is overloaded; retry in {again}"),
+            violated: Vec::new(),
+            retry_after: Some(again),
+        }
+    }
+
+    /// Creates the denial for a request that cannot be counted.
+    pub(crate) fn malformed(error: &dyn fmt::Display) -> Self {
+        Self {
+            cause: Cause::Malformed,
+            detail: error.to_string(),
+            violated: Vec::new(),
+            retry_after: None,
+        }
+    }
+
+    /// Returns true if retrying is useless. Clients are told so explicitly, because they would
+    /// otherwise assume that the time was merely omitted.
+    pub(crate) fn is_final(&self) -> bool {
+        self.cause == Cause::Spent && self.retry_after.is_none()
+    }
+
+    /// Returns the response, without the rate limit headers. `call` is the content type of a gRPC
+    /// call.
+    pub(crate) fn response(&self, call: Option<&HeaderValue>) -> Response<Bytes> {
+        match call {
+            Some(content_type) => grpc::response(self, content_type),
+            None => self.http_response(),
+        }
+    }
+
+    fn http_response(&self) -> Response<Bytes> {
+        let status = match self.cause {
+            Cause::Spent => StatusCode::TOO_MANY_REQUESTS,
+            Cause::Store | Cause::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            Cause::Malformed => StatusCode::BAD_REQUEST,
+        };
+        let names: Vec<&str> = self.violated.iter().map(|limit| &*limit.name).collect();
+        let document = Document {
+            title: status.canonical_reason().unwrap_or_default(),
+            status: status.as_u16(),
+            detail: &self.detail,
+            violated_policies: &names,
+            retry_after_ms: (self.is_final() || self.retry_after.is_some())
+                .then(|| self.retry_after.map(Span::as_millis_ceil)),
+        };
+        // Serializing to memory fails only for maps with non-string keys.
+        let body = serde_json::to_vec(&document).unwrap_or_default();
+        let mut response = Response::new(Bytes::from(body));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
+        response
+    }
+}
+
+/// Returns the response to a request that cannot be counted. `call` is the content type of a gRPC
+/// call.
+pub(crate) fn malformed(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Response<Bytes> {
+    Denial::malformed(error).response(call)
+}
+
+/// Returns the response to a request with this head when the service is overloaded: 503 with
+/// `Retry-After` and a problem document, or gRPC's `UNAVAILABLE`.
+#[must_use]
+pub fn overloaded(head: &Parts) -> Response<Bytes> {
+    let denial = Denial::busy();
+    let mut response = denial.response(grpc_call(&head.method, &head.headers));
+    headers::put_retry_after(denial.retry_after, response.headers_mut());
+    response
+}
+
+#[derive(Serialize)]
+struct Document<'d> {
+    title: &'d str,
+    status: u16,
+    detail: &'d str,
+    #[serde(rename = "violated-policies", skip_serializing_if = "<[_]>::is_empty")]
+    violated_policies: &'d [&'d str],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_ms: Option<Option<u64>>,
+}
+
+fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
+    let again = match verdict.retry_after {
+        Retry::After(span) => format!("retry in {}", readable(span)),
+        Retry::Never => "retrying will not succeed".to_owned(),
+    };
+    let rule = verdict.rule.filter(|_| names == RuleNames::Shown);
+    let of_rule = rule.map_or_else(String::new, |rule| format!(" of \"{rule}\""));
+    match (verdict.reason, verdict.leading()) {
+        (Some(Reason::Store), _) => format!("the limiter could not decide; {again}"),
+        (Some(Reason::Blocked), _) => match rule {
+            Some(rule) => format!("blocked under \"{rule}\"; {again}"),
+            None => format!("blocked; {again}"),
+        },
+        (_, Some(line)) if verdict.retry_after == Retry::Never => format!(
+            "the cost of the request exceeds what {}{of_rule} can ever admit; {again}",
+            line.limit.policy()
+        ),
+        (_, Some(line)) => format!("{}{of_rule} exceeded; {again}", line.limit.policy()),
+        (_, None) => format!("limit exceeded; {again}"),
+    }
+}
+
+/// Rounds a wait up to whole seconds, or to milliseconds if it is under one second.
+fn readable(wait: Span) -> Span {
+    let second = Span::from_secs(1);
+    if wait < second {
+        Span::from_millis(wait.as_millis_ceil())
+    } else {
+        Span::from_secs(wait.as_secs_ceil())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_readable_and_never_too_short() {
+        for (micros, expected) in [
+            (59_700_861, "1min"),
+            (2_000_001, "3s"),
+            (2_000_000, "2s"),
+            (999_001, "1s"),
+            (500_001, "501ms"),
+            (1, "1ms"),
+        ] {
+            assert_eq!(readable(Span::from_micros(micros)).to_string(), expected);
+        }
+    }
+}

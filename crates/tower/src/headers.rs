@@ -1,0 +1,457 @@
+//! Writes a verdict as response headers.
+//!
+//! `RateLimit-Policy` and `RateLimit` follow draft-ietf-httpapi-ratelimit-headers-10 (lists of
+//! strings with parameters). They are optional, because it is a draft. `Retry-After` follows
+//! RFC 9110. The `X-RateLimit-*` triple is optional; its reset is in seconds from now for some
+//! clients, and in seconds since the epoch for others.
+//!
+//! ```text
+//! RateLimit-Policy: "1/s";q=1;w=1, "20/min";q=20;w=60
+//! RateLimit: "1/s";r=0;t=1, "20/min";r=7
+//! Retry-After: 1
+//! ```
+//!
+//! A policy is named after its limit, because the name of a rule may contain something that clients
+//! must not know (`secret-fraud-rule`). [`RuleNames::Shown`] names it after the rule: `"api:1/s"`.
+//!
+//! Waits are rounded up and quotas down, so that a client that follows the headers never retries
+//! too early. The draft leaves these points open:
+//!
+//! - `q` is the number of units that an idle key can spend at once.
+//! - `w` is the time in which the whole quota returns. It is omitted if it is under a second, and
+//!   for a node's local share.
+//! - `t` is the time until more units are available if none remain, or else until the key has fully
+//!   recovered.
+//! - `Retry-After` is never earlier than a `t` in the same response. The `t` of a limit that does
+//!   not deny is omitted if it would be later.
+//! - A concurrency limit has a `t` and a reset only if it denies, the same estimate as
+//!   `Retry-After`. Its slots are released when requests end, usually long before their leases.
+
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use tidegate_core::{
+    Algorithm, Exactness, Limit, Line, Outcome, Rate, RefillMode, Retry, Span, Timestamp, Verdict,
+};
+
+use crate::structured_fields;
+
+/// The maximum number of limits in the headers, the most constrained first. It keeps the headers
+/// within what clients and proxies accept.
+pub const MAX_SHOWN: usize = 8;
+
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// With [`RuleNames::Shown`], the name of a limit that was sent with the request and belongs to no
+/// rule.
+const UNNAMED: &str = "default";
+
+/// The format of `X-RateLimit-Reset`, if the triple is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Legacy {
+    /// The triple is not sent.
+    #[default]
+    Off,
+    /// Seconds from now, rounded up.
+    Delta,
+    /// Seconds since the Unix epoch, rounded up.
+    Epoch,
+}
+
+/// Whether clients see the names of rules, in headers and in denial responses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RuleNames {
+    /// A policy has the name of its limit, such as `20/min`. The second of two equal ones is
+    /// `20/min:2`.
+    #[default]
+    Hidden,
+    /// A policy has the name of its rule, such as `api`, or `api:20/min` if the rule has several
+    /// limits. The second of two equal ones is `api:20/min:2`.
+    Shown,
+}
+
+/// Writes the headers of verdicts. It contains a buffer that is reused for all responses of a
+/// connection.
+#[derive(Clone, Debug)]
+pub struct HeaderWriter {
+    ratelimit: bool,
+    legacy: Legacy,
+    rule_names: RuleNames,
+    text: Vec<u8>,
+}
+
+/// Writes the `RateLimit` pair and no triple.
+impl Default for HeaderWriter {
+    fn default() -> Self {
+        Self::new(true, Legacy::Off)
+    }
+}
+
+impl HeaderWriter {
+    /// Creates a writer of the `RateLimit` pair, if `ratelimit`, and of the triple in the format
+    /// `legacy`. `Retry-After` is always written.
+    #[must_use]
+    pub fn new(ratelimit: bool, legacy: Legacy) -> Self {
+        Self {
+            ratelimit,
+            legacy,
+            rule_names: RuleNames::default(),
+            text: Vec::new(),
+        }
+    }
+
+    /// Sets whether policies are named after their rules.
+    #[must_use]
+    pub fn with_rule_names(self, names: RuleNames) -> Self {
+        Self {
+            rule_names: names,
+            ..self
+        }
+    }
+
+    /// Returns whether clients see the names of rules.
+    #[must_use]
+    pub fn rule_names(&self) -> RuleNames {
+        self.rule_names
+    }
+
+    /// Adds the headers of `verdict`, which was decided at `now`.
+    ///
+    /// Shadow rules are not shown. A denial that can never pass has no `Retry-After`.
+    pub fn write(&mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
+        let retry_after = retry_after_secs(verdict);
+        if self.ratelimit {
+            let shown = Shown::of(verdict);
+            if shown.count > 0 {
+                self.policies(&shown, verdict.exactness, headers);
+                self.states(&shown, retry_after, headers);
+            }
+        }
+        if let Some(secs) = retry_after {
+            self.number(RETRY_AFTER, secs, headers);
+        }
+        if let (Some(line), true) = (verdict.leading(), self.legacy != Legacy::Off) {
+            self.triple(line, now, headers);
+        }
+    }
+
+    fn policies(&mut self, shown: &Shown<'_, '_>, exactness: Exactness, headers: &mut HeaderMap) {
+        self.text.clear();
+        for at in shown.order() {
+            let line = &shown.lines[at];
+            self.name(shown.lines, at);
+            structured_fields::parameter(&mut self.text, b'q', line.outcome.limit);
+            let window = line.limit.window();
+            // A node's local share recovers in a different time, so `w` would be wrong.
+            if window >= Span::from_secs(1) && exactness != Exactness::Local {
+                structured_fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
+            }
+        }
+        self.put(RATELIMIT_POLICY, headers);
+    }
+
+    fn states(&mut self, shown: &Shown<'_, '_>, retry_after: Option<u64>, headers: &mut HeaderMap) {
+        self.text.clear();
+        for at in shown.order() {
+            let line = &shown.lines[at];
+            self.name(shown.lines, at);
+            structured_fields::parameter(&mut self.text, b'r', line.outcome.remaining);
+            if let Some(secs) = more_after_secs(line)
+                .filter(|secs| retry_after.is_none_or(|latest| *secs <= latest))
+            {
+                structured_fields::parameter(&mut self.text, b't', secs);
+            }
+        }
+        self.put(RATELIMIT, headers);
+    }
+
+    fn name(&mut self, lines: &[Line<'_>], at: usize) {
+        let separator: &[u8] = if self.text.is_empty() { b"\"" } else { b", \"" };
+        self.text.extend_from_slice(separator);
+        for part in policy_name(lines, at, self.rule_names) {
+            match part {
+                NamePart::Text(text) => structured_fields::string_content(&mut self.text, text),
+                NamePart::Number(number) => structured_fields::integer(&mut self.text, number),
+            }
+        }
+        self.text.push(b'"');
+    }
+
+    fn triple(&mut self, line: &Line<'_>, now: Timestamp, headers: &mut HeaderMap) {
+        self.number(X_LIMIT, line.outcome.limit, headers);
+        self.number(X_REMAINING, line.outcome.remaining, headers);
+        if let Some(span) = reset_after(line) {
+            let reset = match self.legacy {
+                Legacy::Off | Legacy::Delta => span.as_secs_ceil(),
+                Legacy::Epoch => now.after(span).as_micros().div_ceil(1_000_000),
+            };
+            self.number(X_RESET, reset, headers);
+        }
+    }
+
+    fn number(&mut self, name: HeaderName, number: u64, headers: &mut HeaderMap) {
+        self.text.clear();
+        structured_fields::integer(&mut self.text, number);
+        self.put(name, headers);
+    }
+
+    fn put(&self, name: HeaderName, headers: &mut HeaderMap) {
+        // Only printable ASCII is ever written, so the value is always valid.
+        if let Ok(value) = HeaderValue::from_bytes(&self.text) {
+            headers.insert(name, value);
+        }
+    }
+}
+
+/// Adds `Retry-After` in whole seconds, at least 1, unless `wait` is `None`.
+pub(crate) fn put_retry_after(wait: Option<Span>, headers: &mut HeaderMap) {
+    if let Some(wait) = wait {
+        headers.insert(RETRY_AFTER, HeaderValue::from(wait.as_secs_ceil().max(1)));
+    }
+}
+
+/// Merges the headers of one limiter into a response that may already have headers of another.
+///
+/// List fields are appended to. Other fields can only occur once, and the existing value stays,
+/// because its limiter is closer to the response. The exception is the `X-RateLimit-*` triple,
+/// which is replaced if the added one has fewer units remaining.
+pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
+    let remaining = |headers: &HeaderMap| -> Option<u64> {
+        headers.get(X_REMAINING)?.to_str().ok()?.parse().ok()
+    };
+    let is_tighter =
+        remaining(&added).is_none_or(|adds| remaining(headers).is_none_or(|said| adds < said));
+    // The triple is replaced as a whole: not every limit has a reset.
+    if is_tighter && added.contains_key(X_REMAINING) {
+        headers.remove(X_RESET);
+    }
+    for (name, value) in added {
+        let Some(name) = name else { continue };
+        if name == RATELIMIT || name == RATELIMIT_POLICY {
+            headers.append(name, value);
+        } else if [X_LIMIT, X_REMAINING, X_RESET].contains(&name) {
+            if is_tighter {
+                headers.insert(name, value);
+            }
+        } else {
+            headers.entry(name).or_insert(value);
+        }
+    }
+}
+
+/// The limits to show, the most constrained first.
+struct Shown<'v, 'r> {
+    lines: &'v [Line<'r>],
+    order: [usize; MAX_SHOWN],
+    count: usize,
+}
+
+impl<'v, 'r> Shown<'v, 'r> {
+    fn of(verdict: &'v Verdict<'r>) -> Self {
+        let mut shown = Self {
+            lines: &verdict.lines,
+            order: [0; MAX_SHOWN],
+            count: 0,
+        };
+        for (index, line) in verdict
+            .lines
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| !line.shadow)
+        {
+            shown.insert(index, line);
+        }
+        shown
+    }
+
+    fn insert(&mut self, index: usize, line: &Line<'_>) {
+        let before = self.order[..self.count]
+            .partition_point(|other| slack(&self.lines[*other]) <= slack(line));
+        if before == MAX_SHOWN {
+            return;
+        }
+        self.count = MAX_SHOWN.min(self.count + 1);
+        self.order.copy_within(before..self.count - 1, before + 1);
+        self.order[before] = index;
+    }
+
+    /// Returns the indices of the lines, in the order in which they are shown.
+    fn order(&self) -> impl Iterator<Item = usize> {
+        self.order[..self.count].iter().copied()
+    }
+}
+
+/// A part of a policy's name.
+enum NamePart<'v> {
+    Text(&'v str),
+    Number(u64),
+}
+
+/// Returns the name of the policy of line `at`, in parts. The policies of one response have
+/// different names: the second one of the same name ends in `:2`.
+fn policy_name<'v>(
+    lines: &'v [Line<'_>],
+    at: usize,
+    names: RuleNames,
+) -> impl Iterator<Item = NamePart<'v>> {
+    let (first, second) = base_name(lines, at, names);
+    let before = (0..at)
+        .filter(|other| !lines[*other].shadow)
+        .filter(|other| is_same(base_name(lines, *other, names), (first, second)))
+        .count();
+    let number = u64::try_from(before).unwrap_or(u64::MAX).saturating_add(1);
+    let number = (before > 0).then_some(NamePart::Number(number));
+    let separated = |part: Option<NamePart<'v>>| {
+        let separator = part.as_ref().map(|_| NamePart::Text(":"));
+        separator.into_iter().chain(part)
+    };
+    std::iter::once(NamePart::Text(first))
+        .chain(separated(second.map(NamePart::Text)))
+        .chain(separated(number))
+}
+
+/// Returns the name of the policy of line `at` without a number. A second part follows a colon.
+fn base_name<'v>(lines: &'v [Line<'_>], at: usize, names: RuleNames) -> (&'v str, Option<&'v str>) {
+    let line = &lines[at];
+    let policy: &str = line.limit.policy();
+    match names {
+        RuleNames::Hidden => (policy, None),
+        RuleNames::Shown => {
+            // The limits of one rule are adjacent.
+            let neighbours = [at.checked_sub(1), at.checked_add(1)];
+            let mut neighbours = neighbours
+                .into_iter()
+                .flatten()
+                .filter_map(|near| lines.get(near));
+            let several = neighbours.any(|near| near.rule == line.rule);
+            (line.rule.unwrap_or(UNNAMED), several.then_some(policy))
+        }
+    }
+}
+
+/// Returns whether two names are the same text. The name of a rule may itself contain a colon.
+fn is_same(one: (&str, Option<&str>), other: (&str, Option<&str>)) -> bool {
+    match (one, other) {
+        ((one, None), (other, None)) => one == other,
+        ((one, Some(after)), (other, Some(after_other))) if one.len() == other.len() => {
+            one == other && after == after_other
+        }
+        _ => text_of(one).eq(text_of(other)),
+    }
+}
+
+fn text_of<'v>((first, second): (&'v str, Option<&'v str>)) -> impl Iterator<Item = u8> + 'v {
+    let second = second.into_iter().flat_map(|second| [":", second]);
+    std::iter::once(first).chain(second).flat_map(str::bytes)
+}
+
+/// Returns the name of the policy of line `at` as it appears in the headers.
+pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> String {
+    let mut text = String::new();
+    for part in policy_name(lines, at, names) {
+        match part {
+            NamePart::Text(part) => text.push_str(part),
+            NamePart::Number(number) => text.push_str(itoa::Buffer::new().format(number)),
+        }
+    }
+    text
+}
+
+/// Returns the sort key of a line, in the same order as the verdict: first the limits that deny
+/// longest, then those with the fewest remaining units.
+fn slack(line: &Line<'_>) -> impl Ord {
+    let Outcome {
+        allowed,
+        retry_after,
+        remaining,
+        reset_after,
+        ..
+    } = line.outcome;
+    (
+        allowed,
+        std::cmp::Reverse(retry_after),
+        remaining,
+        std::cmp::Reverse(reset_after),
+    )
+}
+
+/// Returns the seconds until a denied request would pass, at least 1. `None` if it was admitted or
+/// can never pass.
+fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
+    if verdict.allowed {
+        return None;
+    }
+    verdict
+        .retry_after
+        .span()
+        .map(|span| span.as_secs_ceil().max(1))
+}
+
+/// Returns the seconds until `line` has more units; `None` if the request can never pass.
+fn more_after_secs(line: &Line<'_>) -> Option<u64> {
+    let outcome = &line.outcome;
+    match (outcome.allowed, outcome.retry_after) {
+        (false, Retry::After(span)) => Some(span.as_secs_ceil().max(1)),
+        (false, Retry::Never) => None,
+        (true, _) if outcome.remaining == 0 && !is_concurrency(line.limit) => {
+            Some(next_unit(line.limit, outcome).as_secs_ceil())
+        }
+        (true, _) => reset_after(line).map(Span::as_secs_ceil),
+    }
+}
+
+/// Returns the time until the key has fully recovered, as clients are told it.
+///
+/// The outcome of a concurrency limit names the end of the last lease. A client that waits for that
+/// waits too long, because a slot is free as soon as its request ends. That time is unknown. If the
+/// limit denies, `retry_after` is an estimate.
+fn reset_after(line: &Line<'_>) -> Option<Span> {
+    let outcome = &line.outcome;
+    match (is_concurrency(line.limit), outcome.allowed) {
+        (false, _) => Some(outcome.reset_after),
+        (true, false) => outcome.retry_after.span(),
+        (true, true) => None,
+    }
+}
+
+fn is_concurrency(limit: &Limit) -> bool {
+    matches!(limit.algorithm(), Algorithm::Concurrency { .. })
+}
+
+/// Returns the time until an exhausted key has a unit again. For a bucket it is the time to full
+/// recovery minus the time of all later units. For a window it is the time to full recovery.
+fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
+    let units = limit.quota().saturating_add(limit.soft_allowance());
+    let later_steps = match *limit.algorithm() {
+        Algorithm::TokenBucket {
+            refill,
+            mode: RefillMode::Interval,
+            ..
+        } => {
+            let refills = units.div_ceil(refill.count).saturating_sub(1);
+            Span::from_micros(refills.saturating_mul(refill.period.as_micros()))
+        }
+        Algorithm::Gcra { rate, .. }
+        | Algorithm::TokenBucket { refill: rate, .. }
+        | Algorithm::LeakyBucket { leak: rate, .. } => time_for(units.saturating_sub(1), rate),
+        Algorithm::FixedWindow { .. }
+        | Algorithm::SlidingWindowLog { .. }
+        | Algorithm::Concurrency { .. }
+        | Algorithm::SlidingWindowCounter { .. } => Span::ZERO,
+    };
+    Span::from_micros(
+        outcome
+            .reset_after
+            .as_micros()
+            .saturating_sub(later_steps.as_micros()),
+    )
+}
+
+/// Returns the time in which `units` return. It is rounded down, because the result is subtracted.
+fn time_for(units: u64, rate: Rate) -> Span {
+    let micros =
+        u128::from(units) * u128::from(rate.period.as_micros()) / u128::from(rate.count.max(1));
+    Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+}

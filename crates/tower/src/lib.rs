@@ -1,0 +1,62 @@
+//! Rate limits and concurrency limits as tower layers, for axum, tonic, hyper and any other HTTP
+//! service.
+//!
+//! - [`LimiterLayer`] admits only requests that the rules allow, and answers the others itself:
+//!   with 429 or 503 and a problem document, or with a gRPC status.
+//! - [`ShedLayer`] admits only as many concurrent requests as the service can handle. It needs no
+//!   rules: it learns the limit from latency.
+//! - [`HeaderWriter`] writes a verdict as `RateLimit` and `Retry-After` headers, for programs that
+//!   decide without a layer.
+//!
+//! Rules, store and clock are in a limiter of the crate `tidegate`. Who sends a request, and which
+//! proxies are trusted to say so, is described with the types of [`identity`].
+//!
+//! # Examples
+//!
+//! ```
+//! use std::{convert::Infallible, sync::Arc};
+//!
+//! use bytes::Bytes;
+//! use http::{Request, Response, StatusCode};
+//! use http_body_util::Full;
+//! use tidegate::{Clock, Limiter};
+//! use tidegate_core::{AlgorithmName, Limit, MemoryBounds, MemoryStore, Rule, RuleSet};
+//! use tidegate_tower::LimiterLayer;
+//! use tower::{Layer, ServiceExt, service_fn};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! // One request per minute and path.
+//! let limit = Limit::shorthand(AlgorithmName::TokenBucket, "1/min").unwrap();
+//! let rule = Rule::new("per-path", vec![limit]).unwrap().keyed_by(&["path"]).unwrap();
+//! let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
+//! let store = MemoryStore::new(MemoryBounds::default());
+//! let limiter = Arc::new(Limiter::new(rules, store, Clock::real()));
+//!
+//! let hello = service_fn(|_: Request<()>| async {
+//!     Ok::<_, Infallible>(Response::new(Full::from(Bytes::from("hello"))))
+//! });
+//! let limited = LimiterLayer::new(limiter).layer(hello);
+//!
+//! let request = || Request::builder().uri("/greeting").body(()).unwrap();
+//! let first = limited.clone().oneshot(request()).await.unwrap();
+//! assert_eq!(first.status(), StatusCode::OK);
+//! let second = limited.oneshot(request()).await.unwrap();
+//! assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
+//! assert_eq!(second.headers()["retry-after"], "60");
+//! # }
+//! ```
+
+mod concurrency_limit;
+mod denial;
+pub mod headers;
+mod rate_limit;
+mod structured_fields;
+
+pub use concurrency_limit::{Gauge, Held, Load, Room, Share, ShedFuture, ShedLayer, Shedding};
+pub use denial::{grpc_call, overloaded};
+pub use headers::{HeaderWriter, Legacy, RuleNames};
+pub use rate_limit::{
+    Denied, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Report, ResponseFuture,
+};
+pub use tidegate_identity as identity;

@@ -1,0 +1,153 @@
+//! The action for a verdict: forward the request now or after a delay, or respond without the inner
+//! service.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response};
+use tidegate_core::{Exactness, Reason, RequestError, Source, Span, Timestamp, Verdict};
+
+use super::reservation::Reservation;
+use crate::{
+    HeaderWriter, RuleNames,
+    denial::{Denial, malformed},
+};
+
+/// The action for a request.
+#[derive(Debug)]
+pub(super) enum Ruling {
+    /// Forwards it to the inner service.
+    Pass(Pass),
+    /// Responds without the inner service.
+    Deny(Box<Response<Bytes>>),
+}
+
+/// How a request is forwarded to the inner service.
+#[derive(Debug)]
+pub(super) struct Pass {
+    /// The extension for the inner service, if enabled.
+    pub(super) passed: Option<Passed>,
+    /// How long to delay the request.
+    pub(super) delay: Duration,
+    /// The headers to add to the response.
+    pub(super) headers: HeaderMap,
+    /// The charges that may be refunded.
+    pub(super) reservation: Reservation,
+}
+
+/// The result of the limits for an admitted request, as an extension of the request for the inner
+/// service.
+///
+/// If several layers are stacked, it is that of the innermost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Passed {
+    /// The rule with the fewest remaining units. `None` if no rule applies, or if a fallback policy
+    /// decided instead of the store.
+    pub rule: Option<Box<str>>,
+    /// The quota of that rule.
+    pub limit: Option<u64>,
+    /// The remaining units of that rule.
+    pub remaining: Option<u64>,
+    /// The time until its key has fully recovered.
+    pub reset_after: Option<Span>,
+    /// Whether the request exceeds an enforced limit, within its soft allowance. Such a request
+    /// should be served cheaply or last.
+    pub over_limit: bool,
+    /// How long the request was delayed.
+    pub delay: Span,
+    /// How exact the decision was.
+    pub exactness: Exactness,
+    /// Which component decided.
+    pub source: Source,
+}
+
+impl Passed {
+    fn of(verdict: &Verdict<'_>) -> Self {
+        let leading = verdict.leading().map(|line| line.outcome);
+        let mut enforced = verdict.lines.iter().filter(|line| !line.shadow);
+        Self {
+            rule: verdict.rule.map(Box::from),
+            limit: leading.map(|outcome| outcome.limit),
+            remaining: leading.map(|outcome| outcome.remaining),
+            reset_after: leading.map(|outcome| outcome.reset_after),
+            over_limit: enforced.any(|line| line.outcome.over_limit),
+            delay: verdict.delay,
+            exactness: verdict.exactness,
+            source: verdict.source,
+        }
+    }
+}
+
+/// Why a request was denied, as an extension of the layer's response, for example for access logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Denied {
+    /// The rule that denied the request.
+    pub rule: Option<Box<str>>,
+    /// The reason of the denial.
+    pub reason: Reason,
+}
+
+/// How verdicts are applied.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub(super) headers: HeaderWriter,
+    pub(super) longest_wait: Span,
+    pub(super) tells_inner: bool,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            headers: HeaderWriter::default(),
+            longest_wait: Span::from_secs(30),
+            tells_inner: true,
+        }
+    }
+}
+
+impl Terms {
+    /// Returns the action for `verdict`, which was decided at `now`. `call` is the content type of
+    /// a gRPC call.
+    pub(super) fn ruling(
+        &self,
+        (verdict, reservation): (&Verdict<'_>, Reservation),
+        now: Timestamp,
+        call: Option<&HeaderValue>,
+    ) -> Ruling {
+        let mut headers = HeaderMap::new();
+        self.headers.clone().write(verdict, now, &mut headers);
+        if verdict.allowed {
+            return Ruling::Pass(Pass {
+                passed: self.tells_inner.then(|| Passed::of(verdict)),
+                delay: Duration::from_micros(verdict.delay.as_micros()),
+                headers,
+                reservation,
+            });
+        }
+        let denial = Denial::of(verdict, self.headers.rule_names());
+        let mut response = denial.response(call);
+        response.headers_mut().extend(headers);
+        response.extensions_mut().insert(Denied {
+            rule: verdict.rule.map(Box::from),
+            // A verdict that denies always has a reason.
+            reason: verdict.reason.unwrap_or(Reason::Limit),
+        });
+        Ruling::Deny(Box::new(response))
+    }
+
+    /// Returns the action for a request that the rules cannot count.
+    pub(super) fn uncounted(&self, error: RequestError, call: Option<&HeaderValue>) -> Ruling {
+        let error = match self.headers.rule_names() {
+            RuleNames::Shown => error,
+            RuleNames::Hidden => error.without_cause(),
+        };
+        Self::refusal(&error, call)
+    }
+
+    /// Returns the action for an ambiguous request.
+    pub(super) fn refusal(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Ruling {
+        Ruling::Deny(Box::new(malformed(error, call)))
+    }
+}

@@ -1,0 +1,316 @@
+//! A tower layer that rate limits any HTTP service: axum, tonic and plain hyper alike.
+//!
+//! ```text
+//! request ─▶ entries ─▶ verdict ─┬─▶ allowed ─▶ (delay) ─▶ inner service ─▶ response + headers
+//!                         Gate   └─▶ denied ─────────────▶ 429 or 503, or a gRPC status
+//! ```
+//!
+//! `poll_ready` only polls the inner service. A limit is charged when a request arrives. Denied
+//! requests never reach the inner service.
+//!
+//! # Entries that rules can use
+//!
+//! | entry | source |
+//! | --- | --- |
+//! | any NAME | the application, in the extension [`Entries`]; overrides all others |
+//! | `method` | the method |
+//! | `path` | the path without query, in RFC 3986 normal form, repeated slashes merged |
+//! | `host` | the requested host in lower case, without the port |
+//! | `ip` | the client address, for IPv6 its network; see [`LimiterLayer::trust`] |
+//! | `ip.exact` | the complete client address |
+//! | `country`, `asn` | GeoIP data of that address; see [`LimiterLayer::geoip`] |
+//! | `query.NAME`, `cookie.NAME`, `header.NAME` | the request, as the client sent it |
+//! | a name of [`LimiterLayer::derived`] | a part of another entry |
+//!
+//! The `path` of a gRPC call is `/package.Service/Method`. The `asn` is the number of the
+//! autonomous system.
+//!
+//! The [final charge](tidegate_core::ResponseCost) of a rule can depend on the entries of the
+//! response: `status`, `header.NAME`, `grpc-status`, `bytes`, and the entries that the application
+//! sets in a [`Report`]. Until the response is known, the initial charge is reserved.
+//!
+//! A request is rejected if an entry that rules use has several values, or if rules use the path
+//! and it has `.` or `..` segments: see [`AmbiguousRequest`]. A rule does not apply to a
+//! request without an entry of its key. A header never replaces an entry that only the application
+//! can know: here `X-Customer` does not set `customer`.
+//!
+//! [`Entries`]: tidegate_identity::Entries
+
+mod action;
+mod admit;
+mod body;
+mod future;
+mod keepalive;
+mod permit;
+mod receipt_guard;
+mod reservation;
+mod response;
+mod service;
+
+use std::{fmt, net::IpAddr, sync::Arc};
+
+use bytes::Bytes;
+use http::{Extensions, Response, request::Parts};
+use tidegate::Gate;
+use tidegate_core::{Cost, Span, Timestamp, When};
+use tidegate_identity::{
+    AmbiguousRequest, DerivedEntry, EntrySources, GeoIpSource, RequestEntries, Trust,
+};
+use tower_layer::Layer;
+
+use self::{action::Terms, keepalive::Renewals};
+pub use self::{
+    action::{Denied, Passed},
+    body::LimitedBody,
+    future::ResponseFuture,
+    permit::Lasting,
+    response::Report,
+    service::Limited,
+};
+use crate::{
+    HeaderWriter,
+    denial::{self, grpc_call},
+};
+
+/// A tower layer that forwards only the requests that a [`Gate`] admits to the inner service.
+///
+/// Clones of the layer, and all services that they wrap, share one gate. Several layers can be
+/// stacked, each with its own rules. If an inner layer denies a request, the charges of an outer
+/// one remain.
+///
+/// If rules count by an authenticated identity, place the layer inside of the authentication. In
+/// axum, `Router::layer` wraps what was added before, so the layer that is added *last* sees a
+/// request *first*.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use tidegate_core::{MemoryBounds, MemoryStore, RuleSet};
+/// use tidegate::{Clock, Limiter};
+/// use tidegate_tower::LimiterLayer;
+///
+/// let store = MemoryStore::new(MemoryBounds::default());
+/// let limiter = Arc::new(Limiter::new(RuleSet::default(), store, Clock::real()));
+/// let layer = LimiterLayer::new(limiter).cost_by(|request| {
+///     let bytes = request.headers.get("content-length").and_then(|length| length.to_str().ok()?.parse().ok());
+///     tidegate_core::Cost::new(bytes.unwrap_or(1)).unwrap_or(tidegate_core::Cost::ONE)
+/// });
+/// # let _ = layer;
+/// ```
+pub struct LimiterLayer<G> {
+    gate: Arc<G>,
+    settings: Arc<Settings>,
+    renewals: Arc<Renewals>,
+}
+
+/// The settings of a layer.
+#[derive(Clone, Debug, Default)]
+struct Settings {
+    sources: EntrySources,
+    terms: Terms,
+    cost: CostOf,
+}
+
+/// How the cost of a request is determined.
+#[derive(Clone)]
+enum CostOf {
+    Fixed(Cost),
+    Parts(Arc<dyn Fn(&Parts) -> Cost + Send + Sync>),
+}
+
+impl Default for CostOf {
+    fn default() -> Self {
+        Self::Fixed(Cost::ONE)
+    }
+}
+
+impl fmt::Debug for CostOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(cost) => cost.fmt(f),
+            Self::Parts(_) => f.write_str("a function of the request"),
+        }
+    }
+}
+
+impl CostOf {
+    fn of(&self, parts: &Parts) -> Cost {
+        match self {
+            Self::Fixed(cost) => *cost,
+            Self::Parts(of) => of(parts),
+        }
+    }
+}
+
+impl<G: Gate> LimiterLayer<G> {
+    /// Creates a layer that uses `gate`, trusts no proxy, and takes the socket's peer from the
+    /// [`Peer`](tidegate_identity::Peer) extension.
+    #[must_use]
+    pub fn new(gate: Arc<G>) -> Self {
+        Self {
+            gate,
+            settings: Arc::default(),
+            renewals: Arc::default(),
+        }
+    }
+
+    /// Takes the socket's peer from another extension, such as axum's `ConnectInfo` or tonic's
+    /// `TcpConnectInfo`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use tidegate_core::{MemoryBounds, MemoryStore, RuleSet};
+    /// # use tidegate_tower::{Clock, Limiter, LimiterLayer};
+    /// # #[derive(Clone)] struct ConnectInfo<T>(T);
+    /// # let store = MemoryStore::new(MemoryBounds::default());
+    /// # let limiter = Arc::new(Limiter::new(RuleSet::default(), store, Clock::real()));
+    /// use std::net::SocketAddr;
+    ///
+    /// let layer = LimiterLayer::new(limiter)
+    ///     .peer(|extensions| Some(extensions.get::<ConnectInfo<SocketAddr>>()?.0.ip()));
+    /// # let _ = layer;
+    /// ```
+    #[must_use]
+    pub fn peer(mut self, peer: fn(&Extensions) -> Option<IpAddr>) -> Self {
+        self.settings().sources.set_peer_extension(peer);
+        self
+    }
+
+    /// Uses `peer` as the socket's peer for all requests. This is for a layer that serves a single
+    /// connection and then needs no extension.
+    #[must_use]
+    pub fn connection_from(mut self, peer: IpAddr) -> Self {
+        self.settings().sources.set_connection_peer(peer);
+        self
+    }
+
+    /// Sets whether admitted requests get a [`Passed`] extension; by default they do. Turning it
+    /// off saves its cost if the inner service does not use it.
+    #[must_use]
+    pub fn tell_inner(mut self, tells: bool) -> Self {
+        self.settings().terms.tells_inner = tells;
+        self
+    }
+
+    /// Sets which proxies are trusted to report the client address. By default none is trusted.
+    #[must_use]
+    pub fn trust(mut self, trust: Trust) -> Self {
+        self.settings().sources.set_trust(trust);
+        self
+    }
+
+    /// Provides the entries `country` and `asn` (autonomous system number) of the client address
+    /// from `geoip`.
+    #[must_use]
+    pub fn geoip(mut self, geoip: Arc<dyn GeoIpSource>) -> Self {
+        self.settings().sources.set_geoip(geoip);
+        self
+    }
+
+    /// Adds the entry `name`, derived from another one, such as the owner of an API key without its
+    /// secret.
+    #[must_use]
+    pub fn derived(mut self, name: &str, derived: DerivedEntry) -> Self {
+        self.settings().sources.add_derived(name, derived);
+        self
+    }
+
+    /// Sets the cost of every request, for rules without a cost of their own; the default is 1.
+    #[must_use]
+    pub fn cost(mut self, cost: Cost) -> Self {
+        self.settings().cost = CostOf::Fixed(cost);
+        self
+    }
+
+    /// Sets the cost of a request from its head, for rules without a cost of their own.
+    #[must_use]
+    pub fn cost_by(mut self, of: impl Fn(&Parts) -> Cost + Send + Sync + 'static) -> Self {
+        self.settings().cost = CostOf::Parts(Arc::new(of));
+        self
+    }
+
+    /// Sets how responses report limits. The default is the `RateLimit` fields without the names of
+    /// rules. The body of a denial contains the names of rules only if the headers do.
+    #[must_use]
+    pub fn headers(mut self, headers: HeaderWriter) -> Self {
+        self.settings().terms.headers = headers;
+        self
+    }
+
+    /// Sets the longest time that a queue may delay a request; the default is 30 s. A request that
+    /// would wait longer is denied.
+    #[must_use]
+    pub fn longest_wait(mut self, longest: Span) -> Self {
+        self.settings().terms.longest_wait = longest;
+        self
+    }
+
+    /// Returns true if `when` holds at `now` for the request with this head, given the entries that
+    /// rules see.
+    ///
+    /// # Errors
+    ///
+    /// Returns the layer's response to a malformed request if an entry that `when` uses is
+    /// ambiguous or too long.
+    pub fn holds(
+        &self,
+        when: &When,
+        request: &Parts,
+        now: Timestamp,
+    ) -> Result<bool, Box<Response<Bytes>>> {
+        let malformed = |error: &dyn fmt::Display| {
+            Box::new(denial::malformed(
+                error,
+                grpc_call(&request.method, &request.headers),
+            ))
+        };
+        let entries = RequestEntries::new(request, &self.settings.sources);
+        let found = when.entry_names().filter_map(|name| {
+            let value = entries.entry(name).transpose()?;
+            Some(value.map(|value| (name, value)))
+        });
+        let found: Vec<_> = found
+            .collect::<Result<_, AmbiguousRequest>>()
+            .map_err(|ambiguous| malformed(&ambiguous))?;
+        let entries: Vec<(&str, &str)> = found
+            .iter()
+            .map(|(name, value)| (*name, &**value))
+            .collect();
+        let request = tidegate_core::Request::new(&entries, Cost::ONE);
+        request
+            .map(|request| when.holds_at(&request, now))
+            .map_err(|error| malformed(&error))
+    }
+
+    fn settings(&mut self) -> &mut Settings {
+        Arc::make_mut(&mut self.settings)
+    }
+}
+
+impl<G> Clone for LimiterLayer<G> {
+    fn clone(&self) -> Self {
+        Self {
+            gate: Arc::clone(&self.gate),
+            settings: Arc::clone(&self.settings),
+            renewals: Arc::clone(&self.renewals),
+        }
+    }
+}
+
+impl<G> fmt::Debug for LimiterLayer<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings = &self.settings;
+        f.debug_tuple("LimiterLayer").field(settings).finish()
+    }
+}
+
+impl<S, G> Layer<S> for LimiterLayer<G> {
+    type Service = Limited<S, G>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Limited::new(inner, self.clone())
+    }
+}

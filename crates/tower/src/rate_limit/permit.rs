@@ -1,0 +1,33 @@
+//! Responses that last longer than their bodies.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::reservation::Reservation;
+
+/// A response extension for work that continues after the body has ended, such as an upgraded
+/// connection or a background job. A `concurrency` slot is held until every clone of the extension
+/// is dropped.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_tower::Lasting;
+///
+/// let lasting = Lasting::default();
+/// let mut response = http::Response::new(());
+/// response.extensions_mut().insert(lasting.clone());
+/// std::thread::spawn(move || {
+///     // The job is done here.
+///     drop(lasting);
+/// });
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Lasting(Arc<Mutex<Vec<Reservation>>>);
+
+impl Lasting {
+    /// Keeps `reservation` until the last clone is dropped.
+    pub(super) fn keep(&self, reservation: Reservation) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push(reservation);
+    }
+}

@@ -1,0 +1,322 @@
+//! The receipt of a request's charges, until it is settled.
+//!
+//! ```text
+//! Here ──▶ Out: the store renews the leases ──▶ Here
+//!   │                    │ the request ends during the renewal
+//!   ▼                    ▼
+//! Gone: settled ◀────── Due
+//! ```
+
+use std::{
+    mem,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tidegate_core::{
+    Charge, Cost, Decided, Decision, Effect, Outcome, Question, Renewal, Rule, RuleSet, Settlement,
+    Span, Store, Timestamp,
+};
+use tokio::runtime::Handle;
+
+use tidegate::Gate;
+
+/// The charges of a request, independent of the type of the gate.
+pub(super) trait Hold: Send + Sync {
+    /// Returns the charges.
+    fn charged(&self) -> &Charged;
+
+    /// Settles the charges; `due` is the final charge of each.
+    fn end(self: Arc<Self>, due: Vec<u64>);
+
+    /// Renews the leases of the concurrency slots, unless the request has ended.
+    fn renew(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// The charges made by `gate`.
+pub(super) struct Held<G: Gate> {
+    gate: Arc<G>,
+    runtime: Option<Handle>,
+    charged: Charged,
+    receipt: Mutex<Receipt<ReceiptOf<G>>>,
+}
+
+type ReceiptOf<G> = <<G as Gate>::Store as Store>::Receipt;
+
+/// The state of the receipt.
+enum Receipt<R> {
+    Here(R),
+    /// The store is using it to renew leases.
+    Out,
+    /// The same, but the request has ended. Contains the final charges, to settle when the store
+    /// returns the receipt.
+    Due(Vec<u64>),
+    Gone,
+}
+
+impl<G: Gate + 'static> Held<G> {
+    /// Creates the receipt of charges that `gate` made under `rules`.
+    pub(super) fn new(
+        gate: &Arc<G>,
+        rules: &Arc<RuleSet>,
+        charges: &[Charge<'_>],
+        receipt: ReceiptOf<G>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            gate: Arc::clone(gate),
+            runtime: Handle::try_current().ok(),
+            charged: Charged::new(rules, charges),
+            receipt: Mutex::new(Receipt::Here(receipt)),
+        })
+    }
+
+    fn receipt(&self) -> MutexGuard<'_, Receipt<ReceiptOf<G>>> {
+        self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Settles the charges. `due` is the final charge of each: less than the cost is refunded, and
+    /// more is charged.
+    fn settle(self: Arc<Self>, receipt: ReceiptOf<G>, due: &[u64]) {
+        let now = self.gate.now();
+        let costs = self.charged.kept.iter().map(|kept| kept.cost.units());
+        let settlements: Vec<Settlement> = costs
+            .zip(due)
+            .map(|(cost, due)| Settlement {
+                unused: cost.saturating_sub(*due),
+            })
+            .collect();
+        let (store, charges) = (self.gate.store(), self.charged.charges());
+        let left = store.settle_now(&charges, receipt, &settlements, now);
+        let mut excess = excess(&charges, due);
+        if left.is_ok() {
+            excess.retain(|(at, cost)| !charge_now(store, with(charges[*at], *cost), now));
+            if excess.is_empty() {
+                return;
+            }
+        }
+        drop(charges);
+        let Some(runtime) = self.runtime.clone() else {
+            tracing::debug!("unused units stay charged: there is no runtime to refund them on");
+            return;
+        };
+        runtime.spawn(async move {
+            let (store, charges) = (self.gate.store(), self.charged.charges());
+            if let Err(receipt) = left {
+                store.settle(&charges, receipt, &settlements, now).await;
+            }
+            for (at, cost) in excess {
+                charge_later(store, with(charges[at], cost), now).await;
+            }
+        });
+    }
+}
+
+impl<G: Gate + 'static> Hold for Held<G> {
+    fn charged(&self) -> &Charged {
+        &self.charged
+    }
+
+    fn end(self: Arc<Self>, due: Vec<u64>) {
+        let mut receipt = self.receipt();
+        match mem::replace(&mut *receipt, Receipt::Gone) {
+            Receipt::Here(found) => {
+                drop(receipt);
+                self.settle(found, &due);
+            }
+            Receipt::Out => *receipt = Receipt::Due(due),
+            Receipt::Due(_) | Receipt::Gone => {}
+        }
+    }
+
+    fn renew(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move {
+            let Some(mut taken) = Taken::from(&self) else {
+                return;
+            };
+            let Some(receipt) = &mut taken.receipt else {
+                return;
+            };
+            let (charges, now) = (self.charged.charges(), self.gate.now());
+            let renewal = self.gate.store().renew(&charges, receipt, now).await;
+            if renewal == Renewal::Lost {
+                tracing::debug!(
+                    "a request ran longer than its lease and lost its concurrency slot"
+                );
+            }
+        })
+    }
+}
+
+/// A receipt in use by the store for a renewal. Dropping it returns the receipt, or settles it if
+/// the request has ended.
+struct Taken<G: Gate + 'static> {
+    held: Arc<Held<G>>,
+    receipt: Option<ReceiptOf<G>>,
+}
+
+impl<G: Gate + 'static> Taken<G> {
+    fn from(held: &Arc<Held<G>>) -> Option<Self> {
+        let mut receipt = held.receipt();
+        match mem::replace(&mut *receipt, Receipt::Out) {
+            Receipt::Here(found) => Some(Self {
+                held: Arc::clone(held),
+                receipt: Some(found),
+            }),
+            other => {
+                *receipt = other;
+                None
+            }
+        }
+    }
+}
+
+impl<G: Gate + 'static> Drop for Taken<G> {
+    fn drop(&mut self) {
+        let Some(back) = self.receipt.take() else {
+            return;
+        };
+        let mut receipt = self.held.receipt();
+        if let Receipt::Due(due) = mem::replace(&mut *receipt, Receipt::Gone) {
+            drop(receipt);
+            return Arc::clone(&self.held).settle(back, &due);
+        }
+        *receipt = Receipt::Here(back);
+    }
+}
+
+/// Charges that outlive the question in which they were made.
+pub(super) struct Charged {
+    rules: Arc<RuleSet>,
+    kept: Vec<Kept>,
+}
+
+/// One of these charges.
+pub(super) struct Kept {
+    key: Box<[u8]>,
+    pub(super) cost: Cost,
+    is_stretched: bool,
+}
+
+impl Charged {
+    fn new(rules: &Arc<RuleSet>, charges: &[Charge<'_>]) -> Self {
+        let kept = |charge: &Charge<'_>| Kept {
+            key: charge.key.into(),
+            cost: charge.cost,
+            is_stretched: charge.limits.is_stretched(),
+        };
+        Self {
+            rules: Arc::clone(rules),
+            kept: charges.iter().map(kept).collect(),
+        }
+    }
+
+    pub(super) fn rules(&self) -> impl Iterator<Item = &Rule> {
+        const OWN: &str = "a charge has the key of a rule of its set";
+        let rule = |kept: &Kept| self.rules.rule_of(&kept.key).expect(OWN);
+        self.kept.iter().map(rule)
+    }
+
+    /// Returns the response entries that the rules use for their final charges.
+    pub(super) fn names(&self) -> Vec<&str> {
+        let rules = self.rules();
+        rules
+            .flat_map(|rule| rule.response_cost().entry_names())
+            .collect()
+    }
+
+    pub(super) fn kept(&self) -> &[Kept] {
+        &self.kept
+    }
+
+    /// Returns the shortest lease of the concurrency slots, if there are any.
+    pub(super) fn lease(&self) -> Option<Span> {
+        self.rules().filter_map(|rule| rule.limits().lease()).min()
+    }
+
+    fn charges(&self) -> Vec<Charge<'_>> {
+        self.kept
+            .iter()
+            .zip(self.rules())
+            .map(|(kept, rule)| kept.charge(rule))
+            .collect()
+    }
+}
+
+impl Kept {
+    fn charge<'a>(&'a self, rule: &'a Rule) -> Charge<'a> {
+        let limits = rule.limits();
+        let stretched = limits.stretched().filter(|_| self.is_stretched);
+        Charge {
+            key: &self.key,
+            limits: stretched.unwrap_or(limits),
+            cost: self.cost,
+            longest_wait: None,
+        }
+    }
+}
+
+/// Returns the charges whose final charge (`due`) exceeds their cost, with the difference.
+fn excess(charges: &[Charge<'_>], due: &[u64]) -> Vec<(usize, Cost)> {
+    let excess = |(at, (charge, due)): (usize, (&Charge<'_>, &u64))| {
+        let more = due.saturating_sub(charge.cost.units());
+        Some((at, Cost::new(more).ok()?))
+    };
+    charges
+        .iter()
+        .zip(due)
+        .enumerate()
+        .filter_map(excess)
+        .collect()
+}
+
+fn with(charge: Charge<'_>, cost: Cost) -> Charge<'_> {
+    Charge { cost, ..charge }
+}
+
+/// Charges the cost of a request beyond its reservation: all of it, or as much as the limits admit.
+/// Returns false if that requires waiting.
+fn charge_now<S: Store>(store: &S, charge: Charge<'_>, now: Timestamp) -> bool {
+    let mut outcomes = Vec::new();
+    let mut ask = |charge| {
+        store
+            .decide_now(&mut question(&mut vec![charge], now), &mut outcomes)
+            .map(|decided| room(&decided, &outcomes))
+    };
+    match ask(charge) {
+        None => false,
+        Some(None) => true,
+        Some(Some(room)) => ask(with(charge, room)).is_some(),
+    }
+}
+
+/// Does the same as [`charge_now`] and waits if necessary.
+async fn charge_later<S: Store>(store: &S, charge: Charge<'_>, now: Timestamp) {
+    let mut outcomes = Vec::new();
+    let decided = store
+        .decide(question(&mut vec![charge], now), &mut outcomes)
+        .await;
+    if let Some(room) = room(&decided, &outcomes) {
+        let mut charges = vec![with(charge, room)];
+        store
+            .decide(question(&mut charges, now), &mut outcomes)
+            .await;
+    }
+}
+
+fn question<'q, 'c>(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Question<'q, 'c> {
+    Question {
+        charges,
+        now,
+        effect: Effect::Charge,
+        within: None,
+    }
+}
+
+/// Returns how much the denying limits would still admit, if anything.
+fn room(decided: &Decided, outcomes: &[Outcome]) -> Option<Cost> {
+    if decided.decision != Decision::Limited {
+        return None;
+    }
+    let least = outcomes.iter().map(|outcome| outcome.remaining).min();
+    Cost::new(least?).ok()
+}

@@ -1,0 +1,150 @@
+//! The entries of a response, on which the final charge of a rule can depend.
+
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use http::{HeaderMap, HeaderName, Response};
+use tidegate_core::{Cost, Request, ResponseCost};
+use tidegate_identity::{header_text, joined_header};
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
+/// Entries that the application sets for its response, as a response extension: the number of
+/// tokens used, or that a login failed. They override the entries of the response itself.
+///
+/// Clones share one report, so that an entry that is known only at the end of a streamed body can
+/// be set then.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_tower::Report;
+///
+/// let report = Report::default();
+/// let mut response = http::Response::new(());
+/// response.extensions_mut().insert(report.clone());
+/// // Later, as the last of the body is sent:
+/// report.say("tokens", 812);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Report(Arc<Mutex<Said>>);
+
+/// Names and values.
+type Said = Vec<(Box<str>, Box<str>)>;
+
+impl Report {
+    /// Sets the entry `name` to `value` and replaces any previous value.
+    pub fn say(&self, name: &str, value: impl fmt::Display) {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        said.retain(|(known, _)| **known != *name);
+        said.push((name.into(), value.to_string().into()));
+    }
+
+    fn said(&self, name: &str) -> Option<String> {
+        let said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = said.iter().find(|(known, _)| **known == *name);
+        named.map(|(_, value)| value.to_string())
+    }
+}
+
+/// The state of a response, as far as it is known.
+#[derive(Debug)]
+pub(super) struct Answer {
+    status: http::StatusCode,
+    report: Option<Report>,
+    /// The response headers that bills use, by entry name.
+    headers: Said,
+    grpc_status: Option<Box<str>>,
+    /// The number of body bytes sent so far.
+    bytes: u64,
+    has_ended: bool,
+}
+
+impl Answer {
+    /// Reads the head of `response`. Only headers in `names`, which are entry names, are kept.
+    pub(super) fn of<B>(response: &Response<B>, names: &[&str]) -> Self {
+        let header = |name: &&str| {
+            let value = joined_header(response.headers(), name.strip_prefix("header.")?, ", ")?;
+            Some(((*name).into(), value.into()))
+        };
+        let mut answer = Self {
+            status: response.status(),
+            report: response.extensions().get().cloned(),
+            headers: names.iter().filter_map(header).collect(),
+            grpc_status: None,
+            bytes: 0,
+            has_ended: false,
+        };
+        answer.learn(response.headers());
+        answer
+    }
+
+    /// Returns true if this entry is known from the response head.
+    pub(super) fn is_of_head(name: &str) -> bool {
+        name == "status" || name.starts_with("header.")
+    }
+
+    /// Adds to the number of body bytes sent.
+    pub(super) fn add(&mut self, bytes: usize) {
+        // A length in memory fits 64 bits.
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+    }
+
+    /// Reads the gRPC status from headers or trailers.
+    pub(super) fn learn(&mut self, headers: &HeaderMap) {
+        if let Some(status) = headers.get(GRPC_STATUS) {
+            self.grpc_status = Some(header_text(status).into());
+        }
+    }
+
+    /// Records that the response has ended.
+    pub(super) fn end(&mut self) {
+        self.has_ended = true;
+    }
+
+    /// Returns true if this entry can no longer change.
+    fn is_final(&self, name: &str) -> bool {
+        let is_said = || self.report.as_ref().and_then(|report| report.said(name));
+        let is_told = name == GRPC_STATUS.as_str() && self.grpc_status.is_some();
+        self.has_ended || Self::is_of_head(name) || is_told || is_said().is_some()
+    }
+
+    /// Returns the final charge by `bill`, given the initial charge.
+    pub(super) fn due(&self, bill: &ResponseCost, charged: Cost) -> u64 {
+        let mut names: Vec<&str> = bill.entry_names().collect();
+        names.sort_unstable();
+        names.dedup();
+        let known: Vec<(&str, Cow<'_, str>)> = names
+            .into_iter()
+            .filter_map(|name| Some((name, self.entry(name)?)))
+            .collect();
+        let entries: Vec<(&str, &str)> = known
+            .iter()
+            .map(|(name, value)| (*name, &**value))
+            .collect();
+        // If the response contains a value that is not a valid entry, the initial charge stays.
+        let answer = Request::new(&entries, Cost::ONE);
+        answer.map_or_else(
+            |_| charged.units(),
+            |answer| bill.due_so_far(charged, &answer, |name| self.is_final(name)),
+        )
+    }
+
+    fn entry(&self, name: &str) -> Option<Cow<'_, str>> {
+        if let Some(said) = self.report.as_ref().and_then(|report| report.said(name)) {
+            return Some(Cow::Owned(said));
+        }
+        match name {
+            "status" => Some(Cow::Borrowed(self.status.as_str())),
+            "bytes" => Some(Cow::Owned(self.bytes.to_string())),
+            "grpc-status" => self.grpc_status.as_deref().map(Cow::Borrowed),
+            _ => {
+                let header = self.headers.iter().find(|(known, _)| **known == *name);
+                header.map(|(_, value)| Cow::Borrowed(&**value))
+            }
+        }
+    }
+}

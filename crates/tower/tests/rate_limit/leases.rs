@@ -1,0 +1,264 @@
+//! Tests concurrency slots that are held for longer than their lease.
+
+use std::{
+    convert::Infallible,
+    future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{Request, Response, StatusCode};
+use http_body_util::{Full, StreamBody, combinators::UnsyncBoxBody};
+use tidegate_core::{
+    Charge, Decided, MemoryBounds, MemoryStore, Outcome, Question, Receipt, Renewal, Settlement,
+    Span, Store, Timestamp,
+};
+use tidegate_tower::{Lasting, LimiterLayer};
+use tokio::runtime::{Builder, Runtime};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::{
+    settlement::{left, places},
+    stores::Far,
+    support::{Limiter, get, lasting_for, limiter, limiter_on},
+};
+
+/// Advances the limiter's clock and the runtime's clock by this number of seconds.
+async fn pass<S: Store>(limiter: &Limiter<S>, seconds: u64) {
+    for _ in 0..seconds {
+        let clock = limiter.clock();
+        clock.set(clock.now().after(Span::from_secs(1)));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Returns a response whose body never ends.
+fn endless() -> Response<UnsyncBoxBody<Bytes, Infallible>> {
+    let body = StreamBody::new(futures_util::stream::pending());
+    Response::new(UnsyncBoxBody::new(body))
+}
+
+/// Takes the only slot of `limiter` and holds it for ten leases with a response that does not end.
+async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let layer = LimiterLayer::new(Arc::clone(&limiter));
+    let mut service = layer.layer(service_fn(streaming));
+    let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    for minute in 0..10 {
+        pass(&limiter, 60).await;
+        assert_eq!(left(&limiter).await, 0, "after minute {minute}");
+    }
+    drop(answer);
+    // A remote store is settled by a separate task.
+    pass(&limiter, 3).await;
+    assert_eq!(left(&limiter).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_longer_than_its_lease_keeps_its_slot() {
+    outlasts_its_lease(limiter(vec![places(1)])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_remote_response_longer_than_its_lease_keeps_its_slot() {
+    let store = Far(MemoryStore::new(MemoryBounds::default()));
+    outlasts_its_lease(limiter_on(store, vec![places(1)])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unanswered_request_keeps_its_slot() {
+    let limiter = limiter(vec![places(1)]);
+    let silent = |_: Request<()>| future::pending::<Result<Response<Full<Bytes>>, Infallible>>();
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(silent));
+    let mut asked = Box::pin(service.ready().await.unwrap().call(get("/")));
+    assert!(asked.as_mut().now_or_never().is_none());
+    pass(&limiter, 150).await;
+    assert_eq!(left(&limiter).await, 0);
+    drop(asked);
+    assert_eq!(left(&limiter).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handle_that_outlives_the_body_keeps_its_slot() {
+    let limiter = limiter(vec![places(1)]);
+    let lasting = Lasting::default();
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(lasting_for(&lasting));
+    let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    drop((answer, service));
+    pass(&limiter, 150).await;
+    assert_eq!(left(&limiter).await, 0);
+    drop(lasting);
+    assert_eq!(left(&limiter).await, 1);
+}
+
+/// A memory store with faulty renewals.
+struct Odd(MemoryStore, Oddity);
+
+enum Oddity {
+    /// Every renewal fails.
+    Refuses,
+    /// The first renewal never completes.
+    HangsOnce(AtomicBool),
+}
+
+impl Store for Odd {
+    type Receipt = Receipt;
+
+    fn decide_now(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<Decided> {
+        self.0.decide_now(question, outcomes)
+    }
+
+    async fn decide_later(
+        &self,
+        question: Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decided {
+        self.0.decide_later(question, outcomes).await
+    }
+
+    async fn reserve(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> (Decided, Option<Receipt>) {
+        Store::reserve(&self.0, question, outcomes).await
+    }
+
+    async fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: Receipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) {
+        self.0.settle(charges, receipt, settlements, now);
+    }
+
+    async fn renew(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut Receipt,
+        now: Timestamp,
+    ) -> Renewal {
+        match &self.1 {
+            Oddity::Refuses => Renewal::Unknown,
+            Oddity::HangsOnce(has_hung) if !has_hung.swap(true, Ordering::Relaxed) => {
+                future::pending().await
+            }
+            Oddity::HangsOnce(_) => self.0.renew(charges, receipt, now),
+        }
+    }
+}
+
+/// A lease that cannot be renewed expires, and the request continues.
+#[tokio::test(start_paused = true)]
+async fn a_slot_without_renewal_ends_with_its_lease() {
+    let store = Odd(MemoryStore::new(MemoryBounds::default()), Oddity::Refuses);
+    let limiter = limiter_on(store, vec![places(1)]);
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    pass(&limiter, 59).await;
+    assert_eq!(left(&limiter).await, 0);
+    pass(&limiter, 1).await;
+    assert_eq!(left(&limiter).await, 1);
+    let second = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    assert_eq!(
+        (answer.status(), second.status()),
+        (StatusCode::OK, StatusCode::OK)
+    );
+    drop(answer);
+    assert_eq!(left(&limiter).await, 0, "it releases no other slot");
+}
+
+/// Requests that have ended are not renewed.
+#[tokio::test(start_paused = true)]
+async fn finished_requests_are_not_renewed() {
+    let limiter = limiter(vec![places(2)]);
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    for _ in 0..3 {
+        let first = service.ready().await.unwrap().call(get("/")).await.unwrap();
+        pass(&limiter, 30).await;
+        let second = service.ready().await.unwrap().call(get("/")).await.unwrap();
+        drop(first);
+        pass(&limiter, 90).await;
+        assert_eq!(left(&limiter).await, 1);
+        drop(second);
+        assert_eq!(left(&limiter).await, 2);
+        pass(&limiter, 90).await;
+        assert_eq!(left(&limiter).await, 2);
+    }
+    drop(service);
+    assert_eq!(Arc::strong_count(&limiter), 1, "no task keeps it");
+}
+
+/// A renewal that hangs times out before the next one, and does not delay those of other requests.
+#[tokio::test(start_paused = true)]
+async fn a_hanging_renewal_loses_no_other_slot() {
+    let hangs = Oddity::HangsOnce(AtomicBool::new(false));
+    let store = Odd(MemoryStore::new(MemoryBounds::default()), hangs);
+    let limiter = limiter_on(store, vec![places(2)]);
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let first = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    let second = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    for second in (10..=300).step_by(10) {
+        pass(&limiter, 10).await;
+        assert_eq!(left(&limiter).await, 0, "after {second} s");
+    }
+    drop((first, second));
+    // It is settled by separate tasks.
+    pass(&limiter, 1).await;
+    assert_eq!(left(&limiter).await, 2);
+}
+
+/// If the runtime of the first request ends before any renewal, the runtime of the second one
+/// renews the leases of both.
+fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
+    let limiter = limiter(vec![places(2)]);
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let mut ask = || {
+        let asked = async { service.ready().await.unwrap().call(get("/")).await.unwrap() };
+        asked.now_or_never().expect("memory answers at once")
+    };
+    let mut answers = Vec::new();
+    let short_lived = Builder::new_current_thread().build().unwrap();
+    ask_on(short_lived, &mut || answers.push(ask()));
+    let runtime = Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        answers.push(ask());
+        pass(&limiter, 150).await;
+        assert_eq!(left(&limiter).await, 0);
+    });
+    assert_eq!(answers.len(), 2);
+}
+
+#[test]
+fn a_short_lived_runtime_does_not_stop_renewals() {
+    outlives_a_runtime(|runtime, ask| runtime.block_on(async { ask() }));
+}
+
+#[test]
+fn an_ended_runtime_does_not_stop_renewals() {
+    outlives_a_runtime(|runtime, ask| {
+        let handle = runtime.handle().clone();
+        drop(runtime);
+        let _entered = handle.enter();
+        ask();
+    });
+}
