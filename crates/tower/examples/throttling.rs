@@ -29,7 +29,7 @@ use tidegate_core::{
     AlgorithmName, Condition, Headroom, Limit, LimitSpec, MemoryBounds, MemoryStore, Pattern, Rule,
     RuleSet, When, concurrency::AdaptiveSettings, notation,
 };
-use tidegate_tower::{LimiterLayer, Room, ShedLayer};
+use tidegate_tower::{ConcurrencyLimitLayer, HeadroomCondition, RateLimitLayer};
 use tokio::{
     sync::Semaphore,
     time::{Instant, interval, sleep},
@@ -118,10 +118,10 @@ where
     BoxCloneSyncService::new(service.map_response(|response: Response<B>| response.status()))
 }
 
-fn limiter(clock: &Clock, rule: Rule) -> LimiterLayer<Limiter<MemoryStore>> {
+fn limiter(clock: &Clock, rule: Rule) -> RateLimitLayer<Limiter<MemoryStore>> {
     let rules = RuleSet::build(vec![rule], Vec::new()).expect("one rule");
     let store = MemoryStore::new(MemoryBounds::default());
-    LimiterLayer::new(Arc::new(Limiter::new(rules, store, clock.clone())))
+    RateLimitLayer::new(Arc::new(Limiter::new(rules, store, clock.clone())))
 }
 
 fn rule(limit: Limit) -> Rule {
@@ -158,8 +158,8 @@ fn concurrency() -> Rule {
     rule(spec.build().expect("a limit"))
 }
 
-fn shed(clock: &Clock) -> ShedLayer {
-    ShedLayer::new(AdaptiveSettings::default(), clock.clone()).expect("valid settings")
+fn shed(clock: &Clock) -> ConcurrencyLimitLayer {
+    ConcurrencyLimitLayer::new(AdaptiveSettings::default(), clock.clone()).expect("valid settings")
 }
 
 /// A window limit that admits 50 % more while less than 60 % of the adaptive concurrency limit is
@@ -174,7 +174,7 @@ fn elastic(clock: &Clock) -> App {
     let room = When::all(vec![room.expect("a condition")]);
     let rule = rule(spec.build().expect("a limit")).elastic(50, Headroom::When(room));
     let limiter = limiter(clock, rule.expect("it stretches"));
-    let shed = shed(clock).tell_room("room.app", Room::InFlight(60));
+    let shed = shed(clock).export_headroom("room.app", HeadroomCondition::InFlight(60));
     boxed(shed.layer(limiter.layer(service())))
 }
 

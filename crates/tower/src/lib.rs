@@ -1,10 +1,10 @@
 //! Rate limits and concurrency limits as tower layers, for axum, tonic, hyper and any other HTTP
 //! service.
 //!
-//! - [`LimiterLayer`] admits only requests that the rules allow, and answers the others itself:
+//! - [`RateLimitLayer`] admits only requests that the rules allow, and answers the others itself:
 //!   with 429 or 503 and a problem document, or with a gRPC status.
-//! - [`ShedLayer`] admits only as many concurrent requests as the service can handle. It needs no
-//!   rules: it learns the limit from latency.
+//! - [`ConcurrencyLimitLayer`] admits only as many concurrent requests as the service can handle.
+//!   It needs no rules: it learns the limit from latency.
 //! - [`HeaderWriter`] writes a verdict as `RateLimit` and `Retry-After` headers, for programs that
 //!   decide without a layer.
 //!
@@ -21,7 +21,7 @@
 //! use http_body_util::Full;
 //! use tidegate::{Clock, Limiter};
 //! use tidegate_core::{AlgorithmName, Limit, MemoryBounds, MemoryStore, Rule, RuleSet};
-//! use tidegate_tower::LimiterLayer;
+//! use tidegate_tower::RateLimitLayer;
 //! use tower::{Layer, ServiceExt, service_fn};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
@@ -36,7 +36,7 @@
 //! let hello = service_fn(|_: Request<()>| async {
 //!     Ok::<_, Infallible>(Response::new(Full::from(Bytes::from("hello"))))
 //! });
-//! let limited = LimiterLayer::new(limiter).layer(hello);
+//! let limited = RateLimitLayer::new(limiter).layer(hello);
 //!
 //! let request = || Request::builder().uri("/greeting").body(()).unwrap();
 //! let first = limited.clone().oneshot(request()).await.unwrap();
@@ -53,10 +53,14 @@ pub mod headers;
 mod rate_limit;
 mod structured_fields;
 
-pub use concurrency_limit::{Gauge, Held, Load, Room, Share, ShedFuture, ShedLayer, Shedding};
-pub use denial::{grpc_call, overloaded};
+pub use concurrency_limit::{
+    ConcurrencyLimit, ConcurrencyLimitFuture, ConcurrencyLimitLayer, ConcurrencyLimiter,
+    ConcurrencyPermit, HeadroomCondition, Load, SlotShare,
+};
+pub use denial::{grpc_content_type, overload_response};
 pub use headers::{HeaderWriter, Legacy, RuleNames};
 pub use rate_limit::{
-    Denied, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Report, ResponseFuture,
+    DenialInfo, LimitedBody, LongLivedPermit, RateLimit, RateLimitLayer, RateLimitStatus,
+    ResponseEntries, ResponseFuture,
 };
 pub use tidegate_identity as identity;

@@ -17,16 +17,16 @@ use tidegate_core::{
     concurrency::{AdaptiveSettings, Aimd, Method},
 };
 use tidegate_identity::Entries;
-use tidegate_tower::{Gauge, Room, Share, ShedLayer};
+use tidegate_tower::{ConcurrencyLimitLayer, ConcurrencyLimiter, HeadroomCondition, SlotShare};
 use tokio::sync::oneshot;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 /// The requests that the service holds, in order of arrival, each with a channel for its response.
-type Held = Arc<Mutex<Vec<(Option<Entries>, oneshot::Sender<Option<StatusCode>>)>>>;
+type HeldRequests = Arc<Mutex<Vec<(Option<Entries>, oneshot::Sender<Option<StatusCode>>)>>>;
 
 /// Creates a service that holds every request until the test answers it; `None` is an error.
 fn holding(
-    held: &Held,
+    held: &HeldRequests,
 ) -> impl Service<
     Request<()>,
     Response = Response<Full<Bytes>>,
@@ -56,8 +56,8 @@ fn settings(initial: u32) -> AdaptiveSettings {
     }
 }
 
-fn layer(initial: u32, clock: &Clock) -> ShedLayer {
-    ShedLayer::new(settings(initial), clock.clone()).unwrap()
+fn layer(initial: u32, clock: &Clock) -> ConcurrencyLimitLayer {
+    ConcurrencyLimitLayer::new(settings(initial), clock.clone()).unwrap()
 }
 
 fn clock() -> Clock {
@@ -70,7 +70,7 @@ fn request(path: &str) -> Request<()> {
 
 #[tokio::test]
 async fn excess_requests_are_shed_before_the_inner_service() {
-    let (held, clock) = (Held::default(), clock());
+    let (held, clock) = (HeldRequests::default(), clock());
     let layer = layer(2, &clock);
     let service = layer.layer(holding(&held));
     let mut waiting: Vec<_> = (0..2)
@@ -99,7 +99,7 @@ async fn excess_requests_are_shed_before_the_inner_service() {
 
 #[tokio::test]
 async fn a_shed_grpc_call_gets_a_grpc_status() {
-    let (held, clock) = (Held::default(), clock());
+    let (held, clock) = (HeldRequests::default(), clock());
     let service = layer(1, &clock).layer(holding(&held));
     let mut first = Box::pin(service.clone().oneshot(request("/")));
     assert!((&mut first).now_or_never().is_none());
@@ -114,7 +114,7 @@ async fn a_shed_grpc_call_gets_a_grpc_status() {
 
 #[tokio::test]
 async fn lower_priority_classes_are_shed_first() {
-    let (held, clock) = (Held::default(), clock());
+    let (held, clock) = (HeldRequests::default(), clock());
     let layer = layer(4, &clock)
         .classes(&[100, 50], |request| {
             usize::from(request.uri.path() == "/batch")
@@ -136,7 +136,7 @@ async fn lower_priority_classes_are_shed_first() {
 
 #[tokio::test]
 async fn failures_and_slowness_shrink_the_limit_and_neutral_outcomes_do_not() {
-    let (held, clock) = (Held::default(), clock());
+    let (held, clock) = (HeldRequests::default(), clock());
     let layer = layer(20, &clock);
     let service = layer.layer(holding(&held));
     let ends = async |with: Option<StatusCode>, after: Span| {
@@ -172,8 +172,8 @@ async fn failures_and_slowness_shrink_the_limit_and_neutral_outcomes_do_not() {
 
 #[tokio::test]
 async fn inner_services_see_whether_there_is_room() {
-    let (held, clock) = (Held::default(), clock());
-    let layer = layer(4, &clock).tell_room("room.app", Room::InFlight(75));
+    let (held, clock) = (HeldRequests::default(), clock());
+    let layer = layer(4, &clock).export_headroom("room.app", HeadroomCondition::InFlight(75));
     let service = layer.layer(holding(&held));
     let mut waiting = Vec::new();
     for expected in ["yes", "yes", "no", "no"] {
@@ -194,13 +194,13 @@ async fn inner_services_see_whether_there_is_room() {
 
 #[tokio::test]
 async fn there_is_room_while_latency_is_normal() {
-    let (held, clock) = (Held::default(), clock());
+    let (held, clock) = (HeldRequests::default(), clock());
     let settings = AdaptiveSettings {
         samples: 1,
         ..AdaptiveSettings::default()
     };
-    let layer = ShedLayer::new(settings, clock.clone()).unwrap();
-    let layer = layer.tell_room("room.app", Room::Latency(120));
+    let layer = ConcurrencyLimitLayer::new(settings, clock.clone()).unwrap();
+    let layer = layer.export_headroom("room.app", HeadroomCondition::Latency(120));
     let service = layer.layer(holding(&held));
     let told = async |takes: Span| {
         let mut one = Box::pin(service.clone().oneshot(request("/")));
@@ -256,7 +256,7 @@ async fn grpc_statuses_of_the_service_are_understood() {
 #[tokio::test]
 async fn the_last_slot_is_reserved_for_the_first_class_unless_it_is_the_only_slot() {
     for (initial, joins) in [(1, 1), (2, 1), (3, 2), (9, 8), (10, 9)] {
-        let (held, clock) = (Held::default(), clock());
+        let (held, clock) = (HeldRequests::default(), clock());
         let layer = layer(initial, &clock);
         let layer = layer.classes(&[100, 90], |_| 1).unwrap();
         let service = layer.layer(holding(&held));
@@ -314,33 +314,33 @@ fn a_paused_request_holds_no_permit_and_is_not_timed() {
     let hour = Span::from_secs(3_600);
     for (pauses, is_slow) in [(true, false), (false, true)] {
         let clock = clock();
-        let gauge = Arc::new(Gauge::new(settings(20), clock.clone()).unwrap());
-        let mut held = gauge.enter(Share::ALL).unwrap();
+        let limiter = Arc::new(ConcurrencyLimiter::new(settings(20), clock.clone()).unwrap());
+        let mut held = limiter.try_acquire(SlotShare::ALL).unwrap();
         if pauses {
             held.pause();
             held.pause();
-            assert_eq!(gauge.load().in_flight, 0);
+            assert_eq!(limiter.load().in_flight, 0);
         }
         later(&clock, hour);
         held.resume();
-        assert_eq!(gauge.load().in_flight, 1);
+        assert_eq!(limiter.load().in_flight, 1);
         later(&clock, Span::from_secs(1));
-        held.answered(&Response::new(()));
+        held.finish(&Response::new(()));
         // A measurement takes effect when the next request ends.
         later(&clock, Span::from_secs(1));
-        let next = gauge.enter(Share::ALL).unwrap();
-        next.answered(&Response::new(()));
-        assert_eq!(gauge.load().limit < 20, is_slow);
-        assert_eq!(gauge.load().in_flight, 0);
+        let next = limiter.try_acquire(SlotShare::ALL).unwrap();
+        next.finish(&Response::new(()));
+        assert_eq!(limiter.load().limit < 20, is_slow);
+        assert_eq!(limiter.load().in_flight, 0);
     }
-    let gauge = Arc::new(Gauge::new(settings(1), clock()).unwrap());
-    let mut first = gauge.enter(Share::ALL).unwrap();
+    let limiter = Arc::new(ConcurrencyLimiter::new(settings(1), clock()).unwrap());
+    let mut first = limiter.try_acquire(SlotShare::ALL).unwrap();
     first.pause();
-    let _second = gauge.enter(Share::ALL).unwrap();
+    let _second = limiter.try_acquire(SlotShare::ALL).unwrap();
     first.resume();
-    assert_eq!(gauge.load().in_flight, 2, "one too many");
+    assert_eq!(limiter.load().in_flight, 2, "one too many");
     first.pause();
     drop(first);
-    assert_eq!(gauge.load().in_flight, 1);
-    assert!(gauge.enter(Share::ALL).is_none());
+    assert_eq!(limiter.load().in_flight, 1);
+    assert!(limiter.try_acquire(SlotShare::ALL).is_none());
 }

@@ -9,7 +9,7 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The entries of a response that rules can use here. Those of [`tidegate_tower::Report`] exist only
+/// The entries of a response that rules can use here. Those of [`tidegate_tower::ResponseEntries`] exist only
 /// in applications that embed the limiter.
 const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
 

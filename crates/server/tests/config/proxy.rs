@@ -6,7 +6,7 @@ use tidegate_core::{
     concurrency::{AdaptiveSettings, Aimd, Gradient, Method},
 };
 use tidegate_server::config::{Config, ForwardedHeaders, MinRate, Proxy, Underscores, Via};
-use tidegate_tower::{Room, Share};
+use tidegate_tower::{HeadroomCondition, SlotShare};
 
 use crate::{mistakes, warnings};
 
@@ -296,7 +296,7 @@ fn adaptive_limits_can_be_configured() {
     assert!(upstream("").is_none());
     let default = upstream(", adaptive: {}").unwrap();
     assert_eq!(default.settings, AdaptiveSettings::default());
-    assert_eq!(default.room, [Room::InFlight(60)]);
+    assert_eq!(default.room, [HeadroomCondition::InFlight(60)]);
     assert_eq!(
         (default.classes.len(), &*default.classes[0].name),
         (1, "default")
@@ -320,18 +320,24 @@ fn adaptive_limits_can_be_configured() {
     };
     assert_eq!(
         (set.settings, &*set.room),
-        (settings, &[Room::InFlight(40)][..])
+        (settings, &[HeadroomCondition::InFlight(40)][..])
     );
     assert_eq!(
         (&*set.classes[0].name, set.classes[0].share),
-        ("batch", Share::new(50).unwrap())
+        ("batch", SlotShare::new(50).unwrap())
     );
     let gradient = upstream(
         ", adaptive: {tolerance: 200%, queue: 9, smoothing: 50%, min: 30, room: {in_flight: 70%, latency: 130%}}",
     );
     let gradient = gradient.unwrap();
     assert_eq!(gradient.settings.initial, 30);
-    assert_eq!(gradient.room, [Room::InFlight(70), Room::Latency(130)]);
+    assert_eq!(
+        gradient.room,
+        [
+            HeadroomCondition::InFlight(70),
+            HeadroomCondition::Latency(130)
+        ]
+    );
     let expected = Gradient {
         tolerance: 200,
         queue: 9,

@@ -11,7 +11,7 @@ use tidegate_core::{
     concurrency::{AdaptiveLimit, AdaptiveSettings, Completion},
 };
 
-use super::Room;
+use super::HeadroomCondition;
 use tidegate::Clock;
 
 // gRPC status codes, as header values.
@@ -33,9 +33,9 @@ pub struct Load {
 
 /// The share of the concurrency limit that requests of a class may use, in percent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share(u32);
+pub struct SlotShare(u32);
 
-impl Share {
+impl SlotShare {
     /// The whole limit.
     pub const ALL: Self = Self(100);
 
@@ -54,10 +54,11 @@ impl Share {
     }
 }
 
-/// The concurrency limiter of a service, as used by [`ShedLayer`](super::ShedLayer). Use it
-/// directly if more is known about the service than a layer knows.
+/// The concurrency limiter of a service, as used by
+/// [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer). Use it directly if more is known about
+/// the service than a layer knows.
 #[derive(Debug)]
-pub struct Gauge {
+pub struct ConcurrencyLimiter {
     adaptive: Mutex<AdaptiveLimit>,
     /// A copy of the current limit that can be read without the lock.
     limit: AtomicU32,
@@ -68,7 +69,7 @@ pub struct Gauge {
     clock: Clock,
 }
 
-impl Gauge {
+impl ConcurrencyLimiter {
     /// Creates a limiter for a service that has not been measured yet.
     ///
     /// # Errors
@@ -101,13 +102,13 @@ impl Gauge {
     /// Returns true if a request with this share would be admitted now. It does not count as shed
     /// otherwise.
     #[must_use]
-    pub fn has_place(&self, share: Share) -> bool {
+    pub fn has_free_slot(&self, share: SlotShare) -> bool {
         self.in_flight.load(Ordering::Acquire) < self.most(share)
     }
 
     /// Admits a request with this share if a slot is free. Otherwise the request counts as shed.
     #[must_use]
-    pub fn enter(self: &Arc<Self>, share: Share) -> Option<Held> {
+    pub fn try_acquire(self: &Arc<Self>, share: SlotShare) -> Option<ConcurrencyPermit> {
         let most = self.most(share);
         let entered =
             self.in_flight
@@ -118,8 +119,8 @@ impl Gauge {
             self.shed.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        Some(Held {
-            gauge: Arc::clone(self),
+        Some(ConcurrencyPermit {
+            limiter: Arc::clone(self),
             since: self.clock.now(),
             paused: None,
             completion: None,
@@ -128,13 +129,15 @@ impl Gauge {
 
     /// Returns true if there is headroom for more than the usual load.
     #[must_use]
-    pub fn has(&self, room: Room) -> bool {
+    pub fn has_headroom(&self, condition: HeadroomCondition) -> bool {
         let load = self.load();
-        match room {
-            Room::InFlight(percent) => {
+        match condition {
+            HeadroomCondition::InFlight(percent) => {
                 u64::from(load.in_flight) * 100 < u64::from(load.limit) * u64::from(percent)
             }
-            Room::Latency(percent) => self.slowness.load(Ordering::Relaxed) < u64::from(percent),
+            HeadroomCondition::Latency(percent) => {
+                self.slowness.load(Ordering::Relaxed) < u64::from(percent)
+            }
         }
     }
 
@@ -149,7 +152,7 @@ impl Gauge {
     }
 
     /// Returns the number of slots that requests with this share may use.
-    fn most(&self, Share(percent): Share) -> u32 {
+    fn most(&self, SlotShare(percent): SlotShare) -> u32 {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
         // Rounded down, so that the last slot is reserved for shares of 100 %. If there is only one
         // slot, all classes may use it.
@@ -183,21 +186,21 @@ impl Gauge {
 /// A concurrency slot, held until it is dropped. Dropping it without reporting a result counts as a
 /// cancelled request.
 #[derive(Debug)]
-pub struct Held {
-    gauge: Arc<Gauge>,
+pub struct ConcurrencyPermit {
+    limiter: Arc<ConcurrencyLimiter>,
     since: Timestamp,
     /// Since when the slot has been paused, because the service waits for the client.
     paused: Option<Timestamp>,
     completion: Option<Completion>,
 }
 
-impl Held {
+impl ConcurrencyPermit {
     /// Releases the slot while the service waits for more data from the client. Other requests may
     /// use the slot, and the time is not measured. Has no effect if already paused.
     pub fn pause(&mut self) {
         if self.paused.is_none() {
-            self.paused = Some(self.gauge.clock.now());
-            self.gauge.in_flight.fetch_sub(1, Ordering::AcqRel);
+            self.paused = Some(self.limiter.clock.now());
+            self.limiter.in_flight.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -205,33 +208,33 @@ impl Held {
     /// effect if not paused.
     pub fn resume(&mut self) {
         if let Some(paused) = self.paused.take() {
-            self.since = self.since.after(self.gauge.clock.now().since(paused));
-            self.gauge.in_flight.fetch_add(1, Ordering::AcqRel);
+            self.since = self.since.after(self.limiter.clock.now().since(paused));
+            self.limiter.in_flight.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// Releases the slot when the service has started to respond. Status 503 and 504, and gRPC's
     /// `UNAVAILABLE` and `DEADLINE_EXCEEDED` in the response head, count as failures. Status 429
     /// and `RESOURCE_EXHAUSTED` are ignored.
-    pub fn answered<R>(self, answer: &Response<R>) {
+    pub fn finish<R>(self, answer: &Response<R>) {
         let grpc = answer.headers().get("grpc-status");
         match (answer.status(), grpc.map(HeaderValue::as_bytes)) {
             (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
-            | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => self.failed(),
+            | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => self.fail(),
             // Rejected because of the request itself, which often takes less time than a normal
             // response.
-            (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => self.refused(),
+            (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => self.ignore(),
             _ => self.served(),
         }
     }
 
     /// Releases the slot after a failure that indicates overload.
-    pub fn failed(mut self) {
+    pub fn fail(mut self) {
         self.completion = Some(Completion::Dropped);
     }
 
     /// Releases the slot of a request that was rejected because of the request itself.
-    pub fn refused(mut self) {
+    pub fn ignore(mut self) {
         self.completion = Some(Completion::Ignored);
     }
 
@@ -240,22 +243,22 @@ impl Held {
     }
 
     fn age(&self) -> Span {
-        let until = self.paused.unwrap_or_else(|| self.gauge.clock.now());
+        let until = self.paused.unwrap_or_else(|| self.limiter.clock.now());
         until.since(self.since)
     }
 }
 
-impl Drop for Held {
+impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
         let completion = self
             .completion
             .unwrap_or_else(|| Completion::Abandoned(self.age()));
-        let in_flight = &self.gauge.in_flight;
+        let in_flight = &self.limiter.in_flight;
         let in_flight = match self.paused {
             None => in_flight.fetch_sub(1, Ordering::AcqRel),
             // A paused request is not included in `in_flight`, so add it.
             Some(_) => in_flight.load(Ordering::Acquire).saturating_add(1),
         };
-        self.gauge.learn(in_flight, completion);
+        self.limiter.learn(in_flight, completion);
     }
 }

@@ -9,8 +9,8 @@
 //! The limit is not configured: [`AdaptiveLimit`](tidegate_core::concurrency::AdaptiveLimit) learns
 //! it from the time until responses begin. Under overload, requests of lower classes are shed
 //! first. Place this layer outside of everything that takes time, and outside of a
-//! [`LimiterLayer`](crate::LimiterLayer), so that the rules of that layer can use the
-//! [headroom](ShedLayer::tell_room).
+//! [`RateLimitLayer`](crate::RateLimitLayer), so that the rules of that layer can use the
+//! [headroom](ConcurrencyLimitLayer::export_headroom).
 
 mod limiter;
 mod service;
@@ -22,8 +22,8 @@ use tidegate_core::{LimitError, concurrency::AdaptiveSettings};
 use tower_layer::Layer;
 
 pub use self::{
-    limiter::{Gauge, Held, Load, Share},
-    service::{ShedFuture, Shedding},
+    limiter::{ConcurrencyLimiter, ConcurrencyPermit, Load, SlotShare},
+    service::{ConcurrencyLimit, ConcurrencyLimitFuture},
 };
 use tidegate::Clock;
 
@@ -42,10 +42,10 @@ use tidegate::Clock;
 /// ```
 /// use tidegate_core::concurrency::AdaptiveSettings;
 /// use tidegate::Clock;
-/// use tidegate_tower::ShedLayer;
+/// use tidegate_tower::ConcurrencyLimitLayer;
 ///
 /// // Health checks may use all slots, batch requests at most half of them.
-/// let layer = ShedLayer::new(AdaptiveSettings::default(), Clock::real())
+/// let layer = ConcurrencyLimitLayer::new(AdaptiveSettings::default(), Clock::real())
 ///     .unwrap()
 ///     .classes(&[100, 90, 50], |request| match request.uri.path() {
 ///         "/healthz" => 0,
@@ -56,11 +56,11 @@ use tidegate::Clock;
 /// assert_eq!(layer.load().limit, 20);
 /// ```
 #[derive(Clone)]
-pub struct ShedLayer {
-    gauge: Arc<Gauge>,
-    shares: Arc<[Share]>,
+pub struct ConcurrencyLimitLayer {
+    limiter: Arc<ConcurrencyLimiter>,
+    shares: Arc<[SlotShare]>,
     class: Arc<ClassOf>,
-    room: Option<(Arc<str>, Room)>,
+    headroom: Option<(Arc<str>, HeadroomCondition)>,
 }
 
 /// A function that returns the class of a request.
@@ -68,7 +68,7 @@ type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
 
 /// A condition for headroom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum HeadroomCondition {
     /// Less than this percentage of the slots is in use.
     InFlight(u32),
     /// The latency is below this percentage of the latency without queueing, such as 120. False
@@ -77,7 +77,7 @@ pub enum Room {
     Latency(u32),
 }
 
-impl ShedLayer {
+impl ConcurrencyLimitLayer {
     /// The maximum number of classes.
     pub const MAX_CLASSES: usize = 16;
 
@@ -89,10 +89,10 @@ impl ShedLayer {
     /// rejects the settings.
     pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
         Ok(Self {
-            gauge: Arc::new(Gauge::new(settings, clock)?),
-            shares: Arc::new([Share::ALL]),
+            limiter: Arc::new(ConcurrencyLimiter::new(settings, clock)?),
+            shares: Arc::new([SlotShare::ALL]),
             class: Arc::new(|_| 0),
-            room: None,
+            headroom: None,
         })
     }
 
@@ -118,7 +118,7 @@ impl ShedLayer {
                 )
             }
             _ => {
-                let shares = shares.iter().map(|share| Share::new(*share));
+                let shares = shares.iter().map(|share| SlotShare::new(*share));
                 self.shares = shares.collect::<Result<_, _>>()?;
                 self.class = Arc::new(class);
                 return Ok(self);
@@ -128,7 +128,7 @@ impl ShedLayer {
     }
 
     /// Returns the share of a class.
-    fn share(&self, class: usize) -> Share {
+    fn share(&self, class: usize) -> SlotShare {
         let last = self.shares.len() - 1;
         self.shares[class.min(last)]
     }
@@ -137,31 +137,31 @@ impl ShedLayer {
     /// there is `room` (headroom): `yes` or `no`. The inner layers can use it in the `elastic`
     /// condition of a rule.
     #[must_use]
-    pub fn tell_room(mut self, entry: &str, room: Room) -> Self {
-        self.room = Some((entry.into(), room));
+    pub fn export_headroom(mut self, entry: &str, condition: HeadroomCondition) -> Self {
+        self.headroom = Some((entry.into(), condition));
         self
     }
 
     /// Returns the current load, for metrics.
     #[must_use]
     pub fn load(&self) -> Load {
-        self.gauge.load()
+        self.limiter.load()
     }
 }
 
-impl fmt::Debug for ShedLayer {
+impl fmt::Debug for ConcurrencyLimitLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShedLayer")
+        f.debug_struct("ConcurrencyLimitLayer")
             .field("load", &self.load())
-            .field("room", &self.room)
+            .field("headroom", &self.headroom)
             .finish_non_exhaustive()
     }
 }
 
-impl<S> Layer<S> for ShedLayer {
-    type Service = Shedding<S>;
+impl<S> Layer<S> for ConcurrencyLimitLayer {
+    type Service = ConcurrencyLimit<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        Shedding::new(inner, self.clone())
+        ConcurrencyLimit::new(inner, self.clone())
     }
 }

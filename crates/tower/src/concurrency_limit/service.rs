@@ -13,30 +13,30 @@ use pin_project_lite::pin_project;
 use tidegate_identity::Entries;
 use tower_service::Service;
 
-use super::{ShedLayer, limiter::Held};
-use crate::{LimitedBody, overloaded};
+use super::{ConcurrencyLimitLayer, limiter::ConcurrencyPermit};
+use crate::{LimitedBody, overload_response};
 
 /// A service behind an adaptive concurrency limit.
 #[derive(Clone, Debug)]
-pub struct Shedding<S> {
+pub struct ConcurrencyLimit<S> {
     inner: S,
-    layer: ShedLayer,
+    layer: ConcurrencyLimitLayer,
 }
 
-impl<S> Shedding<S> {
-    pub(super) fn new(inner: S, layer: ShedLayer) -> Self {
+impl<S> ConcurrencyLimit<S> {
+    pub(super) fn new(inner: S, layer: ConcurrencyLimitLayer) -> Self {
         Self { inner, layer }
     }
 }
 
-impl<S, B, R> Service<Request<B>> for Shedding<S>
+impl<S, B, R> Service<Request<B>> for ConcurrencyLimit<S>
 where
     S: Service<Request<B>, Response = Response<R>>,
     R: Body<Data = Bytes>,
 {
     type Response = Response<LimitedBody<R>>;
     type Error = S::Error;
-    type Future = ShedFuture<S::Future>;
+    type Future = ConcurrencyLimitFuture<S::Future>;
 
     /// Takes no slot; `call` does.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
@@ -46,24 +46,24 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
         let share = self.layer.share((self.layer.class)(&parts));
-        let Some(place) = self.layer.gauge.enter(share) else {
-            return ShedFuture {
+        let Some(permit) = self.layer.limiter.try_acquire(share) else {
+            return ConcurrencyLimitFuture {
                 state: State::Shed {
-                    response: Some(Box::new(overloaded(&parts))),
+                    response: Some(Box::new(overload_response(&parts))),
                 },
             };
         };
-        if let Some((entry, room)) = &self.layer.room {
-            let has_room = self.layer.gauge.has(*room);
+        if let Some((entry, condition)) = &self.layer.headroom {
+            let has_headroom = self.layer.limiter.has_headroom(*condition);
             let known: Entries = parts.extensions.remove().unwrap_or_default();
-            let told = known.with(entry, if has_room { "yes" } else { "no" });
+            let told = known.with(entry, if has_headroom { "yes" } else { "no" });
             parts.extensions.insert(told);
         }
         let answered = self.inner.call(Request::from_parts(parts, body));
-        ShedFuture {
+        ConcurrencyLimitFuture {
             state: State::Calling {
                 answered,
-                place: Some(place),
+                permit: Some(permit),
             },
         }
     }
@@ -71,7 +71,7 @@ where
 
 pin_project! {
     /// The response future of a service behind a concurrency limit. Dropping it releases the slot.
-    pub struct ShedFuture<F> {
+    pub struct ConcurrencyLimitFuture<F> {
         #[pin]
         state: State<F>,
     }
@@ -80,21 +80,22 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<F> {
-        Calling { #[pin] answered: F, place: Option<Held> },
+        Calling { #[pin] answered: F, permit: Option<ConcurrencyPermit> },
         Shed { response: Option<Box<Response<Bytes>>> },
     }
 }
 
-impl<F> fmt::Debug for ShedFuture<F> {
+impl<F> fmt::Debug for ConcurrencyLimitFuture<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShedFuture").finish_non_exhaustive()
+        f.debug_struct("ConcurrencyLimitFuture")
+            .finish_non_exhaustive()
     }
 }
 
 /// # Panics
 ///
 /// Panics if polled after completion.
-impl<F, R, E> Future for ShedFuture<F>
+impl<F, R, E> Future for ConcurrencyLimitFuture<F>
 where
     F: Future<Output = Result<Response<R>, E>>,
     R: Body<Data = Bytes>,
@@ -103,12 +104,12 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
-            StateProjection::Calling { answered, place } => {
+            StateProjection::Calling { answered, permit } => {
                 let answer = ready!(answered.poll(context));
-                if let Some(place) = place.take() {
+                if let Some(permit) = permit.take() {
                     match &answer {
-                        Ok(answer) => place.answered(answer),
-                        Err(_) => place.failed(),
+                        Ok(answer) => permit.finish(answer),
+                        Err(_) => permit.fail(),
                     }
                 }
                 Poll::Ready(answer.map(|answer| answer.map(LimitedBody::inner)))

@@ -9,7 +9,7 @@ use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Par
 use serde::Serialize;
 use tidegate_core::{Reason, Retry, Span, Verdict};
 
-pub use self::grpc::call as grpc_call;
+pub use self::grpc::call as grpc_content_type;
 use crate::headers::{self, MAX_SHOWN, RuleNames, policy_text};
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
@@ -79,7 +79,7 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Creates the denial for an overloaded service, which may have capacity again soon.
+    /// Creates the denial for an overload_response service, which may have capacity again soon.
     pub(crate) fn busy() -> Self {
         let again = Span::from_secs(1);
         Self {
@@ -148,9 +148,9 @@ pub(crate) fn malformed(error: &dyn fmt::Display, call: Option<&HeaderValue>) ->
 /// Returns the response to a request with this head when the service is overloaded: 503 with
 /// `Retry-After` and a problem document, or gRPC's `UNAVAILABLE`.
 #[must_use]
-pub fn overloaded(head: &Parts) -> Response<Bytes> {
+pub fn overload_response(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();
-    let mut response = denial.response(grpc_call(&head.method, &head.headers));
+    let mut response = denial.response(grpc_content_type(&head.method, &head.headers));
     headers::put_retry_after(denial.retry_after, response.headers_mut());
     response
 }

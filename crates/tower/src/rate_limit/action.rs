@@ -15,18 +15,18 @@ use crate::{
 
 /// The action for a request.
 #[derive(Debug)]
-pub(super) enum Ruling {
+pub(super) enum Action {
     /// Forwards it to the inner service.
-    Pass(Pass),
+    Forward(Forward),
     /// Responds without the inner service.
-    Deny(Box<Response<Bytes>>),
+    Respond(Box<Response<Bytes>>),
 }
 
 /// How a request is forwarded to the inner service.
 #[derive(Debug)]
-pub(super) struct Pass {
+pub(super) struct Forward {
     /// The extension for the inner service, if enabled.
-    pub(super) passed: Option<Passed>,
+    pub(super) status: Option<RateLimitStatus>,
     /// How long to delay the request.
     pub(super) delay: Duration,
     /// The headers to add to the response.
@@ -41,7 +41,7 @@ pub(super) struct Pass {
 /// If several layers are stacked, it is that of the innermost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Passed {
+pub struct RateLimitStatus {
     /// The rule with the fewest remaining units. `None` if no rule applies, or if a fallback policy
     /// decided instead of the store.
     pub rule: Option<Box<str>>,
@@ -62,7 +62,7 @@ pub struct Passed {
     pub source: Source,
 }
 
-impl Passed {
+impl RateLimitStatus {
     fn of(verdict: &Verdict<'_>) -> Self {
         let leading = verdict.leading().map(|line| line.outcome);
         let mut enforced = verdict.lines.iter().filter(|line| !line.shadow);
@@ -82,7 +82,7 @@ impl Passed {
 /// Why a request was denied, as an extension of the layer's response, for example for access logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Denied {
+pub struct DenialInfo {
     /// The rule that denied the request.
     pub rule: Option<Box<str>>,
     /// The reason of the denial.
@@ -91,36 +91,36 @@ pub struct Denied {
 
 /// How verdicts are applied.
 #[derive(Clone, Debug)]
-pub(super) struct Terms {
+pub(super) struct ActionPolicy {
     pub(super) headers: HeaderWriter,
     pub(super) longest_wait: Span,
-    pub(super) tells_inner: bool,
+    pub(super) inserts_status: bool,
 }
 
-impl Default for Terms {
+impl Default for ActionPolicy {
     fn default() -> Self {
         Self {
             headers: HeaderWriter::default(),
             longest_wait: Span::from_secs(30),
-            tells_inner: true,
+            inserts_status: true,
         }
     }
 }
 
-impl Terms {
+impl ActionPolicy {
     /// Returns the action for `verdict`, which was decided at `now`. `call` is the content type of
     /// a gRPC call.
-    pub(super) fn ruling(
+    pub(super) fn action(
         &self,
         (verdict, reservation): (&Verdict<'_>, Reservation),
         now: Timestamp,
         call: Option<&HeaderValue>,
-    ) -> Ruling {
+    ) -> Action {
         let mut headers = HeaderMap::new();
         self.headers.clone().write(verdict, now, &mut headers);
         if verdict.allowed {
-            return Ruling::Pass(Pass {
-                passed: self.tells_inner.then(|| Passed::of(verdict)),
+            return Action::Forward(Forward {
+                status: self.inserts_status.then(|| RateLimitStatus::of(verdict)),
                 delay: Duration::from_micros(verdict.delay.as_micros()),
                 headers,
                 reservation,
@@ -129,16 +129,16 @@ impl Terms {
         let denial = Denial::of(verdict, self.headers.rule_names());
         let mut response = denial.response(call);
         response.headers_mut().extend(headers);
-        response.extensions_mut().insert(Denied {
+        response.extensions_mut().insert(DenialInfo {
             rule: verdict.rule.map(Box::from),
             // A verdict that denies always has a reason.
             reason: verdict.reason.unwrap_or(Reason::Limit),
         });
-        Ruling::Deny(Box::new(response))
+        Action::Respond(Box::new(response))
     }
 
     /// Returns the action for a request that the rules cannot count.
-    pub(super) fn uncounted(&self, error: RequestError, call: Option<&HeaderValue>) -> Ruling {
+    pub(super) fn uncounted(&self, error: RequestError, call: Option<&HeaderValue>) -> Action {
         let error = match self.headers.rule_names() {
             RuleNames::Shown => error,
             RuleNames::Hidden => error.without_cause(),
@@ -147,7 +147,7 @@ impl Terms {
     }
 
     /// Returns the action for an ambiguous request.
-    pub(super) fn refusal(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Ruling {
-        Ruling::Deny(Box::new(malformed(error, call)))
+    pub(super) fn refusal(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Action {
+        Action::Respond(Box::new(malformed(error, call)))
     }
 }

@@ -13,21 +13,23 @@ use tidegate_core::{
 };
 use tokio::runtime::Handle;
 
-use super::{LimiterLayer, action::Ruling, receipt_guard::Held, reservation::Reservation};
+use super::{
+    RateLimitLayer, action::Action, receipt_guard::ReceiptGuard, reservation::Reservation,
+};
 use tidegate::Gate;
 
 /// The result of deciding a request.
-pub(super) enum Asked<'v> {
+pub(super) enum Admission<'v> {
     /// A verdict, and the charges that may be refunded.
     Decided(Verdict<'v>, Reservation),
     /// Not decided, because the store has to be waited for. `reserves` says whether charges may be
     /// refunded.
-    Open { reserves: bool },
+    Pending { reserves: bool },
 }
 
 /// Buffers for keys and outcomes, reused for all requests of a thread.
 #[derive(Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct Buffers {
     scratch: Scratch,
     outcomes: Vec<Outcome>,
 }
@@ -35,26 +37,29 @@ pub(super) struct Desk {
 /// Charges `request`, which arrived at `now`, with the settings of `layer`.
 pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
     asks: A,
-    layer: &LimiterLayer<G>,
+    layer: &RateLimitLayer<G>,
     rules: &'a Arc<RuleSet>,
-    desk: &'a mut Desk,
+    buffers: &'a mut Buffers,
     (request, now): (&Request<'_>, Timestamp),
-) -> Result<Asked<'a>, RequestError> {
-    let Desk { scratch, outcomes } = desk;
+) -> Result<Admission<'a>, RequestError> {
+    let Buffers { scratch, outcomes } = buffers;
     let store = layer.gate.store();
     let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {
-        return Ok(Asked::Decided(Verdict::unlimited(), Reservation::default()));
+        return Ok(Admission::Decided(
+            Verdict::unlimited(),
+            Reservation::default(),
+        ));
     }
     let reserves = rules.wants_receipt(&charges);
     if stretch(asks, (store, rules), &mut charges, now)
         .await
         .is_none()
     {
-        return Ok(Asked::Open { reserves });
+        return Ok(Admission::Pending { reserves });
     }
     for charge in &mut charges {
-        charge.longest_wait = Some(layer.settings.terms.longest_wait);
+        charge.longest_wait = Some(layer.settings.policy.longest_wait);
     }
     let mut question = Question {
         charges: &mut charges,
@@ -69,24 +74,24 @@ pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
         decided.map(|decided| (decided, None))
     };
     let Some((decided, receipt)) = decided else {
-        return Ok(Asked::Open { reserves });
+        return Ok(Admission::Pending { reserves });
     };
     let reserved = reserved(layer, rules, &charges, receipt);
-    Ok(Asked::Decided(
+    Ok(Admission::Decided(
         decided.verdict(&charges, outcomes),
         reserved,
     ))
 }
 
 fn reserved<G: Gate + 'static>(
-    layer: &LimiterLayer<G>,
+    layer: &RateLimitLayer<G>,
     rules: &Arc<RuleSet>,
     charges: &[Charge<'_>],
     receipt: Option<<G::Store as Store>::Receipt>,
 ) -> Reservation {
     let reserved = receipt.map(|receipt| {
-        let held = Held::new(&layer.gate, rules, charges, receipt);
-        Reservation::new(held, &layer.renewals)
+        let guard = ReceiptGuard::new(&layer.gate, rules, charges, receipt);
+        Reservation::new(guard, &layer.keepalive)
     });
     reserved.unwrap_or_default()
 }
@@ -95,20 +100,20 @@ fn reserved<G: Gate + 'static>(
 ///
 /// A remote store may charge a request that has been cancelled. If such a charge may be refunded,
 /// the decision runs to its end on the runtime of the request, and the charge is then refunded.
-pub(super) struct Asking {
-    ruling: Option<Pin<Box<dyn Future<Output = Ruling> + Send>>>,
+pub(super) struct PendingAdmission {
+    action: Option<Pin<Box<dyn Future<Output = Action> + Send>>>,
     reserves: bool,
     /// The runtime on which the request was first polled.
     runtime: Option<Handle>,
 }
 
-impl Asking {
+impl PendingAdmission {
     pub(super) fn new(
-        ruling: impl Future<Output = Ruling> + Send + 'static,
+        action: impl Future<Output = Action> + Send + 'static,
         reserves: bool,
     ) -> Self {
         Self {
-            ruling: Some(Box::pin(ruling)),
+            action: Some(Box::pin(action)),
             reserves,
             runtime: None,
         }
@@ -117,26 +122,26 @@ impl Asking {
     /// # Panics
     ///
     /// Panics if polled after completion.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ruling> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Action> {
         if self.reserves && self.runtime.is_none() {
             self.runtime = Handle::try_current().ok();
         }
-        let asked = self.ruling.as_mut();
-        let ruling = ready!(
+        let asked = self.action.as_mut();
+        let action = ready!(
             asked
                 .expect("polled after completion")
                 .as_mut()
                 .poll(context)
         );
-        self.ruling = None;
-        Poll::Ready(ruling)
+        self.action = None;
+        Poll::Ready(action)
     }
 }
 
-impl Drop for Asking {
+impl Drop for PendingAdmission {
     fn drop(&mut self) {
-        if let (Some(ruling), Some(runtime)) = (self.ruling.take(), self.runtime.take()) {
-            runtime.spawn(async move { drop(ruling.await) });
+        if let (Some(action), Some(runtime)) = (self.action.take(), self.runtime.take()) {
+            runtime.spawn(async move { drop(action.await) });
         }
     }
 }

@@ -97,22 +97,22 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
 
 /// Updates the reservation after a frame, and settles it if that was the last one.
 fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>>, is_end: bool) {
-    let Some(answer) = reservation.answer() else {
+    let Some(response) = reservation.response() else {
         return;
     };
     let Some(Ok(frame)) = frame else {
         if frame.is_none() {
-            answer.end();
+            response.end();
         }
         *reservation = Reservation::default();
         return;
     };
-    answer.add(frame.data_ref().map_or(0, Bytes::len));
+    response.add(frame.data_ref().map_or(0, Bytes::len));
     if let Some(trailers) = frame.trailers_ref() {
-        answer.learn(trailers);
+        response.learn(trailers);
     }
     if is_end {
-        answer.end();
+        response.end();
         *reservation = Reservation::default();
     }
 }

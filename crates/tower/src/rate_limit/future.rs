@@ -1,7 +1,7 @@
 //! The states of one request in the layer.
 //!
 //! ```text
-//! Asking ─▶ Waiting ─▶ Calling ─▶ the inner service's response, with headers
+//! Admitting ─▶ Waiting ─▶ Calling ─▶ the inner service's response, with headers
 //!   │ └───────────────────▲
 //!   └─▶ Denied ─▶ the denial
 //! ```
@@ -25,8 +25,8 @@ use tower_service::Service;
 
 use super::{
     LimitedBody,
-    action::{Pass, Passed, Ruling},
-    admit::Asking,
+    action::{Action, Forward, RateLimitStatus},
+    admit::PendingAdmission,
     reservation::Reservation,
 };
 use crate::headers;
@@ -47,10 +47,10 @@ pin_project! {
     enum State<S, B, F> {
         // The waiting request is boxed: most requests do not wait, and the space would make all of
         // them larger to move.
-        Asking { asking: Asking, held: Option<Box<Held<S, B>>> },
+        Admitting { admission: PendingAdmission, pending: Option<Box<PendingRequest<S, B>>> },
         Waiting {
             sleep: Pin<Box<Sleep>>,
-            held: Option<Box<Held<S, B>>>,
+            pending: Option<Box<PendingRequest<S, B>>>,
             headers: HeaderMap,
             reservation: Reservation,
         },
@@ -60,12 +60,12 @@ pin_project! {
 }
 
 /// A request that has not reached the service yet, with the service, which is ready for it.
-struct Held<S, B> {
+struct PendingRequest<S, B> {
     service: S,
     request: Request<B>,
 }
 
-impl<S, B> Held<S, B>
+impl<S, B> PendingRequest<S, B>
 where
     S: Service<Request<B>> + Clone,
 {
@@ -83,9 +83,9 @@ where
     }
 }
 
-fn tell<B>(request: &mut Request<B>, passed: Option<Passed>) {
-    if let Some(passed) = passed {
-        request.extensions_mut().insert(passed);
+fn insert<B>(request: &mut Request<B>, status: Option<RateLimitStatus>) {
+    if let Some(status) = status {
+        request.extensions_mut().insert(status);
     }
 }
 
@@ -93,29 +93,35 @@ impl<S, B> ResponseFuture<S, B>
 where
     S: Service<Request<B>> + Clone,
 {
-    /// Creates the future of a request whose ruling is already known.
-    pub(super) fn ruled(ruling: Ruling, mut request: Request<B>, service: &mut S) -> Self {
-        let state = match ruling {
-            Ruling::Pass(Pass {
-                passed,
+    /// Creates the future of a request whose action is already known.
+    pub(super) fn decided(action: Action, mut request: Request<B>, service: &mut S) -> Self {
+        let state = match action {
+            Action::Forward(Forward {
+                status,
                 delay: Duration::ZERO,
                 headers,
                 reservation,
             }) => {
-                tell(&mut request, passed);
+                insert(&mut request, status);
                 State::calling(|| service.call(request), headers, reservation)
             }
-            Ruling::Pass(pass) => State::after(pass, Box::new(Held::new(request, service))),
-            Ruling::Deny(response) => State::denied(response),
+            Action::Forward(forward) => {
+                State::after(forward, Box::new(PendingRequest::new(request, service)))
+            }
+            Action::Respond(response) => State::denied(response),
         };
         Self { state }
     }
 
     /// Creates the future of a request that waits for a remote store.
-    pub(super) fn asking(asking: Asking, request: Request<B>, service: &mut S) -> Self {
-        let held = Some(Box::new(Held::new(request, service)));
+    pub(super) fn admitting(
+        admission: PendingAdmission,
+        request: Request<B>,
+        service: &mut S,
+    ) -> Self {
+        let pending = Some(Box::new(PendingRequest::new(request, service)));
         Self {
-            state: State::Asking { asking, held },
+            state: State::Admitting { admission, pending },
         }
     }
 }
@@ -125,20 +131,20 @@ where
     S: Service<Request<B>> + Clone,
 {
     /// Returns the state after admission: calling the service, or waiting first.
-    fn after(pass: Pass, mut held: Box<Held<S, B>>) -> Self {
-        let Pass {
-            passed,
+    fn after(forward: Forward, mut pending: Box<PendingRequest<S, B>>) -> Self {
+        let Forward {
+            status,
             delay,
             headers,
             reservation,
-        } = pass;
-        tell(&mut held.request, passed);
+        } = forward;
+        insert(&mut pending.request, status);
         if delay.is_zero() {
-            return Self::calling(|| held.call(), headers, reservation);
+            return Self::calling(|| pending.call(), headers, reservation);
         }
         Self::Waiting {
             sleep: Box::pin(sleep(delay)),
-            held: Some(held),
+            pending: Some(pending),
             headers,
             reservation,
         }
@@ -178,23 +184,27 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Asking { asking, held } => {
-                    let ruling = ready!(asking.poll(context));
-                    let held = held.take().expect(ONCE);
-                    match ruling {
-                        Ruling::Pass(pass) => State::after(pass, held),
-                        Ruling::Deny(response) => State::denied(response),
+                StateProjection::Admitting { admission, pending } => {
+                    let action = ready!(admission.poll(context));
+                    let pending = pending.take().expect(ONCE);
+                    match action {
+                        Action::Forward(forward) => State::after(forward, pending),
+                        Action::Respond(response) => State::denied(response),
                     }
                 }
                 StateProjection::Waiting {
                     sleep,
-                    held,
+                    pending,
                     headers,
                     reservation,
                 } => {
                     ready!(sleep.as_mut().poll(context));
-                    let held = held.take().expect(ONCE);
-                    State::calling(|| held.call(), mem::take(headers), mem::take(reservation))
+                    let pending = pending.take().expect(ONCE);
+                    State::calling(
+                        || pending.call(),
+                        mem::take(headers),
+                        mem::take(reservation),
+                    )
                 }
                 StateProjection::Calling {
                     answered,
@@ -206,7 +216,7 @@ where
                     // here.
                     let reservation = mem::take(reservation);
                     let mut response = answered?;
-                    let reservation = reservation.answered(&response);
+                    let reservation = reservation.responded(&response);
                     headers::merge(mem::take(headers), response.headers_mut());
                     let body = |body| LimitedBody::ending(body, reservation);
                     return Poll::Ready(Ok(response.map(body)));
@@ -224,7 +234,7 @@ where
 impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
-            State::Asking { .. } => "ResponseFuture(asking)",
+            State::Admitting { .. } => "ResponseFuture(admitting)",
             State::Waiting { .. } => "ResponseFuture(waiting)",
             State::Calling { .. } => "ResponseFuture(calling)",
             State::Denied { .. } => "ResponseFuture(denied)",

@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::receipt_guard::Hold;
+use super::receipt_guard::ChargeGuard;
 
 /// How many renewals fit into a lease.
 const TIMES_A_LEASE: u32 = 3;
@@ -35,15 +35,15 @@ const AT_ONCE: usize = 64;
 
 /// All requests with leases of one layer and its clones.
 #[derive(Default)]
-pub(super) struct Renewals {
-    line: Mutex<Line>,
+pub(super) struct LeaseKeepalive {
+    schedule: Mutex<Schedule>,
     /// Notified when a renewal is due before the task would wake up.
     sooner: Notify,
 }
 
 #[derive(Default)]
-struct Line {
-    holders: HashMap<u64, Holder>,
+struct Schedule {
+    holders: HashMap<u64, LeaseHolder>,
     /// The time of the next renewal of each holder, with its number.
     due: BTreeSet<(Instant, u64)>,
     numbers: u64,
@@ -51,123 +51,134 @@ struct Line {
     looks_at: Option<Instant>,
 }
 
-struct Holder {
-    held: Arc<dyn Hold>,
+struct LeaseHolder {
+    charges: Arc<dyn ChargeGuard>,
     due: Instant,
     every: Duration,
 }
 
 /// Keeps the leases of one request renewed until it is dropped.
-pub(super) struct Ticket {
-    renewals: Arc<Renewals>,
+pub(super) struct KeepaliveTicket {
+    keepalive: Arc<LeaseKeepalive>,
     number: u64,
 }
 
-impl Renewals {
-    /// Starts to renew the slots of `held`, which have this `lease`. Returns `None` if there is no
-    /// runtime for it, or if the time of the next renewal cannot be represented.
-    pub(super) fn enter(self: &Arc<Self>, held: Arc<dyn Hold>, lease: Span) -> Option<Ticket> {
+impl LeaseKeepalive {
+    /// Starts to renew the slots of `charges`, which have this `lease`. Returns `None` if there is
+    /// no runtime for it, or if the time of the next renewal cannot be represented.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        charges: Arc<dyn ChargeGuard>,
+        lease: Span,
+    ) -> Option<KeepaliveTicket> {
         let runtime = Handle::try_current().ok()?;
         let every = Duration::from_micros(lease.as_micros()) / TIMES_A_LEASE;
         let every = every.max(SHORTEST);
         let due = Instant::now().checked_add(every)?;
-        let mut line = self.line();
-        let number = line.numbers;
-        line.numbers += 1;
-        line.due.insert((due, number));
-        line.holders.insert(number, Holder { held, due, every });
-        let begins = line.looks_at.is_none();
-        match line.looks_at {
-            None => line.looks_at = Some(due),
+        let mut schedule = self.schedule();
+        let number = schedule.numbers;
+        schedule.numbers += 1;
+        schedule.due.insert((due, number));
+        schedule.holders.insert(
+            number,
+            LeaseHolder {
+                charges,
+                due,
+                every,
+            },
+        );
+        let begins = schedule.looks_at.is_none();
+        match schedule.looks_at {
+            None => schedule.looks_at = Some(due),
             Some(looks_at) if due < looks_at => self.sooner.notify_one(),
             Some(_) => {}
         }
-        drop(line);
+        drop(schedule);
         if begins {
             // If the runtime is shutting down, it drops the task before it starts, maybe in this
-            // call. `AtWork` handles that like any other end.
-            runtime.spawn(renew_all(AtWork(Some(Arc::clone(self)))));
+            // call. `TaskGuard` handles that like any other end.
+            runtime.spawn(renew_all(TaskGuard(Some(Arc::clone(self)))));
         }
-        let renewals = Arc::clone(self);
-        Some(Ticket { renewals, number })
+        let keepalive = Arc::clone(self);
+        Some(KeepaliveTicket { keepalive, number })
     }
 
     /// Returns when the next renewal is due. `None` if there are no holders, so that the task ends.
     fn next(&self) -> Option<Instant> {
-        let mut line = self.line();
-        let next = line.due.first().map(|(due, _)| *due);
-        line.looks_at = next;
+        let mut schedule = self.schedule();
+        let next = schedule.due.first().map(|(due, _)| *due);
+        schedule.looks_at = next;
         next
     }
 
     /// Returns the holders that are due by `now`, each with the timeout of its renewal, and
     /// schedules their next renewals. The timeout ends before the next renewal.
-    fn due(&self, now: Instant) -> Vec<(Arc<dyn Hold>, Duration)> {
-        let mut line = self.line();
+    fn due(&self, now: Instant) -> Vec<(Arc<dyn ChargeGuard>, Duration)> {
+        let mut schedule = self.schedule();
         let mut due = Vec::new();
-        while let Some(&(first, number)) = line.due.first()
+        while let Some(&(first, number)) = schedule.due.first()
             && first <= now
         {
-            line.due.pop_first();
-            let Some(holder) = line.holders.get_mut(&number) else {
+            schedule.due.pop_first();
+            let Some(holder) = schedule.holders.get_mut(&number) else {
                 continue;
             };
-            due.push((Arc::clone(&holder.held), holder.every / 2));
+            due.push((Arc::clone(&holder.charges), holder.every / 2));
             // `enter` has checked this sum for an earlier instant, so it does not overflow.
             holder.due = now + holder.every;
             let again = (holder.due, number);
-            line.due.insert(again);
+            schedule.due.insert(again);
         }
         due
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Ticket {
+impl Drop for KeepaliveTicket {
     fn drop(&mut self) {
-        let mut line = self.renewals.line();
-        let left = line.holders.remove(&self.number);
+        let mut schedule = self.keepalive.schedule();
+        let left = schedule.holders.remove(&self.number);
         if let Some(holder) = &left {
-            line.due.remove(&(holder.due, self.number));
+            schedule.due.remove(&(holder.due, self.number));
         }
-        drop(line);
+        drop(schedule);
     }
 }
 
 /// A guard of the renewal task. However the task ends, even before it starts, dropping it allows a
 /// new task to start.
-struct AtWork(Option<Arc<Renewals>>);
+struct TaskGuard(Option<Arc<LeaseKeepalive>>);
 
-impl Drop for AtWork {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
-        if let Some(renewals) = &self.0 {
-            renewals.line().looks_at = None;
+        if let Some(keepalive) = &self.0 {
+            keepalive.schedule().looks_at = None;
         }
     }
 }
 
-async fn renew_all(mut at_work: AtWork) {
-    let Some(renewals) = at_work.0.clone() else {
+async fn renew_all(mut task: TaskGuard) {
+    let Some(keepalive) = task.0.clone() else {
         return;
     };
     let mut renewing = JoinSet::new();
-    while let Some(next) = renewals.next() {
-        let sooner = timeout_at(next, renewals.sooner.notified()).await;
+    while let Some(next) = keepalive.next() {
+        let sooner = timeout_at(next, keepalive.sooner.notified()).await;
         if sooner.is_ok() {
             continue;
         }
         while renewing.try_join_next().is_some() {}
-        for (held, longest) in renewals.due(Instant::now()) {
+        for (charges, longest) in keepalive.due(Instant::now()) {
             if renewing.len() == AT_ONCE {
                 renewing.join_next().await;
             }
-            renewing.spawn(timeout(longest, held.renew()));
+            renewing.spawn(timeout(longest, charges.renew()));
         }
     }
     // `next` has already recorded the end of this task, and another one may have started.
-    at_work.0 = None;
+    task.0 = None;
     while renewing.join_next().await.is_some() {}
 }

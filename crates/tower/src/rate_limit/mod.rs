@@ -16,18 +16,18 @@
 //! | `method` | the method |
 //! | `path` | the path without query, in RFC 3986 normal form, repeated slashes merged |
 //! | `host` | the requested host in lower case, without the port |
-//! | `ip` | the client address, for IPv6 its network; see [`LimiterLayer::trust`] |
+//! | `ip` | the client address, for IPv6 its network; see [`RateLimitLayer::trust`] |
 //! | `ip.exact` | the complete client address |
-//! | `country`, `asn` | GeoIP data of that address; see [`LimiterLayer::geoip`] |
+//! | `country`, `asn` | GeoIP data of that address; see [`RateLimitLayer::geoip`] |
 //! | `query.NAME`, `cookie.NAME`, `header.NAME` | the request, as the client sent it |
-//! | a name of [`LimiterLayer::derived`] | a part of another entry |
+//! | a name of [`RateLimitLayer::derived`] | a part of another entry |
 //!
 //! The `path` of a gRPC call is `/package.Service/Method`. The `asn` is the number of the
 //! autonomous system.
 //!
 //! The [final charge](tidegate_core::ResponseCost) of a rule can depend on the entries of the
 //! response: `status`, `header.NAME`, `grpc-status`, `bytes`, and the entries that the application
-//! sets in a [`Report`]. Until the response is known, the initial charge is reserved.
+//! sets in a [`ResponseEntries`]. Until the response is known, the initial charge is reserved.
 //!
 //! A request is rejected if an entry that rules use has several values, or if rules use the path
 //! and it has `.` or `..` segments: see [`AmbiguousRequest`]. A rule does not apply to a
@@ -58,18 +58,18 @@ use tidegate_identity::{
 };
 use tower_layer::Layer;
 
-use self::{action::Terms, keepalive::Renewals};
+use self::{action::ActionPolicy, keepalive::LeaseKeepalive};
 pub use self::{
-    action::{Denied, Passed},
+    action::{DenialInfo, RateLimitStatus},
     body::LimitedBody,
     future::ResponseFuture,
-    permit::Lasting,
-    response::Report,
-    service::Limited,
+    permit::LongLivedPermit,
+    response::ResponseEntries,
+    service::RateLimit,
 };
 use crate::{
     HeaderWriter,
-    denial::{self, grpc_call},
+    denial::{self, grpc_content_type},
 };
 
 /// A tower layer that forwards only the requests that a [`Gate`] admits to the inner service.
@@ -88,44 +88,44 @@ use crate::{
 /// use std::sync::Arc;
 /// use tidegate_core::{MemoryBounds, MemoryStore, RuleSet};
 /// use tidegate::{Clock, Limiter};
-/// use tidegate_tower::LimiterLayer;
+/// use tidegate_tower::RateLimitLayer;
 ///
 /// let store = MemoryStore::new(MemoryBounds::default());
 /// let limiter = Arc::new(Limiter::new(RuleSet::default(), store, Clock::real()));
-/// let layer = LimiterLayer::new(limiter).cost_by(|request| {
+/// let layer = RateLimitLayer::new(limiter).cost_by(|request| {
 ///     let bytes = request.headers.get("content-length").and_then(|length| length.to_str().ok()?.parse().ok());
 ///     tidegate_core::Cost::new(bytes.unwrap_or(1)).unwrap_or(tidegate_core::Cost::ONE)
 /// });
 /// # let _ = layer;
 /// ```
-pub struct LimiterLayer<G> {
+pub struct RateLimitLayer<G> {
     gate: Arc<G>,
     settings: Arc<Settings>,
-    renewals: Arc<Renewals>,
+    keepalive: Arc<LeaseKeepalive>,
 }
 
 /// The settings of a layer.
 #[derive(Clone, Debug, Default)]
 struct Settings {
     sources: EntrySources,
-    terms: Terms,
-    cost: CostOf,
+    policy: ActionPolicy,
+    cost: RequestCost,
 }
 
 /// How the cost of a request is determined.
 #[derive(Clone)]
-enum CostOf {
+enum RequestCost {
     Fixed(Cost),
     Parts(Arc<dyn Fn(&Parts) -> Cost + Send + Sync>),
 }
 
-impl Default for CostOf {
+impl Default for RequestCost {
     fn default() -> Self {
         Self::Fixed(Cost::ONE)
     }
 }
 
-impl fmt::Debug for CostOf {
+impl fmt::Debug for RequestCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fixed(cost) => cost.fmt(f),
@@ -134,7 +134,7 @@ impl fmt::Debug for CostOf {
     }
 }
 
-impl CostOf {
+impl RequestCost {
     fn of(&self, parts: &Parts) -> Cost {
         match self {
             Self::Fixed(cost) => *cost,
@@ -143,7 +143,7 @@ impl CostOf {
     }
 }
 
-impl<G: Gate> LimiterLayer<G> {
+impl<G: Gate> RateLimitLayer<G> {
     /// Creates a layer that uses `gate`, trusts no proxy, and takes the socket's peer from the
     /// [`Peer`](tidegate_identity::Peer) extension.
     #[must_use]
@@ -151,7 +151,7 @@ impl<G: Gate> LimiterLayer<G> {
         Self {
             gate,
             settings: Arc::default(),
-            renewals: Arc::default(),
+            keepalive: Arc::default(),
         }
     }
 
@@ -163,13 +163,14 @@ impl<G: Gate> LimiterLayer<G> {
     /// ```
     /// # use std::sync::Arc;
     /// # use tidegate_core::{MemoryBounds, MemoryStore, RuleSet};
-    /// # use tidegate_tower::{Clock, Limiter, LimiterLayer};
+    /// # use tidegate::{Clock, Limiter};
+    /// # use tidegate_tower::RateLimitLayer;
     /// # #[derive(Clone)] struct ConnectInfo<T>(T);
     /// # let store = MemoryStore::new(MemoryBounds::default());
     /// # let limiter = Arc::new(Limiter::new(RuleSet::default(), store, Clock::real()));
     /// use std::net::SocketAddr;
     ///
-    /// let layer = LimiterLayer::new(limiter)
+    /// let layer = RateLimitLayer::new(limiter)
     ///     .peer(|extensions| Some(extensions.get::<ConnectInfo<SocketAddr>>()?.0.ip()));
     /// # let _ = layer;
     /// ```
@@ -187,11 +188,11 @@ impl<G: Gate> LimiterLayer<G> {
         self
     }
 
-    /// Sets whether admitted requests get a [`Passed`] extension; by default they do. Turning it
-    /// off saves its cost if the inner service does not use it.
+    /// Sets whether admitted requests get a [`RateLimitStatus`] extension; by default they do.
+    /// Turning it off saves its cost if the inner service does not use it.
     #[must_use]
-    pub fn tell_inner(mut self, tells: bool) -> Self {
-        self.settings().terms.tells_inner = tells;
+    pub fn insert_status(mut self, tells: bool) -> Self {
+        self.settings().policy.inserts_status = tells;
         self
     }
 
@@ -221,14 +222,14 @@ impl<G: Gate> LimiterLayer<G> {
     /// Sets the cost of every request, for rules without a cost of their own; the default is 1.
     #[must_use]
     pub fn cost(mut self, cost: Cost) -> Self {
-        self.settings().cost = CostOf::Fixed(cost);
+        self.settings().cost = RequestCost::Fixed(cost);
         self
     }
 
     /// Sets the cost of a request from its head, for rules without a cost of their own.
     #[must_use]
     pub fn cost_by(mut self, of: impl Fn(&Parts) -> Cost + Send + Sync + 'static) -> Self {
-        self.settings().cost = CostOf::Parts(Arc::new(of));
+        self.settings().cost = RequestCost::Parts(Arc::new(of));
         self
     }
 
@@ -236,7 +237,7 @@ impl<G: Gate> LimiterLayer<G> {
     /// rules. The body of a denial contains the names of rules only if the headers do.
     #[must_use]
     pub fn headers(mut self, headers: HeaderWriter) -> Self {
-        self.settings().terms.headers = headers;
+        self.settings().policy.headers = headers;
         self
     }
 
@@ -244,7 +245,7 @@ impl<G: Gate> LimiterLayer<G> {
     /// would wait longer is denied.
     #[must_use]
     pub fn longest_wait(mut self, longest: Span) -> Self {
-        self.settings().terms.longest_wait = longest;
+        self.settings().policy.longest_wait = longest;
         self
     }
 
@@ -264,7 +265,7 @@ impl<G: Gate> LimiterLayer<G> {
         let malformed = |error: &dyn fmt::Display| {
             Box::new(denial::malformed(
                 error,
-                grpc_call(&request.method, &request.headers),
+                grpc_content_type(&request.method, &request.headers),
             ))
         };
         let entries = RequestEntries::new(request, &self.settings.sources);
@@ -290,27 +291,27 @@ impl<G: Gate> LimiterLayer<G> {
     }
 }
 
-impl<G> Clone for LimiterLayer<G> {
+impl<G> Clone for RateLimitLayer<G> {
     fn clone(&self) -> Self {
         Self {
             gate: Arc::clone(&self.gate),
             settings: Arc::clone(&self.settings),
-            renewals: Arc::clone(&self.renewals),
+            keepalive: Arc::clone(&self.keepalive),
         }
     }
 }
 
-impl<G> fmt::Debug for LimiterLayer<G> {
+impl<G> fmt::Debug for RateLimitLayer<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = &self.settings;
-        f.debug_tuple("LimiterLayer").field(settings).finish()
+        f.debug_tuple("RateLimitLayer").field(settings).finish()
     }
 }
 
-impl<S, G> Layer<S> for LimiterLayer<G> {
-    type Service = Limited<S, G>;
+impl<S, G> Layer<S> for RateLimitLayer<G> {
+    type Service = RateLimit<S, G>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        Limited::new(inner, self.clone())
+        RateLimit::new(inner, self.clone())
     }
 }

@@ -11,20 +11,20 @@ use super::reservation::Reservation;
 /// # Examples
 ///
 /// ```
-/// use tidegate_tower::Lasting;
+/// use tidegate_tower::LongLivedPermit;
 ///
-/// let lasting = Lasting::default();
+/// let permit = LongLivedPermit::default();
 /// let mut response = http::Response::new(());
-/// response.extensions_mut().insert(lasting.clone());
+/// response.extensions_mut().insert(permit.clone());
 /// std::thread::spawn(move || {
 ///     // The job is done here.
-///     drop(lasting);
+///     drop(permit);
 /// });
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Lasting(Arc<Mutex<Vec<Reservation>>>);
+pub struct LongLivedPermit(Arc<Mutex<Vec<Reservation>>>);
 
-impl Lasting {
+impl LongLivedPermit {
     /// Keeps `reservation` until the last clone is dropped.
     pub(super) fn keep(&self, reservation: Reservation) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,10 +1,10 @@
 //! The receipt of a request's charges, until it is settled.
 //!
 //! ```text
-//! Here ──▶ Out: the store renews the leases ──▶ Here
-//!   │                    │ the request ends during the renewal
-//!   ▼                    ▼
-//! Gone: settled ◀────── Due
+//! Present ──▶ Renewing: the store renews the leases ──▶ Present
+//!   │           │ the request ends during the renewal
+//!   ▼           ▼
+//! Settled ◀── Ended
 //! ```
 
 use std::{
@@ -22,39 +22,39 @@ use tokio::runtime::Handle;
 use tidegate::Gate;
 
 /// The charges of a request, independent of the type of the gate.
-pub(super) trait Hold: Send + Sync {
+pub(super) trait ChargeGuard: Send + Sync {
     /// Returns the charges.
-    fn charged(&self) -> &Charged;
+    fn charges(&self) -> &OwnedCharges;
 
     /// Settles the charges; `due` is the final charge of each.
-    fn end(self: Arc<Self>, due: Vec<u64>);
+    fn release(self: Arc<Self>, due: Vec<u64>);
 
     /// Renews the leases of the concurrency slots, unless the request has ended.
     fn renew(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
 /// The charges made by `gate`.
-pub(super) struct Held<G: Gate> {
+pub(super) struct ReceiptGuard<G: Gate> {
     gate: Arc<G>,
     runtime: Option<Handle>,
-    charged: Charged,
-    receipt: Mutex<Receipt<ReceiptOf<G>>>,
+    charges: OwnedCharges,
+    receipt: Mutex<ReceiptState<ReceiptOf<G>>>,
 }
 
 type ReceiptOf<G> = <<G as Gate>::Store as Store>::Receipt;
 
 /// The state of the receipt.
-enum Receipt<R> {
-    Here(R),
+enum ReceiptState<R> {
+    Present(R),
     /// The store is using it to renew leases.
-    Out,
+    Renewing,
     /// The same, but the request has ended. Contains the final charges, to settle when the store
     /// returns the receipt.
-    Due(Vec<u64>),
-    Gone,
+    Ended(Vec<u64>),
+    Settled,
 }
 
-impl<G: Gate + 'static> Held<G> {
+impl<G: Gate + 'static> ReceiptGuard<G> {
     /// Creates the receipt of charges that `gate` made under `rules`.
     pub(super) fn new(
         gate: &Arc<G>,
@@ -65,12 +65,12 @@ impl<G: Gate + 'static> Held<G> {
         Arc::new(Self {
             gate: Arc::clone(gate),
             runtime: Handle::try_current().ok(),
-            charged: Charged::new(rules, charges),
-            receipt: Mutex::new(Receipt::Here(receipt)),
+            charges: OwnedCharges::new(rules, charges),
+            receipt: Mutex::new(ReceiptState::Present(receipt)),
         })
     }
 
-    fn receipt(&self) -> MutexGuard<'_, Receipt<ReceiptOf<G>>> {
+    fn receipt(&self) -> MutexGuard<'_, ReceiptState<ReceiptOf<G>>> {
         self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,14 +78,14 @@ impl<G: Gate + 'static> Held<G> {
     /// more is charged.
     fn settle(self: Arc<Self>, receipt: ReceiptOf<G>, due: &[u64]) {
         let now = self.gate.now();
-        let costs = self.charged.kept.iter().map(|kept| kept.cost.units());
+        let costs = self.charges.list.iter().map(|charge| charge.cost.units());
         let settlements: Vec<Settlement> = costs
             .zip(due)
             .map(|(cost, due)| Settlement {
                 unused: cost.saturating_sub(*due),
             })
             .collect();
-        let (store, charges) = (self.gate.store(), self.charged.charges());
+        let (store, charges) = (self.gate.store(), self.charges.as_charges());
         let left = store.settle_now(&charges, receipt, &settlements, now);
         let mut excess = excess(&charges, due);
         if left.is_ok() {
@@ -100,7 +100,7 @@ impl<G: Gate + 'static> Held<G> {
             return;
         };
         runtime.spawn(async move {
-            let (store, charges) = (self.gate.store(), self.charged.charges());
+            let (store, charges) = (self.gate.store(), self.charges.as_charges());
             if let Err(receipt) = left {
                 store.settle(&charges, receipt, &settlements, now).await;
             }
@@ -111,32 +111,32 @@ impl<G: Gate + 'static> Held<G> {
     }
 }
 
-impl<G: Gate + 'static> Hold for Held<G> {
-    fn charged(&self) -> &Charged {
-        &self.charged
+impl<G: Gate + 'static> ChargeGuard for ReceiptGuard<G> {
+    fn charges(&self) -> &OwnedCharges {
+        &self.charges
     }
 
-    fn end(self: Arc<Self>, due: Vec<u64>) {
+    fn release(self: Arc<Self>, due: Vec<u64>) {
         let mut receipt = self.receipt();
-        match mem::replace(&mut *receipt, Receipt::Gone) {
-            Receipt::Here(found) => {
+        match mem::replace(&mut *receipt, ReceiptState::Settled) {
+            ReceiptState::Present(found) => {
                 drop(receipt);
                 self.settle(found, &due);
             }
-            Receipt::Out => *receipt = Receipt::Due(due),
-            Receipt::Due(_) | Receipt::Gone => {}
+            ReceiptState::Renewing => *receipt = ReceiptState::Ended(due),
+            ReceiptState::Ended(_) | ReceiptState::Settled => {}
         }
     }
 
     fn renew(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
-            let Some(mut taken) = Taken::from(&self) else {
+            let Some(mut loan) = ReceiptLoan::take(&self) else {
                 return;
             };
-            let Some(receipt) = &mut taken.receipt else {
+            let Some(receipt) = &mut loan.receipt else {
                 return;
             };
-            let (charges, now) = (self.charged.charges(), self.gate.now());
+            let (charges, now) = (self.charges.as_charges(), self.gate.now());
             let renewal = self.gate.store().renew(&charges, receipt, now).await;
             if renewal == Renewal::Lost {
                 tracing::debug!(
@@ -149,17 +149,17 @@ impl<G: Gate + 'static> Hold for Held<G> {
 
 /// A receipt in use by the store for a renewal. Dropping it returns the receipt, or settles it if
 /// the request has ended.
-struct Taken<G: Gate + 'static> {
-    held: Arc<Held<G>>,
+struct ReceiptLoan<G: Gate + 'static> {
+    guard: Arc<ReceiptGuard<G>>,
     receipt: Option<ReceiptOf<G>>,
 }
 
-impl<G: Gate + 'static> Taken<G> {
-    fn from(held: &Arc<Held<G>>) -> Option<Self> {
-        let mut receipt = held.receipt();
-        match mem::replace(&mut *receipt, Receipt::Out) {
-            Receipt::Here(found) => Some(Self {
-                held: Arc::clone(held),
+impl<G: Gate + 'static> ReceiptLoan<G> {
+    fn take(guard: &Arc<ReceiptGuard<G>>) -> Option<Self> {
+        let mut receipt = guard.receipt();
+        match mem::replace(&mut *receipt, ReceiptState::Renewing) {
+            ReceiptState::Present(found) => Some(Self {
+                guard: Arc::clone(guard),
                 receipt: Some(found),
             }),
             other => {
@@ -170,50 +170,50 @@ impl<G: Gate + 'static> Taken<G> {
     }
 }
 
-impl<G: Gate + 'static> Drop for Taken<G> {
+impl<G: Gate + 'static> Drop for ReceiptLoan<G> {
     fn drop(&mut self) {
         let Some(back) = self.receipt.take() else {
             return;
         };
-        let mut receipt = self.held.receipt();
-        if let Receipt::Due(due) = mem::replace(&mut *receipt, Receipt::Gone) {
+        let mut receipt = self.guard.receipt();
+        if let ReceiptState::Ended(due) = mem::replace(&mut *receipt, ReceiptState::Settled) {
             drop(receipt);
-            return Arc::clone(&self.held).settle(back, &due);
+            return Arc::clone(&self.guard).settle(back, &due);
         }
-        *receipt = Receipt::Here(back);
+        *receipt = ReceiptState::Present(back);
     }
 }
 
 /// Charges that outlive the question in which they were made.
-pub(super) struct Charged {
+pub(super) struct OwnedCharges {
     rules: Arc<RuleSet>,
-    kept: Vec<Kept>,
+    list: Vec<OwnedCharge>,
 }
 
 /// One of these charges.
-pub(super) struct Kept {
+pub(super) struct OwnedCharge {
     key: Box<[u8]>,
     pub(super) cost: Cost,
     is_stretched: bool,
 }
 
-impl Charged {
+impl OwnedCharges {
     fn new(rules: &Arc<RuleSet>, charges: &[Charge<'_>]) -> Self {
-        let kept = |charge: &Charge<'_>| Kept {
+        let own = |charge: &Charge<'_>| OwnedCharge {
             key: charge.key.into(),
             cost: charge.cost,
             is_stretched: charge.limits.is_stretched(),
         };
         Self {
             rules: Arc::clone(rules),
-            kept: charges.iter().map(kept).collect(),
+            list: charges.iter().map(own).collect(),
         }
     }
 
     pub(super) fn rules(&self) -> impl Iterator<Item = &Rule> {
         const OWN: &str = "a charge has the key of a rule of its set";
-        let rule = |kept: &Kept| self.rules.rule_of(&kept.key).expect(OWN);
-        self.kept.iter().map(rule)
+        let rule = |charge: &OwnedCharge| self.rules.rule_of(&charge.key).expect(OWN);
+        self.list.iter().map(rule)
     }
 
     /// Returns the response entries that the rules use for their final charges.
@@ -224,8 +224,8 @@ impl Charged {
             .collect()
     }
 
-    pub(super) fn kept(&self) -> &[Kept] {
-        &self.kept
+    pub(super) fn list(&self) -> &[OwnedCharge] {
+        &self.list
     }
 
     /// Returns the shortest lease of the concurrency slots, if there are any.
@@ -233,17 +233,17 @@ impl Charged {
         self.rules().filter_map(|rule| rule.limits().lease()).min()
     }
 
-    fn charges(&self) -> Vec<Charge<'_>> {
-        self.kept
+    fn as_charges(&self) -> Vec<Charge<'_>> {
+        self.list
             .iter()
             .zip(self.rules())
-            .map(|(kept, rule)| kept.charge(rule))
+            .map(|(charge, rule)| charge.as_charge(rule))
             .collect()
     }
 }
 
-impl Kept {
-    fn charge<'a>(&'a self, rule: &'a Rule) -> Charge<'a> {
+impl OwnedCharge {
+    fn as_charge<'a>(&'a self, rule: &'a Rule) -> Charge<'a> {
         let limits = rule.limits();
         let stretched = limits.stretched().filter(|_| self.is_stretched);
         Charge {

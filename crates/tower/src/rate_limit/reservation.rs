@@ -1,7 +1,7 @@
 //! The charges of a request until they are settled.
 //!
 //! ```text
-//! Waiting ──▶ Running ──▶ Answered ──▶ the body has ended or was cancelled
+//! Waiting ──▶ Running ──▶ Responded ──▶ the body has ended or was cancelled
 //!    │           │            │                   │
 //!    ▼           ▼            ▼                   ▼
 //! everything  slots are    settled by the      settled by the
@@ -23,25 +23,25 @@ use http_body::Body;
 use tidegate_core::Rule;
 
 use super::{
-    keepalive::{Renewals, Ticket},
-    permit::Lasting,
-    receipt_guard::{Hold, Kept},
-    response::Answer,
+    keepalive::{KeepaliveTicket, LeaseKeepalive},
+    permit::LongLivedPermit,
+    receipt_guard::{ChargeGuard, OwnedCharge},
+    response::ResponseState,
 };
 
 /// The charges of a request until they are settled. Dropping it settles them. The default has no
 /// charges.
 #[derive(Debug, Default)]
-pub(super) struct Reservation(Option<Box<Owed>>);
+pub(super) struct Reservation(Option<Box<ReservedCharges>>);
 
 /// The charges, and the stage of the request.
-struct Owed {
-    held: Arc<dyn Hold>,
+struct ReservedCharges {
+    guard: Arc<dyn ChargeGuard>,
     /// Present if there are concurrency slots; their leases are renewed until it is dropped.
-    _renewed: Option<Ticket>,
+    _renewed: Option<KeepaliveTicket>,
     stage: Stage,
     /// Work that continues after the body of the response.
-    lasting: Option<Lasting>,
+    lasting: Option<LongLivedPermit>,
 }
 
 #[derive(Debug)]
@@ -51,17 +51,17 @@ enum Stage {
     /// The service is processing the request.
     Running,
     /// The service has responded.
-    Answered(Answer),
+    Responded(ResponseState),
 }
 
 impl Reservation {
-    /// Creates a reservation of the charges in `held`. Leases of concurrency slots are renewed by
-    /// `renewals` until it is dropped.
-    pub(super) fn new(held: Arc<dyn Hold>, renewals: &Arc<Renewals>) -> Self {
-        let lease = held.charged().lease();
-        let renewed = lease.and_then(|lease| renewals.enter(Arc::clone(&held), lease));
-        Self(Some(Box::new(Owed {
-            held,
+    /// Creates a reservation of the charges in `guard`. Leases of concurrency slots are renewed by
+    /// `keepalive` until it is dropped.
+    pub(super) fn new(guard: Arc<dyn ChargeGuard>, keepalive: &Arc<LeaseKeepalive>) -> Self {
+        let lease = guard.charges().lease();
+        let renewed = lease.and_then(|lease| keepalive.enter(Arc::clone(&guard), lease));
+        Self(Some(Box::new(ReservedCharges {
+            guard,
             _renewed: renewed,
             stage: Stage::Waiting,
             lasting: None,
@@ -71,10 +71,10 @@ impl Reservation {
     /// Records that the service receives the request. From now on, cancelling does not refund
     /// everything.
     pub(super) fn begin(&mut self) {
-        let Some(owed) = &mut self.0 else { return };
-        owed.stage = Stage::Running;
+        let Some(reserved) = &mut self.0 else { return };
+        reserved.stage = Stage::Running;
         let depends = |rule: &Rule| rule.has_slots() || !rule.response_cost().is_settled();
-        if !owed.held.charged().rules().any(depends) {
+        if !reserved.guard.charges().rules().any(depends) {
             // A charge of a queue alone is complete when the wait is over.
             self.0 = None;
         }
@@ -82,26 +82,28 @@ impl Reservation {
 
     /// Records the response. The returned reservation must be kept until the body has ended.
     #[must_use]
-    pub(super) fn answered<B: Body>(mut self, response: &Response<B>) -> Self {
-        let Some(owed) = &mut self.0 else { return self };
-        let names = owed.held.charged().names();
-        let has_slots = owed.held.charged().rules().any(Rule::has_slots);
-        let is_settled = !has_slots && names.iter().all(|name| Answer::is_of_head(name));
-        let mut answer = Answer::of(response, &names);
+    pub(super) fn responded<B: Body>(mut self, response: &Response<B>) -> Self {
+        let Some(reserved) = &mut self.0 else {
+            return self;
+        };
+        let names = reserved.guard.charges().names();
+        let has_slots = reserved.guard.charges().rules().any(Rule::has_slots);
+        let is_settled = !has_slots && names.iter().all(|name| ResponseState::is_of_head(name));
+        let mut state = ResponseState::of(response, &names);
         if response.body().is_end_stream() {
-            answer.end();
+            state.end();
         }
-        owed.stage = Stage::Answered(answer);
+        reserved.stage = Stage::Responded(state);
         if has_slots {
-            owed.lasting = response.extensions().get().cloned();
+            reserved.lasting = response.extensions().get().cloned();
         }
         if is_settled { Self::default() } else { self }
     }
 
     /// Returns what is known about the response, once the service has responded.
-    pub(super) fn answer(&mut self) -> Option<&mut Answer> {
+    pub(super) fn response(&mut self) -> Option<&mut ResponseState> {
         match &mut self.0.as_mut()?.stage {
-            Stage::Answered(answer) => Some(answer),
+            Stage::Responded(state) => Some(state),
             Stage::Waiting | Stage::Running => None,
         }
     }
@@ -109,33 +111,33 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let Some(mut owed) = self.0.take() else {
+        let Some(mut reserved) = self.0.take() else {
             return;
         };
-        if let Some(lasting) = owed.lasting.take() {
-            return lasting.keep(Self(Some(owed)));
+        if let Some(lasting) = reserved.lasting.take() {
+            return lasting.keep(Self(Some(reserved)));
         }
-        let due = owed.due();
-        owed.held.end(due);
+        let due = reserved.final_charges();
+        reserved.guard.release(due);
     }
 }
 
-impl Owed {
+impl ReservedCharges {
     /// Returns the final charge of each rule, given the current stage.
-    fn due(&self) -> Vec<u64> {
-        let due = |(kept, rule): (&Kept, &Rule)| match &self.stage {
+    fn final_charges(&self) -> Vec<u64> {
+        let due = |(charge, rule): (&OwnedCharge, &Rule)| match &self.stage {
             Stage::Waiting => 0,
-            Stage::Running => kept.cost.units(),
-            Stage::Answered(answer) => answer.due(rule.response_cost(), kept.cost),
+            Stage::Running => charge.cost.units(),
+            Stage::Responded(state) => state.final_charge(rule.response_cost(), charge.cost),
         };
-        let charged = self.held.charged();
-        let charges = charged.kept().iter().zip(charged.rules());
+        let owned = self.guard.charges();
+        let charges = owned.list().iter().zip(owned.rules());
         charges.map(due).collect()
     }
 }
 
-impl fmt::Debug for Owed {
+impl fmt::Debug for ReservedCharges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Owed").field(&self.stage).finish()
+        f.debug_tuple("ReservedCharges").field(&self.stage).finish()
     }
 }

@@ -15,29 +15,29 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// Entries that the application sets for its response, as a response extension: the number of
 /// tokens used, or that a login failed. They override the entries of the response itself.
 ///
-/// Clones share one report, so that an entry that is known only at the end of a streamed body can
+/// Clones share the entries, so that an entry that is known only at the end of a streamed body can
 /// be set then.
 ///
 /// # Examples
 ///
 /// ```
-/// use tidegate_tower::Report;
+/// use tidegate_tower::ResponseEntries;
 ///
-/// let report = Report::default();
+/// let entries = ResponseEntries::default();
 /// let mut response = http::Response::new(());
-/// response.extensions_mut().insert(report.clone());
+/// response.extensions_mut().insert(entries.clone());
 /// // Later, as the last of the body is sent:
-/// report.say("tokens", 812);
+/// entries.set("tokens", 812);
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Report(Arc<Mutex<Said>>);
+pub struct ResponseEntries(Arc<Mutex<NamedValues>>);
 
 /// Names and values.
-type Said = Vec<(Box<str>, Box<str>)>;
+type NamedValues = Vec<(Box<str>, Box<str>)>;
 
-impl Report {
+impl ResponseEntries {
     /// Sets the entry `name` to `value` and replaces any previous value.
-    pub fn say(&self, name: &str, value: impl fmt::Display) {
+    pub fn set(&self, name: &str, value: impl fmt::Display) {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         said.retain(|(known, _)| **known != *name);
         said.push((name.into(), value.to_string().into()));
@@ -52,25 +52,25 @@ impl Report {
 
 /// The state of a response, as far as it is known.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ResponseState {
     status: http::StatusCode,
-    report: Option<Report>,
+    report: Option<ResponseEntries>,
     /// The response headers that bills use, by entry name.
-    headers: Said,
+    headers: NamedValues,
     grpc_status: Option<Box<str>>,
     /// The number of body bytes sent so far.
     bytes: u64,
     has_ended: bool,
 }
 
-impl Answer {
+impl ResponseState {
     /// Reads the head of `response`. Only headers in `names`, which are entry names, are kept.
     pub(super) fn of<B>(response: &Response<B>, names: &[&str]) -> Self {
         let header = |name: &&str| {
             let value = joined_header(response.headers(), name.strip_prefix("header.")?, ", ")?;
             Some(((*name).into(), value.into()))
         };
-        let mut answer = Self {
+        let mut state = Self {
             status: response.status(),
             report: response.extensions().get().cloned(),
             headers: names.iter().filter_map(header).collect(),
@@ -78,8 +78,8 @@ impl Answer {
             bytes: 0,
             has_ended: false,
         };
-        answer.learn(response.headers());
-        answer
+        state.learn(response.headers());
+        state
     }
 
     /// Returns true if this entry is known from the response head.
@@ -113,7 +113,7 @@ impl Answer {
     }
 
     /// Returns the final charge by `bill`, given the initial charge.
-    pub(super) fn due(&self, bill: &ResponseCost, charged: Cost) -> u64 {
+    pub(super) fn final_charge(&self, bill: &ResponseCost, charged: Cost) -> u64 {
         let mut names: Vec<&str> = bill.entry_names().collect();
         names.sort_unstable();
         names.dedup();
@@ -126,10 +126,10 @@ impl Answer {
             .map(|(name, value)| (*name, &**value))
             .collect();
         // If the response contains a value that is not a valid entry, the initial charge stays.
-        let answer = Request::new(&entries, Cost::ONE);
-        answer.map_or_else(
+        let response = Request::new(&entries, Cost::ONE);
+        response.map_or_else(
             |_| charged.units(),
-            |answer| bill.due_so_far(charged, &answer, |name| self.is_final(name)),
+            |response| bill.due_so_far(charged, &response, |name| self.is_final(name)),
         )
     }
 

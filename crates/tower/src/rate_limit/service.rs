@@ -21,30 +21,30 @@ use tidegate_identity::{AmbiguousRequest, RequestEntries};
 use tower_service::Service;
 
 use super::{
-    LimitedBody, LimiterLayer, ResponseFuture,
-    action::{Ruling, Terms},
-    admit::{self, Asked, Asking, Desk},
+    LimitedBody, RateLimitLayer, ResponseFuture,
+    action::{Action, ActionPolicy},
+    admit::{self, Admission, Buffers, PendingAdmission},
 };
-use crate::denial::grpc_call;
+use crate::denial::grpc_content_type;
 
 thread_local! {
-    static DESK: RefCell<Desk> = RefCell::default();
+    static BUFFERS: RefCell<Buffers> = RefCell::default();
 }
 
 /// A service behind a rate limiter.
-pub struct Limited<S, G> {
+pub struct RateLimit<S, G> {
     inner: S,
-    layer: LimiterLayer<G>,
+    layer: RateLimitLayer<G>,
 }
 
 /// The result of the first attempt to decide a request.
-enum Known {
-    Ruled(Ruling),
-    Asking(Asking),
+enum FirstAttempt {
+    Decided(Action),
+    Pending(PendingAdmission),
 }
 
-impl<S, G> Limited<S, G> {
-    pub(super) fn new(inner: S, layer: LimiterLayer<G>) -> Self {
+impl<S, G> RateLimit<S, G> {
+    pub(super) fn new(inner: S, layer: RateLimitLayer<G>) -> Self {
         Self { inner, layer }
     }
 
@@ -54,22 +54,22 @@ impl<S, G> Limited<S, G> {
     }
 }
 
-impl<S: Clone, G> Clone for Limited<S, G> {
+impl<S: Clone, G> Clone for RateLimit<S, G> {
     fn clone(&self) -> Self {
         Self::new(self.inner.clone(), self.layer.clone())
     }
 }
 
-impl<S: fmt::Debug, G> fmt::Debug for Limited<S, G> {
+impl<S: fmt::Debug, G> fmt::Debug for RateLimit<S, G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limited")
+        f.debug_struct("RateLimit")
             .field("inner", &self.inner)
             .field("layer", &self.layer)
             .finish()
     }
 }
 
-impl<S, G, B, R> Service<Request<B>> for Limited<S, G>
+impl<S, G, B, R> Service<Request<B>> for RateLimit<S, G>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
     R: Body<Data = Bytes>,
@@ -85,86 +85,95 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, body) = request.into_parts();
-        let asked = self.layer.ask(&parts);
+        let attempt = self.layer.decide(&parts);
         let request = Request::from_parts(parts, body);
-        match asked {
-            Known::Ruled(ruling) => ResponseFuture::ruled(ruling, request, &mut self.inner),
-            Known::Asking(asking) => ResponseFuture::asking(asking, request, &mut self.inner),
+        match attempt {
+            FirstAttempt::Decided(action) => {
+                ResponseFuture::decided(action, request, &mut self.inner)
+            }
+            FirstAttempt::Pending(admission) => {
+                ResponseFuture::admitting(admission, request, &mut self.inner)
+            }
         }
     }
 }
 
-impl<G: Gate + 'static> LimiterLayer<G> {
-    fn ask(&self, parts: &Parts) -> Known {
+impl<G: Gate + 'static> RateLimitLayer<G> {
+    fn decide(&self, parts: &Parts) -> FirstAttempt {
         let (gate, settings) = (&self.gate, &self.settings);
-        let call = grpc_call(&parts.method, &parts.headers);
+        let call = grpc_content_type(&parts.method, &parts.headers);
         let now = gate.now();
         let rules = gate.rules();
         let request = RequestEntries::new(parts, &settings.sources);
         warn_of_gaps(&request, &rules);
         let found = match used_entries(&request, &rules) {
             Ok(found) => found,
-            Err(ambiguous) => return Known::Ruled(Terms::refusal(&ambiguous, call)),
+            Err(ambiguous) => {
+                return FirstAttempt::Decided(ActionPolicy::refusal(&ambiguous, call));
+            }
         };
         let entries: Few<(&str, &str)> = found
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();
         let cost = settings.cost.of(parts);
-        let known = DESK.with_borrow_mut(|desk| {
+        let known = BUFFERS.with_borrow_mut(|buffers| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            let asked = admit::charge(AtOnce, self, &rules, desk, (&described, now));
+            let asked = admit::charge(AtOnce, self, &rules, buffers, (&described, now));
             let asked = at_once(asked)?;
             Ok(match asked {
-                Asked::Decided(verdict, reservation) => {
+                Admission::Decided(verdict, reservation) => {
                     gate.observe(&verdict);
                     let decided = (&verdict, reservation);
-                    Known::Ruled(settings.terms.ruling(decided, now, call))
+                    FirstAttempt::Decided(settings.policy.action(decided, now, call))
                 }
-                Asked::Open { reserves } => {
-                    let owned = Owned {
+                Admission::Pending { reserves } => {
+                    let owned = DetachedRequest {
                         entries: owned(&entries),
                         cost,
                         call: call.cloned(),
                         rules: Arc::clone(&rules),
                     };
-                    Known::Asking(Asking::new(self.clone().ask_later(owned), reserves))
+                    FirstAttempt::Pending(PendingAdmission::new(
+                        self.clone().decide_later(owned),
+                        reserves,
+                    ))
                 }
             })
         });
         known.unwrap_or_else(|error: RequestError| {
-            Known::Ruled(settings.terms.uncounted(error, call))
+            FirstAttempt::Decided(settings.policy.uncounted(error, call))
         })
     }
 
     /// Decides a request for which the store has to be waited for.
-    async fn ask_later(self, asked: Owned) -> Ruling {
+    async fn decide_later(self, asked: DetachedRequest) -> Action {
         let (gate, call) = (&self.gate, asked.call.as_ref());
         let now = gate.now();
-        let verdict: Result<Ruling, RequestError> = async {
+        let verdict: Result<Action, RequestError> = async {
             let entries: Vec<(&str, &str)> = asked
                 .entries
                 .iter()
                 .map(|(name, value)| (&**name, &**value))
                 .collect();
             let described = tidegate_core::Request::new(&entries, asked.cost)?;
-            let mut desk = Desk::default();
-            let terms = &self.settings.terms;
+            let mut buffers = Buffers::default();
+            let policy = &self.settings.policy;
             let asking = (&described, now);
-            let charged = admit::charge(Patient, &self, &asked.rules, &mut desk, asking);
-            let Asked::Decided(verdict, reservation) = charged.await? else {
+            let charged = admit::charge(Patient, &self, &asked.rules, &mut buffers, asking);
+            let Admission::Decided(verdict, reservation) = charged.await? else {
                 unreachable!("{ANSWERED}");
             };
             gate.observe(&verdict);
-            Ok(terms.ruling((&verdict, reservation), now, call))
+            Ok(policy.action((&verdict, reservation), now, call))
         }
         .await;
-        verdict.unwrap_or_else(|error| self.settings.terms.uncounted(error, call))
+        verdict.unwrap_or_else(|error| self.settings.policy.uncounted(error, call))
     }
 }
 
 /// The data of a pending request, detached from the request itself.
-struct Owned {
+struct DetachedRequest {
     entries: Vec<(Box<str>, Box<str>)>,
     cost: Cost,
     call: Option<HeaderValue>,
@@ -205,7 +214,7 @@ fn warn_of_gaps(request: &RequestEntries<'_>, rules: &RuleSet) {
     if !NO_PEER.is_completed() && !request.has_peer() && counts_by_ip() {
         NO_PEER.call_once(|| {
             tracing::error!(
-                "no-peer: rules use `ip`, but the peer address of a request is unknown, so they do not apply to it; insert a `Peer` into its extensions, or set the extension with `LimiterLayer::peer`; logged once"
+                "no-peer: rules use `ip`, but the peer address of a request is unknown, so they do not apply to it; insert a `Peer` into its extensions, or set the extension with `RateLimitLayer::peer`; logged once"
             );
         });
     }

@@ -1,7 +1,7 @@
 //! Tests denials in gRPC, parsed with tonic.
 
 use http::{HeaderValue, Method, header::CONTENT_TYPE};
-use tidegate_tower::LimiterLayer;
+use tidegate_tower::RateLimitLayer;
 use tonic_types::StatusExt;
 use tower::Layer;
 
@@ -74,7 +74,7 @@ async fn a_fake_grpc_call_is_denied_as_http() {
 #[tokio::test]
 async fn a_cost_that_never_fits_is_not_retried() {
     let limiter = limiter(vec![fixed("all", "5/min")]);
-    let mut service = LimiterLayer::new(limiter)
+    let mut service = RateLimitLayer::new(limiter)
         .cost(tidegate_core::Cost::new(6).unwrap())
         .layer(Notes::default());
     let denied = send(&mut service, call()).await;
@@ -89,7 +89,7 @@ async fn a_cost_that_never_fits_is_not_retried() {
 #[tokio::test]
 async fn a_store_that_cannot_decide_is_unavailable() {
     let limiter = limiter_on(Closed, vec![fixed("all", "2/h")]);
-    let mut service = LimiterLayer::new(limiter).layer(Notes::default());
+    let mut service = RateLimitLayer::new(limiter).layer(Notes::default());
     let status = status(&send(&mut service, call()).await);
     assert_eq!(status.code(), tonic::Code::Unavailable);
     let delay = status.get_error_details().retry_info().unwrap().retry_delay;

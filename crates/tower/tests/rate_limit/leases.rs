@@ -18,7 +18,7 @@ use tidegate_core::{
     Charge, Decided, MemoryBounds, MemoryStore, Outcome, Question, Receipt, Renewal, Settlement,
     Span, Store, Timestamp,
 };
-use tidegate_tower::{Lasting, LimiterLayer};
+use tidegate_tower::{LongLivedPermit, RateLimitLayer};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -46,7 +46,7 @@ fn endless() -> Response<UnsyncBoxBody<Bytes, Infallible>> {
 /// Takes the only slot of `limiter` and holds it for ten leases with a response that does not end.
 async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
-    let layer = LimiterLayer::new(Arc::clone(&limiter));
+    let layer = RateLimitLayer::new(Arc::clone(&limiter));
     let mut service = layer.layer(service_fn(streaming));
     let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
     for minute in 0..10 {
@@ -74,7 +74,7 @@ async fn a_remote_response_longer_than_its_lease_keeps_its_slot() {
 async fn an_unanswered_request_keeps_its_slot() {
     let limiter = limiter(vec![places(1)]);
     let silent = |_: Request<()>| future::pending::<Result<Response<Full<Bytes>>, Infallible>>();
-    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(silent));
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(service_fn(silent));
     let mut asked = Box::pin(service.ready().await.unwrap().call(get("/")));
     assert!(asked.as_mut().now_or_never().is_none());
     pass(&limiter, 150).await;
@@ -86,8 +86,8 @@ async fn an_unanswered_request_keeps_its_slot() {
 #[tokio::test(start_paused = true)]
 async fn a_handle_that_outlives_the_body_keeps_its_slot() {
     let limiter = limiter(vec![places(1)]);
-    let lasting = Lasting::default();
-    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(lasting_for(&lasting));
+    let lasting = LongLivedPermit::default();
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(lasting_for(&lasting));
     let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
     drop((answer, service));
     pass(&limiter, 150).await;
@@ -165,7 +165,7 @@ async fn a_slot_without_renewal_ends_with_its_lease() {
     let store = Odd(MemoryStore::new(MemoryBounds::default()), Oddity::Refuses);
     let limiter = limiter_on(store, vec![places(1)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
-    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
     let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
     pass(&limiter, 59).await;
     assert_eq!(left(&limiter).await, 0);
@@ -185,7 +185,7 @@ async fn a_slot_without_renewal_ends_with_its_lease() {
 async fn finished_requests_are_not_renewed() {
     let limiter = limiter(vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
-    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
     for _ in 0..3 {
         let first = service.ready().await.unwrap().call(get("/")).await.unwrap();
         pass(&limiter, 30).await;
@@ -209,7 +209,7 @@ async fn a_hanging_renewal_loses_no_other_slot() {
     let store = Odd(MemoryStore::new(MemoryBounds::default()), hangs);
     let limiter = limiter_on(store, vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
-    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
     let first = service.ready().await.unwrap().call(get("/")).await.unwrap();
     let second = service.ready().await.unwrap().call(get("/")).await.unwrap();
     for second in (10..=300).step_by(10) {
@@ -227,7 +227,7 @@ async fn a_hanging_renewal_loses_no_other_slot() {
 fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
     let limiter = limiter(vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
-    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
     let mut ask = || {
         let asked = async { service.ready().await.unwrap().call(get("/")).await.unwrap() };
         asked.now_or_never().expect("memory answers at once")

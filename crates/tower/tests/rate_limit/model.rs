@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full};
 use proptest::prelude::*;
 use tidegate::Gate;
 use tidegate_core::{Cost, Effect, Scratch};
-use tidegate_tower::{LimitedBody, LimiterLayer};
+use tidegate_tower::{LimitedBody, RateLimitLayer};
 use tower::{Layer, Service, service_fn};
 
 use crate::{
@@ -85,7 +85,7 @@ proptest! {
             places(PLACES as u64),
             counting(fixed("failed", &format!("{FAILURES}/h")), "status", "401"),
         ]);
-        let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(answer));
+        let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(service_fn(answer));
         let mut model = Model::default();
         for step in steps {
             let admits = model.admits();

@@ -11,7 +11,7 @@ use tidegate::Gate;
 use tidegate_core::{
     Algorithm, Cost, Effect, Limit, MemoryBounds, MemoryStore, Rate, Rule, Scratch, Span,
 };
-use tidegate_tower::LimiterLayer;
+use tidegate_tower::RateLimitLayer;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt};
 
@@ -71,7 +71,7 @@ async fn a_cancelled_request_never_reaches_the_service() {
 async fn the_last_queued_request_frees_its_turn_when_cancelled() {
     let (notes, mut service) = limited(queue(2));
     let far = Far(MemoryStore::new(MemoryBounds::default()));
-    let mut elsewhere = LimiterLayer::new(limiter_on(far, queue(2))).layer(notes.clone());
+    let mut elsewhere = RateLimitLayer::new(limiter_on(far, queue(2))).layer(notes.clone());
     give_up(&mut service, Duration::from_millis(500)).await;
     // One second until the store has decided, and another one until the request would be served.
     give_up(&mut elsewhere, Duration::from_millis(1_500)).await;
@@ -106,7 +106,7 @@ async fn a_wait_over_the_maximum_leaves_the_queue_unchanged() {
     let far = Far(MemoryStore::new(MemoryBounds::default()));
     let limiter = limiter_on(far, queue(100));
     let notes = Notes::default();
-    let mut service = LimiterLayer::new(Arc::clone(&limiter))
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter))
         .longest_wait(Span::from_secs(2))
         .layer(notes.clone());
     for expected in [[200; 3].as_slice(), &[429; 8]] {
@@ -134,7 +134,7 @@ async fn a_wait_over_the_maximum_leaves_the_queue_unchanged() {
 #[tokio::test(start_paused = true)]
 async fn no_request_waits_longer_than_the_maximum() {
     let notes = Notes::default();
-    let mut service = LimiterLayer::new(limiter(queue(9)))
+    let mut service = RateLimitLayer::new(limiter(queue(9)))
         .longest_wait(Span::from_millis(1_500))
         .layer(notes.clone());
     let first = service.ready().await.unwrap().call(get("/1"));

@@ -2,7 +2,7 @@
 
 use tidegate::Gate;
 use tidegate_core::{AlgorithmName, Cost, LimitSpec, Rule, notation};
-use tidegate_tower::{HeaderWriter, Legacy, LimiterLayer, RuleNames};
+use tidegate_tower::{HeaderWriter, Legacy, RateLimitLayer, RuleNames};
 use tower::Layer;
 
 use crate::{
@@ -39,7 +39,7 @@ async fn every_response_has_headers_and_a_denial_is_a_problem_document() {
 async fn rule_names_are_shown_if_configured() {
     let headers = HeaderWriter::default().with_rule_names(RuleNames::Shown);
     let limiter = limiter(vec![fixed("all", "1/min")]);
-    let layer = LimiterLayer::new(limiter).headers(headers);
+    let layer = RateLimitLayer::new(limiter).headers(headers);
     let mut service = layer.layer(Notes::default());
     let allowed = send(&mut service, get("/")).await;
     assert_eq!(allowed.header("ratelimit"), Some("\"all\";r=0;t=60"));
@@ -51,7 +51,7 @@ async fn rule_names_are_shown_if_configured() {
 #[tokio::test]
 async fn a_cost_that_never_fits_is_denied_for_good() {
     let limiter = limiter(vec![fixed("all", "5/min")]);
-    let mut service = LimiterLayer::new(limiter)
+    let mut service = RateLimitLayer::new(limiter)
         .cost(Cost::new(6).unwrap())
         .layer(Notes::default());
     let denied = send(&mut service, get("/")).await;
@@ -77,7 +77,7 @@ async fn a_block_denies_without_revealing_its_key() {
         .encode_key(&["secret"])
         .unwrap();
     limiter.store().block(&key, None, "abuse", limiter.now());
-    let mut service = LimiterLayer::new(limiter).layer(Notes::default());
+    let mut service = RateLimitLayer::new(limiter).layer(Notes::default());
     let mut request = get("/");
     request
         .headers_mut()
@@ -125,7 +125,7 @@ async fn the_inner_service_sees_the_verdict_and_soft_limits_are_marked() {
 async fn several_layers_and_the_service_combine_their_headers() {
     let legacy = |limiter| {
         let headers = HeaderWriter::new(true, Legacy::Delta);
-        LimiterLayer::new(limiter).headers(headers)
+        RateLimitLayer::new(limiter).headers(headers)
     };
     let inner = legacy(limiter(vec![fixed("inner", "9/min")]));
     let outer = legacy(limiter(vec![fixed("outer", "2/min")]));
@@ -147,7 +147,7 @@ async fn several_layers_and_the_service_combine_their_headers() {
 async fn a_concurrency_limit_around_another_leaves_no_reset_of_that() {
     let legacy = |limiter| {
         let headers = HeaderWriter::new(true, Legacy::Delta);
-        LimiterLayer::new(limiter).headers(headers)
+        RateLimitLayer::new(limiter).headers(headers)
     };
     let rate = || legacy(limiter(vec![fixed("rate", "9/min")]));
     let slots = || legacy(limiter(vec![places(2)]));

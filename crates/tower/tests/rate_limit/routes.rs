@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use tidegate_core::{Cost, CostSource, Mode};
 use tidegate_identity::{AddressHeader, DerivedEntry, Entries, Peer, Proxies, Trust};
-use tidegate_tower::LimiterLayer;
+use tidegate_tower::RateLimitLayer;
 use tower::{Layer, Service, ServiceExt};
 
 use crate::support::{Notes, fixed, get, limited, limiter, on, send, statuses};
@@ -103,7 +103,7 @@ async fn clients_are_counted_by_address_and_by_key_without_secrets() {
         fixed("ip", "1/h").keyed_by(&["ip"]).unwrap(),
         fixed("key", "1/h").keyed_by(&["key"]).unwrap(),
     ]);
-    let mut service = LimiterLayer::new(limiter)
+    let mut service = RateLimitLayer::new(limiter)
         .peer(|extensions| Some(extensions.get::<Peer>()?.0.ip()))
         .trust(Trust::new(nets, AddressHeader::XForwardedFor))
         .derived("key", DerivedEntry::split("header.x-key", ".", 1).unwrap())
@@ -128,11 +128,11 @@ async fn clients_are_counted_by_address_and_by_key_without_secrets() {
 #[tokio::test]
 async fn the_cost_comes_from_the_layer_a_function_or_an_entry() {
     let limits = || limiter(vec![fixed("all", "10/h")]);
-    let mut fixed_cost = LimiterLayer::new(limits())
+    let mut fixed_cost = RateLimitLayer::new(limits())
         .cost(Cost::new(6).unwrap())
         .layer(Notes::default());
     assert_eq!(statuses(&mut fixed_cost, "/", 2).await, [200, 429]);
-    let mut by_path = LimiterLayer::new(limits())
+    let mut by_path = RateLimitLayer::new(limits())
         .cost_by(|request| Cost::new(request.uri.path().len() as u64).unwrap())
         .layer(Notes::default());
     assert_eq!(statuses(&mut by_path, "/12345678", 2).await, [200, 429]);
@@ -155,7 +155,7 @@ async fn a_shadow_layer_never_denies() {
 #[tokio::test]
 async fn rules_are_swapped_between_requests() {
     let limiter = limiter(vec![fixed("all", "1/h")]);
-    let mut service = LimiterLayer::new(limiter.clone()).layer(Notes::default());
+    let mut service = RateLimitLayer::new(limiter.clone()).layer(Notes::default());
     assert_eq!(statuses(&mut service, "/", 2).await, [200, 429]);
     let rules = vec![fixed("all", "2/h")];
     limiter.swap_rules(tidegate_core::RuleSet::build(rules, Vec::new()).unwrap());

@@ -20,7 +20,7 @@ use tidegate_core::{
     Algorithm, AlgorithmName, Condition, Cost, Effect, Limit, MemoryBounds, MemoryStore, Mode,
     Pattern, ResponseCost, Rule, Scratch, Span, Store, When,
 };
-use tidegate_tower::{Lasting, Limited, LimiterLayer, Report};
+use tidegate_tower::{LongLivedPermit, RateLimit, RateLimitLayer, ResponseEntries};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{
@@ -136,8 +136,8 @@ where
         .unwrap()
 }
 
-fn layered<S: Store + 'static, I>(limiter: &Arc<Limiter<S>>, inner: I) -> Limited<I, Limiter<S>> {
-    LimiterLayer::new(Arc::clone(limiter)).layer(inner)
+fn layered<S: Store + 'static, I>(limiter: &Arc<Limiter<S>>, inner: I) -> RateLimit<I, Limiter<S>> {
+    RateLimitLayer::new(Arc::clone(limiter)).layer(inner)
 }
 
 fn far(rules: Vec<Rule>) -> Arc<Limiter<Far>> {
@@ -206,7 +206,7 @@ async fn a_slot_is_released_from_a_thread_without_a_runtime() {
 #[tokio::test]
 async fn a_handle_that_outlives_the_body_holds_the_slot() {
     let limiter = limiter(vec![places(2)]);
-    let lasting = Lasting::default();
+    let lasting = LongLivedPermit::default();
     let mut service = layered(&limiter, lasting_for(&lasting));
     assert_eq!(statuses(&mut service, "/", 3).await, [200, 200, 429]);
     drop(service);
@@ -262,7 +262,7 @@ async fn a_response_is_charged_by_the_bytes_sent() {
     let rule = costing(fixed("bytes", "100/h"), "bytes");
     let limiter = limiter(vec![rule]);
     let ten = |_: &str| Response::new(Frames::endless(&["12345", "67890"]));
-    let mut service = LimiterLayer::new(Arc::clone(&limiter))
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter))
         .cost(Cost::new(50).unwrap())
         .layer(Answering(ten));
     let mut body = ask(&mut service, "/").await.into_body();
@@ -296,10 +296,10 @@ async fn an_excess_over_the_estimate_is_charged_if_there_is_room() {
 async fn the_application_sets_the_cost_during_the_response() {
     let limiter = limiter(vec![costing(fixed("tokens", "1000/h"), "tokens")]);
     let service = service_fn(|request: Request<()>| {
-        let report = Report::default();
+        let report = ResponseEntries::default();
         let mut response = Response::new(Frames::endless(&["once"]));
         if request.uri().path() != "/unsaid" {
-            report.say("tokens", 1);
+            report.set("tokens", 1);
             response.extensions_mut().insert(report.clone());
         }
         future::ready(Ok::<_, Infallible>((response, report)))
@@ -311,13 +311,13 @@ async fn the_application_sets_the_cost_during_the_response() {
         kept.lock().unwrap().push(report);
         response
     });
-    let mut service = LimiterLayer::new(Arc::clone(&limiter))
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter))
         .cost(Cost::new(300).unwrap())
         .layer(service);
     drop(ask(&mut service, "/").await);
     assert_eq!(left(&limiter).await, 999);
     let answer = ask(&mut service, "/").await;
-    said.lock().unwrap()[1].say("tokens", 200);
+    said.lock().unwrap()[1].set("tokens", 200);
     drop(answer);
     assert_eq!(left(&limiter).await, 799);
     drop(ask(&mut service, "/unsaid").await);

@@ -6,7 +6,7 @@ use futures_util::FutureExt;
 use http::{HeaderName, HeaderValue, Request};
 use proptest::prelude::*;
 use tidegate_identity::{AddressHeader, Entries, Peer, Proxies, Trust};
-use tidegate_tower::LimiterLayer;
+use tidegate_tower::RateLimitLayer;
 use tower::{Layer, Service};
 
 use crate::support::{Limiter, Notes, fixed, get, limiter};
@@ -81,7 +81,7 @@ fn request(peer: &str, customer: &str, lines: &[(String, String)]) -> Request<()
 fn twice(trust: Trust, rule: &str, peer: &str, lines: &Lines, appended: &Lines) -> [u16; 2] {
     let rules = vec![fixed("each", "1/h").keyed_by(&[rule]).unwrap()];
     let limiter: std::sync::Arc<Limiter> = limiter(rules);
-    let mut service = LimiterLayer::new(limiter)
+    let mut service = RateLimitLayer::new(limiter)
         .trust(trust)
         .layer(Notes::default());
     [appended.clone(), [&lines[..], &appended[..]].concat()].map(|lines| {

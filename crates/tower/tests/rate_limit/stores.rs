@@ -7,7 +7,7 @@ use tidegate_core::{
     Charge, Decided, Decision, Exactness, MemoryBounds, MemoryStore, Outcome, Question, Receipt,
     Renewal, Retry, Settlement, Source, Span, Store, Timestamp,
 };
-use tidegate_tower::LimiterLayer;
+use tidegate_tower::RateLimitLayer;
 use tower::{Layer, Service, ServiceExt};
 
 use crate::support::{Notes, fixed, get, limiter_on, send, statuses};
@@ -108,7 +108,7 @@ async fn a_remote_store_is_awaited_and_called_once() {
         store,
         vec![fixed("all", "2/h").keyed_by(&["query.q"]).unwrap()],
     );
-    let mut service = LimiterLayer::new(limiter).layer(notes.clone());
+    let mut service = RateLimitLayer::new(limiter).layer(notes.clone());
     let asked = service.ready().await.unwrap().call(get("/?q=1"));
     assert!(asked.now_or_never().is_none(), "it must wait");
     assert!(
@@ -123,7 +123,7 @@ async fn a_remote_store_is_awaited_and_called_once() {
 async fn a_store_failure_is_a_503() {
     let notes = Notes::default();
     let limiter = limiter_on(Closed, vec![fixed("all", "2/h")]);
-    let mut service = LimiterLayer::new(limiter).layer(notes.clone());
+    let mut service = RateLimitLayer::new(limiter).layer(notes.clone());
     let denied = send(&mut service, get("/")).await;
     assert_eq!(
         (denied.status, denied.header("retry-after")),

@@ -15,7 +15,7 @@ use tidegate_core::{
     AlgorithmName, Condition, LimitSpec, MemoryBounds, MemoryStore, Pattern, Rule, RuleSet,
     Timestamp, When, notation,
 };
-use tidegate_tower::{Lasting, Limited, LimiterLayer, Passed};
+use tidegate_tower::{LongLivedPermit, RateLimit, RateLimitLayer, RateLimitStatus};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 
 pub(crate) type Limiter<S = MemoryStore> = tidegate::Limiter<S>;
@@ -26,7 +26,7 @@ const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);
 /// Creates a service that responds with an empty body and a clone of `lasting`, like a service that
 /// upgrades connections.
 pub(crate) fn lasting_for(
-    lasting: &Lasting,
+    lasting: &LongLivedPermit,
 ) -> BoxCloneService<Request<()>, Response<Full<Bytes>>, Infallible> {
     let lasting = lasting.clone();
     BoxCloneService::new(service_fn(move |_| {
@@ -39,7 +39,7 @@ pub(crate) fn lasting_for(
 /// A service that responds to every request and records it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
-    came: Arc<Mutex<Vec<(String, Passed)>>>,
+    came: Arc<Mutex<Vec<(String, RateLimitStatus)>>>,
     answer: HeaderMap,
     is_ready: bool,
 }
@@ -50,7 +50,7 @@ impl Notes {
         came.iter().map(|(path, _)| path.clone()).collect()
     }
 
-    pub(crate) fn last(&self) -> Passed {
+    pub(crate) fn last(&self) -> RateLimitStatus {
         self.came.lock().unwrap().last().unwrap().1.clone()
     }
 
@@ -77,7 +77,11 @@ impl Service<Request<()>> for Notes {
             std::mem::take(&mut self.is_ready),
             "called before it was polled ready"
         );
-        let passed = request.extensions().get::<Passed>().unwrap().clone();
+        let passed = request
+            .extensions()
+            .get::<RateLimitStatus>()
+            .unwrap()
+            .clone();
         let path = request.uri().path().to_owned();
         self.came.lock().unwrap().push((path, passed));
         let mut response = Response::new(Full::from("served"));
@@ -125,9 +129,9 @@ pub(crate) fn limiter_on<S: tidegate_core::Store>(store: S, rules: Vec<Rule>) ->
 }
 
 /// Creates a service that records its requests, behind a limiter with `rules`.
-pub(crate) fn limited(rules: Vec<Rule>) -> (Notes, Limited<Notes, Limiter>) {
+pub(crate) fn limited(rules: Vec<Rule>) -> (Notes, RateLimit<Notes, Limiter>) {
     let notes = Notes::default();
-    let service = LimiterLayer::new(limiter(rules)).layer(notes.clone());
+    let service = RateLimitLayer::new(limiter(rules)).layer(notes.clone());
     (notes, service)
 }
 

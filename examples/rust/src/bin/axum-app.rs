@@ -13,7 +13,7 @@ use axum::{
 use tidegate::{Clock, Limiter};
 use tidegate_core::{Condition, Pattern, ResponseCost, Rule, RuleSet, Store, When};
 use tidegate_examples::{in_memory, in_redis, limit};
-use tidegate_tower::{LimiterLayer, identity::Entries};
+use tidegate_tower::{RateLimitLayer, identity::Entries};
 use tokio::net::TcpListener;
 
 /// Three failed logins a minute per address, and five API requests a minute per customer.
@@ -49,7 +49,7 @@ async fn login(password: String) -> (StatusCode, &'static str) {
 
 async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(), Box<dyn Error>> {
     let limiter = Arc::new(Limiter::new(rules()?, store, Clock::real()));
-    let limits = LimiterLayer::new(limiter)
+    let limits = RateLimitLayer::new(limiter)
         .peer(|extensions| Some(extensions.get::<ConnectInfo<SocketAddr>>()?.0.ip()));
     let app = Router::new()
         .route("/login", post(login))

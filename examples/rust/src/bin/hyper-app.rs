@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tidegate::{Clock, Limiter};
 use tidegate_core::{Rule, RuleSet, Store};
 use tidegate_examples::{in_memory, in_redis, limit};
-use tidegate_tower::{LimiterLayer, identity::Peer};
+use tidegate_tower::{RateLimitLayer, identity::Peer};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt};
 
@@ -26,7 +26,7 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible
 
 async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(), Box<dyn Error>> {
     let limiter = Arc::new(Limiter::new(rules()?, store, Clock::real()));
-    let limited = LimiterLayer::new(limiter).layer(tower::service_fn(hello));
+    let limited = RateLimitLayer::new(limiter).layer(tower::service_fn(hello));
     loop {
         let (stream, peer) = listener.accept().await?;
         let limited = limited.clone();

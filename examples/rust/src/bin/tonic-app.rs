@@ -11,7 +11,7 @@ use tidegate_examples::{
     },
     in_memory, in_redis, limit,
 };
-use tidegate_tower::{LimiterLayer, Passed};
+use tidegate_tower::{RateLimitLayer, RateLimitStatus};
 use tokio::net::TcpListener;
 use tonic::{
     Request, Response, Status,
@@ -29,7 +29,7 @@ impl Greeter for Friendly {
         let left = request
             .extensions()
             .get()
-            .and_then(|passed: &Passed| passed.remaining);
+            .and_then(|passed: &RateLimitStatus| passed.remaining);
         let name = &request.get_ref().name;
         let greeting = format!("Hello {name}, {} more to come", left.unwrap_or_default());
         Ok(Response::new(GreetResponse { greeting }))
@@ -47,7 +47,7 @@ fn rules() -> Result<RuleSet, Box<dyn Error>> {
 
 async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(), Box<dyn Error>> {
     let limiter = Arc::new(Limiter::new(rules()?, store, Clock::real()));
-    let limits = LimiterLayer::new(limiter)
+    let limits = RateLimitLayer::new(limiter)
         .peer(|extensions| Some(extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip()));
     Server::builder()
         .layer(limits)

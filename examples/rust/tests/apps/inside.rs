@@ -25,7 +25,7 @@ use tidegate_examples::{
     in_memory, limit,
 };
 use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
-use tidegate_tower::LimiterLayer;
+use tidegate_tower::RateLimitLayer;
 use tokio::{net::TcpListener, runtime::Handle, task, time};
 use tonic::{
     Code, Response, Status,
@@ -58,7 +58,8 @@ impl<S: Store + 'static> App<S> {
         let rules =
             RuleSet::build(vec![Rule::new("all", vec![limit]).unwrap()], Vec::new()).unwrap();
         let limiter = Arc::new(Limiter::new(rules, store, Clock::real()));
-        let limits = LimiterLayer::new(Arc::clone(&limiter)).longest_wait(Span::from_secs(86_400));
+        let limits =
+            RateLimitLayer::new(Arc::clone(&limiter)).longest_wait(Span::from_secs(86_400));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let app = Self {
             address: listener.local_addr().unwrap(),

@@ -6,7 +6,7 @@ use tidegate_core::{
     concurrency::{AdaptiveSettings, Aimd, Gradient, Method},
     notation,
 };
-use tidegate_tower::{Room, Share, ShedLayer};
+use tidegate_tower::{ConcurrencyLimitLayer, HeadroomCondition, SlotShare};
 
 use super::upstream;
 use crate::config::{
@@ -17,7 +17,7 @@ use crate::config::{
 };
 
 /// The maximum number of classes besides the default one. It bounds the label values of metrics.
-const MAX_CLASSES: usize = ShedLayer::MAX_CLASSES - 1;
+const MAX_CLASSES: usize = ConcurrencyLimitLayer::MAX_CLASSES - 1;
 
 /// The name of the class of requests that match no other class.
 const NO_CLASS: &str = "default";
@@ -53,7 +53,7 @@ pub struct Adaptive {
     pub classes: Vec<Class>,
     /// `room`: the signs of spare capacity that the `room.*` entry reports to rules. All of them
     /// must hold; default less than 60 % of the limit in flight.
-    pub room: Vec<Room>,
+    pub room: Vec<HeadroomCondition>,
 }
 
 /// A priority class.
@@ -62,7 +62,7 @@ pub struct Class {
     /// `name`: the name in metrics.
     pub name: Box<str>,
     /// `share`: how much of the limit the class may use; default all.
-    pub share: Share,
+    pub share: SlotShare,
     /// `when`: the conditions of the requests in this class.
     pub when: When,
 }
@@ -79,13 +79,13 @@ pub(super) fn adaptive(value: &Value<'_>, report: &mut Report) -> Option<Adaptiv
     let room = fields.get("room").map(|value| room(value, method, report));
     let everybody = Class {
         name: NO_CLASS.into(),
-        share: Share::ALL,
+        share: SlotShare::ALL,
         when: When::default(),
     };
     (report.count() == before).then_some(Adaptive {
         settings: settings?,
         classes: classes.into_iter().chain([everybody]).collect(),
-        room: room.unwrap_or_else(|| vec![Room::InFlight(60)]),
+        room: room.unwrap_or_else(|| vec![HeadroomCondition::InFlight(60)]),
     })
 }
 
@@ -206,9 +206,9 @@ fn class(value: &Value<'_>, report: &mut Report) -> Option<Class> {
     let when = fields.get("when");
     let when = when.and_then(|value| conditions::when(value, report));
     let share = match fields.get("share") {
-        None => Some(Share::ALL),
+        None => Some(SlotShare::ALL),
         Some(value) => {
-            let share = percent(value, report).map(Share::new);
+            let share = percent(value, report).map(SlotShare::new);
             share.and_then(|share| {
                 let refused = |_| value.wrong(report, "must be 1% to 100%");
                 share.map_err(refused).ok()
@@ -222,7 +222,7 @@ fn class(value: &Value<'_>, report: &mut Report) -> Option<Class> {
     })
 }
 
-fn room(value: &Value<'_>, method: Option<Method>, report: &mut Report) -> Vec<Room> {
+fn room(value: &Value<'_>, method: Option<Method>, report: &mut Report) -> Vec<HeadroomCondition> {
     let what = "a map such as {in_flight: 60%} or {latency: 120%}";
     let Some(fields) = value.fields(report, what, &["in_flight", "latency"]) else {
         return Vec::new();
@@ -240,8 +240,8 @@ fn room(value: &Value<'_>, method: Option<Method>, report: &mut Report) -> Vec<R
         }
         Some(bound)
     };
-    let in_flight = bound("in_flight", 1, 100).map(Room::InFlight);
-    let latency = bound("latency", 101, 1_000).map(Room::Latency);
+    let in_flight = bound("in_flight", 1, 100).map(HeadroomCondition::InFlight);
+    let latency = bound("latency", 101, 1_000).map(HeadroomCondition::Latency);
     if !(fields.tries("in_flight") || fields.tries("latency")) {
         value.wrong(report, "is empty; set `in_flight`, `latency` or both");
     }

@@ -22,7 +22,7 @@ use futures_util::{
 use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tidegate_identity::Entries;
-use tidegate_tower::{LimitedBody, LimiterLayer};
+use tidegate_tower::{LimitedBody, RateLimitLayer};
 use tower_service::Service;
 
 use super::{
@@ -41,7 +41,7 @@ pub(crate) struct AdmissionContext {
     pub(crate) forwarding: Arc<ForwardingHeaders>,
     pub(crate) limiter: Arc<Limiter>,
     /// Evaluates the conditions of rules and priority classes.
-    pub(crate) layer: LimiterLayer<ProxyLimiter>,
+    pub(crate) layer: RateLimitLayer<ProxyLimiter>,
 }
 
 /// A service behind rate limits, which sees only requests that the upstream has capacity for.
@@ -102,7 +102,7 @@ impl AdmissionContext {
         };
         if let Err(error) = normalised {
             self.runtime.bad_requests().count(error);
-            let call = tidegate_tower::grpc_call(&head.method, &head.headers);
+            let call = tidegate_tower::grpc_content_type(&head.method, &head.headers);
             return Some(Box::new(error.response_bytes(call)));
         }
         // Fast path: most configurations have no adaptive limits.

@@ -10,7 +10,10 @@ use bytes::Bytes;
 use http::{Extensions, Response, request::Parts};
 use tidegate::Clock;
 use tidegate_core::{LimitError, Timestamp, concurrency::AdaptiveSettings};
-use tidegate_tower::{Gauge, Held, LimiterLayer, Load, Room, overloaded};
+use tidegate_tower::{
+    ConcurrencyLimiter, ConcurrencyPermit, HeadroomCondition, Load, RateLimitLayer,
+    overload_response,
+};
 
 use super::{
     error::{ErrorReason, ProxyError},
@@ -21,10 +24,10 @@ use crate::config;
 /// The adaptive concurrency limit of one upstream.
 #[derive(Debug)]
 pub(crate) struct UpstreamConcurrency {
-    limiter: Arc<Gauge>,
+    limiter: Arc<ConcurrencyLimiter>,
     settings: AdaptiveSettings,
     classes: Box<[Arc<PriorityClass>]>,
-    headroom: Box<[Room]>,
+    headroom: Box<[HeadroomCondition]>,
     /// The name of the entry that tells rules whether the upstream has headroom.
     pub(crate) entry: Box<str>,
 }
@@ -55,7 +58,7 @@ impl UpstreamConcurrency {
     ) -> Result<Self, LimitError> {
         let limiter = match previous {
             Some(previous) => Arc::clone(&previous.limiter),
-            None => Arc::new(Gauge::new(settings.settings, clock.clone())?),
+            None => Arc::new(ConcurrencyLimiter::new(settings.settings, clock.clone())?),
         };
         let class = |settings: &config::Class| {
             let same_class = previous.iter().flat_map(|previous| &previous.classes);
@@ -86,7 +89,9 @@ impl UpstreamConcurrency {
 
     /// Returns whether the upstream has headroom for elastic rules.
     pub(crate) fn has_headroom(&self) -> bool {
-        self.headroom.iter().all(|room| self.limiter.has(*room))
+        self.headroom
+            .iter()
+            .all(|room| self.limiter.has_headroom(*room))
     }
 
     /// Determines the class of the request with this head, evaluated by `layer`, and stores it in
@@ -99,7 +104,7 @@ impl UpstreamConcurrency {
     pub(crate) fn classify(
         &self,
         head: &mut Parts,
-        layer: &LimiterLayer<ProxyLimiter>,
+        layer: &RateLimitLayer<ProxyLimiter>,
         now: Timestamp,
     ) -> Result<(), Box<Response<Bytes>>> {
         for class in &self.classes {
@@ -107,9 +112,9 @@ impl UpstreamConcurrency {
             if !when.is_always() && !layer.holds(when, head, now)? {
                 continue;
             }
-            if !self.limiter.has_place(class.settings.share) {
+            if !self.limiter.has_free_slot(class.settings.share) {
                 class.shed.fetch_add(1, Ordering::Relaxed);
-                let mut shed = overloaded(head);
+                let mut shed = overload_response(head);
                 let reason = ProxyError::Overloaded.as_str();
                 shed.extensions_mut().insert(ErrorReason(reason));
                 return Err(Box::new(shed));
@@ -121,7 +126,7 @@ impl UpstreamConcurrency {
     }
 
     /// Acquires a permit for the request with these extensions; `None` if the limit is reached.
-    pub(crate) fn acquire(&self, extensions: &mut Extensions) -> Option<Held> {
+    pub(crate) fn acquire(&self, extensions: &mut Extensions) -> Option<ConcurrencyPermit> {
         // A reload since then may have changed the classes, or routed the request to another
         // upstream.
         let class = extensions.remove().and_then(|RequestClass(known)| {
@@ -129,7 +134,7 @@ impl UpstreamConcurrency {
             classes.find(|class| class.settings.name == known.settings.name)
         });
         let class = class.or_else(|| self.classes.last())?;
-        let permit = self.limiter.enter(class.settings.share);
+        let permit = self.limiter.try_acquire(class.settings.share);
         if permit.is_none() {
             class.shed.fetch_add(1, Ordering::Relaxed);
         }

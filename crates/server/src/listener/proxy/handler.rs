@@ -29,7 +29,7 @@ use hyper::{
     body::{Bytes, Incoming},
     upgrade::OnUpgrade,
 };
-use tidegate_tower::Lasting;
+use tidegate_tower::LongLivedPermit;
 use tower_service::Service;
 
 use super::{
@@ -85,7 +85,7 @@ impl Service<Request<Incoming>> for ProxyHandler {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let context = Arc::clone(&self.0);
-        let call = tidegate_tower::grpc_call(request.method(), request.headers()).cloned();
+        let call = tidegate_tower::grpc_content_type(request.method(), request.headers()).cloned();
         // The synchronous part runs here, which keeps the future that waits for the response small.
         let routed = context.start(request);
         Box::pin(async move {
@@ -218,9 +218,9 @@ impl HandlerContext {
         });
         if let Some(permit) = permit.and_then(Permit::take) {
             match &result {
-                Ok(response) => permit.answered(response),
-                Err(error) if error.is_of_upstream() => permit.failed(),
-                Err(_) => permit.refused(),
+                Ok(response) => permit.finish(response),
+                Err(error) if error.is_of_upstream() => permit.fail(),
+                Err(_) => permit.ignore(),
             }
         }
         match &result {
@@ -288,7 +288,7 @@ fn build_response(
         let (mut head, _) = response.into_parts();
         hop_by_hop::strip_response(&mut head.headers);
         hop_by_hop::set_upgrade(&mut head.headers, protocol);
-        let lasting = Lasting::default();
+        let lasting = LongLivedPermit::default();
         head.extensions.insert(lasting.clone());
         let session = Session::default();
         head.extensions.insert(session.clone());

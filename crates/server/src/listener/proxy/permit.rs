@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tidegate_tower::Held;
+use tidegate_tower::ConcurrencyPermit;
 
 /// A concurrency permit; released when it is taken or dropped.
 #[derive(Debug)]
@@ -19,11 +19,11 @@ pub(crate) struct Permit(Arc<Slot>);
 pub(crate) struct PermitHandle(Weak<Slot>);
 
 /// `None` once the response head has arrived.
-type Slot = Mutex<Option<Held>>;
+type Slot = Mutex<Option<ConcurrencyPermit>>;
 
 impl Permit {
-    pub(crate) fn new(held: Held) -> Self {
-        Self(Arc::new(Mutex::new(Some(held))))
+    pub(crate) fn new(permit: ConcurrencyPermit) -> Self {
+        Self(Arc::new(Mutex::new(Some(permit))))
     }
 
     pub(crate) fn handle(&self) -> PermitHandle {
@@ -32,7 +32,7 @@ impl Permit {
 
     /// Takes the permit out, at the response head or on failure. The [`PermitHandle`] has no effect
     /// after that.
-    pub(crate) fn take(self) -> Option<Held> {
+    pub(crate) fn take(self) -> Option<ConcurrencyPermit> {
         lock(&self.0).take()
     }
 }
@@ -40,24 +40,24 @@ impl Permit {
 impl PermitHandle {
     /// Pauses the permit: the client has to send more of the body first.
     pub(crate) fn pause(&self) {
-        self.change(Held::pause);
+        self.change(ConcurrencyPermit::pause);
     }
 
     /// Resumes the permit, even if that briefly exceeds the limit: the client has sent more, so the
     /// upstream has work again.
     pub(crate) fn resume(&self) {
-        self.change(Held::resume);
+        self.change(ConcurrencyPermit::resume);
     }
 
-    fn change(&self, change: impl FnOnce(&mut Held)) {
+    fn change(&self, change: impl FnOnce(&mut ConcurrencyPermit)) {
         if let Some(slot) = self.0.upgrade()
-            && let Some(held) = &mut *lock(&slot)
+            && let Some(permit) = &mut *lock(&slot)
         {
-            change(held);
+            change(permit);
         }
     }
 }
 
-fn lock(slot: &Slot) -> MutexGuard<'_, Option<Held>> {
+fn lock(slot: &Slot) -> MutexGuard<'_, Option<ConcurrencyPermit>> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }

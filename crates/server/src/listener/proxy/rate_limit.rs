@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate::Gate;
 use tidegate_core::{RuleSet, Timestamp, Verdict};
-use tidegate_tower::{HeaderWriter, LimiterLayer};
+use tidegate_tower::{HeaderWriter, RateLimitLayer};
 
 use crate::{config::Identity, limiter::Limiter, metrics::ListenerKind};
 
@@ -18,11 +18,11 @@ pub(crate) fn layer(
     limiter: &Arc<Limiter>,
     identity: &Identity,
     headers: HeaderWriter,
-) -> LimiterLayer<ProxyLimiter> {
-    let layer = LimiterLayer::new(Arc::new(ProxyLimiter(Arc::clone(limiter))))
+) -> RateLimitLayer<ProxyLimiter> {
+    let layer = RateLimitLayer::new(Arc::new(ProxyLimiter(Arc::clone(limiter))))
         .trust(identity.trust.clone())
         .headers(headers)
-        .tell_inner(false);
+        .insert_status(false);
     let layer = match &identity.geoip {
         Some(geoip) => layer.geoip(Arc::clone(geoip)),
         None => layer,

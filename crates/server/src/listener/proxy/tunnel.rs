@@ -17,7 +17,7 @@ use std::{
 
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tidegate_tower::Lasting;
+use tidegate_tower::LongLivedPermit;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
 use super::{
@@ -51,7 +51,7 @@ pub(crate) struct Tunnel {
     /// The byte counts for its line in the access log.
     pub(crate) session: Session,
     /// Keeps the request open until the tunnel ends, with its leases of concurrency slots.
-    pub(crate) lasting: Lasting,
+    pub(crate) lasting: LongLivedPermit,
     /// Counts the tunnel towards the client's requests in flight, if they are limited.
     pub(crate) in_flight: Option<ClientRequest>,
 }

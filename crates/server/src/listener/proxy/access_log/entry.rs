@@ -16,7 +16,7 @@ use http::{Extensions, HeaderMap, HeaderName, Request, Response, header};
 use hyper::body::{Body, Buf, Frame, Incoming, SizeHint};
 use serde::Serialize;
 use tidegate_core::Timestamp;
-use tidegate_tower::Denied;
+use tidegate_tower::DenialInfo;
 use tower_service::Service;
 
 use super::AccessLog;
@@ -287,7 +287,7 @@ impl Entry {
             (self.line.upstream, self.line.address) = (Some(upstream), endpoint);
         }
         self.line.reason = extensions.remove().map(|ErrorReason(reason)| reason);
-        if let Some(denied) = extensions.remove::<Denied>() {
+        if let Some(denied) = extensions.remove::<DenialInfo>() {
             self.line.reason = Some(denied.reason.as_str());
             self.line.rule = denied.rule;
         }
