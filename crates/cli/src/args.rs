@@ -186,7 +186,7 @@ pub(crate) struct Serve {
     /// Read the settings from the environment variables of envoyproxy/ratelimit
     #[arg(long, conflicts_with = "config")]
     pub(crate) from_envoy_env: bool,
-    /// What to log: error, warn, info, debug, or a filter such as tidegate_server=debug [default:
+    /// What to log: error, warn, info, debug, or a filter such as tidegate=debug [default:
     /// info]
     #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,

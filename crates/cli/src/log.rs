@@ -3,7 +3,7 @@
 
 use std::{fmt, io::IsTerminal};
 
-use tidegate_server::log_throttle::{Admission, LogThrottle};
+use tidegate_net::log_throttle::{Admission, LogThrottle};
 use tracing::{Event, Level, Subscriber, callsite::Identifier};
 use tracing_subscriber::{
     EnvFilter,
@@ -39,8 +39,11 @@ const UNTHROTTLED: [&str; 3] = [
 pub(crate) fn to_stderr(filter: &str) -> Result<(), String> {
     // Parse the operator's filter alone first, so that error messages do not show the additions.
     let parse = |filter: &str| {
-        EnvFilter::try_new(filter)
-            .map_err(|error| format!("--log: {error}; use error, warn, info or debug, or a filter such as tidegate_server=debug"))
+        EnvFilter::try_new(filter).map_err(|error| {
+            format!(
+                "--log: {error}; use error, warn, info or debug, or a filter such as tidegate=debug"
+            )
+        })
     };
     parse(filter)?;
     tracing_subscriber::fmt()

@@ -14,10 +14,9 @@ use std::{
 };
 
 use tidegate_identity::{GeoIpField, GeoIpSource, MaxMind};
-
-use crate::{
-    metrics::Text,
-    reload::{FileStamp, stamp},
+use tidegate_net::{
+    file_watch::{FileStamp, stamp},
+    prometheus::Text,
 };
 
 /// The maximum size of a database, in bytes. The whole file is kept in memory.

@@ -10,9 +10,7 @@ pub mod geoip;
 pub mod limiter;
 
 pub mod listener;
-pub mod log_throttle;
 pub mod metrics;
-pub mod net;
 
 pub mod quota;
 mod redis_runtime;

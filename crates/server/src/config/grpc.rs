@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use tidegate_core::{Span, notation};
+use tidegate_net::TlsFiles;
 
 use super::{
-    Grpc, TlsFiles,
+    Grpc,
     report::Report,
     value::{Fields, Value},
 };

@@ -32,9 +32,15 @@ use std::{
     time::Duration,
 };
 
+use report::Report;
 use tidegate_core::{MemoryBounds, RuleSet, Span};
+use tidegate_http::{HeaderWriter, Legacy, RuleNames};
 use tidegate_identity::{DerivedEntry, GeoIpField, GeoIpSource, Trust};
+use tidegate_net::{Exempt, TlsFiles};
+use value::Value;
+use yaml::Dialect;
 
+use crate::quota::QuotaRule;
 pub use envoy::Envoy;
 pub(crate) use listen::open_listener;
 pub use proxy::{
@@ -42,12 +48,7 @@ pub use proxy::{
     Scheme, Slow, Timeouts, Underscores, Upstream, Url, Via,
 };
 pub use redis::{Password, RedisConfig};
-use report::Report;
 pub use shutdown::Shutdown;
-use value::Value;
-use yaml::Dialect;
-
-use crate::quota::QuotaRule;
 
 /// The maximum size of a rules file, in bytes.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
@@ -239,18 +240,6 @@ impl Default for Grpc {
     }
 }
 
-/// TLS files in PEM format. Paths are relative to the working directory of the server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// `certificate`: the certificate of the listener, followed by its intermediate certificates.
-    pub certificate: PathBuf,
-    /// `key`: the private key of the certificate.
-    pub key: PathBuf,
-    /// `client_ca`: the CAs that sign client certificates. If set, clients must present a
-    /// certificate that one of them signed (mutual TLS).
-    pub client_ca: Option<PathBuf>,
-}
-
 /// Where and how often counters are persisted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -282,6 +271,24 @@ impl Default for Headers {
     }
 }
 
+impl Headers {
+    /// Returns a writer of the headers that are enabled.
+    #[must_use]
+    pub fn writer(self) -> HeaderWriter {
+        let legacy = match self.legacy {
+            LegacyHeaders::Off => Legacy::Off,
+            LegacyHeaders::Delta => Legacy::Delta,
+            LegacyHeaders::Epoch => Legacy::Epoch,
+        };
+        let names = if self.rule_names {
+            RuleNames::Shown
+        } else {
+            RuleNames::Hidden
+        };
+        HeaderWriter::new(self.ratelimit, legacy).with_rule_names(names)
+    }
+}
+
 /// How the client of a request is identified.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
@@ -293,6 +300,16 @@ pub struct Identity {
     /// The GeoIP lookup. [`Config::parse`] leaves it `None`; the code that starts the server opens
     /// the `geoip` databases and sets it.
     pub geoip: Option<Arc<dyn GeoIpSource>>,
+}
+
+impl Identity {
+    /// Returns which peers are exempt from the connection limit per client: trusted proxies, because
+    /// they carry many clients.
+    #[must_use]
+    pub fn exempt(self: &Arc<Self>) -> Exempt {
+        let identity = Arc::clone(self);
+        Arc::new(move |peer| identity.trust.is_trusted(peer))
+    }
 }
 
 /// The form of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.

@@ -1,15 +1,11 @@
 //! Collects every mistake of a file while it is read.
 
+use tidegate_net::input::{advice, shown};
+
 use super::Mistake;
 
 /// The maximum number of mistakes in one report.
 const MAX_MISTAKES: usize = 1_000;
-
-/// The maximum length of a key, in bytes, for which a similar one is suggested.
-const MAX_GUESSED_BYTES: usize = 64;
-
-/// The maximum number of characters of a value in a message.
-const MAX_SHOWN: usize = 60;
 
 /// The mistakes and the warnings of a file.
 #[derive(Debug, Default)]
@@ -80,50 +76,4 @@ pub(crate) fn unknown_key(key: &str, known: &[&str]) -> String {
         return format!("was renamed to `{new}`");
     }
     format!("unknown key `{}`; {}", shown(key), advice(key, known))
-}
-
-/// Returns the advice for a `word` that is not in `known`: the nearest one, or the whole list.
-pub(crate) fn advice(word: &str, known: &[&str]) -> String {
-    match nearest(word, known) {
-        Some(nearest) => format!("did you mean `{nearest}`?"),
-        None => format!("expected one of {}", known.join(", ")),
-    }
-}
-
-/// Returns the entry of `known` that `word` was probably meant to be, by edit distance.
-pub(crate) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
-    if word.len() > MAX_GUESSED_BYTES {
-        return None;
-    }
-    let distances = known
-        .iter()
-        .map(|known| (strsim::damerau_levenshtein(word, known), *known));
-    let (distance, nearest) = distances.min_by_key(|(distance, _)| *distance)?;
-    let tolerated = (nearest.len().max(word.len()) / 3).max(1);
-    (distance <= tolerated).then_some(nearest)
-}
-
-/// The text that messages show in place of a value that may hold a secret.
-pub(crate) const HIDDEN: &str = "(not shown: it may hold a secret)";
-
-/// Returns whether a text looks like a URL with a password.
-pub(crate) fn may_hold_secret(text: &str) -> bool {
-    text.contains("://") && text.contains('@')
-}
-
-/// Returns user input as messages may show it: on one line, truncated, and hidden if it may hold a
-/// secret. Messages are logged and appear on `/readyz`.
-pub(crate) fn shown(text: &str) -> String {
-    if may_hold_secret(text) {
-        return HIDDEN.to_owned();
-    }
-    let mut shown: String = text
-        .chars()
-        .take(MAX_SHOWN)
-        .flat_map(char::escape_debug)
-        .collect();
-    if text.chars().nth(MAX_SHOWN).is_some() {
-        shown.push('…');
-    }
-    shown
 }

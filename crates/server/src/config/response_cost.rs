@@ -1,13 +1,9 @@
 //! `count` and `settle`: response-based cost, and a check that a listener sees the responses.
 
 use tidegate_core::ResponseCost;
+use tidegate_net::input::{advice, shown};
 
-use super::{
-    Listen,
-    conditions::{self, Comparison},
-    report::{Report, advice, shown},
-    value::{Fields, Shape, Value},
-};
+use super::{Listen, conditions::{self, Comparison}, report::Report, value::{Fields, Shape, Value}};
 
 /// The entries of a response that rules can use here. Those of [`tidegate_tower::ResponseEntries`] exist only
 /// in applications that embed the limiter.

@@ -2,9 +2,11 @@
 
 use std::collections::HashSet;
 
+use tidegate_net::input::{HIDDEN, may_hold_secret, nearest, shown};
+
 use super::{
     Mistake,
-    report::{HIDDEN, Report, may_hold_secret, nearest, renamed, shown, unknown_key},
+    report::{Report, renamed, unknown_key},
     yaml::{Content, Node},
 };
 

@@ -16,12 +16,10 @@ use std::{
 
 use foldhash::{HashMap, HashMapExt};
 use tidegate_core::{Request, Rule, RuleSet, Scratch, Source, Timestamp, Verdict};
+use tidegate_net::input::{nearest, shown};
 
 use super::throttle::{LogThrottle, PERIOD};
-use crate::{
-    config::report::{nearest, shown},
-    metrics::{ListenerKind, Metrics},
-};
+use crate::metrics::{ListenerKind, Metrics};
 
 /// The maximum number of distinct unknown entries of a listener that are logged within
 /// [`PERIOD`].

@@ -10,11 +10,10 @@ use std::{
     time::SystemTime,
 };
 
+use tidegate_net::file_watch::{self, LastRead};
+
 use super::{DomainFiles, File, FileMistake, LoadedConfig, RateLimitService, read};
-use crate::{
-    config::MAX_FILE_BYTES,
-    reload::{self, LastRead},
-};
+use crate::config::MAX_FILE_BYTES;
 
 /// The maximum number of files in a folder.
 pub const MAX_FILES: usize = 10_000;
@@ -72,7 +71,7 @@ impl ConfigFilesError {
 
     /// Returns whether a retry may succeed even if the files look unchanged.
     fn may_pass(&self) -> bool {
-        matches!(self, Self::Unreadable { source, .. } if reload::may_pass(source))
+        matches!(self, Self::Unreadable { source, .. } if file_watch::may_pass(source))
     }
 }
 
@@ -314,7 +313,7 @@ impl ConfigWatcher {
                 let mistakes = error.problems();
                 tracing::error!(
                     %path, mistakes = mistakes.len(),
-                    "kept the old configuration of the rate limit service: {}", reload::in_one_line(&mistakes)
+                    "kept the old configuration of the rate limit service: {}", file_watch::in_one_line(&mistakes)
                 );
             }
         }

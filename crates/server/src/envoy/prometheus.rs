@@ -1,7 +1,8 @@
 //! Prometheus metrics of the rate limit service.
 
+use tidegate_net::prometheus::Text;
+
 use super::{ConfigWatcher, Counter, RateLimitService};
-use crate::metrics::Text;
 
 /// The metric name and help of each counter. The documentation maps them to envoyproxy/ratelimit's
 /// names.

@@ -16,8 +16,7 @@ use hyper::{
     header::{HOST, HeaderName, HeaderValue, ORIGIN},
     http::uri::Authority,
 };
-
-use super::http::Problem;
+use tidegate_net::Problem;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 

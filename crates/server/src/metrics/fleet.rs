@@ -1,8 +1,7 @@
 //! Metrics of a node that uses Redis, and of the Redis servers.
 
+use tidegate_net::prometheus::Text;
 use tidegate_redis::FleetStats;
-
-use super::text::Text;
 
 pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
     let name = "tidegate_decisions_by_source_total";

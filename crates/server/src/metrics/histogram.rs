@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::text::Text;
+use tidegate_net::prometheus::Text;
 
 /// The upper bounds of the buckets: in nanoseconds, and in seconds as Prometheus writes them.
 const BOUNDS: [(u64, &str); 12] = [

@@ -15,22 +15,20 @@ mod histogram;
 mod rules;
 mod shard;
 mod store;
-mod text;
 
 use std::sync::{
     Arc, Mutex, PoisonError,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use tidegate_core::{Decided, Decision, MemoryStats, Reason, Renewal, Timestamp, Verdict};
-use tidegate_redis::FleetStats;
-
-pub use rules::MAX_RULE_LABELS;
-
-use crate::{listener::Authenticator, net::Listener, quota::QuotaCounts};
 use rules::Rules;
 use shard::Shards;
-pub(crate) use text::Text;
+use tidegate_core::{Decided, Decision, MemoryStats, Reason, Renewal, Timestamp, Verdict};
+use tidegate_net::{Listener, auth::Authenticator, prometheus::Text};
+use tidegate_redis::FleetStats;
+
+use crate::quota::QuotaCounts;
+pub use rules::MAX_RULE_LABELS;
 
 /// The latency of one in this number of decisions is measured.
 pub const SAMPLE_EVERY: u32 = 64;

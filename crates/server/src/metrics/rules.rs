@@ -8,8 +8,9 @@ use std::sync::{
 use arc_swap::ArcSwap;
 use foldhash::HashMap;
 use tidegate_core::Verdict;
+use tidegate_net::prometheus::Text;
 
-use super::{ANSWERS, answer_index, answer_label, text::Text};
+use super::{ANSWERS, answer_index, answer_label};
 
 /// The maximum number of rules with their own label, in the order of the rules file. All further
 /// rules are counted together as `other`, so that 10,000 rules do not create 10,000 time series.

@@ -5,7 +5,9 @@ use std::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use super::{ANSWERS, ListenerKind, SAMPLE_EVERY, histogram::Histogram, text::Text};
+use tidegate_net::prometheus::Text;
+
+use super::{ANSWERS, ListenerKind, SAMPLE_EVERY, histogram::Histogram};
 
 /// The number of shards. More threads than this share shards, which is slower but loses no count.
 const SHARDS: usize = 16;

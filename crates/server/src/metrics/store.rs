@@ -1,8 +1,8 @@
 //! Metrics of the memory store and of quotas.
 
 use tidegate_core::MemoryStats;
+use tidegate_net::prometheus::Text;
 
-use super::Text;
 use crate::quota::QuotaCounts;
 
 pub(super) fn write_quotas(text: &mut Text, quotas: QuotaCounts) {

@@ -6,23 +6,21 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
+use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
+
+pub use self::restart_only::RestartOnlySettings;
 use crate::{
     config::{Config, MAX_FILE_BYTES, Mistake, Proxy},
     limiter::Limiter,
     listener::proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError},
 };
 
-pub use self::restart_only::RestartOnlySettings;
-
 /// How often the rules file is checked for changes. A check costs one `stat`. Unlike file events it
 /// also works on network file systems and for the symbolic links of a Kubernetes ConfigMap.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The maximum number of mistakes that one log record lists. `tidegate check` lists all of them.
-const MAX_LOGGED: usize = 20;
 
 /// The reason why a rules file could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -67,13 +65,6 @@ impl LoadError {
     fn may_pass(&self) -> bool {
         matches!(self, Self::Unreadable { source, .. } if may_pass(source))
     }
-}
-
-/// Returns whether a read may succeed later without a change of the file's content, for example
-/// after its permissions are fixed or a disk is mounted again.
-pub(crate) fn may_pass(error: &io::Error) -> bool {
-    use io::ErrorKind::{FileTooLarge, InvalidData, Other};
-    !matches!(error.kind(), InvalidData | FileTooLarge | Other)
 }
 
 /// Reads and parses a rules file.
@@ -139,35 +130,6 @@ struct Last {
     is_gone: bool,
     /// The settings of the applied file that differ from the running ones until a restart.
     restart_required: Vec<&'static str>,
-}
-
-/// The result of the last time a file or folder was read.
-#[derive(Debug)]
-pub(crate) struct LastRead<M> {
-    /// Its modification stamp at that time; `None` if it could not be examined.
-    pub(crate) seen: Option<M>,
-    /// Whether it could not be read but may become readable without a change.
-    pub(crate) is_unread: bool,
-    /// What was wrong with it; empty if it was applied.
-    pub(crate) mistakes: Vec<String>,
-}
-
-impl<M> LastRead<M> {
-    pub(crate) fn new(seen: Option<M>) -> Self {
-        Self {
-            seen,
-            is_unread: false,
-            mistakes: Vec::new(),
-        }
-    }
-}
-
-/// The modification stamp of a file. It changes when the file is written or replaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileStamp {
-    modified: SystemTime,
-    len: u64,
-    inode: u64,
 }
 
 impl Reloader {
@@ -326,32 +288,6 @@ impl Reloader {
     fn last(&self) -> MutexGuard<'_, Last> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns the modification stamp of the file at `path`, following links; `None` if it cannot be
-/// examined.
-pub(crate) fn stamp(path: &Path) -> Option<FileStamp> {
-    use std::os::unix::fs::MetadataExt;
-    let metadata = fs::metadata(path).ok()?;
-    Some(FileStamp {
-        modified: metadata.modified().ok()?,
-        len: metadata.len(),
-        inode: metadata.ino(),
-    })
-}
-
-/// Joins problems into one line, because log collectors treat each line as a separate record.
-pub(crate) fn in_one_line(problems: &[String]) -> String {
-    let mut line = problems
-        .iter()
-        .take(MAX_LOGGED)
-        .map(|problem| problem.replace('\n', "; "))
-        .collect::<Vec<_>>()
-        .join("; ");
-    if problems.len() > MAX_LOGGED {
-        line.push_str(&format!("; and {} more", problems.len() - MAX_LOGGED));
-    }
-    line
 }
 
 fn plural(count: usize) -> &'static str {

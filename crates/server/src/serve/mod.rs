@@ -12,40 +12,16 @@ mod descriptors;
 mod preflight;
 mod running;
 
-use std::{
-    io,
-    net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{io, net::{SocketAddr, TcpListener}, path::{Path, PathBuf}, sync::Arc};
 
 use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore};
+use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener};
 
-use self::{
-    descriptors::Bound,
-    preflight::{load_tls, open_geoip},
-};
-pub use self::{
-    preflight::{preflight_errors, preflight_warnings},
-    running::{Running, Signals},
-};
-use crate::{
-    config::{self, Config, Envoy, Identity, Listeners, Proxy, Snapshot},
-    envoy::{ConfigFilesError, ConfigWatcher, RateLimitService},
-    geoip::{GeoIp, GeoIpError},
-    limiter::{Backend, Limiter},
-    listener::{
-        self,
-        grpc::Http2,
-        proxy::{AccessLog, ProxyRuntime, TrustAnchorError},
-    },
-    net::{Bounds, Listener, Server, Tls, TlsError, TlsListener},
-    redis_runtime::RedisRuntime,
-    reload::{Reloader, RestartOnlySettings},
-    snapshot::{self, RestoreOutcome},
-};
+use self::{descriptors::Bound, preflight::{load_tls, open_geoip}};
+pub use self::{preflight::{preflight_errors, preflight_warnings}, running::{Running, Signals}};
+use crate::{config::{self, Config, Envoy, Identity, Listeners, Proxy, Snapshot}, envoy::{ConfigFilesError, ConfigWatcher, RateLimitService}, geoip::{GeoIp, GeoIpError}, limiter::{Backend, Limiter}, listener::{self, grpc::Http2, proxy::{AccessLog, ProxyRuntime, TrustAnchorError}}, redis_runtime::RedisRuntime, reload::{Reloader, RestartOnlySettings}, snapshot::{self, RestoreOutcome}};
 
 /// The reason why the server could not start.
 #[derive(Debug, thiserror::Error)]

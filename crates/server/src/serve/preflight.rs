@@ -9,13 +9,13 @@ use std::{
 };
 
 use tidegate_identity::GeoIpField;
+use tidegate_net::{Tls, TlsError, TlsFiles, TlsListener};
 
 use super::ServeError;
 use crate::{
-    config::{AccessLog, Config, Identity, Proxy, TlsFiles},
+    config::{AccessLog, Config, Identity, Proxy},
     geoip::{GeoIp, GeoIpError},
     listener::proxy::connector,
-    net::{Tls, TlsError, TlsListener},
     redis_runtime,
 };
 

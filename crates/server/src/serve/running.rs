@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use tidegate_net::{Server, Tls};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, Interval, MissedTickBehavior, interval, sleep_until},
@@ -13,7 +14,6 @@ use crate::{
     geoip::GeoIp,
     limiter::Limiter,
     listener::proxy::ProxyRuntime,
-    net::{Server, Tls},
     redis_runtime::RedisRuntime,
     reload::{CHECK_INTERVAL, Reloader},
     snapshot,

@@ -4,17 +4,9 @@ use std::{net::TcpListener, sync::Arc};
 
 use tempfile::NamedTempFile;
 use tidegate::{Clock, Gate as _};
-use tidegate_core::{
-    Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict,
-};
-use tidegate_server::{
-    config::Config,
-    limiter::Limiter,
-    listener::admin::{self, ListenerContext},
-    metrics,
-    net::{Bounds, Listener, Server},
-    reload::{Reloader, RestartOnlySettings},
-};
+use tidegate_core::{Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict};
+use tidegate_server::{config::Config, limiter::Limiter, listener::admin::{self, ListenerContext}, metrics, reload::{Reloader, RestartOnlySettings}};
+use tidegate_net::{Bounds, Listener, Server};
 
 use crate::client::{Answer, Client};
 

@@ -4,6 +4,7 @@ use std::{net::TcpListener, sync::Arc};
 
 use prost_types::{Struct, Value as WireValue, value::Kind};
 use tidegate_core::Span;
+use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::{
     config::Grpc,
     envoy::{
@@ -11,7 +12,6 @@ use tidegate_server::{
         RateLimitRequest, ResponseHeader, Unit,
     },
     listener::grpc::{self, Http2, ListenerContext},
-    net::{Bounds, Listener, Server},
 };
 use tonic::Code as Status;
 

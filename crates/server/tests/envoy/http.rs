@@ -4,6 +4,7 @@ use std::{cell::RefCell, net::TcpListener, sync::Arc};
 
 use serde_json::{Map, Value, json};
 use tidegate_core::Span;
+use tidegate_net::{Bounds, Server};
 use tidegate_server::{
     config::Headers,
     envoy::{
@@ -11,7 +12,6 @@ use tidegate_server::{
         RateLimitRequest, ResponseHeader, Settings, StoreFailure, Unit, Variables,
     },
     listener::http::{self, ListenerContext},
-    net::{Bounds, Server},
 };
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_server::net::Bounds;
+use tidegate_net::Bounds;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tidegate_core::{MemoryBounds, WhenFull};
-use tidegate_server::net::Bounds;
+use tidegate_net::Bounds;
 
 use crate::listener::TestListener;
 

@@ -3,7 +3,7 @@
 use std::{io::Write as _, time::Duration};
 
 use tidegate_core::MemoryBounds;
-use tidegate_server::net::Bounds;
+use tidegate_net::Bounds;
 
 use crate::listener::TestListener;
 

@@ -5,13 +5,8 @@ use std::{net::TcpListener, sync::Arc};
 use serde_json::Value;
 use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_server::{
-    config::{Config, Password},
-    geoip::GeoIp,
-    limiter::Limiter,
-    listener::http::{self, ListenerContext},
-    net::{Bounds, Listener, Server, Tls, TlsListener},
-};
+use tidegate_server::{config::{Config, Password}, geoip::GeoIp, limiter::Limiter, listener::http::{self, ListenerContext}};
+use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
 
 use crate::client::{Answer, Client};
 

@@ -4,13 +4,8 @@ use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
 
 use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_server::{
-    config::Config,
-    geoip::GeoIp,
-    limiter::Limiter,
-    listener::proxy::{self, AccessLog, Dependencies, ProxyRuntime},
-    net::{Listener, Server, Tls, TlsListener},
-};
+use tidegate_server::{config::Config, geoip::GeoIp, limiter::Limiter, listener::proxy::{self, AccessLog, Dependencies, ProxyRuntime}};
+use tidegate_net::{Listener, Server, Tls, TlsListener};
 
 use crate::client::{Answer, Client};
 

@@ -18,10 +18,10 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tidegate_net::Bounds;
 use tidegate_server::{
     config::Grpc,
     listener::grpc::{self, Http2, ListenerContext},
-    net::Bounds,
 };
 use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
 

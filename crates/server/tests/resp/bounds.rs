@@ -7,7 +7,8 @@ use std::{
 };
 
 use tidegate_core::RuleSet;
-use tidegate_server::{listener::resp, net::Bounds};
+use tidegate_net::Bounds;
+use tidegate_server::listener::resp;
 
 use crate::listener::{Client, TestListener, encode};
 

@@ -5,12 +5,16 @@
 //! If the proxy is the only listener, there are no other entries either.
 
 use tidegate_identity::{bare_host, normalize_path};
+use tidegate_net::{
+    TlsFiles,
+    input::{nearest, shown},
+};
 
 use super::misread;
 use crate::config::{
-    Config, TlsFiles, Upstream,
+    Config, Upstream,
     conditions::{self, Comparison, PatternText},
-    report::{Report, nearest, shown},
+    report::Report,
     value::{Fields, Value},
 };
 

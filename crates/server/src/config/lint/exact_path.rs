@@ -5,10 +5,12 @@
 //! checked: they protect a path against abuse, so an abuser gains from a bypass. One warning covers
 //! all of these rules. `{is: /login}` declares that the exact path is meant and silences it.
 
+use tidegate_net::input::shown;
+
 use super::misread;
 use crate::config::{
     conditions::{self, Comparison, PatternText},
-    report::{Report, shown},
+    report::Report,
     value::{Fields, Value},
 };
 

@@ -1,8 +1,11 @@
 //! Warns about patterns that readers take for something else: regular expressions for a part of a
 //! value, globs that end within a segment, and the path parameters of web frameworks.
 
+use tidegate_net::input::shown;
+
 use super::dead_conditions::NO_MATCH;
-use crate::config::{conditions::Comparison, report::shown};
+
+use crate::config::conditions::Comparison;
 
 /// The codes of the warnings, for log searches.
 const WHOLE_VALUE: &str = "whole-value";

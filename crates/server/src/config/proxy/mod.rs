@@ -11,17 +11,16 @@ mod url;
 use std::{net::SocketAddr, time::Duration};
 
 use tidegate_core::{RuleSet, Span, notation};
+use tidegate_net::{MAX_HEADERS, TlsFiles};
 
 use super::{
-    Listen, TlsFiles,
+    Listen,
     grpc::tls,
     listen,
     report::Report,
     store::size,
     value::{Fields, Value},
 };
-
-use crate::net::MAX_HEADERS;
 
 pub use access_log::AccessLog;
 pub use adaptive::{Adaptive, Class};

@@ -3,11 +3,12 @@
 use std::{collections::HashSet, net::SocketAddr, path::PathBuf};
 
 use tidegate_core::{Condition, RuleSet, When};
+use tidegate_net::input::advice;
 
 use super::{Adaptive, Ejection, HealthCheck, Scheme, Url, adaptive, health, within};
 use crate::config::{
     conditions, lint,
-    report::{Report, advice},
+    report::Report,
     value::{Fields, Value},
 };
 

@@ -5,18 +5,17 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use tidegate_net::input::shown;
+
 use super::{
     DomainFiles, key_joining,
     keys::{self, MapKind},
     limit, metadata,
     scalar::{self, Scalar},
 };
+
 use crate::{
-    config::{
-        report::{Report, shown},
-        value::Value,
-        yaml::Content,
-    },
+    config::{report::Report, value::Value, yaml::Content},
     envoy::{
         overrides::Denied,
         rules::{Charging, Detail, Domains, Level, Node, Rule},

@@ -6,13 +6,10 @@
 //! meaning here.
 
 use tidegate_core::LimitSpec;
+use tidegate_net::input::{nearest, shown};
 
 use super::scalar::{self, Scalar};
-use crate::config::{
-    report::{Report, nearest, shown},
-    value::Value,
-    yaml::Content,
-};
+use crate::config::{report::Report, value::Value, yaml::Content};
 
 /// A kind of map in a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

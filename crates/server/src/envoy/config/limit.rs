@@ -14,6 +14,7 @@ use std::sync::Arc;
 use tidegate_core::{
     Algorithm, AlgorithmName, Anchor, Limit, LimitSpec, Limits, Rate, Span, Window,
 };
+use tidegate_net::input::shown;
 
 use super::{
     descriptor::{field, flag, text, unreadable, wrong},
@@ -22,7 +23,7 @@ use super::{
 use crate::{
     config::{
         limits::{self, DefaultAlgorithm, Fallback},
-        report::{Report, shown},
+        report::Report,
         value::Value,
         yaml::Content,
     },

@@ -10,11 +10,14 @@ use std::{
     time::Duration,
 };
 
+use tidegate_net::TlsFiles;
+
 use super::{
     ConfigFiles, DomainFiles, Variables, redis_variables,
     variables::{self, Reader},
 };
-use crate::config::{AdminToken, Config, Envoy, Mistake, TlsFiles, open_listener};
+
+use crate::config::{AdminToken, Config, Envoy, Mistake, open_listener};
 
 /// The variable with the admin token, which is required to reach the admin listener from other
 /// machines.

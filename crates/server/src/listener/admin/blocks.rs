@@ -3,17 +3,15 @@
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BYTES, notation};
+use tidegate_net::{
+    Problem,
+    input::{advice, shown},
+    json::{Json, Members, object},
+    response::{Answer, json},
+};
 
-use super::{
-    super::http::{Answer, Json, Members, Problem, json, object},
-    path::KeyTarget,
-};
-use crate::{
-    config::report::{advice, shown},
-    date::date,
-    entries::Spelling,
-    limiter::Limiter,
-};
+use super::{path::KeyTarget, store_problem};
+use crate::{date::date, entries::Spelling, limiter::Limiter};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
@@ -28,7 +26,7 @@ struct BlockRequest<'b> {
 
 pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
-    let mut blocks = limiter.blocks().await?;
+    let mut blocks = limiter.blocks().await.map_err(store_problem)?;
     blocks.sort_by(|a, b| a.key.cmp(&b.key));
     let view = BlockView {
         rules: &rules,
@@ -50,7 +48,7 @@ pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
 pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
     let (rule, key) = target.find(&rules)?;
-    let block = limiter.block_on(&key).await?;
+    let block = limiter.block_on(&key).await.map_err(store_problem)?;
     let block = block.ok_or_else(|| target.nothing(NO_BLOCK, rule))?;
     let document = document(limiter, &rules, &block, now);
     Ok(json(StatusCode::OK, &document))
@@ -73,12 +71,16 @@ pub(super) async fn put(
         spelling,
     } = read(&members, rule)?;
     target.check(rule, spelling)?;
-    if !limiter.block(&key, span, reason).await? {
+    if !limiter
+        .block(&key, span, reason)
+        .await
+        .map_err(store_problem)?
+    {
         let most = tidegate_core::bounds::MAX_BLOCKS;
         let detail = format!("the maximum of {most} blocks is reached; lift some first");
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
-    let block = limiter.block_on(&key).await?;
+    let block = limiter.block_on(&key).await.map_err(store_problem)?;
     let block = block.ok_or_else(|| target.nothing(NO_BLOCK, rule))?;
     // The clock is read after the block was made, so that `left_ms` does not exceed the requested
     // duration.
@@ -140,7 +142,7 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
 pub(super) async fn lift(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
     let (rule, bytes) = target.find(&rules)?;
-    if !limiter.unblock(&bytes).await? {
+    if !limiter.unblock(&bytes).await.map_err(store_problem)? {
         return Err(target.nothing(NO_BLOCK, rule));
     }
     Ok(json(

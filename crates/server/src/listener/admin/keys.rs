@@ -3,21 +3,27 @@
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, Retry};
-
-use super::{
-    super::http::{Answer, Problem, json, millis},
-    blocks,
-    path::KeyTarget,
+use tidegate_net::{
+    Problem,
+    response::{Answer, json},
 };
+
+use super::{super::http::millis, blocks, path::KeyTarget, store_problem};
 use crate::limiter::Limiter;
 
 pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
     let (rule, bytes) = target.find(&rules)?;
-    let block = limiter.block_on(&bytes).await?;
+    let block = limiter.block_on(&bytes).await.map_err(store_problem)?;
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
-    let standing = limiter.inspect(charge, Effect::Look).await?;
-    let next = limiter.inspect(charge, Effect::Peek).await?;
+    let standing = limiter
+        .inspect(charge, Effect::Look)
+        .await
+        .map_err(store_problem)?;
+    let next = limiter
+        .inspect(charge, Effect::Peek)
+        .await
+        .map_err(store_problem)?;
     // For a blocked key `Peek` has no outcomes. Nothing is charged under a block, so the limits
     // only recover until it ends.
     let blocked_for = block.as_ref().map(|block| match block.until {
@@ -49,7 +55,7 @@ pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Ans
 pub(super) async fn reset(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
     let (rule, bytes) = target.find(&rules)?;
-    if !limiter.reset(&bytes).await? {
+    if !limiter.reset(&bytes).await.map_err(store_problem)? {
         return Err(target.nothing("this key has no counters", rule));
     }
     Ok(json(
@@ -63,7 +69,7 @@ pub(super) async fn reset(limiter: &Limiter, target: KeyTarget<'_>) -> Result<An
 pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answer, Problem> {
     let mut buffer = Vec::new();
     let bytes = Limiter::throttle_key(key.as_bytes(), &mut buffer)?;
-    if !limiter.reset(bytes).await? {
+    if !limiter.reset(bytes).await.map_err(store_problem)? {
         let detail = "this key has no counters; limits sent with the request belong to no rule";
         return Err(Problem::new(StatusCode::NOT_FOUND, detail));
     }

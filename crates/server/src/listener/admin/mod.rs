@@ -36,6 +36,12 @@ use hyper::{
     header::{CONTENT_TYPE, HeaderValue},
 };
 use serde_json::json;
+use tidegate_net::{
+    Bounds, Listener, Problem, Server, Shutdown, Tls,
+    prometheus::Text,
+    response::{Answer, json},
+};
+use tidegate_redis::StoreError;
 
 use self::{
     access::Access,
@@ -43,17 +49,11 @@ use self::{
     reload::ReloadTargets,
 };
 use super::{
-    http::{Answer, Problem, json, read_body, serve},
+    http::{read_body, serve},
     proxy::ProxyRuntime,
 };
 use crate::{
-    config::Identity,
-    envoy::ConfigWatcher,
-    geoip::GeoIp,
-    limiter::Limiter,
-    metrics::Text,
-    net::{Bounds, Listener, Server, Shutdown, Tls},
-    reload::Reloader,
+    config::Identity, envoy::ConfigWatcher, geoip::GeoIp, limiter::Limiter, reload::Reloader,
 };
 
 /// The dependencies and settings of the admin listener.
@@ -254,4 +254,16 @@ impl Admin {
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
         })
     }
+}
+
+/// Reports that Redis could not be queried or did not do what was requested.
+#[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
+fn store_problem(error: StoreError) -> Problem {
+    let done = match error {
+        StoreError::Unknown(_) => {
+            "the operation may or may not have been done: check before you repeat it"
+        }
+        _ => "nothing was done",
+    };
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; {done}"))
 }

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use serde_json::json;
+use tidegate_net::{
+    Problem, Tls,
+    response::{Answer, json},
+};
 
-use super::super::http::{Answer, Problem, json};
-use crate::{envoy::ConfigWatcher, geoip::GeoIp, net::Tls, reload::Reloader};
+use crate::{envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
 
 /// Everything that can be reloaded.
 pub(super) struct ReloadTargets {

@@ -2,12 +2,10 @@
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use tidegate_net::response::{Answer, json};
 use tidegate_redis::Health;
 
-use super::{
-    super::http::{Answer, json},
-    Admin,
-};
+use super::Admin;
 use crate::{date::date, envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
 
 /// Readiness, and whatever is degraded.

@@ -3,6 +3,7 @@
 use std::{pin::Pin, sync::Arc};
 
 use futures_util::{Stream, StreamExt as _, stream};
+use tidegate_net::Shutdown;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
@@ -10,7 +11,7 @@ use super::proto::grpc::health::v1::{
     HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus,
     health_server::Health,
 };
-use crate::{envoy::RateLimitService, net::Shutdown};
+use crate::envoy::RateLimitService;
 
 /// The services that report their health: the whole server (the empty name), the name that Envoy
 /// health checks usually use, and the services that are served.

@@ -1,6 +1,6 @@
 //! The gRPC listener: Envoy's rate limit services, health and reflection.
 //!
-//! Connections run on the workers of [`crate::net`] like those of all other listeners. So each is
+//! Connections run on the workers of [`tidegate_net`] like those of all other listeners. So each is
 //! served by hyper directly, and not by tonic's server, which has threads and listeners of its own.
 //! Streaming calls use the services that tonic generates. `unary` handles `ShouldRateLimit`, which
 //! Envoy calls for each request.
@@ -18,16 +18,15 @@ mod unary;
 
 use std::{io, net::TcpListener, sync::Arc};
 
+use tidegate_net::{Bounds, Listener, Server};
+
 use self::routes::Routes;
 pub use self::{
     connection::Http2,
     transcript::{QuotaStream, rate_limit_transcript},
 };
-use crate::{
-    envoy::RateLimitService,
-    limiter::Limiter,
-    net::{Bounds, Listener, Server},
-};
+
+use crate::{envoy::RateLimitService, limiter::Limiter};
 
 /// The service that Envoy calls for each request, and its former name.
 const RATE_LIMIT: &str = "envoy.service.ratelimit.v3.RateLimitService";

@@ -4,6 +4,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use tidegate_core::{Span, Timestamp};
+use tidegate_net::Shutdown;
 use tokio::{sync::mpsc, time::sleep};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -24,7 +25,6 @@ use super::proto::envoy::{
 };
 use crate::{
     limiter::Limiter,
-    net::Shutdown,
     quota::{Assignment, BucketAssignments, BucketId, StreamId, Usage},
 };
 

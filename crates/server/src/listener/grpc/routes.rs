@@ -5,6 +5,7 @@ use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Du
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use tidegate_net::Shutdown;
 use tokio::time::{Instant, timeout};
 use tonic::{Status, body::Body};
 use tonic_reflection::server::Builder;
@@ -23,7 +24,7 @@ use super::{
     rate_limit,
     unary::{self, Reply},
 };
-use crate::{metrics::ListenerKind, net::Shutdown};
+use crate::metrics::ListenerKind;
 
 /// The paths of `ShouldRateLimit`, the only method without streaming that bypasses tonic.
 const SHOULD_RATE_LIMIT: [&str; 2] = [

@@ -5,8 +5,7 @@ use std::error::Error as _;
 
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes, Incoming};
-
-use super::Problem;
+use tidegate_net::Problem;
 
 /// The maximum size of a request body, in bytes.
 pub(crate) const MAX_BODY_BYTES: usize = 256 << 10;

@@ -3,8 +3,7 @@
 use std::fmt;
 
 use tidegate_core::{Cost, notation::NotationError};
-
-use super::{Problem, json::Json};
+use tidegate_net::{Problem, json::Json};
 
 /// The location of a field: in the body itself or in one of its `limits`.
 #[derive(Clone, Copy, Debug)]

@@ -3,13 +3,13 @@
 use tidegate_core::{
     AlgorithmName, Anchor, Calendar, CalendarUnit, LimitError, LimitSpec, RefillMode, notation,
 };
-
-use super::{
+use tidegate_net::{
     Problem,
-    fields::{Field, FieldLocation},
+    input::{advice, shown},
     json::{Json, check_members},
 };
-use crate::config::report::{advice, shown};
+
+use super::fields::{Field, FieldLocation};
 
 /// A rate, as described in error messages.
 const RATE: &str = "a rate such as \"20/min\"";

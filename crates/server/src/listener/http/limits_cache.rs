@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use tidegate_core::{LimitError, LimitSpec, Limits};
+use tidegate_net::Problem;
 
-use super::{Problem, fields::FieldLocation};
+use super::fields::FieldLocation;
 
 /// Built limits, by the specs they were built from.
 #[derive(Debug, Default)]

@@ -10,47 +10,25 @@ mod body;
 mod check;
 mod envoy;
 mod fields;
-mod json;
 mod limit_fields;
 mod limits_cache;
-mod problem;
 pub(super) mod serve;
 mod stream;
 mod template_cache;
 mod throttle;
 mod verdict;
 
-use std::{
-    cell::RefCell,
-    io,
-    net::{IpAddr, Ipv4Addr, TcpListener},
-    sync::Arc,
-};
+use std::{cell::RefCell, io, net::{IpAddr, Ipv4Addr, TcpListener}, sync::Arc};
 
 use futures_util::FutureExt;
-use hyper::{
-    HeaderMap, Method, Request, Response, StatusCode,
-    body::Incoming,
-    header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue},
-};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, body::Incoming, header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue}};
 use tidegate_core::{Effect, Reason, Timestamp, Verdict};
 use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
+use tidegate_net::{Bounds, Listener, Problem, Server, Shutdown, Tls, auth::{Attempt, Authenticator}, response::{Answer, JSON}};
 
-pub(crate) use self::{
-    body::read as read_body,
-    json::{Json, Members, object},
-    problem::Problem,
-    serve::{Answer, json},
-    verdict::millis,
-};
-use super::{Authenticator, auth::Attempt, cross_site};
-use crate::{
-    config::{Headers, Identity, LegacyHeaders},
-    envoy::RateLimitService,
-    limiter::Limiter,
-    metrics::ListenerKind,
-    net::{Bounds, Listener, Server, Shutdown, Tls},
-};
+pub(crate) use self::{body::read as read_body, verdict::millis};
+use super::cross_site;
+use crate::{config::{Headers, Identity}, envoy::RateLimitService, limiter::Limiter, metrics::ListenerKind};
 
 /// The endpoints listed in 404 responses.
 const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";
@@ -85,7 +63,7 @@ pub fn listen(
     bounds: Bounds,
     listener: ListenerContext,
 ) -> io::Result<Listener> {
-    let headers = header_writer(listener.headers);
+    let headers = listener.headers.writer();
     let clock = listener.limiter.clock().clone();
     let authenticator = Arc::new(Authenticator::new(
         "http",
@@ -94,7 +72,7 @@ pub fn listen(
     ));
     let metrics = listener.limiter.metrics();
     metrics.show_authenticator(Arc::clone(&authenticator));
-    let exempt = super::exempt(&listener.identity);
+    let exempt = listener.identity.exempt();
     let hosts: Arc<[String]> = listener.hosts.into();
     server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
         let context = ConnectionContext {
@@ -118,21 +96,6 @@ pub fn listen(
             }
         }
     })
-}
-
-/// Creates a writer of the rate limit headers that `headers` enables.
-pub(super) fn header_writer(headers: Headers) -> HeaderWriter {
-    let legacy = match headers.legacy {
-        LegacyHeaders::Off => Legacy::Off,
-        LegacyHeaders::Delta => Legacy::Delta,
-        LegacyHeaders::Epoch => Legacy::Epoch,
-    };
-    let names = if headers.rule_names {
-        RuleNames::Shown
-    } else {
-        RuleNames::Hidden
-    };
-    HeaderWriter::new(headers.ratelimit, legacy).with_rule_names(names)
 }
 
 /// An endpoint that takes a request body.
@@ -304,7 +267,7 @@ impl ConnectionContext {
         let mut answer: Answer = Response::new(body.into());
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
-        headers.insert(CONTENT_TYPE, serve::JSON);
+        headers.insert(CONTENT_TYPE, JSON);
         self.headers.borrow_mut().write(verdict, now, headers);
         answer
     }

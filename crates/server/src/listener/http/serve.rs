@@ -6,24 +6,18 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
-use http_body_util::Full;
 use hyper::{
-    Request, Response, StatusCode, Version,
-    body::{Body, Bytes, Incoming},
-    header::{CONTENT_TYPE, HOST, HeaderValue},
+    Request, Version,
+    body::{Body, Incoming},
+    header::HOST,
     server::conn::http1,
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
+use tidegate_net::{Connection, Problem, response::Answer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Problem, stream::TimedStream};
-use crate::net::Connection;
-
-/// An HTTP response.
-pub(crate) type Answer = Response<Full<Bytes>>;
-
-pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+use super::stream::TimedStream;
 
 /// The maximum size of a request's head in bytes. One read may exceed it slightly.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -84,16 +78,6 @@ pub(super) fn check_host(request: &Request<Incoming>) -> Result<(), Problem> {
         (Some(_), Some(_)) => "is repeated; HTTP/1.1 requires exactly one",
     };
     Err(Problem::bad("Host", problem))
-}
-
-/// Builds a JSON response.
-pub(crate) fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer {
-    // Serialising to memory fails only for maps whose keys are not strings, which no response has.
-    let body = serde_json::to_vec(value).unwrap_or_default();
-    let mut answer = Response::new(Full::new(Bytes::from(body)));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, JSON);
-    answer
 }
 
 /// Returns the bytes of a response body that is complete in memory.

@@ -10,9 +10,8 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use tidegate_net::{Bounds, LazyTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-
-use crate::net::{Bounds, LazyTimer};
 
 /// A socket with the timeouts of its listener's [`Bounds`].
 #[derive(Debug)]

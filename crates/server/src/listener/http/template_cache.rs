@@ -100,9 +100,9 @@ impl Template {
 mod tests {
     use proptest::prelude::*;
     use tidegate_core::{AlgorithmName, LimitSpec, notation};
+    use tidegate_net::json::{self, Json};
 
     use super::*;
-    use crate::listener::http::json::{self, Json};
 
     fn parameters(units: u64) -> ThrottleParameters {
         let rate = notation::rate("9/s").unwrap();

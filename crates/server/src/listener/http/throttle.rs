@@ -5,14 +5,17 @@ use std::cell::RefCell;
 use tidegate_core::{
     AlgorithmName, Charge, Cost, Effect, LimitSpec, Outcome, bounds::MAX_LIMITS_PER_RULE,
 };
+use tidegate_net::{
+    Problem,
+    json::{self, Json, Members},
+    response::Answer,
+};
 
 use super::{
-    ConnectionContext, Problem,
+    ConnectionContext,
     fields::{Field, FieldLocation},
-    json::{self, Json, Members},
     limit_fields::{is_field, listed, set, unknown},
     limits_cache::LimitsCache,
-    serve::Answer,
     status,
     template_cache::{TemplateCache, ThrottleParameters},
 };

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::StatusCode;
+use tidegate_net::{Problem, prometheus::Text};
 
 use super::error::ProxyError;
-use crate::{listener::http::Problem, metrics::Text};
 
 /// The statuses with which hyper rejects a head, and their explanations.
 const REASONS: [(StatusCode, &str); 3] = [

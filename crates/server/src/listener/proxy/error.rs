@@ -5,9 +5,9 @@ use http::{
     header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER},
 };
 use hyper::body::Bytes;
+use tidegate_net::Problem;
 
 use super::response_body::ResponseBody;
-use crate::listener::http::Problem;
 
 /// The name of a refusal in the access log, as a response extension.
 #[derive(Clone, Copy, Debug)]

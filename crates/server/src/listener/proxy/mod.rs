@@ -1,6 +1,6 @@
 //! The reverse proxy: rate-limits requests and forwards the rest to upstreams.
 //!
-//! Like the other listeners, it runs hyper on the workers of [`crate::net`]. A client connection,
+//! Like the other listeners, it runs hyper on the workers of [`tidegate_net`]. A client connection,
 //! its requests and its upstream connections live on one thread; nothing moves between threads.
 //! Every buffer between client and upstream is bounded in bytes, and every wait is bounded in time.
 //!
@@ -36,30 +36,12 @@ mod upstream;
 use std::{io, net::TcpListener, sync::Arc};
 
 use tower_layer::Layer as _;
+use tidegate_net::{Bounds, Listener, Server, Tls};
 
 pub(crate) use self::upstream::tls::connector;
-pub use self::{
-    access_log::AccessLog,
-    runtime::{ProxyRuntime, RuntimeConfig},
-    upstream::{
-        h1::{ParsedResponse, ScriptedConnection},
-        tls::TrustAnchorError,
-    },
-};
-use self::{
-    access_log::{AccessLogService, LogContext},
-    admission::{Admission, AdmissionContext},
-    downstream::{ClientConnection, client_limit::ClientRegistry},
-    handler::{HandlerContext, ProxyHandler},
-    headers::forwarded::{ClientSide, ForwardingHeaders},
-    tunnel::PendingTunnel,
-};
-use super::http::header_writer;
-use crate::{
-    config::{Headers, Identity, Proxy},
-    limiter::Limiter,
-    net::{Bounds, Listener, Server, Tls},
-};
+pub use self::{access_log::AccessLog, runtime::{ProxyRuntime, RuntimeConfig}, upstream::{h1::{ParsedResponse, ScriptedConnection}, tls::TrustAnchorError}};
+use self::{access_log::{AccessLogService, LogContext}, admission::{Admission, AdmissionContext}, downstream::{ClientConnection, client_limit::ClientRegistry}, handler::{HandlerContext, ProxyHandler}, headers::forwarded::{ClientSide, ForwardingHeaders}, tunnel::PendingTunnel};
+use crate::{config::{Headers, Identity, Proxy}, limiter::Limiter};
 
 /// The dependencies of the proxy.
 #[derive(Clone, Debug)]
@@ -93,10 +75,10 @@ pub fn listen(
         connections_per_client: settings.max_connections_per_client,
         ..Bounds::default()
     };
-    let writer = header_writer(dependencies.headers);
+    let writer = dependencies.headers.writer();
     let layer = rate_limit::layer(&dependencies.limiter, &dependencies.identity, writer);
     let clients = Arc::<ClientRegistry>::default();
-    let exempt = super::exempt(&dependencies.identity);
+    let exempt = dependencies.identity.exempt();
     server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
         let Dependencies {
             limiter,

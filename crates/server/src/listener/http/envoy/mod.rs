@@ -13,13 +13,16 @@ use hyper::{
     body::Bytes,
     header::{CONTENT_TYPE, HeaderName, HeaderValue},
 };
+use tidegate_net::{
+    Problem, Shutdown,
+    json::object,
+    response::{Answer, json},
+};
 
-use super::{Problem, json, serve::Answer};
 use crate::{
     envoy::{Code, RateLimitError, RateLimitService},
     limiter::Limiter,
     metrics::ListenerKind,
-    net::Shutdown,
 };
 
 /// The header that describes what is wrong with a bad request.
@@ -27,7 +30,7 @@ const PROBLEM: HeaderName = HeaderName::from_static("x-tidegate-problem");
 
 /// Decides the request in `body`.
 pub(super) async fn decide(limiter: &Limiter, service: &RateLimitService, body: &[u8]) -> Answer {
-    let request = json::object(body).and_then(|members| request::read(&members));
+    let request = object(body).and_then(|members| request::read(&members));
     let request = match request {
         Ok(request) => request,
         Err(problem) => return bad(limiter, problem.detail()),

@@ -1,12 +1,14 @@
 //! Parses a request from protobuf JSON.
 
-use super::{
-    super::{Json, Members, Problem},
-    wrong,
+use tidegate_net::{
+    Problem,
+    input::shown,
+    json::{Json, Members},
 };
-use crate::{
-    config::report::shown,
-    envoy::{Descriptor, LimitOverride, MAX_DESCRIPTORS, MAX_ENTRIES, RateLimitRequest, Unit},
+
+use super::wrong;
+use crate::envoy::{
+    Descriptor, LimitOverride, MAX_DESCRIPTORS, MAX_ENTRIES, RateLimitRequest, Unit,
 };
 
 /// Parses a request. Stops at the first mistake.

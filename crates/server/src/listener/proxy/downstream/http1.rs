@@ -11,6 +11,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
+use tidegate_net::{GuardedBody, MAX_HEADERS};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service;
 
@@ -18,10 +19,7 @@ use super::{
     ClientConnection,
     timeouts::{ClientStream, ConnectionPhase},
 };
-use crate::{
-    listener::proxy::handler::CompleteRequest,
-    net::{GuardedBody, MAX_HEADERS},
-};
+use crate::listener::proxy::handler::CompleteRequest;
 
 impl ClientConnection {
     pub(super) async fn serve_http1<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>

@@ -10,6 +10,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tidegate_net::{Activity, Bounds, GuardedBody, ReadTimeoutStream};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, sleep, sleep_until},
@@ -20,7 +21,6 @@ use super::{
     ClientConnection,
     write_stall::{StreamExecutor, WatchedBody},
 };
-use crate::net::{Activity, Bounds, GuardedBody, ReadTimeoutStream};
 
 /// The maximum number of concurrent streams per connection.
 const MAX_STREAMS: u32 = 128;

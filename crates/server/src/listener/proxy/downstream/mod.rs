@@ -14,6 +14,7 @@ use hyper::{
     Request, Response,
     body::{Body, Incoming},
 };
+use tidegate_net::{Connection, Tls};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -28,10 +29,7 @@ use self::{
     timeouts::ConnectionPhase,
 };
 use super::{bad_request::BadRequests, tunnel::PendingTunnel};
-use crate::{
-    config::Proxy,
-    net::{Connection, Tls},
-};
+use crate::config::Proxy;
 
 /// The context of a client connection.
 pub(crate) struct ClientConnection {

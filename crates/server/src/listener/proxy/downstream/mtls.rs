@@ -4,11 +4,10 @@ use std::task::{Context, Poll};
 
 use hyper::{Request, body::Incoming};
 use tidegate_identity::Entries;
+use tidegate_net::cert_identity;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tower_service::Service;
-
-use crate::net::cert_identity;
 
 /// The entry with the client's name.
 const NAME: &str = "tls.client";

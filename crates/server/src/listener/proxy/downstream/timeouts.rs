@@ -16,13 +16,10 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
+use tidegate_net::{LazyTimer, WriteTimeoutStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::{
-    config::Timeouts,
-    listener::proxy::bad_request::BadRequests,
-    net::{LazyTimer, WriteTimeoutStream},
-};
+use crate::{config::Timeouts, listener::proxy::bad_request::BadRequests};
 
 /// The phase of a connection, shared by the socket and the request handler.
 ///

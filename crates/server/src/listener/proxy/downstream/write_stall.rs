@@ -24,8 +24,7 @@ use hyper::{
     body::{Body, Frame, SizeHint},
     rt::Executor,
 };
-
-use crate::net::LazyTimer;
+use tidegate_net::LazyTimer;
 
 thread_local! {
     /// The state of the body that was created or polled last on this thread. Right after a stream's

@@ -1,31 +1,15 @@
 //! Routing and load balancing: picks the upstream for a request, and its least loaded endpoint.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::{Arc, atomic::{AtomicUsize, Ordering}}, time::Duration};
 
 use arc_swap::ArcSwap;
 use http::{header::HOST, request::Parts, uri::Scheme};
 use tidegate::Clock;
 use tidegate_core::{Cost, Request, When};
+use tidegate_net::Tasks;
 
-use super::{
-    endpoint::{Endpoint, EndpointSettings},
-    health_check,
-    tls::{TrustAnchorError, connector},
-};
-use crate::{
-    config,
-    listener::proxy::{
-        access_log::LoggedUpstream, concurrency::UpstreamConcurrency, error::ProxyError,
-        metrics::UpstreamMetrics, runtime::RuntimeConfig,
-    },
-    net::Tasks,
-};
+use super::{endpoint::{Endpoint, EndpointSettings}, health_check, tls::{TrustAnchorError, connector}};
+use crate::{config, listener::proxy::{access_log::LoggedUpstream, concurrency::UpstreamConcurrency, error::ProxyError, metrics::UpstreamMetrics, runtime::RuntimeConfig}};
 
 /// All upstreams, in configuration order.
 #[derive(Debug, Default)]

@@ -15,6 +15,7 @@ use hyper::{
     Request, Response,
     body::{Body as _, Frame},
 };
+use tidegate_net::LazyTimer;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
@@ -33,7 +34,6 @@ use crate::{
         request_body::{Upload, UploadProgress},
         response_body::ResponseSource,
     },
-    net::LazyTimer,
 };
 
 /// An upstream connection in the hands of one request.

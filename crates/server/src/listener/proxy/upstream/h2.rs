@@ -29,6 +29,7 @@ use hyper::{
     rt::Executor,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tidegate_net::WriteTimeoutStream;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
@@ -42,7 +43,6 @@ use crate::{
         headers::lookup,
         request_body::Upload,
     },
-    net::WriteTimeoutStream,
 };
 
 /// The maximum number of concurrent streams per connection, even if the upstream allows more.

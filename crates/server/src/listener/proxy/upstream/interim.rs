@@ -11,10 +11,10 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use tidegate_net::{FrameHeader, FrameParser};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{MAX_INTERIM_RESPONSES, h2::MAX_STREAMS};
-use crate::net::{FrameHeader, FrameParser};
 
 /// The maximum number of streams to remember. Those that the proxy has reset are among them.
 const MAX_COUNTERS: usize = 2 * MAX_STREAMS;

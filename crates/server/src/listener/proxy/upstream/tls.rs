@@ -4,8 +4,9 @@
 use std::{path::PathBuf, sync::Arc};
 
 use rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider};
+use tidegate_net::roots;
 
-use crate::{config, net::roots};
+use crate::config;
 
 /// Why TLS to an upstream cannot be set up.
 #[derive(Debug, thiserror::Error)]

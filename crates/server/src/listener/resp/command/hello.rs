@@ -3,6 +3,8 @@
 //! Without a configured password this behaves like a Redis without one: the user is `default`, and
 //! any password for that user is accepted.
 
+use tidegate_net::auth::Attempt;
+
 use super::{
     super::{
         parse::Arguments,
@@ -12,7 +14,6 @@ use super::{
     client::{is_name, refuse_name},
     quoted, wrong_number,
 };
-use crate::listener::auth::Attempt;
 
 /// Runs `HELLO [2|3 [AUTH user password] [SETNAME name]]`. All arguments are validated before
 /// anything changes.

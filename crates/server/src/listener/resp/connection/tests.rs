@@ -5,13 +5,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use proptest::prelude::*;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tokio::{io::DuplexStream, time::Instant};
+use tidegate::Clock;
+use tidegate_net::{Bounds, Shutdown};
 
 use super::*;
-use crate::{
-    listener::resp::{bounds::OUTPUT_BYTES, transcript},
-    net::{Bounds, Shutdown},
-};
-use tidegate::Clock;
+use crate::listener::resp::{bounds::OUTPUT_BYTES, transcript};
 
 /// One command of each kind and one error of each kind that does not end the connection.
 const PIPELINE: &[u8] = b"*1\r\n$4\r\nPING\r\n\

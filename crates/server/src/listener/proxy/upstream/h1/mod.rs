@@ -25,6 +25,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode};
 use hyper::body::Frame;
+use tidegate_net::WriteTimeoutStream;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -46,7 +47,6 @@ use crate::{
         headers::{forwarded::ForwardingHeaders, hop_by_hop},
         request_body::Upload,
     },
-    net::WriteTimeoutStream,
 };
 
 /// The minimum and maximum size of a read, in bytes: a head with a small body, and a fast download.

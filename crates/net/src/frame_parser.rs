@@ -6,7 +6,7 @@ const HEADER_BYTES: usize = 9;
 
 /// The position in the bytes that have passed so far.
 #[derive(Debug)]
-pub(crate) struct FrameParser {
+pub struct FrameParser {
     header: [u8; HEADER_BYTES],
     header_read: usize,
     payload_left: usize,
@@ -14,30 +14,40 @@ pub(crate) struct FrameParser {
 
 /// The header of a frame, RFC 9113 §4.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FrameHeader {
+pub struct FrameHeader {
     /// The length of the payload in bytes.
-    pub(crate) length: usize,
-    pub(crate) kind: u8,
-    pub(crate) flags: u8,
-    pub(crate) stream: u32,
+    pub length: usize,
+    /// The type of the frame.
+    pub kind: u8,
+    /// The flags, whose meaning depends on the type.
+    pub flags: u8,
+    /// The stream; 0 is the connection.
+    pub stream: u32,
 }
 
 impl FrameHeader {
-    pub(crate) const DATA: u8 = 0;
-    pub(crate) const HEADERS: u8 = 1;
-    pub(crate) const RST_STREAM: u8 = 3;
-    pub(crate) const WINDOW_UPDATE: u8 = 8;
-    pub(crate) const CONTINUATION: u8 = 9;
+    /// The type `DATA`.
+    pub const DATA: u8 = 0;
+    /// The type `HEADERS`.
+    pub const HEADERS: u8 = 1;
+    /// The type `RST_STREAM`.
+    pub const RST_STREAM: u8 = 3;
+    /// The type `WINDOW_UPDATE`.
+    pub const WINDOW_UPDATE: u8 = 8;
+    /// The type `CONTINUATION`.
+    pub const CONTINUATION: u8 = 9;
 
     /// Returns whether the flag `END_STREAM` is set.
-    pub(crate) const fn is_end_stream(self) -> bool {
+    #[must_use]
+    pub const fn is_end_stream(self) -> bool {
         self.flags & 1 != 0
     }
 }
 
 impl FrameParser {
     /// Creates a parser for the bytes of a client, which begin with the preface.
-    pub(crate) const fn of_client() -> Self {
+    #[must_use]
+    pub const fn of_client() -> Self {
         Self {
             payload_left: PREFACE_BYTES,
             ..Self::of_server()
@@ -45,7 +55,8 @@ impl FrameParser {
     }
 
     /// Creates a parser for the bytes of a server.
-    pub(crate) const fn of_server() -> Self {
+    #[must_use]
+    pub const fn of_server() -> Self {
         Self {
             header: [0; HEADER_BYTES],
             header_read: 0,
@@ -55,7 +66,7 @@ impl FrameParser {
 
     /// Takes the bytes up to the end of the next frame header from `bytes`, and returns the
     /// header; `None` if there is no complete one.
-    pub(crate) fn next_header(&mut self, bytes: &mut &[u8]) -> Option<FrameHeader> {
+    pub fn next_header(&mut self, bytes: &mut &[u8]) -> Option<FrameHeader> {
         let payload = self.payload_left.min(bytes.len());
         self.payload_left -= payload;
         *bytes = &bytes[payload..];

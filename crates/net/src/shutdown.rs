@@ -54,7 +54,7 @@ impl Shutdown {
     /// The notification is polled only once, to register the waker. After that a flag is checked,
     /// because polling would cost more than much of a request. So this must run in its own task,
     /// whose waker stays the same.
-    pub(crate) async fn serve<F: Future>(
+    pub async fn serve<F: Future>(
         &self,
         mut serving: Pin<&mut F>,
         finish: impl FnOnce(Pin<&mut F>),
@@ -77,12 +77,13 @@ impl Shutdown {
         .await
     }
 
+    /// Announces the shutdown: the server reports that it is not ready, and still serves.
     pub(crate) fn announce(&self) {
         self.0.announced.happen();
     }
 
     /// Begins the shutdown, whether or not it was announced.
-    pub(crate) fn begin(&self) {
+    pub fn begin(&self) {
         self.announce();
         self.0.begun.happen();
     }

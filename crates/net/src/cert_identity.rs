@@ -8,7 +8,7 @@ const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 
 /// Returns the first DNS name of `certificate` in lower case, else its first URI (as in SPIFFE),
 /// else the common name of its subject.
-pub(crate) fn cert_identity(certificate: &CertificateDer<'_>) -> Option<String> {
+pub fn cert_identity(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     if let Some(name) = certificate.valid_dns_names().next() {
         return Some(name.to_ascii_lowercase());

@@ -6,7 +6,7 @@ use hyper::rt::Executor;
 
 /// An executor that spawns the tasks of a connection on the connection's own thread.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LocalExecutor;
+pub struct LocalExecutor;
 
 impl<F> Executor<F> for LocalExecutor
 where

@@ -23,7 +23,7 @@ use super::{Activity, Bounds, LazyTimer, WriteTimeoutStream, frame_meter::FrameM
 /// preface and the first frame header. `idle` is the time until the next bytes; a live HTTP/2
 /// client answers pings sooner. `write` is the time for the client to read pending output.
 #[derive(Debug)]
-pub(crate) struct ReadTimeoutStream<S> {
+pub struct ReadTimeoutStream<S> {
     stream: WriteTimeoutStream<S>,
     idle: Duration,
     read_timer: LazyTimer,
@@ -32,7 +32,8 @@ pub(crate) struct ReadTimeoutStream<S> {
 }
 
 impl<S> ReadTimeoutStream<S> {
-    pub(crate) fn new(stream: S, bounds: Bounds, activity: Activity) -> Self {
+    /// Wraps `stream`. `activity` learns of floods.
+    pub fn new(stream: S, bounds: Bounds, activity: Activity) -> Self {
         Self {
             stream: WriteTimeoutStream::new(stream, bounds.write),
             idle: bounds.idle,

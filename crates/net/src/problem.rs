@@ -6,13 +6,12 @@ use hyper::{
 };
 use serde::Serialize;
 use tidegate_core::{RequestError, Span};
-use tidegate_redis::StoreError;
 
-use super::serve::{Answer, json};
+use crate::response::{Answer, json};
 
 /// An error response. Denials by a limit are not problems but verdicts.
 #[derive(Debug, Serialize)]
-pub(crate) struct Problem {
+pub struct Problem {
     title: &'static str,
     #[serde(serialize_with = "as_number")]
     status: StatusCode,
@@ -34,7 +33,8 @@ fn as_number<S: serde::Serializer>(status: &StatusCode, serializer: S) -> Result
 }
 
 impl Problem {
-    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+    /// Creates a problem with this status.
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         let title = status.canonical_reason().unwrap_or("Problem");
         Self {
             title,
@@ -48,7 +48,7 @@ impl Problem {
     }
 
     /// Reports too many wrong secrets from this address.
-    pub(crate) fn too_many_guesses(retry_after: Span) -> Self {
+    pub fn too_many_guesses(retry_after: Span) -> Self {
         let detail =
             "too many wrong secrets from this address; retry after the time in Retry-After";
         Self {
@@ -58,7 +58,7 @@ impl Problem {
     }
 
     /// Replaces the status.
-    pub(super) fn with_status(self, status: StatusCode) -> Self {
+    pub fn with_status(self, status: StatusCode) -> Self {
         let title = status.canonical_reason().unwrap_or("Problem");
         Self {
             title,
@@ -68,12 +68,12 @@ impl Problem {
     }
 
     /// Returns whether the problem is a malformed request.
-    pub(super) fn is_bad_request(&self) -> bool {
+    pub fn is_bad_request(&self) -> bool {
         self.status == StatusCode::BAD_REQUEST
     }
 
     /// Reports a malformed request: `field` is wrong.
-    pub(crate) fn bad(field: impl Into<String>, problem: impl AsRef<str>) -> Self {
+    pub fn bad(field: impl Into<String>, problem: impl AsRef<str>) -> Self {
         let field = field.into();
         let detail = format!("{field}: {}", problem.as_ref());
         Self {
@@ -83,7 +83,7 @@ impl Problem {
     }
 
     /// Combines several problems. The first becomes the detail, and at most 50 are listed.
-    pub(crate) fn several(mut problems: Vec<Self>) -> Self {
+    pub fn several(mut problems: Vec<Self>) -> Self {
         const LISTED: usize = 50;
         let mistakes: Vec<String> = problems
             .iter()
@@ -101,18 +101,22 @@ impl Problem {
         }
     }
 
-    pub(crate) fn with_mistakes(self, mistakes: Vec<String>) -> Self {
+    /// Lists all `mistakes`.
+    #[must_use]
+    pub fn with_mistakes(self, mistakes: Vec<String>) -> Self {
         Self { mistakes, ..self }
     }
 
-    pub(crate) fn not_found(known: &str) -> Self {
+    /// Reports an unknown path; `known` lists the known ones.
+    pub fn not_found(known: &str) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
             format!("there is nothing at this path; the paths are {known}"),
         )
     }
 
-    pub(crate) fn method(allow: &'static str) -> Self {
+    /// Reports a method other than those in `allow`.
+    pub fn method(allow: &'static str) -> Self {
         let detail = format!("this path accepts only {allow}");
         Self {
             allow: Some(allow),
@@ -120,7 +124,8 @@ impl Problem {
         }
     }
 
-    pub(crate) fn too_large(most: usize) -> Self {
+    /// Reports a body of more than `most` bytes.
+    pub fn too_large(most: usize) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("the body is over the maximum of {most} bytes"),
@@ -128,22 +133,23 @@ impl Problem {
     }
 
     /// Reports a JSON syntax error with its line and column.
-    pub(crate) fn json(error: &serde_json::Error) -> Self {
+    pub fn json(error: &serde_json::Error) -> Self {
         Self::bad("body", format!("is not JSON: {error}"))
     }
 
     /// Returns a one-line description.
-    pub(crate) fn detail(&self) -> &str {
+    pub fn detail(&self) -> &str {
         &self.detail
     }
 
     /// Serialises the document without the HTTP headers, for callers that write those themselves.
-    pub(crate) fn document(&self) -> Vec<u8> {
+    pub fn document(&self) -> Vec<u8> {
         // Numbers and strings always serialise.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    pub(crate) fn answer(self) -> Answer {
+    /// Returns the response.
+    pub fn answer(self) -> Answer {
         let mut answer = json(self.status, &self);
         let headers = answer.headers_mut();
         headers.insert(
@@ -160,19 +166,6 @@ impl Problem {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         answer
-    }
-}
-
-/// Redis could not be queried or did not do what was requested.
-impl From<StoreError> for Problem {
-    fn from(error: StoreError) -> Self {
-        let done = match error {
-            StoreError::Unknown(_) => {
-                "the operation may or may not have been done: check before you repeat it"
-            }
-            _ => "nothing was done",
-        };
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; {done}"))
     }
 }
 

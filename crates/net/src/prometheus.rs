@@ -4,15 +4,16 @@ use std::fmt::Write as _;
 
 /// A page of metrics. Writing to a `String` cannot fail, so those results are ignored.
 #[derive(Debug, Default)]
-pub(crate) struct Text(String);
+pub struct Text(String);
 
 impl Text {
     /// Writes the HELP and TYPE lines of the metric `name`.
-    pub(crate) fn family(&mut self, name: &str, kind: &str, help: &str) {
+    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
+    /// Writes a sample of the metric `name`.
+    pub fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
         self.0.push_str(name);
         let mut separator = '{';
         for (label, text) in labels {
@@ -28,23 +29,25 @@ impl Text {
     }
 
     /// Writes a metric that has a single sample.
-    pub(crate) fn single(&mut self, name: &str, kind: &str, help: &str, value: u64) {
+    pub fn single(&mut self, name: &str, kind: &str, help: &str, value: u64) {
         self.family(name, kind, help);
         self.sample(name, &[], value);
     }
 
     /// Writes a sample in seconds, with nanosecond precision.
-    pub(crate) fn nanos_as_seconds(&mut self, name: &str, nanos: u64) {
+    pub fn nanos_as_seconds(&mut self, name: &str, nanos: u64) {
         let (whole, rest) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
         let _ = writeln!(self.0, "{name} {whole}.{rest:09}");
     }
 
     /// Appends a page that was rendered elsewhere.
-    pub(crate) fn append(&mut self, page: &str) {
+    pub fn append(&mut self, page: &str) {
         self.0.push_str(page);
     }
 
-    pub(crate) fn finish(self) -> String {
+    /// Returns the page.
+    #[must_use]
+    pub fn finish(self) -> String {
         self.0
     }
 

@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, collections::HashMap, io, net::SocketAddr, rc::Rc, time::Duration};
 
-use tidegate_server::net::{Bounds, Connection, Exempt, LazyTimer, Listener, Server};
+use tidegate_net::{Bounds, Connection, Exempt, LazyTimer, Listener, Server};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

@@ -1,4 +1,5 @@
-//! Workers and bounded listeners, shared by all protocols.
+//! Workers, bounded listeners and what else the servers of all protocols share: TLS, timeouts,
+//! authentication, problem documents, the Prometheus text format.
 //!
 //! A [`Server`] has one thread per core, each with its own runtime. A connection stays on one
 //! thread for its lifetime: tasks do not move between threads, per-connection state needs no locks,
@@ -16,7 +17,7 @@
 //! request.
 //!
 //! ```no_run
-//! use tidegate_server::net::{Bounds, Server};
+//! use tidegate_net::{Bounds, Server};
 //!
 //! # async fn example() -> std::io::Result<()> {
 //! let server = Server::start(Server::default_workers())?;
@@ -32,14 +33,22 @@
 //! # }
 //! ```
 
+pub mod auth;
 mod body_guard;
 mod cert_identity;
+pub mod file_watch;
 mod frame_meter;
 mod frame_parser;
+pub mod input;
+pub mod json;
 mod listener;
 mod local_executor;
+pub mod log_throttle;
+mod problem;
+pub mod prometheus;
 mod read_timeout;
 mod registry;
+pub mod response;
 mod server;
 mod shutdown;
 mod timer;
@@ -49,26 +58,25 @@ mod write_timeout;
 
 use std::{net::SocketAddr, time::Duration};
 
-pub(crate) use body_guard::GuardedBody;
-pub(crate) use cert_identity::cert_identity;
-pub(crate) use frame_parser::{FrameHeader, FrameParser};
+pub use body_guard::GuardedBody;
+pub use cert_identity::cert_identity;
+pub use frame_parser::{FrameHeader, FrameParser};
 pub use listener::{Exempt, Listener};
-pub(crate) use local_executor::LocalExecutor;
-pub(crate) use read_timeout::ReadTimeoutStream;
-pub(crate) use registry::network;
+pub use local_executor::LocalExecutor;
+pub use problem::Problem;
+pub use read_timeout::ReadTimeoutStream;
 pub use registry::{Activity, InFlight};
 pub use server::Server;
 pub use shutdown::Shutdown;
 pub use timer::LazyTimer;
-pub(crate) use tls::roots;
-pub use tls::{Tls, TlsError, TlsListener};
+pub use tls::{Tls, TlsError, TlsFiles, TlsListener, roots};
 pub use worker::Tasks;
-pub(crate) use write_timeout::WriteTimeoutStream;
+pub use write_timeout::WriteTimeoutStream;
 
 /// The default maximum number of header lines of an HTTP/1.1 request. It equals hyper's own default
 /// and is therefore not passed to hyper: with an explicit maximum, hyper initialises two arrays of
 /// that size for each request.
-pub(crate) const MAX_HEADERS: usize = 100;
+pub const MAX_HEADERS: usize = 100;
 
 /// The limits of a listener and of each of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

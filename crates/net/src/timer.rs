@@ -45,7 +45,7 @@ impl LazyTimer {
     }
 
     /// Moves the deadline to `after` from `now`, for a caller that has already read the clock.
-    pub(crate) fn set_from(&mut self, now: Instant, after: Duration) {
+    pub fn set_from(&mut self, now: Instant, after: Duration) {
         self.due = later(now, after);
         if self.due < self.sleep.deadline() {
             self.reset();

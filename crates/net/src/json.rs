@@ -7,30 +7,40 @@ use std::{borrow::Cow, fmt};
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::Problem;
-use crate::config::report::shown;
+use crate::{Problem, input::shown};
 
 /// A JSON value. Numbers other than non-negative integers are a separate variant, for error
 /// messages.
 #[derive(Debug)]
-pub(crate) enum Json<'b> {
+pub enum Json<'b> {
+    /// `null`.
     Null,
+    /// `true` or `false`.
     Truth(bool),
+    /// A non-negative integer.
     Whole(u64),
+    /// Any other number.
     Number(f64),
+    /// A string.
     Text(Cow<'b, str>),
+    /// A list.
     List(Vec<Self>),
+    /// An object.
     Object(Members<'b>),
 }
 
 /// The members of an object, in order.
-pub(crate) type Members<'b> = Vec<(Cow<'b, str>, Json<'b>)>;
+pub type Members<'b> = Vec<(Cow<'b, str>, Json<'b>)>;
 
 /// The maximum number of members of an object that [`check_members`] accepts.
 const MAX_MEMBERS: usize = 64;
 
 /// Parses a body that must be an object with at most `MAX_MEMBERS` members and no repeated name.
-pub(crate) fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
+///
+/// # Errors
+///
+/// Returns a problem if the body is not JSON or is not such an object.
+pub fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
     if body.is_empty() {
         return Err(Problem::bad("body", "is empty; expected an object"));
     }
@@ -55,7 +65,11 @@ pub(crate) fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
 
 /// Rejects an object with too many members or a repeated name. `path` is the path of the object
 /// with a trailing dot.
-pub(crate) fn check_members(path: &str, members: &Members<'_>) -> Result<(), Problem> {
+///
+/// # Errors
+///
+/// Returns a problem that names the object or the repeated name.
+pub fn check_members(path: &str, members: &Members<'_>) -> Result<(), Problem> {
     if members.len() > MAX_MEMBERS {
         let (count, location) = (members.len(), path.strip_suffix('.').unwrap_or("body"));
         let problem = format!("{count} fields are over the maximum of {MAX_MEMBERS}");

@@ -259,7 +259,7 @@ impl Activity {
 
     /// Waits until no request is in flight, after a grace period for requests that were already on
     /// their way. Used to close an HTTP/2 connection whose client may never react to the `GOAWAY`.
-    pub(crate) async fn drained(&self) {
+    pub async fn drained(&self) {
         loop {
             tokio::time::sleep(GOAWAY_GRACE).await;
             if self.0.in_flight.load(Ordering::Relaxed) == 0 {

@@ -13,24 +13,26 @@ use super::LazyTimer;
 
 /// A socket with a timeout for writes that make no progress.
 #[derive(Debug)]
-pub(crate) struct WriteTimeoutStream<S> {
+pub struct WriteTimeoutStream<S> {
     stream: S,
     timeout: WriteTimeout,
 }
 
 impl<S> WriteTimeoutStream<S> {
-    pub(crate) const fn new(stream: S, after: Duration) -> Self {
+    /// Wraps `stream`; a write may block for at most `after`.
+    pub const fn new(stream: S, after: Duration) -> Self {
         let timeout = WriteTimeout { after, timer: None };
         Self { stream, timeout }
     }
 
-    pub(crate) const fn get_ref(&self) -> &S {
+    /// Returns the wrapped stream.
+    pub const fn get_ref(&self) -> &S {
         &self.stream
     }
 
     /// Sets the timeout. If a write is already blocked, the change applies from the next blocked
     /// write on.
-    pub(crate) const fn wait_for(&mut self, after: Duration) {
+    pub const fn wait_for(&mut self, after: Duration) {
         self.timeout.after = after;
     }
 }

@@ -24,12 +24,23 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::Connection;
 use crate::{
-    config::TlsFiles,
-    metrics::Text,
-    reload::{FileStamp, stamp},
+    Connection,
+    file_watch::{FileStamp, stamp},
+    prometheus::Text,
 };
+
+/// TLS files in PEM format. Paths are relative to the working directory of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// `certificate`: the certificate of the listener, followed by its intermediate certificates.
+    pub certificate: PathBuf,
+    /// `key`: the private key of the certificate.
+    pub key: PathBuf,
+    /// `client_ca`: the CAs that sign client certificates. If set, clients must present a
+    /// certificate that one of them signed (mutual TLS).
+    pub client_ca: Option<PathBuf>,
+}
 
 /// The listener that uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,7 +216,7 @@ impl Tls {
     }
 
     /// Appends the metrics of `certificates` to `text`.
-    pub(crate) fn write(certificates: &[Arc<Self>], text: &mut Text) {
+    pub fn write(certificates: &[Arc<Self>], text: &mut Text) {
         let name = "tidegate_certificate_loads_total";
         let help = "Loads of a listener's certificate after the start.";
         text.family(name, "counter", help);
@@ -226,7 +237,7 @@ impl Tls {
     }
 
     /// Performs the TLS handshake for `connection`, within its `request` timeout. Logs a failure.
-    pub(crate) async fn accept_in_time(
+    pub async fn accept_in_time(
         &self,
         stream: TcpStream,
         connection: &Connection,
@@ -240,7 +251,12 @@ impl Tls {
         None
     }
 
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    /// Performs the TLS handshake, without a timeout.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the handshake or of the stream.
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         TlsAcceptor::from(self.in_force.load_full())
             .accept(stream)
             .await
@@ -307,8 +323,12 @@ fn client_verifier(
     Ok(verifier)
 }
 
-/// Reads the trust anchors in the file at `path`, or returns what is wrong with it.
-pub(crate) fn roots(path: &Path) -> Result<RootCertStore, String> {
+/// Reads the trust anchors in the file at `path`.
+///
+/// # Errors
+///
+/// Returns what is wrong with the file.
+pub fn roots(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
         roots.add(certificate).map_err(|error| error.to_string())?;

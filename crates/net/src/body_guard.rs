@@ -8,13 +8,15 @@ use std::{
 use hyper::body::{Body, Frame, SizeHint};
 
 /// A body that drops its guard once it has been sent or the connection has failed.
-pub(crate) struct GuardedBody<B, G> {
+#[derive(Debug)]
+pub struct GuardedBody<B, G> {
     body: B,
     _guard: G,
 }
 
 impl<B, G> GuardedBody<B, G> {
-    pub(crate) const fn new(body: B, guard: G) -> Self {
+    /// Wraps `body`, which drops `guard` when it is dropped.
+    pub const fn new(body: B, guard: G) -> Self {
         Self {
             body,
             _guard: guard,

@@ -5,22 +5,13 @@
 //! secret. Otherwise a guesser could still learn whether a guess is right. As a consequence, all
 //! clients behind one address share this limit.
 
-use std::{
-    net::{IpAddr, Ipv6Addr},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{net::{IpAddr, Ipv6Addr}, sync::{Arc, atomic::{AtomicU64, Ordering}}};
 
 use sha2::{Digest, Sha256};
 use tidegate::Clock;
-use tidegate_core::{
-    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
-    Rate, Span, Timestamp,
-};
+use tidegate_core::{Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate, Span, Timestamp};
 
-use crate::{metrics::Text, net::network};
+use crate::{prometheus::Text, registry::network};
 
 /// The number of wrong secrets that an address may send at once, and the rate after that.
 const BURST: u64 = 10;
@@ -57,12 +48,14 @@ impl std::fmt::Debug for Authenticator {
 
 /// The result of an authentication attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Attempt {
+pub enum Attempt {
+    /// The secret is right, or none is needed.
     Accepted,
     /// The secret is wrong.
     Wrong,
     /// The address has sent too many wrong secrets; this one was not compared.
     Limited {
+        /// The time after which the address may try again.
         retry_after: Span,
     },
 }
@@ -95,12 +88,13 @@ impl Authenticator {
     }
 
     /// Returns whether authentication is disabled.
-    pub(crate) const fn is_open(&self) -> bool {
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
         self.secret.is_none()
     }
 
     /// Checks the `secret` that `peer` sent.
-    pub(crate) fn check(&self, peer: IpAddr, secret: &[u8]) -> Attempt {
+    pub fn check(&self, peer: IpAddr, secret: &[u8]) -> Attempt {
         let Some(expected) = &self.secret else {
             return Attempt::Accepted;
         };
@@ -140,7 +134,7 @@ impl Authenticator {
     }
 
     /// Appends the metrics of `authenticators` to `text`.
-    pub(crate) fn write(authenticators: &[Arc<Self>], text: &mut Text) {
+    pub fn write(authenticators: &[Arc<Self>], text: &mut Text) {
         let name = "tidegate_authentication_failures_total";
         let help = "Failed authentication attempts: a wrong secret, or too many wrong secrets from one address.";
         text.family(name, "counter", help);
@@ -158,7 +152,8 @@ impl Authenticator {
 }
 
 /// Combines a user name and a password into one secret, so that neither can be guessed separately.
-pub(super) fn login(user: &[u8], password: &[u8]) -> Vec<u8> {
+#[must_use]
+pub fn login(user: &[u8], password: &[u8]) -> Vec<u8> {
     [user, b"\0", password].concat()
 }
 

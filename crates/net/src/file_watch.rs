@@ -1,0 +1,69 @@
+//! Notices changed files by their modification stamps, and keeps the result of the last read.
+
+use std::{fs, io, path::Path, time::SystemTime};
+
+/// The maximum number of mistakes that one log record lists. `tidegate check` lists all of them.
+const MAX_LOGGED: usize = 20;
+
+/// The result of the last time a file or folder was read.
+#[derive(Debug)]
+pub struct LastRead<M> {
+    /// Its modification stamp at that time; `None` if it could not be examined.
+    pub seen: Option<M>,
+    /// Whether it could not be read but may become readable without a change.
+    pub is_unread: bool,
+    /// What was wrong with it; empty if it was applied.
+    pub mistakes: Vec<String>,
+}
+
+impl<M> LastRead<M> {
+    /// Creates the result of a read without mistakes, of a file with the stamp `seen`.
+    pub fn new(seen: Option<M>) -> Self {
+        Self {
+            seen,
+            is_unread: false,
+            mistakes: Vec::new(),
+        }
+    }
+}
+
+/// The modification stamp of a file. It changes when the file is written or replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    modified: SystemTime,
+    len: u64,
+    inode: u64,
+}
+
+/// Returns whether a read may succeed later without a change of the file's content, for example
+/// after its permissions are fixed or a disk is mounted again.
+pub fn may_pass(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, InvalidData, Other};
+    !matches!(error.kind(), InvalidData | FileTooLarge | Other)
+}
+
+/// Returns the modification stamp of the file at `path`, following links; `None` if it cannot be
+/// examined.
+pub fn stamp(path: &Path) -> Option<FileStamp> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = fs::metadata(path).ok()?;
+    Some(FileStamp {
+        modified: metadata.modified().ok()?,
+        len: metadata.len(),
+        inode: metadata.ino(),
+    })
+}
+
+/// Joins problems into one line, because log collectors treat each line as a separate record.
+pub fn in_one_line(problems: &[String]) -> String {
+    let mut line = problems
+        .iter()
+        .take(MAX_LOGGED)
+        .map(|problem| problem.replace('\n', "; "))
+        .collect::<Vec<_>>()
+        .join("; ");
+    if problems.len() > MAX_LOGGED {
+        line.push_str(&format!("; and {} more", problems.len() - MAX_LOGGED));
+    }
+    line
+}

@@ -1,0 +1,24 @@
+//! HTTP responses whose body is complete in memory.
+
+use http_body_util::Full;
+use hyper::{
+    Response, StatusCode,
+    body::Bytes,
+    header::{CONTENT_TYPE, HeaderValue},
+};
+
+/// An HTTP response.
+pub type Answer = Response<Full<Bytes>>;
+
+/// The content type of JSON.
+pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// Builds a JSON response.
+pub fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer {
+    // Serialising to memory fails only for maps whose keys are not strings, which no response has.
+    let body = serde_json::to_vec(value).unwrap_or_default();
+    let mut answer = Response::new(Full::new(Bytes::from(body)));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, JSON);
+    answer
+}
