@@ -11,10 +11,8 @@ use futures_util::FutureExt as _;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate::Clock;
-use tidegate_server::{
-    envoy::{Descriptor, DomainFiles, File, RateLimitRequest, RateLimitService, Settings, read},
-    limiter::Limiter,
-};
+use tidegate_server::{envoy::{Descriptor, File, RateLimitRequest, RateLimitService, read}, limiter::Limiter};
+use tidegate_config::envoy::{DomainFiles, Settings};
 
 fuzz_target!(|input: (bool, &str)| {
     let (is_merged, text) = input;

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Span, Timestamp};
 use tidegate::Clock;
-use tidegate_server::{config::Config, listener::grpc::QuotaStream, limiter::Limiter};
-
+use tidegate_server::{listener::grpc::QuotaStream, limiter::Limiter};
 use frames::frames;
+use tidegate_config::Config;
 
 const START: u64 = 1_700_000_040_000_000;
 const STREAMS: usize = 4;

@@ -12,11 +12,8 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use serde_json::Value;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate::Clock;
-use tidegate_server::{
-    config::Config,
-    listener::http::{Endpoint, transcript},
-    limiter::Limiter,
-};
+use tidegate_server::{listener::http::{Endpoint, transcript}, limiter::Limiter};
+use tidegate_config::Config;
 
 /// The rules for check and peek.
 const RULES: &str = "

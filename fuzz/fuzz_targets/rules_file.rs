@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_server::config::Config;
+use tidegate_config::Config;
 
 fuzz_target!(|text: &str| {
     if let Err(mistakes) = Config::parse(text) {

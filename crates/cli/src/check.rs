@@ -3,9 +3,12 @@
 use std::{fmt::Display, path::Path, process::ExitCode};
 
 use serde_json::{Value, json};
+use tidegate_config::{
+    Mistake,
+    envoy::{ConfigFiles, DomainFiles},
+};
 use tidegate_server::{
-    config::Mistake,
-    envoy::{ConfigFiles, ConfigFilesError, DomainFiles, FileMistake, LoadedConfig},
+    envoy::{ConfigFilesError, FileMistake, LoadedConfig, load_files},
     reload::{self, LoadError},
     serve::{preflight_errors, preflight_warnings},
 };
@@ -79,7 +82,7 @@ pub(crate) fn check(args: &Check) -> ExitCode {
             path: path.clone(),
             merging,
         };
-        findings.check_envoy(folder.load(), &folder.path, "");
+        findings.check_envoy(load_files(&folder), &folder.path, "");
     }
     if findings.format == Format::Json {
         answer(&format!("{:#}", Value::Array(findings.collected)));
@@ -121,7 +124,7 @@ impl Findings {
         let Some(envoy) = config.envoy else {
             return self.report_success(&valid);
         };
-        let loaded = envoy.folder.load();
+        let loaded = load_files(&envoy.folder);
         // Do not report success for a rules file whose Envoy rules cannot be read.
         if let Err(error @ ConfigFilesError::Unreadable { .. }) = loaded {
             let problem = format!("{name}: envoy.config: {error}");

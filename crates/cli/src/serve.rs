@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
+use tidegate_config::{AdminToken, Config, Listener, Password, RedisConfig};
 use tidegate_server::{
-    config::{AdminToken, Config, Listener, Password, RedisConfig},
     envoy::{self, Variables},
     reload,
     serve::{self as server, Secrets},

@@ -5,11 +5,20 @@
 //! secret. Otherwise a guesser could still learn whether a guess is right. As a consequence, all
 //! clients behind one address share this limit.
 
-use std::{net::{IpAddr, Ipv6Addr}, sync::{Arc, atomic::{AtomicU64, Ordering}}};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use sha2::{Digest, Sha256};
 use tidegate::Clock;
-use tidegate_core::{Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate, Span, Timestamp};
+use tidegate_core::{
+    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
+    Rate, Span, Timestamp,
+};
 
 use crate::{prometheus::Text, registry::network};
 

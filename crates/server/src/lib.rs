@@ -2,7 +2,6 @@
 //! service, reverse proxy, admin), metrics, hot reload and snapshots, all around one limiter.
 
 mod admin_ops;
-pub mod config;
 mod date;
 mod entries;
 pub mod envoy;

@@ -5,6 +5,7 @@
 
 use std::{fs, io, path::Path, sync::Arc, thread};
 
+use tidegate_config::{Password, RedisConfig};
 use tidegate_core::MemoryStore;
 use tidegate_redis::{Fleet, FleetSettings, Login, Redis, Settings, Tls};
 use tokio::{
@@ -12,10 +13,7 @@ use tokio::{
     sync::oneshot,
 };
 
-use crate::{
-    config::{Password, RedisConfig},
-    serve::ServeError,
-};
+use crate::serve::ServeError;
 
 /// The thread that runs the Redis connections. Dropping it closes them.
 #[derive(Debug)]

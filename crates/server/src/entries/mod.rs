@@ -10,10 +10,9 @@ mod throttle;
 
 use std::borrow::Cow;
 
+use tidegate_config::entry_name;
 use tidegate_core::{RequestError, RuleSet};
 use tidegate_identity::{AmbiguousRequest, Trust};
-
-use crate::config::conditions::entry_name;
 
 pub(crate) use self::audit::{AuditedRequest, EntryAudit, Origin};
 

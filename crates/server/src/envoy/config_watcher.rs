@@ -10,10 +10,10 @@ use std::{
     time::SystemTime,
 };
 
+use tidegate_config::{MAX_FILE_BYTES, envoy::ConfigFiles};
 use tidegate_net::file_watch::{self, LastRead};
 
-use super::{DomainFiles, File, FileMistake, LoadedConfig, RateLimitService, read};
-use crate::config::MAX_FILE_BYTES;
+use super::{File, FileMistake, LoadedConfig, RateLimitService, read};
 
 /// The maximum number of files in a folder.
 pub const MAX_FILES: usize = 10_000;
@@ -23,16 +23,6 @@ const TRIES: usize = 3;
 
 /// The maximum nesting depth of folders.
 const MAX_DEPTH: usize = 16;
-
-/// The location of a configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigFiles {
-    /// A file, or a folder that is read recursively. Names that begin with a dot are ignored,
-    /// because a Kubernetes ConfigMap keeps previous versions under such names.
-    pub path: PathBuf,
-    /// Whether several files may define the same domain.
-    pub merging: DomainFiles,
-}
 
 /// Why a configuration could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -75,47 +65,46 @@ impl ConfigFilesError {
     }
 }
 
-impl ConfigFiles {
-    /// Reads and parses every file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigFilesError`]; see its variants.
-    pub fn load(&self) -> Result<LoadedConfig, ConfigFilesError> {
-        let texts = read_unchanged(|| self.files(), |files| self.texts(files))?;
-        read(texts, self.merging).map_err(|mistakes| ConfigFilesError::Mistaken {
-            path: self.path.clone(),
-            mistakes,
+/// Reads and parses every file of a configuration.
+///
+/// # Errors
+///
+/// [`ConfigFilesError`]; see its variants.
+pub fn load_files(folder: &ConfigFiles) -> Result<LoadedConfig, ConfigFilesError> {
+    let path = &folder.path;
+    let texts = read_unchanged(|| files(path), |files| texts(path, files))?;
+    read(texts, folder.merging).map_err(|mistakes| ConfigFilesError::Mistaken {
+        path: path.clone(),
+        mistakes,
+    })
+}
+
+fn texts(folder: &Path, files: &[ListedFile]) -> Result<Vec<File>, ConfigFilesError> {
+    let file = |found: &ListedFile| {
+        Ok(File {
+            name: name_of(folder, &found.path),
+            text: text(&found.path)?,
         })
-    }
+    };
+    files.iter().map(file).collect()
+}
 
-    fn texts(&self, files: &[ListedFile]) -> Result<Vec<File>, ConfigFilesError> {
-        let file = |found: &ListedFile| {
-            Ok(File {
-                name: self.name_of(&found.path),
-                text: text(&found.path)?,
-            })
-        };
-        files.iter().map(file).collect()
-    }
+/// Returns the files in `folder`, sorted by path.
+fn files(folder: &Path) -> Result<Vec<ListedFile>, ConfigFilesError> {
+    let mut files = Vec::new();
+    list_files(folder, 0, &mut files)?;
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
 
-    /// Returns the files, sorted by path.
-    fn files(&self) -> Result<Vec<ListedFile>, ConfigFilesError> {
-        let mut files = Vec::new();
-        list_files(&self.path, 0, &mut files)?;
-        files.sort_by(|a, b| a.path.cmp(&b.path));
-        Ok(files)
-    }
-
-    /// Returns the name of a file in messages: its path relative to the folder.
-    fn name_of(&self, file: &Path) -> String {
-        let inside = file
-            .strip_prefix(&self.path)
-            .ok()
-            .filter(|inside| *inside != Path::new(""));
-        let alone = || file.file_name().map(Path::new);
-        inside.or_else(alone).unwrap_or(file).display().to_string()
-    }
+/// Returns the name of a file in messages: its path relative to `folder`.
+fn name_of(folder: &Path, file: &Path) -> String {
+    let inside = file
+        .strip_prefix(folder)
+        .ok()
+        .filter(|inside| *inside != Path::new(""));
+    let alone = || file.file_name().map(Path::new);
+    inside.or_else(alone).unwrap_or(file).display().to_string()
 }
 
 /// Calls `read` until `look` returns the same before and after, at most [`TRIES`] times. Files that
@@ -245,12 +234,12 @@ impl ConfigWatcher {
     /// `None` if there is nothing new to report.
     pub fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
         let mut last = self.last();
-        let now = self.folder.files().ok();
+        let now = files(&self.folder.path).ok();
         let has_changed = now != last.seen;
         if !has_changed && !last.is_unread {
             return None;
         }
-        let read = self.folder.load();
+        let read = load_files(&self.folder);
         if !has_changed && read.as_ref().is_err_and(ConfigFilesError::may_pass) {
             return None;
         }
@@ -270,8 +259,8 @@ impl ConfigWatcher {
     /// [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
     pub fn load(&self) -> Result<usize, ConfigFilesError> {
         let mut last = self.last();
-        last.seen = self.folder.files().ok();
-        self.activate(self.folder.load(), &mut last)
+        last.seen = files(&self.folder.path).ok();
+        self.activate(load_files(&self.folder), &mut last)
     }
 
     fn activate(

@@ -7,13 +7,14 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use tidegate_config::envoy::{Ratio, StoreFailure};
 use tidegate_core::{
     Charge, Cost, Decided, Decision, Effect, Exactness, Limits, Outcome, Timestamp,
 };
 use tokio::time::Instant;
 
 use super::{
-    RateLimitError, Ratio, StoreFailure,
+    RateLimitError,
     counters::Counters,
     over_limit_cache::{CacheEpoch, OverLimitCache},
     rules::{Rule, RuleLimits},

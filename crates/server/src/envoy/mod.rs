@@ -31,7 +31,6 @@ mod request;
 mod response;
 mod rules;
 mod service;
-mod settings;
 mod stat_names;
 mod unit;
 mod variables;
@@ -40,8 +39,8 @@ pub use self::{
     answer::{
         Code, CurrentLimit, DescriptorStatus, RateLimitAnswer, RateLimitError, ResponseHeader,
     },
-    config::{DomainFiles, File, FileMistake, LoadedConfig, read},
-    config_watcher::{ConfigFiles, ConfigFilesError, ConfigWatcher, MAX_FILES},
+    config::{File, FileMistake, LoadedConfig, read},
+    config_watcher::{ConfigFilesError, ConfigWatcher, MAX_FILES, load_files},
     counters::{Counter, MAX_PATHS},
     environment::{ADMIN_TOKEN, FromEnvironment, from_environment},
     metadata::Metadata,
@@ -50,7 +49,6 @@ pub use self::{
         MAX_ENTRIES, RateLimitRequest,
     },
     service::RateLimitService,
-    settings::{HeaderNames, Ratio, Settings, StoreFailure},
     unit::Unit,
-    variables::Variables,
+    variables::{Variables, settings_from_variables},
 };

@@ -5,9 +5,9 @@
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
+use tidegate_config::{Config, RedisConfig};
 
 use super::variables::Reader;
-use crate::config::{Config, RedisConfig};
 
 /// The supported variables.
 pub(super) const HONOURED: &[&str] = &[

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use tidegate_config::envoy::{HeaderNames, Settings};
 use tidegate_core::{Algorithm, Limit, Outcome, Retry, Span, Timestamp, Window};
 
 use super::{
-    Code, CurrentLimit, Descriptor, DescriptorStatus, HeaderNames, Metadata, RateLimitAnswer,
-    RateLimitRequest, ResponseHeader, Settings, evaluate::AppliedLimit, service::DescriptorMatch,
+    Code, CurrentLimit, Descriptor, DescriptorStatus, Metadata, RateLimitAnswer, RateLimitRequest,
+    ResponseHeader, evaluate::AppliedLimit, service::DescriptorMatch,
 };
 
 pub(super) fn build(

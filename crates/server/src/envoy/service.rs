@@ -9,12 +9,12 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
+use tidegate_config::envoy::Settings;
 use tidegate_core::{Cost, Timestamp};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
     Code, Counter, Descriptor, LoadedConfig, RateLimitAnswer, RateLimitError, RateLimitRequest,
-    Settings,
     counters::{Counters, Registry, UnknownDomains},
     evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, Source},
     key,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{HeaderNames, Ratio, Settings, StoreFailure};
+use tidegate_config::envoy::{HeaderNames, Ratio, Settings};
 
 /// Environment variables by name.
 pub type Variables = BTreeMap<String, String>;
@@ -59,20 +59,18 @@ impl<'v> Reader<'v> {
     }
 }
 
-impl Settings {
-    /// Reads the settings from `variables`, which have the names of envoyproxy/ratelimit.
-    ///
-    /// # Errors
-    ///
-    /// Returns every problem, with the name of its variable.
-    pub fn from_variables(variables: &Variables) -> Result<Self, Vec<String>> {
-        let mut reader = Reader::new(variables);
-        let settings = settings(&mut reader);
-        if reader.problems.is_empty() {
-            Ok(settings)
-        } else {
-            Err(reader.problems)
-        }
+/// Reads the settings of the service from `variables`, which have the names of envoyproxy/ratelimit.
+///
+/// # Errors
+///
+/// Returns every problem, with the name of its variable.
+pub fn settings_from_variables(variables: &Variables) -> Result<Settings, Vec<String>> {
+    let mut reader = Reader::new(variables);
+    let settings = settings(&mut reader);
+    if reader.problems.is_empty() {
+        Ok(settings)
+    } else {
+        Err(reader.problems)
     }
 }
 
@@ -85,19 +83,18 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Settings {
     let bytes = reader.parsed("LOCAL_CACHE_SIZE_IN_BYTES", "a number of bytes", |text| {
         text.parse().ok()
     });
-    Settings {
-        shadow_mode: reader.flag("SHADOW_MODE"),
-        quota_mode: reader.flag("QUOTA_MODE"),
-        near_limit_ratio: ratio.unwrap_or_default(),
-        response_headers: reader
-            .flag("LIMIT_RESPONSE_HEADERS_ENABLED")
-            .then(|| header_names(reader)),
-        dynamic_metadata: reader.flag("RESPONSE_DYNAMIC_METADATA"),
-        healthy_with_a_domain: reader.flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"),
-        stop_increment: reader.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
-        local_cache_bytes: bytes.unwrap_or(0),
-        store_failure: StoreFailure::default(),
-    }
+    let mut settings = Settings::default();
+    settings.shadow_mode = reader.flag("SHADOW_MODE");
+    settings.quota_mode = reader.flag("QUOTA_MODE");
+    settings.near_limit_ratio = ratio.unwrap_or_default();
+    settings.response_headers = reader
+        .flag("LIMIT_RESPONSE_HEADERS_ENABLED")
+        .then(|| header_names(reader));
+    settings.dynamic_metadata = reader.flag("RESPONSE_DYNAMIC_METADATA");
+    settings.healthy_with_a_domain = reader.flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED");
+    settings.stop_increment = reader.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT");
+    settings.local_cache_bytes = bytes.unwrap_or(0);
+    settings
 }
 
 fn header_names(reader: &mut Reader<'_>) -> HeaderNames {

@@ -15,9 +15,7 @@
 
 mod bucket;
 mod registry;
-mod rule;
 pub mod share;
 
 pub use bucket::{Assignment, StreamId, Usage};
 pub use registry::{BucketAssignments, MAX_BUCKETS, MAX_STREAM_BUCKETS, QuotaCounts, Quotas};
-pub use rule::{BucketId, MAX_PERIOD, QuotaLimit, QuotaRule};

@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
+use tidegate_config::{Config, MAX_FILE_BYTES, Mistake, Proxy};
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
 
 pub use self::restart_only::RestartOnlySettings;
 use crate::{
-    config::{Config, MAX_FILE_BYTES, Mistake, Proxy},
     limiter::Limiter,
     listener::proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError},
 };

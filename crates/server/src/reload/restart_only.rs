@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
+use tidegate_config::{
+    AdminToken, Config, Envoy, Grpc, Headers, Identity, Listen, Listeners, RedisConfig, Shutdown,
+    Snapshot,
+};
 use tidegate_core::MemoryBounds;
 use tidegate_identity::GeoIpField;
 
 use super::LoadError;
-use crate::config::{
-    AdminToken, Config, Envoy, Grpc, Headers, Identity, Listen, Listeners, RedisConfig, Shutdown,
-    Snapshot,
-};
 
 /// The settings that a server was started with and keeps until it is restarted.
 #[derive(Clone, Debug, Default)]

@@ -12,16 +12,40 @@ mod descriptors;
 mod preflight;
 mod running;
 
-use std::{io, net::{SocketAddr, TcpListener}, path::{Path, PathBuf}, sync::Arc};
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
+use tidegate_config::{Config, Envoy, Identity, Listeners, Proxy, Snapshot};
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener};
 
-use self::{descriptors::Bound, preflight::{load_tls, open_geoip}};
-pub use self::{preflight::{preflight_errors, preflight_warnings}, running::{Running, Signals}};
-use crate::{config::{self, Config, Envoy, Identity, Listeners, Proxy, Snapshot}, envoy::{ConfigFilesError, ConfigWatcher, RateLimitService}, geoip::{GeoIp, GeoIpError}, limiter::{Backend, Limiter}, listener::{self, grpc::Http2, proxy::{AccessLog, ProxyRuntime, TrustAnchorError}}, redis_runtime::RedisRuntime, reload::{Reloader, RestartOnlySettings}, snapshot::{self, RestoreOutcome}};
+use self::{
+    descriptors::Bound,
+    preflight::{load_tls, open_geoip},
+};
+pub use self::{
+    preflight::{preflight_errors, preflight_warnings},
+    running::{Running, Signals},
+};
+use crate::{
+    envoy::{ConfigFilesError, ConfigWatcher, RateLimitService},
+    geoip::{GeoIp, GeoIpError},
+    limiter::{Backend, Limiter},
+    listener::{
+        self,
+        grpc::Http2,
+        proxy::{AccessLog, ProxyRuntime, TrustAnchorError},
+    },
+    redis_runtime::RedisRuntime,
+    reload::{Reloader, RestartOnlySettings},
+    snapshot::{self, RestoreOutcome},
+};
 
 /// The reason why the server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -211,7 +235,7 @@ fn check_admin(address: Option<SocketAddr>, token: Option<&str>) -> Result<(), S
 
 impl ServeError {
     /// Wraps an error from opening the access log.
-    fn unopened(log: &config::AccessLog, source: io::Error) -> Self {
+    fn unopened(log: &tidegate_config::AccessLog, source: io::Error) -> Self {
         let path = log.to.as_ref().map(|path| path.display().to_string());
         Self::AccessLog {
             path: path.unwrap_or_else(|| "stdout".to_owned()),
@@ -225,7 +249,7 @@ fn build_proxy(
     server: &Server,
     clock: Clock,
 ) -> Result<Arc<ProxyRuntime>, ServeError> {
-    let open = |log: &config::AccessLog| {
+    let open = |log: &tidegate_config::AccessLog| {
         AccessLog::open(log).map_err(|source| ServeError::unopened(log, source))
     };
     let log = settings.access_log.as_ref().map(open).transpose()?;
@@ -305,9 +329,9 @@ struct StartContext<'a> {
     limiter: &'a Arc<Limiter>,
     reloader: Option<&'a Arc<Reloader>>,
     envoy: Option<&'a Arc<ConfigWatcher>>,
-    headers: config::Headers,
+    headers: tidegate_config::Headers,
     identity: Arc<Identity>,
-    grpc: config::Grpc,
+    grpc: tidegate_config::Grpc,
     listeners: Listeners,
     http_token: Option<String>,
     resp_password: Option<String>,
@@ -425,7 +449,7 @@ fn listening(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Merges the configured settings of a listener into its `defaults`.
-fn bounds(settings: &config::Listener, defaults: Bounds) -> Bounds {
+fn bounds(settings: &tidegate_config::Listener, defaults: Bounds) -> Bounds {
     Bounds {
         connections: settings.max_connections,
         connections_per_client: settings.max_connections_per_client,

@@ -8,12 +8,12 @@ use std::{
     sync::Arc,
 };
 
+use tidegate_config::{AccessLog, Config, Identity, Proxy};
 use tidegate_identity::GeoIpField;
 use tidegate_net::{Tls, TlsError, TlsFiles, TlsListener};
 
 use super::ServeError;
 use crate::{
-    config::{AccessLog, Config, Identity, Proxy},
     geoip::{GeoIp, GeoIpError},
     listener::proxy::connector,
     redis_runtime,
@@ -26,7 +26,7 @@ use crate::{
 /// and does not listen.
 ///
 /// It does not check whether a new log file could be created in its folder, whether addresses are
-/// in use, or Envoy's rules, which [`ConfigFiles`](crate::envoy::ConfigFiles) checks.
+/// in use, or Envoy's rules, which [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks.
 #[must_use]
 pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     let proxy = config.proxy.as_ref();

@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use tidegate_config::{Shutdown, Snapshot};
 use tidegate_net::{Server, Tls};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -9,7 +10,6 @@ use tokio::{
 };
 
 use crate::{
-    config::{Shutdown, Snapshot},
     envoy::ConfigWatcher,
     geoip::GeoIp,
     limiter::Limiter,

@@ -4,9 +4,17 @@ use std::{net::TcpListener, sync::Arc};
 
 use tempfile::NamedTempFile;
 use tidegate::{Clock, Gate as _};
-use tidegate_core::{Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict};
-use tidegate_server::{config::Config, limiter::Limiter, listener::admin::{self, ListenerContext}, metrics, reload::{Reloader, RestartOnlySettings}};
+use tidegate_config::Config;
+use tidegate_core::{
+    Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict,
+};
 use tidegate_net::{Bounds, Listener, Server};
+use tidegate_server::{
+    limiter::Limiter,
+    listener::admin::{self, ListenerContext},
+    metrics,
+    reload::{Reloader, RestartOnlySettings},
+};
 
 use crate::client::{Answer, Client};
 

@@ -1,6 +1,7 @@
 //! Configuration files: all mistakes at once, warnings, YAML 1.1, and Tidegate's extensions.
 
-use tidegate_server::envoy::{self, DomainFiles, File, LoadedConfig};
+use tidegate_config::envoy::DomainFiles;
+use tidegate_server::envoy::{self, File, LoadedConfig};
 
 fn read(text: &str) -> Result<LoadedConfig, Vec<String>> {
     let file = File {

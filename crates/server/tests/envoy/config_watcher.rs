@@ -8,9 +8,9 @@ use std::{
 };
 
 use tempfile::TempDir;
+use tidegate_config::envoy::{ConfigFiles, DomainFiles};
 use tidegate_server::envoy::{
-    ConfigFiles, ConfigFilesError, ConfigWatcher, Descriptor, DomainFiles, RateLimitAnswer,
-    RateLimitRequest, Variables,
+    ConfigFilesError, ConfigWatcher, Descriptor, RateLimitAnswer, RateLimitRequest, Variables,
 };
 
 use crate::subject::Started;

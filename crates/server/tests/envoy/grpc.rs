@@ -3,10 +3,10 @@
 use std::{net::TcpListener, sync::Arc};
 
 use prost_types::{Struct, Value as WireValue, value::Kind};
+use tidegate_config::Grpc;
 use tidegate_core::Span;
 use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::{
-    config::Grpc,
     envoy::{
         Code, CurrentLimit, Descriptor, DescriptorStatus, LimitOverride, Metadata, RateLimitAnswer,
         RateLimitRequest, ResponseHeader, Unit,

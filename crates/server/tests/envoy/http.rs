@@ -3,13 +3,16 @@
 use std::{cell::RefCell, net::TcpListener, sync::Arc};
 
 use serde_json::{Map, Value, json};
+use tidegate_config::{
+    Headers,
+    envoy::{DomainFiles, StoreFailure},
+};
 use tidegate_core::Span;
 use tidegate_net::{Bounds, Server};
 use tidegate_server::{
-    config::Headers,
     envoy::{
-        Code, CurrentLimit, Descriptor, DescriptorStatus, DomainFiles, Metadata, RateLimitAnswer,
-        RateLimitRequest, ResponseHeader, Settings, StoreFailure, Unit, Variables,
+        Code, CurrentLimit, Descriptor, DescriptorStatus, Metadata, RateLimitAnswer,
+        RateLimitRequest, ResponseHeader, Unit, Variables, settings_from_variables,
     },
     listener::http::{self, ListenerContext},
 };
@@ -261,7 +264,7 @@ async fn run(case: &HttpCase) -> Vec<String> {
 
 /// Starts a service with `store_failure: error` and a Redis that is unreachable.
 async fn with_unavailable_store(variables: &Variables) -> Started {
-    let mut settings = Settings::from_variables(variables).unwrap();
+    let mut settings = settings_from_variables(variables).unwrap();
     settings.store_failure = StoreFailure::Error;
     let redis = gone().await;
     let place = Place::Redis(&redis, "gone");

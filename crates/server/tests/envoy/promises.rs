@@ -4,10 +4,11 @@
 use std::{sync::Arc, thread};
 
 use proptest::prelude::*;
+use tidegate_config::envoy::DomainFiles;
 use tidegate_server::envoy::{
-    self, Code, Counter, Descriptor, DomainFiles, File, LimitOverride, MAX_DESCRIPTOR_BYTES,
-    MAX_DESCRIPTORS, MAX_DOMAIN_BYTES, MAX_ENTRIES, RateLimitAnswer, RateLimitError,
-    RateLimitRequest, RateLimitService, Unit, Variables,
+    self, Code, Counter, Descriptor, File, LimitOverride, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTORS,
+    MAX_DOMAIN_BYTES, MAX_ENTRIES, RateLimitAnswer, RateLimitError, RateLimitRequest,
+    RateLimitService, Unit, Variables,
 };
 
 use crate::{format::ConfigFile, subject::Started};

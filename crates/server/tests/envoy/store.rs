@@ -2,11 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tidegate_config::envoy::{DomainFiles, Settings, StoreFailure};
 use tidegate_redis::{Address, Redis, Settings as Way, Topology};
-use tidegate_server::envoy::{
-    Code, Counter, Descriptor, DomainFiles, RateLimitError, RateLimitRequest, Settings,
-    StoreFailure,
-};
+use tidegate_server::envoy::{Code, Counter, Descriptor, RateLimitError, RateLimitRequest};
 use tokio::{runtime::Handle, time::Instant};
 
 use crate::{

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use tidegate::Clock;
+use tidegate_config::envoy::{DomainFiles, Settings};
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_redis::{Fleet, FleetSettings, Redis};
 use tidegate_server::{
     envoy::{
-        self, DomainFiles, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Settings,
-        Variables,
+        self, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Variables,
+        settings_from_variables,
     },
     limiter::{Backend, Limiter},
 };
@@ -67,7 +68,7 @@ impl Started {
         seconds: u64,
     ) -> Result<Self, String> {
         let settings =
-            Settings::from_variables(variables).map_err(|problems| problems.join("; "))?;
+            settings_from_variables(variables).map_err(|problems| problems.join("; "))?;
         let is_merged = variables
             .get("MERGE_DOMAIN_CONFIG")
             .is_some_and(|text| text == "true");

@@ -1,13 +1,22 @@
 //! A node with Redis: a limiter with a manual clock, and listeners on request.
 
-use std::{net::{SocketAddr, TcpListener}, sync::Arc};
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
 
 use tidegate::{Clock, Gate as _};
-use tidegate_core::{Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Share, Source, Timestamp};
-use tidegate_redis::{Address, Fleet, FleetSettings, NodeShare, Redis, Settings, Topology};
-use tidegate_server::{config::{Config, Headers}, limiter::Limiter, listener::{admin, http, resp}};
-use tokio::runtime::Runtime;
+use tidegate_config::{Config, Headers};
+use tidegate_core::{
+    Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Share, Source, Timestamp,
+};
 use tidegate_net::{Bounds, Server};
+use tidegate_redis::{Address, Fleet, FleetSettings, NodeShare, Redis, Settings, Topology};
+use tidegate_server::{
+    limiter::Limiter,
+    listener::{admin, http, resp},
+};
+use tokio::runtime::Runtime;
 
 use crate::support::{PATIENCE, eventually};
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tidegate_server::envoy::{DomainFiles, File, LoadedConfig, Settings, read};
+use tidegate_config::envoy::{DomainFiles, Settings};
+use tidegate_server::envoy::{File, LoadedConfig, read};
 use tonic::Code;
 
 use crate::{

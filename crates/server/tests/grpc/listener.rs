@@ -3,9 +3,17 @@
 use std::{net::TcpListener, sync::Arc};
 
 use tidegate::Clock;
+use tidegate_config::{
+    Config,
+    envoy::{DomainFiles, Settings},
+};
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_server::{config::Config, envoy::{DomainFiles, File, RateLimitService, Settings, read}, limiter::Limiter, listener::grpc::{self, Http2, ListenerContext}};
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
+use tidegate_server::{
+    envoy::{File, RateLimitService, read},
+    limiter::Limiter,
+    listener::grpc::{self, Http2, ListenerContext},
+};
 
 use crate::client::Client;
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tidegate_server::envoy::{HeaderNames, Settings};
+use tidegate_config::envoy::{HeaderNames, Settings};
 use tonic::{Code as Status, Request};
 
 use crate::{

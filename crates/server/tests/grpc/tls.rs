@@ -3,8 +3,8 @@
 use std::{fs, path::Path};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tidegate_config::Config;
 use tidegate_net::{Tls, TlsListener};
-use tidegate_server::config::Config;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{

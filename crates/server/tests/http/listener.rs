@@ -4,9 +4,14 @@ use std::{net::TcpListener, sync::Arc};
 
 use serde_json::Value;
 use tidegate::Clock;
+use tidegate_config::{Config, Password};
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_server::{config::{Config, Password}, geoip::GeoIp, limiter::Limiter, listener::http::{self, ListenerContext}};
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
+use tidegate_server::{
+    geoip::GeoIp,
+    limiter::Limiter,
+    listener::http::{self, ListenerContext},
+};
 
 use crate::client::{Answer, Client};
 

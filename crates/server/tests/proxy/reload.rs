@@ -9,10 +9,8 @@ use std::{
 };
 
 use tempfile::NamedTempFile;
-use tidegate_server::{
-    config::Config,
-    reload::{LoadError, Reloader, RestartOnlySettings},
-};
+use tidegate_config::Config;
+use tidegate_server::reload::{LoadError, Reloader, RestartOnlySettings};
 
 use crate::{
     health::until,

@@ -18,11 +18,9 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tidegate_config::Grpc;
 use tidegate_net::Bounds;
-use tidegate_server::{
-    config::Grpc,
-    listener::grpc::{self, Http2, ListenerContext},
-};
+use tidegate_server::listener::grpc::{self, Http2, ListenerContext};
 use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
 
 use crate::{listener::TestListener, upstream::Upstream};

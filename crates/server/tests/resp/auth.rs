@@ -4,10 +4,16 @@ use std::{net::TcpListener, sync::Arc};
 
 use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_server::{limiter::Limiter, listener::resp::{self, ListenerContext}};
 use tidegate_net::{Listener, Server};
+use tidegate_server::{
+    limiter::Limiter,
+    listener::resp::{self, ListenerContext},
+};
 
-use crate::{listener::{Client, TestListener, encode}, value::Value};
+use crate::{
+    listener::{Client, TestListener, encode},
+    value::Value,
+};
 
 const NOAUTH: &str = "-NOAUTH Authentication required.";
 const WRONGPASS: &str = "-WRONGPASS invalid username-password pair or user is disabled.";

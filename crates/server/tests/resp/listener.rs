@@ -1,11 +1,16 @@
 //! A Redis protocol listener with a manual clock, and a client.
 
-use std::{io::{Read, Write}, net::{Shutdown, SocketAddr, TcpListener, TcpStream}, sync::Arc, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    time::Duration,
+};
 
 use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_server::{limiter::Limiter, listener::resp};
 use tidegate_net::{Bounds, Listener, Server};
+use tidegate_server::{limiter::Limiter, listener::resp};
 
 use crate::value::{Value, read_value};
 

@@ -5,21 +5,19 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use tidegate_config::{envoy::DomainFiles, report::Report, value::Value, yaml::Content};
 use tidegate_net::input::shown;
 
 use super::{
-    DomainFiles, key_joining,
+    key_joining,
     keys::{self, MapKind},
     limit, metadata,
     scalar::{self, Scalar},
 };
 
-use crate::{
-    config::{report::Report, value::Value, yaml::Content},
-    envoy::{
-        overrides::Denied,
-        rules::{Charging, Detail, Domains, Level, Node, Rule},
-    },
+use crate::envoy::{
+    overrides::Denied,
+    rules::{Charging, Detail, Domains, Level, Node, Rule},
 };
 
 /// The context in which one file is read.

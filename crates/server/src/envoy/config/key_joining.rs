@@ -6,9 +6,8 @@
 
 use std::collections::HashSet;
 
+use tidegate_config::{report::Report, value::Value};
 use tidegate_net::input::shown;
-
-use crate::config::{report::Report, value::Value};
 
 /// Warns about every descriptor in `named` that also applies to an entry with the key of another
 /// descriptor. `named` contains the key, the joined name and the value in the file.

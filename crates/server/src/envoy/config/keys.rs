@@ -5,11 +5,11 @@
 //! effect. envoyproxy/ratelimit rejects them everywhere, so no valid file of its users changes its
 //! meaning here.
 
+use tidegate_config::{report::Report, value::Value, yaml::Content};
 use tidegate_core::LimitSpec;
 use tidegate_net::input::{nearest, shown};
 
 use super::scalar::{self, Scalar};
-use crate::config::{report::Report, value::Value, yaml::Content};
 
 /// A kind of map in a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,12 @@
 
 use std::sync::Arc;
 
+use tidegate_config::{
+    limits::{self, DefaultAlgorithm, Fallback},
+    report::Report,
+    value::Value,
+    yaml::Content,
+};
 use tidegate_core::{
     Algorithm, AlgorithmName, Anchor, Limit, LimitSpec, Limits, Rate, Span, Window,
 };
@@ -20,18 +26,10 @@ use super::{
     descriptor::{field, flag, text, unreadable, wrong},
     scalar::{self, Scalar},
 };
-use crate::{
-    config::{
-        limits::{self, DefaultAlgorithm, Fallback},
-        report::Report,
-        value::Value,
-        yaml::Content,
-    },
-    envoy::{
-        Unit,
-        overrides::Denied,
-        rules::{Allowance, RuleLimits},
-    },
+use crate::envoy::{
+    Unit,
+    overrides::Denied,
+    rules::{Allowance, RuleLimits},
 };
 
 /// The content of `rate_limit` or `rate_limits`.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use tidegate_config::{report::Report, value::Value, yaml::Content};
+
 use super::scalar::{self, Scalar};
-use crate::{
-    config::{report::Report, value::Value, yaml::Content},
-    envoy::Metadata,
-};
+
+use crate::envoy::Metadata;
 
 /// Reads the metadata of a rule: a map with text keys.
 pub(super) fn read(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {

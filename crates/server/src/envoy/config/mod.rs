@@ -14,13 +14,14 @@ mod scalar;
 use std::{collections::HashMap, fmt};
 
 use super::rules::{Charging, Domains};
-use crate::config::{
+use descriptor::Reader;
+use tidegate_config::{
     MAX_FILE_BYTES, Mistake,
+    envoy::DomainFiles,
     report::Report,
     value::{Shape, Value},
     yaml::{self, Dialect, Document},
 };
-use descriptor::Reader;
 
 /// A configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,16 +49,6 @@ impl fmt::Display for FileMistake {
     }
 }
 
-/// Whether several files may define the same domain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DomainFiles {
-    /// Each domain has one file; a second one is a mistake.
-    #[default]
-    One,
-    /// The files of a domain are merged, in the order of their names.
-    Merged,
-}
-
 /// The rules that were read, and warnings about them.
 #[derive(Debug, Default)]
 pub struct LoadedConfig {
@@ -83,7 +74,8 @@ impl LoadedConfig {
 /// # Examples
 ///
 /// ```
-/// use tidegate_server::envoy::{DomainFiles, File, read};
+/// use tidegate_config::envoy::DomainFiles;
+/// use tidegate_server::envoy::{File, read};
 ///
 /// let file = |text: &str| vec![File { name: "shop.yaml".into(), text: text.into() }];
 /// let sound = file("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 3}}]");

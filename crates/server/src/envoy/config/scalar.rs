@@ -1,7 +1,7 @@
 //! Interprets scalars as YAML 1.1 does: `yes` is true and `0x10` is a number, but either may be
 //! meant as a text.
 
-use crate::config::yaml::Content;
+use tidegate_config::yaml::Content;
 
 /// The type of a scalar in YAML 1.1.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -10,14 +10,17 @@ use std::{
     time::Duration,
 };
 
+use tidegate_config::{
+    AdminToken, Config, Envoy, Mistake,
+    envoy::{ConfigFiles, DomainFiles},
+    open_listener,
+};
 use tidegate_net::TlsFiles;
 
 use super::{
-    ConfigFiles, DomainFiles, Variables, redis_variables,
+    Variables, redis_variables,
     variables::{self, Reader},
 };
-
-use crate::config::{AdminToken, Config, Envoy, Mistake, open_listener};
 
 /// The variable with the admin token, which is required to reach the admin listener from other
 /// machines.
@@ -207,11 +210,10 @@ fn envoy(reader: &mut Reader<'_>) -> Envoy {
     } else {
         DomainFiles::One
     };
-    Envoy {
-        settings: variables::settings(reader),
-        start_without_config: reader.flag("FORCE_START_WITHOUT_INITIAL_CONFIG"),
-        ..Envoy::new(ConfigFiles { path, merging })
-    }
+    let mut envoy = Envoy::new(ConfigFiles { path, merging });
+    envoy.settings = variables::settings(reader);
+    envoy.start_without_config = reader.flag("FORCE_START_WITHOUT_INITIAL_CONFIG");
+    envoy
 }
 
 fn grpc(config: &mut Config, reader: &mut Reader<'_>) {

@@ -5,11 +5,22 @@
 //! could send requests. So `Host` must be a loopback address or `localhost`, which prevents DNS
 //! rebinding, and the request must not come from a page of another site.
 
-use std::{io, net::{IpAddr, SocketAddr}, sync::Arc};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use hyper::{Request, StatusCode, Uri, body::Incoming, header::{HOST, HeaderValue, ORIGIN}};
+use hyper::{
+    Request, StatusCode, Uri,
+    body::Incoming,
+    header::{HOST, HeaderValue, ORIGIN},
+};
 use tidegate::Clock;
-use tidegate_net::{Problem, auth::{Attempt, Authenticator}};
+use tidegate_net::{
+    Problem,
+    auth::{Attempt, Authenticator},
+};
 
 use crate::listener::{cross_site, http::bearer};
 

@@ -36,6 +36,7 @@ use hyper::{
     header::{CONTENT_TYPE, HeaderValue},
 };
 use serde_json::json;
+use tidegate_config::Identity;
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
     prometheus::Text,
@@ -52,9 +53,7 @@ use super::{
     http::{read_body, serve},
     proxy::ProxyRuntime,
 };
-use crate::{
-    config::Identity, envoy::ConfigWatcher, geoip::GeoIp, limiter::Limiter, reload::Reloader,
-};
+use crate::{envoy::ConfigWatcher, geoip::GeoIp, limiter::Limiter, reload::Reloader};
 
 /// The dependencies and settings of the admin listener.
 #[derive(Debug)]

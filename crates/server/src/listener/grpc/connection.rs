@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tidegate_config::Grpc;
 use tidegate_net::{Connection, GuardedBody, LocalExecutor, ReadTimeoutStream, Tls};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -13,7 +14,6 @@ use tokio::{
 };
 
 use super::routes::Routes;
-use crate::config::Grpc;
 
 /// The maximum size of a call's headers together, in bytes.
 const MAX_HEADER_BYTES: u32 = 16 << 10;

@@ -3,6 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt as _, stream};
+use tidegate_config::quota::BucketId;
 use tidegate_core::{Span, Timestamp};
 use tidegate_net::Shutdown;
 use tokio::{sync::mpsc, time::sleep};
@@ -25,7 +26,7 @@ use super::proto::envoy::{
 };
 use crate::{
     limiter::Limiter,
-    quota::{Assignment, BucketAssignments, BucketId, StreamId, Usage},
+    quota::{Assignment, BucketAssignments, StreamId, Usage},
 };
 
 /// The time to live of an assignment, in seconds. Envoy reports every 5 seconds, so an assignment

@@ -4,10 +4,22 @@ use std::cell::RefCell;
 
 use tidegate::Gate as _;
 use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
-use tidegate_net::{Problem, input::{advice, shown}, json::{self, Json, Members}, response::Answer};
+use tidegate_net::{
+    Problem,
+    input::{advice, shown},
+    json::{self, Json, Members},
+    response::Answer,
+};
 
-use super::{ConnectionContext, fields::{Field, FieldLocation}, status};
-use crate::{entries::{AuditedRequest, Origin, Spelling, normalize, rewritten}, metrics::ListenerKind};
+use super::{
+    ConnectionContext,
+    fields::{Field, FieldLocation},
+    status,
+};
+use crate::{
+    entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
+    metrics::ListenerKind,
+};
 
 thread_local! {
     /// A buffer for keys, reused by the requests of this worker.

@@ -18,17 +18,31 @@ mod template_cache;
 mod throttle;
 mod verdict;
 
-use std::{cell::RefCell, io, net::{IpAddr, Ipv4Addr, TcpListener}, sync::Arc};
+use std::{
+    cell::RefCell,
+    io,
+    net::{IpAddr, Ipv4Addr, TcpListener},
+    sync::Arc,
+};
 
 use futures_util::FutureExt;
-use hyper::{HeaderMap, Method, Request, Response, StatusCode, body::Incoming, header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue}};
+use hyper::{
+    HeaderMap, Method, Request, Response, StatusCode,
+    body::Incoming,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue},
+};
+use tidegate_config::{Headers, Identity};
 use tidegate_core::{Effect, Reason, Timestamp, Verdict};
+use tidegate_net::{
+    Bounds, Listener, Problem, Server, Shutdown, Tls,
+    auth::{Attempt, Authenticator},
+    response::{Answer, JSON},
+};
 use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
-use tidegate_net::{Bounds, Listener, Problem, Server, Shutdown, Tls, auth::{Attempt, Authenticator}, response::{Answer, JSON}};
 
 pub(crate) use self::{body::read as read_body, verdict::millis};
 use super::cross_site;
-use crate::{config::{Headers, Identity}, envoy::RateLimitService, limiter::Limiter, metrics::ListenerKind};
+use crate::{envoy::RateLimitService, limiter::Limiter, metrics::ListenerKind};
 
 /// The endpoints listed in 404 responses.
 const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";

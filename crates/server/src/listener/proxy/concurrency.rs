@@ -19,7 +19,6 @@ use super::{
     error::{ErrorReason, ProxyError},
     rate_limit::ProxyLimiter,
 };
-use crate::config;
 
 /// The adaptive concurrency limit of one upstream.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ pub(crate) struct UpstreamConcurrency {
 /// A priority class of requests.
 #[derive(Debug)]
 struct PriorityClass {
-    settings: config::Class,
+    settings: tidegate_config::Class,
     shed: Arc<AtomicU64>,
 }
 
@@ -51,8 +50,8 @@ impl UpstreamConcurrency {
     ///
     /// Settings out of range, which a parsed configuration cannot contain.
     pub(crate) fn inheriting_from(
-        settings: &config::Adaptive,
-        upstream: &config::Upstream,
+        settings: &tidegate_config::Adaptive,
+        upstream: &tidegate_config::Upstream,
         previous: Option<&Self>,
         clock: &Clock,
     ) -> Result<Self, LimitError> {
@@ -60,7 +59,7 @@ impl UpstreamConcurrency {
             Some(previous) => Arc::clone(&previous.limiter),
             None => Arc::new(ConcurrencyLimiter::new(settings.settings, clock.clone())?),
         };
-        let class = |settings: &config::Class| {
+        let class = |settings: &tidegate_config::Class| {
             let same_class = previous.iter().flat_map(|previous| &previous.classes);
             let mut same_class = same_class.filter(|class| class.settings.name == settings.name);
             Arc::new(PriorityClass {
@@ -156,8 +155,9 @@ impl UpstreamConcurrency {
 
 #[cfg(test)]
 mod tests {
+    use tidegate_config::Config;
+
     use super::*;
-    use crate::config::Config;
 
     /// Returns a limit fixed at 4 concurrent requests, with these classes.
     fn upstream_concurrency(

@@ -5,10 +5,9 @@ use std::{
     time::Duration,
 };
 
+use tidegate_config::MinRate;
 use tidegate_net::LazyTimer;
 use tokio::time::Instant;
-
-use crate::config::MinRate;
 
 /// The read timeout of a body. Only time spent waiting for the sender counts, so a sender is not
 /// blamed for a slow receiver.

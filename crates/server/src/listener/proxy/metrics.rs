@@ -3,10 +3,18 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::StatusCode;
-use tidegate_tower::Load;
 use tidegate_net::prometheus::Text;
+use tidegate_tower::Load;
 
-use super::{concurrency::UpstreamConcurrency, error::ProxyError, request_body::EARLY_ENDS, upstream::{balancer::Upstreams, outlier::{CHECK_RESULTS, EndpointHealth}}};
+use super::{
+    concurrency::UpstreamConcurrency,
+    error::ProxyError,
+    request_body::EARLY_ENDS,
+    upstream::{
+        balancer::Upstreams,
+        outlier::{CHECK_RESULTS, EndpointHealth},
+    },
+};
 
 /// The status classes of responses, as metric labels.
 const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];

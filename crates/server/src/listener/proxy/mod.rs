@@ -35,13 +35,28 @@ mod upstream;
 
 use std::{io, net::TcpListener, sync::Arc};
 
-use tower_layer::Layer as _;
+use tidegate_config::{Headers, Identity, Proxy};
 use tidegate_net::{Bounds, Listener, Server, Tls};
+use tower_layer::Layer as _;
 
 pub(crate) use self::upstream::tls::connector;
-pub use self::{access_log::AccessLog, runtime::{ProxyRuntime, RuntimeConfig}, upstream::{h1::{ParsedResponse, ScriptedConnection}, tls::TrustAnchorError}};
-use self::{access_log::{AccessLogService, LogContext}, admission::{Admission, AdmissionContext}, downstream::{ClientConnection, client_limit::ClientRegistry}, handler::{HandlerContext, ProxyHandler}, headers::forwarded::{ClientSide, ForwardingHeaders}, tunnel::PendingTunnel};
-use crate::{config::{Headers, Identity, Proxy}, limiter::Limiter};
+pub use self::{
+    access_log::AccessLog,
+    runtime::{ProxyRuntime, RuntimeConfig},
+    upstream::{
+        h1::{ParsedResponse, ScriptedConnection},
+        tls::TrustAnchorError,
+    },
+};
+use self::{
+    access_log::{AccessLogService, LogContext},
+    admission::{Admission, AdmissionContext},
+    downstream::{ClientConnection, client_limit::ClientRegistry},
+    handler::{HandlerContext, ProxyHandler},
+    headers::forwarded::{ClientSide, ForwardingHeaders},
+    tunnel::PendingTunnel,
+};
+use crate::limiter::Limiter;
 
 /// The dependencies of the proxy.
 #[derive(Clone, Debug)]

@@ -18,12 +18,12 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use tidegate_config::MinRate;
 
 use super::{
     downstream::write_stall::StreamReset, error::ProxyError, idle_timeout::IdleTimeout,
     permit::PermitHandle, upstream::h2::StreamSlot,
 };
-use crate::config::MinRate;
 
 /// Why a body was not passed on completely.
 #[derive(Debug)]

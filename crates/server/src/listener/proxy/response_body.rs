@@ -23,6 +23,7 @@ use std::{
 use http::header::CONTENT_LENGTH;
 use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use tidegate_config::Slow;
 use tokio::task::AbortHandle;
 
 use super::{
@@ -30,7 +31,6 @@ use super::{
     request_body::{BodyError, UploadProgress},
     upstream::checkout::Checkout,
 };
-use crate::config::Slow;
 
 /// The maximum number of bytes read ahead on one worker, for all clients together. Above it, each
 /// body waits for its client.

@@ -9,10 +9,14 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use tidegate::Clock;
+use tidegate_config::Proxy;
 use tidegate_net::{Server, Tasks, prometheus::Text};
 
-use super::{access_log::AccessLog, bad_request::BadRequests, upstream::{balancer::Upstreams, tls::TrustAnchorError}};
-use crate::config::Proxy;
+use super::{
+    access_log::AccessLog,
+    bad_request::BadRequests,
+    upstream::{balancer::Upstreams, tls::TrustAnchorError},
+};
 
 /// The proxy's current settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]

@@ -1,15 +1,29 @@
 //! An upgraded connection: copies bytes in both directions until both sides have closed, or until
 //! the idle timeout.
 
-use std::{cell::Cell, future::poll_fn, io, pin::{Pin, pin}, rc::Rc, sync::{Arc, Mutex, PoisonError, atomic::{AtomicU64, Ordering}}, task::{Context, Poll, ready}, time::Duration};
+use std::{
+    cell::Cell,
+    future::poll_fn,
+    io,
+    pin::{Pin, pin},
+    rc::Rc,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use tidegate_net::LazyTimer;
 use tidegate_tower::LongLivedPermit;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
-use tidegate_net::LazyTimer;
 
-use super::{access_log::Session, downstream::client_limit::ClientRequest, upstream::checkout::Checkout};
+use super::{
+    access_log::Session, downstream::client_limit::ClientRequest, upstream::checkout::Checkout,
+};
 
 /// The buffer size for each direction.
 const BUFFER_BYTES: usize = 16 << 10;

@@ -20,9 +20,10 @@
 //! the next window begins. The sum of usage and grants never exceeds the limit. Once the limit is
 //! used up, every stream is assigned DENY_ALL until the window ends.
 
+use tidegate_config::quota::QuotaLimit;
 use tidegate_core::{Span, Timestamp};
 
-use super::{rule::QuotaLimit, share::divide};
+use super::share::divide;
 
 /// The longest period that is enforced as a rate. Longer periods are enforced as budgets.
 pub(super) const LONGEST_RATE: Span = Span::from_secs(10);

@@ -8,13 +8,11 @@ use std::{
     },
 };
 
+use tidegate_config::quota::{BucketId, QuotaLimit, QuotaRule};
 use tidegate_core::Timestamp;
 use tokio::sync::mpsc;
 
-use super::{
-    bucket::{Assignment, Bucket, Changes, StreamId, Usage},
-    rule::{BucketId, QuotaLimit, QuotaRule},
-};
+use super::bucket::{Assignment, Bucket, Changes, StreamId, Usage};
 
 /// The maximum number of buckets per stream. Envoy is asked to abandon any further bucket.
 pub const MAX_STREAM_BUCKETS: usize = 10_000;

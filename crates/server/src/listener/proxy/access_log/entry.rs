@@ -15,13 +15,13 @@ use std::{
 use http::{Extensions, HeaderMap, HeaderName, Request, Response, header};
 use hyper::body::{Body, Buf, Frame, Incoming, SizeHint};
 use serde::Serialize;
+use tidegate_config::Identity;
 use tidegate_core::Timestamp;
 use tidegate_tower::DenialInfo;
 use tower_service::Service;
 
 use super::AccessLog;
 use crate::{
-    config::Identity,
     limiter::Limiter,
     listener::proxy::{
         error::ErrorReason,

@@ -21,7 +21,6 @@ use std::{
 };
 
 pub(crate) use self::entry::{AccessLogService, LogContext, LoggedUpstream, Session};
-use crate::config;
 
 /// The maximum number of queued lines, and their maximum size in bytes.
 const MAX_QUEUED_LINES: usize = 16_384;
@@ -79,7 +78,7 @@ impl AccessLog {
     /// # Errors
     ///
     /// The operating system's error if the file cannot be opened or the thread cannot be started.
-    pub fn open(settings: &config::AccessLog) -> io::Result<Self> {
+    pub fn open(settings: &tidegate_config::AccessLog) -> io::Result<Self> {
         let file = settings.to.as_deref().map(open).transpose()?;
         let (log, queue, writer) = Self::new(out(file), settings);
         std::thread::Builder::new()
@@ -90,7 +89,7 @@ impl AccessLog {
 
     fn new(
         out: BufWriter<Box<dyn Write + Send>>,
-        settings: &config::AccessLog,
+        settings: &tidegate_config::AccessLog,
     ) -> (Self, Receiver<LogCommand>, Writer) {
         let (queue, inbox) = sync_channel(MAX_QUEUED_LINES);
         let shared = Arc::<SharedState>::default();
@@ -245,7 +244,7 @@ mod tests {
     fn a_full_queue_loses_lines_but_no_control_request() {
         let folder = tempfile::tempdir().unwrap();
         let [moved, path] = ["moved", "current"].map(|name| folder.path().join(name));
-        let settings = config::AccessLog {
+        let settings = tidegate_config::AccessLog {
             to: Some(path.clone()),
             query: false,
         };

@@ -14,6 +14,7 @@ use hyper::{
     Request, Response,
     body::{Body, Incoming},
 };
+use tidegate_config::Proxy;
 use tidegate_net::{Connection, Tls};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -29,7 +30,6 @@ use self::{
     timeouts::ConnectionPhase,
 };
 use super::{bad_request::BadRequests, tunnel::PendingTunnel};
-use crate::config::Proxy;
 
 /// The context of a client connection.
 pub(crate) struct ClientConnection {

@@ -16,10 +16,11 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
+use tidegate_config::Timeouts;
 use tidegate_net::{LazyTimer, WriteTimeoutStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::{config::Timeouts, listener::proxy::bad_request::BadRequests};
+use crate::listener::proxy::bad_request::BadRequests;
 
 /// The phase of a connection, shared by the socket and the request handler.
 ///

@@ -10,9 +10,9 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{FORWARDED, HOST, VIA},
 };
+use tidegate_config::{ForwardedHeaders, Via};
 
 use super::lookup;
-use crate::config::{ForwardedHeaders, Via};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");

@@ -19,15 +19,13 @@ use http::{
     header::{CONTENT_LENGTH, EXPECT, UPGRADE, VIA},
     request::Parts,
 };
+use tidegate_config::{Underscores, Via};
 
 use super::{
     forwarded::{ForwardingHeaders, is_proxy_header},
     hop_by_hop, lookup, target,
 };
-use crate::{
-    config::{Underscores, Via},
-    listener::proxy::{error::ProxyError, runtime::RuntimeConfig},
-};
+use crate::listener::proxy::{error::ProxyError, runtime::RuntimeConfig};
 
 /// The number of `Via` elements with our pseudonym that makes a request a loop. Two or three tiers
 /// of proxies may share a pseudonym.

@@ -1,6 +1,12 @@
 //! Routing and load balancing: picks the upstream for a request, and its least loaded endpoint.
 
-use std::{sync::{Arc, atomic::{AtomicUsize, Ordering}}, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use http::{header::HOST, request::Parts, uri::Scheme};
@@ -8,8 +14,15 @@ use tidegate::Clock;
 use tidegate_core::{Cost, Request, When};
 use tidegate_net::Tasks;
 
-use super::{endpoint::{Endpoint, EndpointSettings}, health_check, tls::{TrustAnchorError, connector}};
-use crate::{config, listener::proxy::{access_log::LoggedUpstream, concurrency::UpstreamConcurrency, error::ProxyError, metrics::UpstreamMetrics, runtime::RuntimeConfig}};
+use super::{
+    endpoint::{Endpoint, EndpointSettings},
+    health_check,
+    tls::{TrustAnchorError, connector},
+};
+use crate::listener::proxy::{
+    access_log::LoggedUpstream, concurrency::UpstreamConcurrency, error::ProxyError,
+    metrics::UpstreamMetrics, runtime::RuntimeConfig,
+};
 
 /// All upstreams, in configuration order.
 #[derive(Debug, Default)]
@@ -40,12 +53,12 @@ impl Upstreams {
     ///
     /// The trust anchors for TLS cannot be loaded.
     pub(crate) fn inheriting_from(
-        settings: &[config::Upstream],
+        settings: &[tidegate_config::Upstream],
         workers: usize,
         previous: &Self,
         clock: &Clock,
     ) -> Result<Self, TrustAnchorError> {
-        let upstream = |settings: &config::Upstream| {
+        let upstream = |settings: &tidegate_config::Upstream| {
             let previous = previous
                 .iter()
                 .find(|unchanged| unchanged.name == settings.name);
@@ -132,7 +145,7 @@ impl Upstreams {
 
 impl Upstream {
     fn inheriting_from(
-        settings: &config::Upstream,
+        settings: &tidegate_config::Upstream,
         workers: usize,
         previous: Option<&Self>,
         clock: &Clock,
@@ -144,7 +157,7 @@ impl Upstream {
             Scheme::HTTP
         };
         let endpoint_settings = Arc::new(EndpointSettings::of(settings));
-        let endpoint = |url: config::Url| {
+        let endpoint = |url: tidegate_config::Url| {
             let mut unchanged = previous.iter().flat_map(|previous| &previous.endpoints);
             let unchanged =
                 unchanged.find(|endpoint| endpoint.is_same(&url, settings, tls.as_ref()));

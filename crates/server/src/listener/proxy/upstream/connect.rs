@@ -3,6 +3,7 @@
 use std::io;
 
 use rustls::pki_types::ServerName;
+use tidegate_config::Proxy;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -12,7 +13,6 @@ use super::{
     h1::{Http1Connection, Socket},
     h2::Http2Connection,
 };
-use crate::config::Proxy;
 
 /// Connects to `endpoint`.
 pub(crate) async fn connect(endpoint: &Endpoint, settings: &Proxy) -> io::Result<Protocol> {

@@ -15,6 +15,7 @@ use hyper::{
     Request, Response,
     body::{Body as _, Frame},
 };
+use tidegate_config::{Proxy, Timeouts};
 use tidegate_net::LazyTimer;
 use tokio::time::{Instant, timeout_at};
 
@@ -25,15 +26,12 @@ use super::{
     h2::{Http2Connection, StreamSlot},
     retry::is_repeatable,
 };
-use crate::{
-    config::{Proxy, Timeouts},
-    listener::proxy::{
-        downstream::write_stall::WatchedBody,
-        error::ProxyError,
-        headers::forwarded::ForwardingHeaders,
-        request_body::{Upload, UploadProgress},
-        response_body::ResponseSource,
-    },
+use crate::listener::proxy::{
+    downstream::write_stall::WatchedBody,
+    error::ProxyError,
+    headers::forwarded::ForwardingHeaders,
+    request_body::{Upload, UploadProgress},
+    response_body::ResponseSource,
 };
 
 /// An upstream connection in the hands of one request.
@@ -411,8 +409,9 @@ async fn with_head_timeout<A>(
 mod tests {
     use std::{future::pending, time::Duration};
 
+    use tidegate_config::Config;
+
     use super::*;
-    use crate::config::Config;
 
     #[tokio::test(start_paused = true)]
     async fn the_response_timeout_starts_at_the_end_of_the_request() {

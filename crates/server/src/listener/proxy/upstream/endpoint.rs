@@ -10,6 +10,7 @@ use std::{
 
 use arc_swap::{ArcSwap, Guard};
 use rustls::ClientConfig;
+use tidegate_config::{Ejection, HealthCheck, Scheme, Upstream, Url};
 
 use super::{
     connection::UpstreamConnection,
@@ -17,7 +18,6 @@ use super::{
     pool::{ConnectionPool, reap_idle},
     tls::UpstreamTls,
 };
-use crate::config::{Ejection, HealthCheck, Scheme, Upstream, Url};
 
 /// An endpoint of an upstream.
 #[derive(Debug)]

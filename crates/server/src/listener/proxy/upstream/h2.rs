@@ -29,6 +29,7 @@ use hyper::{
     rt::Executor,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tidegate_config::Proxy;
 use tidegate_net::WriteTimeoutStream;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -36,13 +37,10 @@ use tokio::{
 };
 
 use super::interim::InterimLimitStream;
-use crate::{
-    config::Proxy,
-    listener::proxy::{
-        downstream::write_stall::{WatchedBody, with_write_timeout},
-        headers::lookup,
-        request_body::Upload,
-    },
+use crate::listener::proxy::{
+    downstream::write_stall::{WatchedBody, with_write_timeout},
+    headers::lookup,
+    request_body::Upload,
 };
 
 /// The maximum number of concurrent streams per connection, even if the upstream allows more.

@@ -15,13 +15,11 @@ use std::{
 
 use arc_swap::ArcSwap;
 use http::{HeaderValue, Request, header};
+use tidegate_config::{HealthCheck, Proxy};
 use tokio::time::{sleep, timeout};
 
 use super::{connect, connection::Protocol, endpoint::Endpoint, outlier::with_causes};
-use crate::{
-    config::{HealthCheck, Proxy},
-    listener::proxy::{headers::target, request_body::Upload, runtime::RuntimeConfig},
-};
+use crate::listener::proxy::{headers::target, request_body::Upload, runtime::RuntimeConfig};
 
 /// Runs active health checks of an endpoint, until it is gone or its checks are no longer
 /// configured. Each check uses the settings in force at that time.
@@ -120,8 +118,8 @@ fn check_request(endpoint: &Endpoint, check: &HealthCheck) -> io::Result<Request
     }
     let (mut head, body) = request.into_parts();
     let scheme = match endpoint.url.scheme {
-        crate::config::Scheme::Http => http::uri::Scheme::HTTP,
-        crate::config::Scheme::Https => http::uri::Scheme::HTTPS,
+        tidegate_config::Scheme::Http => http::uri::Scheme::HTTP,
+        tidegate_config::Scheme::Https => http::uri::Scheme::HTTPS,
     };
     target::to_http2(&mut head, &scheme).map_err(|_| io::Error::other("the host is invalid"))?;
     Ok(Request::from_parts(head, body))

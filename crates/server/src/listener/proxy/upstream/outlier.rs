@@ -18,16 +18,14 @@ use std::{
     },
 };
 
+use tidegate_config::Ejection;
 use tokio::time::{Instant, sleep};
 
 use super::{
     endpoint::{Endpoint, EndpointSettings},
     failure_log::{FailureLog, LogDecision},
 };
-use crate::{
-    config::Ejection,
-    listener::proxy::{error::ProxyError, request_body::EARLY_ENDS},
-};
+use crate::listener::proxy::{error::ProxyError, request_body::EARLY_ENDS};
 
 // Bits of `EndpointHealth::unavailable`.
 const EJECTED: u8 = 1;

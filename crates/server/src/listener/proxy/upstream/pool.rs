@@ -12,10 +12,10 @@ use std::{
     time::Duration,
 };
 
+use tidegate_config::Timeouts;
 use tokio::time::{Instant, sleep};
 
 use super::{connection::UpstreamConnection, endpoint::Endpoint};
-use crate::config::Timeouts;
 
 /// The longest interval between two runs of the idle reaper. A reload may shorten the idle timeout,
 /// and the reaper has to notice.

@@ -6,8 +6,6 @@ use std::{path::PathBuf, sync::Arc};
 use rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider};
 use tidegate_net::roots;
 
-use crate::config;
-
 /// Why TLS to an upstream cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -51,10 +49,10 @@ impl PartialEq for UpstreamTls {
 /// Loads the trust anchors of an upstream and returns its TLS client settings; `None` if all of its
 /// URLs are plain `http`.
 pub(crate) fn connector(
-    upstream: &config::Upstream,
+    upstream: &tidegate_config::Upstream,
 ) -> Result<Option<UpstreamTls>, TrustAnchorError> {
     let mut urls = upstream.urls.iter();
-    if urls.all(|url| url.scheme == config::Scheme::Http) {
+    if urls.all(|url| url.scheme == tidegate_config::Scheme::Http) {
         return Ok(None);
     }
     let roots = match &upstream.ca {
@@ -79,7 +77,7 @@ pub(crate) fn connector(
     }))
 }
 
-fn of_the_system(upstream: &config::Upstream) -> Result<RootCertStore, TrustAnchorError> {
+fn of_the_system(upstream: &tidegate_config::Upstream) -> Result<RootCertStore, TrustAnchorError> {
     let mut roots = RootCertStore::empty();
     // Certificates that do not parse are skipped, as most TLS clients do.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

@@ -3,10 +3,10 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use proptest::prelude::*;
-use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tokio::{io::DuplexStream, time::Instant};
 use tidegate::Clock;
+use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_net::{Bounds, Shutdown};
+use tokio::{io::DuplexStream, time::Instant};
 
 use super::*;
 use crate::listener::resp::{bounds::OUTPUT_BYTES, transcript};

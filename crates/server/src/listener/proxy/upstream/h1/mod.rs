@@ -25,6 +25,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode};
 use hyper::body::Frame;
+use tidegate_config::Proxy;
 use tidegate_net::WriteTimeoutStream;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
@@ -41,12 +42,9 @@ use self::{
     request_writer::WriteError,
 };
 use super::MAX_INTERIM_RESPONSES;
-use crate::{
-    config::Proxy,
-    listener::proxy::{
-        headers::{forwarded::ForwardingHeaders, hop_by_hop},
-        request_body::Upload,
-    },
+use crate::listener::proxy::{
+    headers::{forwarded::ForwardingHeaders, hop_by_hop},
+    request_body::Upload,
 };
 
 /// The minimum and maximum size of a read, in bytes: a head with a small body, and a fast download.
@@ -439,10 +437,10 @@ fn malformed(problem: Malformed) -> io::Error {
 mod tests {
     use std::future::poll_fn;
 
+    use tidegate_config::Config;
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::config::Config;
 
     #[tokio::test]
     async fn a_connection_that_cannot_be_probed_is_not_open() {

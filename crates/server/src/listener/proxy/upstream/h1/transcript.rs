@@ -12,13 +12,11 @@ use std::{
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::{HeaderMap, Method, Request, Response};
+use tidegate_config::Proxy;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{Http1Connection, Socket};
-use crate::{
-    config::Proxy,
-    listener::proxy::{headers::hop_by_hop, request_body::Upload},
-};
+use crate::listener::proxy::{headers::hop_by_hop, request_body::Upload};
 
 /// A connection to an upstream that sends scripted bytes.
 #[derive(Debug)]
@@ -149,8 +147,9 @@ impl AsyncWrite for ScriptedSocket {
 
 #[cfg(test)]
 mod tests {
+    use tidegate_config::Config;
+
     use super::*;
-    use crate::config::Config;
 
     #[test]
     fn a_response_is_parsed_however_it_is_split() {

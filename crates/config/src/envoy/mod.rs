@@ -1,0 +1,187 @@
+//! `envoy`: Envoy's rate limit service, with rules in the file format of envoyproxy/ratelimit.
+
+mod settings;
+
+use std::{path::PathBuf, sync::Arc};
+
+pub use settings::{HeaderNames, Ratio, Settings, StoreFailure};
+
+use super::{
+    report::Report,
+    store,
+    value::{Fields, Shape, Value},
+};
+
+/// The location of a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigFiles {
+    /// A file, or a folder that is read recursively. Names that begin with a dot are ignored,
+    /// because a Kubernetes ConfigMap keeps previous versions under such names.
+    pub path: PathBuf,
+    /// Whether several files may define the same domain.
+    pub merging: DomainFiles,
+}
+
+/// Whether several files may define the same domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DomainFiles {
+    /// Each domain has one file; a second one is a mistake.
+    #[default]
+    One,
+    /// The files of a domain are merged, in the order of their names.
+    Merged,
+}
+
+/// The configured rate limit service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Envoy {
+    /// `envoy.config` and `envoy.merge_domains`: the files with its rules.
+    pub folder: ConfigFiles,
+    /// The other keys: how it responds.
+    pub settings: Settings,
+    /// `envoy.start_without_config`: whether to start even if its rules cannot be loaded, and
+    /// respond with errors until they can; default false.
+    pub start_without_config: bool,
+}
+
+impl Envoy {
+    /// Creates a service with the rules in `folder` and default settings.
+    #[must_use]
+    pub fn new(folder: ConfigFiles) -> Self {
+        Self {
+            folder,
+            settings: Settings::default(),
+            start_without_config: false,
+        }
+    }
+}
+
+const FIELDS: &[&str] = &[
+    "config",
+    "merge_domains",
+    "start_without_config",
+    "healthy_with_a_domain",
+    "shadow_mode",
+    "quota_mode",
+    "near_limit_ratio",
+    "response_headers",
+    "dynamic_metadata",
+    "stop_increment",
+    "local_cache",
+    "store_failure",
+];
+
+pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
+    let value = file.get("envoy")?;
+    let what = "a map such as {config: /etc/tidegate/envoy}";
+    let fields = value.fields(report, what, FIELDS)?;
+    let mut flag = |name| {
+        fields
+            .get(name)
+            .is_some_and(|value| value.flag(report).unwrap_or(false))
+    };
+    let merging = if flag("merge_domains") {
+        DomainFiles::Merged
+    } else {
+        DomainFiles::One
+    };
+    let start_without_config = flag("start_without_config");
+    let settings = Settings {
+        shadow_mode: flag("shadow_mode"),
+        quota_mode: flag("quota_mode"),
+        dynamic_metadata: flag("dynamic_metadata"),
+        stop_increment: flag("stop_increment"),
+        healthy_with_a_domain: flag("healthy_with_a_domain"),
+        near_limit_ratio: ratio(&fields, report),
+        response_headers: response_headers(&fields, report),
+        local_cache_bytes: local_cache(&fields, report),
+        store_failure: store_failure(&fields, report),
+    };
+    let path = config(&fields, report)?;
+    Some(Envoy {
+        folder: ConfigFiles { path, merging },
+        settings,
+        start_without_config,
+    })
+}
+
+fn config(fields: &Fields<'_>, report: &mut Report) -> Option<PathBuf> {
+    let Some(value) = fields.get("config") else {
+        fields.wrong(
+            report,
+            "config",
+            "is missing; name the file or folder with envoyproxy/ratelimit's configuration",
+        );
+        return None;
+    };
+    let text = value.text(report, "the path of a file or a folder")?;
+    store::path_of(value, text, report)
+}
+
+fn ratio(fields: &Fields<'_>, report: &mut Report) -> Ratio {
+    let ratio = fields.get("near_limit_ratio").and_then(|value| {
+        let what = "a share from 0 to 1 with at most six decimal places, such as 0.8";
+        let ratio = value.text(report, what).and_then(Ratio::parse);
+        if ratio.is_none() && value.scalar().is_some() {
+            value.expected(report, what);
+        }
+        ratio
+    });
+    ratio.unwrap_or_default()
+}
+
+/// Reads `response_headers`. `true` sends the headers of the IETF draft; a map renames them.
+fn response_headers(fields: &Fields<'_>, report: &mut Report) -> Option<HeaderNames> {
+    let value = fields.get("response_headers")?;
+    if let Shape::Scalar | Shape::List = value.shape() {
+        return value
+            .flag(report)
+            .unwrap_or(false)
+            .then(HeaderNames::default);
+    }
+    let names = value.fields(
+        report,
+        "true, or a map of names",
+        &["limit", "remaining", "reset"],
+    )?;
+    let default = HeaderNames::default();
+    let mut name = |field, default: Arc<str>| {
+        let read = names
+            .get(field)
+            .and_then(|value| header_name(value, report));
+        read.unwrap_or(default)
+    };
+    Some(HeaderNames {
+        limit: name("limit", default.limit),
+        remaining: name("remaining", default.remaining),
+        reset: name("reset", default.reset),
+    })
+}
+
+fn header_name(value: &Value<'_>, report: &mut Report) -> Option<Arc<str>> {
+    let text = value.text(report, "the name of a header")?;
+    if http::HeaderName::try_from(text).is_err() {
+        value.expected(report, "the name of a header");
+        return None;
+    }
+    Some(text.into())
+}
+
+fn store_failure(fields: &Fields<'_>, report: &mut Report) -> StoreFailure {
+    let choices = [
+        ("answer", StoreFailure::Answer),
+        ("error", StoreFailure::Error),
+    ];
+    let chosen = fields
+        .get("store_failure")
+        .and_then(|value| value.choice(report, &choices));
+    chosen.unwrap_or_default()
+}
+
+fn local_cache(fields: &Fields<'_>, report: &mut Report) -> usize {
+    let bytes = fields
+        .get("local_cache")
+        .and_then(|value| store::size(value, report));
+    bytes.unwrap_or(0)
+}

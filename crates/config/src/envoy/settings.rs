@@ -1,0 +1,153 @@
+//! Settings that apply to every request, independent of the rules.
+
+use std::{fmt, sync::Arc};
+
+/// The settings of the service, named as in the `envoy` section of the rules file. The default is
+/// the behavior of envoyproxy/ratelimit without any settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Responds OK whatever the descriptors' results. The statuses still show them.
+    pub shadow_mode: bool,
+    /// Treats every descriptor without an unlimited rule as if its rule were in quota mode.
+    pub quota_mode: bool,
+    /// The share of a limit from which hits count as near the limit, in metrics.
+    pub near_limit_ratio: Ratio,
+    /// The names of the headers with the limit, the remaining hits and the reset time; `None` sends
+    /// none.
+    pub response_headers: Option<HeaderNames>,
+    /// Whether responses carry dynamic metadata.
+    pub dynamic_metadata: bool,
+    /// Whether a request that is over some of its limits is charged to those only, and not to the
+    /// limits that it is within.
+    pub stop_increment: bool,
+    /// Whether the service is healthy only once it has a domain.
+    pub healthy_with_a_domain: bool,
+    /// The maximum size of the local cache of exceeded limits, in bytes; 0 disables it.
+    pub local_cache_bytes: usize,
+    /// The response while the store is unavailable.
+    pub store_failure: StoreFailure,
+}
+
+/// The response while the store is unavailable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoreFailure {
+    /// A response according to the store's failure policy.
+    #[default]
+    Answer,
+    /// An error, so that Envoy applies its own failure mode.
+    Error,
+}
+
+/// The names of the rate limit headers in responses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderNames {
+    /// The limit per unit; default `RateLimit-Limit`.
+    pub limit: Arc<str>,
+    /// The remaining hits; default `RateLimit-Remaining`.
+    pub remaining: Arc<str>,
+    /// Seconds until the limit is fully available again; default `RateLimit-Reset`.
+    pub reset: Arc<str>,
+}
+
+impl Default for HeaderNames {
+    fn default() -> Self {
+        Self {
+            limit: "RateLimit-Limit".into(),
+            remaining: "RateLimit-Remaining".into(),
+            reset: "RateLimit-Reset".into(),
+        }
+    }
+}
+
+/// A ratio from 0 to 1, stored in millionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ratio(u32);
+
+impl Ratio {
+    const WHOLE: u32 = 1_000_000;
+
+    /// Parses a ratio such as `0.8`. Returns `None` if `text` is not a ratio or has more than six
+    /// decimal places.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+        if text.is_empty() {
+            return None;
+        }
+        let are_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        if !(are_digits(whole) && are_digits(decimals) && (1..=6).contains(&decimals.len())) {
+            return None;
+        }
+        let millionths: u32 = format!("{decimals:0<6}").parse().ok()?;
+        let whole: u32 = if whole.is_empty() {
+            0
+        } else {
+            whole.parse().ok()?
+        };
+        let share = whole.checked_mul(Self::WHOLE)?.checked_add(millionths)?;
+        (share <= Self::WHOLE).then_some(Self(share))
+    }
+
+    /// Returns this share of `count`, rounded down.
+    #[must_use]
+    pub fn of(self, count: u64) -> u64 {
+        let share = u128::from(count) * u128::from(self.0) / u128::from(Self::WHOLE);
+        // The share is at most `count` itself.
+        u64::try_from(share).unwrap_or(count)
+    }
+}
+
+/// The default is 0.8, as in envoyproxy/ratelimit.
+impl Default for Ratio {
+    fn default() -> Self {
+        Self(800_000)
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let decimals = format!("{:06}", self.0 % Self::WHOLE);
+        let decimals = decimals.trim_end_matches('0');
+        let dot = if decimals.is_empty() { "" } else { "." };
+        write!(f, "{}{dot}{decimals}", self.0 / Self::WHOLE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_parsed_exactly() {
+        for (text, of_15, shown) in [
+            ("0.8", 12, "0.8"),
+            ("1", 15, "1"),
+            ("0", 0, "0"),
+            (".5", 7, "0.5"),
+            ("0.999999", 14, "0.999999"),
+        ] {
+            let ratio = Ratio::parse(text).unwrap();
+            assert_eq!(
+                (ratio.of(15), ratio.to_string().as_str()),
+                (of_15, shown),
+                "{text}"
+            );
+        }
+        for text in [
+            "",
+            ".",
+            "1.1",
+            "-0.5",
+            "0.8.1",
+            "0,8",
+            "1e-1",
+            "0.1234567",
+            "99999999999",
+        ] {
+            assert_eq!(Ratio::parse(text), None, "{text}");
+        }
+        assert_eq!(Ratio::default(), Ratio::parse("0.8").unwrap());
+        assert_eq!(Ratio::parse("1").unwrap().of(u64::MAX), u64::MAX);
+    }
+}

@@ -1,0 +1,468 @@
+//! Parses and validates the rules file.
+//!
+//! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path and
+//! its line. The result needs no further validation: addresses are parsed, limits are built and
+//! rules are indexed. Parsing reads no environment variables and opens no files or sockets; the
+//! code that starts the server does.
+
+mod conditions;
+pub mod envoy;
+mod geoip;
+mod grpc;
+mod identity;
+pub mod limits;
+mod lint;
+mod listen;
+mod proxy;
+pub mod quota;
+mod quotas;
+mod redis;
+pub mod report;
+mod response_cost;
+mod rules;
+mod shutdown;
+mod store;
+pub mod value;
+pub mod yaml;
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use quota::QuotaRule;
+use report::Report;
+use tidegate_core::{MemoryBounds, RuleSet, Span};
+use tidegate_identity::{DerivedEntry, GeoIpField, GeoIpSource, Trust};
+use tidegate_net::{Exempt, TlsFiles};
+use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
+use value::Value;
+use yaml::Dialect;
+
+pub use conditions::entry_name;
+pub use envoy::Envoy;
+pub use listen::open_listener;
+pub use proxy::{
+    AccessLog, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, MinRate, Proxy,
+    Scheme, Slow, Timeouts, Underscores, Upstream, Url, Via,
+};
+pub use redis::{Password, RedisConfig};
+pub use shutdown::Shutdown;
+
+/// The maximum size of a rules file, in bytes.
+pub const MAX_FILE_BYTES: usize = 16 << 20;
+
+/// The top-level keys of the file.
+const SECTIONS: &[&str] = &[
+    "listen", "store", "defaults", "headers", "clients", "entries", "geoip", "admin", "grpc",
+    "envoy", "allow", "rules", "quotas", "proxy", "shutdown",
+];
+
+/// The parsed rules file. The default is the configuration of an empty file: every listener on its
+/// default port, the memory store, no rules.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Config {
+    /// `listen`: the addresses of the listeners.
+    pub listen: Listen,
+    /// `listen`: connection limits, TLS and authentication of the listeners.
+    pub listeners: Listeners,
+    /// `store.memory`: the bounds of the memory store.
+    pub memory: MemoryBounds,
+    /// `store.memory.snapshot`: where counters are persisted across restarts; `None` disables
+    /// persistence.
+    pub snapshot: Option<Snapshot>,
+    /// `store.redis`: the Redis servers that several nodes share their counts in; `None` keeps the
+    /// counts in this process.
+    pub redis: Option<RedisConfig>,
+    /// `headers`: which rate limit headers responses carry.
+    pub headers: Headers,
+    /// `grpc`: connection settings of the gRPC listener.
+    pub grpc: Grpc,
+    /// `shutdown`: timing of the graceful shutdown.
+    pub shutdown: Shutdown,
+    /// `clients` and `entries`: how the client of a request is identified.
+    pub identity: Identity,
+    /// `geoip`: the GeoIP databases, and what each one provides. Paths are relative to the working
+    /// directory of the server.
+    pub geoip: Vec<(GeoIpField, PathBuf)>,
+    /// `admin`: the token that the admin listener requires.
+    pub admin_token: AdminToken,
+    /// `envoy`: Envoy's rate limit service; `None` without the section.
+    pub envoy: Option<Envoy>,
+    /// `rules` and `allow`, indexed and ready for decisions.
+    pub rules: RuleSet,
+    /// `quotas`: limits that are divided among the Envoys that enforce them (RLQS).
+    pub quotas: Vec<QuotaRule>,
+    /// `proxy`: the reverse proxy; `None` without the section.
+    pub proxy: Option<Proxy>,
+    /// Settings that are valid but probably do not do what their author expects.
+    pub warnings: Vec<Mistake>,
+}
+
+/// The listener addresses. `None` disables a listener (`off`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listen {
+    /// `listen.http`: rate limit checks and forward-auth; default `127.0.0.1:8080`.
+    pub http: Option<SocketAddr>,
+    /// `listen.grpc`: Envoy's rate limit services; default `127.0.0.1:8081`.
+    pub grpc: Option<SocketAddr>,
+    /// `listen.resp`: the Redis protocol (RESP); default `127.0.0.1:6380`.
+    pub resp: Option<SocketAddr>,
+    /// `listen.admin`: health, metrics, blocked keys; default `127.0.0.1:8082`. An address that
+    /// other machines can reach is rejected unless an admin token is set.
+    pub admin: Option<SocketAddr>,
+}
+
+impl Listen {
+    /// Returns the listeners with their names.
+    fn listeners(&self) -> [(&'static str, Option<SocketAddr>); 4] {
+        [
+            ("http", self.http),
+            ("grpc", self.grpc),
+            ("resp", self.resp),
+            ("admin", self.admin),
+        ]
+    }
+}
+
+/// The settings of a listener, written when its value is a map instead of a plain address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listener {
+    /// `max_connections`: the maximum number of open connections, 1 to 1,000,000; default 10,000,
+    /// and 128 for the admin listener.
+    pub max_connections: usize,
+    /// `max_connections_per_client`: the maximum per client address (IPv6: per /64), at least 1;
+    /// default 1,000, and 128 for the admin listener.
+    pub max_connections_per_client: usize,
+    /// `idle_timeout`: how long a connection may be idle between two requests; `None` is the
+    /// default of the listener.
+    pub idle_timeout: Option<Duration>,
+    /// `tls`, for the HTTP and RESP listeners: the certificate; `None` is plaintext.
+    pub tls: Option<TlsFiles>,
+    /// `username`, for the RESP listener: the user that `AUTH` must name; `None` is `default`.
+    pub username: Option<String>,
+    /// `hosts`, for the HTTP and admin listeners: the host names that browsers may use besides
+    /// `localhost`, in lower case.
+    pub hosts: Vec<String>,
+    /// `token` and `token_env` of the HTTP listener, `password` and `password_env` of the RESP
+    /// listener.
+    pub credential: Password,
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        Self {
+            max_connections: 10_000,
+            max_connections_per_client: 1_000,
+            idle_timeout: None,
+            tls: None,
+            username: None,
+            hosts: Vec::new(),
+            credential: Password::None,
+        }
+    }
+}
+
+/// The settings of all listeners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listeners {
+    /// `listen.http`.
+    pub http: Listener,
+    /// `listen.grpc`. Its TLS settings are under `grpc`.
+    pub grpc: Listener,
+    /// `listen.resp`.
+    pub resp: Listener,
+    /// `listen.admin`. Its token is under `admin`.
+    pub admin: Listener,
+}
+
+impl Default for Listeners {
+    fn default() -> Self {
+        let admin = Listener {
+            max_connections: 128,
+            max_connections_per_client: 128,
+            ..Listener::default()
+        };
+        Self {
+            http: Listener::default(),
+            grpc: Listener::default(),
+            resp: Listener::default(),
+            admin,
+        }
+    }
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        let loopback = |port| Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        Self {
+            http: loopback(8080),
+            grpc: loopback(8081),
+            resp: loopback(6380),
+            admin: loopback(8082),
+        }
+    }
+}
+
+/// Connection settings of the gRPC listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grpc {
+    /// `grpc.tls`: the certificate of the listener; `None` is HTTP/2 over plaintext (h2c).
+    pub tls: Option<TlsFiles>,
+    /// `grpc.keep_alive`: the interval of keep-alive pings; default 30 s.
+    pub keep_alive: Duration,
+    /// `grpc.keep_alive_timeout`: how long a client may take to answer a ping; default 10 s.
+    pub keep_alive_timeout: Duration,
+    /// `grpc.max_connection_age`: the age at which a client is asked to reconnect, with ±10 %
+    /// jitter; default one day.
+    pub max_connection_age: Duration,
+    /// `grpc.max_connection_age_grace`: how long calls in progress may continue after that; default
+    /// one hour.
+    pub max_connection_age_grace: Duration,
+    /// `grpc.max_streams`: the maximum number of concurrent calls on one connection; default 1,000.
+    pub max_streams: u32,
+}
+
+impl Default for Grpc {
+    fn default() -> Self {
+        Self {
+            tls: None,
+            keep_alive: Duration::from_secs(30),
+            keep_alive_timeout: Duration::from_secs(10),
+            max_connection_age: Duration::from_secs(86_400),
+            max_connection_age_grace: Duration::from_secs(3_600),
+            max_streams: 1_000,
+        }
+    }
+}
+
+/// Where and how often counters are persisted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The file. Relative to the working directory of the server.
+    pub path: PathBuf,
+    /// The interval between writes; default 30 s. The file is also written at shutdown.
+    pub every: Span,
+}
+
+/// Which rate limit headers responses carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headers {
+    /// `headers.ratelimit`: `RateLimit` and `RateLimit-Policy`; default true.
+    pub ratelimit: bool,
+    /// `headers.legacy`: the three `X-RateLimit-*` headers; default off.
+    pub legacy: LegacyHeaders,
+    /// `headers.rule_names`: whether headers and denials reveal rule names to clients; default
+    /// false.
+    pub rule_names: bool,
+}
+
+impl Default for Headers {
+    fn default() -> Self {
+        Self {
+            ratelimit: true,
+            legacy: LegacyHeaders::Off,
+            rule_names: false,
+        }
+    }
+}
+
+impl Headers {
+    /// Returns a writer of the headers that are enabled.
+    #[must_use]
+    pub fn writer(self) -> HeaderWriter {
+        let legacy = match self.legacy {
+            LegacyHeaders::Off => Legacy::Off,
+            LegacyHeaders::Delta => Legacy::Delta,
+            LegacyHeaders::Epoch => Legacy::Epoch,
+        };
+        let names = if self.rule_names {
+            RuleNames::Shown
+        } else {
+            RuleNames::Hidden
+        };
+        HeaderWriter::new(self.ratelimit, legacy).with_rule_names(names)
+    }
+}
+
+/// How the client of a request is identified.
+#[derive(Clone, Debug, Default)]
+pub struct Identity {
+    /// `clients`: which proxies are trusted to report the client's address. By default only the
+    /// proxy that sends the forward-auth request is trusted.
+    pub trust: Trust,
+    /// `entries`: entries that are derived from a part of another entry, by name.
+    pub derived: Vec<(Box<str>, DerivedEntry)>,
+    /// The GeoIP lookup. [`Config::parse`] leaves it `None`; the code that starts the server opens
+    /// the `geoip` databases and sets it.
+    pub geoip: Option<Arc<dyn GeoIpSource>>,
+}
+
+impl Identity {
+    /// Returns which peers are exempt from the connection limit per client: trusted proxies, because
+    /// they carry many clients.
+    #[must_use]
+    pub fn exempt(self: &Arc<Self>) -> Exempt {
+        let identity = Arc::clone(self);
+        Arc::new(move |peer| identity.trust.is_trusted(peer))
+    }
+}
+
+/// The form of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LegacyHeaders {
+    /// The headers are not sent.
+    #[default]
+    Off,
+    /// Seconds from now, rounded up.
+    Delta,
+    /// Seconds since the Unix epoch, rounded up.
+    Epoch,
+}
+
+/// The token that a client of the admin listener must send.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub enum AdminToken {
+    /// None is required: the listener is on loopback.
+    #[default]
+    None,
+    /// `admin.token`: this token.
+    Literal(String),
+    /// `admin.token_env`: the token in the environment variable of this name. The code that starts
+    /// the server must read it, and must abort the start if the variable is not set.
+    Env(String),
+}
+
+/// Hides the token, because `Debug` output may reach logs.
+impl fmt::Debug for AdminToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::Literal(_) => f.write_str("Literal(…)"),
+            Self::Env(name) => f.debug_tuple("Env").field(name).finish(),
+        }
+    }
+}
+
+/// A mistake or a warning in the rules file: where it is, and how to fix it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// The path of the value, such as `rules[2].limits[0].refill`; empty for the file as a whole.
+    pub path: String,
+    /// The line, from 1; `None` if the problem has no line.
+    pub line: Option<usize>,
+    /// The expected and the actual value.
+    pub message: String,
+}
+
+impl Mistake {
+    /// Returns the code of a warning, such as `no-match`, with which its message begins. Returns
+    /// `None` for a mistake and for a warning without a code.
+    #[must_use]
+    pub fn code(&self) -> Option<&str> {
+        let (code, _) = self.message.split_once(": ")?;
+        let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        (code.contains('-') && code.bytes().all(is_part)).then_some(code)
+    }
+
+    /// Returns the problem, without the code and the advice.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        let text = self.text();
+        text.split_once("; ").map_or(text, |(problem, _)| problem)
+    }
+
+    /// Returns the advice in the message on how to fix it, if it has any.
+    #[must_use]
+    pub fn advice(&self) -> Option<&str> {
+        self.text().split_once("; ").map(|(_, advice)| advice)
+    }
+
+    fn text(&self) -> &str {
+        let code = self.code().and_then(|code| self.message.strip_prefix(code));
+        code.and_then(|rest| rest.strip_prefix(": "))
+            .unwrap_or(&self.message)
+    }
+}
+
+/// Writes, for example, `rules[2].limits[0].refill (line 31): expected a rate such as 20/min`.
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.path.as_str(), self.line) {
+            ("", None) => f.write_str(&self.message),
+            ("", Some(line)) => write!(f, "line {line}: {}", self.message),
+            (path, None) => write!(f, "{path}: {}", self.message),
+            (path, Some(line)) => write!(f, "{path} (line {line}): {}", self.message),
+        }
+    }
+}
+
+impl Config {
+    /// Parses the text of a rules file.
+    ///
+    /// # Errors
+    ///
+    /// Returns every mistake, sorted by line: invalid YAML, an unknown or repeated key, a missing
+    /// or ill-typed value, a limit that cannot work. The list is never empty.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_config::Config;
+    ///
+    /// let config = Config::parse("listen: {http: 127.0.0.1:8000, resp: off}").unwrap();
+    /// assert_eq!(config.listen.http, Some(([127, 0, 0, 1], 8000).into()));
+    /// assert_eq!(config.listen.resp, None);
+    ///
+    /// let mistakes = Config::parse("lisen: {}\nrules: 5\n").unwrap_err();
+    /// assert_eq!(mistakes[0].to_string(), "lisen (line 1): unknown key `lisen`; did you mean `listen`?");
+    /// assert_eq!(mistakes[1].to_string(), "rules (line 2): expected a list of rules, got the number 5");
+    /// ```
+    pub fn parse(text: &str) -> Result<Self, Vec<Mistake>> {
+        if text.len() > MAX_FILE_BYTES {
+            let message = format!(
+                "{} bytes are over the maximum of {MAX_FILE_BYTES}",
+                text.len()
+            );
+            return Err(vec![Mistake {
+                path: String::new(),
+                line: None,
+                message,
+            }]);
+        }
+        let document = yaml::parse(text, Dialect::Strict).map_err(|mistake| vec![mistake])?;
+        let mut report = Report::default();
+        let mut config = Self::default();
+        if let Some(file) =
+            Value::root(&document.root).fields(&mut report, "a map of settings", SECTIONS)
+        {
+            config.admin_token = listen::admin_token(&file, &mut report);
+            (config.listen, config.listeners) =
+                listen::listen(&file, &config.admin_token, &mut report);
+            let store = store::store(&file, &mut report);
+            (config.memory, config.snapshot, config.redis) =
+                (store.memory, store.snapshot, store.redis);
+            config.headers = listen::headers(&file, &mut report);
+            config.grpc = grpc::grpc(&file, &mut report);
+            listen::warn_of_open(&file, &config, &mut report);
+            config.envoy = envoy::envoy(&file, &mut report);
+            config.shutdown = shutdown::shutdown(&file, &mut report);
+            config.identity = identity::identity(&file, &mut report);
+            config.geoip = geoip::geoip(&file, &mut report);
+            config.rules = rules::rule_set(&file, &config.identity.derived, &mut report);
+            config.quotas = quotas::quotas(&file, &config.listen, &mut report);
+            config.proxy = proxy::proxy(&file, &config.listen, &config.rules, &mut report);
+            response_cost::check_seen(&file, &config.listen, &mut report);
+            lint::exact_path::warn(&file, &mut report);
+            lint::dead_conditions::warn(&file, &config, &mut report);
+        }
+        config.warnings = report.finish()?;
+        Ok(config)
+    }
+}

@@ -1,0 +1,246 @@
+//! Limits: shorthands such as `20/min`, and the full form with named fields.
+
+use tidegate_core::{
+    AlgorithmName, Anchor, Calendar, CalendarUnit, Limit, LimitSpec, RefillMode, notation,
+};
+
+use super::{
+    report::Report,
+    value::{Fields, Shape, Value},
+};
+
+/// The settings that a limit inherits from its rule or from the file.
+#[derive(Clone, Copy, Debug)]
+pub struct Fallback {
+    /// The algorithm.
+    pub algorithm: DefaultAlgorithm,
+    /// `soft`: the percentage that a limit may be exceeded by.
+    pub soft: Option<u32>,
+    /// `count_denied`: whether denied requests count.
+    pub count_denied: Option<bool>,
+}
+
+/// The algorithm of a limit that does not name one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultAlgorithm {
+    /// Not set: a sliding window whose form depends on the size of the limit.
+    BySize,
+    /// This one.
+    Named(AlgorithmName),
+    /// An algorithm was named that does not exist. This is reported already, and limits that depend
+    /// on it cannot be checked.
+    Unreadable,
+}
+
+impl DefaultAlgorithm {
+    /// Reads the field `algorithm` of `fields`. Returns `outer` if the field was not written.
+    pub(crate) fn read(fields: &Fields<'_>, outer: Self, report: &mut Report) -> Self {
+        match fields.get("algorithm") {
+            Some(value) => algorithm(value, report).map_or(Self::Unreadable, Self::Named),
+            None if fields.tries("algorithm") => Self::Unreadable,
+            None => outer,
+        }
+    }
+
+    fn name(self) -> Option<AlgorithmName> {
+        match self {
+            Self::Named(name) => Some(name),
+            Self::BySize | Self::Unreadable => None,
+        }
+    }
+}
+
+/// Reads a limit, or a list of limits.
+pub(crate) fn limits(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Vec<Limit> {
+    let items = value.one_or_more(report);
+    if items.is_empty() {
+        value.wrong(report, "must name at least one limit, such as 20/min");
+    }
+    items
+        .iter()
+        .filter_map(|item| limit(item, fallback, report))
+        .collect()
+}
+
+/// Reads the name of an algorithm.
+pub(crate) fn algorithm(value: &Value<'_>, report: &mut Report) -> Option<AlgorithmName> {
+    value.choice(report, &AlgorithmName::ALL)
+}
+
+/// Reads a percentage such as `10%`.
+pub(crate) fn percent(value: &Value<'_>, report: &mut Report) -> Option<u32> {
+    let what = "a percentage such as 10%";
+    let text = value.text(report, what)?;
+    let digits = text.strip_suffix('%').map(str::trim_end);
+    let digits = digits.filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let percent = digits.and_then(|digits| digits.parse().ok());
+    if percent.is_none() {
+        value.expected(report, what);
+    }
+    percent
+}
+
+/// Reads a limit.
+pub fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Option<Limit> {
+    let before = report.count();
+    let what = "a rate such as 20/min, or a map with the fields of a limit";
+    let (spec, fields) = match value.shape() {
+        Shape::Scalar => {
+            let name = fallback.algorithm.name();
+            let read = |text: &str| LimitSpec::parse_shorthand(text, name);
+            let spec = value.parsed(report, what, |text| read(text).map_err(|e| e.problem))?;
+            if fallback.algorithm == DefaultAlgorithm::Unreadable {
+                return None;
+            }
+            (spec, None)
+        }
+        Shape::List | Shape::Map => {
+            let fields = value.fields(report, what, &LimitSpec::FIELDS)?;
+            let (spec, algorithm) = full_form(&fields, fallback.algorithm, report);
+            if algorithm == DefaultAlgorithm::Unreadable {
+                return None;
+            }
+            (spec, Some(fields))
+        }
+    };
+    let spec = LimitSpec {
+        soft: spec.soft.or(fallback.soft),
+        count_denied: spec.count_denied.or(fallback.count_denied),
+        ..spec
+    };
+    build(
+        &spec,
+        (value, fields.as_ref()),
+        report.count() > before,
+        report,
+    )
+}
+
+/// Builds the limit of `spec`. It was read from `value` and, in the full form, from its `fields`.
+/// If `unread`, some fields could not be read; they are reported already, and are not reported
+/// again as missing.
+pub fn build(
+    spec: &LimitSpec,
+    (value, fields): (&Value<'_>, Option<&Fields<'_>>),
+    unread: bool,
+    report: &mut Report,
+) -> Option<Limit> {
+    let errors = match spec.build() {
+        Ok(limit) => return (!unread).then_some(limit),
+        Err(errors) => errors,
+    };
+    for error in errors {
+        match fields {
+            Some(fields)
+                if unread && error.problem == "is missing" && tried(fields, error.field) => {}
+            Some(fields) => fields.wrong(report, error.field, error.problem),
+            None => value.wrong(report, error.to_string()),
+        }
+    }
+    None
+}
+
+/// Returns whether a field is only missing because of a mistake that is reported already. Either
+/// the field itself or the anchor that would replace it could not be read.
+fn tried(fields: &Fields<'_>, field: &str) -> bool {
+    fields.tries(field) || (field == "window" && fields.tries("anchor"))
+}
+
+/// Reads the full form of a limit. Also returns where its algorithm comes from.
+#[must_use]
+pub fn full_form(
+    fields: &Fields<'_>,
+    fallback: DefaultAlgorithm,
+    report: &mut Report,
+) -> (LimitSpec, DefaultAlgorithm) {
+    let mut number = |name| fields.get(name).and_then(|value| value.number(report));
+    let (burst, capacity, limit) = (number("burst"), number("capacity"), number("limit"));
+    let mut rate = |name| {
+        let what = "a rate such as 20/min or 5/10s";
+        fields
+            .get(name)
+            .and_then(|value| value.parsed(report, what, notation::rate))
+    };
+    let (rate, refill, leak) = (rate("rate"), rate("refill"), rate("leak"));
+    let mut span = |name| {
+        let what = "a duration with its unit, such as 20s or 1d";
+        fields
+            .get(name)
+            .and_then(|value| value.parsed(report, what, notation::span))
+    };
+    let (window, lease) = (span("window"), span("lease"));
+    let mut flag = |name| fields.get(name).and_then(|value| value.flag(report));
+    let (queue, strict, count_denied) = (flag("queue"), flag("strict"), flag("count_denied"));
+    let algorithm = DefaultAlgorithm::read(fields, fallback, report);
+    let spec = LimitSpec {
+        algorithm: algorithm.name(),
+        rate,
+        burst,
+        capacity,
+        refill,
+        refill_mode: fields
+            .get("refill_mode")
+            .and_then(|value| value.choice(report, &RefillMode::ALL)),
+        leak,
+        queue,
+        limit,
+        window,
+        anchor: fields.get("anchor").and_then(|value| anchor(value, report)),
+        buckets: fields
+            .get("buckets")
+            .and_then(|value| value.small_number(report)),
+        strict,
+        lease,
+        soft: fields.get("soft").and_then(|value| percent(value, report)),
+        count_denied,
+    };
+    (spec, algorithm)
+}
+
+fn anchor(value: &Value<'_>, report: &mut Report) -> Option<Anchor> {
+    let names = [
+        ("epoch", AnchorName::Epoch),
+        ("first_request", AnchorName::FirstRequest),
+    ];
+    match value.shape() {
+        Shape::Scalar | Shape::List => value.choice(report, &names).map(|name| match name {
+            AnchorName::Epoch => Anchor::Epoch,
+            AnchorName::FirstRequest => Anchor::FirstRequest,
+        }),
+        Shape::Map => calendar(value, report).map(Anchor::Calendar),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum AnchorName {
+    Epoch,
+    FirstRequest,
+}
+
+fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
+    let before = report.count();
+    let fields = value.fields(report, "a calendar", &["calendar", "zone", "day"])?;
+    let unit = match fields.get("calendar") {
+        Some(unit) => unit.choice(report, &CalendarUnit::ALL),
+        None => {
+            fields.wrong(report, "calendar", "is missing; one of day, week, month");
+            None
+        }
+    };
+    let zone = fields.get("zone").map_or(Some("UTC"), |zone| {
+        zone.text(report, "a time zone such as Europe/Berlin")
+    });
+    let day = fields
+        .get("day")
+        .and_then(|day| day.small_number::<i8>(report));
+    // If the calendar unit is missing or wrong, assume the longest one. Values that fit no unit are
+    // then reported too.
+    let assumed = unit.unwrap_or(CalendarUnit::Month);
+    for error in Calendar::mistakes(assumed, zone.unwrap_or("UTC"), day) {
+        fields.wrong(report, error.field, error.problem);
+    }
+    if report.count() > before {
+        return None;
+    }
+    Calendar::new(unit?, zone?, day).ok()
+}

@@ -1,0 +1,320 @@
+//! Warns about patterns that readers take for something else: regular expressions for a part of a
+//! value, globs that end within a segment, and the path parameters of web frameworks.
+
+use tidegate_net::input::shown;
+
+use super::dead_conditions::NO_MATCH;
+
+use crate::conditions::Comparison;
+
+/// The codes of the warnings, for log searches.
+const WHOLE_VALUE: &str = "whole-value";
+const OPEN_END: &str = "open-end";
+
+/// Returns a warning for a `text` that `entry` is compared with, if it does not mean what it seems
+/// to.
+pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
+    let of_path = || match comparison {
+        Comparison::Is => query(text),
+        Comparison::Plain | Comparison::Route => query(text)
+            .or_else(|| parameter(comparison, text))
+            .or_else(|| open_glob(text)),
+        Comparison::Regex => query_expression(text)
+            .or_else(|| parameter(comparison, text))
+            .or_else(|| path_expression(text)),
+    };
+    let is_path = entry == "path";
+    let of_path = if is_path { of_path() } else { None };
+    of_path.or_else(|| part_expression(comparison, text))
+}
+
+/// Returns a warning for a path with a query, such as `/login?x=1`.
+fn query(text: &str) -> Option<String> {
+    let (path, _) = text.split_once('?').filter(|(path, _)| is_path(path))?;
+    // A text that is probably a regular expression has a warning of its own.
+    if path.contains(['(', '[', '\\']) {
+        return None;
+    }
+    Some(no_query(path))
+}
+
+/// Returns a warning for a regular expression that requires a query, such as `/login\?.*`.
+fn query_expression(text: &str) -> Option<String> {
+    let (path, _) = without_anchors(text).split_once("\\?")?;
+    (is_path(path) && is_literal(path)).then(|| no_query(path))
+}
+
+fn no_query(path: &str) -> String {
+    let path = shown(path);
+    format!(
+        "{NO_MATCH}: a path never contains the query; to match the path alone, write {{route: {path}}}; \
+         parameters of the query are the entries `query.NAME`"
+    )
+}
+
+/// Returns a warning for a segment that other software replaces by any value: `:id`, `{id}` or
+/// `<id>`.
+fn parameter(comparison: Comparison, text: &str) -> Option<String> {
+    let text = match comparison {
+        Comparison::Regex => without_anchors(text),
+        _ => text,
+    };
+    let found = text.split('/').find(|segment| is_parameter(segment))?;
+    let segments = text.split('/');
+    let globs = segments.map(
+        |segment| match (is_parameter(segment), segment.contains('*')) {
+            // `{*rest}` is any number of segments.
+            (true, true) => "**",
+            (true, false) => "*",
+            (false, _) => segment,
+        },
+    );
+    let glob = shown(&globs.collect::<Vec<_>>().join("/"));
+    let advice = match comparison {
+        Comparison::Route => format!("{{route: {glob}}}"),
+        _ => glob,
+    };
+    let found = shown(found);
+    Some(format!(
+        "{NO_MATCH}: `{found}` is compared literally, because paths have no parameters; write {advice}, in which \
+         `*` is one segment"
+    ))
+}
+
+fn is_parameter(segment: &str) -> bool {
+    let name = |open: &str, close: &str| {
+        let name = segment.strip_prefix(open)?.strip_suffix(close)?;
+        // Frameworks put a type (`<int:id>`) or an expression (`{id:[0-9]+}`) beside the name.
+        name.starts_with(|first: char| first.is_ascii_alphabetic() || matches!(first, '_' | '*'))
+            .then_some(())
+    };
+    let found = name(":", "").or_else(|| name("{", "}"));
+    found.or_else(|| name("<", ">")).is_some()
+}
+
+/// Returns a warning for a glob such as `/login*`, which matches `/loginadmin` and not
+/// `/login/reset`.
+fn open_glob(text: &str) -> Option<String> {
+    let path = text.strip_suffix('*')?;
+    let is_open = is_path(path) && !path.contains('*') && !path.ends_with('/');
+    is_open.then(|| {
+        let (glob, path) = (shown(text), shown(path));
+        format!(
+            "{OPEN_END}: {glob} also matches {path}x, and does not match {path}/x; write {{route: {path}}} for this \
+             path, {{route: {path}/**}} for it and everything below, or {{regex: \"{path}[^/]*\"}} if this is intended"
+        )
+    })
+}
+
+/// Returns a warning for a regular expression for a path whose only other part is its beginning or
+/// its end: `^/login`, `/login.*`.
+fn path_expression(text: &str) -> Option<String> {
+    let bare = without_anchors(text);
+    if let Some(path) = bare.strip_suffix(".*").or_else(|| bare.strip_suffix(".+")) {
+        let is_open = is_path(path) && is_literal(path) && !path.ends_with('/');
+        return is_open.then(|| {
+            let (text, path) = (shown(text), shown(path));
+            format!(
+                "{OPEN_END}: {text} also matches {path}x, and does not match other letter case; write \
+                 {{route: {path}/**}} for this path and everything below, or the glob {path}** if this is intended"
+            )
+        });
+    }
+    let is_prefix = text.starts_with('^') && !text.ends_with('$');
+    (is_prefix && is_path(bare) && is_literal(bare)).then(|| {
+        let (text, path) = (shown(text), shown(bare));
+        format!(
+            "{WHOLE_VALUE}: a regular expression must match the whole path, so {text} matches only {path}, and no \
+             other letter case or trailing slash; write {{route: {path}}} for this path, or {{route: {path}/**}} \
+             for it and everything below"
+        )
+    })
+}
+
+/// Returns a warning for a regular expression with an anchor at one end only. Elsewhere such an
+/// expression matches any value that begins or ends like it.
+fn part_expression(comparison: Comparison, text: &str) -> Option<String> {
+    // The alternatives of `^a|b$` have one anchor each.
+    if comparison != Comparison::Regex || text.contains('|') {
+        return None;
+    }
+    let begins = text.starts_with('^');
+    let ends = text.ends_with('$') && !text.ends_with("\\$");
+    let open_begin = [".*", ".+"].iter().any(|any| text.starts_with(any));
+    let open_end = [".*", ".+", ".*?", ".+?"]
+        .iter()
+        .any(|any| text.ends_with(any));
+    let advice = match (begins, ends) {
+        (true, false) if !open_end => format!("{}.*", shown(text)),
+        (false, true) if !open_begin => format!(".*{}", shown(text)),
+        _ => return None,
+    };
+    let text = shown(text);
+    Some(format!(
+        "{WHOLE_VALUE}: a regular expression must match the whole value, so {text} does not match values with more \
+         text; write {{regex: \"{advice}\"}} if it may have more, or remove the anchor"
+    ))
+}
+
+fn is_path(text: &str) -> bool {
+    text.starts_with('/')
+}
+
+/// Returns whether `text` has no operator of regular expressions besides the dot, which most
+/// authors mean literally in a path.
+fn is_literal(text: &str) -> bool {
+    !text.contains([
+        '\\', '[', ']', '(', ')', '{', '}', '*', '+', '?', '|', '^', '$',
+    ])
+}
+
+/// Returns a regular expression without its anchors, which have no effect.
+pub(super) fn without_anchors(text: &str) -> &str {
+    let text = text.strip_prefix('^').unwrap_or(text);
+    text.strip_suffix('$').unwrap_or(text)
+}
+
+/// Returns the path that a regular expression equals, if it has no operators.
+pub(super) fn exact_expression(text: &str) -> Option<&str> {
+    let path = without_anchors(text);
+    (is_path(path) && is_literal(path)).then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    /// Returns the warnings about a rule whose condition on `entry` is `pattern`.
+    fn warnings(entry: &str, pattern: &str) -> Vec<String> {
+        let when = format!("{{{entry}: {pattern}}}");
+        let rules = format!("rules: [{{name: a, when: {when}, limits: [9/s]}}]");
+        let config = Config::parse(&rules).unwrap();
+        config.warnings.iter().map(ToString::to_string).collect()
+    }
+
+    fn assert_warned(entry: &str, pattern: &str, parts: &[&str]) {
+        let said = warnings(entry, pattern);
+        assert_eq!(said.len(), 1, "{pattern}: {said:?}");
+        for part in parts {
+            assert!(said[0].contains(part), "no {part:?} in {said:?}");
+        }
+    }
+
+    #[test]
+    fn a_regular_expression_must_match_the_whole_value() {
+        let parts = [
+            "whole-value: a regular expression must match the whole path, so ^/login matches only /login",
+            "write {route: /login} for this path, or {route: /login/**} for it and everything below",
+        ];
+        assert_warned("path", "{regex: ^/login}", &parts);
+        let parts = [
+            "whole-value: a regular expression must match the whole value, so ^curl does",
+            "write {regex: \"^curl.*\"} if it may have more",
+        ];
+        assert_warned("header.user-agent", "{regex: ^curl}", &parts);
+        assert_warned(
+            "path",
+            "{not: {regex: ['\\.php$']}}",
+            &[r#"write {regex: ".*\\.php$"} if"#],
+        );
+        assert_warned(
+            "path",
+            "{regex: '^/v[0-9]+/a'}",
+            &[r#"write {regex: "^/v[0-9]+/a.*"} if"#],
+        );
+        for silent in [
+            "'^/login$'",
+            "'/login'",
+            "'^/v[0-9]+/.*'",
+            "'.*[.]php$'",
+            "'^/a$|^/b$'",
+            "'/a(/.*)?'",
+            "'[a-z]+'",
+        ] {
+            assert_eq!(warnings("path", &format!("{{regex: {silent}}}")), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_ends_within_a_segment_matches_more_than_its_path() {
+        let parts = [
+            "open-end: /login* also matches /loginx, and does not match /login/x",
+            "{route: /login} for this path, {route: /login/**} for it and everything below",
+            "{regex: \"/login[^/]*\"} if this is intended",
+        ];
+        for pattern in ["/login*", "{not: [/login*]}", "{route: /login*}"] {
+            assert_warned("path", pattern, &parts);
+        }
+        let parts = [
+            "also matches /loginx, and does not match other letter case",
+            "{route: /login/**}",
+            "the glob /login** if this is intended",
+        ];
+        for regex in ["/login.*", "^/login.*", "^/login.*$", "^/login.+"] {
+            assert_warned("path", &format!("{{regex: '{regex}'}}"), &parts);
+        }
+        for silent in [
+            "/login/*",
+            "/login/**",
+            "/login**",
+            "/*",
+            "'*.php'",
+            "/a*b",
+            "/*/b*",
+            "{is: /login*}",
+            "{regex: '/login[^/]*'}",
+            "{regex: '/login/.*'}",
+        ] {
+            assert_eq!(warnings("path", silent), [""; 0], "{silent}");
+        }
+        assert_eq!(warnings("agent", "/login*"), [""; 0]);
+    }
+
+    #[test]
+    fn parameters_of_other_frameworks_are_literal() {
+        for (pattern, parts) in [
+            (
+                "{route: '/users/:id'}",
+                ["`:id` is compared", "write {route: /users/*}, in which"],
+            ),
+            (
+                "'/users/:id/posts/:post'",
+                ["`:id` is compared", "write /users/*/posts/*, in"],
+            ),
+            (
+                "{route: '/users/{id}'}",
+                ["`{id}` is compared", "write {route: /users/*}, in"],
+            ),
+            ("'/users/<int:id>'", ["`<int:id>` is", "write /users/*, in"]),
+            ("'/files/{*rest}'", ["`{*rest}` is", "write /files/**, in"]),
+            (
+                "{regex: '^/users/:id$'}",
+                ["`:id` is compared", "write /users/*, in which"],
+            ),
+        ] {
+            assert_warned("path", pattern, &parts);
+        }
+        for silent in [
+            "{is: '/users/:id'}",
+            "'/v1/books/7:publish'",
+            "'/a:b'",
+            "{route: '/users/*'}",
+        ] {
+            assert_eq!(warnings("path", silent), [""; 0], "{silent}");
+        }
+    }
+
+    #[test]
+    fn a_path_has_no_query() {
+        for (pattern, path) in [
+            ("'/login?x=1'", "/login"),
+            ("{is: '/login?x=1'}", "/login"),
+            ("'/search?q=*'", "/search"),
+            ("{regex: '/login\\?x=.*'}", "/login"),
+        ] {
+            let advice = format!("to match the path alone, write {{route: {path}}}");
+            let parts = ["no-match: a path never contains the query", &advice];
+            assert_warned("path", pattern, &parts);
+        }
+    }
+}

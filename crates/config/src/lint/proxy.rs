@@ -1,0 +1,65 @@
+//! Warns about upstreams that no request reaches, upstreams that are the proxy itself, and rules
+//! that depend on a `room.*` entry that the proxy never provides.
+
+use std::net::{IpAddr, SocketAddr};
+
+use tidegate_core::RuleSet;
+
+use crate::{Upstream, Url, report::Report, value::Value};
+
+/// The codes of the warnings, for log searches.
+const UNREACHABLE_UPSTREAM: &str = "unreachable-upstream";
+const UNKNOWN_ROOM: &str = "untold-room";
+const OWN_ADDRESS: &str = "own-address";
+
+/// Checks the `upstreams`, which are `values` in the file, against the `rules` and against the
+/// address on which the proxy listens.
+pub(crate) fn warn(
+    upstreams: &[Upstream],
+    values: &[Value<'_>],
+    listen: Option<SocketAddr>,
+    rules: &RuleSet,
+    report: &mut Report,
+) {
+    let first = upstreams
+        .iter()
+        .position(|upstream| upstream.when.is_always());
+    for (at, (upstream, value)) in upstreams.iter().zip(values).enumerate() {
+        if let Some(all) = first.and_then(|first| upstreams.get(first).filter(|_| at > first)) {
+            let message = format!(
+                "{UNREACHABLE_UPSTREAM}: no request reaches `{}`, because every request matches `{}`, which comes first \
+                 and has no `when`; move that upstream to the end",
+                upstream.name, all.name
+            );
+            value.warn(report, message);
+        }
+        let is_own_address = |url: &&Url| listen.is_some_and(|listen| is_at(url, listen));
+        if let Some(url) = upstream.urls.iter().find(is_own_address) {
+            let message = format!(
+                "{OWN_ADDRESS}: `{}` is at {}, where this proxy itself listens, so requests would loop; set the \
+                 address of the service behind the proxy",
+                upstream.name,
+                url.authority()
+            );
+            value.warn(report, message);
+        }
+        let entry = upstream.room_entry();
+        if upstream.adaptive.is_none() && rules.looks_at(&entry) {
+            let message = format!(
+                "{UNKNOWN_ROOM}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"
+            );
+            value.warn(report, message);
+        }
+    }
+}
+
+/// Returns whether `url` connects to `listen`, as far as can be determined without a DNS lookup.
+fn is_at(url: &Url, listen: SocketAddr) -> bool {
+    let host: Option<IpAddr> = match &*url.host {
+        "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
+        host => host.parse().ok(),
+    };
+    let reaches =
+        |host: IpAddr| host == listen.ip() || listen.ip().is_unspecified() && host.is_loopback();
+    listen.port() != 0 && url.port == listen.port() && host.is_some_and(reaches)
+}

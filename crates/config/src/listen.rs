@@ -1,0 +1,372 @@
+//! `listen`, `headers` and `admin`: the listeners, and the headers of their responses.
+
+use std::net::SocketAddr;
+
+use super::{
+    AdminToken, Config, Headers, LegacyHeaders, Listen, Listener, Listeners, Password, grpc,
+    report::Report,
+    value::{Fields, Shape, Value},
+};
+
+/// The maximum length of a token, in bytes.
+const MAX_TOKEN_BYTES: usize = 4_096;
+
+/// The upper bound of `max_connections` of a listener.
+const MAX_CONNECTIONS: usize = 1_000_000;
+
+/// The maximum number of `hosts` of a listener, and the maximum length of each in bytes (RFC 1035,
+/// section 2.3.4).
+const MAX_HOSTS: usize = 100;
+const MAX_HOST_BYTES: usize = 253;
+
+/// The code of the warning about a listener without authentication.
+const OPEN: &str = "open-listener";
+
+/// The keys that every listener has. The two constants after it are for the listeners with more
+/// keys.
+const KEYS: &[&str] = &[
+    "address",
+    "max_connections",
+    "max_connections_per_client",
+    "idle_timeout",
+];
+const ADMIN_KEYS: &[&str] = &[
+    "address",
+    "max_connections",
+    "max_connections_per_client",
+    "idle_timeout",
+    "tls",
+    "hosts",
+];
+const HTTP_KEYS: &[&str] = &[
+    "address",
+    "max_connections",
+    "max_connections_per_client",
+    "idle_timeout",
+    "tls",
+    "hosts",
+    "token",
+    "token_env",
+];
+const RESP_KEYS: &[&str] = &[
+    "address",
+    "max_connections",
+    "max_connections_per_client",
+    "idle_timeout",
+    "tls",
+    "username",
+    "password",
+    "password_env",
+];
+
+pub(super) fn listen(
+    file: &Fields<'_>,
+    token: &AdminToken,
+    report: &mut Report,
+) -> (Listen, Listeners) {
+    let (mut listen, mut listeners) = (Listen::default(), Listeners::default());
+    let value = file.get("listen");
+    let known = &["http", "grpc", "resp", "admin"];
+    let Some(fields) = value.and_then(|value| value.fields(report, "a map of addresses", known))
+    else {
+        return (listen, listeners);
+    };
+    for (name, keys, address, settings) in [
+        ("http", HTTP_KEYS, &mut listen.http, &mut listeners.http),
+        ("resp", RESP_KEYS, &mut listen.resp, &mut listeners.resp),
+        ("admin", ADMIN_KEYS, &mut listen.admin, &mut listeners.admin),
+        ("grpc", KEYS, &mut listen.grpc, &mut listeners.grpc),
+    ] {
+        if let Some(value) = fields.get(name) {
+            *address = listener(value, keys, settings, report).unwrap_or(None);
+        }
+    }
+    if *token == AdminToken::None
+        && listen
+            .admin
+            .is_some_and(|address| !address.ip().is_loopback())
+    {
+        let message = "other machines can reach this address; set admin.token or admin.token_env, \
+                       or listen on 127.0.0.1";
+        fields.wrong(report, "admin", message);
+    }
+    check_distinct(&listen.listeners(), &fields, report);
+    (listen, listeners)
+}
+
+/// Reads the address of a listener, with or without settings beside it. As in [`address`],
+/// `Some(None)` is a listener that is off.
+fn listener(
+    value: &Value<'_>,
+    keys: &[&'static str],
+    settings: &mut Listener,
+    report: &mut Report,
+) -> Option<Option<SocketAddr>> {
+    let Shape::Map = value.shape() else {
+        return address(value, report);
+    };
+    let fields = value.fields(report, "an address, or a map with one", keys)?;
+    let at = match fields.get("address") {
+        Some(value) => address(value, report),
+        None => {
+            if !fields.tries("address") {
+                let message = "is missing; write an address and port such as 127.0.0.1:8080";
+                fields.wrong(report, "address", message);
+            }
+            None
+        }
+    };
+    let mut count = |name| {
+        let value = fields.get(name)?;
+        let number = value.small_number::<usize>(report)?;
+        if !(1..=MAX_CONNECTIONS).contains(&number) {
+            value.wrong(report, format!("must be 1 to {MAX_CONNECTIONS}"));
+            return None;
+        }
+        Some(number)
+    };
+    let (most, per_client) = (
+        count("max_connections"),
+        count("max_connections_per_client"),
+    );
+    settings.max_connections = most.unwrap_or(settings.max_connections);
+    settings.max_connections_per_client = per_client.unwrap_or(settings.max_connections_per_client);
+    let idle = fields.get("idle_timeout");
+    settings.idle_timeout = idle.and_then(|value| grpc::time(value, report));
+    let files = fields.get("tls");
+    settings.tls = files.and_then(|value| grpc::tls(value, report));
+    let names = fields.get("hosts");
+    settings.hosts = names.map_or_else(Vec::new, |value| hosts(value, report));
+    let username = fields.get("username");
+    settings.username = username
+        .and_then(|value| value.text(report, "a user name"))
+        .map(str::to_owned);
+    settings.credential = match secret(&fields, secret_keys(keys), report) {
+        AdminToken::None => Password::None,
+        AdminToken::Literal(secret) => Password::Literal(secret),
+        AdminToken::Env(name) => Password::Env(name),
+    };
+    if settings.username.is_some() && settings.credential == Password::None {
+        let message = "has no effect without `password` or `password_env`; add one, or remove it";
+        fields.wrong(report, "username", message);
+    }
+    at
+}
+
+/// Reads host names, one or a list of them.
+fn hosts(value: &Value<'_>, report: &mut Report) -> Vec<String> {
+    let names = value.one_or_more(report);
+    if names.len() > MAX_HOSTS {
+        value.wrong(report, format!("must be at most {MAX_HOSTS} names"));
+    }
+    let what = "a host name without port, such as limits.internal";
+    let mut read = |name: &Value<'_>| {
+        let text = name.text(report, what)?;
+        let is_name = (1..=MAX_HOST_BYTES).contains(&text.len())
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+        if !is_name {
+            name.expected(report, what);
+        }
+        is_name.then(|| text.to_ascii_lowercase())
+    };
+    names.iter().filter_map(&mut read).collect()
+}
+
+/// Returns the two keys under which the secret of a listener can be written.
+fn secret_keys(keys: &[&'static str]) -> (&'static str, &'static str) {
+    if keys.contains(&"password") {
+        ("password", "password_env")
+    } else {
+        ("token", "token_env")
+    }
+}
+
+/// Warns about listeners that other machines can reach and that require no authentication.
+pub(super) fn warn_of_open(file: &Fields<'_>, config: &Config, report: &mut Report) {
+    let known = &["http", "grpc", "resp"];
+    let Some(fields) = file
+        .get("listen")
+        .and_then(|value| value.fields_among(known))
+    else {
+        return;
+    };
+    let asks = |listener: &Listener| {
+        listener.credential != Password::None
+            || listener
+                .tls
+                .as_ref()
+                .is_some_and(|tls| tls.client_ca.is_some())
+    };
+    let (listen, listeners) = (&config.listen, &config.listeners);
+    let grpc_asks = config
+        .grpc
+        .tls
+        .as_ref()
+        .is_some_and(|tls| tls.client_ca.is_some());
+    for (name, address, is_guarded, advice) in [
+        (
+            "http",
+            listen.http,
+            asks(&listeners.http),
+            "set `token_env`, or `tls` with `client_ca`",
+        ),
+        (
+            "resp",
+            listen.resp,
+            asks(&listeners.resp),
+            "set `password_env`, or `tls` with `client_ca`",
+        ),
+        (
+            "grpc",
+            listen.grpc,
+            grpc_asks,
+            "set `grpc.tls` with `client_ca`",
+        ),
+    ] {
+        let (Some(value), Some(address)) = (fields.get(name), address) else {
+            continue;
+        };
+        if let Some(message) = open_listener(address, is_guarded, advice) {
+            value.warn(report, format!("{message}, or listen on 127.0.0.1"));
+        }
+    }
+}
+
+/// Returns the warning for a listener at `address`, if other machines can reach it and it has no
+/// authentication. `advice` says how to add it.
+#[must_use]
+pub fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str) -> Option<String> {
+    let is_open = !address.ip().is_loopback() && !is_guarded;
+    is_open.then(|| {
+        format!(
+            "{OPEN}: other machines can reach {address}, and any client there can read and spend the limits of every key; \
+             {advice}"
+        )
+    })
+}
+
+/// A listener's name and address; `None` is off.
+type NamedAddress = (&'static str, Option<SocketAddr>);
+
+/// Returns the name of the listener in `listeners` that has `address`. Port 0 never conflicts: the
+/// system assigns a new port each time.
+pub(super) fn taken_by(listeners: &[NamedAddress], address: SocketAddr) -> Option<&'static str> {
+    let has_it = |(_, listener): &&NamedAddress| *listener == Some(address) && address.port() != 0;
+    listeners.iter().find(has_it).map(|(name, _)| *name)
+}
+
+/// Reports two listeners with the same address.
+fn check_distinct(listeners: &[NamedAddress], fields: &Fields<'_>, report: &mut Report) {
+    for (at, &(name, address)) in listeners.iter().enumerate() {
+        let Some(address) = address else {
+            continue;
+        };
+        if let Some(other) = taken_by(&listeners[..at], address) {
+            // One of the two may be a default. Report the one that was written in the file.
+            let (name, other) = if fields.get(name).is_some() {
+                (name, other)
+            } else {
+                (other, name)
+            };
+            fields.wrong(
+                report,
+                name,
+                format!("{address} is also the address of listen.{other}; give each listener its own address"),
+            );
+        }
+    }
+}
+
+/// Reads an address. Returns `Some(None)` for a listener that is off.
+fn address(value: &Value<'_>, report: &mut Report) -> Option<Option<SocketAddr>> {
+    let what = "an address and port such as 127.0.0.1:8080, or off";
+    let text = value.text(report, what)?;
+    if text == "off" {
+        return Some(None);
+    }
+    let address = text.parse().ok();
+    if address.is_none() {
+        value.expected(report, what);
+    }
+    address.map(Some)
+}
+
+pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
+    let mut headers = Headers::default();
+    let value = file.get("headers");
+    let known = &["ratelimit", "legacy", "rule_names"];
+    let Some(fields) = value.and_then(|value| value.fields(report, "a map of headers", known))
+    else {
+        return headers;
+    };
+    if let Some(ratelimit) = fields.get("ratelimit") {
+        headers.ratelimit = ratelimit.flag(report).unwrap_or(headers.ratelimit);
+    }
+    if let Some(names) = fields.get("rule_names") {
+        headers.rule_names = names.flag(report).unwrap_or(headers.rule_names);
+    }
+    if let Some(legacy) = fields.get("legacy") {
+        let choices = [
+            ("off", LegacyHeaders::Off),
+            ("delta", LegacyHeaders::Delta),
+            ("epoch", LegacyHeaders::Epoch),
+        ];
+        headers.legacy = legacy.choice(report, &choices).unwrap_or_default();
+    }
+    headers
+}
+
+pub(super) fn admin_token(file: &Fields<'_>, report: &mut Report) -> AdminToken {
+    let value = file.get("admin");
+    let known = &["token", "token_env"];
+    let Some(fields) = value.and_then(|value| value.fields(report, "a map with a token", known))
+    else {
+        return AdminToken::None;
+    };
+    secret(&fields, ("token", "token_env"), report)
+}
+
+/// Reads a secret, which is in the file under one key or in the environment variable that the other
+/// key names.
+fn secret(
+    fields: &Fields<'_>,
+    (in_file, in_environment): (&'static str, &'static str),
+    report: &mut Report,
+) -> AdminToken {
+    match (fields.get(in_file), fields.get(in_environment)) {
+        (Some(token), Some(env)) => {
+            let message = format!("conflicts with `{in_file}`; remove one of the two");
+            env.wrong(report, message);
+            literal(token, report)
+        }
+        (Some(token), None) => literal(token, report),
+        (None, Some(env)) => variable(env, report),
+        (None, None) => AdminToken::None,
+    }
+}
+
+/// Reads a token from the file. Messages never show it. An invalid token is returned all the same,
+/// so that no missing token is reported in addition.
+fn literal(value: &Value<'_>, report: &mut Report) -> AdminToken {
+    let text = value.scalar().unwrap_or_default();
+    let is_sound = (1..=MAX_TOKEN_BYTES).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_graphic());
+    if !is_sound {
+        let message =
+            format!("must be 1 to {MAX_TOKEN_BYTES} printable ASCII characters without spaces");
+        value.wrong(report, message);
+    }
+    AdminToken::Literal(text.to_owned())
+}
+
+fn variable(value: &Value<'_>, report: &mut Report) -> AdminToken {
+    let what = "the name of an environment variable";
+    let name = value.text(report, what).unwrap_or("?");
+    let is_sound = !name.is_empty() && !name.contains(['=', '\0']);
+    if !is_sound {
+        value.expected(report, what);
+    }
+    AdminToken::Env(name.to_owned())
+}

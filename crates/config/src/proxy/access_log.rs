@@ -1,0 +1,38 @@
+//! `proxy.access_log`: where the access log is written, and what each line contains.
+
+use std::path::PathBuf;
+
+use crate::{report::Report, value::Value};
+
+/// The access log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessLog {
+    /// `to`: the file; `None` is standard output (`stdout`).
+    pub to: Option<PathBuf>,
+    /// `query`: whether lines include the query string, which may contain secrets; default false.
+    pub query: bool,
+}
+
+pub(super) fn access_log(value: &Value<'_>, report: &mut Report) -> Option<AccessLog> {
+    let what = "stdout, a path, or a map such as {to: /var/log/tidegate/access.log, query: true}";
+    if value.scalar().is_some() {
+        let to = target(value.text(report, what)?);
+        return Some(AccessLog { to, query: false });
+    }
+    let fields = value.fields(report, what, &["to", "query"])?;
+    let query = fields.get("query").and_then(|value| value.flag(report));
+    let Some(to) = fields.get("to") else {
+        if !fields.tries("to") {
+            fields.wrong(report, "to", "is missing; name stdout or a path");
+        }
+        return None;
+    };
+    Some(AccessLog {
+        to: target(to.text(report, "stdout or a path")?),
+        query: query.unwrap_or(false),
+    })
+}
+
+fn target(text: &str) -> Option<PathBuf> {
+    (text != "stdout").then(|| text.into())
+}

@@ -1,0 +1,86 @@
+//! Collects every mistake of a file while it is read.
+
+use tidegate_net::input::{advice, shown};
+
+use super::Mistake;
+
+/// The maximum number of mistakes in one report.
+const MAX_MISTAKES: usize = 1_000;
+
+/// The mistakes and the warnings of a file.
+#[derive(Debug, Default)]
+pub struct Report {
+    mistakes: Vec<Mistake>,
+    warnings: Vec<Mistake>,
+    unlisted: usize,
+}
+
+impl Report {
+    /// Adds a mistake.
+    pub fn mistake(&mut self, mistake: Mistake) {
+        if self.mistakes.len() < MAX_MISTAKES {
+            self.mistakes.push(mistake);
+        } else {
+            self.unlisted += 1;
+        }
+    }
+
+    /// Adds a warning.
+    pub fn warn(&mut self, warning: Mistake) {
+        self.warnings.push(warning);
+    }
+
+    /// Returns the number of mistakes so far.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.mistakes.len() + self.unlisted
+    }
+
+    /// Returns the warnings, sorted by line.
+    ///
+    /// # Errors
+    ///
+    /// Returns all mistakes if there are any, sorted by line.
+    pub fn finish(mut self) -> Result<Vec<Mistake>, Vec<Mistake>> {
+        if self.mistakes.is_empty() {
+            self.warnings.sort_by_key(|warning| warning.line);
+            return Ok(self.warnings);
+        }
+        self.mistakes.sort_by_key(|mistake| mistake.line);
+        if self.unlisted > 0 {
+            let message = format!("and {} more mistakes", self.unlisted);
+            self.mistakes.push(Mistake {
+                path: String::new(),
+                line: None,
+                message,
+            });
+        }
+        Err(self.mistakes)
+    }
+}
+
+/// The keys that were renamed before the first release: the old name and the new one. An old name
+/// counts as renamed only in maps that know the new one; elsewhere it may still be in use.
+const RENAMED: &[(&str, &str)] = &[
+    ("by", "extra"),
+    ("denials", "denial_cache_ttl"),
+    ("for", "duration"),
+    ("notice", "pre_stop_delay"),
+    ("share", "fallback_share"),
+];
+
+/// Returns the present name of `key`, if it was renamed to one of `known`.
+pub(crate) fn renamed<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let (_, new) = RENAMED
+        .iter()
+        .find(|(old, new)| *old == key && known.contains(new))?;
+    known.iter().copied().find(|name| name == new)
+}
+
+/// Returns the message for a key that is not in `known`.
+pub(crate) fn unknown_key(key: &str, known: &[&str]) -> String {
+    if let Some(new) = renamed(key, known) {
+        return format!("was renamed to `{new}`");
+    }
+    format!("unknown key `{}`; {}", shown(key), advice(key, known))
+}

@@ -1,0 +1,367 @@
+//! A YAML parser that builds a tree of nodes with line numbers.
+//!
+//! It processes parser events one by one, so that every bound is enforced before anything larger is
+//! built. Rules files must not use aliases: written out, the same content is subject to the bounds.
+//! The reader of a scalar decides whether it is a number or a text.
+
+use std::{borrow::Cow, collections::HashMap};
+
+use saphyr_parser::{Event, Parser, ScalarStyle, ScanError};
+
+use super::Mistake;
+
+/// The maximum nesting depth of lists and maps.
+const MAX_DEPTH: usize = 64;
+
+/// The maximum number of scalars, lists and maps in one file.
+const MAX_NODES: usize = 4_000_000;
+
+/// How strictly a file is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// For rules files: one document, no aliases, no repeated keys.
+    Strict,
+    /// For files written for a permissive YAML 1.1 reader. Of several documents the first is read,
+    /// of a repeated key the last value. Aliases and merge keys (`<<`) are expanded.
+    Lenient,
+}
+
+/// A parsed file, with warnings about content that the lenient dialect interprets in a way its
+/// author may not expect.
+#[derive(Debug)]
+pub struct Document<'t> {
+    /// The root value.
+    pub root: Node<'t>,
+    /// The warnings.
+    pub warnings: Vec<Mistake>,
+}
+
+/// A value in the file, with its line.
+#[derive(Clone, Debug)]
+pub struct Node<'t> {
+    /// The line, from 1.
+    pub line: usize,
+    /// The content.
+    pub content: Content<'t>,
+}
+
+/// The content of a value.
+#[derive(Clone, Debug)]
+pub enum Content<'t> {
+    /// No value: `~`, `null`, or nothing written.
+    Empty,
+    /// An unquoted scalar.
+    Plain(Cow<'t, str>),
+    /// A quoted scalar, or a block scalar.
+    Quoted(Cow<'t, str>),
+    /// A list.
+    List(Vec<Node<'t>>),
+    /// Keys and values in file order, repeated keys included.
+    Map(Vec<(Node<'t>, Node<'t>)>),
+}
+
+/// A list or map whose end has not been parsed yet. A map also holds the key whose value comes
+/// next.
+enum Open<'t> {
+    List(Position, Vec<Node<'t>>),
+    Map(Position, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
+}
+
+/// The line of a node and the number of its anchor; 0 means no anchor.
+#[derive(Clone, Copy)]
+struct Position {
+    line: usize,
+    anchor: usize,
+}
+
+/// Parses the single document in `text`. An empty text is [`Content::Empty`].
+///
+/// # Errors
+///
+/// Returns the first mistake if the text is not YAML, or exceeds a bound, or uses what `dialect` does
+/// not allow.
+pub fn parse(text: &str, dialect: Dialect) -> Result<Document<'_>, Mistake> {
+    let mut tree = Tree::new(dialect);
+    let mut parser = Parser::new_from_str(text);
+    while let Some(event) = parser.next_event() {
+        let (event, span) = event.map_err(|error| not_yaml(&error))?;
+        let line = span.start.line();
+        if tree
+            .take(event, line)
+            .map_err(|message| mistake(line, message))?
+            == Progress::Done
+        {
+            break;
+        }
+    }
+    let empty = Node {
+        line: 1,
+        content: Content::Empty,
+    };
+    Ok(Document {
+        root: tree.root.unwrap_or(empty),
+        warnings: tree.warnings,
+    })
+}
+
+struct Tree<'t> {
+    dialect: Dialect,
+    root: Option<Node<'t>>,
+    open: Vec<Open<'t>>,
+    nodes: usize,
+    /// The nodes with anchors, by anchor number.
+    anchored: HashMap<usize, Node<'t>>,
+    warnings: Vec<Mistake>,
+}
+
+#[derive(PartialEq, Eq)]
+enum Progress {
+    More,
+    Done,
+}
+
+impl<'t> Tree<'t> {
+    fn new(dialect: Dialect) -> Self {
+        Self {
+            dialect,
+            root: None,
+            open: Vec::new(),
+            nodes: 0,
+            anchored: HashMap::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, event: Event<'t>, line: usize) -> Result<Progress, String> {
+        match event {
+            Event::Scalar(_, _, _, Some(_))
+            | Event::SequenceStart(_, Some(_))
+            | Event::MappingStart(_, Some(_)) => {
+                return Err("tags such as !!str are not supported; remove the tag".into());
+            }
+            Event::Alias(anchor) if self.dialect == Dialect::Lenient => self.expand(anchor)?,
+            Event::Alias(_) => {
+                return Err("aliases are not supported; write out the value".into());
+            }
+            Event::DocumentStart(_) if self.root.is_some() => {
+                return Err(
+                    "a second YAML document begins here; a rules file must be a single document"
+                        .into(),
+                );
+            }
+            Event::Scalar(text, style, anchor, None) => {
+                self.count(1)?;
+                let content = scalar(text, style);
+                self.close(Position { line, anchor }, content)?;
+            }
+            Event::SequenceStart(anchor, None) => {
+                self.begin(Open::List(Position { line, anchor }, Vec::new()))?;
+            }
+            Event::MappingStart(anchor, None) => {
+                self.begin(Open::Map(Position { line, anchor }, Vec::new(), None))?;
+            }
+            Event::DocumentEnd if self.dialect == Dialect::Lenient => return Ok(Progress::Done),
+            Event::SequenceEnd | Event::MappingEnd => self.end()?,
+            Event::StreamEnd => return Ok(Progress::Done),
+            Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd | Event::Nothing => {}
+        }
+        Ok(Progress::More)
+    }
+
+    fn count(&mut self, nodes: usize) -> Result<(), String> {
+        self.nodes += nodes;
+        if self.nodes > MAX_NODES {
+            return Err(format!("more than {MAX_NODES} values in one file"));
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, open: Open<'t>) -> Result<(), String> {
+        self.count(1)?;
+        if self.open.len() == MAX_DEPTH {
+            return Err(too_deep());
+        }
+        self.open.push(open);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), String> {
+        match self.open.pop() {
+            Some(Open::List(position, items)) => self.close(position, Content::List(items)),
+            Some(Open::Map(position, pairs, _)) => {
+                let pairs = match self.dialect {
+                    Dialect::Strict => pairs,
+                    Dialect::Lenient => self.merged(pairs),
+                };
+                self.close(position, Content::Map(pairs))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a complete node to its parent.
+    fn close(&mut self, position: Position, content: Content<'t>) -> Result<(), String> {
+        let node = Node {
+            line: position.line,
+            content,
+        };
+        if position.anchor != 0 && self.dialect == Dialect::Lenient {
+            // Keep a copy for later aliases.
+            self.count(node.count())?;
+            self.anchored.insert(position.anchor, node.clone());
+        }
+        self.put(node);
+        Ok(())
+    }
+
+    fn put(&mut self, node: Node<'t>) {
+        match self.open.last_mut() {
+            None => self.root = Some(node),
+            Some(Open::List(_, items)) => items.push(node),
+            Some(Open::Map(_, pairs, pending)) => match pending.take() {
+                None => *pending = Some(node),
+                Some(key) => {
+                    // The parser reports an absent value at the next token. The line of the key is
+                    // more helpful.
+                    let line = if matches!(node.content, Content::Empty) {
+                        key.line
+                    } else {
+                        node.line
+                    };
+                    pairs.push((key, Node { line, ..node }));
+                }
+            },
+        }
+    }
+}
+
+/// Operations of the lenient dialect.
+impl<'t> Tree<'t> {
+    /// Inserts a copy of the anchored node in place of an alias.
+    fn expand(&mut self, anchor: usize) -> Result<(), String> {
+        let anchored = self.anchored.get(&anchor);
+        let size = anchored.map(|node| (node.count(), node.depth()));
+        let (nodes, depth) = size.ok_or("an alias refers to a value that contains the alias")?;
+        self.count(nodes)?;
+        if self.open.len() + depth > MAX_DEPTH {
+            return Err(too_deep());
+        }
+        if let Some(node) = self.anchored.get(&anchor).cloned() {
+            self.put(node);
+        }
+        Ok(())
+    }
+
+    /// Returns the pairs with merge keys expanded. A repeated key keeps its first position and
+    /// takes the last value.
+    fn merged(&mut self, pairs: Vec<(Node<'t>, Node<'t>)>) -> Vec<(Node<'t>, Node<'t>)> {
+        let mut own: Vec<(Node<'t>, Node<'t>)> = Vec::with_capacity(pairs.len());
+        let mut merges = Vec::new();
+        let mut positions: HashMap<String, usize> = HashMap::new();
+        for (key, value) in pairs {
+            let name = key.text().map(str::to_owned);
+            match (name, &key.content) {
+                (_, Content::Plain(name)) if name == "<<" => merges.push(value),
+                (Some(name), _) => match positions.get(&name) {
+                    Some(position) => {
+                        let message =
+                            format!("duplicate key `{name}` in one map; the last value is used");
+                        self.warnings.push(mistake(key.line, message));
+                        own[*position].1 = value;
+                    }
+                    None => {
+                        positions.insert(name, own.len());
+                        own.push((key, value));
+                    }
+                },
+                (None, _) => own.push((key, value)),
+            }
+        }
+        for (key, value) in merges.into_iter().flat_map(Node::into_merged) {
+            let name = key.text().map(str::to_owned);
+            if name.is_some_and(|name| positions.insert(name, own.len()).is_none()) {
+                own.push((key, value));
+            }
+        }
+        own
+    }
+}
+
+impl Node<'_> {
+    /// Returns the text, if the node is a scalar.
+    fn text(&self) -> Option<&str> {
+        match &self.content {
+            Content::Plain(text) | Content::Quoted(text) => Some(text),
+            Content::Empty | Content::List(_) | Content::Map(_) => None,
+        }
+    }
+
+    /// Returns the number of nodes in this subtree, itself included.
+    fn count(&self) -> usize {
+        let inside: usize = self.children().map(Self::count).sum();
+        1 + inside
+    }
+
+    /// Returns the nesting depth of the lists and maps below this node.
+    fn depth(&self) -> usize {
+        self.children()
+            .map(|child| 1 + child.depth())
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn children(&self) -> Box<dyn Iterator<Item = &Self> + '_> {
+        match &self.content {
+            Content::List(items) => Box::new(items.iter()),
+            Content::Map(pairs) => Box::new(pairs.iter().flat_map(|(key, value)| [key, value])),
+            Content::Empty | Content::Plain(_) | Content::Quoted(_) => Box::new(std::iter::empty()),
+        }
+    }
+
+    /// Returns the pairs that merging this node adds: those of a map, or of each map in a list.
+    fn into_merged(self) -> Vec<(Self, Self)> {
+        match self.content {
+            Content::Map(pairs) => pairs,
+            Content::List(items) => items.into_iter().flat_map(Self::into_merged).collect(),
+            Content::Empty | Content::Plain(_) | Content::Quoted(_) => Vec::new(),
+        }
+    }
+}
+
+fn scalar(text: Cow<'_, str>, style: ScalarStyle) -> Content<'_> {
+    match style {
+        ScalarStyle::Plain if matches!(&*text, "" | "~" | "null" | "Null" | "NULL") => {
+            Content::Empty
+        }
+        ScalarStyle::Plain => Content::Plain(text),
+        ScalarStyle::SingleQuoted
+        | ScalarStyle::DoubleQuoted
+        | ScalarStyle::Literal
+        | ScalarStyle::Folded => Content::Quoted(text),
+    }
+}
+
+fn mistake(line: usize, message: String) -> Mistake {
+    Mistake {
+        path: String::new(),
+        line: Some(line),
+        message,
+    }
+}
+
+fn not_yaml(error: &ScanError) -> Mistake {
+    let (line, info) = (error.marker().line(), error.info());
+    if info.contains("recursion limit") {
+        return mistake(line, too_deep());
+    }
+    let hint = if info.contains("unknown anchor") {
+        "; quote a text that begins with *"
+    } else {
+        ""
+    };
+    mistake(line, format!("invalid YAML: {info}{hint}"))
+}
+
+fn too_deep() -> String {
+    format!("nested deeper than the maximum of {MAX_DEPTH}")
+}
