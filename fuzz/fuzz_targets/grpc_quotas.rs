@@ -9,9 +9,9 @@ mod frames;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Span, Timestamp};
+use tidegate_core::{Span, Timestamp};
 use tidegate::Clock;
-use tidegate_server::{listener::grpc::QuotaStream, limiter::Limiter};
+use tidegate_server::{listener::grpc::QuotaStream, quota::Quotas};
 use frames::frames;
 use tidegate_config::Config;
 
@@ -31,12 +31,11 @@ quotas:
 
 fuzz_target!(|input: &[u8]| {
     let clock = Clock::manual(Timestamp::from_micros(START));
-    let store = MemoryStore::new(MemoryBounds::default());
-    let limiter = Arc::new(Limiter::new(RuleSet::default(), store, clock.clone()));
+    let shared = Arc::<Quotas>::default();
     let quotas = Config::parse(QUOTAS)
         .expect("the quotas above are valid")
         .quotas;
-    limiter.quotas().swap_rules(quotas.clone(), limiter.now());
+    shared.swap_rules(quotas.clone(), clock.now());
     let mut streams: [Option<QuotaStream>; STREAMS] = Default::default();
     let mut now = Timestamp::from_micros(START);
     for frame in frames(input).take(64) {
@@ -48,12 +47,12 @@ fuzz_target!(|input: &[u8]| {
             let stays = |number: &usize| frame.sender >> number & 1 == 1;
             let kept = (0..quotas.len()).filter(stays);
             let kept = kept.map(|number| quotas[number].clone()).collect();
-            limiter.quotas().swap_rules(kept, now);
+            shared.swap_rules(kept, now);
         } else if frame.message.is_empty() {
             *place = None;
             continue;
         } else {
-            let stream = place.get_or_insert_with(|| QuotaStream::open(&limiter));
+            let stream = place.get_or_insert_with(|| QuotaStream::open(&shared, &clock));
             if let Err(problem) = stream.report(frame.message) {
                 assert!(!problem.is_empty(), "an error has a message");
                 *place = None;
@@ -66,8 +65,8 @@ fuzz_target!(|input: &[u8]| {
             }
         }
         let open = streams.iter().flatten().count();
-        assert_eq!(limiter.quotas().counts().streams, open);
+        assert_eq!(shared.counts().streams, open);
     }
     drop(streams);
-    assert_eq!(limiter.quotas().counts().streams, 0);
+    assert_eq!(shared.counts().streams, 0);
 });

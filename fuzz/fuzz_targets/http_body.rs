@@ -12,8 +12,9 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use serde_json::Value;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate::Clock;
-use tidegate_server::{listener::http::{Endpoint, transcript}, limiter::Limiter};
+use tidegate_server::listener::http::{Endpoint, transcript};
 use tidegate_config::Config;
+use tidegate_limiter::Limiter;
 
 /// The rules for check and peek.
 const RULES: &str = "

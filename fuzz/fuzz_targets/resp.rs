@@ -6,7 +6,8 @@
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate::Clock;
-use tidegate_server::{listener::resp, limiter::Limiter};
+use tidegate_server::listener::resp;
+use tidegate_limiter::Limiter;
 
 fuzz_target!(|input: &[u8]| {
     assert_eq!(answer(input), answer(input));

@@ -1,7 +1,8 @@
 //! Tests client addresses in a table: one row for each request, one column for each configuration.
 
-use crate::{FORWARDED, Lines, XFF, client, hops, ours};
 use tidegate_identity::Trust;
+
+use crate::{FORWARDED, Lines, XFF, client, hops, ours};
 
 const PEER: &str = "10.0.0.8";
 const STRANGER: &str = "192.0.2.1";

@@ -11,6 +11,7 @@ use tidegate_config::envoy::{Ratio, StoreFailure};
 use tidegate_core::{
     Charge, Cost, Decided, Decision, Effect, Exactness, Limits, Outcome, Timestamp,
 };
+use tidegate_limiter::{DecisionRequest, Limiter};
 use tokio::time::Instant;
 
 use super::{
@@ -20,7 +21,6 @@ use super::{
     rules::{Rule, RuleLimits},
     service::DescriptorMatch,
 };
-use crate::limiter::{DecisionRequest, Limiter};
 
 /// The operation of a descriptor on its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 use tidegate_config::envoy::Settings;
 use tidegate_core::{Cost, Timestamp};
+use tidegate_limiter::Limiter;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -24,7 +25,6 @@ use super::{
     rules::{Allowance, Charging, Detail, Domain, Domains, MatchedRule, Node, Rule},
     stat_names,
 };
-use crate::limiter::Limiter;
 
 /// Envoy's rate limit service on top of a limiter.
 #[derive(Debug)]

@@ -14,6 +14,7 @@
 //! receives the messages.
 
 mod bucket;
+mod metrics;
 mod registry;
 pub mod share;
 

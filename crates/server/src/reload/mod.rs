@@ -10,12 +10,13 @@ use std::{
 };
 
 use tidegate_config::{Config, MAX_FILE_BYTES, Mistake, Proxy};
+use tidegate_limiter::Limiter;
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
 
 pub use self::restart_only::RestartOnlySettings;
 use crate::{
-    limiter::Limiter,
     listener::proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError},
+    quota::Quotas,
 };
 
 /// How often the rules file is checked for changes. A check costs one `stat`. Unlike file events it
@@ -115,6 +116,7 @@ fn says_nothing(text: &str) -> bool {
 pub struct Reloader {
     path: PathBuf,
     limiter: Arc<Limiter>,
+    quotas: Arc<Quotas>,
     proxy: Option<Arc<ProxyRuntime>>,
     restart_only: RestartOnlySettings,
     /// Held while a new version is read and applied, so that versions take effect in the order in
@@ -133,12 +135,13 @@ struct Last {
 }
 
 impl Reloader {
-    /// Creates a reloader of the file at `path`, which has just been loaded into `limiter` and, if
-    /// there is one, `proxy`. `restart_only` has the settings that need a restart to change.
+    /// Creates a reloader of the file at `path`, which has just been loaded into `limiter`, `quotas`
+    /// and, if there is one, `proxy`. `restart_only` has the settings that need a restart to change.
     #[must_use]
     pub fn new(
         path: PathBuf,
         limiter: Arc<Limiter>,
+        quotas: Arc<Quotas>,
         proxy: Option<Arc<ProxyRuntime>>,
         restart_only: RestartOnlySettings,
     ) -> Self {
@@ -150,6 +153,7 @@ impl Reloader {
         Self {
             path,
             limiter,
+            quotas,
             proxy,
             restart_only,
             last,
@@ -210,7 +214,7 @@ impl Reloader {
             }
             self.limiter.swap_rules(rules);
             let now = self.limiter.now();
-            self.limiter.quotas().swap_rules(config.quotas, now);
+            self.quotas.swap_rules(config.quotas, now);
             if let Some((live, next)) = proxy {
                 live.activate(next);
             }

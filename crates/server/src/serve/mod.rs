@@ -23,6 +23,10 @@ use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
 use tidegate_config::{Config, Envoy, Identity, Listeners, Proxy, Snapshot};
 use tidegate_core::{MemoryBounds, MemoryStore};
+use tidegate_limiter::{
+    Backend, Limiter,
+    snapshot::{self, RestoreOutcome},
+};
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener};
 
 use self::{
@@ -36,15 +40,14 @@ pub use self::{
 use crate::{
     envoy::{ConfigFilesError, ConfigWatcher, RateLimitService},
     geoip::{GeoIp, GeoIpError},
-    limiter::{Backend, Limiter},
     listener::{
         self,
         grpc::Http2,
         proxy::{AccessLog, ProxyRuntime, TrustAnchorError},
     },
+    quota::Quotas,
     redis_runtime::RedisRuntime,
     reload::{Reloader, RestartOnlySettings},
-    snapshot::{self, RestoreOutcome},
 };
 
 /// The reason why the server could not start.
@@ -177,7 +180,9 @@ pub fn start(
         limiter.snapshots().mark_configured();
         try_snapshot(snapshot, &limiter);
     }
-    limiter.quotas().swap_rules(config.quotas, limiter.now());
+    let quotas = Arc::<Quotas>::default();
+    quotas.swap_rules(config.quotas, limiter.now());
+    quotas.show_in(limiter.metrics());
     let envoy = config.envoy.map(|envoy| start_watcher(envoy, &limiter));
     let envoy = envoy.transpose()?;
     let server = Server::start(Server::default_workers())?;
@@ -186,11 +191,19 @@ pub fn start(
     let proxy = proxy.map(|settings| build_proxy(settings, &server, clock.clone()));
     let proxy = proxy.transpose()?;
     let reloader = source.map(|path| {
-        let (limiter, proxy) = (Arc::clone(&limiter), proxy.clone());
-        Arc::new(Reloader::new(path.to_owned(), limiter, proxy, restart_only))
+        let (limiter, quotas) = (Arc::clone(&limiter), Arc::clone(&quotas));
+        let path = path.to_owned();
+        Arc::new(Reloader::new(
+            path,
+            limiter,
+            quotas,
+            proxy.clone(),
+            restart_only,
+        ))
     });
     let listeners = StartContext {
         limiter: &limiter,
+        quotas: &quotas,
         reloader: reloader.as_ref(),
         envoy: envoy.as_ref(),
         headers: config.headers,
@@ -327,6 +340,7 @@ impl Certificates {
 /// Everything that the listeners share or need to start.
 struct StartContext<'a> {
     limiter: &'a Arc<Limiter>,
+    quotas: &'a Arc<Quotas>,
     reloader: Option<&'a Arc<Reloader>>,
     envoy: Option<&'a Arc<ConfigWatcher>>,
     headers: tidegate_config::Headers,
@@ -362,6 +376,7 @@ impl StartContext<'_> {
         if let Some(socket) = sockets.grpc {
             let context = listener::grpc::ListenerContext {
                 limiter: Arc::clone(self.limiter),
+                quotas: Arc::clone(self.quotas),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
             };
             let http2 = Http2::new(self.grpc.clone(), self.certificates.grpc.clone());

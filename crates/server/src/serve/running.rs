@@ -3,6 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use tidegate_config::{Shutdown, Snapshot};
+use tidegate_limiter::{Limiter, snapshot};
 use tidegate_net::{Server, Tls};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -12,11 +13,9 @@ use tokio::{
 use crate::{
     envoy::ConfigWatcher,
     geoip::GeoIp,
-    limiter::Limiter,
     listener::proxy::ProxyRuntime,
     redis_runtime::RedisRuntime,
     reload::{CHECK_INTERVAL, Reloader},
-    snapshot,
 };
 
 /// The signals that the server handles.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tidegate_core::{AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, notation};
-use tidegate_server::limiter::Limiter;
+use tidegate_limiter::Limiter;
 
 use crate::listener::{KEY, TestListener};
 

@@ -8,11 +8,10 @@ use tidegate_config::Config;
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict,
 };
+use tidegate_limiter::{Limiter, metrics};
 use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::{
-    limiter::Limiter,
     listener::admin::{self, ListenerContext},
-    metrics,
     reload::{Reloader, RestartOnlySettings},
 };
 
@@ -59,6 +58,7 @@ impl TestListener {
         let reloader = Reloader::new(
             file.path().to_owned(),
             Arc::clone(&limiter),
+            Arc::default(),
             None,
             RestartOnlySettings::default(),
         );

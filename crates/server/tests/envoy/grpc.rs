@@ -46,6 +46,7 @@ impl Subject for OverGrpc {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let context = ListenerContext {
             limiter: Arc::clone(&started.limiter),
+            quotas: Arc::default(),
             rate_limits: Some(Arc::clone(&started.service)),
         };
         let http2 = Http2::new(Grpc::default(), None);

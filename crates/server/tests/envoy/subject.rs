@@ -5,13 +5,11 @@ use std::sync::Arc;
 use tidegate::Clock;
 use tidegate_config::envoy::{DomainFiles, Settings};
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_limiter::{Backend, Limiter};
 use tidegate_redis::{Fleet, FleetSettings, Redis};
-use tidegate_server::{
-    envoy::{
-        self, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Variables,
-        settings_from_variables,
-    },
-    limiter::{Backend, Limiter},
+use tidegate_server::envoy::{
+    self, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Variables,
+    settings_from_variables,
 };
 
 use crate::format::ConfigFile;

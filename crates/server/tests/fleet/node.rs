@@ -10,12 +10,10 @@ use tidegate_config::{Config, Headers};
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Share, Source, Timestamp,
 };
+use tidegate_limiter::Limiter;
 use tidegate_net::{Bounds, Server};
 use tidegate_redis::{Address, Fleet, FleetSettings, NodeShare, Redis, Settings, Topology};
-use tidegate_server::{
-    limiter::Limiter,
-    listener::{admin, http, resp},
-};
+use tidegate_server::listener::{admin, http, resp};
 use tokio::runtime::Runtime;
 
 use crate::support::{PATIENCE, eventually};

@@ -8,11 +8,12 @@ use tidegate_config::{
     envoy::{DomainFiles, Settings},
 };
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_limiter::Limiter;
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
 use tidegate_server::{
     envoy::{File, RateLimitService, read},
-    limiter::Limiter,
     listener::grpc::{self, Http2, ListenerContext},
+    quota::Quotas,
 };
 
 use crate::client::Client;
@@ -22,6 +23,7 @@ const START_MICROS: u64 = 1_700_000_040_000_000;
 
 pub(crate) struct TestListener {
     pub(crate) limiter: Arc<Limiter>,
+    quotas: Arc<Quotas>,
     pub(crate) listener: Listener,
     pub(crate) server: Server,
     pub(crate) tls: Option<Arc<Tls>>,
@@ -69,7 +71,9 @@ impl TestListener {
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Arc::new(Limiter::new(config.rules, store, clock.clone()));
-        limiter.quotas().swap_rules(config.quotas, limiter.now());
+        let quotas = Arc::<Quotas>::default();
+        quotas.swap_rules(config.quotas, limiter.now());
+        quotas.show_in(limiter.metrics());
         let server = Server::start(2).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let tls = config
@@ -81,11 +85,13 @@ impl TestListener {
         let rate_limits = rate_limits(Arc::clone(&limiter));
         let context = ListenerContext {
             limiter: Arc::clone(&limiter),
+            quotas: Arc::clone(&quotas),
             rate_limits: rate_limits.clone(),
         };
         let listener = grpc::listen(&server, socket, bounds, context, http2).unwrap();
         Self {
             limiter,
+            quotas,
             listener,
             server,
             tls,
@@ -97,7 +103,7 @@ impl TestListener {
     /// Applies the quotas of another rules file.
     pub(crate) fn reload(&self, rules: &str) {
         let quotas = Config::parse(rules).unwrap().quotas;
-        self.limiter.quotas().swap_rules(quotas, self.limiter.now());
+        self.quotas.swap_rules(quotas, self.limiter.now());
     }
 
     pub(crate) async fn connect(&self) -> Client {

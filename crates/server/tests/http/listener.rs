@@ -6,10 +6,10 @@ use serde_json::Value;
 use tidegate::Clock;
 use tidegate_config::{Config, Password};
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_limiter::Limiter;
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
 use tidegate_server::{
     geoip::GeoIp,
-    limiter::Limiter,
     listener::http::{self, ListenerContext},
 };
 

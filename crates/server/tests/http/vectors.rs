@@ -14,7 +14,7 @@ mod runner;
 
 use serde_json::{Map, Value, json};
 use tidegate_core::{Effect, Retry, Span, Timestamp};
-use tidegate_server::limiter::Limiter;
+use tidegate_limiter::Limiter;
 
 use self::{
     foretold::Instants,

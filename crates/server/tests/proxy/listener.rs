@@ -5,10 +5,10 @@ use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
 use tidegate::Clock;
 use tidegate_config::Config;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_limiter::Limiter;
 use tidegate_net::{Listener, Server, Tls, TlsListener};
 use tidegate_server::{
     geoip::GeoIp,
-    limiter::Limiter,
     listener::proxy::{self, AccessLog, Dependencies, ProxyRuntime},
 };
 

@@ -34,7 +34,13 @@ impl ReloadableListener {
         let (listener, file) = (TestListener::open(text), NamedTempFile::new().unwrap());
         let (limiter, runtime) = (Arc::clone(&listener.limiter), Arc::clone(&listener.runtime));
         let started = RestartOnlySettings::with(&Config::parse(text).unwrap());
-        let reloader = Reloader::new(file.path().to_owned(), limiter, Some(runtime), started);
+        let reloader = Reloader::new(
+            file.path().to_owned(),
+            limiter,
+            Arc::default(),
+            Some(runtime),
+            started,
+        );
         Self {
             listener,
             file,

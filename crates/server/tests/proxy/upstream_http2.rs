@@ -30,6 +30,7 @@ pub(crate) fn in_front_of_grpc(behind: &TestListener, rules: &str) -> TestListen
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let served = ListenerContext {
         limiter: Arc::clone(&behind.limiter),
+        quotas: Arc::default(),
         rate_limits: None,
     };
     let http2 = Http2::new(Grpc::default(), None);

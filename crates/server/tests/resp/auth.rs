@@ -4,11 +4,9 @@ use std::{net::TcpListener, sync::Arc};
 
 use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_limiter::Limiter;
 use tidegate_net::{Listener, Server};
-use tidegate_server::{
-    limiter::Limiter,
-    listener::resp::{self, ListenerContext},
-};
+use tidegate_server::listener::resp::{self, ListenerContext};
 
 use crate::{
     listener::{Client, TestListener, encode},

@@ -9,8 +9,9 @@ use std::{
 
 use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_limiter::Limiter;
 use tidegate_net::{Bounds, Listener, Server};
-use tidegate_server::{limiter::Limiter, listener::resp};
+use tidegate_server::listener::resp;
 
 use crate::value::{Value, read_value};
 

@@ -3,6 +3,7 @@
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BYTES, notation};
+use tidegate_limiter::{Limiter, date::date, entries::Spelling};
 use tidegate_net::{
     Problem,
     input::{advice, shown},
@@ -11,7 +12,6 @@ use tidegate_net::{
 };
 
 use super::{path::KeyTarget, store_problem};
-use crate::{date::date, entries::Spelling, limiter::Limiter};
 
 const NO_BLOCK: &str = "this key is not blocked";
 

@@ -3,13 +3,13 @@
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, Retry};
+use tidegate_limiter::Limiter;
 use tidegate_net::{
     Problem,
     response::{Answer, json},
 };
 
 use super::{super::http::millis, blocks, path::KeyTarget, store_problem};
-use crate::limiter::Limiter;
 
 pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());

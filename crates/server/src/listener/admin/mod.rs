@@ -37,6 +37,7 @@ use hyper::{
 };
 use serde_json::json;
 use tidegate_config::Identity;
+use tidegate_limiter::Limiter;
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
     prometheus::Text,
@@ -53,7 +54,7 @@ use super::{
     http::{read_body, serve},
     proxy::ProxyRuntime,
 };
-use crate::{envoy::ConfigWatcher, geoip::GeoIp, limiter::Limiter, reload::Reloader};
+use crate::{envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
 
 /// The dependencies and settings of the admin listener.
 #[derive(Debug)]

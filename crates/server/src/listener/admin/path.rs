@@ -8,12 +8,11 @@ use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use tidegate_core::{Rule, RuleSet};
 use tidegate_identity::Trust;
+use tidegate_limiter::entries::Spelling;
 use tidegate_net::{
     Problem,
     input::{nearest, shown},
 };
-
-use crate::entries::Spelling;
 
 /// The maximum number of rules that are named if there is no rule of a name.
 const MAX_NAMED: usize = 10;

@@ -3,9 +3,8 @@
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_core::Rule;
+use tidegate_limiter::Limiter;
 use tidegate_net::response::{Answer, json};
-
-use crate::limiter::Limiter;
 
 pub(super) fn list(limiter: &Limiter) -> Answer {
     let rules = limiter.rules();

@@ -2,11 +2,12 @@
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use tidegate_limiter::date::date;
 use tidegate_net::response::{Answer, json};
 use tidegate_redis::Health;
 
 use super::Admin;
-use crate::{date::date, envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
+use crate::{envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
 
 /// Readiness, and whatever is degraded.
 #[derive(Debug)]

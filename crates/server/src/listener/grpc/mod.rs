@@ -18,6 +18,7 @@ mod unary;
 
 use std::{io, net::TcpListener, sync::Arc};
 
+use tidegate_limiter::Limiter;
 use tidegate_net::{Bounds, Listener, Server};
 
 use self::routes::Routes;
@@ -26,7 +27,7 @@ pub use self::{
     transcript::{QuotaStream, rate_limit_transcript},
 };
 
-use crate::{envoy::RateLimitService, limiter::Limiter};
+use crate::{envoy::RateLimitService, quota::Quotas};
 
 /// The service that Envoy calls for each request, and its former name.
 const RATE_LIMIT: &str = "envoy.service.ratelimit.v3.RateLimitService";
@@ -42,8 +43,10 @@ pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// The services behind the gRPC listener.
 #[derive(Clone, Debug)]
 pub struct ListenerContext {
-    /// The limiter, which also has the quotas.
+    /// The limiter.
     pub limiter: Arc<Limiter>,
+    /// The quotas that are divided among the Envoys that enforce them; empty if no rule defines any.
+    pub quotas: Arc<Quotas>,
     /// The rate limit service; without it, calls are answered as by a service without
     /// configuration.
     pub rate_limits: Option<Arc<RateLimitService>>,

@@ -3,6 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt as _, stream};
+use tidegate::Clock;
 use tidegate_config::quota::BucketId;
 use tidegate_core::{Span, Timestamp};
 use tidegate_net::Shutdown;
@@ -24,10 +25,7 @@ use super::proto::envoy::{
         rate_limit_strategy::{BlanketRule, Strategy},
     },
 };
-use crate::{
-    limiter::Limiter,
-    quota::{Assignment, BucketAssignments, StreamId, Usage},
-};
+use crate::quota::{Assignment, BucketAssignments, Quotas, StreamId, Usage};
 
 /// The time to live of an assignment, in seconds. Envoy reports every 5 seconds, so an assignment
 /// survives a few lost reports, but not the loss of this server.
@@ -50,13 +48,18 @@ const MAX_UNSENT: usize = 16;
 /// The quota service. Each stream of reports is answered with that stream's share of the quotas.
 #[derive(Debug)]
 pub(super) struct StreamedQuotas {
-    limiter: Arc<Limiter>,
+    quotas: Arc<Quotas>,
+    clock: Clock,
     shutdown: Shutdown,
 }
 
 impl StreamedQuotas {
-    pub(super) fn new(limiter: Arc<Limiter>, shutdown: Shutdown) -> Self {
-        Self { limiter, shutdown }
+    pub(super) fn new(quotas: Arc<Quotas>, clock: Clock, shutdown: Shutdown) -> Self {
+        Self {
+            quotas,
+            clock,
+            shutdown,
+        }
     }
 }
 
@@ -72,7 +75,7 @@ impl RateLimitQuotaService for StreamedQuotas {
         request: Request<Streaming<RateLimitQuotaUsageReports>>,
     ) -> Result<Response<Self::StreamRateLimitQuotasStream>, Status> {
         let (outbox, mut unsent) = mpsc::channel(MAX_UNSENT);
-        let (session, inbox) = QuotaSession::new(Arc::clone(&self.limiter));
+        let (session, inbox) = QuotaSession::new(Arc::clone(&self.quotas), self.clock.clone());
         let shutdown = self.shutdown.clone();
         tokio::spawn(async move {
             tokio::select! {
@@ -94,17 +97,22 @@ impl RateLimitQuotaService for StreamedQuotas {
 /// A stream that is registered with the quotas. Dropping it unregisters it.
 #[derive(Debug)]
 pub(super) struct QuotaSession {
-    limiter: Arc<Limiter>,
+    quotas: Arc<Quotas>,
+    clock: Clock,
     pub(super) stream: StreamId,
     domain: String,
 }
 
 impl QuotaSession {
     /// Registers a new stream. Returns it with the receiver of its assignments.
-    pub(super) fn new(limiter: Arc<Limiter>) -> (Self, mpsc::Receiver<BucketAssignments>) {
-        let (stream, inbox) = limiter.quotas().add_stream();
+    pub(super) fn new(
+        quotas: Arc<Quotas>,
+        clock: Clock,
+    ) -> (Self, mpsc::Receiver<BucketAssignments>) {
+        let (stream, inbox) = quotas.add_stream();
         let session = Self {
-            limiter,
+            quotas,
+            clock,
             stream,
             domain: String::new(),
         };
@@ -130,7 +138,7 @@ impl QuotaSession {
                     }
                 }
                 () = sleep(self.until_next_window()) => {
-                    self.limiter.quotas().roll(self.stream, self.limiter.now());
+                    self.quotas.roll(self.stream, self.clock.now());
                 }
             }
         }
@@ -160,18 +168,16 @@ impl QuotaSession {
         }
         let usages = reports.bucket_quota_usages.into_iter().map(read);
         let usages = usages.collect::<Result<Vec<_>, _>>()?;
-        let now = self.limiter.now();
-        self.limiter
-            .quotas()
-            .report(self.stream, &self.domain, usages, now);
+        let now = self.clock.now();
+        self.quotas.report(self.stream, &self.domain, usages, now);
         Ok(())
     }
 
     /// Returns the time until the earliest window of the stream's buckets ends, or an hour if it
     /// has no buckets.
     fn until_next_window(&self) -> Duration {
-        let end = self.limiter.quotas().next_window(self.stream);
-        let wait = end.map(|end: Timestamp| end.since(self.limiter.now()));
+        let end = self.quotas.next_window(self.stream);
+        let wait = end.map(|end: Timestamp| end.since(self.clock.now()));
         wait.map_or(Duration::from_secs(3_600), |wait| {
             Duration::from_micros(wait.as_micros())
         })
@@ -180,9 +186,7 @@ impl QuotaSession {
 
 impl Drop for QuotaSession {
     fn drop(&mut self) {
-        self.limiter
-            .quotas()
-            .remove_stream(self.stream, self.limiter.now());
+        self.quotas.remove_stream(self.stream, self.clock.now());
     }
 }
 

@@ -5,6 +5,7 @@ use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Du
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use tidegate_limiter::metrics::ListenerKind;
 use tidegate_net::Shutdown;
 use tokio::time::{Instant, timeout};
 use tonic::{Status, body::Body};
@@ -24,7 +25,6 @@ use super::{
     rate_limit,
     unary::{self, Reply},
 };
-use crate::metrics::ListenerKind;
 
 /// The paths of `ShouldRateLimit`, the only method without streaming that bypasses tonic.
 const SHOULD_RATE_LIMIT: [&str; 2] = [
@@ -55,7 +55,11 @@ impl std::fmt::Debug for Routes {
 
 impl Routes {
     pub(super) fn new(context: ListenerContext, shutdown: &Shutdown) -> io::Result<Self> {
-        let quotas = StreamedQuotas::new(Arc::clone(&context.limiter), shutdown.clone());
+        let quotas = StreamedQuotas::new(
+            Arc::clone(&context.quotas),
+            context.limiter.clock().clone(),
+            shutdown.clone(),
+        );
         let quotas =
             RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let health = HealthService::new(shutdown.clone(), context.rate_limits.clone());

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use prost::Message as _;
+use tidegate::Clock;
 use tokio::sync::mpsc;
 
 use super::{
@@ -11,7 +12,10 @@ use super::{
     quota::{self, QuotaSession},
     rate_limit,
 };
-use crate::{envoy::RateLimitService, limiter::Limiter, quota::BucketAssignments};
+use crate::{
+    envoy::RateLimitService,
+    quota::{BucketAssignments, Quotas},
+};
 
 /// Returns the encoded response of `ShouldRateLimit` to `message`. Does not support a Redis-backed
 /// limiter.
@@ -36,19 +40,20 @@ pub fn rate_limit_transcript(
 /// A quota stream without a connection. Dropping it unregisters the stream.
 #[derive(Debug)]
 pub struct QuotaStream {
-    limiter: Arc<Limiter>,
+    quotas: Arc<Quotas>,
+    clock: Clock,
     session: QuotaSession,
     inbox: mpsc::Receiver<BucketAssignments>,
 }
 
 impl QuotaStream {
-    /// Opens a new stream.
+    /// Opens a new stream that shares `quotas`.
     #[must_use]
-    pub fn open(limiter: &Arc<Limiter>) -> Self {
-        let limiter = Arc::clone(limiter);
-        let (session, inbox) = QuotaSession::new(Arc::clone(&limiter));
+    pub fn open(quotas: &Arc<Quotas>, clock: &Clock) -> Self {
+        let (session, inbox) = QuotaSession::new(Arc::clone(quotas), clock.clone());
         Self {
-            limiter,
+            quotas: Arc::clone(quotas),
+            clock: clock.clone(),
             session,
             inbox,
         }
@@ -68,7 +73,7 @@ impl QuotaStream {
 
     /// Starts a new window if the current one has ended.
     pub fn roll(&self) {
-        let (quotas, now) = (self.limiter.quotas(), self.limiter.now());
+        let (quotas, now) = (&self.quotas, self.clock.now());
         let stream = self.session.stream;
         if quotas.next_window(stream).is_some_and(|end| end <= now) {
             quotas.roll(stream, now);

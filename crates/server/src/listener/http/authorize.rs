@@ -6,14 +6,14 @@ use hyper::{Request, StatusCode, body::Incoming};
 use tidegate::Gate as _;
 use tidegate_core::{Cost, Effect, RequestError, RuleSet};
 use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
+use tidegate_limiter::{
+    entries::{AuditedRequest, Origin},
+    metrics::ListenerKind,
+};
 use tidegate_net::{Problem, response::Answer};
 use tidegate_tower::RuleNames;
 
 use super::{ConnectionContext, check::with_scratch, status};
-use crate::{
-    entries::{AuditedRequest, Origin},
-    metrics::ListenerKind,
-};
 
 /// Options in the query of the URL that the proxy is configured with.
 #[derive(Debug)]

@@ -4,6 +4,10 @@ use std::cell::RefCell;
 
 use tidegate::Gate as _;
 use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
+use tidegate_limiter::{
+    entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
+    metrics::ListenerKind,
+};
 use tidegate_net::{
     Problem,
     input::{advice, shown},
@@ -15,10 +19,6 @@ use super::{
     ConnectionContext,
     fields::{Field, FieldLocation},
     status,
-};
-use crate::{
-    entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
-    metrics::ListenerKind,
 };
 
 thread_local! {

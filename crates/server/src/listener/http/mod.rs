@@ -33,6 +33,7 @@ use hyper::{
 };
 use tidegate_config::{Headers, Identity};
 use tidegate_core::{Effect, Reason, Timestamp, Verdict};
+use tidegate_limiter::{Limiter, metrics::ListenerKind};
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
     auth::{Attempt, Authenticator},
@@ -42,7 +43,7 @@ use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
 
 pub(crate) use self::{body::read as read_body, verdict::millis};
 use super::cross_site;
-use crate::{envoy::RateLimitService, limiter::Limiter, metrics::ListenerKind};
+use crate::envoy::RateLimitService;
 
 /// The endpoints listed in 404 responses.
 const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use tidegate_core::{
     AlgorithmName, Charge, Cost, Effect, LimitSpec, Outcome, bounds::MAX_LIMITS_PER_RULE,
 };
+use tidegate_limiter::{Limiter, metrics::ListenerKind};
 use tidegate_net::{
     Problem,
     json::{self, Json, Members},
@@ -19,7 +20,6 @@ use super::{
     status,
     template_cache::{TemplateCache, ThrottleParameters},
 };
-use crate::{limiter::Limiter, metrics::ListenerKind};
 
 /// The fields of a request other than those of its limit.
 const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];

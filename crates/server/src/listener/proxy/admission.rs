@@ -22,6 +22,7 @@ use futures_util::{
 use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tidegate_identity::Entries;
+use tidegate_limiter::Limiter;
 use tidegate_tower::{LimitedBody, RateLimitLayer};
 use tower_service::Service;
 
@@ -32,7 +33,6 @@ use super::{
     rate_limit::ProxyLimiter,
     runtime::{ProxyRuntime, RuntimeConfig},
 };
-use crate::limiter::Limiter;
 
 /// The context that all requests of a connection share.
 #[derive(Debug)]

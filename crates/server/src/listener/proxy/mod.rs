@@ -36,6 +36,7 @@ mod upstream;
 use std::{io, net::TcpListener, sync::Arc};
 
 use tidegate_config::{Headers, Identity, Proxy};
+use tidegate_limiter::Limiter;
 use tidegate_net::{Bounds, Listener, Server, Tls};
 use tower_layer::Layer as _;
 
@@ -56,7 +57,6 @@ use self::{
     headers::forwarded::{ClientSide, ForwardingHeaders},
     tunnel::PendingTunnel,
 };
-use crate::limiter::Limiter;
 
 /// The dependencies of the proxy.
 #[derive(Clone, Debug)]

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use tidegate::Gate;
 use tidegate_config::Identity;
 use tidegate_core::{RuleSet, Timestamp, Verdict};
+use tidegate_limiter::{Limiter, metrics::ListenerKind};
 use tidegate_tower::{HeaderWriter, RateLimitLayer};
-
-use crate::{limiter::Limiter, metrics::ListenerKind};
 
 /// The server's limiter, with verdicts counted for the proxy listener.
 #[derive(Debug)]

@@ -33,14 +33,13 @@ use std::{
     time::Duration,
 };
 
+use tidegate_limiter::Limiter;
 use tidegate_net::{
     Bounds, Listener, Server, Tls,
     auth::{self, Authenticator},
 };
 
 use self::{session::Session, worker::CommandExecutor};
-
-use crate::limiter::Limiter;
 
 /// Returns the default limits of this listener. They equal the general ones, except that the idle
 /// timeout is one hour, because connection pools keep connections open and handle lost ones badly.

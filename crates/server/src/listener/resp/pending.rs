@@ -8,13 +8,13 @@
 use std::{fmt, pin::Pin, sync::Arc, task};
 
 use futures_util::{StreamExt, stream};
+use tidegate_limiter::Limiter;
 
 use super::{
     bounds::MAX_WAITING,
     command::{PendingCheck, PendingReset, PendingThrottle},
     reply::{Protocol, Reply},
 };
-use crate::limiter::Limiter;
 
 /// A command that needs a decision from Redis.
 #[derive(Debug)]

@@ -8,11 +8,10 @@ use std::{
     },
 };
 
+use tidegate_limiter::Database;
 use tidegate_net::auth::{self, Attempt, Authenticator};
 
 use super::{reply::Protocol, transaction::Transaction};
-
-use crate::limiter::Database;
 
 /// The user name of a client that does not name one.
 pub(super) const DEFAULT_USER: &str = "default";

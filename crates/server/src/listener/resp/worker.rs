@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{Outcome, Scratch, Timestamp};
+use tidegate_limiter::{Limiter, metrics::ListenerKind};
 
 use super::{
     bounds::{MAX_WAITING, OUTPUT_BYTES},
@@ -17,7 +18,6 @@ use super::{
     reply::Reply,
     session::{Ending, Replies, Session},
 };
-use crate::{limiter::Limiter, metrics::ListenerKind};
 
 /// A worker's buffers for commands and replies.
 #[derive(Debug, Default)]

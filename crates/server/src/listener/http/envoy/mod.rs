@@ -13,17 +13,14 @@ use hyper::{
     body::Bytes,
     header::{CONTENT_TYPE, HeaderName, HeaderValue},
 };
+use tidegate_limiter::{Limiter, metrics::ListenerKind};
 use tidegate_net::{
     Problem, Shutdown,
     json::object,
     response::{Answer, json},
 };
 
-use crate::{
-    envoy::{Code, RateLimitError, RateLimitService},
-    limiter::Limiter,
-    metrics::ListenerKind,
-};
+use crate::envoy::{Code, RateLimitError, RateLimitService};
 
 /// The header that describes what is wrong with a bad request.
 const PROBLEM: HeaderName = HeaderName::from_static("x-tidegate-problem");

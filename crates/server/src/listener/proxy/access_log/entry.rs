@@ -17,16 +17,14 @@ use hyper::body::{Body, Buf, Frame, Incoming, SizeHint};
 use serde::Serialize;
 use tidegate_config::Identity;
 use tidegate_core::Timestamp;
+use tidegate_limiter::Limiter;
 use tidegate_tower::DenialInfo;
 use tower_service::Service;
 
 use super::AccessLog;
-use crate::{
-    limiter::Limiter,
-    listener::proxy::{
-        error::ErrorReason,
-        request_body::{BodyError, EARLY_ENDS},
-    },
+use crate::listener::proxy::{
+    error::ErrorReason,
+    request_body::{BodyError, EARLY_ENDS},
 };
 
 /// The maximum length of a logged text from the client, in bytes.

@@ -5,10 +5,9 @@ use tidegate_core::{
     Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
     bounds::MAX_ENTRIES,
 };
-
-use crate::{
+use tidegate_limiter::{
+    Limiter,
     entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
-    limiter::Limiter,
     metrics::ListenerKind,
 };
 

@@ -1,12 +1,13 @@
 //! Connection commands that all clients send to any Redis.
 
+use tidegate_limiter::Database;
+
 use super::super::{
     parse::Arguments,
     reply::{Protocol, Reply},
     session::Ending,
     worker::Context,
 };
-use crate::limiter::Database;
 
 pub(super) fn ping(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     match arguments.get(1) {

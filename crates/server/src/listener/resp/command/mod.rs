@@ -13,9 +13,10 @@ mod transaction;
 
 use std::fmt;
 
+use tidegate_limiter::{MAX_THROTTLE_KEY_BYTES, metrics::ListenerKind};
+
 pub(super) use self::{check::PendingCheck, reset::PendingReset, throttle::PendingThrottle};
 use super::{parse::Arguments, reply::Reply, worker::Context};
-use crate::{limiter::MAX_THROTTLE_KEY_BYTES, metrics::ListenerKind};
 
 /// A supported command.
 #[derive(Debug)]

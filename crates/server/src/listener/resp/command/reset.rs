@@ -2,6 +2,7 @@
 //! request.
 
 use futures_util::future::join_all;
+use tidegate_limiter::Limiter;
 
 use super::{
     super::{
@@ -12,7 +13,6 @@ use super::{
     },
     refuse,
 };
-use crate::limiter::Limiter;
 
 /// The maximum number of keys per command. With Redis they are all reset concurrently.
 const MAX_KEYS: usize = 64;

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{Charge, Cost, Decision, Effect, Limits, Outcome, Span, Timestamp, bounds};
+use tidegate_limiter::{Limiter, metrics::ListenerKind};
 
 use super::{
     super::{
@@ -19,7 +20,6 @@ use super::{
     refusal::{CellRefusal, CrabRefusal, Refusal},
     refuse,
 };
-use crate::{limiter::Limiter, metrics::ListenerKind};
 
 /// Runs `CL.THROTTLE key max_burst count_per_period period [quantity]` → `[limited, limit,
 /// remaining, retry_after_s or -1, reset_after_s]`.

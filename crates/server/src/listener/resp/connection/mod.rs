@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use tidegate_limiter::Limiter;
 use tidegate_net::{Connection, LazyTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
@@ -26,7 +27,6 @@ use super::{
     session::{Ending, Session},
     worker::CommandExecutor,
 };
-use crate::limiter::Limiter;
 
 /// How long a client that is being disconnected may take to read the final error.
 const LINGER: Duration = Duration::from_secs(1);

@@ -93,7 +93,7 @@ struct UnknownEntry {
 
 /// The source of the entry names of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub enum Origin {
     /// The service that sent the request, which may misspell an entry.
     Service,
     /// The listener, which derives the entries that the rules use.
@@ -102,12 +102,17 @@ pub(crate) enum Origin {
 
 /// A decided request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AuditedRequest<'a> {
-    pub(crate) listener: ListenerKind,
-    pub(crate) origin: Origin,
-    pub(crate) request: &'a Request<'a>,
-    pub(crate) rules: &'a RuleSet,
-    pub(crate) now: Timestamp,
+pub struct AuditedRequest<'a> {
+    /// The listener that answered it.
+    pub listener: ListenerKind,
+    /// The source of its entry names.
+    pub origin: Origin,
+    /// The request.
+    pub request: &'a Request<'a>,
+    /// The rules that it was decided under.
+    pub rules: &'a RuleSet,
+    /// The time of the decision.
+    pub now: Timestamp,
 }
 
 impl EntryAudit {

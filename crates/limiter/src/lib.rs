@@ -4,6 +4,11 @@
 //! suspends, and neither does one that can be made without Redis. Callers that are not async use
 //! the functions that end in `_now` and await only what those leave undecided.
 
+mod admin_ops;
+pub mod date;
+pub mod entries;
+pub mod metrics;
+pub mod snapshot;
 mod store;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
@@ -21,19 +26,20 @@ pub use self::store::{Backend, LimiterReceipt};
 use crate::{
     entries::{AuditedRequest, EntryAudit},
     metrics::{ListenerKind, Metrics},
-    quota::Quotas,
     snapshot::SnapshotHealth,
 };
 
 /// A request for a decision, independent of the backend that decides it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DecisionRequest<'a> {
-    pub(crate) charges: &'a [Charge<'a>],
+pub struct DecisionRequest<'a> {
+    /// The charges, all of which are made or none.
+    pub charges: &'a [Charge<'a>],
     /// The current time, read by the caller.
-    pub(crate) now: Timestamp,
-    pub(crate) effect: Effect,
+    pub now: Timestamp,
+    /// What the decision does.
+    pub effect: Effect,
     /// How long Redis may take, if less than the configured maximum.
-    pub(crate) within: Option<Duration>,
+    pub within: Option<Duration>,
 }
 
 /// The limiter that all listeners share. A process has one, behind an [`Arc`].
@@ -43,7 +49,6 @@ pub struct Limiter {
     backend: Backend,
     clock: Clock,
     metrics: Metrics,
-    quotas: Quotas,
     trust: Trust,
     snapshots: SnapshotHealth,
     audit: ArcSwap<EntryAudit>,
@@ -61,7 +66,6 @@ impl Limiter {
             backend: backend.into(),
             clock,
             metrics,
-            quotas: Quotas::default(),
             trust: Trust::default(),
             snapshots: SnapshotHealth::default(),
         }
@@ -129,13 +133,6 @@ impl Limiter {
         }
     }
 
-    /// Returns the quotas that are divided among the Envoys that enforce them; empty if no rule
-    /// defines any.
-    #[must_use]
-    pub fn quotas(&self) -> &Quotas {
-        &self.quotas
-    }
-
     /// Returns the health of this store's snapshots.
     #[must_use]
     pub fn snapshots(&self) -> &SnapshotHealth {
@@ -159,11 +156,9 @@ impl Limiter {
     #[must_use]
     pub fn exposition(&self) -> String {
         let fleet = self.fleet().map(Fleet::stats);
-        let (store, quotas) = (self.local_store().stats(), self.quotas.counts());
+        let store = self.local_store().stats();
         let missing = self.audit.load().missing_key_entries();
-        let mut text = self
-            .metrics
-            .exposition(&store, quotas, fleet.as_ref(), self.now());
+        let mut text = self.metrics.exposition(&store, fleet.as_ref(), self.now());
         text.push_str(&Metrics::key_entries(missing));
         text
     }
@@ -175,7 +170,7 @@ impl Limiter {
 
     /// Audits the entries of a request answered with `verdict`, so that entries that no rule uses
     /// are reported.
-    pub(crate) fn audit(&self, audited: AuditedRequest<'_>, verdict: &Verdict<'_>) {
+    pub fn audit(&self, audited: AuditedRequest<'_>, verdict: &Verdict<'_>) {
         self.audit.load().observe(audited, verdict, &self.metrics);
     }
 
@@ -187,7 +182,7 @@ impl Limiter {
 
     /// Prefetches the memory of keys that are about to be decided one after the other; see
     /// [`MemoryStore::prefetch`]. Does nothing with Redis.
-    pub(crate) fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
+    pub fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
         if let Backend::Memory(store) = &self.backend {
             store.prefetch(keys);
         }
@@ -195,7 +190,7 @@ impl Limiter {
 
     /// Decides `request`. Clears and fills `outcomes`, a buffer that the caller can reuse. It stays
     /// empty if the fallback policy `open` or `closed` decides.
-    pub(crate) async fn decide(
+    pub async fn decide(
         &self,
         request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,
@@ -220,7 +215,11 @@ impl Limiter {
 
     /// Works like [`Self::decide`], but returns an error instead of applying the fallback policy
     /// when Redis fails.
-    pub(crate) async fn decide_or_fail(
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of Redis. Nothing was decided.
+    pub async fn decide_or_fail(
         &self,
         request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,

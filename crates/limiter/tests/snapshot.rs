@@ -8,7 +8,7 @@ use tidegate_core::{
     AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
     Span, Timestamp, notation,
 };
-use tidegate_server::snapshot::{self, RestoreOutcome};
+use tidegate_limiter::snapshot::{self, RestoreOutcome};
 
 const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 

@@ -16,9 +16,12 @@ mod rules;
 mod shard;
 mod store;
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use rules::Rules;
@@ -27,7 +30,6 @@ use tidegate_core::{Decided, Decision, MemoryStats, Reason, Renewal, Timestamp, 
 use tidegate_net::{Listener, auth::Authenticator, prometheus::Text};
 use tidegate_redis::FleetStats;
 
-use crate::quota::QuotaCounts;
 pub use rules::MAX_RULE_LABELS;
 
 /// The latency of one in this number of decisions is measured.
@@ -109,6 +111,20 @@ pub struct Metrics {
     last_snapshot_failed: AtomicBool,
     listeners: Mutex<Vec<(&'static str, Listener)>>,
     authenticators: Mutex<Vec<Arc<Authenticator>>>,
+    writers: Writers,
+}
+
+/// Writes the metrics of a component to a page.
+type Writer = Box<dyn Fn(&mut Text) + Send + Sync>;
+
+/// The writers of other components.
+#[derive(Default)]
+struct Writers(Mutex<Vec<Writer>>);
+
+impl fmt::Debug for Writers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Writers(…)")
+    }
 }
 
 impl Metrics {
@@ -126,6 +142,7 @@ impl Metrics {
             last_snapshot_failed: AtomicBool::new(false),
             listeners: Mutex::default(),
             authenticators: Mutex::default(),
+            writers: Writers::default(),
         }
     }
 
@@ -144,7 +161,7 @@ impl Metrics {
     }
 
     /// Counts a response of Envoy's rate limit service.
-    pub(crate) fn observe_answer(&self, listener: ListenerKind, is_over_limit: bool) {
+    pub fn observe_answer(&self, listener: ListenerKind, is_over_limit: bool) {
         let answer = is_over_limit.then_some(Reason::Limit);
         self.shards
             .mine()
@@ -222,28 +239,31 @@ impl Metrics {
     }
 
     /// Counts a snapshot and records whether it failed.
-    pub(crate) fn count_snapshot(&self, failed: bool) {
+    pub fn count_snapshot(&self, failed: bool) {
         self.snapshots[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
         self.last_snapshot_failed.store(failed, Ordering::Relaxed);
     }
 
     /// Records that the check at the start failed, which counts no snapshot.
-    pub(crate) fn note_snapshot_failure(&self) {
+    pub fn note_snapshot_failure(&self) {
         self.last_snapshot_failed.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether the last snapshot could not be written.
-    pub(crate) fn last_snapshot_failed(&self) -> bool {
+    #[must_use]
+    pub fn last_snapshot_failed(&self) -> bool {
         self.last_snapshot_failed.load(Ordering::Relaxed)
     }
 
     /// Returns when counting began.
-    pub(crate) fn started(&self) -> Timestamp {
+    #[must_use]
+    pub fn started(&self) -> Timestamp {
         self.started
     }
 
     /// Returns the name, address and open connections of each listener, as JSON.
-    pub(crate) fn listeners(&self) -> Vec<serde_json::Value> {
+    #[must_use]
+    pub fn listeners(&self) -> Vec<serde_json::Value> {
         let listeners = self
             .listeners
             .lock()
@@ -274,13 +294,21 @@ impl Metrics {
             .push(authenticator);
     }
 
-    /// Returns all metrics in the Prometheus text format. `store`, `quotas` and `fleet` are the
-    /// statistics of those components at `now`.
+    /// Exports the metrics that `writer` writes.
+    pub fn show(&self, writer: impl Fn(&mut Text) + Send + Sync + 'static) {
+        self.writers
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Box::new(writer));
+    }
+
+    /// Returns all metrics in the Prometheus text format. `store` and `fleet` are the statistics of
+    /// those components at `now`.
     #[must_use]
     pub fn exposition(
         &self,
         store: &MemoryStats,
-        quotas: QuotaCounts,
         fleet: Option<&FleetStats>,
         now: Timestamp,
     ) -> String {
@@ -291,7 +319,13 @@ impl Metrics {
         self.rules.write(&mut text);
         self.shards.write_latency(&mut text);
         store::write(&mut text, store);
-        store::write_quotas(&mut text, quotas);
+        let writers = self
+            .writers
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        writers.iter().for_each(|write| write(&mut text));
+        drop(writers);
         if let Some(fleet) = fleet {
             fleet::write(&mut text, fleet);
         }

@@ -1,32 +1,7 @@
-//! Metrics of the memory store and of quotas.
+//! Metrics of the memory store.
 
 use tidegate_core::MemoryStats;
 use tidegate_net::prometheus::Text;
-
-use crate::quota::QuotaCounts;
-
-pub(super) fn write_quotas(text: &mut Text, quotas: QuotaCounts) {
-    let families = [
-        (
-            "tidegate_quota_buckets",
-            "Buckets whose quotas are assigned.",
-            quotas.buckets,
-        ),
-        (
-            "tidegate_quota_streams",
-            "Envoy streams that share the quotas.",
-            quotas.streams,
-        ),
-    ];
-    for (name, help, count) in families {
-        text.single(
-            name,
-            "gauge",
-            help,
-            u64::try_from(count).unwrap_or(u64::MAX),
-        );
-    }
-}
 
 pub(super) fn write(text: &mut Text, store: &MemoryStats) {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);

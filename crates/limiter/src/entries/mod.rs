@@ -14,11 +14,12 @@ use tidegate_config::entry_name;
 use tidegate_core::{RequestError, RuleSet};
 use tidegate_identity::{AmbiguousRequest, Trust};
 
-pub(crate) use self::audit::{AuditedRequest, EntryAudit, Origin};
+pub(crate) use self::audit::EntryAudit;
+pub use self::audit::{AuditedRequest, Origin};
 
 /// How the values of entries are interpreted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Spelling {
+pub enum Spelling {
     /// Paths, hosts and addresses are normalised as forward-auth does.
     #[default]
     Normalized,
@@ -28,10 +29,10 @@ pub(crate) enum Spelling {
 
 /// A normalised entry that differs from the entry that was sent.
 #[derive(Debug)]
-pub(crate) struct NormalizedEntry<'e> {
-    pub(crate) at: usize,
-    pub(crate) name: Cow<'e, str>,
-    pub(crate) value: Cow<'e, str>,
+pub struct NormalizedEntry<'e> {
+    at: usize,
+    name: Cow<'e, str>,
+    value: Cow<'e, str>,
 }
 
 /// Returns the `entries` that differ once normalised, usually none. Names of headers are in lower
@@ -40,7 +41,7 @@ pub(crate) struct NormalizedEntry<'e> {
 /// # Errors
 ///
 /// Rejects an ambiguous value of an entry that a rule uses.
-pub(crate) fn normalize<'e>(
+pub fn normalize<'e>(
     trust: &Trust,
     rules: &RuleSet,
     spelling: Spelling,
@@ -66,7 +67,8 @@ pub(crate) fn normalize<'e>(
 }
 
 /// Returns `entries` with the `replaced` ones in their place.
-pub(crate) fn rewritten<'e>(
+#[must_use]
+pub fn rewritten<'e>(
     entries: &[(&'e str, &'e str)],
     replaced: &'e [NormalizedEntry<'e>],
 ) -> Vec<(&'e str, &'e str)> {

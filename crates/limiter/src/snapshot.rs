@@ -26,7 +26,6 @@ const MAGIC: &[u8; 16] = b"tidegate-store-2";
 
 /// The result of restoring the snapshot at startup.
 #[derive(Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum RestoreOutcome {
     /// There was no snapshot.
     Nothing,
@@ -76,13 +75,13 @@ enum Report {
 
 impl SnapshotHealth {
     /// Records that snapshots are configured.
-    pub(crate) fn mark_configured(&self) {
+    pub fn mark_configured(&self) {
         self.lock().is_configured = true;
     }
 
     /// Records a failure to write the snapshot at `now`. Logs it if the error is new, and then once
     /// an hour.
-    pub(crate) fn fail(&self, error: &str, now: Timestamp) {
+    pub fn fail(&self, error: &str, now: Timestamp) {
         match self.note_failure(error, now) {
             Some(Report::News) => tracing::error!(
                 "{error}; keeping the previous snapshot; a restart now would lose later changes; next report in an hour"
@@ -97,7 +96,7 @@ impl SnapshotHealth {
 
     /// Records that the check at the start failed, which the caller has logged. The first failed
     /// write is still logged.
-    pub(crate) fn fail_at_start(&self, error: String, now: Timestamp) {
+    pub fn fail_at_start(&self, error: String, now: Timestamp) {
         self.lock().failure = Some(Failure {
             error,
             since: now,
@@ -132,7 +131,7 @@ impl SnapshotHealth {
     }
 
     /// Records that the snapshot was written.
-    pub(crate) fn record_success(&self) {
+    pub fn record_success(&self) {
         if let Some(failure) = self.lock().failure.take() {
             let failures = failure.attempts;
             tracing::info!(failures, "snapshot written again after failures");

@@ -3,7 +3,7 @@
 use tidegate_core::{Block, Charge, Effect, Outcome, Span, Store};
 use tidegate_redis::StoreError;
 
-use crate::limiter::Limiter;
+use crate::Limiter;
 
 impl Limiter {
     /// Returns all blocks, in no particular order.
@@ -85,7 +85,8 @@ impl Limiter {
 
     /// Works like [`Self::reset`] if Redis is not involved. Otherwise returns `None` without side
     /// effects.
-    pub(crate) fn reset_now(&self, key: &[u8]) -> Option<bool> {
+    #[must_use]
+    pub fn reset_now(&self, key: &[u8]) -> Option<bool> {
         match self.fleet() {
             Some(_) => None,
             None => Some(self.local_store().reset(key)),
