@@ -4,5 +4,4 @@ pub mod admin;
 mod cross_site;
 pub mod grpc;
 pub mod http;
-pub mod proxy;
 pub mod resp;

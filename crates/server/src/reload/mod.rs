@@ -12,12 +12,10 @@ use std::{
 use tidegate_config::{Config, MAX_FILE_BYTES, Mistake, Proxy};
 use tidegate_limiter::Limiter;
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
+use tidegate_proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError};
 
 pub use self::restart_only::RestartOnlySettings;
-use crate::{
-    listener::proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError},
-    quota::Quotas,
-};
+use crate::quota::Quotas;
 
 /// How often the rules file is checked for changes. A check costs one `stat`. Unlike file events it
 /// also works on network file systems and for the symbolic links of a Kubernetes ConfigMap.

@@ -28,6 +28,7 @@ use tidegate_limiter::{
     snapshot::{self, RestoreOutcome},
 };
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener};
+use tidegate_proxy::{AccessLog, ProxyRuntime, TrustAnchorError};
 
 use self::{
     descriptors::Bound,
@@ -40,11 +41,7 @@ pub use self::{
 use crate::{
     envoy::{ConfigFilesError, ConfigWatcher, RateLimitService},
     geoip::{GeoIp, GeoIpError},
-    listener::{
-        self,
-        grpc::Http2,
-        proxy::{AccessLog, ProxyRuntime, TrustAnchorError},
-    },
+    listener::{self, grpc::Http2},
     quota::Quotas,
     redis_runtime::RedisRuntime,
     reload::{Reloader, RestartOnlySettings},
@@ -397,7 +394,7 @@ impl StartContext<'_> {
             self.opened("resp", listener);
         }
         if let Some((socket, live)) = sockets.proxy.zip(self.proxy.as_ref()) {
-            let dependencies = listener::proxy::Dependencies {
+            let dependencies = tidegate_proxy::Dependencies {
                 limiter: Arc::clone(self.limiter),
                 headers: self.headers,
                 runtime: Arc::clone(live),
@@ -406,7 +403,7 @@ impl StartContext<'_> {
             };
             self.opened(
                 "proxy",
-                listener::proxy::listen(server, socket, dependencies)?,
+                tidegate_proxy::listen(server, socket, dependencies)?,
             );
         }
         if let Some(socket) = sockets.admin {

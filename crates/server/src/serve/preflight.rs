@@ -11,11 +11,11 @@ use std::{
 use tidegate_config::{AccessLog, Config, Identity, Proxy};
 use tidegate_identity::GeoIpField;
 use tidegate_net::{Tls, TlsError, TlsFiles, TlsListener};
+use tidegate_proxy::check_trust_anchors;
 
 use super::ServeError;
 use crate::{
     geoip::{GeoIp, GeoIpError},
-    listener::proxy::connector,
     redis_runtime,
 };
 
@@ -68,7 +68,7 @@ pub fn preflight_warnings(config: &Config) -> Option<String> {
 }
 
 fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
-    let authorities = proxy.upstreams.iter().map(connector);
+    let authorities = proxy.upstreams.iter().map(check_trust_anchors);
     let mut found: Vec<ServeError> = authorities
         .filter_map(|checked| checked.err().map(ServeError::from))
         .collect();

@@ -5,6 +5,7 @@ use std::{io, sync::Arc, time::Duration};
 use tidegate_config::{Shutdown, Snapshot};
 use tidegate_limiter::{Limiter, snapshot};
 use tidegate_net::{Server, Tls};
+use tidegate_proxy::ProxyRuntime;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, Interval, MissedTickBehavior, interval, sleep_until},
@@ -13,7 +14,6 @@ use tokio::{
 use crate::{
     envoy::ConfigWatcher,
     geoip::GeoIp,
-    listener::proxy::ProxyRuntime,
     redis_runtime::RedisRuntime,
     reload::{CHECK_INTERVAL, Reloader},
 };

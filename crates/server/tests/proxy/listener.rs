@@ -7,10 +7,8 @@ use tidegate_config::Config;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_limiter::Limiter;
 use tidegate_net::{Listener, Server, Tls, TlsListener};
-use tidegate_server::{
-    geoip::GeoIp,
-    listener::proxy::{self, AccessLog, Dependencies, ProxyRuntime},
-};
+use tidegate_proxy::{self as proxy, AccessLog, Dependencies, ProxyRuntime};
+use tidegate_server::geoip::GeoIp;
 
 use crate::client::{Answer, Client};
 

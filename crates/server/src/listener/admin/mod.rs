@@ -43,6 +43,7 @@ use tidegate_net::{
     prometheus::Text,
     response::{Answer, json},
 };
+use tidegate_proxy::ProxyRuntime;
 use tidegate_redis::StoreError;
 
 use self::{
@@ -50,10 +51,7 @@ use self::{
     path::{KeyTarget, Path},
     reload::ReloadTargets,
 };
-use super::{
-    http::{read_body, serve},
-    proxy::ProxyRuntime,
-};
+use super::http::{read_body, serve};
 use crate::{envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
 
 /// The dependencies and settings of the admin listener.

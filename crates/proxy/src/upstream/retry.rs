@@ -12,7 +12,7 @@
 use http::Method;
 
 use super::connection::SendError;
-use crate::listener::proxy::error::ProxyError;
+use crate::error::ProxyError;
 
 /// How many stale pooled connections a request may find, over all endpoints, before one more rules
 /// out its endpoint. Concerns HTTP/2 only: after a stale HTTP/1.1 connection, the next one is new.

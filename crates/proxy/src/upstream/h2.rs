@@ -37,7 +37,7 @@ use tokio::{
 };
 
 use super::interim::InterimLimitStream;
-use crate::listener::proxy::{
+use crate::{
     downstream::write_stall::{WatchedBody, with_write_timeout},
     headers::lookup,
     request_body::Upload,

@@ -19,7 +19,7 @@ use super::{
     health_check,
     tls::{TrustAnchorError, connector},
 };
-use crate::listener::proxy::{
+use crate::{
     access_log::LoggedUpstream, concurrency::UpstreamConcurrency, error::ProxyError,
     metrics::UpstreamMetrics, runtime::RuntimeConfig,
 };

@@ -25,7 +25,7 @@ use super::{
     forwarded::{ForwardingHeaders, is_proxy_header},
     hop_by_hop, lookup, target,
 };
-use crate::listener::proxy::{error::ProxyError, runtime::RuntimeConfig};
+use crate::{error::ProxyError, runtime::RuntimeConfig};
 
 /// The number of `Via` elements with our pseudonym that makes a request a loop. Two or three tiers
 /// of proxies may share a pseudonym.

@@ -14,6 +14,7 @@ mod chunks;
 mod framing;
 mod head;
 mod request_writer;
+#[cfg(any(test, fuzzing))]
 mod transcript;
 
 use std::{
@@ -35,6 +36,7 @@ use tokio::{
 use tokio_rustls::client::TlsStream;
 
 pub(crate) use self::request_writer::RequestWriter;
+#[cfg(any(test, fuzzing))]
 pub use self::transcript::{ParsedResponse, ScriptedConnection};
 use self::{
     chunks::{ChunkDecoder, Piece},
@@ -42,7 +44,7 @@ use self::{
     request_writer::WriteError,
 };
 use super::MAX_INTERIM_RESPONSES;
-use crate::listener::proxy::{
+use crate::{
     headers::{forwarded::ForwardingHeaders, hop_by_hop},
     request_body::Upload,
 };

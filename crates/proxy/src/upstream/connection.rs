@@ -26,7 +26,7 @@ use super::{
     h2::{Http2Connection, StreamSlot},
     retry::is_repeatable,
 };
-use crate::listener::proxy::{
+use crate::{
     downstream::write_stall::WatchedBody,
     error::ProxyError,
     headers::forwarded::ForwardingHeaders,

@@ -8,7 +8,7 @@ use http::{
 };
 
 use super::lookup::{self, has_any};
-use crate::listener::proxy::error::ProxyError;
+use crate::error::ProxyError;
 
 /// The maximum length of a DNS name.
 const MAX_HOST_BYTES: usize = 253;

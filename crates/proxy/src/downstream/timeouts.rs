@@ -20,7 +20,7 @@ use tidegate_config::Timeouts;
 use tidegate_net::{LazyTimer, WriteTimeoutStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::listener::proxy::bad_request::BadRequests;
+use crate::bad_request::BadRequests;
 
 /// The phase of a connection, shared by the socket and the request handler.
 ///

@@ -12,7 +12,7 @@ use httparse::{Header, ParserConfig, Status};
 use tidegate_config::Proxy;
 
 use super::{Malformed, framing::Framing};
-use crate::listener::proxy::headers::{forwarded::ForwardingHeaders, lookup};
+use crate::headers::{forwarded::ForwardingHeaders, lookup};
 
 /// The maximum size of a response head: bytes and number of header lines.
 #[derive(Clone, Copy, Debug)]

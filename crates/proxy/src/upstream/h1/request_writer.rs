@@ -12,7 +12,7 @@ use hyper::body::Body as _;
 use tokio::io::AsyncWrite;
 
 use super::{framing::Framing, head};
-use crate::listener::proxy::{
+use crate::{
     headers::forwarded::ForwardingHeaders, request_body::Upload, upstream::retry::is_repeatable,
 };
 

@@ -46,6 +46,15 @@ impl PartialEq for UpstreamTls {
     }
 }
 
+/// Checks that the trust anchors of an upstream can be loaded.
+///
+/// # Errors
+///
+/// Returns why they cannot be.
+pub fn check_trust_anchors(upstream: &tidegate_config::Upstream) -> Result<(), TrustAnchorError> {
+    connector(upstream).map(drop)
+}
+
 /// Loads the trust anchors of an upstream and returns its TLS client settings; `None` if all of its
 /// URLs are plain `http`.
 pub(crate) fn connector(

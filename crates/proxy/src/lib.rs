@@ -40,14 +40,12 @@ use tidegate_limiter::Limiter;
 use tidegate_net::{Bounds, Listener, Server, Tls};
 use tower_layer::Layer as _;
 
-pub(crate) use self::upstream::tls::connector;
+#[cfg(any(test, fuzzing))]
+pub use self::upstream::h1::{ParsedResponse, ScriptedConnection};
 pub use self::{
     access_log::AccessLog,
     runtime::{ProxyRuntime, RuntimeConfig},
-    upstream::{
-        h1::{ParsedResponse, ScriptedConnection},
-        tls::TrustAnchorError,
-    },
+    upstream::tls::{TrustAnchorError, check_trust_anchors},
 };
 use self::{
     access_log::{AccessLogService, LogContext},

@@ -10,7 +10,7 @@ use http::{
 use hyper::body::{Body, Frame};
 
 use super::Malformed;
-use crate::listener::proxy::headers::{hop_by_hop, lookup};
+use crate::headers::{hop_by_hop, lookup};
 
 /// How the end of a body is determined.
 #[derive(Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use tidegate_config::{HealthCheck, Proxy};
 use tokio::time::{sleep, timeout};
 
 use super::{connect, connection::Protocol, endpoint::Endpoint, outlier::with_causes};
-use crate::listener::proxy::{headers::target, request_body::Upload, runtime::RuntimeConfig};
+use crate::{headers::target, request_body::Upload, runtime::RuntimeConfig};
 
 /// Runs active health checks of an endpoint, until it is gone or its checks are no longer
 /// configured. Each check uses the settings in force at that time.

@@ -16,7 +16,7 @@ use tidegate_config::Proxy;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{Http1Connection, Socket};
-use crate::listener::proxy::{headers::hop_by_hop, request_body::Upload};
+use crate::{headers::hop_by_hop, request_body::Upload};
 
 /// A connection to an upstream that sends scripted bytes.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use super::{
     ClientConnection,
     timeouts::{ClientStream, ConnectionPhase},
 };
-use crate::listener::proxy::handler::CompleteRequest;
+use crate::handler::CompleteRequest;
 
 impl ClientConnection {
     pub(super) async fn serve_http1<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>

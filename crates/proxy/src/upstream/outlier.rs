@@ -25,7 +25,7 @@ use super::{
     endpoint::{Endpoint, EndpointSettings},
     failure_log::{FailureLog, LogDecision},
 };
-use crate::listener::proxy::{error::ProxyError, request_body::EARLY_ENDS};
+use crate::{error::ProxyError, request_body::EARLY_ENDS};
 
 // Bits of `EndpointHealth::unavailable`.
 const EJECTED: u8 = 1;

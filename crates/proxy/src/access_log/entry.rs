@@ -22,7 +22,7 @@ use tidegate_tower::DenialInfo;
 use tower_service::Service;
 
 use super::AccessLog;
-use crate::listener::proxy::{
+use crate::{
     error::ErrorReason,
     request_body::{BodyError, EARLY_ENDS},
 };

@@ -107,7 +107,8 @@ impl ProxyRuntime {
     }
 
     /// Returns the settings that differ from the running ones and that only a restart can change.
-    pub(crate) fn restart_required(&self, settings: &Proxy) -> Vec<&'static str> {
+    #[must_use]
+    pub fn restart_required(&self, settings: &Proxy) -> Vec<&'static str> {
         let started = &self.started;
         let others = [
             ("proxy.listen", started.listen == settings.listen),

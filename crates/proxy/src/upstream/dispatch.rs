@@ -17,7 +17,7 @@ use super::{
     outlier::{record_failure, record_success},
     retry::{Attempt, Retry, retry},
 };
-use crate::listener::proxy::{
+use crate::{
     error::ProxyError,
     headers::forwarded::ForwardingHeaders,
     request_body::{Upload, UploadProgress},
