@@ -1,7 +1,7 @@
 //! Compiles the product's own protobuf messages, with client and server.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let proto = "../../crates/server/proto";
+    let proto = "../../crates/envoy/proto";
     println!("cargo::rerun-if-changed={proto}");
     let files = protox::compile(["envoy/service/ratelimit/v3/rls.proto"], [proto])?;
     let mut config = tonic_prost_build::Config::new();

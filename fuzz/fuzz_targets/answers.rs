@@ -14,9 +14,10 @@ use std::fmt::Write as _;
 
 use http::{HeaderMap, Method, StatusCode, header::CONTENT_LENGTH};
 use libfuzzer_sys::fuzz_target;
-use frames::frames;
 use tidegate_config::{Config, Proxy};
 use tidegate_proxy::{ParsedResponse, ScriptedConnection};
+
+use frames::frames;
 
 const PROXY: &str = "
 proxy: {listen: '127.0.0.1:0', max_head: 8KiB, max_headers: 16, upstreams: [{name: app, urls: 'http://127.0.0.1:1'}]}

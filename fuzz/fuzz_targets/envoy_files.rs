@@ -11,9 +11,9 @@ use futures_util::FutureExt as _;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate::Clock;
-use tidegate_server::envoy::{Descriptor, File, RateLimitRequest, RateLimitService, read};
 use tidegate_config::envoy::{DomainFiles, Settings};
 use tidegate_limiter::Limiter;
+use tidegate_envoy::{Descriptor, File, RateLimitRequest, RateLimitService, read};
 
 fuzz_target!(|input: (bool, &str)| {
     let (is_merged, text) = input;

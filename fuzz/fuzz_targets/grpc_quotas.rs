@@ -11,9 +11,9 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{Span, Timestamp};
 use tidegate::Clock;
-use tidegate_server::{listener::grpc::QuotaStream, quota::Quotas};
 use frames::frames;
 use tidegate_config::Config;
+use tidegate_envoy::{grpc::QuotaStream, quota::Quotas};
 
 const START: u64 = 1_700_000_040_000_000;
 const STREAMS: usize = 4;

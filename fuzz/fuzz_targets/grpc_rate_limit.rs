@@ -13,10 +13,10 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate::Clock;
-use tidegate_server::{listener::grpc::rate_limit_transcript, envoy::{File, RateLimitService, read}};
 use frames::frames;
 use tidegate_config::envoy::{DomainFiles, HeaderNames, Settings};
 use tidegate_limiter::Limiter;
+use tidegate_envoy::{File, RateLimitService, grpc::rate_limit_transcript, read};
 
 /// The initial time, in microseconds: the first second of a minute.
 const START: u64 = 1_700_000_040_000_000;

@@ -7,8 +7,8 @@ use tidegate_config::{
     Mistake,
     envoy::{ConfigFiles, DomainFiles},
 };
+use tidegate_envoy::{ConfigFilesError, FileMistake, LoadedConfig, load_files};
 use tidegate_server::{
-    envoy::{ConfigFilesError, FileMistake, LoadedConfig, load_files},
     reload::{self, LoadError},
     serve::{preflight_errors, preflight_warnings},
 };

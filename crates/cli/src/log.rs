@@ -30,9 +30,9 @@ const QUIET: [&str; 7] = [
 /// Modules that only log operator actions: the start and reloads. They are not throttled, because a
 /// file may have hundreds of warnings.
 const UNTHROTTLED: [&str; 3] = [
-    "tidegate_server::serve",
-    "tidegate_server::reload",
-    "tidegate_server::envoy::folder",
+    tidegate_server::serve::LOG_TARGET,
+    tidegate_server::reload::LOG_TARGET,
+    tidegate_envoy::CONFIG_LOG_TARGET,
 ];
 
 /// Starts logging to standard error with this `filter`.

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use tidegate_config::{AdminToken, Config, Listener, Password, RedisConfig};
+use tidegate_envoy::{self as envoy, Variables};
 use tidegate_server::{
-    envoy::{self, Variables},
     reload,
     serve::{self as server, Secrets},
 };

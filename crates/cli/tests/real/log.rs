@@ -69,3 +69,30 @@ fn all_warnings_of_the_rules_file_are_logged() {
         .count();
     assert!(warnings > 30, "{warnings}:\n{said}");
 }
+
+#[test]
+fn all_warnings_of_envoys_configuration_are_logged() {
+    // `shadow_mode` belongs to a descriptor and has no effect in a limit.
+    let descriptor = |number: usize| {
+        format!(
+            "  - {{key: k{number}, rate_limit: {{unit: second, requests_per_unit: 1, shadow_mode: true}}}}\n"
+        )
+    };
+    let descriptors: String = (0..40).map(descriptor).collect();
+    let scratch = Scratch::new();
+    scratch.write(
+        "envoy.yaml",
+        &format!("domain: shop\ndescriptors:\n{descriptors}"),
+    );
+    let config = format!("{EVERY_DOOR}envoy: {{config: envoy.yaml}}\n");
+    let mut server = Server::start_in(scratch, &config);
+    assert_eq!(Ask::get(server.admin, "/healthz").send().status, 200);
+    server.signal("TERM");
+    server.wait_for(&["shutting down"]);
+    let said = server.said();
+    let warnings = said
+        .lines()
+        .filter(|line| line.contains("WARN tidegate_envoy::config_watcher: "))
+        .count();
+    assert!(warnings >= 40, "{warnings}:\n{said}");
+}

@@ -2,6 +2,5 @@
 
 pub mod admin;
 mod cross_site;
-pub mod grpc;
 pub mod http;
 pub mod resp;

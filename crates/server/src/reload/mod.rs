@@ -10,12 +10,15 @@ use std::{
 };
 
 use tidegate_config::{Config, MAX_FILE_BYTES, Mistake, Proxy};
+use tidegate_envoy::quota::Quotas;
 use tidegate_limiter::Limiter;
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
 use tidegate_proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError};
 
 pub use self::restart_only::RestartOnlySettings;
-use crate::quota::Quotas;
+
+/// The target of the log records of this module.
+pub const LOG_TARGET: &str = module_path!();
 
 /// How often the rules file is checked for changes. A check costs one `stat`. Unlike file events it
 /// also works on network file systems and for the symbolic links of a Kubernetes ConfigMap.

@@ -23,6 +23,11 @@ use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
 use tidegate_config::{Config, Envoy, Identity, Listeners, Proxy, Snapshot};
 use tidegate_core::{MemoryBounds, MemoryStore};
+use tidegate_envoy::{
+    ConfigFilesError, ConfigWatcher, RateLimitService,
+    grpc::{self, Http2},
+    quota::Quotas,
+};
 use tidegate_limiter::{
     Backend, Limiter,
     snapshot::{self, RestoreOutcome},
@@ -39,13 +44,14 @@ pub use self::{
     running::{Running, Signals},
 };
 use crate::{
-    envoy::{ConfigFilesError, ConfigWatcher, RateLimitService},
     geoip::{GeoIp, GeoIpError},
-    listener::{self, grpc::Http2},
-    quota::Quotas,
+    listener,
     redis_runtime::RedisRuntime,
     reload::{Reloader, RestartOnlySettings},
 };
+
+/// The target of the log records of this module.
+pub const LOG_TARGET: &str = module_path!();
 
 /// The reason why the server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -371,14 +377,14 @@ impl StartContext<'_> {
             );
         }
         if let Some(socket) = sockets.grpc {
-            let context = listener::grpc::ListenerContext {
+            let context = grpc::ListenerContext {
                 limiter: Arc::clone(self.limiter),
                 quotas: Arc::clone(self.quotas),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
             };
             let http2 = Http2::new(self.grpc.clone(), self.certificates.grpc.clone());
             let bounds = bounds(&self.listeners.grpc, Bounds::default());
-            let listener = listener::grpc::listen(server, socket, bounds, context, http2)?;
+            let listener = grpc::listen(server, socket, bounds, context, http2)?;
             self.opened("grpc", listener);
         }
         if let Some(socket) = sockets.resp {

@@ -3,6 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use tidegate_config::{Shutdown, Snapshot};
+use tidegate_envoy::ConfigWatcher;
 use tidegate_limiter::{Limiter, snapshot};
 use tidegate_net::{Server, Tls};
 use tidegate_proxy::ProxyRuntime;
@@ -12,7 +13,6 @@ use tokio::{
 };
 
 use crate::{
-    envoy::ConfigWatcher,
     geoip::GeoIp,
     redis_runtime::RedisRuntime,
     reload::{CHECK_INTERVAL, Reloader},

@@ -8,7 +8,7 @@
 #[path = "../http/client.rs"]
 #[allow(dead_code, reason = "used by other tests")]
 mod client;
-#[path = "../grpc/client.rs"]
+#[path = "../../../envoy/tests/grpc/client.rs"]
 #[allow(dead_code, reason = "used by other tests")]
 mod grpc_client;
 

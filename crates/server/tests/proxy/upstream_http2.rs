@@ -19,8 +19,8 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tidegate_config::Grpc;
+use tidegate_envoy::grpc::{self, Http2, ListenerContext};
 use tidegate_net::Bounds;
-use tidegate_server::listener::grpc::{self, Http2, ListenerContext};
 use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
 
 use crate::{listener::TestListener, upstream::Upstream};

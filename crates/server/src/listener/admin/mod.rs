@@ -37,6 +37,7 @@ use hyper::{
 };
 use serde_json::json;
 use tidegate_config::Identity;
+use tidegate_envoy::ConfigWatcher;
 use tidegate_limiter::Limiter;
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
@@ -52,7 +53,7 @@ use self::{
     reload::ReloadTargets,
 };
 use super::http::{read_body, serve};
-use crate::{envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
+use crate::{geoip::GeoIp, reload::Reloader};
 
 /// The dependencies and settings of the admin listener.
 #[derive(Debug)]

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use serde_json::json;
+use tidegate_envoy::ConfigWatcher;
 use tidegate_net::{
     Problem, Tls,
     response::{Answer, json},
 };
 
-use crate::{envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
+use crate::{geoip::GeoIp, reload::Reloader};
 
 /// Everything that can be reloaded.
 pub(super) struct ReloadTargets {

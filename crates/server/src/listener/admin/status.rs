@@ -2,12 +2,13 @@
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use tidegate_envoy::ConfigWatcher;
 use tidegate_limiter::date::date;
 use tidegate_net::response::{Answer, json};
 use tidegate_redis::Health;
 
 use super::Admin;
-use crate::{envoy::ConfigWatcher, geoip::GeoIp, reload::Reloader};
+use crate::{geoip::GeoIp, reload::Reloader};
 
 /// Readiness, and whatever is degraded.
 #[derive(Debug)]

@@ -8,7 +8,6 @@
 mod authorize;
 mod body;
 mod check;
-mod envoy;
 mod fields;
 mod limit_fields;
 mod limits_cache;
@@ -16,16 +15,18 @@ pub(super) mod serve;
 mod stream;
 mod template_cache;
 mod throttle;
+#[cfg(any(test, fuzzing))]
+mod transcript;
 mod verdict;
 
 use std::{
     cell::RefCell,
     io,
-    net::{IpAddr, Ipv4Addr, TcpListener},
+    net::{IpAddr, TcpListener},
     sync::Arc,
 };
 
-use futures_util::FutureExt;
+use futures_util::FutureExt as _;
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming,
@@ -33,17 +34,19 @@ use hyper::{
 };
 use tidegate_config::{Headers, Identity};
 use tidegate_core::{Effect, Reason, Timestamp, Verdict};
+use tidegate_envoy::{RateLimitService, json};
 use tidegate_limiter::{Limiter, metrics::ListenerKind};
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
     auth::{Attempt, Authenticator},
     response::{Answer, JSON},
 };
-use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
+use tidegate_tower::{HeaderWriter, RuleNames};
 
+#[cfg(any(test, fuzzing))]
+pub use self::transcript::transcript;
 pub(crate) use self::{body::read as read_body, verdict::millis};
 use super::cross_site;
-use crate::envoy::RateLimitService;
 
 /// The endpoints listed in 404 responses.
 const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";
@@ -124,29 +127,6 @@ pub enum Endpoint {
     Throttle,
 }
 
-/// Returns the status and body of the response of `endpoint` to `body`, without a socket. For
-/// fuzzing; does not support a Redis-backed limiter.
-#[must_use]
-pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
-    let context = ConnectionContext {
-        limiter: Arc::clone(limiter),
-        rate_limits: None,
-        headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),
-        identity: Arc::default(),
-        peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
-        shutdown: Shutdown::default(),
-        authenticator: Arc::new(Authenticator::new("http", None, limiter.clock().clone())),
-        hosts: Arc::default(),
-    };
-    let alone = "a decision by Redis must be awaited";
-    let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
-    // A decision in memory never suspends.
-    let answer = context.answer_body(endpoint, body).now_or_never();
-    let answer = answer.unwrap_or_else(refused);
-    let answer = answer.unwrap_or_else(|problem| context.refuse(problem));
-    (answer.status().as_u16(), serve::body(answer))
-}
-
 /// The header for this listener's token. Forward-auth reads only this one, because `Authorization`
 /// then belongs to the client's request.
 const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
@@ -191,10 +171,10 @@ impl ConnectionContext {
                     let body = body::read(request.into_body()).await?;
                     // Boxed to keep the common future small: this one is much larger, and hyper
                     // moves the future with each request.
-                    return Ok(Box::pin(envoy::decide(&self.limiter, service, &body)).await);
+                    return Ok(Box::pin(json::decide(&self.limiter, service, &body)).await);
                 }
                 ("/healthcheck", Some(service)) => {
-                    return Ok(envoy::healthcheck(service, &self.shutdown));
+                    return Ok(json::healthcheck(service, &self.shutdown));
                 }
                 _ => return Err(Problem::not_found(PATHS)),
             },

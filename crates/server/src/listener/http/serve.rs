@@ -1,17 +1,10 @@
 //! The HTTP/1.1 server for one connection, with limits on size and time.
 
-use std::{
-    convert::Infallible,
-    task::{Context, Poll, Waker},
-};
+use std::convert::Infallible;
 
 use futures_util::FutureExt as _;
 use hyper::{
-    Request, Version,
-    body::{Body, Incoming},
-    header::HOST,
-    server::conn::http1,
-    service::service_fn,
+    Request, Version, body::Incoming, header::HOST, server::conn::http1, service::service_fn,
 };
 use hyper_util::rt::TokioIo;
 use tidegate_net::{Connection, Problem, response::Answer};
@@ -78,13 +71,4 @@ pub(super) fn check_host(request: &Request<Incoming>) -> Result<(), Problem> {
         (Some(_), Some(_)) => "is repeated; HTTP/1.1 requires exactly one",
     };
     Err(Problem::bad("Host", problem))
-}
-
-/// Returns the bytes of a response body that is complete in memory.
-pub(super) fn body(answer: Answer) -> Vec<u8> {
-    let body = std::pin::pin!(answer.into_body());
-    match body.poll_frame(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default().to_vec(),
-        _ => Vec::new(),
-    }
 }

@@ -26,12 +26,7 @@ mod session;
 mod transaction;
 mod worker;
 
-use std::{
-    io,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::TcpListener, sync::Arc, time::Duration};
 
 use tidegate_limiter::Limiter;
 use tidegate_net::{
@@ -39,7 +34,7 @@ use tidegate_net::{
     auth::{self, Authenticator},
 };
 
-use self::{session::Session, worker::CommandExecutor};
+use self::session::Session;
 
 /// Returns the default limits of this listener. They equal the general ones, except that the idle
 /// timeout is one hour, because connection pools keep connections open and handle lost ones badly.
@@ -137,10 +132,12 @@ pub fn listen_guarded(
 
 /// Returns the replies to a client with id 1 that sends `input`, without a socket. For tests and
 /// fuzzing; does not support a Redis-backed limiter.
+#[cfg(any(test, fuzzing))]
 #[must_use]
 pub fn transcript(limiter: &Limiter, input: &[u8]) -> Vec<u8> {
-    let mut session = Session::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
-    let mut executor = CommandExecutor::default();
+    let client = std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 1));
+    let mut session = Session::new(1, client);
+    let mut executor = worker::CommandExecutor::default();
     let (mut at, mut output) = (0, Vec::new());
     loop {
         let progress = executor.answer(limiter, &mut session, &input[at..]);

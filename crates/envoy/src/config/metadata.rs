@@ -1,0 +1,75 @@
+//! Reads free-form metadata from YAML.
+
+use std::sync::Arc;
+
+use tidegate_config::{report::Report, value::Value, yaml::Content};
+
+use super::scalar::{self, Scalar};
+
+use crate::Metadata;
+
+/// Reads the metadata of a rule: a map with text keys.
+pub(super) fn read(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
+    match value.content() {
+        Content::Empty => None,
+        Content::Map(_) => convert(value, report),
+        Content::Plain(_) | Content::Quoted(_) | Content::List(_) => {
+            let found = value.describe();
+            value.wrong(
+                report,
+                format!("metadata cannot be converted: expected a map, got {found}"),
+            );
+            None
+        }
+    }
+}
+
+fn convert(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
+    match value.content() {
+        Content::Map(_) => {
+            let mut members: Vec<(Arc<str>, Metadata)> = Vec::new();
+            for (key, value) in value.members() {
+                match key {
+                    Some(Content::Plain(name) | Content::Quoted(name)) => {
+                        members.extend(
+                            convert(&value, report).map(|value| (Arc::from(&**name), value)),
+                        );
+                    }
+                    _ => value.wrong(report, "metadata cannot be converted: a key is not a text"),
+                }
+            }
+            Some(Metadata::map(members))
+        }
+        Content::List(_) => {
+            let items = value.items(report, "a list").unwrap_or_default();
+            Some(Metadata::List(
+                items
+                    .iter()
+                    .filter_map(|item| convert(item, report))
+                    .collect(),
+            ))
+        }
+        content => Some(plain(content)),
+    }
+}
+
+fn plain(content: &Content<'_>) -> Metadata {
+    let text = match content {
+        Content::Plain(text) | Content::Quoted(text) => text,
+        Content::Empty | Content::List(_) | Content::Map(_) => return Metadata::Null,
+    };
+    match scalar::of(content) {
+        Some(Scalar::Truth(truth)) => Metadata::Truth(truth),
+        Some(Scalar::Whole(number)) => Metadata::Number(approximate(number)),
+        Some(Scalar::Fraction(number)) if number.is_finite() => Metadata::Number(number),
+        _ => Metadata::text(text),
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a protobuf Struct has only f64 numbers, and no decision depends on them"
+)]
+fn approximate(number: i128) -> f64 {
+    number as f64
+}

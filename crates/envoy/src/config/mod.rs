@@ -1,0 +1,178 @@
+//! Reads the configuration files of envoyproxy/ratelimit, with Tidegate's extensions.
+//!
+//! All files are read as one configuration: if any of them has a mistake, none takes effect. Every
+//! mistake of every file is reported at once, with its path and line. Messages are those of
+//! envoyproxy/ratelimit where it has one.
+
+mod descriptor;
+mod key_joining;
+mod keys;
+mod limit;
+mod metadata;
+mod scalar;
+
+use std::{collections::HashMap, fmt};
+
+use super::rules::{Charging, Domains};
+use descriptor::Reader;
+use tidegate_config::{
+    MAX_FILE_BYTES, Mistake,
+    envoy::DomainFiles,
+    report::Report,
+    value::{Shape, Value},
+    yaml::{self, Dialect, Document},
+};
+
+/// A configuration file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// The name in messages.
+    pub name: String,
+    /// The content.
+    pub text: String,
+}
+
+/// A mistake in a configuration file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileMistake {
+    /// The file.
+    pub file: String,
+    /// The position in the file and the description.
+    pub mistake: Mistake,
+}
+
+/// Writes, for example, `shop.yaml: descriptors[0].rate_limit.unit (line 5): invalid rate limit
+/// unit 'fortnight'`.
+impl fmt::Display for FileMistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.file, self.mistake)
+    }
+}
+
+/// The rules that were read, and warnings about them.
+#[derive(Debug, Default)]
+pub struct LoadedConfig {
+    pub(super) domains: Domains,
+    /// Settings that are valid but probably do not do what their author expects.
+    pub warnings: Vec<FileMistake>,
+}
+
+impl LoadedConfig {
+    /// Returns the number of domains.
+    #[must_use]
+    pub fn domains(&self) -> usize {
+        self.domains.len()
+    }
+}
+
+/// Reads `files`, sorted by name, as one configuration.
+///
+/// # Errors
+///
+/// Returns every mistake in every file. The list is never empty.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_config::envoy::DomainFiles;
+/// use tidegate_envoy::{File, read};
+///
+/// let file = |text: &str| vec![File { name: "shop.yaml".into(), text: text.into() }];
+/// let sound = file("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 3}}]");
+/// assert_eq!(read(sound, DomainFiles::One).unwrap().domains(), 1);
+///
+/// let wrong = file("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: moon}}]");
+/// let mistakes = read(wrong, DomainFiles::One).unwrap_err();
+/// assert!(mistakes[0].to_string().starts_with(
+///     "shop.yaml: descriptors[0].rate_limit.unit (line 2): invalid rate limit unit 'moon'"
+/// ));
+/// ```
+pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, Vec<FileMistake>> {
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut mistakes = Vec::new();
+    let mut documents = Vec::with_capacity(files.len());
+    for file in &files {
+        match document(&file.text) {
+            Ok(document) => documents.push((file.name.as_str(), document)),
+            Err(mistake) => mistakes.push(of_file(&file.name, mistake)),
+        }
+    }
+    let mut loaded = LoadedConfig::default();
+    let charging = charging(&documents);
+    let mut first_files = HashMap::new();
+    for (file, document) in &documents {
+        let mut report = Report::default();
+        document
+            .warnings
+            .iter()
+            .for_each(|warning| report.warn(warning.clone()));
+        let root = Value::root(&document.root);
+        let reader = Reader {
+            charging: &charging,
+            merging,
+            first_files: &mut first_files,
+            file,
+        };
+        reader.read(&root, &mut loaded.domains, &mut report);
+        match report.finish() {
+            Ok(warnings) => loaded
+                .warnings
+                .extend(warnings.into_iter().map(|warning| of_file(file, warning))),
+            Err(found) => mistakes.extend(found.into_iter().map(|mistake| of_file(file, mistake))),
+        }
+    }
+    if mistakes.is_empty() {
+        Ok(loaded)
+    } else {
+        Err(mistakes)
+    }
+}
+
+fn document(text: &str) -> Result<Document<'_>, Mistake> {
+    let wrong = |line, message: String| Mistake {
+        path: String::new(),
+        line,
+        message: format!("error loading config file: {message}"),
+    };
+    if text.len() > MAX_FILE_BYTES {
+        return Err(wrong(
+            None,
+            format!(
+                "{} bytes are over the maximum of {MAX_FILE_BYTES}",
+                text.len()
+            ),
+        ));
+    }
+    let document = yaml::parse(text, Dialect::Lenient)
+        .map_err(|mistake| wrong(mistake.line, mistake.message))?;
+    match Value::root(&document.root).shape() {
+        Shape::List => Err(wrong(
+            Some(1),
+            "expected a map with a domain, got a list".into(),
+        )),
+        Shape::Scalar | Shape::Map => Ok(document),
+    }
+}
+
+/// Returns how the descriptors of each domain are charged. It is enough if one file of a domain
+/// sets `all_or_nothing`.
+fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, Charging> {
+    let mut charging = HashMap::new();
+    for (_, document) in documents {
+        let root = Value::root(&document.root);
+        let domain = descriptor::text_of(&root, "domain")
+            .unwrap_or_default()
+            .to_owned();
+        if descriptor::is_all_or_nothing(&root) {
+            charging.insert(domain, Charging::AllOrNothing);
+        }
+    }
+    charging
+}
+
+fn of_file(file: &str, mistake: Mistake) -> FileMistake {
+    FileMistake {
+        file: file.to_owned(),
+        mistake,
+    }
+}

@@ -1,0 +1,392 @@
+//! The configuration files of the rate limit service, and their hot reload.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+
+use tidegate_config::{MAX_FILE_BYTES, envoy::ConfigFiles};
+use tidegate_net::file_watch::{self, LastRead};
+
+use super::{File, FileMistake, LoadedConfig, RateLimitService, read};
+
+/// The target of the log records about configuration files.
+pub const CONFIG_LOG_TARGET: &str = module_path!();
+
+/// The maximum number of files in a folder.
+pub const MAX_FILES: usize = 10_000;
+
+/// The maximum number of attempts to read files that change during reading.
+const TRIES: usize = 3;
+
+/// The maximum nesting depth of folders.
+const MAX_DEPTH: usize = 16;
+
+/// Why a configuration could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigFilesError {
+    /// A file or folder could not be read, for example because of a wrong path or missing
+    /// permissions.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// The file or folder.
+        path: PathBuf,
+        /// The error of the file system.
+        source: io::Error,
+    },
+    /// The files were read but contain mistakes.
+    #[error("{} has {} mistake{}:\n{}", path.display(), mistakes.len(), plural(mistakes.len()), lines(mistakes))]
+    Mistaken {
+        /// The file or folder.
+        path: PathBuf,
+        /// Every mistake in the files.
+        mistakes: Vec<FileMistake>,
+    },
+}
+
+impl ConfigFilesError {
+    /// Returns the problems, one line each.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        match self {
+            Self::Unreadable { .. } => vec![self.to_string()],
+            Self::Mistaken { mistakes, .. } => {
+                mistakes.iter().map(FileMistake::to_string).collect()
+            }
+        }
+    }
+
+    /// Returns whether a retry may succeed even if the files look unchanged.
+    fn may_pass(&self) -> bool {
+        matches!(self, Self::Unreadable { source, .. } if file_watch::may_pass(source))
+    }
+}
+
+/// Reads and parses every file of a configuration.
+///
+/// # Errors
+///
+/// [`ConfigFilesError`]; see its variants.
+pub fn load_files(folder: &ConfigFiles) -> Result<LoadedConfig, ConfigFilesError> {
+    let path = &folder.path;
+    let texts = read_unchanged(|| files(path), |files| texts(path, files))?;
+    read(texts, folder.merging).map_err(|mistakes| ConfigFilesError::Mistaken {
+        path: path.clone(),
+        mistakes,
+    })
+}
+
+fn texts(folder: &Path, files: &[ListedFile]) -> Result<Vec<File>, ConfigFilesError> {
+    let file = |found: &ListedFile| {
+        Ok(File {
+            name: name_of(folder, &found.path),
+            text: text(&found.path)?,
+        })
+    };
+    files.iter().map(file).collect()
+}
+
+/// Returns the files in `folder`, sorted by path.
+fn files(folder: &Path) -> Result<Vec<ListedFile>, ConfigFilesError> {
+    let mut files = Vec::new();
+    list_files(folder, 0, &mut files)?;
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+/// Returns the name of a file in messages: its path relative to `folder`.
+fn name_of(folder: &Path, file: &Path) -> String {
+    let inside = file
+        .strip_prefix(folder)
+        .ok()
+        .filter(|inside| *inside != Path::new(""));
+    let alone = || file.file_name().map(Path::new);
+    inside.or_else(alone).unwrap_or(file).display().to_string()
+}
+
+/// Calls `read` until `look` returns the same before and after, at most [`TRIES`] times. Files that
+/// are replaced during reading may yield a mixture of old and new content.
+fn read_unchanged<M: PartialEq, T, E>(
+    mut look: impl FnMut() -> Result<M, E>,
+    mut read: impl FnMut(&M) -> Result<T, E>,
+) -> Result<T, E> {
+    let mut before = look()?;
+    for _ in 1..TRIES {
+        let found = read(&before);
+        let after = look()?;
+        if after == before {
+            return found;
+        }
+        before = after;
+    }
+    read(&before)
+}
+
+/// A file and its metadata, which change when the file is written or replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ListedFile {
+    path: PathBuf,
+    modified: Option<SystemTime>,
+    len: u64,
+    inode: u64,
+}
+
+fn list_files(
+    path: &Path,
+    depth: usize,
+    files: &mut Vec<ListedFile>,
+) -> Result<(), ConfigFilesError> {
+    use std::os::unix::fs::MetadataExt;
+    let unreadable = |source| ConfigFilesError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    // Follow symbolic links: a ConfigMap consists of them.
+    let metadata = fs::metadata(path).map_err(unreadable)?;
+    if metadata.is_file() {
+        if files.len() == MAX_FILES {
+            return Err(unreadable(io::Error::other(format!(
+                "more than {MAX_FILES} files"
+            ))));
+        }
+        files.push(ListedFile {
+            path: path.to_owned(),
+            modified: metadata.modified().ok(),
+            len: metadata.len(),
+            inode: metadata.ino(),
+        });
+        return Ok(());
+    }
+    if depth == MAX_DEPTH {
+        return Err(unreadable(io::Error::other(format!(
+            "folders are nested deeper than {MAX_DEPTH}"
+        ))));
+    }
+    for entry in fs::read_dir(path).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        if !entry.file_name().to_string_lossy().starts_with('.') {
+            list_files(&entry.path(), depth + 1, files)?;
+        }
+    }
+    Ok(())
+}
+
+fn text(path: &Path) -> Result<String, ConfigFilesError> {
+    let unreadable = |source| ConfigFilesError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let size = fs::metadata(path).map_err(unreadable)?.len();
+    if size > MAX_FILE_BYTES as u64 {
+        let problem = format!("{size} bytes are over the maximum of {MAX_FILE_BYTES}");
+        return Err(unreadable(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            problem,
+        )));
+    }
+    fs::read_to_string(path).map_err(unreadable)
+}
+
+/// Reloads the configuration on request or when its files change.
+#[derive(Debug)]
+pub struct ConfigWatcher {
+    folder: ConfigFiles,
+    service: Arc<RateLimitService>,
+    /// Held until the result of a read is applied, so that concurrent reloads are applied in order.
+    last: Mutex<LastRead<Vec<ListedFile>>>,
+    loads: [AtomicU64; 2],
+}
+
+impl ConfigWatcher {
+    /// Creates a watch on `folder`, which has not been read yet.
+    #[must_use]
+    pub fn new(folder: ConfigFiles, service: Arc<RateLimitService>) -> Self {
+        Self {
+            folder,
+            service,
+            last: Mutex::new(LastRead::new(None)),
+            loads: Default::default(),
+        }
+    }
+
+    /// Returns the service that is reloaded.
+    #[must_use]
+    pub fn service(&self) -> &Arc<RateLimitService> {
+        &self.service
+    }
+
+    /// Reads every file and applies the rules; counts are kept. Returns the number of domains.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigFilesError`]. The previous rules stay in effect.
+    pub fn reload(&self) -> Result<usize, ConfigFilesError> {
+        let loaded = self.load();
+        self.log_result(&loaded);
+        loaded
+    }
+
+    /// Reloads the configuration if its files changed. After a read error it tries again on every
+    /// call, but only reports the result if it differs from the last one. Returns the result, or
+    /// `None` if there is nothing new to report.
+    pub fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
+        let mut last = self.last();
+        let now = files(&self.folder.path).ok();
+        let has_changed = now != last.seen;
+        if !has_changed && !last.is_unread {
+            return None;
+        }
+        let read = load_files(&self.folder);
+        if !has_changed && read.as_ref().is_err_and(ConfigFilesError::may_pass) {
+            return None;
+        }
+        last.seen = now;
+        let loaded = self.activate(read, &mut last);
+        drop(last);
+        self.log_result(&loaded);
+        Some(loaded)
+    }
+
+    /// Reads every file and applies the rules like [`Self::reload`], without logging the result.
+    /// Returns the number of domains.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigFilesError`]. The previous rules stay in effect, and
+    /// [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
+    pub fn load(&self) -> Result<usize, ConfigFilesError> {
+        let mut last = self.last();
+        last.seen = files(&self.folder.path).ok();
+        self.activate(load_files(&self.folder), &mut last)
+    }
+
+    fn activate(
+        &self,
+        read: Result<LoadedConfig, ConfigFilesError>,
+        last: &mut LastRead<Vec<ListedFile>>,
+    ) -> Result<usize, ConfigFilesError> {
+        let loaded = read.map(|loaded| {
+            loaded
+                .warnings
+                .iter()
+                .for_each(|warning| tracing::warn!("{warning}"));
+            let domains = loaded.domains();
+            self.service.load(loaded);
+            domains
+        });
+        self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
+        let error = loaded.as_ref().err();
+        last.is_unread = error.is_some_and(ConfigFilesError::may_pass);
+        last.mistakes = error.map(ConfigFilesError::problems).unwrap_or_default();
+        loaded
+    }
+
+    /// Logs the result of a reload.
+    fn log_result(&self, loaded: &Result<usize, ConfigFilesError>) {
+        let path = self.folder.path.display();
+        match loaded {
+            Ok(0) => {
+                tracing::warn!(%path, "no domain is configured any more: requests from Envoy are not limited")
+            }
+            Ok(domains) => {
+                let descriptors = self.service.descriptors();
+                tracing::info!(%path, domains, descriptors, "reloaded the configuration of the rate limit service")
+            }
+            Err(error) if error.may_pass() => tracing::error!(
+                %path, "kept the old configuration of the rate limit service: {error}; retrying until it can be read"
+            ),
+            Err(error) => {
+                let mistakes = error.problems();
+                tracing::error!(
+                    %path, mistakes = mistakes.len(),
+                    "kept the old configuration of the rate limit service: {}", file_watch::in_one_line(&mistakes)
+                );
+            }
+        }
+    }
+
+    /// Logs the configuration that is active at start-up.
+    pub fn log_start(&self) {
+        let path = self.folder.path.display();
+        match self.service.domains() {
+            0 => {
+                tracing::warn!(%path, "no domain is configured: requests from Envoy are not limited")
+            }
+            domains => {
+                let descriptors = self.service.descriptors();
+                tracing::info!(%path, domains, descriptors, "the configuration of the rate limit service is active")
+            }
+        }
+    }
+
+    /// Returns the problems of the last load; empty if it succeeded.
+    #[must_use]
+    pub fn last_mistakes(&self) -> Vec<String> {
+        self.last().mistakes.clone()
+    }
+
+    /// Returns the number of successful and of failed loads.
+    #[must_use]
+    pub fn loads(&self) -> (u64, u64) {
+        let [succeeded, failed] = &self.loads;
+        (
+            succeeded.load(Ordering::Relaxed),
+            failed.load(Ordering::Relaxed),
+        )
+    }
+
+    fn last(&self) -> MutexGuard<'_, LastRead<Vec<ListedFile>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+fn lines(mistakes: &[FileMistake]) -> String {
+    mistakes
+        .iter()
+        .map(|mistake| format!("  {mistake}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the result of `read_unchanged` and the number of reads, for a folder that changes
+    /// `moves` times and whose reads return `found`.
+    fn read_counted(moves: u32, found: Result<u32, &str>) -> (Result<u32, &str>, usize) {
+        let (mut looks, mut readings) = (0, 0);
+        let look = || {
+            looks += 1;
+            Ok(looks.min(moves + 1))
+        };
+        let answer = read_unchanged(look, |at| {
+            readings += 1;
+            found.map(|found| found + at)
+        });
+        (answer, readings)
+    }
+
+    #[test]
+    fn an_unchanged_folder_is_read_once_even_if_that_fails() {
+        assert_eq!(read_counted(0, Ok(10)), (Ok(11), 1));
+        assert_eq!(read_counted(0, Err("gone")), (Err("gone"), 1));
+    }
+
+    #[test]
+    fn a_changing_folder_is_read_again_a_limited_number_of_times() {
+        assert_eq!(read_counted(1, Ok(10)), (Ok(12), 2));
+        assert_eq!(read_counted(9, Ok(10)), (Ok(13), TRIES));
+        assert_eq!(read_counted(1, Err("gone")), (Err("gone"), 2));
+    }
+}

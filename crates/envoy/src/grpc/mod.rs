@@ -1,0 +1,73 @@
+//! The gRPC listener: Envoy's rate limit services, health and reflection.
+//!
+//! Connections run on the workers of [`tidegate_net`] like those of all other listeners. So each is
+//! served by hyper directly, and not by tonic's server, which has threads and listeners of its own.
+//! Streaming calls use the services that tonic generates. `unary` handles `ShouldRateLimit`, which
+//! Envoy calls for each request.
+
+mod connection;
+mod fields;
+mod health;
+mod proto;
+mod quota;
+mod rate_limit;
+mod routes;
+mod timeout;
+#[cfg(any(test, fuzzing))]
+mod transcript;
+mod unary;
+
+use std::{io, net::TcpListener, sync::Arc};
+
+use tidegate_limiter::Limiter;
+use tidegate_net::{Bounds, Listener, Server};
+
+pub use self::connection::Http2;
+use self::routes::Routes;
+#[cfg(any(test, fuzzing))]
+pub use self::transcript::{QuotaStream, rate_limit_transcript};
+
+use crate::{RateLimitService, quota::Quotas};
+
+/// The service that Envoy calls for each request, and its former name.
+const RATE_LIMIT: &str = "envoy.service.ratelimit.v3.RateLimitService";
+const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
+
+/// The service that assigns quotas in advance.
+const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
+
+/// The maximum size of a message in bytes, the same as of a body on the HTTP listener. A connection
+/// may send one per concurrent call, and a quota report takes 50 times its size in memory.
+pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
+
+/// The services behind the gRPC listener.
+#[derive(Clone, Debug)]
+pub struct ListenerContext {
+    /// The limiter.
+    pub limiter: Arc<Limiter>,
+    /// The quotas that are divided among the Envoys that enforce them; empty if no rule defines any.
+    pub quotas: Arc<Quotas>,
+    /// The rate limit service; without it, calls are answered as by a service without
+    /// configuration.
+    pub rate_limits: Option<Arc<RateLimitService>>,
+}
+
+/// Serves Envoy on `socket` with the settings in `http2`.
+///
+/// # Errors
+///
+/// Returns the error of the operating system if `socket` is not a listening socket.
+pub fn listen(
+    server: &Server,
+    socket: TcpListener,
+    bounds: Bounds,
+    context: ListenerContext,
+    http2: Http2,
+) -> io::Result<Listener> {
+    let routes = Arc::new(Routes::new(context, &server.shutdown_signal())?);
+    let http2 = Arc::new(http2);
+    server.listen(socket, bounds, move |stream, connection| {
+        let (http2, routes) = (Arc::clone(&http2), Arc::clone(&routes));
+        async move { http2.serve(stream, &connection, routes).await }
+    })
+}

@@ -1,0 +1,341 @@
+//! `RateLimitService`: decodes requests and encodes responses.
+
+use std::time::Duration;
+
+use prost_types::{ListValue, Struct, Value as WireValue, value::Kind};
+use tidegate_core::Span;
+use tonic::Status;
+
+use super::{
+    fields::{Fields, MalformedMessage},
+    proto::envoy::{
+        config::core::v3::HeaderValue,
+        service::ratelimit::v3::{
+            RateLimitResponse,
+            rate_limit_response::{
+                Code as WireCode, DescriptorStatus as WireStatus, RateLimit, rate_limit,
+            },
+        },
+    },
+};
+use crate::{
+    Code, CurrentLimit, Descriptor, DescriptorStatus, LimitOverride, MAX_DESCRIPTORS, MAX_ENTRIES,
+    Metadata, RateLimitAnswer, RateLimitError, RateLimitRequest, RateLimitService, ResponseHeader,
+    Unit,
+};
+
+/// The units by their protobuf numbers.
+const UNITS: [(rate_limit::Unit, Unit); 8] = [
+    (rate_limit::Unit::Unknown, Unit::Unknown),
+    (rate_limit::Unit::Second, Unit::Second),
+    (rate_limit::Unit::Minute, Unit::Minute),
+    (rate_limit::Unit::Hour, Unit::Hour),
+    (rate_limit::Unit::Day, Unit::Day),
+    (rate_limit::Unit::Month, Unit::Month),
+    (rate_limit::Unit::Year, Unit::Year),
+    (rate_limit::Unit::Week, Unit::Week),
+];
+
+/// Decides the request in `message`. `within` limits the time that the store may take.
+pub(super) async fn decide(
+    service: Option<&RateLimitService>,
+    message: &[u8],
+    within: Duration,
+) -> Result<RateLimitResponse, Status> {
+    let service = service.ok_or_else(|| status(&RateLimitError::NoConfiguration))?;
+    let request = request(message)?;
+    let answer = service
+        .should_rate_limit_within(&request, Some(within))
+        .await;
+    answer.map(written).map_err(|error| status(&error))
+}
+
+fn status(error: &RateLimitError) -> Status {
+    let message = error.to_string();
+    match error {
+        // envoyproxy/ratelimit uses this status code too.
+        RateLimitError::EmptyDomain
+        | RateLimitError::EmptyDescriptors
+        | RateLimitError::NoConfiguration => Status::unknown(message),
+        // The original returns UNKNOWN here too, so its callers cannot tell a store failure from
+        // their own mistake. UNAVAILABLE makes the difference visible.
+        RateLimitError::Store => Status::unavailable(message),
+        RateLimitError::Invalid { .. } => Status::invalid_argument(message),
+    }
+}
+
+/// Decodes a request. Lists are cut off one element above their maximum, so that a small message
+/// cannot become a large request; the service then reports the excess.
+fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
+    let mut request = RateLimitRequest::default();
+    let mut fields = Fields::of(message);
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => request.domain = value.text()?.to_owned(),
+            2 if request.descriptors.len() <= MAX_DESCRIPTORS => {
+                request.descriptors.push(descriptor(value.octets())?);
+            }
+            3 => request.hits_addend = value.number_32(),
+            _ => {}
+        }
+    }
+    Ok(request)
+}
+
+fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
+    let mut descriptor = Descriptor::default();
+    let mut fields = Fields::of(message);
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 if descriptor.entries.len() <= MAX_ENTRIES => {
+                descriptor.entries.push(entry(value.octets())?);
+            }
+            2 => descriptor.limit = Some(limit(value.octets(), descriptor.limit)?),
+            3 => descriptor.hits_addend = Some(hits(value.octets(), descriptor.hits_addend)?),
+            4 => descriptor.is_negative_hits = value.number() != 0,
+            _ => {}
+        }
+    }
+    Ok(descriptor)
+}
+
+fn entry(message: &[u8]) -> Result<(String, String), MalformedMessage> {
+    let (mut key, mut value) = ("", "");
+    let mut fields = Fields::of(message);
+    while let Some((number, field)) = fields.next()? {
+        match number {
+            1 => key = field.text()?,
+            2 => value = field.text()?,
+            _ => {}
+        }
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// Decodes a limit. As in protobuf, a repeated message is merged: later fields win.
+fn limit(message: &[u8], before: Option<LimitOverride>) -> Result<LimitOverride, MalformedMessage> {
+    let mut limit = before.unwrap_or(LimitOverride {
+        requests_per_unit: 0,
+        unit: Unit::Unknown,
+    });
+    let mut fields = Fields::of(message);
+    while let Some((number, value)) = fields.next()? {
+        match number {
+            1 => limit.requests_per_unit = value.number_32(),
+            2 => limit.unit = unit(value.number_32()),
+            _ => {}
+        }
+    }
+    Ok(limit)
+}
+
+fn hits(message: &[u8], before: Option<u64>) -> Result<u64, MalformedMessage> {
+    let mut hits = before.unwrap_or_default();
+    let mut fields = Fields::of(message);
+    while let Some((number, value)) = fields.next()? {
+        if number == 1 {
+            hits = value.number();
+        }
+    }
+    Ok(hits)
+}
+
+fn unit(number: u32) -> Unit {
+    let wire = i32::try_from(number).unwrap_or(0);
+    let known = UNITS.iter().find(|(unit, _)| i32::from(*unit) == wire);
+    known.map_or(Unit::Unknown, |(_, unit)| *unit)
+}
+
+fn written(answer: RateLimitAnswer) -> RateLimitResponse {
+    RateLimitResponse {
+        overall_code: code(answer.overall_code),
+        statuses: answer.statuses.into_iter().map(written_status).collect(),
+        response_headers_to_add: answer.response_headers.into_iter().map(header).collect(),
+        dynamic_metadata: answer.dynamic_metadata.as_ref().map(structure),
+        ..RateLimitResponse::default()
+    }
+}
+
+fn written_status(status: DescriptorStatus) -> WireStatus {
+    WireStatus {
+        code: code(status.code),
+        current_limit: status.current_limit.map(current_limit),
+        limit_remaining: status.limit_remaining,
+        duration_until_reset: status.duration_until_reset.map(duration),
+        quota_specifier: None,
+    }
+}
+
+fn code(code: Code) -> i32 {
+    match code {
+        Code::Ok => WireCode::Ok,
+        Code::OverLimit => WireCode::OverLimit,
+    }
+    .into()
+}
+
+fn current_limit(limit: CurrentLimit) -> RateLimit {
+    let unit = UNITS.iter().find(|(_, unit)| *unit == limit.unit);
+    RateLimit {
+        requests_per_unit: limit.requests_per_unit,
+        unit: unit.map_or(0, |(wire, _)| (*wire).into()),
+        name: limit.name.map(|name| name.to_string()).unwrap_or_default(),
+    }
+}
+
+fn duration(span: Span) -> prost_types::Duration {
+    // A span is at most 585,000 years, so it fits.
+    prost_types::Duration {
+        seconds: i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX),
+        nanos: 0,
+    }
+}
+
+fn header(header: ResponseHeader) -> HeaderValue {
+    HeaderValue {
+        key: header.name.to_string(),
+        value: header.value,
+        raw_value: Vec::new(),
+    }
+}
+
+/// Encodes dynamic metadata, which is a map. Anything else yields a structure without fields.
+fn structure(metadata: &Metadata) -> Struct {
+    let Metadata::Map(members) = metadata else {
+        return Struct::default();
+    };
+    let fields = members
+        .iter()
+        .map(|(name, value)| (name.to_string(), free_form(value)));
+    Struct {
+        fields: fields.collect(),
+    }
+}
+
+fn free_form(metadata: &Metadata) -> WireValue {
+    let kind = match metadata {
+        Metadata::Null => Kind::NullValue(0),
+        Metadata::Truth(truth) => Kind::BoolValue(*truth),
+        Metadata::Number(number) => Kind::NumberValue(*number),
+        Metadata::Text(text) => Kind::StringValue(text.to_string()),
+        Metadata::List(items) => Kind::ListValue(ListValue {
+            values: items.iter().map(free_form).collect(),
+        }),
+        Metadata::Map(_) => Kind::StructValue(structure(metadata)),
+    };
+    WireValue { kind: Some(kind) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, option, prelude::*};
+    use prost::Message as _;
+
+    use super::{
+        super::proto::envoy::{
+            extensions::common::ratelimit::v3::{
+                RateLimitDescriptor,
+                rate_limit_descriptor::{Entry, RateLimitOverride},
+            },
+            service::ratelimit::v3::RateLimitRequest as WireRequest,
+        },
+        *,
+    };
+
+    fn wire_descriptor() -> impl Strategy<Value = RateLimitDescriptor> {
+        let entry = (".{0,9}", ".{0,9}").prop_map(|(key, value)| Entry { key, value });
+        let limit =
+            (any::<u32>(), 0..9_i32).prop_map(|(requests_per_unit, unit)| RateLimitOverride {
+                requests_per_unit,
+                unit,
+            });
+        (
+            vec(entry, 0..5),
+            option::of(limit),
+            option::of(any::<u64>()),
+            any::<bool>(),
+        )
+            .prop_map(|(entries, limit, hits_addend, is_negative_hits)| {
+                RateLimitDescriptor {
+                    entries,
+                    limit,
+                    hits_addend,
+                    is_negative_hits,
+                }
+            })
+    }
+
+    fn expected(wire: &RateLimitDescriptor) -> Descriptor {
+        let entries = wire.entries.iter();
+        let limit = wire.limit.map(|limit| LimitOverride {
+            requests_per_unit: limit.requests_per_unit,
+            unit: rate_limit::Unit::try_from(limit.unit).map_or(Unit::Unknown, |unit| {
+                Unit::parse(unit.as_str_name()).unwrap()
+            }),
+        });
+        Descriptor {
+            entries: entries
+                .map(|entry| (entry.key.clone(), entry.value.clone()))
+                .collect(),
+            limit,
+            hits_addend: wire.hits_addend,
+            is_negative_hits: wire.is_negative_hits,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn messages_written_by_prost_are_read(domain in ".{0,9}", descriptors in vec(wire_descriptor(), 0..6), hits_addend: u32) {
+            let wire = WireRequest { domain: domain.clone(), descriptors: descriptors.clone(), hits_addend };
+            let read = request(&wire.encode_to_vec()).unwrap();
+            let descriptors = descriptors.iter().map(expected).collect();
+            prop_assert_eq!(read, RateLimitRequest { domain, descriptors, hits_addend });
+        }
+
+        #[test]
+        fn a_truncated_or_changed_message_is_read_or_rejected(
+            descriptors in vec(wire_descriptor(), 0..6), at: prop::sample::Index, octet: u8, cut: bool,
+        ) {
+            let wire = WireRequest { domain: "shop".into(), descriptors, hits_addend: 1 };
+            let mut octets = wire.encode_to_vec();
+            let at = at.index(octets.len());
+            octets[at] = octet;
+            octets.truncate(if cut { at } else { octets.len() });
+            if let Ok(read) = request(&octets) {
+                prop_assert!(read.descriptors.len() <= octets.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_of_envoy_is_read() {
+        let octets = b"\x0a\x04shop\x12\x1d\x0a\x1b\x0a\x0eremote_address\x12\x09127.0.0.1\x12\x18\x0a\x16\x0a\x0bgeneric_key\x12\x07catalog";
+        let read = request(octets).unwrap();
+        let entry = |key: &str, value: &str| vec![(key.to_owned(), value.to_owned())];
+        assert_eq!(read.domain, "shop");
+        assert_eq!(
+            read.descriptors[0].entries,
+            entry("remote_address", "127.0.0.1")
+        );
+        assert_eq!(read.descriptors[1].entries, entry("generic_key", "catalog"));
+    }
+
+    #[test]
+    fn a_repeated_message_field_is_merged() {
+        let octets = b"\x12\x06\x12\x02\x08\x05\x12\x00\x12\x08\x12\x02\x08\x05\x12\x02\x10\x02";
+        let read = request(octets).unwrap();
+        let limit = read.descriptors[1].limit.unwrap();
+        assert_eq!((limit.requests_per_unit, limit.unit), (5, Unit::Minute));
+    }
+
+    #[test]
+    fn a_small_message_never_becomes_a_large_request() {
+        let octets = b"\x12\x00".repeat(500_000);
+        assert_eq!(
+            request(&octets).unwrap().descriptors.len(),
+            MAX_DESCRIPTORS + 1
+        );
+        let many = b"\x0a\x00".repeat(1_000);
+        assert_eq!(descriptor(&many).unwrap().entries.len(), MAX_ENTRIES + 1);
+    }
+}

@@ -1,0 +1,89 @@
+//! The gRPC services without sockets, for fuzzing.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::FutureExt as _;
+use prost::Message as _;
+use tidegate::Clock;
+use tokio::sync::mpsc;
+
+use super::{
+    proto::envoy::service::rate_limit_quota::v3::RateLimitQuotaUsageReports,
+    quota::{self, QuotaSession},
+    rate_limit,
+};
+use crate::{
+    RateLimitService,
+    quota::{BucketAssignments, Quotas},
+};
+
+/// Returns the encoded response of `ShouldRateLimit` to `message`. Does not support a Redis-backed
+/// limiter.
+///
+/// # Errors
+///
+/// Returns the gRPC status code and its message.
+pub fn rate_limit_transcript(
+    service: &RateLimitService,
+    message: &[u8],
+) -> Result<Vec<u8>, (i32, String)> {
+    // A decision in memory never suspends.
+    let decided = rate_limit::decide(Some(service), message, Duration::MAX).now_or_never();
+    let Some(decided) = decided else {
+        let alone = "a decision by Redis must be awaited";
+        return Err((tonic::Code::Internal.into(), alone.to_owned()));
+    };
+    let encoded = decided.map(|answer| answer.encode_to_vec());
+    encoded.map_err(|status| (status.code().into(), status.message().to_owned()))
+}
+
+/// A quota stream without a connection. Dropping it unregisters the stream.
+#[derive(Debug)]
+pub struct QuotaStream {
+    quotas: Arc<Quotas>,
+    clock: Clock,
+    session: QuotaSession,
+    inbox: mpsc::Receiver<BucketAssignments>,
+}
+
+impl QuotaStream {
+    /// Opens a new stream that shares `quotas`.
+    #[must_use]
+    pub fn open(quotas: &Arc<Quotas>, clock: &Clock) -> Self {
+        let (session, inbox) = QuotaSession::new(Arc::clone(quotas), clock.clone());
+        Self {
+            quotas: Arc::clone(quotas),
+            clock: clock.clone(),
+            session,
+            inbox,
+        }
+    }
+
+    /// Handles the usage report in `message`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the message of the status that would end the stream.
+    pub fn report(&mut self, message: &[u8]) -> Result<(), String> {
+        let reports = RateLimitQuotaUsageReports::decode(message);
+        let reports = reports.map_err(|error| error.to_string())?;
+        let recorded = self.session.record_reports(reports);
+        recorded.map_err(|status| status.message().to_owned())
+    }
+
+    /// Starts a new window if the current one has ended.
+    pub fn roll(&self) {
+        let (quotas, now) = (&self.quotas, self.clock.now());
+        let stream = self.session.stream;
+        if quotas.next_window(stream).is_some_and(|end| end <= now) {
+            quotas.roll(stream, now);
+        }
+    }
+
+    /// Returns the messages sent since the last call.
+    pub fn take_responses(&mut self) -> Vec<Vec<u8>> {
+        std::iter::from_fn(|| self.inbox.try_recv().ok())
+            .map(|assigned| quota::written(assigned).encode_to_vec())
+            .collect()
+    }
+}

@@ -1,0 +1,97 @@
+//! `/json` and `/healthcheck`, compatible with envoyproxy/ratelimit over HTTP.
+//!
+//! Requests and responses are protobuf JSON: names are in camel case or as in the `.proto` file,
+//! and fields with their default value are omitted. For a bad request, the body is the two words
+//! that the original sends. The header `x-tidegate-problem` says what is wrong.
+
+mod answer;
+mod request;
+
+use http_body_util::Full;
+use hyper::{
+    Response, StatusCode,
+    body::Bytes,
+    header::{CONTENT_TYPE, HeaderName, HeaderValue},
+};
+use tidegate_limiter::{Limiter, metrics::ListenerKind};
+use tidegate_net::{
+    Problem, Shutdown,
+    json::object,
+    response::{Answer, json},
+};
+
+use crate::{Code, RateLimitError, RateLimitService};
+
+/// The header that describes what is wrong with a bad request.
+const PROBLEM: HeaderName = HeaderName::from_static("x-tidegate-problem");
+
+/// Decides the request in `body`.
+pub async fn decide(limiter: &Limiter, service: &RateLimitService, body: &[u8]) -> Answer {
+    let request = object(body).and_then(|members| request::read(&members));
+    let request = match request {
+        Ok(request) => request,
+        Err(problem) => return bad(limiter, problem.detail()),
+    };
+    match service.should_rate_limit(&request).await {
+        Ok(answer) => {
+            let is_over = answer.overall_code == Code::OverLimit;
+            limiter
+                .metrics()
+                .observe_answer(ListenerKind::Http, is_over);
+            let status = match answer.overall_code {
+                Code::Ok => StatusCode::OK,
+                Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+            };
+            json(status, &answer::written(&answer))
+        }
+        Err(error) => refused(limiter, &error),
+    }
+}
+
+/// Returns 200 if the service can decide and no shutdown has been announced, otherwise 500.
+#[must_use]
+pub fn healthcheck(service: &RateLimitService, shutdown: &Shutdown) -> Answer {
+    if service.is_healthy() && !shutdown.is_announced() {
+        text(StatusCode::OK, "OK")
+    } else {
+        text(StatusCode::INTERNAL_SERVER_ERROR, "")
+    }
+}
+
+fn refused(limiter: &Limiter, error: &RateLimitError) -> Answer {
+    if error.is_ours() {
+        bad_request(&error.to_string())
+    } else {
+        bad(limiter, &error.to_string())
+    }
+}
+
+/// Counts and answers a malformed request.
+fn bad(limiter: &Limiter, problem: &str) -> Answer {
+    limiter.metrics().count_bad_request(ListenerKind::Http);
+    bad_request(problem)
+}
+
+/// Builds a 400 response, which the original sends for server errors too.
+fn bad_request(problem: &str) -> Answer {
+    let mut answer = text(StatusCode::BAD_REQUEST, "Bad Request\n");
+    // The problem may quote the request; characters that are not allowed in a header are removed.
+    let visible: String = problem.chars().filter(|c| matches!(c, ' '..='~')).collect();
+    if let Ok(problem) = HeaderValue::try_from(visible) {
+        answer.headers_mut().insert(PROBLEM, problem);
+    }
+    answer
+}
+
+fn text(status: StatusCode, text: &'static str) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+    *answer.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    answer.headers_mut().insert(CONTENT_TYPE, plain);
+    answer
+}
+
+/// Reports an invalid field.
+fn wrong(field: &str, problem: &str) -> Problem {
+    Problem::bad(field, problem)
+}

@@ -1,0 +1,58 @@
+//! Envoy's rate limit service: the API of envoyproxy/ratelimit on top of Tidegate's limiter, its
+//! quota service, and the gRPC listener.
+//!
+//! ```text
+//! listener  parse   bytes                -> RateLimitRequest  the gRPC listener, or POST /json
+//! rules     find    domain, entries      -> Rule              envoyproxy/ratelimit's files, a tree
+//! key       write   domain, entries      -> key               identifies the counter
+//! evaluate          [AppliedLimit]       -> [LimitResult]     charged one by one, or all or none
+//! response          [LimitResult]        -> RateLimitAnswer   statuses, headers, metadata
+//! listener  render  RateLimitAnswer      -> bytes
+//! ```
+//!
+//! The service differs from the other listeners in two ways: each descriptor is charged on its own,
+//! and denied hits are counted too. Both are modes of the same decision that the other listeners
+//! use.
+
+mod all_or_nothing;
+mod answer;
+mod config;
+mod config_watcher;
+mod counters;
+mod environment;
+mod evaluate;
+pub mod grpc;
+pub mod json;
+mod key;
+mod metadata;
+mod metrics;
+mod over_limit_cache;
+mod overrides;
+mod prometheus;
+pub mod quota;
+mod redis_variables;
+mod request;
+mod response;
+mod rules;
+mod service;
+mod stat_names;
+mod unit;
+mod variables;
+
+pub use self::{
+    answer::{
+        Code, CurrentLimit, DescriptorStatus, RateLimitAnswer, RateLimitError, ResponseHeader,
+    },
+    config::{File, FileMistake, LoadedConfig, read},
+    config_watcher::{CONFIG_LOG_TARGET, ConfigFilesError, ConfigWatcher, MAX_FILES, load_files},
+    counters::{Counter, MAX_PATHS},
+    environment::{ADMIN_TOKEN, FromEnvironment, from_environment},
+    metadata::Metadata,
+    request::{
+        Descriptor, LimitOverride, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES,
+        MAX_ENTRIES, RateLimitRequest,
+    },
+    service::RateLimitService,
+    unit::Unit,
+    variables::{Variables, settings_from_variables},
+};

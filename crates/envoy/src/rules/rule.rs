@@ -1,0 +1,84 @@
+//! A rule: the limits and options of one node in the rule tree.
+
+use std::sync::{Arc, OnceLock};
+
+use tidegate_core::Limits;
+
+use crate::{Metadata, Unit, counters::Counters};
+
+/// The limits and options of the descriptors that the rule matches.
+#[derive(Clone, Debug)]
+pub(crate) struct Rule {
+    pub(crate) allowance: Allowance,
+    /// The name in responses and in `replaces` of other rules.
+    pub(crate) name: Option<Arc<str>>,
+    /// The names of the rules that do not apply if this one does.
+    pub(crate) replaces: Box<[Box<str>]>,
+    /// Shadow mode: counts and reports, but never denies.
+    pub(crate) shadow: bool,
+    /// Quota mode: denies only if all quotas of the request are over their limits.
+    pub(crate) quota: bool,
+    /// Metadata for Envoy, sent if the rule allows a request.
+    pub(crate) metadata: Option<Metadata>,
+    /// Which values of the request appear in metrics.
+    pub(crate) detail: Detail,
+    /// The cached counters of a rule whose metrics contain no values from requests.
+    pub(crate) counters: OnceLock<Arc<Counters>>,
+}
+
+impl Rule {
+    /// Carries over the usage under the limits of `old`.
+    pub(super) fn inherit_counts(&mut self, old: &Self) {
+        if let (Allowance::Limited(new), Allowance::Limited(old)) =
+            (&mut self.allowance, &old.allowance)
+        {
+            let limits = Arc::unwrap_or_clone(Arc::clone(&new.limits));
+            new.limits = Arc::new(limits.inheriting_from(&old.limits));
+            if new.shadow_limits.is_some() {
+                new.add_shadow_limits();
+            }
+        }
+    }
+}
+
+/// The limits of a rule.
+#[derive(Clone, Debug)]
+pub(crate) enum Allowance {
+    /// Unlimited; nothing is counted.
+    Unlimited,
+    /// Limited.
+    Limited(RuleLimits),
+}
+
+/// The limits of a rule, with their description in responses.
+#[derive(Clone, Debug)]
+pub(crate) struct RuleLimits {
+    pub(crate) limits: Arc<Limits>,
+    /// The same limits in shadow mode, for a rule in quota mode. They are used if another quota of
+    /// the request denies on behalf of all.
+    pub(crate) shadow_limits: Option<Arc<Limits>>,
+    /// The units of the limits, in order; [`Unit::Unknown`] for a window of a different length.
+    pub(crate) units: Box<[Unit]>,
+    /// The window length. It is part of the key, so that a descriptor has separate counters for
+    /// different window lengths.
+    pub(crate) window_seconds: u64,
+}
+
+impl RuleLimits {
+    /// Prepares the limits for quota mode, in which another quota of the request may deny on behalf
+    /// of this one.
+    pub(crate) fn add_shadow_limits(&mut self) {
+        let in_shadow = Limits::clone(&self.limits).in_shadow(true);
+        self.shadow_limits = Some(Arc::new(in_shadow));
+    }
+}
+
+/// Which values of the request appear in the metrics of a rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Those of the levels with `value_to_metric`.
+    #[default]
+    ByLevel,
+    /// All of them.
+    Full,
+}

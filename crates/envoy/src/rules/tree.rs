@@ -1,0 +1,189 @@
+//! The tree of rules, indexed by the entries of a descriptor.
+//!
+//! ```text
+//! domain ── level ──┬─ "svc_pay"  rule, level ──┬─ "user"       rule
+//!                   │                           └─ "user_root"  rule
+//!                   ├─ "path_/api/*"  rule          (wildcards in file order)
+//!                   └─ "svc"        level ── …
+//! ```
+//!
+//! A descriptor descends one level per entry. It takes the child whose name is the entry's key and
+//! value, joined with `_`; else the first wildcard that matches this name; else the child whose
+//! name is the key alone. There is no backtracking, and only the rule at the final node applies.
+//!
+//! The joined names are a peculiarity of envoyproxy/ratelimit that existing files rely on: a rule
+//! with the key `a_b` applies to the entry `a` = `b`. Joined names are used for matching only.
+//! Counter keys keep keys and values separate.
+
+use std::{collections::HashMap, fmt::Write as _, sync::Arc};
+
+use super::{Rule, wildcard::Wildcard};
+use crate::overrides::Denied;
+
+/// The rules of all domains.
+#[derive(Debug, Default)]
+pub(crate) struct Domains(HashMap<Box<str>, Domain>);
+
+/// The rules of one domain.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) name: Arc<str>,
+    /// Whether the descriptors of a request are charged all or none.
+    pub(crate) charging: Charging,
+    pub(crate) root: Level,
+}
+
+/// How the descriptors of one request are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Charging {
+    /// Each on its own, denied hits included.
+    #[default]
+    Each,
+    /// All or none.
+    AllOrNothing,
+}
+
+/// The children of a node or of a domain.
+#[derive(Debug, Default)]
+pub(crate) struct Level {
+    children: HashMap<Box<str>, Node>,
+    /// The names of the children that contain `*`, in file order.
+    wildcards: Vec<(Wildcard, Box<str>)>,
+}
+
+/// A node of the tree.
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    pub(crate) rule: Option<Arc<Rule>>,
+    pub(crate) children: Level,
+    /// The value in the file, if there is one.
+    pub(crate) value: Option<Box<str>>,
+    /// Whether all matching values share one counter.
+    pub(crate) share_threshold: bool,
+    /// Whether metrics contain the value from the request.
+    pub(crate) value_to_metric: bool,
+}
+
+/// The rule for a descriptor and the nodes on the path to it, one per entry.
+#[derive(Debug)]
+pub(crate) struct MatchedRule<'d> {
+    pub(crate) rule: &'d Arc<Rule>,
+    pub(crate) path: Vec<&'d Node>,
+}
+
+impl Domains {
+    pub(crate) fn get(&self, name: &str) -> Option<&Domain> {
+        self.0.get(name)
+    }
+
+    pub(crate) fn entry(&mut self, name: &str) -> &mut Domain {
+        self.0.entry(name.into()).or_insert_with(|| Domain {
+            name: name.into(),
+            charging: Charging::default(),
+            root: Level::default(),
+        })
+    }
+
+    /// Carries over the usage under the limits of `old` to the limits at the same paths.
+    pub(crate) fn inherit_counts(&mut self, old: &Self) {
+        for (name, domain) in &mut self.0 {
+            if let Some(old) = old.get(name) {
+                domain.root.inherit_counts(&old.root);
+            }
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the number of descriptors, at every depth.
+    pub(crate) fn descriptors(&self) -> usize {
+        self.0
+            .values()
+            .map(|domain| domain.root.descriptors())
+            .sum()
+    }
+}
+
+impl Domain {
+    /// Returns how the windows of this domain count denied hits.
+    pub(crate) fn denied(&self) -> Denied {
+        match self.charging {
+            Charging::Each => Denied::InFull,
+            Charging::AllOrNothing => Denied::Forgotten,
+        }
+    }
+
+    /// Returns the rule that applies to `entries`, if there is one.
+    pub(crate) fn find(&self, entries: &[(String, String)]) -> Option<MatchedRule<'_>> {
+        let (mut level, mut path) = (&self.root, Vec::with_capacity(entries.len()));
+        let mut joined = String::new();
+        for (key, value) in entries {
+            let node = level.child(key, value, &mut joined)?;
+            path.push(node);
+            level = &node.children;
+        }
+        let rule = path.last()?.rule.as_ref()?;
+        Some(MatchedRule { rule, path })
+    }
+}
+
+impl Node {
+    /// Returns the value for the counter key: the pattern if all matching values share one counter,
+    /// else `value` itself.
+    pub(crate) fn counted<'v>(&'v self, value: &'v str) -> &'v str {
+        match &self.value {
+            Some(pattern) if self.share_threshold => pattern,
+            _ => value,
+        }
+    }
+}
+
+impl Level {
+    fn child(&self, key: &str, value: &str, joined: &mut String) -> Option<&Node> {
+        joined.clear();
+        // Writing into a `String` cannot fail.
+        let _ = write!(joined, "{key}_{value}");
+        if let Some(node) = self.children.get(joined.as_str()) {
+            return Some(node);
+        }
+        let matching = self
+            .wildcards
+            .iter()
+            .find(|(wildcard, _)| wildcard.matches(joined));
+        let name = matching.map_or(key, |(_, name)| name);
+        self.children.get(name)
+    }
+
+    fn descriptors(&self) -> usize {
+        let nodes = self.children.values();
+        nodes.map(|node| 1 + node.children.descriptors()).sum()
+    }
+
+    fn inherit_counts(&mut self, old: &Self) {
+        for (name, node) in &mut self.children {
+            let Some(old) = old.children.get(name) else {
+                continue;
+            };
+            // While the tree is being built, its rules have no other owners, so `get_mut` succeeds.
+            if let (Some(rule), Some(old)) = (node.rule.as_mut().and_then(Arc::get_mut), &old.rule)
+            {
+                rule.inherit_counts(old);
+            }
+            node.children.inherit_counts(&old.children);
+        }
+    }
+
+    /// Adds a child. Returns false, without changes, if the name exists already.
+    pub(crate) fn add(&mut self, name: String, node: Node) -> bool {
+        if self.children.contains_key(name.as_str()) {
+            return false;
+        }
+        if let Some(wildcard) = Wildcard::parse(&name) {
+            self.wildcards.push((wildcard, name.as_str().into()));
+        }
+        self.children.insert(name.into(), node);
+        true
+    }
+}

@@ -1,0 +1,226 @@
+//! Every environment variable of envoyproxy/ratelimit either takes effect, is reported as ignored
+//! with a reason, or prevents the start. None is ignored silently.
+
+use tidegate_envoy::{Variables, from_environment};
+
+/// How a variable is handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It changes the configuration.
+    Honoured,
+    /// It is reported with a reason and changes nothing.
+    Ignored,
+    /// It prevents the start.
+    Refused,
+}
+
+use Fate::{Honoured, Ignored, Refused};
+
+/// A variable, its value, its handling, and the other variables that it depends on.
+type Row = (
+    &'static str,
+    &'static str,
+    Fate,
+    &'static [(&'static str, &'static str)],
+);
+
+const REDIS: &[(&str, &str)] = &[("REDIS_URL", "127.0.0.1:6379")];
+const SENTINEL: &[(&str, &str)] = &[
+    ("REDIS_TYPE", "SENTINEL"),
+    ("REDIS_URL", "main,127.0.0.1:1"),
+];
+const HEADERS: &[(&str, &str)] = &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true")];
+const TLS: &[(&str, &str)] = &[
+    ("GRPC_SERVER_USE_TLS", "true"),
+    ("GRPC_SERVER_TLS_CERT", "a"),
+    ("GRPC_SERVER_TLS_KEY", "b"),
+];
+
+const VARIABLES: &[Row] = &[
+    ("HOST", "127.0.0.2", Honoured, &[]),
+    ("PORT", "81", Honoured, &[]),
+    ("DEBUG_HOST", "127.0.0.2", Ignored, &[]),
+    (
+        "DEBUG_HOST",
+        "127.0.0.2",
+        Honoured,
+        &[("TIDEGATE_ADMIN_TOKEN", "secret")],
+    ),
+    ("DEBUG_PORT", "82", Honoured, &[]),
+    ("GRPC_HOST", "127.0.0.2", Honoured, &[]),
+    ("GRPC_PORT", "83", Honoured, &[]),
+    ("GRPC_UDS", "/run/x", Refused, &[]),
+    ("GRPC_MAX_CONNECTION_AGE", "1h", Honoured, &[]),
+    ("GRPC_MAX_CONNECTION_AGE_GRACE", "2h", Honoured, &[]),
+    (
+        "GRPC_SERVER_USE_TLS",
+        "true",
+        Honoured,
+        &[("GRPC_SERVER_TLS_CERT", "a"), ("GRPC_SERVER_TLS_KEY", "b")],
+    ),
+    ("GRPC_SERVER_TLS_CERT", "other", Honoured, TLS),
+    ("GRPC_SERVER_TLS_KEY", "other", Honoured, TLS),
+    ("GRPC_CLIENT_TLS_CACERT", "c", Honoured, TLS),
+    ("GRPC_CLIENT_TLS_SAN", "client", Refused, TLS),
+    ("LOG_LEVEL", "debug", Honoured, &[]),
+    ("LOG_FORMAT", "json", Ignored, &[]),
+    ("CONFIG_TYPE", "GRPC_XDS_SOTW", Refused, &[]),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true", Honoured, &[]),
+    ("RUNTIME_ROOT", "/x", Honoured, &[]),
+    ("RUNTIME_SUBDIRECTORY", "y", Honoured, &[]),
+    ("RUNTIME_APPDIRECTORY", "z", Honoured, &[]),
+    ("RUNTIME_IGNOREDOTFILES", "true", Ignored, &[]),
+    ("RUNTIME_WATCH_ROOT", "false", Ignored, &[]),
+    ("MERGE_DOMAIN_CONFIG", "true", Honoured, &[]),
+    (
+        "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
+        "true",
+        Honoured,
+        &[],
+    ),
+    ("CONFIG_GRPC_XDS_NODE_ID", "n", Ignored, &[]),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", "k=v", Ignored, &[]),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "x:1", Ignored, &[]),
+    (
+        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
+        "3s",
+        Ignored,
+        &[],
+    ),
+    (
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+        "k:v",
+        Ignored,
+        &[],
+    ),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true", Ignored, &[]),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "a", Ignored, &[]),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "a", Ignored, &[]),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "a", Ignored, &[]),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "a", Ignored, &[]),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "1s", Ignored, &[]),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "1s", Ignored, &[]),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "1", Ignored, &[]),
+    ("XDS_CLIENT_BACKOFF_JITTER", "true", Ignored, &[]),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "1", Ignored, &[]),
+    ("USE_STATSD", "true", Ignored, &[]),
+    ("STATSD_HOST", "x", Ignored, &[]),
+    ("STATSD_PORT", "1", Ignored, &[]),
+    ("USE_DOG_STATSD", "true", Ignored, &[]),
+    ("USE_DOG_STATSD_MOGRIFIERS", "X", Ignored, &[]),
+    ("DOG_STATSD_MOGRIFIER_X_PATTERN", "x", Ignored, &[]),
+    ("DOG_STATSD_MOGRIFIER_X_NAME", "x", Ignored, &[]),
+    ("DOG_STATSD_MOGRIFIER_X_TAGS", "x:y", Ignored, &[]),
+    ("USE_PROMETHEUS", "true", Ignored, &[]),
+    ("PROMETHEUS_ADDR", ":1", Ignored, &[]),
+    ("PROMETHEUS_PATH", "/x", Ignored, &[]),
+    ("PROMETHEUS_MAPPER_YAML", "x", Ignored, &[]),
+    (
+        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
+        "true",
+        Ignored,
+        &[],
+    ),
+    ("EXTRA_TAGS", "k:v", Ignored, &[]),
+    ("STATS_FLUSH_INTERVAL", "1s", Ignored, &[]),
+    ("DISABLE_STATS", "true", Ignored, &[]),
+    ("BACKEND_TYPE", "memcache", Refused, &[]),
+    ("BACKEND_TYPE", "redis", Ignored, &[]),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "1", Ignored, &[]),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "1000", Honoured, &[]),
+    ("NEAR_LIMIT_RATIO", "0.5", Honoured, &[]),
+    ("CACHE_KEY_PREFIX", "x", Ignored, &[]),
+    ("CACHE_KEY_PREFIX", "x", Honoured, REDIS),
+    (
+        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+        "true",
+        Honoured,
+        &[],
+    ),
+    ("SHADOW_MODE", "true", Honoured, &[]),
+    ("QUOTA_MODE", "true", Honoured, &[]),
+    ("RESPONSE_DYNAMIC_METADATA", "true", Honoured, &[]),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", "true", Honoured, &[]),
+    ("LIMIT_LIMIT_HEADER", "x-a", Honoured, HEADERS),
+    ("LIMIT_REMAINING_HEADER", "x-b", Honoured, HEADERS),
+    ("LIMIT_RESET_HEADER", "x-c", Honoured, HEADERS),
+    ("REDIS_SOCKET_TYPE", "tcp", Ignored, &[]),
+    ("REDIS_TYPE", "CLUSTER", Honoured, REDIS),
+    ("REDIS_URL", "127.0.0.1:1", Honoured, &[]),
+    ("REDIS_POOL_SIZE", "5", Ignored, REDIS),
+    ("REDIS_AUTH", "x", Honoured, REDIS),
+    ("REDIS_SENTINEL_AUTH", "x", Honoured, SENTINEL),
+    ("REDIS_TLS", "true", Honoured, REDIS),
+    ("REDIS_TLS_CLIENT_CERT", "a", Refused, REDIS),
+    (
+        "REDIS_TLS_CACERT",
+        "a",
+        Honoured,
+        &[("REDIS_URL", "127.0.0.1:1"), ("REDIS_TLS", "true")],
+    ),
+    (
+        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
+        "true",
+        Refused,
+        REDIS,
+    ),
+    ("REDIS_TIMEOUT", "1s", Ignored, REDIS),
+    ("REDIS_PIPELINE_WINDOW", "1ms", Ignored, REDIS),
+    ("REDIS_PIPELINE_LIMIT", "1", Ignored, REDIS),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "1", Ignored, REDIS),
+    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "WAIT", Ignored, REDIS),
+    (
+        "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION",
+        "true",
+        Ignored,
+        REDIS,
+    ),
+    ("REDIS_STARTUP_INITIAL_INTERVAL", "1s", Ignored, REDIS),
+    ("REDIS_STARTUP_MAX_INTERVAL", "1s", Ignored, REDIS),
+    ("REDIS_STARTUP_MAX_ELAPSED_TIME", "1s", Ignored, REDIS),
+    ("REDIS_PERSECOND", "true", Ignored, REDIS),
+    ("REDIS_PERSECOND_URL", "127.0.0.1:1", Ignored, REDIS),
+    ("REDIS_PERSECOND_AUTH", "x", Ignored, REDIS),
+    ("MEMCACHE_HOST_PORT", "x:1", Ignored, &[]),
+    ("MEMCACHE_SRV", "x", Ignored, &[]),
+    ("MEMCACHE_SRV_REFRESH", "1s", Ignored, &[]),
+    ("MEMCACHE_MAX_IDLE_CONNS", "1", Ignored, &[]),
+    ("MEMCACHE_TLS", "true", Ignored, &[]),
+    ("TRACING_ENABLED", "true", Ignored, &[]),
+    ("TRACING_EXPORTER_PROTOCOL", "http", Ignored, &[]),
+    ("TRACING_SERVICE_NAME", "x", Ignored, &[]),
+    ("TRACING_SERVICE_NAMESPACE", "x", Ignored, &[]),
+    ("TRACING_SERVICE_INSTANCE_ID", "x", Ignored, &[]),
+    ("TRACING_SAMPLING_RATE", "1", Ignored, &[]),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "x", Ignored, &[]),
+];
+
+/// Returns how a variable is handled, if the configuration and the report agree.
+fn fate((name, value, _, beside): &Row) -> Option<Fate> {
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let without: Variables = beside.iter().map(own).collect();
+    let mut with = without.clone();
+    with.insert((*name).to_owned(), (*value).to_owned());
+    let without = from_environment(&without).unwrap();
+    let Ok(with) = from_environment(&with) else {
+        return Some(Refused);
+    };
+    let told = |line: &String| line.starts_with(&format!("{name} is ignored: "));
+    let is_the_same = format!("{:?}{:?}", with.config, with.log)
+        == format!("{:?}{:?}", without.config, without.log);
+    match (with.ignored.iter().any(told), is_the_same) {
+        (true, true) => Some(Ignored),
+        (false, false) => Some(Honoured),
+        (true, false) | (false, true) => None,
+    }
+}
+
+#[test]
+fn every_variable_of_envoyproxy_ratelimit_has_an_effect_or_a_report() {
+    let wrong: Vec<String> = VARIABLES
+        .iter()
+        .filter(|row| fate(row) != Some(row.2))
+        .map(|row| format!("{}={} with {:?}: {:?}", row.0, row.1, row.3, fate(row)))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,34 @@
+//! Envoy's rate limit service. Runs the cases of every `envoy*.yaml` in the `vectors/` folder, or
+//! in the folder that the environment variable `TIDEGATE_VECTORS` names, against the service and
+//! each of its listeners.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod all_or_nothing;
+mod cases;
+#[path = "../../../server/tests/http/client.rs"]
+#[allow(dead_code, reason = "other test binaries use the rest")]
+mod client;
+mod compare;
+mod config;
+mod config_watcher;
+mod corrected;
+mod environment;
+mod format;
+mod grpc;
+#[path = "../grpc/client.rs"]
+#[allow(dead_code, reason = "other test binaries use the rest")]
+mod grpc_client;
+mod http;
+mod one_decision;
+mod promises;
+#[path = "../grpc/proto.rs"]
+mod proto;
+mod runner;
+mod store;
+mod subject;
+#[path = "../../../redis/tests/support/mod.rs"]
+mod support;

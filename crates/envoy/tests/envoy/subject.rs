@@ -1,0 +1,135 @@
+//! The subjects of the cases: the service itself, or a listener in front of it.
+
+use std::sync::Arc;
+
+use tidegate::Clock;
+use tidegate_config::envoy::{DomainFiles, Settings};
+use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_envoy::{
+    self as envoy, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Variables,
+    settings_from_variables,
+};
+use tidegate_limiter::{Backend, Limiter};
+use tidegate_redis::{Fleet, FleetSettings, Redis};
+
+use crate::format::ConfigFile;
+
+/// A way to send requests to the service.
+pub(crate) trait Subject {
+    /// Connects to a started service.
+    fn new(started: &Started) -> Self;
+
+    /// Sends a request. An `Err` contains the text of the error.
+    async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String>;
+}
+
+/// The service, called in process.
+pub(crate) struct InProcess(Arc<RateLimitService>);
+
+impl Subject for InProcess {
+    fn new(started: &Started) -> Self {
+        Self(Arc::clone(&started.service))
+    }
+
+    async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String> {
+        self.0
+            .should_rate_limit(request)
+            .await
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// The store of the counts.
+#[derive(Clone, Copy)]
+pub(crate) enum Place<'r> {
+    Memory,
+    /// In Redis, with a prefix that is unique to the case.
+    Redis(&'r Arc<Redis>, &'r str),
+}
+
+/// A service with an empty store and a clock that the case controls.
+pub(crate) struct Started {
+    pub(crate) service: Arc<RateLimitService>,
+    pub(crate) limiter: Arc<Limiter>,
+    clock: Clock,
+    merging: DomainFiles,
+}
+
+impl Started {
+    pub(crate) fn new(variables: &Variables, seconds: u64) -> Result<Self, String> {
+        Self::on(Place::Memory, variables, seconds)
+    }
+
+    pub(crate) fn on(
+        place: Place<'_>,
+        variables: &Variables,
+        seconds: u64,
+    ) -> Result<Self, String> {
+        let settings =
+            settings_from_variables(variables).map_err(|problems| problems.join("; "))?;
+        let is_merged = variables
+            .get("MERGE_DOMAIN_CONFIG")
+            .is_some_and(|text| text == "true");
+        let merging = if is_merged {
+            DomainFiles::Merged
+        } else {
+            DomainFiles::One
+        };
+        Ok(Self::with(place, settings, merging, seconds))
+    }
+
+    pub(crate) fn with(
+        place: Place<'_>,
+        settings: Settings,
+        merging: DomainFiles,
+        seconds: u64,
+    ) -> Self {
+        let clock = Clock::manual(at(seconds));
+        let store = MemoryStore::new(MemoryBounds::default());
+        let backend = match place {
+            Place::Redis(redis, prefix) => {
+                let settings = FleetSettings::default();
+                let fleet = Fleet::new(Arc::clone(redis), prefix, store, settings);
+                fleet.store().pin_clock(at(seconds));
+                Backend::Fleet(fleet)
+            }
+            Place::Memory => Backend::Memory(store),
+        };
+        let limiter = Arc::new(Limiter::new(RuleSet::default(), backend, clock.clone()));
+        Self {
+            service: Arc::new(RateLimitService::new(Arc::clone(&limiter), settings)),
+            limiter,
+            clock,
+            merging,
+        }
+    }
+
+    pub(crate) fn set(&self, seconds: u64) {
+        self.set_at(at(seconds));
+    }
+
+    pub(crate) fn set_at(&self, now: Timestamp) {
+        self.clock.set(now);
+        if let Some(fleet) = self.limiter.fleet() {
+            fleet.store().pin_clock(now);
+        }
+    }
+
+    /// Loads `files`. An `Err` contains every mistake in them, one per line.
+    pub(crate) fn load(&self, files: &[ConfigFile]) -> Result<(), String> {
+        let files = files.iter().map(|file| File {
+            name: file.name.clone(),
+            text: file.yaml.clone(),
+        });
+        let loaded = envoy::read(files.collect(), self.merging).map_err(|mistakes| {
+            let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+            lines.join("\n")
+        })?;
+        self.service.load(loaded);
+        Ok(())
+    }
+}
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::from_micros(seconds * 1_000_000)
+}

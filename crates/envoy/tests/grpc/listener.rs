@@ -1,0 +1,119 @@
+//! A gRPC listener with a manual clock.
+
+use std::{net::TcpListener, sync::Arc};
+
+use tidegate::Clock;
+use tidegate_config::{
+    Config,
+    envoy::{DomainFiles, Settings},
+};
+use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_envoy::{
+    File, RateLimitService,
+    grpc::{self, Http2, ListenerContext},
+    quota::Quotas,
+    read,
+};
+use tidegate_limiter::Limiter;
+use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
+
+use crate::client::Client;
+
+/// The start time of every test's clock: the first second of a minute.
+const START_MICROS: u64 = 1_700_000_040_000_000;
+
+pub(crate) struct TestListener {
+    pub(crate) limiter: Arc<Limiter>,
+    quotas: Arc<Quotas>,
+    pub(crate) listener: Listener,
+    pub(crate) server: Server,
+    pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) rate_limits: Option<Arc<RateLimitService>>,
+    clock: Clock,
+}
+
+impl TestListener {
+    /// Opens a listener with the given rules file.
+    pub(crate) fn open(rules: &str) -> Self {
+        Self::with(rules, Bounds::default())
+    }
+
+    /// Opens a listener with a configuration of envoyproxy/ratelimit.
+    pub(crate) fn for_envoy(settings: Settings, file: &str) -> Self {
+        let file = File {
+            name: "shop.yaml".to_owned(),
+            text: file.to_owned(),
+        };
+        let loaded = read(vec![file], DomainFiles::One).unwrap();
+        Self::serving("", Bounds::default(), |limiter| {
+            let service = RateLimitService::new(limiter, settings);
+            service.load(loaded);
+            Some(Arc::new(service))
+        })
+    }
+
+    /// Opens a listener whose rate limit service has no configuration.
+    pub(crate) fn without_a_domain(settings: Settings) -> Self {
+        Self::serving("", Bounds::default(), |limiter| {
+            Some(Arc::new(RateLimitService::new(limiter, settings)))
+        })
+    }
+
+    pub(crate) fn with(rules: &str, bounds: Bounds) -> Self {
+        Self::serving(rules, bounds, |_| None)
+    }
+
+    fn serving(
+        rules: &str,
+        bounds: Bounds,
+        rate_limits: impl FnOnce(Arc<Limiter>) -> Option<Arc<RateLimitService>>,
+    ) -> Self {
+        let config = Config::parse(rules).unwrap();
+        let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Arc::new(Limiter::new(config.rules, store, clock.clone()));
+        let quotas = Arc::<Quotas>::default();
+        quotas.swap_rules(config.quotas, limiter.now());
+        quotas.show_in(limiter.metrics());
+        let server = Server::start(2).unwrap();
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tls = config
+            .grpc
+            .tls
+            .as_ref()
+            .map(|files| Arc::new(Tls::load(TlsListener::Grpc, files).unwrap()));
+        let http2 = Http2::new(config.grpc, tls.clone());
+        let rate_limits = rate_limits(Arc::clone(&limiter));
+        let context = ListenerContext {
+            limiter: Arc::clone(&limiter),
+            quotas: Arc::clone(&quotas),
+            rate_limits: rate_limits.clone(),
+        };
+        let listener = grpc::listen(&server, socket, bounds, context, http2).unwrap();
+        Self {
+            limiter,
+            quotas,
+            listener,
+            server,
+            tls,
+            rate_limits,
+            clock,
+        }
+    }
+
+    /// Applies the quotas of another rules file.
+    pub(crate) fn reload(&self, rules: &str) {
+        let quotas = Config::parse(rules).unwrap().quotas;
+        self.quotas.swap_rules(quotas, self.limiter.now());
+    }
+
+    pub(crate) async fn connect(&self) -> Client {
+        Client::connect(self.listener.local_addr()).await
+    }
+
+    /// Sets the clock to `seconds` after the start.
+    pub(crate) fn at_seconds(&self, seconds: u64) {
+        self.clock
+            .set(Timestamp::from_micros(START_MICROS + seconds * 1_000_000));
+    }
+}

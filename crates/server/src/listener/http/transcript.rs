@@ -1,0 +1,48 @@
+//! The endpoints without sockets, for fuzzing.
+
+use std::{
+    cell::RefCell,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use futures_util::FutureExt as _;
+use hyper::{StatusCode, body::Body as _};
+use tidegate_limiter::Limiter;
+use tidegate_net::{Problem, Shutdown, auth::Authenticator, response::Answer};
+use tidegate_tower::{HeaderWriter, Legacy};
+
+use super::{ConnectionContext, Endpoint};
+
+/// Returns the status and body of the response of `endpoint` to `body`, without a socket. Does
+/// not support a Redis-backed limiter.
+#[must_use]
+pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
+    let context = ConnectionContext {
+        limiter: Arc::clone(limiter),
+        rate_limits: None,
+        headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),
+        identity: Arc::default(),
+        peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        shutdown: Shutdown::default(),
+        authenticator: Arc::new(Authenticator::new("http", None, limiter.clock().clone())),
+        hosts: Arc::default(),
+    };
+    let alone = "a decision by Redis must be awaited";
+    let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
+    // A decision in memory never suspends.
+    let answer = context.answer_body(endpoint, body).now_or_never();
+    let answer = answer.unwrap_or_else(refused);
+    let answer = answer.unwrap_or_else(|problem| context.refuse(problem));
+    (answer.status().as_u16(), body_of(answer))
+}
+
+/// Returns the bytes of a response body that is complete in memory.
+fn body_of(answer: Answer) -> Vec<u8> {
+    let body = std::pin::pin!(answer.into_body());
+    match body.poll_frame(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default().to_vec(),
+        _ => Vec::new(),
+    }
+}
