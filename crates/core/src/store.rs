@@ -9,7 +9,9 @@ use std::{fmt, future, time::Duration};
 
 use crate::{
     algorithm::Outcome,
-    eval::{Charge, Decision, Effect, Exactness, Receipt, Renewal, Settlement, Source, Verdict},
+    eval::{
+        Charge, Decision, Effect, Exactness, Limits, Receipt, Renewal, Settlement, Source, Verdict,
+    },
     memory::MemoryStore,
     time::Timestamp,
 };
@@ -67,7 +69,17 @@ impl Decided {
     /// Returns the verdict on `charges`, given their `outcomes`.
     #[must_use]
     pub fn verdict<'r>(&self, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Verdict<'r> {
-        let mut verdict = Verdict::of(&self.decision, charges, outcomes);
+        self.verdict_on(charges.iter().map(|charge| charge.limits), outcomes)
+    }
+
+    /// Returns the verdict on charges with these limits, given their `outcomes`.
+    #[must_use]
+    pub fn verdict_on<'r>(
+        &self,
+        limits: impl Iterator<Item = &'r Limits> + Clone,
+        outcomes: &[Outcome],
+    ) -> Verdict<'r> {
+        let mut verdict = Verdict::on(&self.decision, limits, outcomes);
         verdict.exactness = self.exactness;
         verdict.source = self.source;
         verdict
@@ -283,7 +295,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{AlgorithmName, Cost, LimitSpec, Limits, MemoryBounds, notation};
+    use crate::{AlgorithmName, Cost, LimitSpec, MemoryBounds, notation};
 
     #[test]
     fn memory_decides_now_and_charges_once() {

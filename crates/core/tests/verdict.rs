@@ -3,8 +3,8 @@
 #![cfg(not(loom))]
 
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
-    Reason, Retry, Span, Timestamp, Verdict, WhenFull, notation,
+    AlgorithmName, Charge, Cost, Decision, Effect, Limit, LimitSpec, Limits, MemoryBounds,
+    MemoryStore, Reason, Retry, Span, Timestamp, Verdict, WhenFull, notation,
 };
 
 const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -145,4 +145,64 @@ fn a_request_without_rules_passes() {
     let verdict = Verdict::of(&Decision::Admitted, &[], &[]);
     assert!(verdict.allowed && verdict.lines.is_empty() && verdict.leading().is_none());
     assert_eq!((verdict.rule, verdict.retry_after), (None, Retry::NOW));
+}
+
+/// The verdict of the memory store on one charge equals the one computed from its outcomes, on the
+/// fast path and off it.
+#[test]
+fn the_verdict_on_one_charge_equals_that_of_its_outcomes() {
+    let parse = |text: &str| text.parse::<Limit>().expect("a limit");
+    let queue = LimitSpec {
+        algorithm: Some(AlgorithmName::LeakyBucket),
+        queue: Some(true),
+        ..LimitSpec::shorthand(
+            notation::rate("2/s").expect("a rate"),
+            AlgorithmName::LeakyBucket,
+        )
+    };
+    let plain = Limits::from(parse("2/s burst 3"));
+    let all = [
+        plain.clone().named("gcra"),
+        plain.clone().in_shadow(true),
+        plain,
+        Limits::from(parse("3/s")),
+        Limits::from(queue.build().expect("a valid limit")),
+        Limits::new(vec![parse("2/s burst 3"), parse("4/min")]).expect("two limits"),
+    ];
+    let effects = [Effect::Charge, Effect::Peek, Effect::Look, Effect::Refund];
+    let (mut denied, mut delayed) = (0, 0);
+    for limits in &all {
+        let (one, other) = (store(), store());
+        let mut outcomes = Vec::new();
+        for step in 0..200_u64 {
+            let effect = effects[usize::from(step % 7 == 3) * usize::try_from(step % 4).unwrap()];
+            let cost = Cost::new(step % 3 + 1).unwrap();
+            let charge = Charge::new(b"k", limits, cost).unwrap();
+            let now = NOW.after(Span::from_millis(step * 97));
+            if step == 150 {
+                for store in [&one, &other] {
+                    assert!(store.block(b"k", Some(Span::from_secs(1)), "test", now));
+                }
+            }
+            let decision = one.check(&[charge], now, effect, &mut outcomes);
+            let expected = Verdict::of(&decision, &[charge], &outcomes);
+            let verdict = other.verdict(b"k", limits, cost, now, effect).unwrap();
+            assert_eq!(format!("{verdict:?}"), format!("{expected:?}"), "{step}");
+            let leading = expected.leading().map(|line| line.outcome);
+            assert_eq!(
+                verdict.remaining(),
+                leading.map(|outcome| outcome.remaining)
+            );
+            assert_eq!(
+                verdict.reset_after(),
+                leading.map(|outcome| outcome.reset_after)
+            );
+            denied += usize::from(!verdict.allowed);
+            delayed += usize::from(verdict.delay > Span::ZERO);
+        }
+    }
+    assert!(
+        denied > 100 && delayed > 10,
+        "{denied} denied, {delayed} delayed"
+    );
 }

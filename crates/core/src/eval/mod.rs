@@ -18,7 +18,7 @@ pub use self::{
     limit_group::DenialCounting,
     limits::Limits,
     receipt::{Receipt, Renewal, Settlement},
-    verdict::{Exactness, Line, Reason, Source, Verdict},
+    verdict::{Exactness, Line, Lines, Reason, Source, Verdict},
 };
 pub(crate) use self::{
     evaluate::Evaluation,

@@ -1,8 +1,12 @@
 //! The verdict on a request, summarized from the outcomes of all its limits.
 
+use std::ops::Deref;
+
+use smallvec::SmallVec;
+
 use crate::{
     algorithm::{Outcome, Retry},
-    eval::{Charge, Decision},
+    eval::{Charge, Decision, Limits},
     limit::Limit,
     time::Span,
 };
@@ -97,6 +101,28 @@ pub struct Line<'r> {
     pub outcome: Outcome,
 }
 
+/// The limits in a verdict, as a slice. A single one takes no heap memory, because most requests are
+/// charged to one.
+#[derive(Clone, Debug, Default)]
+pub struct Lines<'r>(SmallVec<[Line<'r>; 1]>);
+
+impl<'r> Deref for Lines<'r> {
+    type Target = [Line<'r>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<'a, 'r> IntoIterator for &'a Lines<'r> {
+    type Item = &'a Line<'r>;
+    type IntoIter = std::slice::Iter<'a, Line<'r>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
 /// The verdict on one request.
 #[derive(Clone, Debug)]
 pub struct Verdict<'r> {
@@ -120,7 +146,7 @@ pub struct Verdict<'r> {
     pub source: Source,
     /// Every evaluated limit, in the order of the rules. Empty if no rule matched, a key is
     /// blocked, or the store was full.
-    pub lines: Vec<Line<'r>>,
+    pub lines: Lines<'r>,
     leading: Option<usize>,
 }
 
@@ -136,7 +162,7 @@ impl<'r> Verdict<'r> {
             delay: Span::ZERO,
             exactness: Exactness::Exact,
             source: Source::Memory,
-            lines: Vec::new(),
+            lines: Lines::default(),
             leading: None,
         }
     }
@@ -150,11 +176,27 @@ impl<'r> Verdict<'r> {
     /// [`MemoryStore::check`]: crate::MemoryStore::check
     #[must_use]
     pub fn of(decision: &Decision, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Self {
-        let limits = charges.iter().flat_map(|charge| {
-            let (rule, shadow) = (charge.limits.name(), charge.limits.is_shadow());
-            charge.limits.iter().map(move |limit| (rule, shadow, limit))
+        Self::on(
+            decision,
+            charges.iter().map(|charge| charge.limits),
+            outcomes,
+        )
+    }
+
+    /// Summarizes the decision of a store like [`Self::of`], given only the limits of the charges.
+    ///
+    /// The verdict refers to the limits alone, so it may outlive the keys of the charges.
+    #[must_use]
+    pub fn on(
+        decision: &Decision,
+        mut charged: impl Iterator<Item = &'r Limits> + Clone,
+        outcomes: &[Outcome],
+    ) -> Self {
+        let limits = charged.clone().flat_map(|limits| {
+            let (rule, shadow) = (limits.name(), limits.is_shadow());
+            limits.iter().map(move |limit| (rule, shadow, limit))
         });
-        let lines: Vec<Line<'r>> = limits
+        let lines = limits
             .zip(outcomes)
             .map(|((rule, shadow, limit), outcome)| Line {
                 rule,
@@ -164,7 +206,7 @@ impl<'r> Verdict<'r> {
             })
             .collect();
         let mut verdict = Self {
-            lines,
+            lines: Lines(lines),
             ..Self::unlimited()
         };
         match decision {
@@ -179,11 +221,53 @@ impl<'r> Verdict<'r> {
                 ..
             } => {
                 verdict.deny(Reason::Blocked, *retry_after);
-                verdict.rule = charges.get(*charge).and_then(|charge| charge.limits.name());
+                verdict.rule = charged.nth(*charge).and_then(Limits::name);
             }
             Decision::Full { retry_after } => verdict.deny(Reason::Store, *retry_after),
         }
         verdict
+    }
+
+    /// Returns the same as [`Self::of`] for a charge on a single limit that is enforced.
+    #[inline]
+    pub(crate) fn of_one(limits: &'r Limits, outcome: Outcome) -> Self {
+        debug_assert!(!limits.is_shadow(), "only `of` knows shadow mode");
+        let rule = limits.name();
+        let line = Line {
+            rule,
+            limit: limits.first(),
+            shadow: false,
+            outcome,
+        };
+        Self {
+            allowed: outcome.allowed,
+            reason: if outcome.allowed {
+                None
+            } else {
+                Some(Reason::Limit)
+            },
+            rule,
+            retry_after: outcome.retry_after,
+            delay: outcome.delay,
+            exactness: Exactness::Exact,
+            source: Source::Memory,
+            lines: Lines(SmallVec::from_buf([line])),
+            leading: Some(0),
+        }
+    }
+
+    /// Returns the units that the tightest limit still admits at this instant, or `None` if no
+    /// limit was evaluated.
+    #[must_use]
+    pub fn remaining(&self) -> Option<u64> {
+        self.leading().map(|line| line.outcome.remaining)
+    }
+
+    /// Returns the time until the tightest limit has fully recovered, or `None` if no limit was
+    /// evaluated.
+    #[must_use]
+    pub fn reset_after(&self) -> Option<Span> {
+        self.leading().map(|line| line.outcome.reset_after)
     }
 
     /// Returns the tightest limit, whose numbers are reported for the request as a whole.

@@ -4,6 +4,7 @@ mod algorithm;
 pub mod bounds;
 mod rate;
 mod spec;
+mod text;
 
 use std::sync::Arc;
 

@@ -1,14 +1,26 @@
 //! Decisions: the sequence of steps, for one key and for several.
 
+use std::cell::RefCell;
+
 use super::{
-    MemoryStore, eviction::Full, locked_shards::LockedShards, pending::KeyLocation,
-    shard::hash_with,
+    Guard, MemoryStore,
+    eviction::Full,
+    locked_shards::LockedShards,
+    pending::KeyLocation,
+    shard::{Shard, hash_with},
 };
 use crate::{
     algorithm::Outcome,
-    eval::{Charge, Decision, Effect, Receipt, has_repeated_key},
+    eval::{
+        Charge, Cost, Decision, Effect, Limits, Receipt, RequestError, Verdict, has_repeated_key,
+    },
     time::Timestamp,
 };
+
+thread_local! {
+    /// The outcomes of a decision that is returned as a verdict.
+    static OUTCOMES: RefCell<Vec<Outcome>> = const { RefCell::new(Vec::new()) };
+}
 
 impl MemoryStore {
     /// Decides `charges` at `now`: charges either all or none of them.
@@ -33,63 +45,57 @@ impl MemoryStore {
         outcomes: &mut Vec<Outcome>,
     ) -> Decision {
         outcomes.clear();
-        if let [charge] = charges {
-            self.check_one(charge, now, effect, outcomes)
-        } else {
-            self.check_all(charges, now, effect, outcomes, None)
-        }
-    }
-
-    #[inline]
-    fn check_one(
-        &self,
-        charge: &Charge<'_>,
-        now: Timestamp,
-        effect: Effect,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Decision {
-        let hash = hash_with(&self.hasher, charge.key);
-        let mut shard = self.shards[self.shard_of(hash)].0.lock();
-        let now = shard.latest(now);
-        if effect == Effect::Charge
-            && let Some(gcra) = charge.limits.sole_gcra()
-            && (charge.longest_wait.is_none() || !gcra.is_queue())
-            && let Some(outcome) = shard.step_in_place(charge, gcra, hash, now)
-        {
+        let [charge] = charges else {
+            return self.check_all(charges, now, effect, outcomes, None);
+        };
+        let (mut shard, hash, now) = self.lock_one(charge, now);
+        if let Some(outcome) = shard.step_one(charge, hash, now, effect) {
             drop(shard);
             outcomes.push(outcome);
             return Decision::of_limits(outcome.allowed);
         }
-        if effect.can_deny()
-            && let Some(until) = shard.blocked(charge.key, now)
-        {
-            return Decision::blocked(0, until, now);
+        shard.check_one(charge, hash, now, effect, outcomes)
+    }
+
+    /// Decides a charge of `cost` on `key` as [`Self::check`] does, and returns the verdict.
+    ///
+    /// The caller needs no buffer for the outcomes. With a single limit, the verdict takes no heap
+    /// memory.
+    ///
+    /// # Errors
+    ///
+    /// Rejects a key that [`Charge::new`] rejects.
+    #[inline]
+    pub fn verdict<'r>(
+        &self,
+        key: &[u8],
+        limits: &'r Limits,
+        cost: Cost,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Result<Verdict<'r>, RequestError> {
+        let charge = &Charge::new(key, limits, cost)?;
+        let (mut shard, hash, now) = self.lock_one(charge, now);
+        if let Some(outcome) = shard.step_one(charge, hash, now, effect) {
+            drop(shard);
+            return Ok(Verdict::of_one(limits, outcome));
         }
-        let alone = std::slice::from_ref(charge);
-        let located = shard.locate(charge, alone, hash, now, effect);
-        let has_moved = shard.evict_reserved(now, effect, located.is_ok());
-        let located = match located {
-            Ok(located) if has_moved => shard.locate_again(hash, charge.key, located),
-            Ok(located) => located,
-            Err(Full { retry_after }) => {
-                shard.finish(effect);
-                return Decision::Full { retry_after };
-            }
-        };
-        let mut pending = shard.open(charge, KeyLocation { hash, located }, now, effect);
-        let admitted = pending.evaluate(now);
-        if effect.can_deny() {
-            pending.apply(admitted, now);
-        }
-        shard.record_conversion(&pending, now);
-        let is_hot = pending.report(now, outcomes);
-        if !effect.can_write() {
-            shard.put_back_lent(pending, now);
-        } else if let Some(new_key) = shard.put_back(pending, is_hot) {
-            shard.insert_pending(new_key, is_hot);
-        }
-        shard.finish(effect);
-        Decision::of_limits(admitted)
+        let verdict = OUTCOMES.with_borrow_mut(|outcomes| {
+            outcomes.clear();
+            let decision = shard.check_one(charge, hash, now, effect, outcomes);
+            drop(shard);
+            Verdict::on(&decision, std::iter::once(limits), outcomes)
+        });
+        Ok(verdict)
+    }
+
+    /// Locks the shard of the charge's key. Returns it with the key's hash and the latest instant.
+    #[inline]
+    fn lock_one(&self, charge: &Charge<'_>, now: Timestamp) -> (Guard<'_>, u64, Timestamp) {
+        let hash = hash_with(&self.hasher, charge.key);
+        let mut shard = self.shards[self.shard_of(hash)].0.lock();
+        let now = shard.latest(now);
+        (shard, hash, now)
     }
 
     /// Decides any number of charges. If there is a `receipt`, records in it what was charged.
@@ -144,6 +150,69 @@ impl MemoryStore {
             locked.put_back_lent(pending, now);
         }
         locked.finish(effect);
+        Decision::of_limits(admitted)
+    }
+}
+
+impl Shard {
+    /// Decides a charge on a single plain GCRA schedule, if its state can be updated in place.
+    #[inline]
+    fn step_one(
+        &mut self,
+        charge: &Charge<'_>,
+        hash: u64,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Option<Outcome> {
+        if effect != Effect::Charge {
+            return None;
+        }
+        let gcra = charge.limits.sole_gcra()?;
+        if charge.longest_wait.is_some() && gcra.is_queue() {
+            return None;
+        }
+        self.step_in_place(charge, gcra, hash, now)
+    }
+
+    /// Decides one charge, step by step.
+    #[inline]
+    fn check_one(
+        &mut self,
+        charge: &Charge<'_>,
+        hash: u64,
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
+        if effect.can_deny()
+            && let Some(until) = self.blocked(charge.key, now)
+        {
+            return Decision::blocked(0, until, now);
+        }
+        let alone = std::slice::from_ref(charge);
+        let located = self.locate(charge, alone, hash, now, effect);
+        let has_moved = self.evict_reserved(now, effect, located.is_ok());
+        let located = match located {
+            Ok(located) if has_moved => self.locate_again(hash, charge.key, located),
+            Ok(located) => located,
+            Err(Full { retry_after }) => {
+                self.finish(effect);
+                return Decision::Full { retry_after };
+            }
+        };
+        let mut pending = self.open(charge, KeyLocation { hash, located }, now, effect);
+        let admitted = pending.evaluate(now);
+        if effect.can_deny() {
+            pending.apply(admitted, now);
+        }
+        self.record_conversion(&pending, now);
+        let is_hot = pending.report(now, outcomes);
+        if !effect.can_write() {
+            self.put_back_lent(pending, now);
+        } else if let Some(new_key) = self.put_back(pending, is_hot) {
+            self.insert_pending(new_key, is_hot);
+        }
+        self.finish(effect);
         Decision::of_limits(admitted)
     }
 }

@@ -1,6 +1,6 @@
 //! A length of time in whole microseconds.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use super::notation;
 
@@ -71,6 +71,20 @@ impl Span {
     }
 }
 
+impl From<Span> for Duration {
+    fn from(span: Span) -> Self {
+        Self::from_micros(span.0)
+    }
+}
+
+/// Rounds up to whole microseconds; saturates.
+impl From<Duration> for Span {
+    fn from(duration: Duration) -> Self {
+        let micros = duration.as_nanos().div_ceil(1_000);
+        Self(u64::try_from(micros).unwrap_or(u64::MAX))
+    }
+}
+
 /// Formats the span in the notation of the rules file, in the largest exact unit: `1d`, `90s`,
 /// `1500ms`.
 impl fmt::Display for Span {
@@ -83,6 +97,16 @@ impl fmt::Display for Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_are_rounded_up_and_saturate() {
+        let span = Span::from(Duration::from_nanos(1_001));
+        assert_eq!(
+            (span, Duration::from(span)),
+            (Span(2), Duration::from_micros(2))
+        );
+        assert_eq!(Span::from(Duration::MAX), Span(u64::MAX));
+    }
 
     #[test]
     fn waits_are_rounded_up() {

@@ -160,6 +160,12 @@ impl Limits {
         self.limits.iter()
     }
 
+    /// Returns the first limit.
+    pub(crate) fn first(&self) -> &Limit {
+        // There is always at least one.
+        &self.limits[0]
+    }
+
     /// Returns the number of limits, at least one.
     #[must_use]
     #[expect(
@@ -213,6 +219,12 @@ impl Limits {
     #[inline]
     pub(crate) fn sole_gcra(&self) -> Option<&Gcra> {
         self.sole_gcra.as_ref().filter(|_| !self.shadow)
+    }
+}
+
+impl From<Limit> for Limits {
+    fn from(limit: Limit) -> Self {
+        Self::new(vec![limit]).expect("a limit was compiled when it was created")
     }
 }
 
