@@ -8,6 +8,8 @@ use std::{
     time::Instant,
 };
 
+#[cfg(feature = "tokio")]
+use tidegate_core::Span;
 use tidegate_core::Timestamp;
 
 /// A monotonic clock, anchored to the wall clock when it is created.
@@ -35,6 +37,11 @@ pub struct Clock(Source);
 enum Source {
     Real(Arc<Counter>),
     Manual(Arc<AtomicU64>),
+    #[cfg(feature = "tokio")]
+    Tokio {
+        start: tokio::time::Instant,
+        wall_start: Timestamp,
+    },
 }
 
 /// A counter of processor ticks since a start.
@@ -176,7 +183,17 @@ impl Clock {
         Self(Source::Manual(Arc::new(AtomicU64::new(now.as_micros()))))
     }
 
-    /// Sets a manual clock and all its clones. Has no effect on a real clock.
+    /// Creates a clock that shows `now` and advances with tokio's time, which tests can pause.
+    #[cfg(feature = "tokio")]
+    #[must_use]
+    pub fn tokio(now: Timestamp) -> Self {
+        Self(Source::Tokio {
+            start: tokio::time::Instant::now(),
+            wall_start: now,
+        })
+    }
+
+    /// Sets a manual clock and all its clones. Has no effect on other clocks.
     pub fn set(&self, now: Timestamp) {
         if let Source::Manual(micros) = &self.0 {
             micros.store(now.as_micros(), Ordering::SeqCst);
@@ -189,6 +206,10 @@ impl Clock {
         match &self.0 {
             Source::Real(counter) => counter.nanos(),
             Source::Manual(micros) => micros.load(Ordering::SeqCst).saturating_mul(1_000),
+            #[cfg(feature = "tokio")]
+            Source::Tokio { start, .. } => {
+                u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+            }
         }
     }
 
@@ -198,6 +219,11 @@ impl Clock {
         match &self.0 {
             Source::Real(counter) => Timestamp::from_micros(counter.micros()),
             Source::Manual(micros) => Timestamp::from_micros(micros.load(Ordering::SeqCst)),
+            #[cfg(feature = "tokio")]
+            Source::Tokio { start, wall_start } => {
+                let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+                wall_start.after(Span::from_micros(micros))
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::{Clock, Gate};
 /// use tidegate_core::{
 ///     AlgorithmName, Cost, Effect, Limit, MemoryBounds, MemoryStore, Request, Rule, RuleSet, Scratch,
 /// };
-/// use tidegate::{Clock, Gate, Limiter};
+/// use tidegate::{Clock, Gate, RuleLimiter as Limiter};
 ///
 /// let limit = Limit::shorthand(AlgorithmName::TokenBucket, "2/min").unwrap();
 /// let rule = Rule::new("per-customer", vec![limit]).unwrap().keyed_by(&["customer"]).unwrap();

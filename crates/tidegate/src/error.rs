@@ -1,0 +1,62 @@
+//! The errors of waiting for a limit.
+
+use std::{error::Error, fmt};
+
+use tidegate_core::{RequestError, Span};
+
+/// Why a request that waits for its turn was not admitted. Nothing was charged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// No wait is long enough: the cost is more than a limit can ever admit at once, the key is
+    /// blocked until the block is lifted, or the store has no room for a state of that size.
+    Never,
+    /// The longest wait is over, or the request's turn comes later than that. In the second case
+    /// the error is returned at once.
+    Timeout {
+        /// The least time from now until the request would be admitted, if it is known.
+        retry_after: Option<Span>,
+    },
+    /// As many requests wait as may wait, on this key or in all.
+    TooManyWaiters {
+        /// The maximum that was reached.
+        max: usize,
+    },
+    /// The request is malformed.
+    Request(RequestError),
+}
+
+impl fmt::Display for AcquireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Never => f.write_str(
+                "the request can never be admitted: its cost is more than a limit admits at once, \
+                 or its key is blocked",
+            ),
+            Self::Timeout {
+                retry_after: Some(span),
+            } => write!(
+                f,
+                "the request would wait at least {span}, which is more than its longest wait"
+            ),
+            Self::Timeout { retry_after: None } => {
+                f.write_str("the longest wait of the request is over")
+            }
+            Self::TooManyWaiters { max } => {
+                write!(
+                    f,
+                    "{max} requests wait already; retry later or raise the maximum"
+                )
+            }
+            Self::Request(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for AcquireError {}
+
+impl From<RequestError> for AcquireError {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}
