@@ -8,12 +8,11 @@ use std::{
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use throttlecrab::PeriodicStore;
+use tidegate::Clock;
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
     Rate, Span,
 };
-
-use crate::clock::Clock;
 
 /// Refill interval of one token. It is longer than a round, so that the number of admitted requests
 /// is known in advance, exactly.
@@ -43,22 +42,26 @@ pub struct Tidegate {
     clock: Clock,
 }
 
-impl Limiter for Tidegate {
-    const NAME: &'static str = "tidegate";
-
-    fn new(capacity: u32) -> Self {
+impl Tidegate {
+    /// Returns the limit that admits `capacity` requests at once.
+    fn limit(capacity: u32) -> Limit {
         let rate = Rate {
             count: 1,
             period: Span::from_secs(INTERVAL.as_secs()),
         };
-        let limit = Limit::new(Algorithm::Gcra {
-            rate,
-            burst: u64::from(capacity - 1),
-        });
-        let limits = Limits::new(vec![limit.expect("the benchmark's numbers are in range")]);
+        let burst = u64::from(capacity - 1);
+        let limit = Limit::new(Algorithm::Gcra { rate, burst });
+        limit.expect("the benchmark's numbers are in range")
+    }
+}
+
+impl Limiter for Tidegate {
+    const NAME: &'static str = "tidegate";
+
+    fn new(capacity: u32) -> Self {
         Self {
             store: MemoryStore::new(MemoryBounds::default()),
-            limits: limits.expect("one limit is enough"),
+            limits: Self::limit(capacity).into(),
             clock: Clock::real(),
         }
     }
@@ -73,6 +76,21 @@ impl Limiter for Tidegate {
                     .check(&[charge], self.clock.now(), Effect::Charge, &mut outcomes);
             matches!(decision, Decision::Admitted)
         }
+    }
+}
+
+/// The library: `check` on the same store, which returns a verdict.
+pub struct Library(tidegate::Limiter);
+
+impl Limiter for Library {
+    const NAME: &'static str = "tidegate::Limiter";
+
+    fn new(capacity: u32) -> Self {
+        Self(tidegate::Limiter::in_memory(Tidegate::limit(capacity)))
+    }
+
+    fn decider(&self) -> impl FnMut(&String) -> bool {
+        |key| self.0.check(key).allowed
     }
 }
 

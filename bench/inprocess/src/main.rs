@@ -3,18 +3,11 @@
 //!
 //! ```text
 //! inprocess [--smoke]            nanoseconds per decision
+//! inprocess [--smoke] --library  the same, of the library beside its store, in more rounds
 //! inprocess [--smoke] --memory   bytes per key
 //! inprocess [--smoke] --growth   no peak as keys grow
 //! ```
 
-// The server's own file, so that the benchmark uses the clock of real decisions without the server.
-#[allow(
-    dead_code,
-    unfulfilled_lint_expectations,
-    reason = "the server uses the rest, and is linted otherwise"
-)]
-#[path = "../../../crates/tidegate/src/clock.rs"]
-mod clock;
 mod growth;
 mod keys;
 mod limiters;
@@ -30,13 +23,15 @@ fn main() -> ExitCode {
     match words[..] {
         [] => speed::run(&speed::FULL),
         ["--smoke"] => speed::run(&speed::SMOKE),
+        ["--library"] => speed::run_library(&speed::LIBRARY),
+        ["--smoke", "--library"] => speed::run_library(&speed::SMOKE),
         ["--memory"] => memory::run(&memory::FULL),
         ["--smoke", "--memory"] => memory::run(&memory::SMOKE),
         ["--growth"] => growth::run(&growth::FULL),
         ["--smoke", "--growth"] => growth::run(&growth::SMOKE),
         ["--memory-of", name, keys] => memory::child(name, keys.parse().expect("a number of keys")),
         _ => {
-            eprintln!("usage: inprocess [--smoke] [--memory | --growth]");
+            eprintln!("usage: inprocess [--smoke] [--library | --memory | --growth]");
             return ExitCode::from(2);
         }
     }

@@ -190,7 +190,8 @@ fn fill_logs(keys: usize) -> Held {
 
 /// Returns a field of `/proc/self/status`, in bytes.
 fn resident(field: &str) -> usize {
-    let status = fs::read_to_string("/proc/self/status").expect("Linux reports the memory of a process");
+    let status =
+        fs::read_to_string("/proc/self/status").expect("Linux reports the memory of a process");
     let line = status
         .lines()
         .find(|line| line.starts_with(field))

@@ -2,8 +2,12 @@
 
 /// Column of the limiter with which the others are compared.
 const PEER: usize = 0;
-/// Column of Tidegate.
+/// Column of Tidegate's store.
 const OURS: usize = 1;
+/// Column of the library on that store.
+const LIBRARY: usize = 2;
+/// The library's target, as a share of the store's time.
+const LIBRARY_TARGET: f64 = 1.05;
 
 /// The measurements with one number of keys and threads.
 pub struct Cell {
@@ -24,10 +28,10 @@ impl Cell {
 
     /// Returns the median over the rounds of the ratio within each round, so that disturbances that
     /// affect both cancel out.
-    fn ratio(&self, limiter: usize) -> f64 {
+    fn ratio(&self, limiter: usize, peer: usize) -> f64 {
         let ratios = self.nanos[limiter]
             .iter()
-            .zip(&self.nanos[PEER])
+            .zip(&self.nanos[peer])
             .map(|(ours, peer)| ours / peer);
         median(&ratios.collect::<Vec<_>>())
     }
@@ -55,18 +59,28 @@ pub fn print_speed(names: &[&str], cells: &[Cell]) {
                 median(nanos),
                 nanos.iter().copied().fold(f64::INFINITY, f64::min),
                 nanos.iter().copied().fold(0.0, f64::max),
-                cell.ratio(limiter),
+                cell.ratio(limiter, PEER),
             );
         }
     }
     println!();
     for cell in cells {
-        let (ratio, target) = (cell.ratio(OURS), cell.target());
+        let (ratio, target) = (cell.ratio(OURS, PEER), cell.target());
         println!(
             "- {} keys, {} threads: {ratio:.2} of {peer}, target {target}: {}",
             cell.keys,
             cell.threads,
             verdict(ratio, target)
+        );
+    }
+    for cell in cells {
+        let (ratio, ours) = (cell.ratio(LIBRARY, OURS), names[OURS]);
+        println!(
+            "- {} keys, {} threads: {} {ratio:.3} of {ours}'s store, target {LIBRARY_TARGET}: {}",
+            cell.keys,
+            cell.threads,
+            names[LIBRARY],
+            verdict(ratio, LIBRARY_TARGET)
         );
     }
 }

@@ -13,7 +13,9 @@ use std::{
 
 use crate::{
     keys,
-    limiters::{Governor, Harness, HarnessAndClock, INTERVAL, Limiter, Throttlecrab, Tidegate},
+    limiters::{
+        Governor, Harness, HarnessAndClock, INTERVAL, Library, Limiter, Throttlecrab, Tidegate,
+    },
     report::{self, Cell},
 };
 
@@ -38,13 +40,21 @@ pub const SMOKE: Size = Size {
     rounds: 2,
 };
 
+/// The size for the library beside its store, whose difference is small.
+pub const LIBRARY: Size = Size {
+    keys: &[1, 10_000],
+    decisions: 4_000_000,
+    rounds: 21,
+};
+
 const THREADS: [usize; 2] = [1, 2];
 
 type Measure = fn(&Load, usize) -> f64;
 
-const LIMITERS: [(&str, Measure); 5] = [
+const LIMITERS: [(&str, Measure); 6] = [
     (Governor::NAME, nanos_per_decision::<Governor>),
     (Tidegate::NAME, nanos_per_decision::<Tidegate>),
+    (Library::NAME, nanos_per_decision::<Library>),
     (Throttlecrab::NAME, nanos_per_decision::<Throttlecrab>),
     (Harness::NAME, nanos_per_decision::<Harness>),
     (HarnessAndClock::NAME, nanos_per_decision::<HarnessAndClock>),
@@ -52,6 +62,18 @@ const LIMITERS: [(&str, Measure); 5] = [
 
 /// Measures everything, and prints the table.
 pub fn run(size: &Size) {
+    let cells = measure(size, &LIMITERS);
+    report::print_speed(&LIMITERS.map(|(name, _)| name), &cells);
+}
+
+/// Measures the library, its store and governor, and prints the table.
+pub fn run_library(size: &Size) {
+    let limiters = [LIMITERS[0], LIMITERS[1], LIMITERS[2]];
+    let cells = measure(size, &limiters);
+    report::print_speed(&limiters.map(|(name, _)| name), &cells);
+}
+
+fn measure(size: &Size, limiters: &[(&str, Measure)]) -> Vec<Cell> {
     let loads: Vec<Load> = size
         .keys
         .iter()
@@ -59,24 +81,24 @@ pub fn run(size: &Size) {
         .collect();
     let mut cells: Vec<Cell> = loads
         .iter()
-        .flat_map(|load| THREADS.map(|threads| Cell::new(load.keys.len(), threads, LIMITERS.len())))
+        .flat_map(|load| THREADS.map(|threads| Cell::new(load.keys.len(), threads, limiters.len())))
         .collect();
     for round in 0..size.rounds {
         eprintln!("round {} of {}", round + 1, size.rounds);
         for (load, cells) in loads.iter().zip(cells.chunks_mut(THREADS.len())) {
             for cell in cells {
-                measure_round(round, load, cell);
+                measure_round(round, load, cell, limiters);
             }
         }
     }
-    report::print_speed(&LIMITERS.map(|(name, _)| name), &cells);
+    cells
 }
 
 /// Measures one round of one cell. A different limiter goes first in each round.
-fn measure_round(round: usize, load: &Load, cell: &mut Cell) {
-    for turn in 0..LIMITERS.len() {
-        let index = (round + turn) % LIMITERS.len();
-        let nanos = LIMITERS[index].1(load, cell.threads);
+fn measure_round(round: usize, load: &Load, cell: &mut Cell, limiters: &[(&str, Measure)]) {
+    for turn in 0..limiters.len() {
+        let index = (round + turn) % limiters.len();
+        let nanos = limiters[index].1(load, cell.threads);
         cell.nanos[index].push(nanos);
     }
 }
