@@ -5,8 +5,9 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// The bytes under which an empty key is counted, because a store needs at least one byte.
-pub(crate) const EMPTY: &[u8] = b"\xfftidegate:empty";
+/// The bytes under which an empty key is counted, because a store needs at least one byte. They are
+/// not UTF-8, so no text is equal to them.
+pub(crate) const EMPTY: &[u8] = b"\x80tidegate:empty";
 
 /// A key: each key has its own count.
 ///

@@ -12,29 +12,49 @@
 //! # }
 //! ```
 //!
-//! A [`Limiter`] has the same limits for every [`Key`]. A [`RuleLimiter`] chooses the limits by
-//! rules, and is also the [`Gate`] of a tower layer.
+//! - A [`Limiter`] has the same limits for every [`Key`], or chooses them by [`Rules`]. It counts in
+//!   memory, or in Redis with the feature `redis`.
+//! - [`StreamRateLimit`] and [`IteratorRateLimit`] slow down a stream or an iterator.
+//! - A limiter with rules is also the [`Gate`] of a tower layer, in `tidegate-http`.
+//!
+//! # Features
+//!
+//! - `tokio` (default): tasks can wait.
+//! - `redis`: counts in Redis or Valkey, shared by many processes.
 
+mod adapters;
+mod blocking;
 mod clock;
 mod error;
 pub mod gate;
 mod key;
+mod keyed;
 mod limiter;
+#[cfg(feature = "redis")]
+mod remote;
 mod rules;
 mod timer;
 mod waiters;
 
 pub use tidegate_core::{
-    AlgorithmName, Limit, LimitError, LimitSpec, Limits, MemoryBounds, MemoryStore, Reason, Retry,
-    Span, Store, Timestamp, Verdict, bounds, notation,
+    ActiveHours, Algorithm, AlgorithmName, Condition, Cost, Limit, LimitError, LimitSpec, Limits,
+    Line, Lines, MemoryBounds, MemoryStore, OnFailure, Pattern, Rate, Reason, Request,
+    RequestError, Retry, Rule, RuleErrors, RuleSet, Source, Span, Store, Timestamp, Verdict, When,
+    WhenFull, bounds, notation,
 };
+#[cfg(feature = "redis")]
+pub use tidegate_redis as redis;
 
+#[cfg(feature = "tokio")]
+pub use self::adapters::StreamRateLimit;
 pub use self::{
+    adapters::{IteratorRateLimit, RateLimitError, RateLimited},
+    blocking::BlockingStore,
     clock::Clock,
     error::AcquireError,
     gate::Gate,
     key::{Costing, Key},
-    limiter::Limiter,
-    rules::Limiter as RuleLimiter,
+    limiter::{IntoPolicy, Limiter},
+    rules::{CurrentRules, RuleLimiter, Rules},
     waiters::WaitBounds,
 };

@@ -1,21 +1,16 @@
-//! [`Limiter`]: the same limits for every key.
-
-use std::{iter, time::Duration};
+//! [`Limiter`]: limits, a store, a clock and the requests that wait.
 
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, Limits, MemoryBounds, MemoryStore, Question, RequestError,
-    Span, Store, Timestamp, Verdict,
+    Charge, Decided, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Question, RuleSet,
+    Span, Store, Timestamp,
 };
 
-#[cfg(feature = "tokio")]
-use crate::timer::TokioTimer;
-use crate::{
-    AcquireError, Clock, Key, WaitBounds,
-    timer::{Timer, block_on},
-    waiters::{Turn, Waiters},
-};
+use crate::{Clock, Rules, WaitBounds, waiters::Waiters};
 
-/// A rate limiter: the same limits for every key.
+/// A rate limiter.
+///
+/// `S` is the store of its counts: in memory, or in Redis. `P` is what it limits by: the same
+/// [`Limits`] for every [`Key`](crate::Key), or [`Rules`].
 ///
 /// Share it between tasks and threads by reference or in an [`Arc`](std::sync::Arc).
 ///
@@ -53,62 +48,76 @@ use crate::{
 /// assert_eq!(verdict.remaining(), Some(4), "of the tightest limit");
 /// # Ok::<(), tidegate::LimitError>(())
 /// ```
+///
+/// Rules choose the limits by what is known of a request. See [`current`](Self::current).
 #[derive(Debug)]
-pub struct Limiter<S = MemoryStore> {
-    limits: Limits,
-    store: S,
-    clock: Clock,
-    waiters: Waiters,
+pub struct Limiter<S = MemoryStore, P = Limits> {
+    pub(crate) policy: P,
+    pub(crate) store: S,
+    pub(crate) clock: Clock,
+    pub(crate) waiters: Waiters,
 }
 
-impl Limiter {
+/// What a limiter limits by: a [`Limit`] or [`Limits`] for every key, or a [`RuleSet`].
+pub trait IntoPolicy {
+    /// The second type parameter of the [`Limiter`].
+    type Policy;
+
+    /// Converts the limits.
+    fn into_policy(self) -> Self::Policy;
+}
+
+impl IntoPolicy for Limit {
+    type Policy = Limits;
+
+    fn into_policy(self) -> Limits {
+        self.into()
+    }
+}
+
+impl IntoPolicy for Limits {
+    type Policy = Self;
+
+    fn into_policy(self) -> Self {
+        self
+    }
+}
+
+impl IntoPolicy for RuleSet {
+    type Policy = Rules;
+
+    fn into_policy(self) -> Rules {
+        Rules::new(self)
+    }
+}
+
+/// Whether a request waits until it is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    No,
+    InLine,
+}
+
+impl<P> Limiter<MemoryStore, P> {
     /// Creates a limiter that counts in the memory of this process, with the default
-    /// [`MemoryBounds`]. `limits` is one [`Limit`](crate::Limit), or several as [`Limits`].
+    /// [`MemoryBounds`].
     #[must_use]
-    pub fn in_memory(limits: impl Into<Limits>) -> Self {
+    pub fn in_memory(limits: impl IntoPolicy<Policy = P>) -> Self {
         let store = MemoryStore::new(MemoryBounds::default());
-        Self::with_store(limits, store, Clock::real())
-    }
-
-    /// Decides whether a request on `key` may pass now, and charges it if so.
-    ///
-    /// A key or a cost that [is too large](Key) for every store is denied, and never admitted.
-    #[inline]
-    pub fn check(&self, key: impl Key) -> Verdict<'_> {
-        self.decide(&key, Effect::Charge)
-    }
-
-    /// Returns what [`check`](Self::check) would, and charges nothing.
-    pub fn peek(&self, key: impl Key) -> Verdict<'_> {
-        self.decide(&key, Effect::Peek)
-    }
-
-    #[inline]
-    fn decide(&self, key: &impl Key, effect: Effect) -> Verdict<'_> {
-        let verdict = Charged::of(key.cost(), effect).and_then(|Charged { cost, effect }| {
-            key.with_bytes(|bytes| {
-                self.store
-                    .verdict(bytes, &self.limits, cost, self.clock.now(), effect)
-            })
-        });
-        verdict.unwrap_or_else(|_| self.undecidable())
-    }
-
-    #[cold]
-    fn undecidable(&self) -> Verdict<'_> {
-        Verdict::on(&Decision::REPEATED_KEY, iter::once(&self.limits), &[])
+        Self::new(limits, store, Clock::real())
     }
 }
 
-impl<S: Store> Limiter<S> {
-    /// Creates a limiter that counts in `store`.
+impl<S: Store, P> Limiter<S, P> {
+    /// Creates a limiter that counts in `store`, which may be a memory store with other bounds or a
+    /// store in Redis.
     ///
-    /// With a [manual clock](Clock::manual), only decisions follow the clock. A request that waits
-    /// sleeps for real time.
+    /// With a [manual clock](Clock::manual), only decisions follow the clock. A task that waits
+    /// sleeps by tokio's time, which [`Clock::tokio`] follows, too.
     #[must_use]
-    pub fn with_store(limits: impl Into<Limits>, store: S, clock: Clock) -> Self {
+    pub fn new(limits: impl IntoPolicy<Policy = P>, store: S, clock: Clock) -> Self {
         Self {
-            limits: limits.into(),
+            policy: limits.into_policy(),
             store,
             clock,
             waiters: Waiters::default(),
@@ -120,12 +129,6 @@ impl<S: Store> Limiter<S> {
     pub fn with_wait_bounds(mut self, bounds: WaitBounds) -> Self {
         self.waiters.bounds = bounds;
         self
-    }
-
-    /// Returns the limits of every key.
-    #[must_use]
-    pub fn limits(&self) -> &Limits {
-        &self.limits
     }
 
     /// Returns the store.
@@ -146,153 +149,45 @@ impl<S: Store> Limiter<S> {
         self.waiters.count()
     }
 
-    /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`].
-    ///
-    /// If the future is dropped, the request leaves its queue and nothing was charged. Needs a
-    /// tokio runtime with a timer, whose resolution is a millisecond: if the limit admits requests
-    /// more often than that, give it a burst.
-    ///
-    /// # Errors
-    ///
-    /// [`AcquireError`] if the request was not admitted. An error that is certain from the start is
-    /// returned at once.
-    #[cfg(feature = "tokio")]
-    pub async fn acquire(&self, key: impl Key) -> Result<Verdict<'_>, AcquireError> {
-        self.acquire_by(key, self.waiters.bounds.longest_wait, &TokioTimer)
-            .await
+    /// Returns the instant until which a request may wait that has to be admitted within `span`.
+    pub(crate) fn deadline(&self, span: Span) -> Timestamp {
+        let longest = self.waiters.bounds.longest_wait;
+        self.clock.now().after(span.min(longest))
     }
 
-    /// Waits like [`acquire`](Self::acquire), at most for `longest_wait`. With zero, the request is
-    /// admitted now or not at all, and never ahead of requests that wait.
-    ///
-    /// # Errors
-    ///
-    /// [`AcquireError`] if the request was not admitted.
-    #[cfg(feature = "tokio")]
-    pub async fn acquire_within(
+    /// Asks the store about `charges`. Returns the decision with the instant from which its waits
+    /// count. `waits` says whether the request waits in line.
+    pub(crate) async fn decide(
         &self,
-        key: impl Key,
-        longest_wait: Duration,
-    ) -> Result<Verdict<'_>, AcquireError> {
-        self.acquire_by(key, longest_wait.into(), &TokioTimer).await
-    }
-
-    async fn acquire_by(
-        &self,
-        key: impl Key,
-        longest_wait: Span,
-        timer: &impl Timer,
-    ) -> Result<Verdict<'_>, AcquireError> {
-        let Charged { cost, effect } = Charged::of(key.cost(), Effect::Charge)?;
-        let key: Box<[u8]> = key.with_bytes(|bytes| bytes.into());
-        let longest_wait = longest_wait.min(self.waiters.bounds.longest_wait);
-        let deadline = self.clock.now().after(longest_wait);
-        let charge = Charge {
-            // A queue limit must not delay the request as well.
-            longest_wait: Some(Span::ZERO),
-            ..Charge::new(&key, &self.limits, cost)?
-        };
-        if effect == Effect::Look {
-            return Ok(self.ask(charge, effect, deadline).await.0);
-        }
-        let mut turn = Turn::new(&self.waiters, &self.clock, &key, deadline);
-        loop {
-            let effect = turn.effect();
-            let (verdict, now) = self.ask(charge, effect, deadline).await;
-            if turn.has_passed(&verdict, now)? {
-                return Ok(verdict);
-            }
-            turn.wait(timer).await?;
-        }
-    }
-
-    /// Asks the store, and returns its verdict with the instant from which its waits count. A
-    /// remote store has to answer by `deadline`.
-    async fn ask(
-        &self,
-        charge: Charge<'_>,
+        charges: &mut Vec<Charge<'_>>,
+        outcomes: &mut Vec<Outcome>,
         effect: Effect,
-        deadline: Timestamp,
-    ) -> (Verdict<'_>, Timestamp) {
+        waits: Waits,
+    ) -> (Decided, Timestamp) {
         let now = self.clock.now();
-        let (mut charges, mut outcomes) = (vec![charge], Vec::new());
+        if waits == Waits::InLine {
+            for charge in &mut *charges {
+                // The request waits in line here. A queue limit must not delay it as well.
+                charge.longest_wait = Some(Span::ZERO);
+            }
+        }
         let mut question = Question {
-            charges: &mut charges,
+            charges,
             now,
             effect,
-            within: Some(deadline.since(now).into()),
+            // The store has its own timeout, after which it decides by a fallback policy. A wait
+            // that is almost over is no reason for that.
+            within: None,
         };
-        let (decided, now) = match self.store.decide_now(&mut question, &mut outcomes) {
-            Some(decided) => (decided, now),
-            None => {
-                let decided = match effect {
-                    // If the caller stops waiting for the answer, a reservation is refunded.
-                    Effect::Charge => self.store.reserve(&mut question, &mut outcomes).await.0,
-                    _ => self.store.decide_later(question, &mut outcomes).await,
-                };
-                (decided, self.clock.now())
-            }
+        if let Some(decided) = self.store.decide_now(&mut question, outcomes) {
+            return (decided, now);
+        }
+        let decided = if waits == Waits::InLine && effect == Effect::Charge {
+            // If the caller stops waiting for the answer, a reservation is refunded.
+            self.store.reserve(&mut question, outcomes).await.0
+        } else {
+            self.store.decide_later(question, outcomes).await
         };
-        // A fallback policy may have removed the charge.
-        let verdict = decided.verdict_on(charges.iter().map(|_| &self.limits), &outcomes);
-        (verdict, now)
-    }
-}
-
-impl Limiter {
-    /// Blocks the thread until a request on `key` is admitted, at most for
-    /// [`WaitBounds::longest_wait`]. It stands in the same line as requests that
-    /// [`acquire`](Self::acquire). Do not call it in a task: it would block its worker thread.
-    ///
-    /// # Errors
-    ///
-    /// [`AcquireError`] if the request was not admitted. An error that is certain from the start is
-    /// returned at once.
-    pub fn acquire_blocking(&self, key: impl Key) -> Result<Verdict<'_>, AcquireError> {
-        let longest_wait = self.waiters.bounds.longest_wait;
-        self.acquire_blocking_within(key, longest_wait.into())
-    }
-
-    /// Blocks the thread like [`acquire_blocking`](Self::acquire_blocking), at most for
-    /// `longest_wait`.
-    ///
-    /// # Errors
-    ///
-    /// [`AcquireError`] if the request was not admitted.
-    pub fn acquire_blocking_within(
-        &self,
-        key: impl Key,
-        longest_wait: Duration,
-    ) -> Result<Verdict<'_>, AcquireError> {
-        block_on(&self.clock, async |timer| {
-            self.acquire_by(key, longest_wait.into(), timer).await
-        })
-    }
-}
-
-/// What a request with a cost in units is charged.
-struct Charged {
-    cost: Cost,
-    effect: Effect,
-}
-
-impl Charged {
-    /// A request of 0 units only looks at the state.
-    #[inline]
-    fn of(units: u64, effect: Effect) -> Result<Self, RequestError> {
-        Ok(match units {
-            0 => Self {
-                cost: Cost::ONE,
-                effect: Effect::Look,
-            },
-            1 => Self {
-                cost: Cost::ONE,
-                effect,
-            },
-            units => Self {
-                cost: Cost::new(units)?,
-                effect,
-            },
-        })
+        (decided, self.clock.now())
     }
 }

@@ -1,76 +1,72 @@
-//! The rate limiter of an application: rules, a store and a clock.
+//! Rules: the limits depend on what is known of a request.
 
-use std::sync::Arc;
+use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tidegate_core::{RuleSet, Store, Timestamp};
+use tidegate_core::{
+    Charge, Decided, Effect, Limits, MemoryStore, Outcome, Request, RequestError, RuleSet, Scratch,
+    Store, Timestamp, Verdict,
+};
 
-use crate::{Clock, Gate};
+#[cfg(feature = "tokio")]
+use crate::timer::TokioTimer;
+use crate::{
+    AcquireError, BlockingStore, Gate, Limiter,
+    gate::{Patient, at_once, stretch},
+    limiter::Waits,
+    timer::{Timer, block_on},
+    waiters::Turn,
+};
 
-/// The rate limiter of an application: the current rules, a store and a clock.
-///
-/// A process uses one for each set of rules, behind an [`Arc`]. `S` is any [`Store`], such as the
-/// memory store. With `tidegate_redis::Fleet`, all processes that use the same rules share their
-/// counts.
-///
-/// # Examples
-///
-/// ```
-/// use tidegate_core::{
-///     AlgorithmName, Cost, Effect, Limit, MemoryBounds, MemoryStore, Request, Rule, RuleSet, Scratch,
-/// };
-/// use tidegate::{Clock, Gate, RuleLimiter as Limiter};
-///
-/// let limit = Limit::shorthand(AlgorithmName::TokenBucket, "2/min").unwrap();
-/// let rule = Rule::new("per-customer", vec![limit]).unwrap().keyed_by(&["customer"]).unwrap();
-/// let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
-/// let limiter = Limiter::new(rules, MemoryStore::new(MemoryBounds::default()), Clock::real());
-///
-/// let entries = [("customer", "acme")];
-/// let request = Request::new(&entries, Cost::new(2).unwrap()).unwrap();
-/// let (rules, mut scratch) = (limiter.rules(), Scratch::default());
-/// let verdict = limiter.check_now(&rules, &mut scratch, &request, Effect::Charge).unwrap();
-/// assert!(verdict.unwrap().allowed);
-/// let verdict = limiter.check_now(&rules, &mut scratch, &request, Effect::Charge).unwrap();
-/// assert!(!verdict.unwrap().allowed);
-/// ```
+/// A limiter that limits by rules.
+pub type RuleLimiter<S = MemoryStore> = Limiter<S, Rules>;
+
+/// The rules of a limiter, which can be replaced at any time.
 #[derive(Debug)]
-pub struct Limiter<S> {
-    rules: ArcSwap<RuleSet>,
-    store: S,
-    clock: Clock,
+pub struct Rules(ArcSwap<RuleSet>);
+
+impl Rules {
+    pub(crate) fn new(rules: RuleSet) -> Self {
+        Self(ArcSwap::from_pointee(rules))
+    }
 }
 
-impl<S: Store> Limiter<S> {
-    /// Creates a limiter with `rules` that counts in `store`.
+impl<S: Store> Limiter<S, Rules> {
+    /// Returns the current rules, under which requests can be decided.
     ///
-    /// If an application with a [real clock](Clock::real) runs for days, it should
-    /// [correct](Clock::follow) the clock regularly.
-    #[must_use]
-    pub fn new(rules: RuleSet, store: S, clock: Clock) -> Self {
-        Self {
-            rules: ArcSwap::from_pointee(rules),
-            store,
-            clock,
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{Cost, Limiter, Request, Rule, RuleSet};
+    ///
+    /// let rule = Rule::new("per-customer", vec!["2/min".parse()?])?.keyed_by(&["customer"])?;
+    /// let limiter = Limiter::in_memory(RuleSet::build(vec![rule], Vec::new())?);
+    ///
+    /// let entries = [("customer", "acme")];
+    /// let request = Request::new(&entries, Cost::new(2)?)?;
+    /// let rules = limiter.current();
+    /// assert!(rules.check(&request)?.allowed);
+    /// let verdict = rules.check(&request)?;
+    /// assert_eq!((verdict.allowed, verdict.rule), (false, Some("per-customer")));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn current(&self) -> CurrentRules<'_, S> {
+        CurrentRules {
+            limiter: self,
+            rules: self.policy.0.load_full(),
         }
     }
 
     /// Replaces the current rules. Counts under a rule of the same name and key are kept. Requests
     /// in progress are decided under the rules with which they started.
     pub fn swap_rules(&self, rules: RuleSet) {
-        let rules = rules.inheriting_from(&self.rules.load());
-        self.rules.store(Arc::new(rules));
+        let rules = rules.inheriting_from(&self.policy.0.load());
+        self.policy.0.store(Arc::new(rules));
         self.store.forget_denials();
-    }
-
-    /// Returns the clock of the limiter.
-    #[must_use]
-    pub fn clock(&self) -> &Clock {
-        &self.clock
     }
 }
 
-impl<S: Store> Gate for Limiter<S> {
+impl<S: Store> Gate for Limiter<S, Rules> {
     type Store = S;
 
     fn now(&self) -> Timestamp {
@@ -78,12 +74,217 @@ impl<S: Store> Gate for Limiter<S> {
     }
 
     fn rules(&self) -> Arc<RuleSet> {
-        self.rules.load_full()
+        self.policy.0.load_full()
     }
 
     fn store(&self) -> &S {
         &self.store
     }
+}
+
+/// The rules of a limiter at one time. A verdict refers to them.
+#[derive(Clone, Debug)]
+pub struct CurrentRules<'a, S> {
+    limiter: &'a Limiter<S, Rules>,
+    rules: Arc<RuleSet>,
+}
+
+impl CurrentRules<'_, MemoryStore> {
+    /// Decides whether `request` may pass now, and charges it if so.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
+    pub fn check(&self, request: &Request<'_>) -> Result<Verdict<'_>, RequestError> {
+        self.decide_now(request, Effect::Charge)
+    }
+
+    /// Returns what [`check`](Self::check) would, and charges nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
+    pub fn peek(&self, request: &Request<'_>) -> Result<Verdict<'_>, RequestError> {
+        self.decide_now(request, Effect::Peek)
+    }
+
+    fn decide_now(
+        &self,
+        request: &Request<'_>,
+        effect: Effect,
+    ) -> Result<Verdict<'_>, RequestError> {
+        thread_local! {
+            static SCRATCH: RefCell<Scratch> = RefCell::default();
+        }
+        // The memory store never waits.
+        let decide =
+            |scratch: &mut Scratch| at_once(self.decide(request, scratch, effect, Waits::No));
+        let decided = SCRATCH.with_borrow_mut(decide);
+        decided.map(|(verdict, _)| verdict)
+    }
+}
+
+impl<S: Store> CurrentRules<'_, S> {
+    /// Returns the rules.
+    #[must_use]
+    pub fn rules(&self) -> &RuleSet {
+        &self.rules
+    }
+
+    /// Decides like [`check`](CurrentRules::check) in any store. It waits for the answer of a
+    /// remote one, and not for the limits.
+    ///
+    /// If the future is dropped, the request may or may not have been charged.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
+    pub async fn check_async(&self, request: &Request<'_>) -> Result<Verdict<'_>, RequestError> {
+        let mut scratch = Scratch::default();
+        let decided = self.decide(request, &mut scratch, Effect::Charge, Waits::No);
+        Ok(decided.await?.0)
+    }
+
+    /// Returns what [`check_async`](Self::check_async) would, and charges nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
+    pub async fn peek_async(&self, request: &Request<'_>) -> Result<Verdict<'_>, RequestError> {
+        let mut scratch = Scratch::default();
+        let decided = self.decide(request, &mut scratch, Effect::Peek, Waits::No);
+        Ok(decided.await?.0)
+    }
+
+    /// Waits until `request` is admitted, as [`Limiter::acquire`] does for a key. Requests that are
+    /// charged by the same rules on the same keys are admitted in the order in which they began to
+    /// wait.
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError`] if the request was not admitted.
+    #[cfg(feature = "tokio")]
+    pub async fn acquire(&self, request: &Request<'_>) -> Result<Verdict<'_>, AcquireError> {
+        self.acquire_within(request, Duration::MAX).await
+    }
+
+    /// Waits like [`acquire`](Self::acquire), at most for `longest_wait`.
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError`] if the request was not admitted.
+    #[cfg(feature = "tokio")]
+    pub async fn acquire_within(
+        &self,
+        request: &Request<'_>,
+        longest_wait: Duration,
+    ) -> Result<Verdict<'_>, AcquireError> {
+        let deadline = self.limiter.deadline(longest_wait.into());
+        self.acquire_by(request, deadline, &TokioTimer).await
+    }
+
+    async fn acquire_by(
+        &self,
+        request: &Request<'_>,
+        deadline: Timestamp,
+        timer: &impl Timer,
+    ) -> Result<Verdict<'_>, AcquireError> {
+        let Limiter { waiters, clock, .. } = self.limiter;
+        let mut scratch = Scratch::default();
+        let key = queue_key(&self.rules.charges(request, clock.now(), &mut scratch)?);
+        let mut turn = Turn::new(waiters, clock, &key, deadline);
+        loop {
+            let effect = turn.effect();
+            let decided = self.decide(request, &mut scratch, effect, Waits::InLine);
+            let (verdict, now) = decided.await?;
+            if turn.has_passed(&verdict, now)? {
+                return Ok(verdict);
+            }
+            turn.wait(timer).await?;
+        }
+    }
+
+    async fn decide(
+        &self,
+        request: &Request<'_>,
+        scratch: &mut Scratch,
+        effect: Effect,
+        waits: Waits,
+    ) -> Result<(Verdict<'_>, Timestamp), RequestError> {
+        let (rules, Limiter { store, clock, .. }) = (&*self.rules, self.limiter);
+        let now = clock.now();
+        let mut charges = rules.charges(request, now, scratch)?;
+        if charges.is_empty() {
+            return Ok((Verdict::unlimited(), now));
+        }
+        stretch(Patient, (store, rules), &mut charges, now).await;
+        let mut outcomes = Vec::new();
+        let decided = self
+            .limiter
+            .decide(&mut charges, &mut outcomes, effect, waits);
+        let (decided, now) = decided.await;
+        Ok((self.verdict(&decided, &charges, &outcomes), now))
+    }
+
+    /// Returns the verdict on `charges`. It refers to the rules, and not to the keys.
+    fn verdict(
+        &self,
+        decided: &Decided,
+        charges: &[Charge<'_>],
+        outcomes: &[Outcome],
+    ) -> Verdict<'_> {
+        const OWN: &str = "a charge has the key of a rule of its set";
+        let limits = charges.iter().map(|charge| -> &Limits {
+            let limits = self.rules.rule_of(charge.key).expect(OWN).limits();
+            let stretched = limits.stretched().filter(|_| charge.limits.is_stretched());
+            stretched.unwrap_or(limits)
+        });
+        decided.verdict_on(limits, outcomes)
+    }
+}
+
+/// These block the thread. Do not call them in a task: they would block its worker thread.
+impl<S: BlockingStore> CurrentRules<'_, S> {
+    /// Decides like [`check_async`](CurrentRules::check_async).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
+    pub fn check_blocking(&self, request: &Request<'_>) -> Result<Verdict<'_>, RequestError> {
+        let _entered = self.limiter.store.enter();
+        block_on(&self.limiter.clock, async |_| {
+            self.check_async(request).await
+        })
+    }
+
+    /// Waits until `request` is admitted, at most for `longest_wait` and for
+    /// [`WaitBounds::longest_wait`](crate::WaitBounds::longest_wait).
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError`] if the request was not admitted.
+    pub fn acquire_blocking_within(
+        &self,
+        request: &Request<'_>,
+        longest_wait: Duration,
+    ) -> Result<Verdict<'_>, AcquireError> {
+        let _entered = self.limiter.store.enter();
+        let deadline = self.limiter.deadline(longest_wait.into());
+        block_on(&self.limiter.clock, async |timer| {
+            self.acquire_by(request, deadline, timer).await
+        })
+    }
+}
+
+/// Returns the key of the queue for requests with these charges.
+fn queue_key(charges: &[Charge<'_>]) -> Vec<u8> {
+    let mut key = Vec::new();
+    for charge in charges {
+        // With its length in front, no key can be taken for the end of another.
+        key.extend_from_slice(&charge.key.len().to_be_bytes());
+        key.extend_from_slice(charge.key);
+    }
+    key
 }
 
 #[cfg(test)]
@@ -95,6 +296,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::Clock;
 
     fn rules(rate: &str) -> RuleSet {
         let rate = notation::rate(rate).unwrap();
@@ -103,7 +305,7 @@ mod tests {
         RuleSet::build(vec![rule], Vec::new()).unwrap()
     }
 
-    fn passes(limiter: &Limiter<MemoryStore>, effect: Effect) -> bool {
+    fn passes(limiter: &RuleLimiter, effect: Effect) -> bool {
         let request = Request::new(&[], Cost::ONE).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let verdict = limiter.check(&rules, &mut scratch, &request, effect);

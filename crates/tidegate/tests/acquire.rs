@@ -26,7 +26,7 @@ fn limit(text: &str) -> Limit {
 /// A limiter whose clock is that of the runtime.
 fn limiter(limit: Limit) -> Limiter {
     let store = MemoryStore::new(MemoryBounds::default());
-    Limiter::with_store(limit, store, Clock::tokio(START))
+    Limiter::new(limit, store, Clock::tokio(START))
 }
 
 fn bounds(max_waiters: usize, max_waiters_per_key: usize) -> WaitBounds {
@@ -255,7 +255,7 @@ async fn a_request_without_a_cost_does_not_wait() {
 fn threads_wait_in_line() {
     let clock = Clock::manual(START);
     let store = MemoryStore::new(MemoryBounds::default());
-    let limiter = Limiter::with_store(limit("1000/s burst 0"), store, clock.clone());
+    let limiter = Limiter::new(limit("1000/s burst 0"), store, clock.clone());
     assert!(limiter.acquire_blocking("alice").unwrap().allowed);
     let refused = limiter
         .acquire_blocking_within("alice", Duration::ZERO)

@@ -103,7 +103,7 @@ fn limits(texts: &[&str]) -> Limits {
 
 fn limiter(texts: &[&str], clock: Clock) -> Limiter {
     let store = MemoryStore::new(MemoryBounds::default());
-    Limiter::with_store(limits(texts), store, clock).with_wait_bounds(BOUNDS)
+    Limiter::new(limits(texts), store, clock).with_wait_bounds(BOUNDS)
 }
 
 /// How a trace ended.

@@ -25,7 +25,7 @@ use tidegate_core::{
     Charge, Decided, Decision, Effect, Exactness, MemoryStore, OnFailure, Outcome, Question,
     Renewal, Settlement, Share, Source, Span, Store, Timestamp,
 };
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 
 use self::{
     census::Census,
@@ -233,6 +233,12 @@ impl Fleet {
     #[must_use]
     pub fn store(&self) -> &RedisStore {
         &self.store
+    }
+
+    /// Returns the runtime of the connections.
+    #[must_use]
+    pub fn runtime(&self) -> &Handle {
+        self.redis.runtime()
     }
 
     /// Returns this node's own counts.

@@ -1,0 +1,213 @@
+//! The same limits for every key.
+
+use std::{iter, time::Duration};
+
+use tidegate_core::{
+    Charge, Cost, Decision, Effect, Limits, RequestError, Store, Timestamp, Verdict,
+};
+
+#[cfg(feature = "tokio")]
+use crate::timer::TokioTimer;
+use crate::{
+    AcquireError, BlockingStore, Key, Limiter,
+    limiter::Waits,
+    timer::{Timer, block_on},
+    waiters::Turn,
+};
+
+impl Limiter {
+    /// Decides whether a request on `key` may pass now, and charges it if so.
+    ///
+    /// A key or a cost that [is too large](Key) for every store is denied, and never admitted.
+    #[inline]
+    pub fn check(&self, key: impl Key) -> Verdict<'_> {
+        self.verdict(&key, Effect::Charge)
+    }
+
+    /// Returns what [`check`](Self::check) would, and charges nothing.
+    pub fn peek(&self, key: impl Key) -> Verdict<'_> {
+        self.verdict(&key, Effect::Peek)
+    }
+
+    #[inline]
+    fn verdict(&self, key: &impl Key, effect: Effect) -> Verdict<'_> {
+        let verdict = ask(key.cost(), effect).and_then(|(cost, effect)| {
+            key.with_bytes(|bytes| {
+                let now = self.clock.now();
+                self.store.verdict(bytes, &self.policy, cost, now, effect)
+            })
+        });
+        verdict.unwrap_or_else(|_| undecidable(&self.policy))
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// Returns the limits of every key.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.policy
+    }
+
+    /// Decides like [`check`](Limiter::check) in any store. It waits for the answer of a remote
+    /// one, and not for the limit.
+    ///
+    /// If the future is dropped, the request may or may not have been charged.
+    pub async fn check_async(&self, key: impl Key) -> Verdict<'_> {
+        self.decide_once(key, Effect::Charge).await
+    }
+
+    /// Returns what [`check_async`](Self::check_async) would, and charges nothing.
+    pub async fn peek_async(&self, key: impl Key) -> Verdict<'_> {
+        self.decide_once(key, Effect::Peek).await
+    }
+
+    async fn decide_once(&self, key: impl Key, effect: Effect) -> Verdict<'_> {
+        let cost = key.cost();
+        let bytes: Box<[u8]> = key.with_bytes(|bytes| bytes.into());
+        drop(key);
+        let charge = ask(cost, effect).and_then(|(cost, effect)| {
+            let charge = Charge::new(&bytes, &self.policy, cost)?;
+            Ok((charge, effect))
+        });
+        match charge {
+            Ok((charge, effect)) => self.decide_key(charge, effect, Waits::No).await.0,
+            Err(_) => undecidable(&self.policy),
+        }
+    }
+
+    /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`].
+    ///
+    /// If the future is dropped, the request leaves its queue and nothing was charged. Needs a
+    /// tokio runtime with a timer, whose resolution is a millisecond: if the limit admits requests
+    /// more often than that, give it a burst.
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError`] if the request was not admitted. An error that is certain from the start is
+    /// returned at once.
+    ///
+    /// [`WaitBounds::longest_wait`]: crate::WaitBounds::longest_wait
+    #[cfg(feature = "tokio")]
+    pub async fn acquire(&self, key: impl Key) -> Result<Verdict<'_>, AcquireError> {
+        self.acquire_within(key, Duration::MAX).await
+    }
+
+    /// Waits like [`acquire`](Self::acquire), at most for `longest_wait`. With zero, the request is
+    /// admitted now or not at all, and never ahead of requests that wait. (A remote store may take
+    /// its own timeout longer.)
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError`] if the request was not admitted.
+    #[cfg(feature = "tokio")]
+    pub async fn acquire_within(
+        &self,
+        key: impl Key,
+        longest_wait: Duration,
+    ) -> Result<Verdict<'_>, AcquireError> {
+        let deadline = self.deadline(longest_wait.into());
+        self.acquire_by(key, deadline, &TokioTimer).await
+    }
+
+    pub(crate) async fn acquire_by(
+        &self,
+        key: impl Key,
+        deadline: Timestamp,
+        timer: &impl Timer,
+    ) -> Result<Verdict<'_>, AcquireError> {
+        let (cost, effect) = ask(key.cost(), Effect::Charge)?;
+        let bytes: Box<[u8]> = key.with_bytes(|bytes| bytes.into());
+        drop(key);
+        let charge = Charge::new(&bytes, &self.policy, cost)?;
+        if effect == Effect::Look {
+            return Ok(self.decide_key(charge, effect, Waits::InLine).await.0);
+        }
+        let mut turn = Turn::new(&self.waiters, &self.clock, &bytes, deadline);
+        loop {
+            let effect = turn.effect();
+            let (verdict, now) = self.decide_key(charge, effect, Waits::InLine).await;
+            if turn.has_passed(&verdict, now)? {
+                return Ok(verdict);
+            }
+            turn.wait(timer).await?;
+        }
+    }
+
+    async fn decide_key(
+        &self,
+        charge: Charge<'_>,
+        effect: Effect,
+        waits: Waits,
+    ) -> (Verdict<'_>, Timestamp) {
+        let (mut charges, mut outcomes) = (vec![charge], Vec::new());
+        let decided = self.decide(&mut charges, &mut outcomes, effect, waits);
+        let (decided, now) = decided.await;
+        // A fallback policy may have removed the charge.
+        let limits = charges.iter().map(|_| &self.policy);
+        (decided.verdict_on(limits, &outcomes), now)
+    }
+}
+
+/// These block the thread. Do not call them in a task: they would block its worker thread.
+impl<S: BlockingStore> Limiter<S> {
+    /// Decides like [`check_async`](Limiter::check_async).
+    pub fn check_blocking(&self, key: impl Key) -> Verdict<'_> {
+        let _entered = self.store.enter();
+        block_on(&self.clock, async |_| self.check_async(key).await)
+    }
+
+    /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`]. It
+    /// stands in the same line as requests that [`acquire`](Limiter::acquire).
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError`] if the request was not admitted. An error that is certain from the start is
+    /// returned at once.
+    ///
+    /// [`WaitBounds::longest_wait`]: crate::WaitBounds::longest_wait
+    pub fn acquire_blocking(&self, key: impl Key) -> Result<Verdict<'_>, AcquireError> {
+        self.acquire_blocking_within(key, Duration::MAX)
+    }
+
+    /// Waits like [`acquire_blocking`](Self::acquire_blocking), at most for `longest_wait`.
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError`] if the request was not admitted.
+    pub fn acquire_blocking_within(
+        &self,
+        key: impl Key,
+        longest_wait: Duration,
+    ) -> Result<Verdict<'_>, AcquireError> {
+        let deadline = self.deadline(longest_wait.into());
+        self.acquire_blocking_by(key, deadline)
+    }
+
+    pub(crate) fn acquire_blocking_by(
+        &self,
+        key: impl Key,
+        deadline: Timestamp,
+    ) -> Result<Verdict<'_>, AcquireError> {
+        let _entered = self.store.enter();
+        block_on(&self.clock, async |timer| {
+            self.acquire_by(key, deadline, timer).await
+        })
+    }
+}
+
+/// Returns the cost of a request of `units`, and its effect: a request of 0 units only looks at the
+/// state.
+#[inline]
+fn ask(units: u64, effect: Effect) -> Result<(Cost, Effect), RequestError> {
+    match units {
+        0 => Ok((Cost::ONE, Effect::Look)),
+        1 => Ok((Cost::ONE, effect)),
+        units => Ok((Cost::new(units)?, effect)),
+    }
+}
+
+/// Returns the verdict on a key or a cost that no store can decide about.
+#[cold]
+fn undecidable(limits: &Limits) -> Verdict<'_> {
+    Verdict::on(&Decision::REPEATED_KEY, iter::once(limits), &[])
+}

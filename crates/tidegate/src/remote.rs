@@ -1,0 +1,42 @@
+//! Limiters that count in Redis.
+
+use std::sync::Arc;
+
+use tidegate_core::{MemoryBounds, MemoryStore};
+use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, StoreError, Topology};
+use tokio::runtime::Handle;
+
+use crate::{Clock, IntoPolicy, Limiter};
+
+impl<P> Limiter<Fleet, P> {
+    /// Creates a limiter that counts in the Redis or Valkey server at `url`, with default settings.
+    /// Limiters with the same `prefix` share their counts, so each kind of limiter needs a prefix of
+    /// its own.
+    ///
+    /// It connects in the background. While Redis is unreachable, this process uses its share of
+    /// the limits. For other settings, Sentinel or Redis Cluster, pass a [`Fleet`] to
+    /// [`Limiter::new`].
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Refused`] if the URL is invalid.
+    ///
+    /// # Panics
+    ///
+    /// If it is not called within a tokio runtime.
+    pub fn in_redis(
+        limits: impl IntoPolicy<Policy = P>,
+        url: &str,
+        prefix: &str,
+    ) -> Result<Self, StoreError> {
+        let (address, login) = Address::parse(url).map_err(StoreError::Refused)?;
+        let settings = Settings {
+            login,
+            ..Settings::new(Topology::Standalone(address))
+        };
+        let redis = Arc::new(Redis::start(settings, &Handle::current()));
+        let local = MemoryStore::new(MemoryBounds::default());
+        let store = Fleet::new(redis, prefix, local, FleetSettings::default());
+        Ok(Self::new(limits, store, Clock::real()))
+    }
+}
