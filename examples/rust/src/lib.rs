@@ -11,6 +11,11 @@ use tokio::runtime::Handle;
 #[doc = include_str!("../../../docs/tower.md")]
 mod tower {}
 
+/// Compiles and runs the programs in the documentation of the library.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+mod library {}
+
 /// The messages, client and server of the `Greeter` service.
 #[allow(
     missing_docs,
