@@ -24,7 +24,7 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use tidegate::{Clock, Limiter};
+use tidegate::{Clock, Limiter, Rules};
 use tidegate_core::{
     AlgorithmName, Condition, Headroom, Limit, LimitSpec, MemoryBounds, MemoryStore, Pattern, Rule,
     RuleSet, When, concurrency::AdaptiveSettings, notation,
@@ -118,7 +118,7 @@ where
     BoxCloneSyncService::new(service.map_response(|response: Response<B>| response.status()))
 }
 
-fn limiter(clock: &Clock, rule: Rule) -> RateLimitLayer<Limiter<MemoryStore>> {
+fn limiter(clock: &Clock, rule: Rule) -> RateLimitLayer<Limiter<MemoryStore, Rules>> {
     let rules = RuleSet::build(vec![rule], Vec::new()).expect("one rule");
     let store = MemoryStore::new(MemoryBounds::default());
     RateLimitLayer::new(Arc::new(Limiter::new(rules, store, clock.clone())))

@@ -10,7 +10,9 @@ rules: [{name: british, when: {country: GB}, limits: [{algorithm: fixed_window, 
 
 /// Replaces the current database by the one with this name.
 fn provide(folder: &Path, name: &str) {
-    let source = repository().join("crates/identity/tests/maxmind").join(name);
+    let source = repository()
+        .join("crates/identity/tests/maxmind")
+        .join(name);
     fs::copy(source, folder.join("country.new")).unwrap();
     fs::rename(folder.join("country.new"), folder.join("country.mmdb")).unwrap();
 }

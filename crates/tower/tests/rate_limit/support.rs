@@ -18,7 +18,7 @@ use tidegate_core::{
 use tidegate_tower::{LongLivedPermit, RateLimit, RateLimitLayer, RateLimitStatus};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 
-pub(crate) type Limiter<S = MemoryStore> = tidegate::Limiter<S>;
+pub(crate) type Limiter<S = MemoryStore> = tidegate::Limiter<S, tidegate::Rules>;
 
 /// Midnight UTC, so that windows aligned to the clock start here.
 const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);

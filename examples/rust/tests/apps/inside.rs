@@ -12,7 +12,7 @@ use std::{
 };
 
 use axum::{Router, extract::Path, routing::get};
-use tidegate::{Clock, Gate, Limiter};
+use tidegate::{Clock, Gate, Limiter, Rules};
 use tidegate_core::{
     Algorithm, Cost, Effect, Limit, Rate, Request, Rule, RuleSet, Scratch, Source, Span, Store,
 };
@@ -43,7 +43,7 @@ type Calls = Arc<AtomicUsize>;
 struct App<S> {
     address: SocketAddr,
     calls: Calls,
-    limiter: Arc<Limiter<S>>,
+    limiter: Arc<Limiter<S, Rules>>,
 }
 
 /// The framework behind the limiter.
