@@ -2,7 +2,7 @@
 
 /// The length of the connection preface of a client, RFC 9113 §3.4.
 const PREFACE_BYTES: usize = 24;
-const HEADER_BYTES: usize = 9;
+const HEADER_BYTES: usize = FrameHeader::BYTES;
 
 /// The position in the bytes that have passed so far.
 #[derive(Debug)]
@@ -26,12 +26,16 @@ pub struct FrameHeader {
 }
 
 impl FrameHeader {
+    /// The length of a frame header in bytes.
+    pub const BYTES: usize = 9;
     /// The type `DATA`.
     pub const DATA: u8 = 0;
     /// The type `HEADERS`.
     pub const HEADERS: u8 = 1;
     /// The type `RST_STREAM`.
     pub const RST_STREAM: u8 = 3;
+    /// The type `SETTINGS`.
+    pub const SETTINGS: u8 = 4;
     /// The type `WINDOW_UPDATE`.
     pub const WINDOW_UPDATE: u8 = 8;
     /// The type `CONTINUATION`.

@@ -1,8 +1,12 @@
 //! Bounds the interim responses (1xx) of an HTTP/2 upstream.
 //!
 //! h2 queues them, and hyper's client drops them without showing them to its caller. So they are
-//! counted here, by their frames. The limit is that of HTTP/1.1 upstreams. Only the connection can
-//! be failed here, not the single stream.
+//! counted here, by their frames. The limit is that of HTTP/1.1 upstreams.
+//!
+//! A stream over the limit is failed by a `RST_STREAM` that is inserted into what the upstream
+//! sends, before the head that is too many. The other streams go on. h2 resets the stream towards
+//! the upstream when that head arrives. If the upstream ignores that, the connection fails, with an
+//! error that does not blame the endpoint for the other requests.
 
 use std::{
     collections::HashMap,
@@ -11,33 +15,59 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use bytes::{Buf, BytesMut};
 use tidegate_net::{FrameHeader, FrameParser};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
 
-use super::{MAX_INTERIM_RESPONSES, h2::MAX_STREAMS};
+use super::{
+    h2::MAX_STREAMS,
+    interim_allowance::{InterimAllowance, TooManyInterim},
+};
 
 /// The maximum number of streams to remember. Those that the proxy has reset are among them.
 const MAX_COUNTERS: usize = 2 * MAX_STREAMS;
 
-/// A stream to an upstream. A read fails after too many interim responses to one request.
+/// The maximum number of response heads that are too many and reset no stream: it was reset before,
+/// or a part of the frame header was read before the rest. h2 replies to each head after a reset,
+/// and would fail the connection itself after 1,024.
+const MAX_EXCESS_HEADS: u32 = 500;
+
+/// A stream to an upstream, which resets HTTP/2 streams with too many interim responses.
 #[derive(Debug)]
 pub(super) struct InterimLimitStream<S> {
     stream: S,
     counter: InterimCounter,
+    /// Bytes from the upstream with inserted frames, which h2 has yet to read.
+    rewritten: BytesMut,
+    has_failed: bool,
 }
 
 /// Counts response heads by stream.
 #[derive(Debug)]
 struct InterimCounter {
     parser: FrameParser,
-    /// The number of heads, interim or not, of streams without a body so far.
-    heads: HashMap<u32, u32>,
+    /// The streams with a head, interim or not, and without a body so far.
+    heads: HashMap<u32, StreamHeads>,
+    /// See [`MAX_EXCESS_HEADS`].
+    excess_heads: u32,
 }
 
-/// The error for an upstream that sends too many interim responses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("over {MAX_INTERIM_RESPONSES} interim responses (1xx) before the response")]
-struct TooManyInterim;
+/// The response heads of a stream.
+#[derive(Debug)]
+struct StreamHeads {
+    allowance: InterimAllowance,
+    is_reset: bool,
+}
+
+/// A position in the bytes of a read, at which a stream is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ResetAt {
+    position: usize,
+    stream: u32,
+}
 
 impl<S> InterimLimitStream<S> {
     pub(super) fn new(stream: S) -> Self {
@@ -46,18 +76,28 @@ impl<S> InterimLimitStream<S> {
             counter: InterimCounter {
                 parser: FrameParser::of_server(),
                 heads: HashMap::new(),
+                excess_heads: 0,
             },
+            rewritten: BytesMut::new(),
+            has_failed: false,
         }
     }
 }
 
 impl InterimCounter {
-    fn read(&mut self, mut bytes: &[u8]) -> Result<(), TooManyInterim> {
-        while let Some(frame) = self.parser.next_header(&mut bytes) {
+    /// Counts the heads in `bytes`, and appends the resets to insert, in order of their positions.
+    fn read(&mut self, bytes: &[u8], resets: &mut Vec<ResetAt>) -> Result<(), TooManyInterim> {
+        let mut rest = bytes;
+        while let Some(frame) = self.parser.next_header(&mut rest) {
             match frame.kind {
-                // The last of these heads is the response, so one more is allowed. A head with
-                // `END_STREAM` is the response, or trailers.
-                FrameHeader::HEADERS if !frame.is_end_stream() => self.count(frame.stream)?,
+                // The last of these heads is the response. A head with `END_STREAM` is the
+                // response, or trailers.
+                FrameHeader::HEADERS if !frame.is_end_stream() => {
+                    let read = bytes.len() - rest.len();
+                    // `None` if h2 has read the beginning of the frame header before.
+                    let position = read.checked_sub(FrameHeader::BYTES);
+                    self.count(frame.stream, position, resets)?;
+                }
                 FrameHeader::HEADERS | FrameHeader::DATA | FrameHeader::RST_STREAM => {
                     self.heads.remove(&frame.stream);
                 }
@@ -67,19 +107,89 @@ impl InterimCounter {
         Ok(())
     }
 
-    fn count(&mut self, stream: u32) -> Result<(), TooManyInterim> {
-        let heads = self.heads.entry(stream).or_default();
-        *heads += 1;
-        if *heads > MAX_INTERIM_RESPONSES + 1 {
-            return Err(TooManyInterim);
+    /// Counts a head of `stream`, and resets the stream at `position` if it has too many.
+    fn count(
+        &mut self,
+        stream: u32,
+        position: Option<usize>,
+        resets: &mut Vec<ResetAt>,
+    ) -> Result<(), TooManyInterim> {
+        let Some(heads) = self.heads.get_mut(&stream) else {
+            let heads = StreamHeads {
+                allowance: InterimAllowance::FULL,
+                is_reset: false,
+            };
+            self.heads.insert(stream, heads);
+            if self.heads.len() > MAX_COUNTERS
+                && let Some(oldest) = self.heads.keys().min().copied()
+            {
+                self.heads.remove(&oldest);
+            }
+            return Ok(());
+        };
+        // The head before this one was an interim response, as another one has followed.
+        if !heads.is_reset && heads.allowance.spend(Instant::now()).is_ok() {
+            return Ok(());
         }
-        if self.heads.len() > MAX_COUNTERS
-            && let Some(oldest) = self.heads.keys().min().copied()
-        {
-            self.heads.remove(&oldest);
+        if let Some(position) = position.filter(|_| !heads.is_reset) {
+            heads.is_reset = true;
+            resets.push(ResetAt { position, stream });
+            return Ok(());
+        }
+        self.excess_heads += 1;
+        if self.excess_heads > MAX_EXCESS_HEADS {
+            return Err(TooManyInterim);
         }
         Ok(())
     }
+}
+
+impl<S> InterimLimitStream<S> {
+    /// Counts the `bytes` that were read. Returns false if [`Self::rewritten`] replaces them.
+    fn meter(&mut self, bytes: &[u8]) -> io::Result<bool> {
+        let mut resets = Vec::new();
+        let counted = self.counter.read(bytes, &mut resets);
+        if resets.is_empty() {
+            return counted.map(|()| true).map_err(aborted);
+        }
+        let mut from = 0;
+        for reset in &resets {
+            let before = &bytes[from..reset.position];
+            self.rewritten.extend_from_slice(before);
+            self.rewritten.extend_from_slice(&rst_stream(reset.stream));
+            from = reset.position;
+            tracing::debug!(
+                stream = reset.stream,
+                "upstream stream reset: {TooManyInterim}"
+            );
+        }
+        // If the connection fails, h2 first reads which streams were over the limit.
+        self.has_failed = counted.is_err();
+        if !self.has_failed {
+            self.rewritten.extend_from_slice(&bytes[from..]);
+        }
+        Ok(false)
+    }
+
+    /// Moves bytes of [`Self::rewritten`] to `buffer`.
+    fn read_rewritten(&mut self, buffer: &mut ReadBuf<'_>) {
+        let length = buffer.remaining().min(self.rewritten.len());
+        buffer.put_slice(&self.rewritten[..length]);
+        self.rewritten.advance(length);
+    }
+}
+
+/// Returns a frame that resets `stream`, with the code `ENHANCE_YOUR_CALM`.
+fn rst_stream(stream: u32) -> [u8; 13] {
+    let [a, b, c, d] = stream.to_be_bytes();
+    let kind = FrameHeader::RST_STREAM;
+    [0, 0, 4, kind, 0, a, b, c, d, 0, 0, 0, 0xb]
+}
+
+/// Returns an error that counts as the end of the connection: other requests on it are retried if
+/// they are idempotent.
+fn aborted(error: TooManyInterim) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, error)
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for InterimLimitStream<S> {
@@ -88,11 +198,21 @@ impl<S: AsyncRead + Unpin> AsyncRead for InterimLimitStream<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
-        let bytes = buffer.filled().get(before..).unwrap_or_default();
-        let read = self.counter.read(bytes);
-        Poll::Ready(read.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)))
+        let this = &mut *self;
+        if this.rewritten.is_empty() {
+            if this.has_failed {
+                return Poll::Ready(Err(aborted(TooManyInterim)));
+            }
+            let before = buffer.filled().len();
+            ready!(Pin::new(&mut this.stream).poll_read(cx, buffer))?;
+            let bytes = buffer.filled().get(before..).unwrap_or_default();
+            if this.meter(bytes)? {
+                return Poll::Ready(Ok(()));
+            }
+            buffer.set_filled(before);
+        }
+        this.read_rewritten(buffer);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -128,7 +248,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for InterimLimitStream<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::{super::interim_allowance::MAX_INTERIM_RESPONSES, *};
+
+    const HEADERS: u8 = FrameHeader::HEADERS;
+    const END_STREAM: u8 = 1;
+    const END_HEADERS: u8 = 4;
+    /// The number of heads of a stream before it is reset.
+    const MOST: usize = MAX_INTERIM_RESPONSES as usize + 1;
 
     fn frame(kind: u8, flags: u8, stream: u8) -> [u8; 9] {
         [0, 0, 0, kind, flags, 0, 0, 0, stream]
@@ -138,31 +266,108 @@ mod tests {
         InterimLimitStream::new(()).counter
     }
 
-    #[test]
-    fn interim_responses_are_counted_by_stream_up_to_the_body() {
-        let (head, last) = (FrameHeader::HEADERS, 1);
-        let most = usize::try_from(MAX_INTERIM_RESPONSES).unwrap() + 1;
+    /// Returns the streams to reset after `bytes`.
+    fn resets(counter: &mut InterimCounter, bytes: &[u8]) -> Vec<u32> {
+        let mut resets = Vec::new();
+        counter.read(bytes, &mut resets).unwrap();
+        resets.iter().map(|reset| reset.stream).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn interim_responses_are_counted_by_stream_up_to_the_body() {
         for (end, flags) in [
             (FrameHeader::DATA, 0),
-            (head, last),
+            (HEADERS, END_STREAM),
             (FrameHeader::RST_STREAM, 0),
         ] {
             let mut counter = counter();
+            let head = |stream| frame(HEADERS, END_HEADERS, stream);
             for stream in [1, 3] {
-                let heads = frame(head, 0, stream).repeat(most);
-                assert_eq!(counter.read(&heads), Ok(()));
+                assert_eq!(resets(&mut counter, &head(stream).repeat(MOST)), [0; 0]);
             }
-            assert_eq!(counter.read(&frame(end, flags, 1)), Ok(()));
-            assert_eq!(counter.read(&frame(head, 0, 1)), Ok(()), "trailers");
-            assert_eq!(counter.read(&frame(head, 0, 3)), Err(TooManyInterim));
+            assert_eq!(resets(&mut counter, &frame(end, flags, 1)), [0; 0]);
+            assert_eq!(resets(&mut counter, &head(1)), [0; 0], "trailers");
+            assert_eq!(resets(&mut counter, &head(3)), [3]);
+            assert_eq!(resets(&mut counter, &head(3)), [0; 0], "reset before");
         }
     }
 
-    #[test]
-    fn streams_without_an_end_are_forgotten() {
+    #[tokio::test(start_paused = true)]
+    async fn time_refills_the_allowance() {
+        let mut counter = counter();
+        let head = frame(HEADERS, END_HEADERS, 1);
+        assert_eq!(resets(&mut counter, &head.repeat(MOST)), [0; 0]);
+        for _ in 0..1_000 {
+            tokio::time::advance(std::time::Duration::from_secs(5)).await;
+            assert_eq!(resets(&mut counter, &head), [0; 0]);
+        }
+        assert_eq!(resets(&mut counter, &head.repeat(MOST)), [1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reset_is_inserted_before_the_head_that_is_too_many() {
+        let head = frame(HEADERS, END_HEADERS, 1);
+        let rest = [head, frame(HEADERS, END_HEADERS, 3), head].concat();
+        let sent = [head.repeat(MOST), rest.clone()].concat();
+        let expected = [head.repeat(MOST), rst_stream(1).to_vec(), rest].concat();
+        let mut received = Vec::new();
+        let mut limited = InterimLimitStream::new(&sent[..]);
+        limited.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, expected);
+    }
+
+    /// A reset cannot be inserted into a frame header of which h2 has read a part.
+    #[tokio::test(start_paused = true)]
+    async fn a_reset_is_inserted_between_frames_however_reads_are_split() {
+        let head = frame(HEADERS, END_HEADERS, 1);
+        for size in [9, 10, 100, 4_096] {
+            let mut limited = InterimLimitStream::new(split(&head.repeat(400), size));
+            let mut received = Vec::new();
+            limited.read_to_end(&mut received).await.unwrap();
+            let is_reset = |part: &[u8]| part == rst_stream(1);
+            let at = received.windows(13).position(is_reset).unwrap();
+            assert_eq!(at % head.len(), 0, "{size}");
+            assert!(at >= MOST * head.len(), "{size}");
+            assert_eq!(received.len(), 400 * head.len() + 13, "one reset: {size}");
+        }
+        let bytewise = split(&head.repeat(20_000), 1);
+        let mut received = Vec::new();
+        let read = InterimLimitStream::new(bytewise)
+            .read_to_end(&mut received)
+            .await;
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    }
+
+    /// Returns a stream whose reads return up to `size` of `bytes`.
+    fn split(bytes: &[u8], size: usize) -> impl AsyncRead + Unpin + use<> {
+        let (mut upstream, stream) = tokio::io::duplex(size);
+        let bytes = bytes.to_vec();
+        tokio::spawn(async move {
+            let _ = upstream.write_all(&bytes).await;
+        });
+        stream
+    }
+
+    /// The offending stream is reset first, and only then the connection fails for the others.
+    #[tokio::test(start_paused = true)]
+    async fn an_upstream_that_ignores_resets_loses_the_connection() {
+        let sent = frame(HEADERS, END_HEADERS, 1).repeat(20_000);
+        let mut limited = InterimLimitStream::new(&sent[..]);
+        let mut received = Vec::new();
+        let error = limited.read_to_end(&mut received).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+        let reset = rst_stream(1);
+        assert!(received.windows(reset.len()).any(|part| part == reset));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_without_an_end_are_forgotten() {
         let mut counter = counter();
         for stream in 0..10_000_u32 {
-            assert_eq!(counter.count(2 * stream + 1), Ok(()));
+            assert_eq!(
+                counter.count(2 * stream + 1, Some(0), &mut Vec::new()),
+                Ok(())
+            );
         }
         assert_eq!(counter.heads.len(), MAX_COUNTERS);
         assert!(counter.heads.contains_key(&19_999));

@@ -224,3 +224,46 @@ fn too_many_interim_responses_are_502() {
     assert_eq!(statuses, [200, 200, 200, 200, 502]);
     assert_eq!(upstream.connections(), 1);
 }
+
+/// The other requests on the connection go on, and the endpoint is not blamed for them.
+#[test]
+fn too_many_interim_responses_fail_only_their_own_request() {
+    let upstream = Upstream::start(|connection| {
+        connection.read_bytes(24);
+        connection.send(b"\0\0\0\x04\0\0\0\0\0");
+        let mut waiting = Vec::new();
+        let mut answered = 0;
+        while let Some((kind, stream)) = connection.frame() {
+            if kind != 1 {
+                continue;
+            }
+            waiting.push(stream.to_be_bytes());
+            // Answers the first request alone, and the next four together.
+            if answered > 0 && waiting.len() < 4 {
+                continue;
+            }
+            if answered > 0 {
+                let [a, b, c, d] = waiting.remove(1);
+                let interim = [0, 0, 5, 1, 4, a, b, c, d, 8, 3, b'1', b'0', b'3'];
+                connection.send(interim.repeat(400));
+            }
+            for [a, b, c, d] in waiting.drain(..) {
+                connection.send([0, 0, 1, 1, 5, a, b, c, d, 0x88]);
+                answered += 1;
+            }
+        }
+    });
+    let listener = in_front_of_http2(&upstream);
+    assert_eq!(listener.get("/").status, 200);
+    let mut statuses = std::thread::scope(|scope| {
+        [0; 4]
+            .map(|_| scope.spawn(|| listener.get("/").status))
+            .map(|request| request.join().unwrap())
+    });
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 200, 200, 502]);
+    assert_eq!(upstream.connections(), 1);
+    let text = listener.runtime.exposition();
+    let counted = r#"tidegate_proxy_failures_total{upstream="app",failure="bad_answer"} 1"#;
+    assert!(text.contains(counted), "{text}");
+}

@@ -32,6 +32,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
     net::TcpStream,
     task::coop,
+    time::Instant,
 };
 use tokio_rustls::client::TlsStream;
 
@@ -43,7 +44,7 @@ use self::{
     framing::Framing,
     request_writer::WriteError,
 };
-use super::MAX_INTERIM_RESPONSES;
+use super::interim_allowance::{InterimAllowance, TooManyInterim};
 use crate::{
     headers::{forwarded::ForwardingHeaders, hop_by_hop},
     request_body::Upload,
@@ -90,8 +91,8 @@ pub(crate) struct Http1Connection {
     has_answered: bool,
     /// Whether nothing has arrived since the last request began.
     is_silent: bool,
-    /// The number of interim responses to the last request.
-    interim_responses: u32,
+    /// The interim responses that the last request may still get.
+    interim_allowance: InterimAllowance,
     limits: head::HeadLimits,
     header_cache: head::HeaderLineCache,
 }
@@ -123,7 +124,7 @@ impl Http1Connection {
             keeps_alive: true,
             has_answered: false,
             is_silent: true,
-            interim_responses: 0,
+            interim_allowance: InterimAllowance::FULL,
             limits: head::HeadLimits::of(settings),
             header_cache: head::HeaderLineCache::default(),
         }
@@ -172,7 +173,7 @@ impl Http1Connection {
 
     fn await_head(&mut self) {
         self.is_silent = true;
-        self.interim_responses = 0;
+        self.interim_allowance = InterimAllowance::FULL;
         self.state = ReadState::Head {
             has_no_body: self.writer.is_head(),
         };
@@ -210,10 +211,8 @@ impl Http1Connection {
                     }
                     return Poll::Ready(self.await_body(response));
                 }
-                self.interim_responses += 1;
-                if self.interim_responses > MAX_INTERIM_RESPONSES {
-                    return Poll::Ready(Err(malformed(Malformed::TooManyInterim)));
-                }
+                let counted = self.interim_allowance.spend(Instant::now());
+                counted.map_err(|error| malformed(Malformed::TooManyInterim(error)))?;
                 continue;
             }
             if ready!(self.poll_read_more(cx))? == 0 {
@@ -425,8 +424,8 @@ enum Malformed {
     Chunk,
     #[error("101 before the request was fully sent")]
     EarlySwitch,
-    #[error("over {MAX_INTERIM_RESPONSES} interim responses (1xx) before the response")]
-    TooManyInterim,
+    #[error("{0}")]
+    TooManyInterim(TooManyInterim),
     #[error("the trailers are invalid or too large")]
     Trailers,
 }

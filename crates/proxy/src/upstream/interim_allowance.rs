@@ -1,0 +1,81 @@
+//! Bounds the interim responses (1xx) to one request, of HTTP/1.1 and of HTTP/2 upstreams.
+//!
+//! Some services send a `102 Processing` every few seconds while they work, or a handful of `103
+//! Early Hints`. They are read and dropped, so an upstream that sends nothing else would keep a
+//! worker busy until `timeouts.head`.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The maximum number of interim responses at once. One more is allowed each [`REFILL_INTERVAL`].
+pub(super) const MAX_INTERIM_RESPONSES: u32 = 100;
+
+const REFILL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The interim responses that one request may still get.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InterimAllowance {
+    left: u32,
+    /// When `left` was last refilled; `None` before the first interim response.
+    refilled: Option<Instant>,
+}
+
+/// The error for an upstream that sends too many interim responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("over {MAX_INTERIM_RESPONSES} interim responses (1xx) before the response")]
+pub(super) struct TooManyInterim;
+
+impl InterimAllowance {
+    pub(super) const FULL: Self = Self {
+        left: MAX_INTERIM_RESPONSES,
+        refilled: None,
+    };
+
+    /// Counts an interim response that arrived at `now`.
+    pub(super) fn spend(&mut self, now: Instant) -> Result<(), TooManyInterim> {
+        let refilled = self.refilled.get_or_insert(now);
+        while self.left < MAX_INTERIM_RESPONSES && now - *refilled >= REFILL_INTERVAL {
+            *refilled += REFILL_INTERVAL;
+            self.left += 1;
+        }
+        if self.left == MAX_INTERIM_RESPONSES {
+            *refilled = now;
+        }
+        self.left = self.left.checked_sub(1).ok_or(TooManyInterim)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts interim responses, one each `interval`, until one is too many.
+    fn admitted(allowance: &mut InterimAllowance, from: Instant, interval: Duration) -> u32 {
+        (0..10_000)
+            .take_while(|number| allowance.spend(from + *number * interval).is_ok())
+            .fold(0, |count, _| count + 1)
+    }
+
+    #[test]
+    fn a_burst_is_bounded_and_time_refills_the_allowance() {
+        let (start, mut allowance) = (Instant::now(), InterimAllowance::FULL);
+        assert_eq!(admitted(&mut allowance, start, Duration::ZERO), 100);
+        let later = start + Duration::from_millis(2_900);
+        assert_eq!(admitted(&mut allowance, later, Duration::ZERO), 2);
+        let much_later = start + Duration::from_secs(3_600);
+        assert_eq!(admitted(&mut allowance, much_later, Duration::ZERO), 100);
+        // 2 a second, of which the refill covers every other one.
+        let mut allowance = InterimAllowance::FULL;
+        let twice = admitted(&mut allowance, start, REFILL_INTERVAL / 2);
+        assert!((190..=210).contains(&twice), "{twice}");
+    }
+
+    #[test]
+    fn a_long_job_may_report_progress_for_as_long_as_it_takes() {
+        let mut allowance = InterimAllowance::FULL;
+        let every = Duration::from_secs(5);
+        assert_eq!(admitted(&mut allowance, Instant::now(), every), 10_000);
+    }
+}
