@@ -9,13 +9,17 @@
 //! `WINDOW_UPDATE` for the stream and one for the connection, and a `PING` to measure the
 //! bandwidth. So each `DATA` frame that is sent to the client earns credits. A window update may
 //! come long after its data, so it is first charged to an account of its own, with a higher
-//! maximum. Envoy counts them alike (`max_inbound_window_update_frames_per_data_frame_sent`).
+//! maximum. A frame that uses up a window earns credits for its bytes only, because the client
+//! decides how many such frames a response has. Envoy counts them alike (`max_inbound_window_update_frames_per_data_frame_sent`).
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::frame_parser::{FrameHeader, FrameParser};
+use super::{
+    frame_parser::{FrameHeader, FrameParser},
+    send_windows::SendWindows,
+};
 
 /// The maximum number of credits, and the initial number.
 const BURST: u64 = 1_000;
@@ -29,7 +33,7 @@ const PER_SECOND: u64 = 100;
 /// The credits earned per request.
 const PER_REQUEST: u64 = 4;
 
-/// The credits earned per `DATA` frame that is sent to the client.
+/// The credits earned per `DATA` frame that is sent to the client and uses up no window.
 const PER_DATA_FRAME: u64 = 4;
 
 /// The body bytes, in either direction, that earn one credit. Some clients update the windows of a
@@ -46,6 +50,7 @@ pub(super) struct FrameMeter {
     credits: Credits,
     /// Credits for window updates only, earned by what is sent to the client.
     window_updates: Credits,
+    windows: SendWindows,
     refilled: Instant,
 }
 
@@ -63,7 +68,7 @@ struct Credits {
 pub(super) struct Flood;
 
 impl FrameMeter {
-    pub(super) const fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             received: FrameParser::of_client(),
             sent: FrameParser::of_server(),
@@ -78,6 +83,7 @@ impl FrameMeter {
                 max: WINDOW_UPDATE_BURST,
                 bytes: 0,
             },
+            windows: SendWindows::new(),
             refilled: now,
         }
     }
@@ -94,12 +100,15 @@ impl FrameMeter {
     /// Returns [`Flood`] if the connection must be closed.
     pub(super) fn read(
         &mut self,
-        mut octets: &[u8],
+        mut bytes: &[u8],
         now: impl Fn() -> Instant,
     ) -> Result<(), Flood> {
         let mut read = Ok(());
-        while let Some(frame) = self.received.next_header(&mut octets) {
+        self.windows.receive_payload(bytes);
+        while let Some(frame) = self.received.next_header(&mut bytes) {
             self.has_begun = true;
+            self.windows.receive(frame);
+            self.windows.receive_payload(bytes);
             match frame.kind {
                 FrameHeader::HEADERS => self.credits.earn(PER_REQUEST),
                 FrameHeader::DATA if frame.length > 0 || frame.is_end_stream() => {
@@ -113,11 +122,17 @@ impl FrameMeter {
     }
 
     /// Meters bytes that were written to the client.
-    pub(super) fn wrote(&mut self, mut octets: &[u8]) {
-        while let Some(frame) = self.sent.next_header(&mut octets) {
+    pub(super) fn wrote(&mut self, mut bytes: &[u8]) {
+        while let Some(frame) = self.sent.next_header(&mut bytes) {
+            let uses_up_window = frame.kind == FrameHeader::DATA && self.windows.send_data(frame);
+            let is_end = frame.kind == FrameHeader::HEADERS && frame.is_end_stream();
+            if is_end || frame.kind == FrameHeader::RST_STREAM {
+                self.windows.end(frame.stream);
+            }
             // Replies to control frames earn nothing.
             let credits = match frame.kind {
-                FrameHeader::DATA if frame.length > 0 => PER_DATA_FRAME,
+                FrameHeader::DATA if frame.length > 0 && !uses_up_window => PER_DATA_FRAME,
+                FrameHeader::DATA if frame.length > 0 => 0,
                 FrameHeader::HEADERS | FrameHeader::CONTINUATION => 0,
                 _ => continue,
             };
@@ -158,9 +173,9 @@ impl Credits {
         has_credit
     }
 
-    fn earn_for(&mut self, octets: usize) {
-        let octets = u64::try_from(octets).unwrap_or(u64::MAX);
-        self.bytes = self.bytes.saturating_add(octets);
+    fn earn_for(&mut self, bytes: usize) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.bytes = self.bytes.saturating_add(bytes);
         self.earn(self.bytes / BYTES_PER_CREDIT);
         self.bytes %= BYTES_PER_CREDIT;
     }
@@ -221,10 +236,10 @@ mod tests {
         let start = Instant::now();
         for size in [1, 7, 9, 10, 4_096] {
             let mut meter = FrameMeter::new(start);
-            let mut octets = PREFACE.to_vec();
-            octets.extend(frame(PING, 1, 8).repeat(1_001));
-            let read = |octets: &[u8]| meter.read(octets, || start);
-            let flood = octets.chunks(size).map(read).any(|read| read.is_err());
+            let mut bytes = PREFACE.to_vec();
+            bytes.extend(frame(PING, 1, 8).repeat(1_001));
+            let read = |bytes: &[u8]| meter.read(bytes, || start);
+            let flood = bytes.chunks(size).map(read).any(|read| read.is_err());
             assert!(flood, "{size}");
         }
     }
@@ -305,14 +320,38 @@ mod tests {
     fn a_connection_begins_with_the_header_of_its_first_frame() {
         let start = Instant::now();
         let mut meter = FrameMeter::new(start);
-        let mut octets = PREFACE.to_vec();
-        octets.extend(frame(4, 0, 0));
-        let (last, before) = octets.split_last().unwrap();
-        for octet in before {
-            meter.read(&[*octet], || start).unwrap();
+        let mut bytes = PREFACE.to_vec();
+        bytes.extend(frame(4, 0, 0));
+        let (last, before) = bytes.split_last().unwrap();
+        for byte in before {
+            meter.read(&[*byte], || start).unwrap();
             assert!(!meter.has_begun());
         }
         meter.read(&[*last], || start).unwrap();
         assert!(meter.has_begun());
+    }
+
+    /// A client that grants one byte at a time makes the server send a frame for each. These frames
+    /// used to earn more credits than the grants and four pings cost.
+    #[test]
+    fn data_dribbled_by_a_small_window_earns_nothing_per_frame() {
+        let start = Instant::now();
+        for pings in [0, 1, 4] {
+            let mut meter = begun(start);
+            // `SETTINGS_INITIAL_WINDOW_SIZE` is 1.
+            let mut settings = frame(FrameHeader::SETTINGS, 0, 6);
+            settings[HEADER_BYTES..].copy_from_slice(&[0, 4, 0, 0, 0, 1]);
+            meter.read(&settings, || start).unwrap();
+            meter.read(&frame(HEADERS, 4, 40), || start).unwrap();
+            let mut update = frame(WINDOW_UPDATE, 0, 4);
+            update[HEADER_BYTES + 3] = 1;
+            let round = [update, frame(PING, 0, 8).repeat(pings)].concat();
+            let dribble = |_: &usize| {
+                meter.wrote(&frame(DATA, 0, 1));
+                meter.read(&round, || start).is_ok()
+            };
+            let rounds = (0..100_000).take_while(dribble).count();
+            assert!(rounds <= 1_100 / (1 + pings), "{pings}: {rounds}");
+        }
     }
 }

@@ -49,6 +49,7 @@ pub mod prometheus;
 mod read_timeout;
 mod registry;
 pub mod response;
+mod send_windows;
 mod server;
 mod shutdown;
 mod timer;
