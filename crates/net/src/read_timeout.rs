@@ -19,6 +19,10 @@ use tokio::{
 
 use super::{Activity, Bounds, LazyTimer, WriteTimeoutStream, frame_meter::FrameMeter};
 
+/// The error for a client that sends too many control frames.
+const FLOOD: &str = "too many HTTP/2 control frames: closed the connection and counted it in \
+     tidegate_http2_floods_total; see \"HTTP/2 floods\" in docs/security.md";
+
 /// A socket with the timeouts of its listener's [`Bounds`]. `request` is the total time for the
 /// preface and the first frame header. `idle` is the time until the next bytes; a live HTTP/2
 /// client answers pings sooner. `write` is the time for the client to read pending output.
@@ -57,7 +61,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadTimeoutStream<S> {
             let bytes = buffer.filled().get(before..).unwrap_or_default();
             if this.frames.read(bytes, Instant::now).is_err() {
                 this.activity.note_flood();
-                return Poll::Ready(Err(io::Error::other("too many control frames")));
+                return Poll::Ready(Err(io::Error::other(FLOOD)));
             }
             // Until then the timer keeps running with the `request` timeout it was created with.
             if this.frames.has_begun() {
