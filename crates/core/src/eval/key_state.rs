@@ -76,6 +76,13 @@ impl KeyState {
             .unwrap_or_default()
     }
 
+    /// Returns the instant from which no unit is spent any more. Concurrency slots are not units.
+    pub(crate) fn units_expire(&self) -> Timestamp {
+        let states = self.states().iter();
+        let units = states.filter(|state| !matches!(state, State::Lease(_)));
+        units.map(State::expires).max().unwrap_or_default()
+    }
+
     /// Returns true if all concurrency slots of `charged` are still held and if renewing them takes
     /// no additional memory.
     pub(crate) fn renews_in_place(&self, charged: &ChargeRecord) -> bool {

@@ -216,6 +216,14 @@ impl Entry {
         }
     }
 
+    /// Returns the instant from which no unit is spent any more. Concurrency slots are not units.
+    pub(super) fn units_expire(&self) -> Timestamp {
+        match &self.packed {
+            PackedState::Wide(key_state) => key_state.units_expire(),
+            _ => self.expires(),
+        }
+    }
+
     /// Returns the heap bytes owned by this key.
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {

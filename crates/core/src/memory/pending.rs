@@ -41,8 +41,9 @@ pub(super) struct PendingCharge<'c> {
     pub(super) evaluation: Evaluation<'c>,
     /// The state as other limits left it, if it is to be put back like that.
     pub(super) former: Option<Box<FormerState>>,
-    /// Whether the state was converted from other limits, and is written unless `former` is.
-    pub(super) converted: bool,
+    /// When the last unit that was charged under other limits expires, if the state was converted
+    /// from them; otherwise zero. The converted state is written unless `former` is.
+    pub(super) converted_until: Timestamp,
     /// Whether the decision changed the state, so that a new key has to be inserted.
     pub(super) kept: bool,
     /// The input of [`Limits::undo`] for each part of the state, if the state is lent and has to be

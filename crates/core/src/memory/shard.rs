@@ -202,7 +202,7 @@ impl Shard {
         let limits = charge.limits;
         let rewound = self.cold.rewound;
         let clock = LoadTimes { now, rewound };
-        let (mut is_lent, mut converted) = (false, false);
+        let (mut is_lent, mut converted_until) = (false, Timestamp::default());
         let loaded = match located {
             EntryLocation::Absent { .. } => LoadedState {
                 key_state: limits.fresh(),
@@ -214,7 +214,9 @@ impl Shard {
             } if effect.can_write() => {
                 let entry = &mut self.entries[number];
                 self.cold.heap_bytes -= entry.heap_bytes();
-                converted = !entry.was_left_under(limits.fingerprint());
+                if !entry.was_left_under(limits.fingerprint()) {
+                    converted_until = entry.units_expire();
+                }
                 entry.take(limits, clock)
             }
             EntryLocation::At { number, .. } => {
@@ -233,19 +235,20 @@ impl Shard {
             location: KeyLocation { hash, located },
             evaluation: Evaluation::open(charge, loaded.key_state, now, effect),
             former: loaded.former,
-            converted,
+            converted_until,
             kept: false,
             lent: is_lent.then(Vec::new),
         }
     }
 
-    /// Records in the refund ledger that the state of `pending` is written converted, if it is. Call
-    /// this before the receipt of the charge is created, which names the conversion.
+    /// Records in the refund ledger that the state of `pending` is written converted, if it is, and
+    /// if it had units that a refund could return. Call this before the receipt of the charge is
+    /// created, which names the conversion.
     #[inline]
     pub(super) fn record_conversion(&mut self, pending: &PendingCharge<'_>, now: Timestamp) {
-        if pending.converted && pending.former.is_none() {
+        if pending.converted_until > now && pending.former.is_none() {
             let ledger = &mut self.cold.ledger;
-            ledger.enter_conversion(pending.charge.key, now);
+            ledger.enter_conversion(pending.charge.key, now, pending.converted_until);
         }
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Algorithm, Effect, Limit, Limits, MemoryStore, Outcome, Rate, RefillMode, Retry, Settlement,
-    Span, Timestamp, bounds,
+    Algorithm, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate, RefillMode, Retry,
+    Settlement, Span, Timestamp, bounds,
 };
 
 use crate::{
@@ -476,4 +476,46 @@ fn the_largest_limits_change() {
             "{kind:?}"
         );
     }
+}
+
+/// The ledger of a shard has room for some hundred conversions. Those of keys without spent units
+/// take none of it, so they cancel no refund of another key.
+#[test]
+fn conversions_of_keys_without_spent_units_cancel_no_refund() {
+    let store = MemoryStore::new(MemoryBounds {
+        max_keys: 2_000,
+        ..MemoryBounds::default()
+    });
+    let with_slots = |number: u64, period| {
+        let slots = Algorithm::Concurrency {
+            limit: 5,
+            lease: Span::from_secs(3_600),
+        };
+        let bucket = bucket(RefillMode::Continuous, 5, 5, period);
+        let limits = vec![
+            Limit::new(slots).unwrap(),
+            bucket.limits.iter().next().unwrap().clone(),
+        ];
+        Rule::new(&number.to_le_bytes(), limits, false)
+    };
+    let (start, mut outcomes) = (1_700_000_000_000_000, Vec::new());
+    let later = start + 10_000_000;
+    let day = Span::from_secs(86_400);
+    let rule = bucket(RefillMode::Continuous, 1_000, 1_000, day);
+    let mut reserve = |rule: &Rule, cost, micros| {
+        let now = Timestamp::from_micros(micros);
+        store.reserve(&[rule.charge(cost)], now, &mut outcomes).1
+    };
+    let receipt = reserve(&rule, 10, start);
+    for (period, micros) in [(1, start), (60, later)] {
+        for number in 0..1_900 {
+            let rule = with_slots(number, Span::from_secs(period));
+            drop(reserve(&rule, 1, micros));
+        }
+    }
+    assert_eq!(ask(&store, &rule, later, 1, Effect::Look).remaining, 990);
+    let (now, unused) = (Timestamp::from_micros(later), Settlement { unused: 10 });
+    store.settle(&[rule.charge(10)], receipt, &[unused], now);
+    let settled = ask(&store, &rule, later, 1, Effect::Look);
+    assert!(settled.remaining >= 999, "{settled:?}");
 }
