@@ -55,12 +55,29 @@ fn no_query(path: &str) -> String {
 /// Returns a warning for a segment that other software replaces by any value: `:id`, `{id}` or
 /// `<id>`.
 fn parameter(comparison: Comparison, text: &str) -> Option<String> {
-    let text = match comparison {
+    let bare = match comparison {
         Comparison::Regex => without_anchors(text),
         _ => text,
     };
-    let found = text.split('/').find(|segment| is_parameter(segment))?;
-    let segments = text.split('/');
+    let mut segments = bare.split('/');
+    let found = shown(segments.clone().find(|segment| is_parameter(segment))?);
+    let is_glob = comparison != Comparison::Regex
+        || segments.all(|segment| is_parameter(segment) || is_literal(segment));
+    let (advice, meaning) = if is_glob {
+        (glob_advice(comparison, bare), "`*`")
+    } else {
+        // A glob would compare the other segments literally.
+        (expression_advice(text), "`[^/]+`")
+    };
+    Some(format!(
+        "{NO_MATCH}: `{found}` is compared literally, because paths have no parameters; write {advice}, in which \
+         {meaning} is one segment"
+    ))
+}
+
+/// Returns the path with globs in place of its parameters.
+fn glob_advice(comparison: Comparison, path: &str) -> String {
+    let segments = path.split('/');
     let globs = segments.map(
         |segment| match (is_parameter(segment), segment.contains('*')) {
             // `{*rest}` is any number of segments.
@@ -70,15 +87,29 @@ fn parameter(comparison: Comparison, text: &str) -> Option<String> {
         },
     );
     let glob = shown(&globs.collect::<Vec<_>>().join("/"));
-    let advice = match comparison {
+    match comparison {
         Comparison::Route => format!("{{route: {glob}}}"),
         _ => glob,
-    };
-    let found = shown(found);
-    Some(format!(
-        "{NO_MATCH}: `{found}` is compared literally, because paths have no parameters; write {advice}, in which \
-         `*` is one segment"
-    ))
+    }
+}
+
+/// Returns the regular expression with `[^/]+` in place of its parameters.
+fn expression_advice(expression: &str) -> String {
+    let bare = without_anchors(expression);
+    let segments = bare.split('/').map(|segment| {
+        match (is_parameter(segment), segment.contains('*')) {
+            // `{*rest}` is any number of segments.
+            (true, true) => ".+",
+            (true, false) => "[^/]+",
+            (false, _) => segment,
+        }
+    });
+    let segments: Vec<_> = segments.collect();
+    // The anchors are not part of a segment.
+    format!(
+        "{{regex: '{}'}}",
+        shown(&expression.replace(bare, &segments.join("/")))
+    )
 }
 
 fn is_parameter(segment: &str) -> bool {
@@ -293,6 +324,16 @@ mod tests {
             ),
         ] {
             assert_warned("path", pattern, &parts);
+        }
+        // A glob would compare `v[0-9]+` literally.
+        for (pattern, advice) in [
+            ("^/v[0-9]+/users/:id$", "{regex: '^/v[0-9]+/users/[^/]+$'}"),
+            ("/v[0-9]+/{*rest}", "{regex: '/v[0-9]+/.+'}"),
+            ("/(a|b)/{id:[0-9]+}", "{regex: '/(a|b)/[^/]+'}"),
+        ] {
+            let parts = [&format!("write {advice}, in which `[^/]+`")[..]];
+            assert_warned("path", &format!("{{regex: '{pattern}'}}"), &parts);
+            assert_eq!(warnings("path", advice), [""; 0], "{advice}");
         }
         for silent in [
             "{is: '/users/:id'}",
