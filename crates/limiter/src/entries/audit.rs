@@ -91,6 +91,14 @@ struct UnknownEntry {
     nearest: Option<Box<str>>,
 }
 
+/// Unknown entries to log.
+#[derive(Debug, PartialEq, Eq)]
+struct DueNames {
+    names: Vec<String>,
+    /// The number of unknown entries in requests that no earlier record covered.
+    count: u64,
+}
+
 /// The source of the entry names of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -202,14 +210,12 @@ impl EntryAudit {
         let names = audited.request.entries().iter().map(|(name, _)| *name);
         let unknown = names.filter(|name| !self.known.contains_key(*name));
         let of_listener = &self.unknown[audited.listener.index()];
-        let due = of_listener.due(unknown, &self.known, audited.now);
-        if due.is_empty() {
+        let total = || metrics.unknown_entries(audited.listener);
+        let Some(due) = of_listener.due(unknown, &self.known, audited.now, total) else {
             return;
-        }
-        let count = of_listener.cover(metrics.unknown_entries(audited.listener));
+        };
         let listener = audited.listener.as_str();
-        for names in due.chunks(MAX_NAMED) {
-            let entries = names.join(", ");
+        for (count, entries) in due.records() {
             tracing::warn!(
                 count,
                 listener,
@@ -266,27 +272,27 @@ impl UnknownEntries {
     }
 
     /// Returns those of the unknown `names` that are to be logged now, with the entries that were
-    /// probably meant. It is usually empty, which takes no lock.
+    /// probably meant. Usually there are none, which takes no lock. `total` reads the number of
+    /// unknown entries so far.
     fn due<'n>(
         &self,
         names: impl Iterator<Item = &'n str> + Clone,
         known: &HashMap<Box<str>, KnownEntry>,
         now: Timestamp,
-    ) -> Vec<String> {
+        total: impl FnOnce() -> u64,
+    ) -> Option<DueNames> {
         let hash = |name: &str| known.hasher().hash_one(name);
         if self.quiet.has_all(names.clone().map(hash), now) {
-            return Vec::new();
+            return None;
         }
         // Another worker is logging. This request has been counted already.
-        let Ok(mut window) = self.window.try_lock() else {
-            return Vec::new();
-        };
+        let mut window = self.window.try_lock().ok()?;
         if !self.quiet.is_open(now) {
             window.forget();
             let retained = window.entries.iter().map(|entry| hash(&entry.name));
             self.quiet.begin(retained, now);
         }
-        let mut due = Vec::new();
+        let mut names_due = Vec::new();
         for name in names {
             let is_logged = |entry: &UnknownEntry| *entry.name == *name;
             if window.entries.len() < MAX_UNKNOWN && !window.entries.iter().any(is_logged) {
@@ -294,20 +300,30 @@ impl UnknownEntries {
                     name: name.into(),
                     nearest: resembling(name, known).map(Box::from),
                 };
-                due.push(entry.describe());
+                names_due.push(entry.describe());
                 window.entries.push(entry);
                 self.quiet.add(hash(name));
             }
         }
-        due
-    }
-
-    /// Returns the number of unknown entries, `total` so far, that no earlier record covered.
-    fn cover(&self, total: u64) -> u64 {
-        // If another worker is logging, its record covers them.
-        self.window.try_lock().map_or(0, |mut window| {
-            total.saturating_sub(std::mem::replace(&mut window.covered, total))
+        if names_due.is_empty() {
+            return None;
+        }
+        let total = total();
+        let covered = std::mem::replace(&mut window.covered, total);
+        Some(DueNames {
+            names: names_due,
+            count: total.saturating_sub(covered),
         })
+    }
+}
+
+impl DueNames {
+    /// Returns the records to log, each with some of the names. The first has the count, so that a
+    /// sum over the records counts each entry once.
+    fn records(&self) -> impl Iterator<Item = (Option<u64>, String)> {
+        let counts = std::iter::once(Some(self.count)).chain(std::iter::repeat(None));
+        let names = self.names.chunks(MAX_NAMED);
+        counts.zip(names.map(|names| names.join(", ")))
     }
 }
 
@@ -403,6 +419,17 @@ mod tests {
         names.iter().map(entry).collect()
     }
 
+    /// Returns the names that are due, with a total of 0.
+    fn due_names(
+        unknown: &UnknownEntries,
+        known: &HashMap<Box<str>, KnownEntry>,
+        names: &[&str],
+        secs: u64,
+    ) -> Vec<String> {
+        let due = unknown.due(names.iter().copied(), known, at(secs), || 0);
+        due.map(|due| due.names).unwrap_or_default()
+    }
+
     fn at(secs: u64) -> Timestamp {
         Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000)
     }
@@ -410,7 +437,7 @@ mod tests {
     #[test]
     fn each_misspelt_name_is_logged_once_a_minute() {
         let (unknown, known) = (UnknownEntries::after(0), known(&["customer", "ip"]));
-        let due = |names: &[&str], secs| unknown.due(names.iter().copied(), &known, at(secs));
+        let due = |names: &[&str], secs| due_names(&unknown, &known, names, secs);
         let customer = "custmer (did you mean customer?)";
         assert_eq!(due(&["custmer"], 0), [customer]);
         assert_eq!(due(&["custmer"], 1), [""; 0]);
@@ -426,10 +453,11 @@ mod tests {
     fn the_number_of_names_logged_in_a_minute_is_bounded() {
         let (unknown, known) = (UnknownEntries::after(0), known(&["customer"]));
         let names: Vec<String> = (0..100).map(|number| format!("extra-{number}")).collect();
-        let due = |secs| unknown.due(names.iter().map(String::as_str), &known, at(secs));
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let due = |secs| due_names(&unknown, &known, &names, secs);
         assert_eq!(due(0).len(), MAX_UNKNOWN);
         assert_eq!(due(1), [""; 0]);
-        let misspelt = |secs| unknown.due(["custmer"].into_iter(), &known, at(secs));
+        let misspelt = |secs| due_names(&unknown, &known, &["custmer"], secs);
         assert_eq!(misspelt(2), [""; 0], "beyond the bound");
         assert_eq!(
             misspelt(60).len(),
@@ -440,10 +468,28 @@ mod tests {
 
     #[test]
     fn records_count_what_earlier_ones_did_not() {
-        let unknown = UnknownEntries::after(5);
-        assert_eq!(
-            [unknown.cover(7), unknown.cover(7), unknown.cover(10)],
-            [2, 0, 3]
-        );
+        let (unknown, known) = (UnknownEntries::after(5), known(&["customer"]));
+        let due = |names: &[&str], total| {
+            let due = unknown.due(names.iter().copied(), &known, at(0), || total);
+            due.map(|due| due.count)
+        };
+        assert_eq!(due(&["a"], 7), Some(2));
+        assert_eq!(due(&["a"], 9), None);
+        assert_eq!(due(&["b"], 10), Some(3));
+    }
+
+    #[test]
+    fn the_count_is_logged_once_however_many_names_are_due() {
+        let (unknown, known) = (UnknownEntries::after(0), known(&["customer"]));
+        let names: Vec<String> = (0..25).map(|number| format!("extra-{number}")).collect();
+        let names = names.iter().map(String::as_str);
+        let due = unknown.due(names, &known, at(0), || 25).unwrap();
+        let records: Vec<_> = due.records().collect();
+        let counts: Vec<_> = records.iter().map(|(count, _)| *count).collect();
+        assert_eq!(counts, [Some(25), None, None]);
+        let named = records
+            .iter()
+            .map(|(_, entries)| entries.split(", ").count());
+        assert_eq!(named.collect::<Vec<_>>(), [10, 10, 5]);
     }
 }
