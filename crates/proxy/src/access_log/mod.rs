@@ -47,6 +47,8 @@ enum LogCommand {
 #[derive(Default)]
 struct SharedState {
     lost: AtomicU64,
+    /// The number of lines that were ever queued, and those that are being queued now.
+    queued_lines: AtomicU64,
     queued_bytes: AtomicUsize,
     /// Whether `control` has a request. Keeps the writer from taking the lock for each line.
     has_control: AtomicBool,
@@ -57,8 +59,14 @@ struct SharedState {
 #[derive(Default)]
 struct ControlRequests {
     reopen: bool,
-    /// To be notified when all queued lines are written.
-    finish: Vec<SyncSender<()>>,
+    finish: Vec<FinishRequest>,
+}
+
+/// A request to be notified when the lines that were queued at that time are written.
+struct FinishRequest {
+    /// The number of lines that were ever queued.
+    lines: u64,
+    done: SyncSender<()>,
 }
 
 impl SharedState {
@@ -97,6 +105,7 @@ impl AccessLog {
             out,
             path: settings.to.clone(),
             finishing: Vec::new(),
+            written_lines: 0,
             shared: Arc::clone(&shared),
         };
         let log = Self {
@@ -112,14 +121,15 @@ impl AccessLog {
         self.request(|control| control.reopen = true);
     }
 
-    /// Waits until the queued lines are written, for at most 2 seconds.
+    /// Waits until the lines queued so far are written, for at most 2 seconds.
     pub fn finish(&self) {
         let _ = self.request_finish().recv_timeout(FINISH_TIMEOUT);
     }
 
     fn request_finish(&self) -> Receiver<()> {
         let (done, wait) = sync_channel(1);
-        self.request(|control| control.finish.push(done));
+        let lines = self.shared.queued_lines.load(Ordering::SeqCst);
+        self.request(|control| control.finish.push(FinishRequest { lines, done }));
         wait
     }
 
@@ -142,7 +152,10 @@ impl AccessLog {
         let shared = &self.shared;
         let queued = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let has_room = queued.saturating_add(bytes) <= MAX_QUEUED_BYTES;
+        // Counted before it is sent: a count that is too high only delays the end of `finish`.
+        shared.queued_lines.fetch_add(1, Ordering::SeqCst);
         if !has_room || self.queue.try_send(LogCommand::Write(line)).is_err() {
+            shared.queued_lines.fetch_sub(1, Ordering::SeqCst);
             shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             shared.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -161,8 +174,9 @@ impl fmt::Debug for AccessLog {
 struct Writer {
     out: BufWriter<Box<dyn Write + Send>>,
     path: Option<PathBuf>,
-    /// To be notified when the queue is empty and everything is written.
-    finishing: Vec<SyncSender<()>>,
+    finishing: Vec<FinishRequest>,
+    /// The number of lines that were ever taken from the queue.
+    written_lines: u64,
     shared: Arc<SharedState>,
 }
 
@@ -175,9 +189,18 @@ impl Writer {
                 self.execute(command);
             }
             self.flush();
-            for done in self.finishing.drain(..) {
-                let _ = done.try_send(());
-            }
+            // The queue is empty, so everything is written.
+            self.notify_finished(u64::MAX);
+        }
+    }
+
+    /// Notifies those that wait for the first `lines` lines, which are flushed.
+    fn notify_finished(&mut self, lines: u64) {
+        let finished = self
+            .finishing
+            .extract_if(.., |finish| finish.lines <= lines);
+        for finish in finished {
+            let _ = finish.done.try_send(());
         }
     }
 
@@ -195,6 +218,13 @@ impl Writer {
                 tracing::error!("cannot write the access log: {error}");
                 self.shared.lost.fetch_add(1, Ordering::Relaxed);
             }
+            self.written_lines += 1;
+        }
+        // The queue may not become empty for as long as clients send requests.
+        let written = self.written_lines;
+        if self.finishing.iter().any(|finish| finish.lines <= written) {
+            self.flush();
+            self.notify_finished(written);
         }
     }
 
@@ -262,5 +292,42 @@ mod tests {
         assert_eq!(written[1], "line\n".repeat(MAX_QUEUED_LINES));
         drop(log);
         writing.join().unwrap();
+    }
+
+    /// A file to which a line is logged for each line that is written to it.
+    struct EndlessLog(Arc<Mutex<Option<AccessLog>>>);
+
+    impl Write for EndlessLog {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            if let Some(log) = &*self.0.lock().unwrap() {
+                log.write("more\n".to_owned());
+            }
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn finish_does_not_wait_for_later_lines() {
+        let settings = tidegate_config::AccessLog {
+            to: None,
+            query: false,
+        };
+        let source = Arc::<Mutex<Option<AccessLog>>>::default();
+        let file: Box<dyn Write + Send> = Box::new(EndlessLog(Arc::clone(&source)));
+        let unbuffered = BufWriter::with_capacity(0, file);
+        let (log, queue, writer) = AccessLog::new(unbuffered, &settings);
+        *source.lock().unwrap() = Some(log.clone());
+        log.write("line\n".to_owned());
+        let finished = log.request_finish();
+        let writing = std::thread::spawn(move || writer.run(&queue));
+        let finished = finished.recv_timeout(Duration::from_secs(60));
+        *source.lock().unwrap() = None;
+        drop(log);
+        writing.join().unwrap();
+        finished.unwrap();
     }
 }
