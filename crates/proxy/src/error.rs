@@ -238,17 +238,66 @@ mod tests {
 
     #[test]
     fn an_upstream_is_not_blamed_for_this_machine_or_the_client() {
-        for error in ProxyError::OF_UPSTREAM {
-            assert!(error.is_of_upstream(), "{error:?}");
+        for error in all_errors() {
+            assert_eq!(
+                error.is_of_upstream(),
+                is_caused_by_upstream(error),
+                "{error:?}"
+            );
         }
-        for error in [
-            ProxyError::Full,
-            ProxyError::Local,
-            ProxyError::Overloaded,
-            ProxyError::BodyTooSlow,
-            ProxyError::BodyAborted,
-        ] {
-            assert!(!error.is_of_upstream(), "{error:?}");
+    }
+
+    fn is_caused_by_upstream(error: ProxyError) -> bool {
+        match error {
+            ProxyError::Unreachable
+            | ProxyError::ConnectTimeout
+            | ProxyError::HeadTimeout
+            | ProxyError::BadResponse => true,
+            ProxyError::Tunnel
+            | ProxyError::Host(_)
+            | ProxyError::Framing(_)
+            | ProxyError::Malformed(_)
+            | ProxyError::Loop
+            | ProxyError::ClientFull(_)
+            | ProxyError::TooManyHeaders(_)
+            | ProxyError::DotSegments
+            | ProxyError::Unroutable
+            | ProxyError::NoUpstream
+            | ProxyError::TooLarge(_)
+            | ProxyError::BodyTooSlow
+            | ProxyError::BodyAborted
+            | ProxyError::Overloaded
+            | ProxyError::Full
+            | ProxyError::Local => false,
         }
+    }
+
+    /// Returns one error of each variant. The match fails to compile if one is missing there.
+    fn all_errors() -> Vec<ProxyError> {
+        let next = |error: &ProxyError| {
+            Some(match error {
+                ProxyError::Tunnel => ProxyError::Host(""),
+                ProxyError::Host(_) => ProxyError::Framing(""),
+                ProxyError::Framing(_) => ProxyError::Malformed(""),
+                ProxyError::Malformed(_) => ProxyError::Loop,
+                ProxyError::Loop => ProxyError::ClientFull(1),
+                ProxyError::ClientFull(_) => ProxyError::TooManyHeaders(1),
+                ProxyError::TooManyHeaders(_) => ProxyError::DotSegments,
+                ProxyError::DotSegments => ProxyError::Unroutable,
+                ProxyError::Unroutable => ProxyError::NoUpstream,
+                ProxyError::NoUpstream => ProxyError::TooLarge(1),
+                ProxyError::TooLarge(_) => ProxyError::BodyTooSlow,
+                ProxyError::BodyTooSlow => ProxyError::BodyAborted,
+                ProxyError::BodyAborted => ProxyError::Overloaded,
+                ProxyError::Overloaded => ProxyError::Full,
+                ProxyError::Full => ProxyError::Local,
+                ProxyError::Local => ProxyError::Unreachable,
+                ProxyError::Unreachable => ProxyError::ConnectTimeout,
+                ProxyError::ConnectTimeout => ProxyError::HeadTimeout,
+                ProxyError::HeadTimeout => ProxyError::BadResponse,
+                ProxyError::BadResponse => return None,
+            })
+        };
+        std::iter::successors(Some(ProxyError::Tunnel), next).collect()
     }
 }

@@ -181,7 +181,7 @@ pub(crate) fn record_success(endpoint: &Endpoint) {
 pub(crate) fn record_failure(endpoint: &Arc<Endpoint>, error: ProxyError) {
     let at = ProxyError::OF_UPSTREAM
         .iter()
-        .position(|doing| *doing == error);
+        .position(|blamed| *blamed == error);
     let Some(failed) = at.and_then(|at| endpoint.health.failed.get(at)) else {
         return;
     };
