@@ -1,6 +1,7 @@
 //! Waiting for a limit: order, cancellation and bounds, in virtual time.
 
 #![cfg(feature = "tokio")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     sync::{Arc, mpsc},

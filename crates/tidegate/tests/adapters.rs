@@ -1,6 +1,7 @@
 //! Streams and iterators that are slowed down to a limit.
 
 #![cfg(feature = "tokio")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 

@@ -1,10 +1,14 @@
 //! Properties of waiting, over random traces in virtual time.
 
 #![cfg(feature = "tokio")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -113,6 +117,8 @@ struct Run {
     /// What peeks on the keys 0 and 1 return at the end.
     peeks: [String; 2],
     waiters: usize,
+    /// The most calls that were in progress on one key.
+    most_per_key: usize,
 }
 
 fn peeks(limiter: &Limiter) -> [String; 2] {
@@ -129,14 +135,18 @@ fn run(texts: &[&str], calls: &[Option<Call>]) -> Run {
     runtime.block_on(async {
         let limiter = Arc::new(limiter(texts, Clock::tokio(START)));
         let (start, ended) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
-        let mut tasks = Vec::new();
+        let (mut tasks, mut most_per_key) = (Vec::new(), 0);
+        let in_progress = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         for (number, call) in calls.iter().enumerate() {
             let Some(call) = *call else { continue };
             let (limiter, ended) = (Arc::clone(&limiter), Arc::clone(&ended));
+            let (on_key, counts) = (usize::from(call.key), Arc::clone(&in_progress));
             let at = start + Duration::from_millis(at_ms(calls, number));
             sleep_until(at).await;
+            in_progress[on_key].fetch_add(1, Ordering::Relaxed);
             tasks.push(tokio::spawn(async move {
                 let ending = make(&limiter, call).await;
+                counts[on_key].fetch_sub(1, Ordering::Relaxed);
                 let at_ms = u64::try_from(start.elapsed().as_millis()).unwrap();
                 let waiters = limiter.waiters();
                 ended.lock().unwrap().push(Ended {
@@ -147,6 +157,7 @@ fn run(texts: &[&str], calls: &[Option<Call>]) -> Run {
                 });
             }));
             yield_now().await;
+            most_per_key = most_per_key.max(in_progress[on_key].load(Ordering::Relaxed));
         }
         for task in tasks {
             task.await.expect("no task panics");
@@ -157,6 +168,7 @@ fn run(texts: &[&str], calls: &[Option<Call>]) -> Run {
             now: limiter.clock().now(),
             peeks: peeks(&limiter),
             waiters: limiter.waiters(),
+            most_per_key,
         }
     })
 }
@@ -251,7 +263,8 @@ proptest! {
         calls in prop::collection::vec(call(2, true), 1..60),
     ) {
         let calls: Vec<Option<Call>> = calls.into_iter().map(Some).collect();
-        let Run { ended, waiters, .. } = run(texts, &calls);
+        let Run { ended, waiters, most_per_key, .. } = run(texts, &calls);
+        prop_assert!(most_per_key <= BOUNDS.max_waiters_per_key);
         prop_assert_eq!(ended.len(), calls.len());
         prop_assert_eq!(waiters, 0);
         for end in &ended {
@@ -281,7 +294,7 @@ proptest! {
             let same = |end: &&Ended| end.number == number;
             ended.iter().find(same).is_some_and(|end| end.ending == Ending::Cancelled)
         };
-        let mut without = with.clone();
+        let mut without = with;
         let mut pause_ms = 0;
         for (number, call) in without.iter_mut().enumerate() {
             // The following call is made at the same instant as before.

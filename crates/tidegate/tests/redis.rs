@@ -1,6 +1,7 @@
 //! Limits that are counted in a real Redis.
 
 #![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../../redis/tests/support/mod.rs"]
 mod support;

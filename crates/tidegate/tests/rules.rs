@@ -1,6 +1,7 @@
 //! Limits by rules: decisions, waiting, and rules that change.
 
 #![cfg(feature = "tokio")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{sync::Arc, time::Duration};
 
