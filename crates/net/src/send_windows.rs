@@ -121,7 +121,8 @@ impl SendWindows {
         }
         let granted = self.open(frame.stream);
         *granted = granted.saturating_sub(bytes);
-        let stream = self.initial.saturating_add(*granted);
+        let granted = *granted;
+        let stream = granted.saturating_add(self.initial);
         // A window is negative only after a setting that made it smaller. Then nothing is sent.
         let used_up = 0..USED_UP_BYTES;
         used_up.contains(&stream) || used_up.contains(&self.connection)

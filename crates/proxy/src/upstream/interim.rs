@@ -206,10 +206,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for InterimLimitStream<S> {
             let before = buffer.filled().len();
             ready!(Pin::new(&mut this.stream).poll_read(cx, buffer))?;
             let bytes = buffer.filled().get(before..).unwrap_or_default();
-            if this.meter(bytes)? {
+            let metered = this.meter(bytes);
+            if let Ok(true) = metered {
                 return Poll::Ready(Ok(()));
             }
+            // The bytes are replaced, or an error is returned, which must not come with bytes.
             buffer.set_filled(before);
+            metered?;
         }
         this.read_rewritten(buffer);
         Poll::Ready(Ok(()))
