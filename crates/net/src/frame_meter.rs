@@ -115,7 +115,7 @@ impl FrameMeter {
                     self.credits.earn_for(frame.length);
                 }
                 FrameHeader::WINDOW_UPDATE if self.window_updates.spend() => {}
-                _ => read = read.and(self.spend(&now)),
+                _ => read = read.and_then(|()| self.spend(&now)),
             }
         }
         read

@@ -58,6 +58,7 @@ impl Problem {
     }
 
     /// Replaces the status.
+    #[must_use]
     pub fn with_status(self, status: StatusCode) -> Self {
         let title = status.canonical_reason().unwrap_or("Problem");
         Self {

@@ -114,19 +114,9 @@ impl KeyTarget<'_> {
                 Err(_) if is_network(value) => Some(String::from(
                     "a network of this size is not a key, so it has no counter and no block; match it with `cidr` in a rule's `when`",
                 )),
-                Err(_) => Some(self.not_an_address(rule, name, value)),
+                Err(_) => Some(not_an_address(rule, name, value)),
             }
         })
-    }
-
-    fn not_an_address(&self, rule: &Rule, name: &str, value: &str) -> String {
-        let key: Vec<&str> = rule.key().collect();
-        format!(
-            "\"{}\" is not an IP address; a key of rule \"{}\" is ({}), and {name} is an address such as 203.0.113.9",
-            shown(value),
-            rule.name(),
-            key.join(", ")
-        )
     }
 
     /// Describes a value that only a service that names its own entries could send.
@@ -182,4 +172,15 @@ fn no_rule(rules: &RuleSet, wanted: &str) -> Problem {
     };
     let detail = format!("there is no rule \"{}\"; {hint}", shown(wanted));
     Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+/// Describes a value that is not an address, for a key that is one.
+fn not_an_address(rule: &Rule, name: &str, value: &str) -> String {
+    let key: Vec<&str> = rule.key().collect();
+    format!(
+        "\"{}\" is not an IP address; a key of rule \"{}\" is ({}), and {name} is an address such as 203.0.113.9",
+        shown(value),
+        rule.name(),
+        key.join(", ")
+    )
 }
