@@ -8,10 +8,11 @@ use crate::call::Script;
 const ROOM: &str = "-- (the kernels that the programs name come here)\n";
 
 /// Code that several scripts share, each with the marker that it replaces.
-const SHARED: [(&str, &str); 5] = [
+const SHARED: [(&str, &str); 6] = [
     ("-- (program.lua)\n", include_str!("scripts/program.lua")),
     ("-- (members.lua)\n", include_str!("scripts/members.lua")),
     ("-- (lead.lua)\n", include_str!("scripts/lead.lua")),
+    ("-- (ledger.lua)\n", include_str!("scripts/ledger.lua")),
     ("-- (value.lua)\n", include_str!("scripts/value.lua")),
     ("-- (states.lua)\n", include_str!("scripts/states.lua")),
 ];

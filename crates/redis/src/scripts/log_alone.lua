@@ -6,9 +6,9 @@
 --
 -- Returns the instant in 7 bytes and the value before, with entries joined where the decision stays
 -- the same. Returns {value, instant}, and charges nothing, if the value has another header (the key
--- is blocked, has a ledger, or is stored under other parameters), or if a clock that was ahead has
--- written it. The state is that of `log.lua`, but entries that no window needs may remain at the
--- front for a while.
+-- is blocked, or is stored under other parameters), or if a clock that was ahead has written it.
+-- The state is that of `log.lua`, but entries that no window needs, and a ledger that has expired,
+-- may remain at the front for a while.
 local call, struct_pack, struct_unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
 local key, head, cost = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local windows = math.floor((#ARGV - 2) / 2)
@@ -23,8 +23,18 @@ local LONG, ENTRY, PLACE, TURN, MOST = 2048, 10, 14, 2 ^ 24, 2047
 
 -- (lead.lua)
 
--- Before the entries: the header, 15 bytes, and the position of each window.
-local value, places_at = call('GETRANGE', key, 0, LONG - 1), #head + 15
+-- Before the entries: the header, which may contain a ledger; 15 bytes; and the position of each
+-- window.
+local value, front, kept_until = call('GETRANGE', key, 0, LONG - 1), head, 0
+if value ~= '' and sub(value, 1, #head) ~= head then
+  -- (ledger.lua)
+  local state
+  state, front, kept_until = open_ledger(value, head)
+  if not state then
+    return {call('GET', key), now}
+  end
+end
+local places_at = #front + 15
 local begin = places_at + PLACE * windows
 local count, base, total, last_at, places, longest = 0, 0, 0, 0, {}, 0
 local is_long = #value == LONG
@@ -36,11 +46,8 @@ local function entry(number)
   return struct_unpack('>I7I3', value, begin + 1 + ENTRY * number)
 end
 if value ~= '' then
-  if sub(value, 1, #head) ~= head then
-    return {call('GET', key), now}
-  end
   local _
-  _, count, _, base = struct_unpack('>I7I4I1I3', value, #head + 1)
+  _, count, _, base = struct_unpack('>I7I4I1I3', value, #front + 1)
   total = base
   if count > 0 then
     last_at, total = entry(count - 1)
@@ -150,14 +157,18 @@ local dropped = (not is_long or fewest > kept / 2) and fewest or 0
 if dropped > 0 then
   base = fewest_base
 end
-local header = {head, struct_pack('>I7I4I1I3', longest, kept + #added - dropped, windows, base)}
+local in_place = is_long and dropped == 0
+if kept_until <= now and not in_place then
+  front = head
+end
+local header = {front, struct_pack('>I7I4I1I3', longest, kept + #added - dropped, windows, base)}
 for w = 1, windows do
   header[2 + w] = struct_pack('>I4I3I7', places[w][1] - dropped, places[w][2], places[w][3])
 end
 header, added = table.concat(header), table.concat(added)
-local millis = math.floor((at + longest - now) / 1000) + slack
+local millis = math.floor((math.max(at + longest, kept_until) - now) / 1000) + slack
 local from, upto = begin + ENTRY * dropped, begin + ENTRY * kept
-if is_long and dropped == 0 then
+if in_place then
   call('SETRANGE', key, 0, header)
   call('SETRANGE', key, upto, added)
   call('PEXPIRE', key, millis)

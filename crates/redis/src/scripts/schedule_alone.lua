@@ -7,8 +7,8 @@
 -- ARGV[2]  the instant; absent for the server's own clock
 --
 -- Returns how far the arrival time was ahead before. Returns {value, instant}, and charges nothing,
--- if the value has another header (the key is blocked, has a ledger, or is stored under other
--- parameters), or if a clock that was ahead has written it.
+-- if the value has another header (the key is blocked, or is stored under other parameters), or if
+-- a clock that was ahead has written it. A ledger stays in the value for as long as it is kept.
 local call, key, now, slack = redis.call, KEYS[1], tonumber(ARGV[2]), 86400000
 -- One argument, because each costs Redis more than the fields of this one.
 local head, lasting, tau, lead = struct.unpack('>c4I7I7I1', ARGV[1])
@@ -16,14 +16,18 @@ if not now then
   local time = call('TIME')
   now, slack = time[1] * 1000000 + time[2], 2
 end
-local ahead, found_lead = 0, nil
+local ahead, found_lead, front, kept = 0, nil, nil, nil
 local value = call('GET', key)
 if value then
+  local state, found, arrival = value, nil, nil
   if #value ~= 12 then
-    return {value, now}
+    -- (ledger.lua)
+    state, front, kept = open_ledger(value, head)
+    if not state or #state ~= 12 then
+      return {value, now}
+    end
   end
-  local found, arrival
-  found, arrival, found_lead = struct.unpack('>c4I7I1', value)
+  found, arrival, found_lead = struct.unpack('>c4I7I1', state)
   if found ~= head then
     return {value, now}
   end
@@ -34,7 +38,12 @@ if value then
 end
 local after = ahead + lasting
 if after <= tau then
-  call('PSETEX', key, math.floor(after / 1000) + slack, struct.pack('>c4I7I1', head, now + after, lead))
+  if front and kept > now then
+    local written = front .. struct.pack('>I7I1', now + after, lead)
+    call('PSETEX', key, math.floor(math.max(after, kept - now) / 1000) + slack, written)
+  else
+    call('PSETEX', key, math.floor(after / 1000) + slack, struct.pack('>c4I7I1', head, now + after, lead))
+  end
 elseif ahead > tau then
   -- (lead.lua)
   if is_from_ahead(ahead, found_lead) then

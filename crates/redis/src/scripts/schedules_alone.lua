@@ -8,8 +8,9 @@
 -- ARGV[3]  the instant; absent for the server's own clock
 --
 -- Returns the instant in 7 bytes and the value before. Returns {value, instant}, and charges
--- nothing, if the value has another header (the key is blocked, has a ledger, or is stored under
--- other parameters), or if a clock that was ahead has written it.
+-- nothing, if the value has another header (the key is blocked, or is stored under other
+-- parameters), or if a clock that was ahead has written it. A ledger stays in the value for as long
+-- as it is kept.
 local call, struct_pack, struct_unpack = redis.call, struct.pack, struct.unpack
 local key, head, numbers, now, slack = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), 86400000
 if not now then
@@ -18,9 +19,17 @@ if not now then
 end
 local NUMBERS_BYTES, STATE_BYTES = 15, 8
 local schedules = #numbers / NUMBERS_BYTES
-local value = call('GET', key)
-if value and (#value ~= #head + STATE_BYTES * schedules or string.sub(value, 1, #head) ~= head) then
-  return {value, now}
+local raw, bytes, kept = call('GET', key), #head + STATE_BYTES * schedules, 0
+local value, front = raw, head
+if value and (#value ~= bytes or string.sub(value, 1, #head) ~= head) then
+  -- (ledger.lua)
+  value, front, kept = open_ledger(raw, head)
+  if not value or #value ~= bytes then
+    return {raw, now}
+  end
+  if kept <= now then
+    front, kept = head, 0
+  end
 end
 -- Sized for the usual number of schedules, because a table that grows costs more than one of
 -- sufficient size.
@@ -39,7 +48,7 @@ for schedule = 1, schedules do
     elseif ahead > tau then
       -- (lead.lua)
       if is_from_ahead(ahead, found_lead) then
-        return {value, now}
+        return {raw, now}
       end
     end
   end
@@ -51,6 +60,9 @@ for schedule = 1, schedules do
   end
 end
 if not denies then
-  call('PSETEX', key, math.floor(longest / 1000) + slack, head .. table.concat(states))
+  if longest < kept - now then
+    longest = kept - now
+  end
+  call('PSETEX', key, math.floor(longest / 1000) + slack, front .. table.concat(states))
 end
 return struct_pack('>I7', now) .. (value or '')

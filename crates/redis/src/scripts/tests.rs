@@ -27,6 +27,8 @@ struct Work {
     instructions: u64,
     /// Bytes that were copied: allocated by the script, or exchanged with Redis.
     bytes: u64,
+    /// Bytes of the reply.
+    reply_bytes: usize,
 }
 
 /// Runs scripts in this process, on keys that never expire.
@@ -36,6 +38,8 @@ struct Machine {
     instructions: Arc<Mutex<u64>>,
     moved: Arc<Mutex<u64>>,
     work: Mutex<Work>,
+    /// Script calls so far.
+    calls: Mutex<u64>,
 }
 
 impl std::fmt::Debug for Machine {
@@ -120,7 +124,7 @@ fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::LuaString> {
     lua.create_string(bytes)
 }
 
-/// Decodes the subset of MessagePack that programs and receipts need.
+/// Decodes the subset of MessagePack that receipts need.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "mlua calls it with owned values"
@@ -150,7 +154,6 @@ fn unpack_message(lua: &Lua, bytes: mlua::LuaString) -> LuaResult<LuaValue> {
         let size = match kind {
             0xA0..=0xBF => usize::from(kind & 31),
             0xDA => usize::try_from(number(input, 2)).unwrap(),
-            0xC2 | 0xC3 => return Ok(LuaValue::Boolean(kind == 0xC3)),
             0xCE => return Ok(LuaValue::Number(exact(number(input, 4)))),
             0xCF => return Ok(LuaValue::Number(exact(number(input, 8)))),
             0..0x80 => return Ok(LuaValue::Number(exact(kind.into()))),
@@ -239,6 +242,7 @@ impl Machine {
             instructions: Arc::default(),
             moved: Arc::default(),
             work: Mutex::default(),
+            calls: Mutex::default(),
         };
         let (keys, moved) = (Arc::clone(&machine.keys), Arc::clone(&machine.moved));
         let call = lua.create_function(move |lua, words: MultiValue| {
@@ -299,11 +303,23 @@ impl Machine {
         let reply = script.call::<LuaValue>(());
         let allocated = self.lua.used_memory().saturating_sub(before) as u64;
         self.lua.gc_restart();
+        let reply = reply_of(reply?);
+        *self.calls.lock().unwrap() += 1;
         *self.work.lock().unwrap() = Work {
             instructions: *self.instructions.lock().unwrap(),
             bytes: allocated + *self.moved.lock().unwrap(),
+            reply_bytes: bytes_of(&reply),
         };
-        Ok(reply_of(reply?))
+        Ok(reply)
+    }
+}
+
+/// Returns the number of bytes of all strings in a reply.
+fn bytes_of(reply: &Reply) -> usize {
+    match reply {
+        Reply::BulkString(text) => text.len(),
+        Reply::Array(items) => items.iter().map(bytes_of).sum(),
+        _ => 0,
     }
 }
 
@@ -371,6 +387,25 @@ impl Bench {
         let decided = self.store.check(charges, effect, &mut outcomes);
         assert_eq!(self.runtime.block_on(decided), Ok(expected));
         self.work()
+    }
+
+    /// Decides one charge, and returns the decision, how many script calls that took, and the work
+    /// of the last.
+    fn calls_of(&self, charge: Charge<'_>) -> (Decision, u64, Work) {
+        let calls = || *self.machine.calls.lock().unwrap();
+        let (before, mut outcomes) = (calls(), Vec::new());
+        let charges = [charge];
+        let decided = self.store.check(&charges, Effect::Charge, &mut outcomes);
+        let decision = self.runtime.block_on(decided).unwrap();
+        (decision, calls() - before, self.work())
+    }
+
+    /// Returns the value of the key `key`.
+    fn value(&self) -> Vec<u8> {
+        let keys = self.machine.keys.lock().unwrap();
+        keys.get(&self.store.key(b"key"))
+            .cloned()
+            .unwrap_or_default()
     }
 
     fn settle(&self, charge: Charge<'_>, receipt: RedisReceipt) -> Work {
@@ -489,6 +524,60 @@ fn a_denial_costs_redis_at_most_an_admission() {
                 "{algorithm:?} {denied:?} {admitted:?}"
             );
         }
+    }
+}
+
+/// The limits of a key change: the next request converts its state, with a record of that in a
+/// ledger. From then on each decision takes one call again, and its reply has no copy of a log.
+#[test]
+fn a_converted_key_is_decided_in_one_call() {
+    let gcra = |count, burst| Algorithm::Gcra {
+        rate: Rate { count, period: DAY },
+        burst,
+    };
+    let log = |window| Algorithm::SlidingWindowLog {
+        limit: bounds::MAX_LOG_LIMIT,
+        window,
+    };
+    let hour = Span::from_secs(3_600);
+    for (old, new, entries) in [
+        (vec![gcra(100, 99)], vec![gcra(90, 99)], 0),
+        (vec![gcra(100, 99)], vec![gcra(90, 99), gcra(80, 99)], 0),
+        (vec![log(DAY)], vec![log(DAY), log(hour)], 100),
+        (vec![log(DAY)], vec![log(DAY), log(hour)], 50_000),
+        (vec![log(DAY)], vec![gcra(100, 99)], 20),
+    ] {
+        let (old, new) = (limits(&old, false), limits(&new, false));
+        let mut bench = Bench::new();
+        if entries > 0 {
+            filled(&mut bench, &old, entries);
+        }
+        let before = charge(&old, b"key", 1);
+        bench.ask(&[before], Effect::Charge, Decision::Admitted);
+        let after = charge(&new, b"key", 1);
+        bench.ask(&[after], Effect::Charge, Decision::Admitted);
+        let ledger = crate::decode::found(b"key", &bench.value()).unwrap().ledger;
+        assert!(!ledger.is_empty(), "{new:?}");
+        for _ in 0..3 {
+            bench.pass(1_000);
+            let (decision, calls, work) = bench.calls_of(after);
+            assert_eq!((decision, calls), (Decision::Admitted, 1), "{new:?}");
+            assert!(work.reply_bytes < 200, "{new:?}: {work:?}");
+            assert!(work.bytes < 20_000, "{new:?}: {work:?}");
+            let found = crate::decode::found(b"key", &bench.value()).unwrap();
+            assert_eq!(found.ledger, ledger, "{new:?}");
+        }
+        // A denied cost changes nothing, and takes one call.
+        let (value, whole) = (bench.value(), charge(&new, b"key", bounds::MAX_LOG_LIMIT));
+        let (decision, calls, _) = bench.calls_of(whole);
+        assert_eq!((decision, calls), (Decision::Limited, 1), "{new:?}");
+        assert_eq!(bench.value(), value, "{new:?}");
+        // Once the ledger has expired, a value that is written anew has none.
+        bench.pass(2 * DAY.as_micros());
+        let (decision, calls, _) = bench.calls_of(after);
+        assert_eq!((decision, calls), (Decision::Admitted, 1), "{new:?}");
+        let found = crate::decode::found(b"key", &bench.value()).unwrap();
+        assert!(found.ledger.is_empty(), "{new:?}");
     }
 }
 
