@@ -2,10 +2,13 @@
 
 use std::sync::{LazyLock, OnceLock};
 
-use crate::call::Script;
+use crate::{call::Script, encode::kernel};
 
 /// Marker in a script that is replaced by the kernels that the call needs.
 const ROOM: &str = "-- (the kernels that the programs name come here)\n";
+
+/// Marker in a script that is replaced if any of these kernels has long states.
+const LONG_STATES: &str = "-- (has_long_states = true)\n";
 
 /// Code that several scripts share, each with the marker that it replaces.
 const SHARED: [(&str, &str); 6] = [
@@ -59,9 +62,15 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
         [const { OnceLock::new() }; 1 << KERNELS.len()];
     let kernels = usize::from(kernels) % CHECKS.len();
     CHECKS[kernels].get_or_init(|| {
-        let needed = (0..KERNELS.len()).filter(|kernel| kernels >> kernel & 1 == 1);
+        let has = |kernel: usize| kernels >> kernel & 1 == 1;
+        let needed = (0..KERNELS.len()).filter(|kernel| has(*kernel));
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
-        Script::new(whole(include_str!("scripts/check.lua")).replace(ROOM, &texts))
+        let mut text = whole(include_str!("scripts/check.lua")).replace(ROOM, &texts);
+        // The states of leases are long, too: they need the kernel of the log.
+        if has(kernel::LOG.into()) || has(kernel::BUCKETS.into()) {
+            text = text.replace(LONG_STATES, "has_long_states = true\n");
+        }
+        Script::new(text)
     })
 }
 

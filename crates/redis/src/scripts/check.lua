@@ -35,6 +35,9 @@ local CHARGE, CLAMP, KEEP, PEEK = 1, 2, 3, 4
 -- `evaluate` sets `lost` if the instant is outside of a program's calendar windows, and
 -- `from_ahead` if a clock that was ahead has written a state.
 local lost, from_ahead = false, false
+-- Whether a program may have a member whose state is long.
+local has_long_states = false
+-- (has_long_states = true)
 
 -- (program.lua)
 -- (lead.lua)
@@ -105,8 +108,12 @@ for i = 1, count do
   end
 end
 
--- All members are evaluated before anything is written. What a charge that admits has computed is
--- discarded if a later one denies.
+-- All members are evaluated before anything is written. A member is evaluated and charged in one
+-- pass: what it has computed is discarded if a later one denies. For a long state that would cost
+-- more than the rest of the decision. So if there are several members, a long state is built only
+-- after all of them have admitted. The kernel of several members is 7 (states.lua).
+local defers = has_long_states and (count > 1 or byte(charges[1].head) == 7)
+local deferred = {}
 local is_charge = effect == 'charge' or effect == 'reserve'
 local admitted = effect ~= 'deny'
 if not outdated then
@@ -121,9 +128,14 @@ if not outdated then
     local marks = effect == 'reserve' and {now, charge.ledger}
     while at <= #program do
       local kernel, denies, state, till = byte(program, at), nil, nil, nil
-      at, position, denies, state, till = evaluate(kernel, program, at + 2, value, position, mode)
       number = number + 1
-      states[number] = state
+      if defers and mode == CHARGE and (kernel == LOG or kernel == LEASE or kernel == BUCKETS) then
+        deferred[#deferred + 1] = {charge, number, at, position}
+        at, position, denies = evaluate(kernel, program, at + 2, value, position, PEEK)
+      else
+        at, position, denies, state, till = evaluate(kernel, program, at + 2, value, position, mode)
+        states[number] = state
+      end
       if marks and state then
         -- In a log, the mark of a charge is the instant of the last entry. Any other state begins
         -- with the mark.
@@ -138,6 +150,18 @@ if not outdated then
     end
     charge.states, charge.expires, charge.marks = states, expires, marks
     admitted = admitted and (charge.is_shadow or not charge.denies)
+  end
+end
+for i = 1, admitted and not from_ahead and #deferred or 0 do
+  local charge, number, at, position = unpack(deferred[i])
+  if not charge.denies then
+    local program = charge.program
+    local kernel = byte(program, at)
+    local _, _, _, state, till = evaluate(kernel, program, at + 2, charge.value, position, CHARGE)
+    charge.states[number], charge.expires = state, max(charge.expires, till)
+    if charge.marks then
+      charge.marks[2 + number] = kernel == BUCKETS and sub(state, 1, 15) or sub(state, -10, -4)
+    end
   end
 end
 if lost then

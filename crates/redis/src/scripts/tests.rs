@@ -527,6 +527,72 @@ fn a_denial_costs_redis_at_most_an_admission() {
     }
 }
 
+/// One limit or charge denies after others with long states have admitted: the denial costs what a
+/// peek costs, because no long state is built for it.
+#[test]
+fn a_late_denial_builds_no_long_state() {
+    let most = bounds::MAX_LOG_LIMIT;
+    let log = Algorithm::SlidingWindowLog {
+        limit: most,
+        window: DAY,
+    };
+    let lease = Algorithm::Concurrency {
+        limit: most,
+        lease: DAY,
+    };
+    let hourly = Algorithm::Gcra {
+        rate: Rate {
+            count: 1,
+            period: Span::from_secs(3_600),
+        },
+        burst: 0,
+    };
+    for long in [log, lease] {
+        let entries = most - 1_000;
+        let exhausted = limits(std::slice::from_ref(&hourly), false);
+        let exhausted = charge(&exhausted, b"exhausted", 1);
+        // Several charges, the last of which denies.
+        let alone = limits(std::slice::from_ref(&long), false);
+        let mut bench = Bench::new();
+        filled(&mut bench, &alone, entries);
+        bench.ask(&[exhausted], Effect::Charge, Decision::Admitted);
+        let charges = [charge(&alone, b"key", 1), exhausted];
+        let denied = bench.ask(&charges, Effect::Charge, Decision::Limited);
+        let peeked = bench.ask(&charges, Effect::Peek, Decision::Limited);
+        costs_a_peek(denied, peeked);
+
+        // Several limits of one charge, the last of which denies.
+        let both = limits(&[long, hourly.clone()], false);
+        let both = charge(&both, b"key", 1);
+        let states = bench.value();
+        let mut value = crate::encode::head(&both);
+        value.extend_from_slice(&states[crate::encode::head(&charges[0]).len()..]);
+        let arrival = (bench.now + 3_600_000_000).to_be_bytes();
+        value.extend_from_slice(&arrival[1..]);
+        value.push(crate::lead::lead_of(3_600_000_000));
+        let key = bench.store.key(b"key");
+        bench.machine.keys.lock().unwrap().insert(key, value);
+        let denied = bench.ask(&[both], Effect::Charge, Decision::Limited);
+        let peeked = bench.ask(&[both], Effect::Peek, Decision::Limited);
+        costs_a_peek(denied, peeked);
+        // Once the last limit admits, the long state is charged.
+        bench.pass(3_600_000_000);
+        bench.ask(&[both], Effect::Charge, Decision::Admitted);
+        assert!(bench.value().len() as u64 > 10 * entries);
+    }
+}
+
+fn costs_a_peek(denied: Work, peeked: Work) {
+    assert!(
+        denied.instructions <= peeked.instructions + 100,
+        "{denied:?} {peeked:?}"
+    );
+    assert!(
+        denied.bytes <= peeked.bytes + 2_000,
+        "{denied:?} {peeked:?}"
+    );
+}
+
 /// The limits of a key change: the next request converts its state, with a record of that in a
 /// ledger. From then on each decision takes one call again, and its reply has no copy of a log.
 #[test]
