@@ -40,7 +40,7 @@
 //! can be compared as bytes.
 
 use tidegate_core::{
-    Charge, Span, Timestamp, Window,
+    Charge, Limit, Span, Timestamp, Window,
     remote_eval::{self, DenialCounting, GroupNumbers, Numbers, RemoteState, Terms},
 };
 
@@ -231,11 +231,7 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
 /// parameters are changed back: in between, the charge may have drained at another rate. The ledger
 /// is kept until such a charge would have drained without the conversion.
 pub(crate) fn converted_ledger(found: &Found, now: Timestamp) -> Vec<u8> {
-    let held = found.held.iter().flatten().map(|(_, held)| held);
-    // Leases are found by when they began, and released under any parameters.
-    let refundable = held.filter(|held| !matches!(held, RemoteState::Lease { .. }));
-    let refundable: Vec<RemoteState> = refundable.cloned().collect();
-    let until = remote_eval::expires(&refundable).max(found.ledger_until());
+    let until = refundable_until(found).max(found.ledger_until());
     let mut ledger = Vec::new();
     if until > now {
         // Each conversion has an instant of its own, which identifies it.
@@ -247,11 +243,21 @@ pub(crate) fn converted_ledger(found: &Found, now: Timestamp) -> Vec<u8> {
     ledger
 }
 
+/// Returns when everything in the states of `found` has expired that a refund could take from them.
+/// Leases are found by when they began, and released under any parameters.
+fn refundable_until(found: &Found) -> Timestamp {
+    let held = found.held.iter().flatten().map(|(_, held)| held);
+    let refundable = held.filter(|held| !matches!(held, RemoteState::Lease { .. }));
+    let refundable: Vec<RemoteState> = refundable.cloned().collect();
+    remote_eval::expires(&refundable)
+}
+
 /// Returns the ledger of a state of `charge` that was clamped at `now`, because a clock that was
 /// ahead had written it as `found`.
 ///
 /// Leases that were acquired by that clock count as acquired at `now`, which the ledger stores. It
-/// is kept for at least the duration of a lease, so that receipts still find them.
+/// is kept for at least the duration of a lease, so that receipts still find them. If the states
+/// were converted, too, the ledger is also kept until charges from before that have expired.
 pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &Found, now: Timestamp) -> Vec<u8> {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     let count = members.len() as u64;
@@ -260,13 +266,31 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &Found, now: Timestamp)
         _ => None,
     });
     let kept = leases.fold(LEDGER_MICROS, u64::max);
+    let mut until = now.after(Span::from_micros(kept));
     // The charges in a state are refunded by the parameters that they were made under.
-    let is_converted = !found.state.starts_with(&head(charge)) || found.is_converted();
+    let is_same = found.state.starts_with(&head(charge));
+    if !is_same {
+        // The instants of the clock that was ahead say nothing beyond a window from now.
+        let windows = charge.limits.iter().map(Limit::window);
+        let latest = now.after(windows.max().unwrap_or(Span::ZERO));
+        until = until.max(refundable_until(found).min(latest));
+    }
+    let was_converted = found.is_converted() && found.ledger_until() > now;
+    if was_converted {
+        // The length is right, even if the clock that was ahead has begun the ledger.
+        let length = found
+            .ledger_until()
+            .as_micros()
+            .saturating_sub(found.ledger_begun());
+        let latest = now.after(Span::from_micros(length));
+        until = until.max(found.ledger_until().min(latest));
+    }
+    let is_converted = !is_same || was_converted;
     let flags = CLAMPED | if is_converted { CONVERTED } else { 0 };
     let mut ledger = Vec::new();
     debug_assert!(count < u64::from(CONVERTED), "a rule has few limits");
     put(&mut ledger, count | u64::from(flags), 1);
-    put(&mut ledger, now.as_micros().saturating_add(kept), 7);
+    put(&mut ledger, until.as_micros(), 7);
     put(&mut ledger, now.as_micros(), 7);
     (0..count).for_each(|_| put(&mut ledger, 0, 7));
     ledger

@@ -310,6 +310,67 @@ async fn a_manual_refund_is_applied_after_the_clamp() {
     }
 }
 
+/// The limits of a key were changed and changed back while a request was in progress. After the
+/// clock is set back, too, a refund of that request still takes nothing from later charges, however
+/// long it takes until then.
+#[tokio::test]
+async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
+    let daily = |kind: Kind, count| {
+        let period = Span::from_secs(86_400);
+        let limit = Limit::new(kind.algorithm(10, Rate { count, period }, 4)).unwrap();
+        Limits::new(vec![limit]).unwrap()
+    };
+    for server in Server::each() {
+        for kind in [
+            Kind::Gcra,
+            Kind::Interval,
+            Kind::Log,
+            Kind::CalendarWindow,
+            Kind::Weighted,
+        ] {
+            let between = if kind == Kind::Gcra {
+                Kind::Log
+            } else {
+                Kind::Gcra
+            };
+            let (first, second) = (daily(kind, 10), daily(between, 10));
+            let key = format!("{kind:?}");
+            let (right, ahead) = (store(&server).await, store(&server).await);
+            right.pin_clock(at(START));
+            let mut outcomes = Vec::new();
+            let five = [charge(&first, key.as_bytes(), 5)];
+            let receipt = right.reserve(&five, &mut outcomes).await.unwrap().1;
+            let other = [charge(&second, key.as_bytes(), 1)];
+            for charges in [&other, &[charge(&first, key.as_bytes(), 1)]] {
+                let asked = right.check(charges, Effect::Charge, &mut outcomes);
+                asked.await.unwrap();
+            }
+            // A clock that is ahead exhausts the limit, and is set back. By that clock, too, the
+            // record of the conversion is kept: for the 12 hours in which five units drain.
+            let one = [charge(&first, key.as_bytes(), 1)];
+            ahead.pin_clock(at(START + 6 * 3_600 * SECOND));
+            for _ in 0..16 {
+                let asked = ahead.check(&one, Effect::Charge, &mut outcomes);
+                asked.await.unwrap();
+            }
+            let mut left = Vec::new();
+            for second in [1, 90, 100] {
+                right.pin_clock(at(START + second * SECOND));
+                let denied = right.check(&one, Effect::Charge, &mut outcomes).await;
+                assert_eq!(denied, Ok(Decision::Limited), "{key} {second}");
+                left.push(outcomes[0].remaining);
+            }
+            let all = [Settlement { unused: u64::MAX }];
+            right.settle(&five, receipt, &all).await.unwrap();
+            right
+                .check(&one, Effect::Look, &mut outcomes)
+                .await
+                .unwrap();
+            assert_eq!(outcomes[0].remaining, left[2], "{key}");
+        }
+    }
+}
+
 /// A clock that steps back by less than ten seconds does not change a state.
 #[tokio::test]
 async fn a_short_step_back_does_not_clamp() {
