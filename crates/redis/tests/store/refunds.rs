@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Settlement,
-    Span, Timestamp,
+    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Renewal,
+    Settlement, Span, Timestamp,
 };
 use tidegate_redis::RedisStore;
 
@@ -110,6 +110,40 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
                 }
             }
         }
+    }
+}
+
+/// A slot is held under one rule, and the rule's algorithm is changed to one that keeps nothing of
+/// it. A refund under the new limits leaves the value, so the slot is still held and renewed.
+#[tokio::test]
+async fn a_refund_under_limits_that_keep_nothing_leaves_the_slots() {
+    let of = |kind: Kind, count| {
+        let rate = Rate {
+            count,
+            period: Span::from_secs(60),
+        };
+        Limits::new(vec![Limit::new(kind.algorithm(1, rate, 4)).unwrap()]).unwrap()
+    };
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let memory = MemoryStore::new(MemoryBounds::default());
+        let slots = Arc::new(of(Kind::Concurrency, 1));
+        let rates = Arc::new(of(Kind::Gcra, 1).inheriting_from(&slots));
+        let slots_again = of(Kind::Concurrency, 1).inheriting_from(&rates);
+        let charge = |limits| Charge::new(b"key", limits, Cost::ONE).unwrap();
+        let now = Timestamp::from_micros(START);
+        redis.pin_clock(now);
+        let (held, mut outcomes) = ([charge(&slots)], Vec::new());
+        let (_, mut here) = memory.reserve(&held, now, &mut outcomes);
+        let (_, mut there) = redis.reserve(&held, &mut outcomes).await.unwrap();
+        let refund = [charge(&rates)];
+        same(&redis, &memory, &refund, (now, Effect::Refund)).await;
+        let asked = [charge(&slots_again)];
+        let decision = same(&redis, &memory, &asked, (now, Effect::Charge)).await;
+        assert_eq!(decision, Decision::Limited, "the slot was lost");
+        let renewed = redis.renew(&held, &mut there).await.unwrap();
+        let expected = memory.renew(&held, &mut here, now);
+        assert_eq!((renewed, expected), (Renewal::Held, Renewal::Held));
     }
 }
 
