@@ -113,7 +113,7 @@ fn value(bytes: &[u8]) -> Result<Found, &'static str> {
 }
 
 /// Mask of a running sum of a log, which is counted modulo 2^24.
-const SUMS: u64 = (1 << 24) - 1;
+pub(crate) const SUMS: u64 = (1 << 24) - 1;
 
 /// The highest cost of one stamp of a log.
 const MOST: u64 = 2_047;

@@ -44,7 +44,10 @@ use tidegate_core::{
     remote_eval::{self, DenialCounting, GroupNumbers, Numbers, RemoteState, Terms},
 };
 
-use crate::{decode::Found, lead::lead_of};
+use crate::{
+    decode::{Found, SUMS},
+    lead::lead_of,
+};
 
 /// The header of a value without a block and a ledger: the kernels and their parameters.
 pub(crate) type Head = Vec<u8>;
@@ -347,20 +350,21 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &RemoteState, now
             for (at, cost) in stamps {
                 sum += cost;
                 put(value, *at, 7);
-                put(value, sum, 3);
+                // Only differences of sums have a meaning.
+                put(value, sum & SUMS, 3);
             }
         }
         _ => unreachable!("core has no other state"),
     }
 }
 
-/// Appends the lowest `bytes` bytes of a number, at most 8.
+/// Appends a number in `bytes` bytes, at most 8. A number that does not fit is stored as the largest
+/// that does, because a remainder would be a small count or an instant that has passed.
 fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
-    debug_assert!(
-        bytes >= 8 || number >> (8 * bytes) == 0,
-        "{number} needs more than {bytes} bytes"
-    );
-    value.extend_from_slice(&number.to_be_bytes()[8 - bytes.min(8)..]);
+    let bytes = bytes.min(8);
+    let unused = u32::try_from(8 * (8 - bytes)).unwrap_or(u32::MAX);
+    let largest = u64::MAX.checked_shr(unused).unwrap_or(0);
+    value.extend_from_slice(&number.min(largest).to_be_bytes()[8 - bytes..]);
 }
 
 /// Appends instants, durations or counts.
@@ -532,6 +536,24 @@ mod tests {
             prop_assert_eq!(found.leads, [lead_of(ahead)]);
             prop_assert_eq!(found.held, Some(vec![(terms, held)]));
             prop_assert_eq!(found.state, value);
+        }
+    }
+
+    #[test]
+    fn a_number_that_does_not_fit_is_stored_as_the_largest() {
+        for (number, bytes, expected) in [
+            ((1 << 56) - 1, 7, vec![0xFF; 7]),
+            (1 << 56, 7, vec![0xFF; 7]),
+            (u64::MAX, 7, vec![0xFF; 7]),
+            (u64::MAX, 8, vec![0xFF; 8]),
+            (256, 1, vec![0xFF]),
+            (1, 3, vec![0, 0, 1]),
+            (0, 0, vec![]),
+            (7, 0, vec![]),
+        ] {
+            let mut value = Vec::new();
+            put(&mut value, number, bytes);
+            assert_eq!(value, expected, "{number} in {bytes} bytes");
         }
     }
 
