@@ -43,13 +43,11 @@ impl Limiter {
         span: Option<Span>,
         reason: &str,
     ) -> Result<bool, StoreError> {
-        if let Some(fleet) = self.fleet()
-            && !fleet.store().block(key, span, reason).await?
-        {
-            return Ok(false);
-        }
-        // With Redis this copy applies while Redis is unreachable.
-        Ok(self.local_store().block(key, span, reason, self.now()))
+        let Some(fleet) = self.fleet() else {
+            return Ok(self.local_store().block(key, span, reason, self.now()));
+        };
+        Ok(fleet.store().block(key, span, reason).await?
+            && fleet.block_here(key, span, reason, self.now()))
     }
 
     /// Removes the block on `key`. Returns true if there was one.

@@ -5,9 +5,13 @@
 //! seconds it asks the index in Redis which of its local blocks are still in force, and lifts the
 //! others.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use tidegate_core::MemoryStore;
+use tidegate_core::{MemoryStore, Span, Timestamp};
 use tokio::{runtime::Handle, task::AbortHandle};
 
 use crate::{RedisStore, StoreError};
@@ -22,30 +26,90 @@ const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// calls, so that the load on Redis stays small.
 const BLOCKS_PER_CALL: usize = 1_000;
 
-/// Lifts the local copies of lifted blocks. Dropping it stops that.
+/// Makes local copies of blocks, and lifts those of lifted blocks. Dropping it stops that.
 #[derive(Debug)]
-pub(super) struct LiftedBlocks(AbortHandle);
+pub(super) struct LiftedBlocks {
+    copies: Arc<Copies>,
+    task: AbortHandle,
+}
 
 impl LiftedBlocks {
     /// Starts to compare the blocks in `local` with those in `store`.
     pub(super) fn start(store: RedisStore, local: Arc<MemoryStore>, runtime: &Handle) -> Self {
-        Self(runtime.spawn(keep_lifting(store, local)).abort_handle())
+        let copies = Arc::new(Copies::new(local));
+        let task = runtime.spawn(keep_lifting(store, Arc::clone(&copies)));
+        Self {
+            copies,
+            task: task.abort_handle(),
+        }
+    }
+
+    /// Copies a block. Returns false if there are too many blocks.
+    pub(super) fn copy(
+        &self,
+        key: &[u8],
+        span: Option<Span>,
+        reason: &str,
+        now: Timestamp,
+    ) -> bool {
+        self.copies.copy(key, span, reason, now)
     }
 }
 
 impl Drop for LiftedBlocks {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
-async fn keep_lifting(store: RedisStore, local: Arc<MemoryStore>) {
+/// The local copies of blocks.
+#[derive(Debug)]
+struct Copies {
+    local: Arc<MemoryStore>,
+    /// The keys copied since the call in flight was sent; `None` while there is no such call. The
+    /// reply may be older than these copies, so it does not lift them.
+    since_call: Mutex<Option<HashSet<Box<[u8]>>>>,
+}
+
+impl Copies {
+    fn new(local: Arc<MemoryStore>) -> Self {
+        Self {
+            local,
+            since_call: Mutex::default(),
+        }
+    }
+
+    fn copy(&self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) -> bool {
+        let mut since_call = self.since_call();
+        if let Some(keys) = since_call.as_mut() {
+            keys.insert(key.into());
+        }
+        self.local.block(key, span, reason, now)
+    }
+
+    /// Lifts the copies of `keys` that are older than the call.
+    fn drop_older(&self, keys: &[Vec<u8>]) {
+        let since_call = self.since_call();
+        let is_newer = |key: &[u8]| since_call.as_ref().is_some_and(|keys| keys.contains(key));
+        for key in keys.iter().filter(|key| !is_newer(key)) {
+            self.local.drop_block(key);
+        }
+    }
+
+    fn since_call(&self) -> MutexGuard<'_, Option<HashSet<Box<[u8]>>>> {
+        self.since_call
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn keep_lifting(store: RedisStore, copies: Arc<Copies>) {
     let mut unchecked = Vec::new();
     loop {
         if unchecked.is_empty() {
-            unchecked = local.blocked_keys();
+            unchecked = copies.local.blocked_keys();
         }
-        let pause = match lift(&store, &local, &mut unchecked).await {
+        let pause = match lift(&store, &copies, &mut unchecked).await {
             Ok(()) => ASK_EVERY,
             Err(problem) => {
                 tracing::debug!("failed to ask Redis which blocks are in force: {problem}");
@@ -60,17 +124,117 @@ async fn keep_lifting(store: RedisStore, local: Arc<MemoryStore>) {
 /// these keys from the list. The list is unchanged if Redis does not answer.
 async fn lift(
     store: &RedisStore,
-    local: &MemoryStore,
+    copies: &Copies,
     unchecked: &mut Vec<Box<[u8]>>,
 ) -> Result<(), StoreError> {
     let rest = unchecked.len().saturating_sub(BLOCKS_PER_CALL);
     if rest == unchecked.len() {
         return Ok(());
     }
-    for key in store.lifted_of(&unchecked[rest..]).await? {
-        // If the key is blocked again at this moment, its next denied request copies that block.
-        local.drop_block(&key);
+    *copies.since_call() = Some(HashSet::new());
+    let lifted = store.lifted_of(&unchecked[rest..]).await;
+    if let Ok(lifted) = &lifted {
+        // If such a key is blocked again at this moment, its next denied request copies that block.
+        copies.drop_older(lifted);
+        unchecked.truncate(rest);
     }
-    unchecked.truncate(rest);
-    Ok(())
+    *copies.since_call() = None;
+    lifted.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::ready, pin::Pin};
+
+    use tidegate_core::MemoryBounds;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::{
+        call::{Call, Reply},
+        exec::{Exec, Replies},
+    };
+
+    /// A Redis in which every block is lifted. It waits before each reply if `reply` is set.
+    #[derive(Debug, Default)]
+    struct AllLifted {
+        asked: Notify,
+        reply: Option<Notify>,
+    }
+
+    impl Exec for AllLifted {
+        fn run<'a>(
+            &'a self,
+            calls: &'a [Call],
+        ) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>> {
+            // The keys follow the instant, the slack and the verb.
+            let replies = calls.iter().map(|call| {
+                let keys = call.args[3..].iter().cloned();
+                Ok(Reply::Array(keys.map(Reply::BulkString).collect()))
+            });
+            let replies: Replies = replies.collect();
+            self.asked.notify_one();
+            match &self.reply {
+                None => Box::pin(ready(replies)),
+                Some(reply) => Box::pin(async move {
+                    reply.notified().await;
+                    replies
+                }),
+            }
+        }
+
+        fn is_slotted(&self) -> bool {
+            false
+        }
+    }
+
+    const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
+
+    fn local(blocks: usize) -> Arc<MemoryStore> {
+        let local = MemoryStore::new(MemoryBounds::default());
+        for number in 0..blocks {
+            assert!(local.block(&number.to_be_bytes(), None, "", NOW));
+        }
+        Arc::new(local)
+    }
+
+    /// A node with more copies than one call asks about lifts the rest with the next call.
+    #[tokio::test(start_paused = true)]
+    async fn each_call_lifts_a_thousand_copies() {
+        let (redis, local) = (Arc::new(AllLifted::default()), local(BLOCKS_PER_CALL + 1));
+        let store = RedisStore::new(redis, b"tg");
+        let _lifting = LiftedBlocks::start(store, Arc::clone(&local), &Handle::current());
+        tokio::time::sleep(ASK_EVERY / 2).await;
+        assert_eq!(local.blocked_keys().len(), 1);
+        tokio::time::sleep(ASK_EVERY).await;
+        assert_eq!(local.blocked_keys().len(), 0);
+    }
+
+    /// A key is blocked again while the reply that its former block was lifted is in flight.
+    #[tokio::test]
+    async fn a_block_that_is_set_during_a_call_is_kept() {
+        let redis = Arc::new(AllLifted {
+            reply: Some(Notify::new()),
+            ..AllLifted::default()
+        });
+        let exec: Arc<dyn Exec> = redis.clone();
+        let store = RedisStore::new(exec, b"tg");
+        let copies = Copies::new(local(2));
+        let mut unchecked = copies.local.blocked_keys();
+        let again = 1_usize.to_be_bytes();
+        let set = async {
+            redis.asked.notified().await;
+            assert!(copies.copy(&again, None, "again", NOW));
+            redis.reply.as_ref().unwrap().notify_one();
+        };
+        let (lifted, ()) = tokio::join!(lift(&store, &copies, &mut unchecked), set);
+        lifted.unwrap();
+        assert_eq!(copies.local.blocked_keys(), [Box::from(again)]);
+
+        // The next call lifts it.
+        unchecked = copies.local.blocked_keys();
+        redis.reply.as_ref().unwrap().notify_one();
+        lift(&store, &copies, &mut unchecked).await.unwrap();
+        assert!(copies.local.blocked_keys().is_empty());
+    }
 }

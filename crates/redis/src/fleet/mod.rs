@@ -89,7 +89,7 @@ pub struct Fleet {
     outage: Outage,
     /// Runs only if the share depends on the number of servers.
     census: Option<Census>,
-    _lifted_blocks: LiftedBlocks,
+    lifted_blocks: LiftedBlocks,
 }
 
 impl Fleet {
@@ -117,7 +117,7 @@ impl Fleet {
             refusals: Refusals::default(),
             outage: Outage::default(),
             census,
-            _lifted_blocks: lifted_blocks,
+            lifted_blocks,
         }
     }
 
@@ -247,6 +247,12 @@ impl Fleet {
         &self.local
     }
 
+    /// Copies a block that is in force in Redis to this node, which enforces it while Redis is
+    /// unreachable. Returns false and changes nothing if there are too many blocks.
+    pub fn block_here(&self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) -> bool {
+        self.lifted_blocks.copy(key, span, reason, now)
+    }
+
     /// Returns the counters, and the health of Redis.
     #[must_use]
     pub fn stats(&self) -> FleetStats {
@@ -293,7 +299,7 @@ impl Fleet {
                 ..
             } => {
                 if let Some(charge) = charges.get(*charge) {
-                    self.local.block(charge.key, retry_after.span(), "", *now);
+                    self.block_here(charge.key, retry_after.span(), "", *now);
                 }
             }
             Decision::Admitted | Decision::Full { .. } => {}
