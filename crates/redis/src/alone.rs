@@ -3,7 +3,7 @@
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Timestamp,
-    remote_eval::{self, DenialCounting, Exact, GroupNumbers, Numbers, RemoteState, Replay},
+    remote_eval::{self, Exact, GroupNumbers, Numbers, RemoteState, Replay},
 };
 
 use crate::{
@@ -74,11 +74,10 @@ impl RedisStore {
 /// There is one for a single schedule, one for several schedules, and one for a log. The unit of a
 /// schedule must be a whole number of microseconds, and no limit may count denied requests.
 fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
-    let members: Vec<GroupNumbers<'_>> = remote_eval::numbers(charge.limits, charge.cost).collect();
-    let is_hard = |member: &GroupNumbers<'_>| member.denials == DenialCounting::Forgotten;
-    if !members.iter().all(is_hard) {
+    if encode::counts_denials(charge) {
         return None;
     }
+    let members: Vec<GroupNumbers<'_>> = remote_eval::numbers(charge.limits, charge.cost).collect();
     if let [
         GroupNumbers {
             numbers: Numbers::Log { windows },

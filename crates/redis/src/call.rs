@@ -27,11 +27,11 @@ impl fmt::Debug for Script {
 
 /// Callback for a reply that arrives after the caller has stopped waiting.
 #[derive(Clone)]
-pub(crate) struct Unheard(pub(crate) Arc<dyn Fn(Reply) + Send + Sync>);
+pub(crate) struct OnLateReply(pub(crate) Arc<dyn Fn(Reply) + Send + Sync>);
 
-impl fmt::Debug for Unheard {
+impl fmt::Debug for OnLateReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Unheard")
+        f.write_str("OnLateReply")
     }
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Call {
     pub(crate) script: &'static Script,
     pub(crate) keys: Vec<Vec<u8>>,
     pub(crate) args: Vec<Vec<u8>>,
-    pub(crate) unheard: Option<Unheard>,
+    pub(crate) on_late_reply: Option<OnLateReply>,
 }
 
 impl Call {
@@ -54,7 +54,7 @@ impl Call {
             script: self.script,
             keys: vec![key.clone()],
             args: [shared, args].concat(),
-            unheard: None,
+            on_late_reply: None,
         })
         .collect()
     }

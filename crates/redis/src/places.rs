@@ -104,7 +104,7 @@ impl RedisStore {
             script: &scripts::RENEW,
             keys,
             args,
-            unheard: None,
+            on_late_reply: None,
         }
     }
 }

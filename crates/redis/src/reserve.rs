@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     RedisStore, StoreError,
-    call::{Call, Unheard},
+    call::{Call, OnLateReply},
     decode::{self, Checked},
     encode,
     exec::{self, ExecError},
@@ -132,7 +132,7 @@ impl RedisStore {
             script: &scripts::GIVE_BACK,
             keys: self.keys(&charges),
             args,
-            unheard: None,
+            on_late_reply: None,
         }
     }
 
@@ -152,9 +152,9 @@ impl RedisStore {
 
     /// Returns the callback for a reservation whose reply arrives after the caller has stopped
     /// waiting: it refunds the reservation. `keys` and `args` are those of the reservation.
-    pub(crate) fn giving_back(&self, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Unheard {
+    pub(crate) fn giving_back(&self, keys: &[Vec<u8>], args: &[Vec<u8>]) -> OnLateReply {
         let (store, keys, args) = (self.clone(), keys.to_vec(), args.to_vec());
-        Unheard(Arc::new(move |late| {
+        OnLateReply(Arc::new(move |late| {
             let charges = keys.len();
             let checked = exec::read(late).ok();
             let checked = checked.and_then(|reply| decode::checked(reply, charges));
@@ -182,9 +182,9 @@ impl RedisStore {
         &self,
         questions: Vec<Asked>,
     ) -> Result<Vec<Checked>, StoreError> {
-        let (asker, answer) = oneshot::channel();
+        let (caller, answer) = oneshot::channel();
         // A task of its own, so that the refunds are sent even if the caller stops waiting.
-        tokio::spawn(all_or_none(self.clone(), questions, asker));
+        tokio::spawn(all_or_none(self.clone(), questions, caller));
         let ended = |_| StoreError::Unknown("the runtime was shut down".to_owned());
         answer.await.map_err(ended)?.into_iter().collect()
     }
@@ -210,16 +210,16 @@ fn give_back(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
         script: &scripts::GIVE_BACK,
         keys: keys.to_vec(),
         args,
-        unheard: None,
+        on_late_reply: None,
     }
 }
 
-/// Charges every slot, and refunds those that admit if another denies or if `asker` has stopped
+/// Charges every slot, and refunds those that admit if another denies or if `caller` has stopped
 /// waiting.
 async fn all_or_none(
     store: RedisStore,
     questions: Vec<Asked>,
-    asker: oneshot::Sender<Vec<Result<Checked, StoreError>>>,
+    caller: oneshot::Sender<Vec<Result<Checked, StoreError>>>,
 ) {
     let replies = join_all(questions.iter().map(|asked| asked.put(&store))).await;
     let asked_and_replied = questions.iter().zip(&replies);
@@ -236,8 +236,8 @@ async fn all_or_none(
     if reserved.len() < replies.len() {
         give_all_back(&store, &reserved).await;
         // A caller that has stopped waiting does not need the reply.
-        let _ = asker.send(replies);
-    } else if asker.send(replies).is_err() {
+        let _ = caller.send(replies);
+    } else if caller.send(replies).is_err() {
         give_all_back(&store, &reserved).await;
     }
 }

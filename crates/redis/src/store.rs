@@ -284,7 +284,7 @@ impl RedisStore {
         for charge in charges {
             args.push(encode::program(charge, self.around()));
         }
-        let unheard = (intent == Intent::Reserve).then(|| self.giving_back(&keys, &args));
+        let on_late_reply = (intent == Intent::Reserve).then(|| self.giving_back(&keys, &args));
         for conversion in &conversions.0 {
             args.extend(Conversion::args(conversion.as_ref()));
         }
@@ -296,7 +296,7 @@ impl RedisStore {
             script,
             keys,
             args,
-            unheard,
+            on_late_reply,
         }
     }
 
@@ -339,12 +339,12 @@ impl RedisStore {
         keys: Vec<Vec<u8>>,
         args: Vec<Vec<u8>>,
     ) -> Result<Reply, StoreError> {
-        let unheard = None;
+        let on_late_reply = None;
         self.run(&Call {
             script,
             keys,
             args,
-            unheard,
+            on_late_reply,
         })
         .await
     }

@@ -9,13 +9,13 @@ use std::{
 use tidegate_core::{Backoff, Jitter, Span};
 
 /// Size of the sliding window, in batches.
-const REMEMBERED: u32 = 16;
+const WINDOW: u32 = 16;
 
 /// Number of failures in the window that opens the breaker.
-const TOO_MANY: u32 = 8;
+const MAX_FAILURES: u32 = 8;
 
 /// Number of consecutive failures that opens the breaker, whatever else is in the window.
-const IN_A_ROW: u32 = 3;
+const MAX_CONSECUTIVE: u32 = 3;
 
 /// A circuit breaker over the outcomes of the latest batches, one bit each. A reply after the
 /// timeout is a failure: a slow server costs callers as much as a dead one.
@@ -25,15 +25,15 @@ pub(super) struct Breaker(AtomicU32);
 impl Breaker {
     /// Records how a batch ended. Returns true if the breaker opens, so that the server must not be
     /// used.
-    pub(super) fn note(&self, failed: bool) -> bool {
-        let shifted = |recent: u32| (recent << 1 | u32::from(failed)) & ((1 << REMEMBERED) - 1);
+    pub(super) fn record(&self, failed: bool) -> bool {
+        let shifted = |recent: u32| (recent << 1 | u32::from(failed)) & ((1 << WINDOW) - 1);
         let before = self
             .0
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |recent| {
                 Some(shifted(recent))
             });
         let recent = before.map_or(0, shifted);
-        recent.count_ones() >= TOO_MANY || recent.trailing_ones() >= IN_A_ROW
+        recent.count_ones() >= MAX_FAILURES || recent.trailing_ones() >= MAX_CONSECUTIVE
     }
 
     /// Forgets all outcomes, for a new connection.
@@ -79,13 +79,13 @@ mod tests {
         assert!(
             ![true, true, false, true, true]
                 .iter()
-                .any(|failed| breaker.note(*failed))
+                .any(|failed| breaker.record(*failed))
         );
-        assert!(breaker.note(true));
+        assert!(breaker.record(true));
 
         let breaker = Breaker::default();
         let trips = (0..16)
-            .map(|at| breaker.note(at % 2 == 0))
+            .map(|at| breaker.record(at % 2 == 0))
             .collect::<Vec<_>>();
         assert_eq!(trips.iter().position(|trips| *trips), Some(14));
     }

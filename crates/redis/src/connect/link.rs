@@ -10,7 +10,7 @@ use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::sync::{mpsc, oneshot};
 
 use super::node::Shared;
-use crate::call::Unheard;
+use crate::call::OnLateReply;
 
 /// The most requests in one batch. Redis answers that many within a fraction of a millisecond.
 const MAX_BATCH: usize = 256;
@@ -31,7 +31,7 @@ pub(super) type Answer = Result<Value, Fate>;
 #[derive(Clone, Debug)]
 pub(super) struct Order {
     pub(super) command: Cmd,
-    pub(super) unheard: Option<Unheard>,
+    pub(super) on_late_reply: Option<OnLateReply>,
 }
 
 /// A queued request.
@@ -70,15 +70,15 @@ pub(super) async fn serve(
         match sent {
             Ok(values) if values.len() == replies => {
                 settle(&mut batch, values);
-                node.note(Ended::Answered);
+                node.record(Ended::Answered);
             }
             Err(error) if error.is_timeout() => {
                 settle_all(&mut batch, Fate::Unknown);
-                node.note(Ended::TooLate);
+                node.record(Ended::TooLate);
             }
             Ok(_) | Err(_) => {
                 settle_all(&mut batch, Fate::Unknown);
-                node.note(Ended::Lost);
+                node.record(Ended::Lost);
             }
         }
     }
@@ -114,10 +114,10 @@ fn settle(batch: &mut Vec<Question>, values: Vec<Value>) {
         }
         let answer = values.next().ok_or(Fate::Unknown);
         // If the caller has stopped waiting, the callback may have to undo the charge.
-        if let (Err(Ok(late)), Some(unheard)) =
-            (question.answer.send(answer), question.order.unheard)
+        if let (Err(Ok(late)), Some(on_late_reply)) =
+            (question.answer.send(answer), question.order.on_late_reply)
         {
-            (unheard.0)(late);
+            (on_late_reply.0)(late);
         }
     }
 }

@@ -215,10 +215,10 @@ impl Drop for Node {
 
 impl Shared {
     /// Records how a batch ended.
-    pub(super) fn note(&self, ended: Ended) {
+    pub(super) fn record(&self, ended: Ended) {
         self.batches.fetch_add(1, Ordering::Relaxed);
-        let too_many = self.breaker.note(ended != Ended::Answered);
-        if ended == Ended::Lost || too_many {
+        let opens = self.breaker.record(ended != Ended::Answered);
+        if ended == Ended::Lost || opens {
             self.trip();
         }
     }

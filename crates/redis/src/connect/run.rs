@@ -34,7 +34,7 @@ impl Redis {
         let key = call.keys.first().map_or(&[][..], Vec::as_slice);
         let order = |text| Order {
             command: exec::command(call, text),
-            unheard: call.unheard.clone(),
+            on_late_reply: call.on_late_reply.clone(),
         };
         let mut answer = self.ask(key, order(Text::BySha)).await;
         if answer.as_ref().is_ok_and(exec::is_no_script) {
