@@ -1,5 +1,5 @@
-//! Charges in several slots of a cluster, or in one slot that is migrating: no single script call
-//! can decide them.
+//! Decides charges that no single script call can decide: their keys are in several slots of a
+//! cluster, or in one slot that is migrating.
 //!
 //! ```text
 //!   every slot charges ─▶ all admit:   admitted, after one round trip
@@ -7,27 +7,27 @@
 //! ```
 //!
 //! **Never over the limit.** An admitted request was charged in every slot, and a slot never admits
-//! beyond its limits. Each slot returns a receipt of its charge. A refund by that receipt takes
-//! back this charge as far as it is still there, and nothing of other clients; core's `receipt.rs`
-//! explains why that is sound. A refund ledger in the value, which is kept for a minute, records
-//! the refunds to other clients.
+//! beyond its limits. Each slot returns a receipt of its charge. A refund with that receipt refunds
+//! what remains of this charge, and no charge of another client; core's `receipt.rs` explains why
+//! that is sound. The value holds a refund ledger for a minute. It records the refunds of other
+//! clients.
 //!
 //! **Denials by a charge that is refunded.** A charge that will be refunded can deny other requests
-//! for one round trip. If every denied request did that, a client far over its own limit would keep
-//! taking from a limit that it shares with others. So if the same limits have denied one of the
-//! last sixteen requests, the slots are peeked first, and charged only if none denies. That takes
-//! two round trips, and a request denied by the peek takes nothing from other clients. Limits that
+//! for one round trip. If every denied request did that, a client far over its own limit would
+//! repeatedly occupy units of a limit that it shares with others. So if the same limits have denied
+//! one of the last sixteen requests, the slots are peeked first, and charged only if none denies.
+//! That takes two round trips, but a request that the peek denies is never charged. Limits that
 //! count denied requests are always peeked first, because only the peek shows whether there is a
 //! denial to count.
 //!
 //! **Unknown outcomes.** Nothing is sent twice. If the reply to a charge or a refund is lost, its
-//! cost may stay charged in that slot. The other slots are refunded, also if the caller has stopped
+//! cost may stay charged in that slot. The other slots are refunded, even if the caller has stopped
 //! waiting.
 //!
 //! **Lost states.** A receipt identifies a position in the state, not its owner. Suppose that a
 //! failover or a reset removed a charge before it was refunded, and that other clients have charged
-//! the same position since. The refund then takes back their charge: once, and at most as much as
-//! the original charge.
+//! the same position since. The refund is then taken from their charge: once, and at most as much
+//! as the original charge.
 
 use std::collections::BTreeMap;
 
@@ -51,8 +51,8 @@ pub(crate) struct Part<'c> {
     charges: Vec<Charge<'c>>,
 }
 
-/// Reply of one slot: the instant, the stored values, and receipts if it reserved; or that a key is
-/// blocked.
+/// The reply of one slot: either the instant, the stored values, and the receipts of a reservation,
+/// or a blocked key.
 #[derive(Debug)]
 enum Found {
     Values(Timestamp, Vec<Vec<u8>>, Vec<Vec<u8>>),
@@ -63,7 +63,7 @@ enum Found {
 type Answer<'p> = (&'p [usize], Decision, Vec<Outcome>);
 
 impl<'c> Part<'c> {
-    /// Returns the indices of its charges among all charges.
+    /// Returns the indices of the part's charges among all charges.
     pub(crate) fn numbers(self) -> Vec<usize> {
         self.numbers
     }
@@ -144,7 +144,7 @@ impl RedisStore {
             };
             let decision = self.weigh((charges, parts), &found, Intent::Foresee, outcomes)?;
             // A limit that counts denied requests cannot refund a charge, so it is charged only
-            // once the others have been asked.
+            // after all other limits have replied.
             conversions = self.conversions_apart(parts, &found)?;
             if decision == Decision::Limited && counts_denials {
                 self.ask_apart(parts, Intent::Deny, conversions).await?;
@@ -182,9 +182,9 @@ impl RedisStore {
         parts.iter().zip(found).map(of_part).collect()
     }
 
-    /// Queries every slot. If one cannot decide yet, because a state has to be converted or a
-    /// calendar window has ended, all are queried again, up to `MAX_TRIES` times. Returns `None` if
-    /// that does not help.
+    /// Queries every slot. If a slot cannot decide yet, because a state has to be converted or a
+    /// calendar window has ended, all slots are queried again, up to `MAX_TRIES` times. Returns
+    /// `None` if a slot still cannot decide.
     async fn ask_apart(
         &self,
         parts: &[Part<'_>],
@@ -253,8 +253,8 @@ impl RedisStore {
         if decision != Decision::Limited {
             return Ok(decision);
         }
-        // Slots that would have admitted the request report their limits as after a denial by
-        // others.
+        // Slots that would have admitted the request report their limits as if another limit had
+        // denied it.
         for ((part, found), (_, decision, own)) in parts.iter().zip(found).zip(&mut answers) {
             if *decision == Decision::Admitted {
                 *own = self.answer(part, found, Intent::Deny)?.1;
@@ -263,7 +263,7 @@ impl RedisStore {
         Ok(sum_up(charges, &answers, outcomes))
     }
 
-    /// Computes the decision of one slot from its reply, with every number that a caller sees.
+    /// Computes the decision of one slot from its reply, including every number that a caller sees.
     fn answer(
         &self,
         part: &Part<'_>,
@@ -294,7 +294,7 @@ fn receipts_of(parts: &[Part<'_>], found: Vec<Found>) -> Vec<Vec<u8>> {
 }
 
 /// Combines the decisions of the parts, with their outcomes in the order of the charges. If several
-/// keys are blocked, the block that ends last is reported, as by a single script call.
+/// keys are blocked, the block that ends last is reported, as a single script call would.
 fn sum_up(charges: &[Charge<'_>], parts: &[Answer<'_>], outcomes: &mut Vec<Outcome>) -> Decision {
     outcomes.clear();
     let ends = |until: Option<Timestamp>| until.unwrap_or(Timestamp::MAX);

@@ -1,4 +1,5 @@
-//! Manual blocks. Each is enforced in the value of its key, and an index lists all of them.
+//! Manual blocks. A block is stored in the value of its key, where it is enforced, and in an index
+//! that lists all blocks.
 
 use std::collections::HashMap;
 
@@ -6,18 +7,18 @@ use tidegate_core::{Block, Span, Timestamp, bounds};
 
 use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
 
-/// Length in bytes of the end of a block, with which an entry of the index begins.
+/// Length in bytes of the end time of a block, the first field of an index entry.
 const END_BYTES: usize = 7;
 
 impl RedisStore {
-    /// Blocks `key` for `span`, or until it is lifted if `span` is `None`. Replaces an earlier
-    /// block, and takes effect on every instance at once.
+    /// Blocks `key` for the duration `span`, or until the block is lifted if `span` is `None`.
+    /// Replaces an earlier block, and takes effect immediately on every instance.
     ///
     /// Returns false and changes nothing if there are [`bounds::MAX_BLOCKS`] blocks already.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if the key was not blocked, or if that is unknown. It is safe to try again.
+    /// [`StoreError`] if the key was not blocked, or if the outcome is unknown. Retrying is safe.
     pub async fn block(
         &self,
         key: &[u8],
@@ -47,14 +48,14 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if the block was not lifted, or if that is unknown. It is safe to try again.
+    /// [`StoreError`] if the block was not lifted, or if the outcome is unknown. Retrying is safe.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
         let stood = self.enforce(key, None).await?;
         self.index(vec![b"drop".to_vec(), key.to_vec()]).await?;
         Ok(stood)
     }
 
-    /// Returns which of `keys` have no block that is in force, by the index.
+    /// Returns those of `keys` for which the index has no block in effect.
     ///
     /// # Errors
     ///
@@ -66,7 +67,7 @@ impl RedisStore {
         decode::keys(reply).ok_or_else(StoreError::unreadable)
     }
 
-    /// Returns the block on `key`, if one is in force.
+    /// Returns the block on `key`, if one is in effect.
     ///
     /// # Errors
     ///
@@ -86,7 +87,7 @@ impl RedisStore {
         }))
     }
 
-    /// Returns every block that is in force, in no particular order.
+    /// Returns every block in effect, in no particular order.
     ///
     /// # Errors
     ///
@@ -138,7 +139,7 @@ fn block(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
 mod tests {
     use super::*;
 
-    /// An entry that a scan returns twice is one block, as it was found last.
+    /// An entry that a scan returns twice is one block; the last copy is used.
     #[test]
     fn an_entry_that_is_scanned_twice_is_one_block() {
         let entry = |end: u8, reason: &[u8]| [&[0, 0, 0, 0, 0, 0, end], reason].concat();

@@ -4,8 +4,8 @@ use std::{fmt, sync::Arc};
 
 use tidegate_core::Effect;
 
-/// A Lua script and its digest. The server finds the script by the digest once it has been sent the
-/// text.
+/// A Lua script and its digest. Once the text has been sent to the server, the digest identifies
+/// the script.
 pub(crate) struct Script {
     pub(crate) text: String,
     /// SHA-1 of the text, as 40 hexadecimal digits.
@@ -35,7 +35,8 @@ impl fmt::Debug for OnLateReply {
     }
 }
 
-/// A call of a script. All its keys are in one cluster slot, so that it works on every topology.
+/// A call of a script. All its keys are in one cluster slot, so that the call works on every
+/// topology.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
@@ -70,12 +71,12 @@ pub(crate) enum Intent {
     Charge,
     /// Charge if admitted, and return receipts for a later refund.
     Reserve,
-    /// Charge nothing; find out whether a charge that follows would be admitted.
+    /// Charge nothing; find out whether a subsequent charge would be admitted.
     Foresee,
     /// Charge only the limits that count denied requests, because another slot has denied the
     /// request.
     Deny,
-    /// Charge nothing; give the answer that a charge would get.
+    /// Charge nothing; return the answer that a charge would get.
     Peek,
     /// Charge nothing; report the current state of the limits.
     Look,
@@ -90,13 +91,13 @@ impl Intent {
         }
     }
 
-    /// Returns whether a state that was stored under other parameters is converted by the script,
-    /// and not only when it is read.
+    /// Returns whether the script stores a state converted to new parameters, instead of converting
+    /// it only for the reply.
     pub(crate) fn converts(self) -> bool {
         matches!(self, Self::Charge | Self::Reserve | Self::Deny)
     }
 
-    /// Returns the name that the script knows it by.
+    /// Returns the name of the task in the script.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Charge => "charge",

@@ -33,7 +33,8 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Returns the block in force at `now`: its end, or `Some(None)` for a block without an end.
+    /// Returns the end of the block in effect at `now`: `Some(None)` for a block without an end,
+    /// `None` without a block.
     pub(crate) fn standing_block(&self, now: Timestamp) -> Option<Option<Timestamp>> {
         match self.block? {
             0 => Some(None),
@@ -42,18 +43,18 @@ impl Found {
         }
     }
 
-    /// Returns until when the ledger is kept.
+    /// Returns the instant until which the ledger is kept.
     pub(crate) fn ledger_until(&self) -> Timestamp {
         kept_until(&self.ledger)
     }
 
-    /// Returns since when the ledger is kept, in microseconds; 0 without a ledger.
+    /// Returns the instant at which the ledger begins, in microseconds; 0 without a ledger.
     pub(crate) fn ledger_begun(&self) -> u64 {
         let mut begun = Input(self.ledger.get(8..).unwrap_or_default());
         begun.wide().unwrap_or(0)
     }
 
-    /// Returns whether the ledger was begun by a conversion to other parameters.
+    /// Returns whether a conversion to other parameters created the ledger.
     pub(crate) fn is_converted(&self) -> bool {
         self.ledger
             .first()
@@ -67,7 +68,7 @@ impl Found {
     }
 }
 
-/// Returns until when an encoded ledger is kept; the epoch if it is empty.
+/// Returns the instant until which an encoded ledger is kept; the epoch if it is empty.
 pub(crate) fn kept_until(ledger: &[u8]) -> Timestamp {
     let mut until = Input(ledger.get(1..).unwrap_or_default());
     until
@@ -315,7 +316,8 @@ impl Input<'_> {
 /// The reply of the script `check`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Checked {
-    /// It decided: the values that it decided on, and the receipts if it reserved.
+    /// The script made a decision: the values on which it is based, and the receipts of a
+    /// reservation.
     Decided {
         admitted: bool,
         now: Timestamp,
@@ -394,11 +396,12 @@ type Stamps = Vec<(u64, u64)>;
 /// The reply of a script that decides a single key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Alone {
-    /// It decided: how far the arrival time was ahead of the clock before, in microseconds.
+    /// The script made a decision: how far the arrival time was ahead of the clock before it, in
+    /// microseconds.
     Ahead(u64),
-    /// It decided: the instant, and the value before.
+    /// The script made a decision: its instant, and the value before it.
     Decided { now: Timestamp, value: Vec<u8> },
-    /// It did not decide, because the value has another header.
+    /// The script made no decision, because the value has another header.
     Other { now: Timestamp, value: Vec<u8> },
 }
 
@@ -431,8 +434,8 @@ pub(crate) fn values(reply: Reply, keys: usize) -> Option<(Timestamp, Vec<Vec<u8
     (values.len() == keys).then_some((now, values))
 }
 
-/// Decodes the reply of `renew`: for each of this number of charges whether its leases are held,
-/// and its receipt.
+/// Decodes the reply of `renew` for this number of charges: for each charge, whether its leases are
+/// held, and its receipt.
 pub(crate) fn renewed(reply: Reply, charges: usize) -> Option<Vec<(bool, Vec<u8>)>> {
     let Reply::Array(answers) = reply else {
         return None;

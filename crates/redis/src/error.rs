@@ -1,18 +1,19 @@
-//! Errors that keep a decision from being made.
+//! Errors that prevent a decision.
 
-/// No decision was made, or it is unknown whether one was; the rule's failure policy answers
+/// No decision was made, or it is unknown whether one was made. The rule's failure policy decides
 /// instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The script did not run: the connection was down, or the server refused for now. Nothing was
-    /// charged.
+    /// The script did not run: the connection was down, or the server temporarily refused it.
+    /// Nothing was charged.
     #[error("Redis did not decide: {0}")]
     NotExecuted(String),
     /// No reply arrived, so the script may or may not have run. It is never sent again.
     #[error("no reply from Redis, so the decision may or may not have been made: {0}")]
     Unknown(String),
-    /// The server refuses, and will refuse until an operator intervenes. Nothing was charged.
+    /// The server refuses the call, and will refuse it until an operator intervenes. Nothing was
+    /// charged.
     #[error("Redis rejected the decision: {0}")]
     Refused(String),
     /// The value under the key was not written by this store.

@@ -18,7 +18,7 @@ pub(crate) enum ExecError {
     Split(String),
     /// The script may have run. It is never sent again.
     Unknown(String),
-    /// The server refuses, and will refuse again.
+    /// The server refuses the call, and will refuse it again.
     Refused(String),
     /// A key holds a value of another Redis type.
     WrongType,
@@ -53,7 +53,7 @@ pub(crate) trait Exec: fmt::Debug + Send + Sync {
     fn is_slotted(&self) -> bool;
 }
 
-/// How a command names its script to the server.
+/// How a command identifies its script to the server.
 #[derive(Clone, Copy)]
 pub(crate) enum Text {
     BySha,
@@ -78,7 +78,7 @@ pub(crate) fn is_no_script(answer: &Value) -> bool {
     matches!(answer, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-/// Tells a reply from an error; the error says whether the script ran.
+/// Returns the reply, or an error that says whether the script ran.
 pub(crate) fn read(answer: Value) -> Result<Reply, ExecError> {
     let Value::ServerError(error) = answer else {
         return Ok(answer);

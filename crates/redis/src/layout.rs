@@ -9,13 +9,13 @@
 //!   live servers      prefix #servers
 //! ```
 //!
-//! Two keys never collide: the byte after the prefix tells rule keys from other keys, and a scope
-//! has a fixed length.
+//! Two keys never collide: the byte after the prefix distinguishes rule keys from other keys, and a
+//! scope has a fixed length.
 
-/// Length in bytes of the scope with which a rule's key begins. It identifies the rule.
+/// Length in bytes of the scope at the start of a rule's key. The scope identifies the rule.
 const SCOPE_BYTES: usize = 8;
 
-/// Lowest first byte of a rule's key. No UTF-8 text contains it or a higher byte.
+/// Lowest first byte of a rule's key. UTF-8 text never contains this byte or a higher one.
 const FIRST_OF_SCOPE: u8 = 0xF8;
 
 /// Returns the Redis key that stores the state of `key`.

@@ -1,10 +1,10 @@
-//! Finds states that were written by a clock that was ahead: the clock of an earlier primary, or
-//! the clock of this one before it was set back.
+//! Finds states that were written by a clock that was ahead: the clock of a former primary, or the
+//! clock of this primary before it was set back.
 //!
 //! Most states contain the approximate instant at which they were written: the newest entry of a
 //! log, the index of a window. A schedule and an interval bucket contain only the instant at which
 //! they are full again. That can be far ahead of a correct clock if a server with a larger limit
-//! has charged the key. Therefore these states also contain their *lead*, in a byte: how far that
+//! has charged the key. Therefore these states also contain a byte with their *lead*: how far that
 //! instant was ahead of the clock when the state was written.
 //!
 //! ```text
@@ -14,8 +14,8 @@
 //! ```
 //!
 //! The scripts detect such states (`lead.lua`) and return them without a decision. The store clamps
-//! them with the kernels of the memory store and runs the script again, as it does for a state that
-//! was stored under other parameters.
+//! them with the kernels of the memory store and runs the script again. It treats a state that was
+//! stored under other parameters in the same way.
 
 use tidegate_core::{
     Charge, Effect, Timestamp, Window,
@@ -48,8 +48,8 @@ fn longest(lead: u8) -> u64 {
     units << UNIT_BITS
 }
 
-/// Returns whether a state that ends at `end` and has this lead was written by a clock that was
-/// ahead of `now`.
+/// Returns whether a clock that was ahead of `now` wrote a state that ends at `end` and has this
+/// lead.
 fn is_led(end: u64, lead: u8, now: Timestamp) -> bool {
     end.saturating_sub(now.as_micros()) > longest(lead) + CLOCK_JUMP.as_micros()
 }
@@ -89,8 +89,8 @@ impl Found {
     }
 }
 
-/// Returns the same for one state. `numbers` are the parameters of the limits if the state was
-/// stored under them.
+/// Like [`is_from_ahead`](Self::is_from_ahead), for one state. `numbers` are the parameters of the
+/// limits if the state was stored under them.
 fn is_from_ahead(
     (terms, held): (&Terms, &RemoteState),
     lead: u8,
@@ -114,7 +114,8 @@ fn is_from_ahead(
                 *end > latest.as_micros().saturating_add(*window)
             }
             (_, Some(Numbers::Window { grid, .. })) => *end > end_at(grid, latest),
-            // Stored under other parameters: the conversion ends it with the window of `now`.
+            // Stored under other parameters: after the conversion the state ends with the window of
+            // `now`.
             _ => false,
         },
         RemoteState::Weighted { index, window, .. } => {
@@ -130,7 +131,7 @@ fn is_from_ahead(
     }
 }
 
-/// Returns when the window of the grid that contains `at` ends.
+/// Returns when the window that contains `at` ends.
 fn end_at(grid: &Window, at: Timestamp) -> u64 {
     match grid {
         Window::Epoch(span) | Window::FirstRequest(span) => {

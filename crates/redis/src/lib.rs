@@ -3,17 +3,17 @@
 //!
 //! A [`RedisStore`] gives the same answers as the in-memory store, field by field, on the clock of
 //! the Redis server. Each decision is one call of a Lua script. The script reads the states of all
-//! keys, decides, and charges all of them or none; nothing else writes to these keys. The client
-//! multiplies the numbers out beforehand, so that the script only adds, carries and compares. The
-//! script returns the states that it found, and [`tidegate_core::remote_eval`] computes from them
-//! every number that a caller sees.
+//! keys, decides, and charges either all keys or none; nothing else writes to these keys. The
+//! client does all multiplications in advance, so that the script only adds, carries and compares.
+//! The script returns the states that it has read, and [`tidegate_core::remote_eval`] computes from
+//! them every number that a caller sees.
 //!
 //! - **One key per rule and subject.** All limits of a rule are stored in one value. Rules keyed by
-//!   the same values share a hash tag, and so a slot of a cluster.
-//! - **Every key has a time to live**, which never ends before its state has expired. The only
-//!   exception is a key under a block that lasts until it is lifted.
-//! - **One clock.** The server's `TIME`, read once per decision. A clock that goes back creates no
-//!   tokens: a state from the future counts in full until the clock has caught up.
+//!   the same values share a hash tag, and therefore a cluster slot.
+//! - **Every key has a time to live**, which is never shorter than the lifetime of its state. The
+//!   only exception is a key under a block that lasts until it is lifted.
+//! - **One clock.** The server's `TIME`, read once per decision. A clock that is set back creates
+//!   no tokens: a state from the future counts in full until the clock has caught up.
 //! - **A changed rule keeps its counts.** A value records the parameters of its states. If they
 //!   differ from those of the charge, the client converts the state as the memory store does. The
 //!   script decides on the converted state, unless the value has changed in between.
@@ -38,9 +38,9 @@
 //! has the breakdown. 100,000 logs of 60 requests take 77 MB.
 //!
 //! A log takes 10 bytes per request. If all limits of a rule are logs that do not count denied
-//! requests, a decision reads and writes a few positions of the log, however long it is. A log
-//! beside other algorithms, a log that counts denied requests, and every peek read the whole log;
-//! `docs/fleet.md` has the cost of that.
+//! requests, a decision reads and writes a few positions of the log, however long it is. The whole
+//! log is read by every peek, and by every decision if the log counts denied requests or is
+//! combined with other algorithms; `docs/fleet.md` has the cost of that.
 
 mod alone;
 mod amend;

@@ -12,18 +12,18 @@ use crate::{
 };
 
 impl RedisStore {
-    /// Renews the concurrency leases of `charges`, for which [`reserve`](Self::reserve) wrote
-    /// `receipt`: each lease starts again now. Call it before the leases expire.
+    /// Renews the concurrency leases of `charges`, for which [`reserve`](Self::reserve) issued
+    /// `receipt`: each lease restarts now. Call this method before the leases expire.
     ///
-    /// A lease that has expired is acquired again if the limits of `charges` have room for it.
+    /// A lease that has expired is acquired again if the limits of `charges` have a free slot.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if not all leases were renewed, or if that is unknown. Each lease then ends
-    /// when it would have ended anyway. If a lease was renewed but the reply was lost, the receipt
-    /// does not know the renewed lease. The next renewal then acquires a second lease if there is
-    /// room, and the first expires by itself. Without room, our own unknown lease may be the cause,
-    /// so the result is [`Renewal::Unknown`] until there is room.
+    /// [`StoreError`] if not all leases were renewed, or if that is unknown. A lease that was not
+    /// renewed keeps its old end. If a lease was renewed but the reply was lost, the receipt does
+    /// not identify the renewed lease. The next renewal then acquires a second lease if a slot is
+    /// free, and the first lease expires by itself. If no slot is free, our own unknown lease may
+    /// occupy it, so the result is [`Renewal::Unknown`] until a slot is free.
     pub async fn renew(
         &self,
         charges: &[Charge<'_>],
@@ -61,15 +61,15 @@ impl RedisStore {
                 receipt.is_doubtful = false;
                 Ok(Renewal::Held)
             }
-            // The lease that leaves no room may be our own, from a renewal whose reply was lost.
+            // Our own lease, from a renewal whose reply was lost, may occupy the missing slot.
             (None, false) if receipt.is_doubtful => Ok(Renewal::Unknown),
             (None, false) => Ok(Renewal::Lost),
         }
     }
 
     /// Returns whether the leases of each charge of `call` are held, and its new receipt. If the
-    /// keys are on two nodes because their slot is migrating, each key is renewed in a call of its
-    /// own.
+    /// keys are on two nodes because their slot is migrating, each key is renewed in a separate
+    /// call.
     async fn run_renewal(&self, call: &Call) -> Result<Vec<(bool, Vec<u8>)>, StoreError> {
         let calls = match self.run_once(call).await {
             Err(ExecError::Split(_)) if call.keys.len() > 1 => call.each(2),

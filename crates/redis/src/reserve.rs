@@ -1,5 +1,5 @@
-//! Charges with a receipt, and refunds by that receipt: if another slot of a cluster denies, and if
-//! a request did not need all that it was charged.
+//! Charges with a receipt, and refunds with that receipt. A refund is needed if another slot of a
+//! cluster denies the request, or if the request used less than it was charged.
 
 use std::sync::Arc;
 
@@ -16,20 +16,21 @@ use crate::{
     scripts,
 };
 
-/// A record of the charges of a decision. Valid once, for the charges that it was issued for.
+/// A record of the charges of a decision. A receipt can be used once, for the charges for which it
+/// was issued.
 ///
 /// A receipt that is dropped refunds nothing, which is safe.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RedisReceipt {
     /// One per charge; empty if nothing was charged.
     pub(crate) of_charges: Vec<Vec<u8>>,
-    /// Whether the outcome of a renewal since the last reply is unknown. The leases may then be
-    /// held from an instant that is not in this receipt.
+    /// Whether the outcome of a renewal since the last reply is unknown. The leases may then have
+    /// been renewed at an instant that is not in this receipt.
     pub(crate) is_doubtful: bool,
 }
 
 impl RedisReceipt {
-    /// Returns whether nothing was charged, so that there is nothing to refund.
+    /// Returns whether nothing was charged, which leaves nothing to refund.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.of_charges.iter().all(Vec::is_empty)
@@ -55,7 +56,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if no decision was made, or if that is unknown.
+    /// [`StoreError`] if no decision was made, or if it is unknown whether one was made.
     pub async fn reserve(
         &self,
         charges: &[Charge<'_>],
@@ -67,23 +68,22 @@ impl RedisStore {
         Ok((decision, receipt))
     }
 
-    /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: refunds the unused
+    /// Settles `charges`, for which [`reserve`](Self::reserve) issued `receipt`: refunds the unused
     /// units in `settlements`, as far as they are still charged, and releases the leases.
     ///
     /// Some refunds are limited:
     ///
     /// - Limits that count denied requests refund nothing.
-    /// - If the key has been stored under other parameters since the charge, only leases are
-    ///   released.
-    /// - After a reset of the key there is nothing to refund. But charges that other clients have
-    ///   made since then at the same instant, or in the same window, look the same and are refunded
-    ///   instead.
-    /// - More than a minute after the charge, a schedule refunds only what cannot have drained
-    ///   since then, judging by the clock alone.
+    /// - If the state was converted to other parameters after the charge, only leases are released.
+    /// - After a reset of the key there is nothing to refund. However, a later charge of another
+    ///   client at the same instant, or in the same window, cannot be distinguished from the
+    ///   original and is refunded instead.
+    /// - More than a minute after the charge, a schedule refunds only units that cannot have
+    ///   drained in the elapsed time.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if not everything was refunded, or if that is unknown. The rest stays
+    /// [`StoreError`] if not everything was refunded, or if the outcome is unknown. The rest stays
     /// charged, and leases expire by themselves.
     pub async fn settle(
         &self,
@@ -165,7 +165,7 @@ impl RedisStore {
             }) = checked
             {
                 let (store, call) = (store.clone(), give_back(&keys, &args, &receipts));
-                // There are at most as many of these tasks as there are replies in flight.
+                // The number of replies in flight bounds the number of these tasks.
                 tokio::spawn(async move {
                     if let Err(trouble) = store.run_whole(&call).await {
                         tracing::debug!(
@@ -177,7 +177,7 @@ impl RedisStore {
         }))
     }
 
-    /// Charges every slot or none: if one denies, those that admit are refunded.
+    /// Charges every slot or none: if one slot denies the request, the other slots are refunded.
     pub(crate) async fn reserve_all(
         &self,
         questions: Vec<Asked>,

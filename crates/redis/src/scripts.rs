@@ -4,7 +4,7 @@ use std::sync::{LazyLock, OnceLock};
 
 use crate::{call::Script, encode::kernel};
 
-/// Marker in a script that is replaced by the kernels that the call needs.
+/// Marker in a script, in place of which the kernels that the call needs are inserted.
 const ROOM: &str = "-- (the kernels that the programs name come here)\n";
 
 /// Marker in a script that is replaced if any of these kernels has long states.
@@ -34,7 +34,7 @@ fn whole(text: &str) -> String {
 pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(whole(include_str!("scripts/schedule_alone.lua"))));
 
-/// Decides one key with several such schedules.
+/// Decides one key with several schedules of that kind.
 pub(crate) static SCHEDULES_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(whole(include_str!("scripts/schedules_alone.lua"))));
 
@@ -86,11 +86,11 @@ pub(crate) static RENEW: LazyLock<Script> =
 pub(crate) static READ: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/read.lua").to_owned()));
 
-/// Deletes a key, whatever its value.
+/// Deletes a key with any value.
 pub(crate) static FORGET: LazyLock<Script> =
     LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])".to_owned()));
 
-/// Writes values if those that were read are unchanged.
+/// Writes values if the stored values have not changed since they were read.
 pub(crate) static REPLACE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/replace.lua").to_owned()));
 

@@ -8,8 +8,8 @@ use tidegate_core::{Charge, remote_eval::fingerprint};
 /// After a denial, this many requests in a row are peeked before they are charged.
 const LASTS: u8 = 16;
 
-/// Number of counters. Requests on the same limits share one. Unrelated limits that share it only
-/// cost an extra peek.
+/// Number of counters. Requests on the same limits share a counter. If unrelated limits share a
+/// counter, the only cost is an extra peek.
 const COUNTS: usize = 64;
 
 /// How many more requests to peek first, per counter.
@@ -23,7 +23,7 @@ impl Default for Wariness {
 }
 
 impl Wariness {
-    /// Returns the counter for requests like this one.
+    /// Returns the counter for requests on the same limits as `charges`.
     pub(crate) fn of(&self, charges: &[Charge<'_>]) -> Wary<'_> {
         let mixed = charges.iter().fold(0_u32, |mixed, charge| {
             mixed.rotate_left(5) ^ fingerprint(charge.limits)

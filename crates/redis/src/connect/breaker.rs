@@ -1,4 +1,4 @@
-//! When to give a server up, and how long to wait before the next attempt to connect.
+//! The circuit breaker of a server, and the waits between attempts to connect.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -18,12 +18,12 @@ const MAX_FAILURES: u32 = 8;
 const MAX_CONSECUTIVE: u32 = 3;
 
 /// A circuit breaker over the outcomes of the latest batches, one bit each. A reply after the
-/// timeout is a failure: a slow server costs callers as much as a dead one.
+/// timeout counts as a failure: a slow server delays callers as much as a dead one.
 #[derive(Debug, Default)]
 pub(super) struct Breaker(AtomicU32);
 
 impl Breaker {
-    /// Records how a batch ended. Returns true if the breaker opens, so that the server must not be
+    /// Records how a batch ended. Returns true if the breaker opens; the server must then not be
     /// used.
     pub(super) fn record(&self, failed: bool) -> bool {
         let shifted = |recent: u32| (recent << 1 | u32::from(failed)) & ((1 << WINDOW) - 1);
@@ -59,7 +59,7 @@ impl ReconnectWait {
         let Some(retry) = attempts.checked_sub(1) else {
             return Duration::ZERO;
         };
-        // The random seed of a hasher is random enough for jitter.
+        // The random seed of a hasher is sufficient for jitter.
         let random = RandomState::new().hash_one(retry);
         Duration::from_micros(Self::BACKOFF.wait(retry, random).as_micros())
     }

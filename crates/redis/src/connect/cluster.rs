@@ -1,8 +1,9 @@
-//! A Redis Cluster: which node has which slot, and redirections when that has changed.
+//! A Redis Cluster: the slot map, and redirections when it has changed.
 //!
-//! The client library has a cluster client too, but it pipelines only one slot at a time, and
-//! counts redirections and lost connections with one counter. Here a node's batch may contain any
-//! slots that it serves, and a command is sent again only if the reply says that nothing was done.
+//! The client library has a cluster client too, but it pipelines only one slot at a time, and has a
+//! single retry counter for redirections and lost connections. Here a batch may contain commands
+//! for all slots of a node, and a command is sent again only if the reply says that it was not
+//! executed.
 
 mod merge;
 mod view;
@@ -37,20 +38,20 @@ use super::{
 /// The most redirections that one command follows.
 const MAX_REDIRECTIONS: usize = 5;
 
-/// Interval between refreshes of the slot map while all is well.
+/// Interval between refreshes of the slot map while all slots are served.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// The same while something is wrong.
+/// Interval between refreshes while a problem persists.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// How long to wait after a redirection before the map is refreshed, so that several cause one
+/// Wait between a redirection and the refresh of the map, so that several redirections cause one
 /// refresh.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// The most nodes that are asked for their view at once.
+/// The maximum number of nodes that are asked for their view at the same time.
 const MAX_INFORMANTS: usize = 16;
 
-/// Number of nodes that are asked at least while all is well, if the cluster has as many.
+/// The minimum number of nodes that are asked for their view, if the cluster has enough nodes.
 const MIN_INFORMANTS: usize = 3;
 
 /// How long to wait for further views after a node has answered with `cluster_state:ok`.
@@ -72,7 +73,8 @@ struct Shared {
     map: ArcSwapOption<Map>,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     trouble: Mutex<Option<ConnectError>>,
-    /// How often the map was refreshed. In a large cluster each refresh asks other nodes.
+    /// How often the map was refreshed. In a large cluster each refresh asks a different set of
+    /// nodes.
     looks: AtomicUsize,
     /// Notified if a reply shows that the map may be stale.
     stale: Notify,
@@ -80,7 +82,7 @@ struct Shared {
     looked: tokio::sync::watch::Sender<bool>,
 }
 
-/// Which node has which slot.
+/// The slot map: the node of each slot.
 #[derive(Debug)]
 struct Map {
     owners: Vec<Option<Arc<Node>>>,
@@ -120,7 +122,7 @@ enum Direction {
     Moved(String, u16),
     /// `ASK`: the slot is migrating to this address, and the key is already there.
     Ask(String, u16),
-    /// The node is not, or no longer, the right one.
+    /// The node does not serve the slot, or no longer does.
     Stale,
 }
 
@@ -184,9 +186,8 @@ impl Cluster {
         trouble.or_else(|| self.nodes().iter().find_map(|node| node.trouble()))
     }
 
-    /// Returns the number of slots that no node serves: because no node has them, or the node that
-    /// has them is unreachable or reports a failed cluster. Zero before the first map, when that is
-    /// not known.
+    /// Returns the number of slots that no node serves. The owner of such a slot is unknown,
+    /// unreachable, or reports a failed cluster. Zero until the first map has been read.
     pub(super) fn undecided_slots(&self) -> usize {
         let map = self.shared.map.load();
         map.as_ref().map_or(0, |map| map.undecided_slots())
@@ -289,7 +290,7 @@ impl Shared {
         Arc::clone(node)
     }
 
-    /// Returns an address that is reached in the same way as the seeds.
+    /// Returns an address with the same transport as the seeds.
     fn beside_seed(&self, host: &str, port: u16) -> Address {
         match self.seeds.first() {
             Some(seed) => seed.beside(host, port),
@@ -337,9 +338,9 @@ impl Shared {
         map.as_ref().is_some_and(|map| map.undecided_slots() == 0)
     }
 
-    /// Returns the nodes to ask for their view: those that have slots; if something is wrong or
-    /// they are few, also the other known nodes and the seeds. If the cluster has more nodes than
-    /// are asked at once, each refresh asks others.
+    /// Returns the nodes to ask for their view: those that have slots. If there is a problem, or if
+    /// these nodes are few, the other known nodes and the seeds are asked too. In a cluster with
+    /// more nodes than one refresh asks, each refresh asks a different set.
     fn informants(&self) -> Vec<Address> {
         let map = self.map.load();
         let mut informants: Vec<Address> = Vec::new();
@@ -369,8 +370,8 @@ impl Shared {
         informants
     }
 
-    /// Returns the views of several nodes, and an error of a node that gave none. Waits for slow
-    /// nodes until one has answered that belongs to the majority of the cluster.
+    /// Returns the views of several nodes, and the error of a node that returned none. Waits for
+    /// slow nodes until a node in the majority of the cluster has answered.
     async fn views(&self) -> (Vec<View>, Option<ConnectError>) {
         let informants = self.informants();
         let asked = informants.iter().map(|informant| {
@@ -394,7 +395,7 @@ impl Shared {
                     if view.state == State::Ok {
                         until.get_or_insert_with(|| Instant::now() + OTHERS);
                     }
-                    // One node may be known under two addresses.
+                    // One node may have two addresses.
                     if views.iter().all(|known| known.informant != view.informant) {
                         views.push(view);
                     }
@@ -406,7 +407,7 @@ impl Shared {
     }
 }
 
-/// Refreshes the map periodically, and at once after a redirection.
+/// Refreshes the map periodically, and soon after a redirection.
 async fn keep(shared: Arc<Shared>) {
     loop {
         look(&shared).await;

@@ -2,7 +2,7 @@
 
 use super::settings::Address;
 
-/// Why a server cannot be used. Every message says what to do.
+/// The reason why a server cannot be used. Every message says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -14,7 +14,7 @@ pub enum ConnectError {
         /// The error of the operating system.
         problem: String,
     },
-    /// The server had answered, and no longer does.
+    /// The server answered before and no longer does.
     #[error("the connection to Redis at {0} was lost; reconnecting")]
     Lost(Address),
     /// The server answers, but later than the timeout of a decision.
@@ -89,7 +89,7 @@ pub enum ConnectError {
         /// The server's error message.
         problem: String,
     },
-    /// The server replied, but not as Redis does.
+    /// The reply is not one that Redis sends.
     #[error("unexpected reply from {address}: {problem}; is this a Redis server?")]
     Nonsense {
         /// The server's address.

@@ -22,7 +22,8 @@ pub(super) enum Kind {
     ClusterNode,
 }
 
-/// Connects to `address`, and checks that the server is of the expected `kind` and can decide.
+/// Connects to `address`, and checks that the server is of the expected `kind` and can run the
+/// scripts.
 ///
 /// The last step is a command that must be answered within the timeout of a decision, so that a
 /// slow server is not put back into use. `lost` is called when the connection breaks, even while it
@@ -41,7 +42,7 @@ pub(super) async fn connect(
 /// Returns the policy by which the server evicts keys when its memory is full; `None` if it does
 /// not evict, or if that is unknown.
 ///
-/// It uses `INFO` rather than `CONFIG GET`, which managed services forbid.
+/// The policy is read with `INFO`, because managed services forbid `CONFIG GET`.
 pub(super) async fn eviction_policy(connection: &mut MultiplexedConnection) -> Option<String> {
     let question = redis::cmd("INFO").arg("memory").to_owned();
     let info = text(&connection.send_packed_command(&question).await.ok()?)?;

@@ -1,10 +1,10 @@
-//! One connection, and the queue of requests for it: requests that wait at the same time are sent
-//! as one pipeline.
+//! One connection, and the queue of requests for it. All requests in the queue are sent as one
+//! pipeline.
 //!
-//! A batch is sent once all replies to the previous one have arrived. Under low load a request is
-//! sent at once and alone. The higher the load, the more requests share a packet, so load increases
-//! throughput rather than latency. Requests for one key always use the same link and keep their
-//! order.
+//! A batch is sent once all replies to the previous one have arrived. Under low load each request
+//! is sent immediately and alone. The higher the load, the more requests share a packet, so a
+//! higher load increases the throughput rather than the latency. Requests for one key always use
+//! the same link and keep their order.
 
 use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::sync::{mpsc, oneshot};
@@ -12,22 +12,23 @@ use tokio::sync::{mpsc, oneshot};
 use super::node::Shared;
 use crate::call::OnLateReply;
 
-/// The most requests in one batch. Redis answers that many within a fraction of a millisecond.
+/// The maximum number of requests in one batch. Redis answers a full batch within a fraction of a
+/// millisecond.
 const MAX_BATCH: usize = 256;
 
-/// Why a request got no reply.
+/// The reason why a request got no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It was never sent, so it changed nothing.
+    /// The request was never sent, so it changed nothing.
     NotSent,
-    /// It may or may not have arrived. It must not be sent again.
+    /// The request may or may not have arrived. It must not be sent again.
     Unknown,
 }
 
 /// The server's reply, which may be an error.
 pub(super) type Answer = Result<Value, Fate>;
 
-/// A command, and what to do with a late reply.
+/// A command, and the callback for a late reply.
 #[derive(Clone, Debug)]
 pub(super) struct Order {
     pub(super) command: Cmd,
@@ -54,8 +55,8 @@ pub(super) async fn serve(
 ) {
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while questions.recv_many(&mut batch, MAX_BATCH).await > 0 {
-        // A caller that has stopped waiting already counts its request as unknown. Sent now, it
-        // would charge for nothing.
+        // A caller that has stopped waiting treats the outcome of its request as unknown. If the
+        // request were sent now, it would be charged although nobody uses the decision.
         batch.retain(|question| !question.answer.is_closed());
         if batch.is_empty() {
             continue;

@@ -1,6 +1,6 @@
-//! Connections to Redis: to one server, to the primary that Sentinels name, or to a cluster.
+//! Connections to Redis: to one server, to the primary that the Sentinels report, or to a cluster.
 //!
-//! Nothing here waits for a server that is down. A command is sent again only if the server has
+//! No request waits for a server that is down. A command is sent again only if the server has
 //! replied that it did not execute it. All queues and waits are bounded.
 
 mod breaker;
@@ -54,7 +54,7 @@ pub struct Health {
     pub up: usize,
     /// Number of cluster slots that no node serves; 0 without a cluster.
     pub undecided_slots: usize,
-    /// The current problem, as an error that says what to do; `None` if all is well.
+    /// The current problem, as an error that says what to do; `None` without a problem.
     pub trouble: Option<ConnectError>,
     /// Server settings that will lose counts sooner or later, as messages that say what to do.
     pub warnings: Vec<String>,
@@ -65,7 +65,7 @@ pub struct Health {
 }
 
 impl Redis {
-    /// Starts to connect, on `runtime`, and returns at once. [`Self::health`] shows whether the
+    /// Starts to connect, on `runtime`, and returns immediately. [`Self::health`] shows whether the
     /// servers are reachable.
     #[must_use]
     pub fn start(settings: Settings, runtime: &Handle) -> Self {
@@ -110,7 +110,7 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// Why the attempt failed. Further attempts follow.
+    /// The reason why the attempt failed. Further attempts follow.
     pub async fn tried(&self) -> Result<(), ConnectError> {
         match &self.routes {
             Routes::One(node) => node.tried().await,

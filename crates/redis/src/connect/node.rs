@@ -9,9 +9,9 @@
 //!        └─────── connected, recognized, and fast ◀─ probe┘ after a wait with jitter
 //! ```
 //!
-//! While the server is down, requests fail at once instead of waiting; a request that was never
-//! sent changed nothing. The probe is a connection of its own and a command that changes nothing,
-//! never a decision.
+//! While the server is down, requests fail immediately instead of waiting, and change nothing
+//! because they are never sent. The probe is a new connection and a command that changes nothing; a
+//! decision is never used as a probe.
 
 use std::{
     sync::{
@@ -39,7 +39,7 @@ use super::{
     settings::{Address, Settings},
 };
 
-/// How long a server must have been up before the next reconnect starts again without a wait.
+/// Minimum uptime of a server after which the reconnect backoff restarts at zero.
 const STEADY: Duration = Duration::from_secs(1);
 
 /// How to find the address of a node.
@@ -52,7 +52,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// Completes when another server has replaced the one at `address` as the primary.
+    /// Completes when another server has replaced the server at `address` as the primary.
     async fn replaced(&self, address: &Address) {
         match self {
             Self::At(..) => std::future::pending().await,
@@ -119,7 +119,8 @@ impl Node {
     /// Waits for the first attempt to connect to a new server, but not for a server that is known
     /// to be down.
     pub(super) async fn ask(&self, hash: u64, order: Order, asking: bool) -> Answer {
-        // Checks the links first: a watch takes a lock, and every decision passes here.
+        // Checks the links first, because every decision runs this code and reading the watch
+        // channel takes a lock.
         if !self.is_up() && !*self.tried.borrow() {
             // The links show the result of the attempt.
             let _ = tokio::time::timeout(self.timeout, self.tried()).await;
@@ -145,14 +146,14 @@ impl Node {
         }
         match tokio::time::timeout(self.timeout, answer).await {
             Ok(Ok(answer)) => answer,
-            // Dropped with the link before a reply: the request may have been sent.
+            // The link was dropped before a reply arrived: the request may have been sent.
             Ok(Err(_)) | Err(_) => Err(Fate::Unknown),
         }
     }
 
     /// Waits until the first attempt to connect has ended.
     pub(super) async fn tried(&self) {
-        // The sender lives as long as the keeper task, and that as long as the node.
+        // The keeper task owns the sender, and lives as long as the node.
         let _ = self.tried.clone().wait_for(|tried| *tried).await;
     }
 
@@ -231,7 +232,7 @@ impl Shared {
     }
 }
 
-/// Keeps the node connected: connects, waits until the links are closed, and connects again.
+/// Keeps the node connected: connects, waits until the links are closed, and reconnects.
 async fn keep(
     shared: Arc<Shared>,
     place: Place,

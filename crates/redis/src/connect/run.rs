@@ -18,7 +18,7 @@ impl Exec for Redis {
         Box::pin(async move {
             match calls {
                 [call] => vec![self.call(call).await],
-                // Queued at the same time, they are sent in the same batch.
+                // Calls that are queued at the same time are sent in the same batch.
                 calls => join_all(calls.iter().map(|call| self.call(call))).await,
             }
         })

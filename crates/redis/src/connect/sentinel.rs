@@ -1,14 +1,15 @@
-//! Sentinels: which server is the primary, and whether it still is.
+//! Sentinels: they report the current primary, and its replacement after a failover.
 //!
 //! A Sentinel that was paused or partitioned reports a former primary. Each configuration has an
 //! epoch, for which a majority of the Sentinels has voted, so a higher epoch is always the newer
-//! configuration, whichever Sentinel reports it.
+//! configuration, no matter which Sentinel reports it.
 //!
-//! - A primary that works is left in two cases: a Sentinel reports a higher epoch, or a majority of
-//!   the *configured* Sentinels names another server with an epoch that is not lower. Missing
+//! - A working primary is replaced in two cases: a Sentinel reports a higher epoch, or a majority
+//!   of the *configured* Sentinels names another server with an epoch that is not lower. Missing
 //!   answers and a stale minority change nothing.
 //! - If no primary is known, the highest epoch wins, and among equal epochs the most votes. One
-//!   answer is then enough; otherwise a server could not start while most Sentinels are down.
+//!   answer is sufficient in this case; otherwise a server could not start while most Sentinels are
+//!   down.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -25,12 +26,12 @@ use super::{
     settings::{Address, Settings},
 };
 
-/// How often the Sentinels are asked whether the primary is still the primary. A primary that is
-/// partitioned from them does not know that it was replaced, and answers as before.
+/// Interval at which the Sentinels are asked for the primary. A former primary that is partitioned
+/// from them does not know that it was replaced, and still answers.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// Timeout of one Sentinel, including the connection. No decision waits for it, so it is
-/// independent of their timeout.
+/// Timeout of a query to one Sentinel, including the connection. It is independent of the timeout
+/// of a decision, because no decision waits for a Sentinel.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The configured Sentinels of one primary.
@@ -40,8 +41,8 @@ pub(super) struct Sentinels {
     /// The name by which the Sentinels know the primary.
     primary: String,
     settings: Settings,
-    /// The epoch of the configuration in use. It outlives the connection to the primary, so that
-    /// after a disconnect a stale Sentinel cannot lead back to an older one.
+    /// The epoch of the configuration in use. The epoch outlives the connection to the primary, so
+    /// that after a disconnect a stale Sentinel cannot restore an older configuration.
     epoch: AtomicU64,
 }
 
@@ -67,8 +68,8 @@ impl Sentinels {
         }
     }
 
-    /// Finds the primary to connect to. Returns as soon as a majority agrees, and otherwise when
-    /// all have answered or timed out.
+    /// Finds the primary to connect to. Returns as soon as a majority of the Sentinels agrees, and
+    /// otherwise when all Sentinels have answered or timed out.
     pub(super) async fn find(&self) -> Result<Address, ConnectError> {
         let known = self.epoch.load(Ordering::Relaxed);
         let (reports, problem) = self.reports(|reports| self.agrees(reports, known)).await;
@@ -86,7 +87,7 @@ impl Sentinels {
         }
     }
 
-    /// Completes when the primary at `address` is to be left for another.
+    /// Completes when another server must be used instead of the primary at `address`.
     pub(super) async fn replaced(&self, address: &Address) {
         let mut asking = tokio::time::interval(ASK_EVERY);
         asking.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -114,8 +115,8 @@ impl Sentinels {
         })
     }
 
-    /// Collects the reports of the Sentinels, and the error of one that gave none. Returns early if
-    /// the reports are `enough`.
+    /// Collects the reports of the Sentinels, and the error of a Sentinel that returned none.
+    /// Returns early if `enough` is true for the reports.
     async fn reports(&self, enough: impl Fn(&[Report]) -> bool) -> (Vec<Report>, Option<String>) {
         let asked = self.addresses.iter().map(|sentinel| self.ask(sentinel));
         let mut asked: FuturesUnordered<_> = asked.collect();
@@ -177,8 +178,8 @@ fn report(sentinel: &Address, answers: &[Value]) -> Result<Report, String> {
     })
 }
 
-/// Finds `config-epoch` in the reply to `SENTINEL MASTER`: a map, or an array of alternating names
-/// and values.
+/// Returns the `config-epoch` in the reply to `SENTINEL MASTER`. The reply is a map, or an array of
+/// alternating names and values.
 fn epoch(fields: &Value) -> Option<u64> {
     let is_epoch = |name: &Value| text(name).as_deref() == Some("config-epoch");
     let value = match fields {
@@ -192,16 +193,17 @@ fn epoch(fields: &Value) -> Option<u64> {
     text(&value)?.parse().ok()
 }
 
-/// Chooses the report to follow if no primary is known: the highest epoch, and among equal epochs
-/// the most Sentinels. A report with an epoch below `known` counts only if a majority of the
-/// `configured` Sentinels agrees, as after an operator has configured all of them anew.
+/// Chooses the report to use if no primary is known: the highest epoch, and among equal epochs the
+/// server that most Sentinels report. A report with an epoch below `known` counts only if a
+/// majority of the `configured` Sentinels agrees; this happens after an operator has reconfigured
+/// all of them.
 fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
     let votes = |report: &&Report| {
         let same = reports.iter().filter(|other| other == report);
         (report.epoch, same.count())
     };
-    // Reversed, because `max_by_key` returns the last of equal reports and the first to arrive is
-    // wanted.
+    // Reversed, because `max_by_key` returns the last of equal reports, and the first that arrived
+    // is needed.
     let current = reports.iter().filter(|report| report.epoch >= known).rev();
     let majority = || {
         reports
@@ -211,7 +213,7 @@ fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
     current.max_by_key(votes).or_else(majority).cloned()
 }
 
-/// Returns whether the `current` primary, which works, is to be left.
+/// Returns whether another server must be used instead of the `current` primary, which still works.
 fn is_replaced(reports: &[Report], configured: usize, current: &Report) -> bool {
     let mut others = reports
         .iter()
@@ -261,7 +263,7 @@ mod tests {
             &[("old", 4), ("old", 4), ("now", 5)],
             &[("other", 5), ("now", 5), ("now", 5)],
             &[("x", 5), ("y", 5), ("z", 5)],
-            // A majority of the reports, and not of the three configured Sentinels.
+            // A majority of the reports, but not of the three configured Sentinels.
             &[("other", 5), ("now", 4)],
             &[("old", 4), ("old", 4), ("old", 4)],
         ] {
@@ -280,11 +282,12 @@ mod tests {
         ] {
             assert!(leaves(("now", 5), of), "{of:?}");
         }
-        // The same primary with a higher epoch stays.
+        // The same primary with a higher epoch is not replaced.
         assert!(!leaves(("now", 5), &[("now", 6)]));
     }
 
-    /// As after an operator has set up the Sentinels anew, which raises no epoch.
+    /// This happens after an operator has reconfigured the Sentinels, which does not increase the
+    /// epoch.
     #[test]
     fn a_majority_with_an_equal_epoch_replaces_a_working_primary() {
         for of in [

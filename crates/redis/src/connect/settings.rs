@@ -1,4 +1,4 @@
-//! Connection settings: where Redis is, and how to connect to it.
+//! Connection settings: the addresses of the Redis servers, and how to connect to them.
 
 use std::{fmt, time::Duration};
 
@@ -56,15 +56,16 @@ pub enum Topology {
     Standalone(Address),
     /// A primary whose address the Sentinels report.
     Sentinel {
-        /// All Sentinels of the primary. A primary that works is left only for one that a majority
-        /// of them, or a newer configuration, names. To find a primary, one answer is enough.
+        /// All Sentinels of the primary. A working primary is replaced only by a server that a
+        /// majority of them, or a newer configuration, names. To find the first primary, one answer
+        /// is sufficient.
         sentinels: Vec<Address>,
         /// The name by which the Sentinels know the primary.
         primary: String,
     },
     /// A Redis Cluster.
     Cluster {
-        /// Some of its nodes, through which the others are discovered.
+        /// Some nodes of the cluster, through which the others are discovered.
         seeds: Vec<Address>,
     },
 }
@@ -126,7 +127,7 @@ impl fmt::Debug for Login {
 /// TLS certificates in PEM. Without any, the trust anchors of the system are used.
 #[derive(Clone, Default)]
 pub struct Tls {
-    /// Trust anchor (CA certificate) for the server's certificate.
+    /// Trust anchors (CA certificates) for the server's certificate.
     pub authority: Option<Vec<u8>>,
     /// Client certificate and private key, for servers that require them.
     pub client: Option<(Vec<u8>, Vec<u8>)>,

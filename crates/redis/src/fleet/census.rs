@@ -1,5 +1,5 @@
-//! Counts the servers that share this Redis, so that each knows its share of the limits while Redis
-//! is unreachable.
+//! Counts the servers that share this Redis, so that each server knows its share of the limits
+//! while Redis is unreachable.
 //!
 //! Every few seconds each server writes its id into a sorted set, scored by the store's clock. Ids
 //! that are not refreshed are removed. While Redis is unreachable, the last known count stays in
@@ -26,16 +26,16 @@ const BEAT_EVERY: Duration = Duration::from_secs(5);
 /// Interval between attempts while Redis does not answer.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 
-/// How long after its last heartbeat a server is counted, by the store's clock.
+/// The time after its last heartbeat during which a server is counted, by the store's clock.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 
 /// How long a lower count must persist before it is used. A Redis that has lost its data counts one
-/// server, then two, until all have written their ids again.
+/// server, then two, until all servers have written their ids again.
 const FEWER_AFTER: Duration = Duration::from_secs(15);
 
-/// How long after its first heartbeat a server's share stays at most the default share. The Redis
-/// that it found may have lost its data, and the other servers write their ids again within one
-/// interval between heartbeats; the rest is margin for late ones.
+/// The time after its first heartbeat during which a server uses at most the default share. Redis
+/// may have lost its data before that heartbeat. The other servers write their ids again within one
+/// heartbeat interval; the rest is a margin for late heartbeats.
 const STARTS_FOR: Duration = Duration::from_secs(15);
 
 /// Upper bound of the count.
@@ -51,14 +51,15 @@ pub(super) struct Census {
 /// The latest count.
 #[derive(Debug, Default)]
 struct Known {
-    /// The number of servers in use; 0 if they were never counted.
+    /// The server count in use; 0 if the servers were never counted.
     servers: AtomicU32,
-    /// Whether the count has lasted for long enough that a share may be larger than the default.
+    /// Whether the count has been stable for long enough that a share may be larger than the
+    /// default.
     is_settled: AtomicBool,
 }
 
 impl Known {
-    /// Records a count, and returns the number of servers in use.
+    /// Records a count, and returns the server count in use.
     fn note(&self, count: &mut Count, counted: u32, now: Instant) -> u32 {
         let servers = count.note(counted, now);
         self.servers.store(servers, Ordering::Relaxed);
@@ -66,7 +67,7 @@ impl Known {
         servers
     }
 
-    /// Returns the number of servers in use; `None` if they have never been counted.
+    /// Returns the server count in use; `None` if the servers have never been counted.
     fn servers(&self) -> Option<u32> {
         match self.servers.load(Ordering::Relaxed) {
             0 => None,
@@ -153,7 +154,7 @@ async fn beat(store: &RedisStore, id: &str) -> Option<u32> {
     }
 }
 
-/// The number of servers in use. A higher count is used at once and a lower one after a delay, so
+/// The server count in use. A higher count is used immediately and a lower count after a delay, so
 /// that errors make the shares too small rather than too large.
 #[derive(Debug, Default)]
 struct Count {
@@ -162,17 +163,17 @@ struct Count {
     start: Start,
 }
 
-/// Whether the first counts may have been those of a Redis that had lost its data.
+/// Whether the first counts may come from a Redis that had lost its data.
 #[derive(Clone, Copy, Debug, Default)]
 enum Start {
     #[default]
     Uncounted,
-    /// Counts without a failure since this instant.
+    /// Counting without a failure since this instant.
     Counting(Instant),
     Over,
 }
 
-/// The highest count since the counts became lower.
+/// The highest count since the counts decreased.
 #[derive(Debug)]
 struct Fewer {
     most: u32,
@@ -180,7 +181,7 @@ struct Fewer {
 }
 
 impl Count {
-    /// Records a count, and returns the number of servers in use.
+    /// Records a count, and returns the server count in use.
     fn note(&mut self, counted: u32, now: Instant) -> u32 {
         let counted = counted.clamp(1, MAX_SERVERS);
         self.start = match self.start {
@@ -209,8 +210,8 @@ impl Count {
         matches!(self.start, Start::Over)
     }
 
-    /// Records that Redis did not answer. When it does again, it may have lost its data, so the
-    /// delay for lower counts restarts, and that of a start.
+    /// Records that Redis did not answer. When Redis answers again, it may have lost its data, so
+    /// two delays restart: that for lower counts, and that after a start.
     fn note_silence(&mut self) {
         self.fewer = None;
         if !self.is_settled() {

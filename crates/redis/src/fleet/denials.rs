@@ -1,10 +1,10 @@
 //! Denial cache (a negative cache): a request that was just denied is denied again without a call
 //! to Redis.
 //!
-//! A denial names the instant until which it is in force, unless units are refunded. It is cached
-//! until then, but never longer than the configured maximum, after which a refund on another node
-//! is noticed. Denials by concurrency limits are not cached, because their leases are released all
-//! the time.
+//! A denial contains the instant until which it is valid, unless units are refunded. It is cached
+//! until then, but never longer than the configured maximum, so that a refund on another node is
+//! noticed after at most that time. Denials by concurrency limits are not cached, because their
+//! leases may be released at any time.
 //!
 //! A reply from Redis is already old when it arrives. It is cached only if no denial of its keys
 //! was invalidated since the request was sent. The cache has a fixed number of slots, each with the
@@ -39,11 +39,12 @@ const MAX_LIMITS: usize = 16;
 #[derive(Debug)]
 pub(super) struct Denials {
     hasher: RandomState,
-    /// Every decision looks here first, so reading must not take a lock.
+    /// Every decision reads this cache first, so a read must not take a lock.
     slots: Box<[ArcSwapOption<Denial>]>,
-    /// How often the whole cache was invalidated.
+    /// The number of times that the whole cache was invalidated.
     all: AtomicU64,
-    /// How often the denials of a key were invalidated, indexed by the hash of the key.
+    /// The number of times that the denials of a key were invalidated, indexed by the hash of the
+    /// key.
     lifted: Box<[AtomicU64]>,
 }
 
@@ -62,15 +63,15 @@ struct Denial {
 }
 
 /// Sum of the invalidation counters of a request's keys when its decision began. The counters only
-/// grow, so an equal sum means that none has changed.
+/// increase, so an equal sum means that no counter has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch(u64);
 
 /// One charge of a request: its key, its limits, its cost, and the longest wait that it accepts.
 type Charged = (Box<[u8]>, Deciding, u64, Option<Span>);
 
-/// Identifies limits that decide differently although their states are the same: elastic limits in
-/// their headroom (stretched), and limits in shadow mode, which never deny.
+/// Distinguishes limits that decide differently although their states are the same: elastic limits
+/// that use their headroom (stretched), and limits in shadow mode, which never deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Deciding {
     numbers: u32,
@@ -100,7 +101,7 @@ impl Default for Denials {
 }
 
 impl Denials {
-    /// Returns the epoch of the keys of `charges`; take it before a decision begins.
+    /// Returns the epoch of the keys of `charges`. Call this method before a decision begins.
     pub(super) fn epoch(&self, charges: &[Charge<'_>]) -> Epoch {
         let all = self.all.load(Ordering::Acquire);
         let lifted = charges
@@ -149,7 +150,7 @@ impl Denials {
         self.slots[place(hash)].store(Some(Arc::new(denial)));
     }
 
-    /// Returns whether a cached denial of `charges` is in force, and writes its outcomes, with the
+    /// Returns whether a cached denial of `charges` is valid, and writes its outcomes, with the
     /// waits that remain, to `outcomes`.
     pub(super) fn recall(
         &self,
@@ -190,8 +191,8 @@ impl Denials {
         self.all.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the index of the counter for a charge's key. Other keys may share it, so more may be
-    /// invalidated than necessary.
+    /// Returns the index of the counter for a charge's key. Other keys may share the counter, so
+    /// more denials may be invalidated than necessary.
     fn number(&self, charge: &Charge<'_>) -> usize {
         let hash = self.hasher.hash_one(charge.key);
         usize::try_from(hash >> 32).unwrap_or(0) % KEYS

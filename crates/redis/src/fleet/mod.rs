@@ -1,5 +1,4 @@
-//! A node of a fleet: decisions in the shared Redis, and what this node does while Redis is
-//! unreachable.
+//! A node of a fleet: decisions in the shared Redis, and the fallback while Redis is unreachable.
 //!
 //! ```text
 //! question ─▶ denial cached? ─▶ Redis ─▶ answered: exact, and the local counts are updated
@@ -67,16 +66,16 @@ impl Default for FleetSettings {
 /// A node's share of every limit while Redis is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeShare {
-    /// One part in as many as there are servers on the same Redis under the same prefix, by the
-    /// last count. A half if the servers were never counted, because Redis has been unreachable
-    /// since the start.
+    /// 1/n of every limit, where n is the number of servers with the same Redis and the same
+    /// prefix, by the last count. One half if the servers were never counted, because Redis has
+    /// been unreachable since the start.
     #[default]
     Auto,
-    /// This share.
+    /// A fixed share.
     Fixed(Share),
 }
 
-/// A node of a fleet, which decides in Redis.
+/// A node of a fleet. It makes its decisions in Redis.
 #[derive(Debug)]
 pub struct Fleet {
     store: RedisStore,
@@ -121,7 +120,7 @@ impl Fleet {
         }
     }
 
-    /// Returns a cached denial of `question`, if one is in force.
+    /// Returns a cached denial of `question`, if one is valid.
     pub fn recall(
         &self,
         question: &Question<'_, '_>,
@@ -176,8 +175,8 @@ impl Fleet {
     }
 
     /// Waits for Redis, at most as long as a decision may take (which may need several calls), and
-    /// at most `within`. If the time is up already, Redis is not called, because the caller would
-    /// never learn of the charge.
+    /// at most `within`. If this time has already passed, Redis is not called, because the caller
+    /// would never learn of the charge.
     async fn in_time<T>(
         &self,
         asked: impl Future<Output = Result<T, StoreError>>,
@@ -209,7 +208,7 @@ impl Fleet {
         is_down
     }
 
-    /// Records a decision by Redis, and logs the end of an outage.
+    /// Records a decision by Redis. If it ends an outage, logs that.
     fn decided(&self, decision: Decision, now: Timestamp) -> Decided {
         self.counters.count(Source::Redis);
         if let Some(over) = self.outage.note_exact(now) {
@@ -270,14 +269,15 @@ impl Fleet {
         }
     }
 
-    /// Returns what Redis has refused within the last minute, as a message that says what to do.
+    /// Returns the latest refusal by Redis within the last minute, as a message that says what to
+    /// do.
     #[must_use]
     pub fn refusal(&self, now: Timestamp) -> Option<String> {
         self.refusals.latest(now)
     }
 
-    /// Copies what Redis decided into this node: blocks into the local store, denials into the
-    /// cache. The decision was sent at `began`, in `epoch`.
+    /// Copies the result of a decision by Redis: blocks into the local store, denials into the
+    /// cache. The request was sent at `began`, in `epoch`.
     fn learn(
         &self,
         question: &Question<'_, '_>,
@@ -307,8 +307,9 @@ impl Fleet {
     }
 }
 
-/// Returns the time `now`, read at `began`, plus what has elapsed since. The local store must not
-/// see the time from before a call: after a long one, it would look like a clock that was set back.
+/// Returns the time `now`, read at `began`, plus the time that has elapsed since. The local store
+/// must not get the time from before a call: after a long call, it would look as if the clock had
+/// been set back.
 fn later(now: Timestamp, began: Instant) -> Timestamp {
     let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     now.after(Span::from_micros(elapsed))

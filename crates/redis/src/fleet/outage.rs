@@ -1,13 +1,13 @@
-//! Detects when decisions by Redis stop and when they are exact again, so that an outage is logged
-//! with one line each.
+//! Detects when decisions by Redis stop and when they are exact again, so that the start and the
+//! end of an outage are logged with one line each.
 //!
 //! ```text
 //!            a decision fell back             Redis decides, and no fallback for STEADY
 //!   exact ──────────────────────▶ lost (logged) ─────────────────────────▶ exact (logged)
 //! ```
 //!
-//! A loss that begins shortly after the end of the last one is logged only if it lasts. So a Redis
-//! that answers only now and then does not fill the log.
+//! An outage that begins shortly after the end of the previous one is logged only if it lasts. So a
+//! Redis that answers only intermittently does not fill the log.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -16,13 +16,13 @@ use std::sync::{
 
 use tidegate_core::{Source, Span, Timestamp};
 
-/// How long no decision may have fallen back before decisions count as exact again.
+/// Minimum time without a fallback decision after which decisions count as exact again.
 const STEADY: Span = Span::from_secs(1);
 
-/// How long after an outage a new loss is logged only if it lasts.
+/// The time after an outage during which a new outage is logged only if it lasts.
 const QUIET: Span = Span::from_secs(10);
 
-/// How long such a loss must last to be logged.
+/// The minimum duration of such an outage before it is logged.
 const LASTS: Span = Span::from_secs(1);
 
 /// The current outage, if there is one.
@@ -36,7 +36,7 @@ pub(super) struct Outage {
 
 #[derive(Debug)]
 enum Phase {
-    /// Redis decides. A loss before `quiet_until` is not logged at once.
+    /// Redis decides. An outage that begins before `quiet_until` is not logged immediately.
     Exact {
         quiet_until: Timestamp,
     },
@@ -55,7 +55,7 @@ impl Default for Phase {
 struct Loss {
     since: Timestamp,
     latest: Timestamp,
-    /// When Redis decided again, after the latest decision that fell back.
+    /// The instant of the first decision by Redis after the latest fallback decision.
     back: Option<Timestamp>,
     told: bool,
     quiet_until: Timestamp,
@@ -66,7 +66,7 @@ struct Loss {
 /// A summary of an outage, logged when decisions are exact again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Over {
-    /// From the first decision that fell back to the first decision by Redis after the last
+    /// The time from the first fallback decision to the first decision by Redis after the last
     /// fallback.
     pub(super) lasted: Span,
     /// Number of decisions on this server's share of the limits in that time.
@@ -76,7 +76,7 @@ pub(super) struct Over {
 }
 
 impl Outage {
-    /// Records a decision that `source` made because Redis did not. Returns true if the loss is to
+    /// Records a decision that `source` made because Redis did not. Returns true if the outage must
     /// be logged now.
     pub(super) fn note_fallback(&self, source: Source, now: Timestamp) -> bool {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,13 +182,13 @@ mod tests {
         // A single slow reply.
         assert!(!outage.note_fallback(Source::Local, at(103_000)));
         assert_eq!(outage.note_exact(at(104_000)), None);
-        // A loss that lasts.
+        // An outage that lasts.
         assert!(!outage.note_fallback(Source::Local, at(106_000)));
         assert!(!outage.note_fallback(Source::Local, at(106_999)));
         assert!(outage.note_fallback(Source::Local, at(107_000)));
         let over = outage.note_exact(at(108_000)).unwrap();
         assert_eq!(over.local, 3);
-        // Long after the outage a loss is logged at once.
+        // Long after an outage, a new outage is logged immediately.
         assert!(outage.note_fallback(Source::Local, at(118_000)));
     }
 }

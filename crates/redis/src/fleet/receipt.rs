@@ -1,8 +1,8 @@
-//! Charges with a receipt, and settles them, whether Redis is reachable or not.
+//! Makes charges with a receipt, and settles them, whether Redis is reachable or not.
 //!
-//! If Redis decides, this node's share is charged and settled as well. If it is unreachable, only
-//! this node's share is. Such a charge is settled on the share too, even if Redis is reachable
-//! again in the meantime.
+//! If Redis decides, this node's share is charged and settled as well. If Redis is unreachable,
+//! only this node's share is charged. Such a charge is also settled on the share, even if Redis is
+//! reachable again by then.
 
 use tidegate_core::{
     Charge, Decided, Decision, Effect, Outcome, Question, Receipt, Renewal, Settlement, Timestamp,
@@ -18,7 +18,7 @@ pub struct FleetReceipt(Charged);
 
 #[derive(Debug)]
 enum Charged {
-    /// Charged in Redis, and for each charge what was charged to this node's share.
+    /// Charged in Redis, with a receipt per charge for this node's share.
     There(RedisReceipt, Vec<Receipt>),
     /// Charged to this node's share only.
     Here(Receipt),
@@ -143,7 +143,7 @@ impl Fleet {
         renewed.unwrap_or(Renewal::Unknown)
     }
 
-    /// Renews what was charged to this node's share.
+    /// Renews the leases that were charged to this node's share.
     fn renew_share(
         &self,
         charges: &[Charge<'_>],

@@ -1,15 +1,16 @@
-//! Records what Redis refuses although it is reachable, which the health of the connections does
-//! not show.
+//! Records calls that Redis refuses although it is reachable. The health of the connections does
+//! not show these errors.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::StoreError;
 use tidegate_core::{Span, Timestamp};
 
-/// How long a refusal is shown, and how long further ones of its kind are not logged.
+/// The time for which a refusal is shown, and for which further refusals of its kind are not
+/// logged.
 const SHOWN: Span = Span::from_secs(60);
 
-/// The most kinds that are logged within that time; Redis normally has one or two.
+/// The maximum number of kinds that are logged within that time; normally there are one or two.
 const MOST_KINDS: usize = 16;
 
 /// The latest refusal.
@@ -24,9 +25,9 @@ struct Refused {
 }
 
 impl Refusals {
-    /// Records `error` if an operator has to act on it. Logs it, unless one of its kind was just
-    /// logged. Errors of unreachable or failing-over servers are ignored: the health of the servers
-    /// shows them.
+    /// Records `error` if an operator has to act on it. Logs the error, unless one of its kind was
+    /// just logged. Ignores errors of servers that are unreachable or failing over, because the
+    /// health of the servers shows them.
     pub(super) fn note(&self, error: &StoreError, now: Timestamp) {
         let Some(kind) = kind(error) else { return };
         let mut refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +43,7 @@ impl Refusals {
         }
     }
 
-    /// Returns the refusal within the last minute, if any.
+    /// Returns the latest refusal within the last minute, if any.
     pub(super) fn latest(&self, now: Timestamp) -> Option<String> {
         let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (error, at) = refused.latest.as_ref()?;

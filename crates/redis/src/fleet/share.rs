@@ -1,5 +1,5 @@
-//! This node's share of every limit: it is charged along with Redis, and decides while Redis is
-//! unreachable.
+//! This node's share of every limit. Requests are charged to the share in addition to Redis, and it
+//! decides while Redis is unreachable.
 
 use std::sync::Arc;
 
@@ -11,8 +11,9 @@ use tidegate_core::{
 use super::{ASK_AGAIN, Fleet};
 
 impl Fleet {
-    /// Applies a decision of Redis to this node's share. Charges what Redis admitted, as far as the
-    /// share allows. Refunds what Redis refunded, as far as it was charged to the share.
+    /// Applies a decision of Redis to this node's share. Charges the units that Redis admitted, as
+    /// far as the share allows. Refunds the units that Redis refunded, as far as they were charged
+    /// to the share.
     ///
     /// `now` is when Redis answered.
     pub(super) fn keep_warm(&self, question: &Question<'_, '_>, now: Timestamp, effect: Effect) {
@@ -112,7 +113,7 @@ impl Fleet {
     }
 
     /// Counts a decision that `source` makes because Redis does not, and logs it if an outage
-    /// begins with it.
+    /// begins.
     fn count_fallback(&self, source: Source, now: Timestamp) {
         self.counters.count(source);
         if self.outage.note_fallback(source, now) {

@@ -8,10 +8,10 @@ use tidegate_core::Source;
 /// The sources of a fleet's decisions.
 const SOURCES: [Source; 4] = [Source::Redis, Source::Cache, Source::Local, Source::Policy];
 
-/// Why Redis gave no answer, as labels of a metric.
+/// The reasons why Redis requests fail, as labels of a metric.
 const FAILURES: [&str; 4] = ["not_executed", "unknown", "refused", "unavailable"];
 
-/// Index of `unavailable` among them.
+/// Index of `unavailable` in `FAILURES`.
 const UNAVAILABLE: usize = 3;
 
 #[derive(Debug, Default)]
@@ -28,8 +28,8 @@ pub struct FleetStats {
     /// Number of requests to Redis that were `not_executed`, of `unknown` outcome, `refused` by
     /// Redis, or not sent because every server was known to be down (`unavailable`).
     pub failures: [(&'static str, u64); FAILURES.len()],
-    /// Number of servers that share this Redis, by the last count; `None` if they are not counted,
-    /// or never were.
+    /// Number of servers that share this Redis, by the last count; `None` if the servers are not
+    /// counted, or have not been counted yet.
     pub servers: Option<u32>,
     /// The health of Redis.
     pub health: Health,
@@ -46,7 +46,7 @@ impl Counters {
         let at = match error {
             StoreError::NotExecuted(_) => 0,
             StoreError::Unknown(_) => 1,
-            // Refused, or the value is not ours: an operator has to act.
+            // Refused, or the value was not written by Tidegate: an operator has to act.
             _ => 2,
         };
         self.failures[at].fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Refunds, in any order, while other clients charge and refund: they never admit more than if the
-//! refunded charges had not been made.
+//! Tests refunds in any order, while other clients charge and refund. The limit never admits more
+//! than if the refunded charges had not been made.
 
 #[path = "../../tests/store/server.rs"]
 #[allow(dead_code, reason = "the tests of the store use the rest")]
@@ -24,7 +24,7 @@ enum Deed {
     Reserve(u64, u64),
     /// Refunds one of the reservations, after this many microseconds.
     GiveBack(usize, u64),
-    /// Keeps one of the reservations: it is never refunded.
+    /// Keeps one of the reservations, which is then never refunded.
     Keep(usize),
 }
 
@@ -122,7 +122,8 @@ impl Trace<'_> {
     }
 }
 
-/// Time between two steps: mostly much less than a unit takes, as between a charge and its refund.
+/// Time between two steps: usually much less than a unit takes to drain, like the time between a
+/// charge and its refund.
 fn later() -> impl Strategy<Value = u64> {
     prop_oneof![3 => Just(0), 3 => 0..=5_u64, 2 => 0..=40_u64, 1 => 0..=2_000_u64]
 }

@@ -1,5 +1,5 @@
--- Maintains the index of the blocks, from which all can be listed. Each block is enforced in the
--- value of its key.
+-- Maintains the index of the blocks, from which all can be listed. A block is enforced by the value
+-- of its key, not by this index.
 --
 -- KEYS[1]  the index
 -- ARGV     the instant, empty for the server's own clock; how many milliseconds the index outlives
@@ -42,7 +42,7 @@ end
 
 local most = tonumber(ARGV[7])
 if call('HEXISTS', KEYS[1], key) == 0 and call('HLEN', KEYS[1]) >= most then
-  -- Blocks that have ended are removed only when their room is needed.
+  -- Blocks that have ended are removed only when the index is full.
   local entries = call('HGETALL', KEYS[1])
   for i = 1, #entries, 2 do
     if ended(entries[i + 1]) then

@@ -43,10 +43,10 @@ if kernel == BUCKETS then
     total = total + cost
     local own = #counts - COUNT_BYTES + 1
     counts = sub(counts, 1, own - 1) .. struct_pack('>I7', struct_unpack('>I7', counts, own) + cost)
-    -- The excess over the limit is taken from the oldest buckets: all of those that it empties, and
-    -- a part of the next.
+    -- The excess over the limit is taken from the oldest buckets: some are emptied completely, and
+    -- the next one in part.
     if total > limit then
-      -- Returns the position of the first bucket from `at` on that is not empty. There must be one.
+      -- Returns the position of the first non-empty bucket from `at` on. There must be one.
       local function first_used(counts, at)
         local used = string.find(counts, '[^%z]', at)
         return used - fmod(used - 1, COUNT_BYTES)

@@ -9,9 +9,9 @@
 --
 -- A receipt is {the instant, the ledger at that time, the mark of the charge in each state, …}.
 --
--- The refund ledger is a part of the value. It records since when it is kept, and for each schedule
+-- The refund ledger is a part of the value. It records when it was created, and for each schedule
 -- of the key by how much time refunds have moved later requests forward since then. It is dropped a
--- minute after its last entry. A refund that comes later goes by the clock alone.
+-- minute after its last entry. A refund after that time is computed from the clock alone.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local now, count = tonumber(ARGV[1]), #KEYS
@@ -39,10 +39,9 @@ local function times(whole, size)
   return (whole - fmod(whole, size)) / size
 end
 
--- A schedule is like a queue of work, first come, first served, of which a part may be done. The
--- work left of a charge is at least its duration minus the time since the charge. It is also at
--- least the time from now to the end of the charge, after earlier refunds have moved that end
--- forward.
+-- A schedule is like a queue of work, processed in order, of which a part may be done. The work
+-- left of a charge is at least its duration minus the time since the charge. It is also at least
+-- the time from now to the end of the charge, after earlier refunds have moved that end forward.
 give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift)
   local fraction, lasting, lasting_rest, format = member.fraction, member.lasting, member.lasting_parts, member.format
   local most, most_rest = part.lasting, part.lasting_parts
@@ -58,7 +57,8 @@ give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift
   local ended, ended_rest = exact(mark, 1)
   local is_last = shift and ended - shift == arrival and ended_rest == rest
   if member.is_queue then
-    -- Later requests already know when they start, so only the last request can leave a queue.
+    -- Later requests have already been told when they start, so only the last request can leave a
+    -- queue.
     left, left_rest = ended - now, ended_rest
     if ended ~= arrival or ended_rest ~= rest then
       left, left_rest = 0, 0
@@ -83,9 +83,9 @@ give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift
   if arrival < now then
     arrival, rest = now, 0
   end
-  -- The lead remains that of the charge: at least the lead of the rest.
+  -- The lead of the charge is kept; it is at least the lead of the remaining state.
   local state = fraction > 1 and struct_pack(format, arrival, rest, lead) or struct_pack('>I7I1', arrival, lead)
-  -- After the last request there is none to move forward.
+  -- After the last request there is no later request to move forward.
   local moved = is_last and 0 or left + (left_rest > 0 and 1 or 0)
   return state, arrival + (rest > 0 and 1 or 0), moved
 end
@@ -181,7 +181,7 @@ local function entered(ledger, number)
   return #ledger >= 15 + 7 * number and struct_unpack('>I7', ledger, 9 + 7 * number) or 0
 end
 
--- Returns how much of the schedule's time others were refunded since the charge, nil if that is
+-- Returns how much of the schedule's time was refunded to others since the charge; nil if that is
 -- unknown.
 local function moved(ledger, ledger_then, since, number)
   local sum, begun = entered(ledger, number), since_when(ledger)
@@ -190,21 +190,21 @@ local function moved(ledger, ledger_then, since, number)
   if is_clamped(ledger) and not is_same then
     return nil
   end
-  -- Without a ledger although that of the charge would still be kept, the key was reset.
+  -- If the ledger of the charge would still be kept, but there is no ledger, the key was reset.
   local is_reset = not begun and kept_until(ledger_then) > now
   local shift = sum - ((is_same or is_reset) and entered(ledger_then, number) or 0)
   return now - since < LEDGER_MICROS and shift >= 0 and sum < MOST_MOVED and shift or nil
 end
 
 -- Returns whether the states were converted to other parameters since the charge, which may have
--- drained or dropped it. Such a ledger is kept for as long as the charge might be refunded.
+-- drained or dropped it. Such a ledger is kept as long as the charge might be refunded.
 local function is_converted_since(ledger, ledger_then)
   return ledger ~= '' and fmod(byte(ledger), CLAMPED) >= CONVERTED
     and since_when(ledger) ~= since_when(ledger_then)
 end
 
--- Returns the states of `value` after the refund; when all have expired; and the new ledger, nil if
--- nothing was entered.
+-- Returns the states of `value` after the refund; the instant at which all have expired; and the
+-- new ledger, nil if nothing was entered.
 local function settled(program, receipt, unused, value, states, is_same, ledger)
   local parts = unused == '' and program.members or unused ~= 'leases' and open_program(unused).members or {}
   local since, ledger_then = unpack(receipt)
@@ -215,8 +215,8 @@ local function settled(program, receipt, unused, value, states, is_same, ledger)
     local kernel, start, behind = unpack(states[number])
     local part = parts[number] or member
     -- No refund if the units were used, or if the member counts denied requests too. Under other
-    -- parameters, and after a charge by a clock that was ahead, only leases are released, which
-    -- their instant identifies.
+    -- parameters, and after a charge by a clock that was ahead, only leases are released, because
+    -- their instant identifies them.
     local stays = (unused == 'leases' or not is_same or since > now + JUMP) and kernel ~= LEASE
     if kernel == LEASE then
       mark = held_since(mark, ledger)

@@ -1,8 +1,8 @@
--- The lead of a state says how far the state was ahead of the clock when it was written. It takes a
--- byte, and is rounded up by less than an eighth and half a second. A state that is ahead by more
--- than its lead and JUMP was written by a clock that was ahead of this one: the clock of an earlier
--- primary, or this clock before it was set back. The limit would deny until this clock has caught
--- up, so the store clamps the state.
+-- The lead of a state says how far the state was ahead of the clock when it was written. It takes
+-- one byte, and is rounded up by less than one eighth plus half a second. A state that is ahead by
+-- more than its lead plus JUMP was written by a clock that was ahead of this one: the clock of a
+-- former primary, or this clock before it was set back. The limit would deny requests until this
+-- clock has caught up, so the store clamps the state.
 local JUMP = 10000000
 
 -- Returns the lead for `ahead` microseconds: the upper five bits are an exponent, the lower three a

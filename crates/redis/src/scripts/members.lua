@@ -48,8 +48,8 @@ open_numbers[WEIGHTED] = function(program, at)
   return {cost = cost}, behind
 end
 
--- Returns a program as a table: the header of the value, whether the rule is in shadow mode, and
--- the members.
+-- Returns a program as a table with the header of the value, the shadow mode of the rule, and the
+-- members.
 local function open_program(program)
   local is_shadow, _, head_bytes, at = struct_unpack(PROGRAM, program)
   local head, members = sub(program, at, at + head_bytes - 1), {}

@@ -1,7 +1,7 @@
--- Renews leases that `check` has reserved: each starts again now. A lease that is missing is
--- acquired again if there is room, and is lost otherwise. Expired states may or may not have been
--- deleted, and are treated as deleted, whichever limits stored them. States that have not expired
--- keep their leases, also under other parameters, if the kernels are the same.
+-- Renews leases that `check` has reserved: each lease restarts now. A missing lease is acquired
+-- again if a slot is free, and is lost otherwise. Expired states may or may not have been deleted.
+-- They are always treated as deleted, no matter under which limits they were stored. States that
+-- have not expired keep their leases if the kernels are the same, even under other parameters.
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own clock
@@ -25,7 +25,8 @@ end
 -- (value.lua)
 -- (states.lua)
 
--- Returns when the state of a kernel from `start` of `value` to `behind` has expired.
+-- Returns the instant at which the state of a kernel, from `start` of `value` to `behind`, has
+-- expired.
 local function expiry(kernel, value, start, behind)
   if kernel == SCHEDULE then
     -- A fraction of a microsecond rounds up. The last byte is the lead.
@@ -49,7 +50,7 @@ local function expiry(kernel, value, start, behind)
   return (struct_unpack('>I7', value, kernel == WINDOW and start + 7 or start))
 end
 
--- Returns when all of these states of `value` have expired.
+-- Returns the instant at which all of these states of `value` have expired.
 local function expiry_of(value, states)
   local expires = 0
   for number = 1, #states do
@@ -60,8 +61,8 @@ local function expiry_of(value, states)
 end
 
 -- Renews `units` in the log at `start` of `value` that have been held since `since`. At most
--- `limit` units may be held. Returns the log, when its last lease ends, and the instant since which
--- the units are now held; or nothing if they are lost.
+-- `limit` units may be held. Returns the log, the end of its last lease, and the new start of the
+-- leases of these units; or nothing if the leases are lost.
 local function renewed(value, start, since, units, limit)
   local longest, count, windows, base, places_at = struct_unpack('>I7I4I1I3', value, start)
   local first = places_at + PLACE * windows
@@ -95,8 +96,8 @@ local function renewed(value, start, since, units, limit)
   return struct_pack('>I7I4I1I3', longest, #entries / ENTRY, 1, base_then) .. place .. entries, at + longest, at
 end
 
--- Returns the states of `value` with the leases of `receipt` renewed; when the last lease ends; and
--- whether one is lost.
+-- Returns the states of `value` with the leases of `receipt` renewed; the end of the last lease;
+-- and whether a lease is lost.
 local function with_places(program, value, states, receipt, ledger)
   local written, till, is_lost = {}, 0, false
   for number = 1, #states do

@@ -1,4 +1,4 @@
--- Writes values in place of those that were read, if all of them are unchanged.
+-- Replaces values if none of them has changed since it was read.
 --
 -- KEYS     the keys
 -- ARGV     for each key the value that was read, the new one, and its time to live in milliseconds:

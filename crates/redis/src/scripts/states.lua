@@ -1,4 +1,4 @@
--- Parses the states in a value, whichever limits have stored them.
+-- Parses the states in a value, no matter under which limits they were stored.
 local SEVERAL = 7
 local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
 
@@ -23,8 +23,8 @@ local function length_of(kernel, value, start, fraction)
   return kernel == WEIGHTED and 28 or kernel == INTERVAL and 15 or 14
 end
 
--- Returns where the states of `value` begin; and for each state its kernel, its position, and the
--- position after it. Raises an error if the value was not written by this store.
+-- Returns the position at which the states of `value` begin; and for each state its kernel, its
+-- position, and the position after it. Raises an error if the value was not written by this store.
 local function states_in(value)
   local shape, at, count = fmod(byte(value), 8), 1, 1
   if shape == SEVERAL then
@@ -144,19 +144,18 @@ local function taken_out(value, first, held, base, since, units, oldest)
   return table.concat(pieces), (sum_before(oldest) + raised) % TURN, taken, raised, place
 end
 
--- Returns since when a ledger is kept; nil for none.
+-- Returns the instant at which a ledger was created; nil without a ledger.
 local function since_when(ledger)
   return ledger ~= '' and struct_unpack('>I7', ledger, 9) or nil
 end
 
--- Returns whether a ledger was begun when the states were clamped.
+-- Returns whether a ledger was created when the states were clamped.
 local function is_clamped(ledger)
   return ledger ~= '' and byte(ledger) >= CLAMPED
 end
 
--- Returns the instant, in 7 bytes, since which the state counts a lease as held. `mark` is the
--- instant in the receipt. If a clock that was ahead has written it, the lease counts since the
--- states were clamped.
+-- Returns the start of a lease in the state, in 7 bytes. `mark` is the instant in the receipt. If a
+-- clock that was ahead has written `mark`, the lease starts when the states were clamped.
 local function held_since(mark, ledger)
   if struct_unpack('>I7', mark) > now + JUMP and is_clamped(ledger) then
     return sub(ledger, 9, 15)

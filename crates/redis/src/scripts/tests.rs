@@ -1,5 +1,5 @@
-//! Bounds the work of the scripts for their largest inputs. It is counted in an embedded Lua, so no
-//! test measures time.
+//! Bounds the work of the scripts for their largest inputs. The work is counted in an embedded Lua,
+//! so no test measures time.
 
 use std::{
     collections::HashMap,
@@ -493,7 +493,8 @@ fn every_kind() -> Vec<Algorithm> {
 }
 
 /// A denial costs at most 1.5 times the instructions and the bytes of an admission. If denied
-/// requests are counted, it costs at most 2.5 times as much, because it fills a state completely.
+/// requests are counted, a denial costs at most 2.5 times as much, because it fills a state
+/// completely.
 #[test]
 fn a_denial_costs_redis_at_most_an_admission() {
     for algorithm in every_kind() {
@@ -690,7 +691,7 @@ fn the_maximum_of_buckets_is_scanned_once_per_decision() {
 #[test]
 fn charges_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
-        // Two limits, so that no dedicated script decides them.
+        // Two limits, so that no single-key script decides them.
         let limits = limits(&[algorithm.clone(), every_kind()[3].clone()], false);
         let (bench, keys) = (
             Bench::new(),
@@ -790,8 +791,8 @@ fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3]
     })
 }
 
-/// The longest log: a charge, a peek, a refund or a renewal at either end touches a few entries,
-/// and in the middle half of them.
+/// The longest log. A charge, a peek, a refund or a renewal at either end touches a few entries; in
+/// the middle it touches half of them.
 #[test]
 fn the_longest_log_is_rarely_rewritten() {
     let most = bounds::MAX_LOG_LIMIT;

@@ -1,8 +1,9 @@
 -- A value is a byte with the kernel and two flags; if flagged, the end of a block, 7 bytes; if
 -- flagged, a refund ledger; and then the rest of the header, and the states. A ledger is the number
 -- of its sums, until when and since when it is kept, and the sums, 7 bytes each. The number of its
--- sums has two flags: for a ledger that was begun when the states were clamped, because a clock that
--- was ahead had written them, and when they were converted to other parameters.
+-- sums has two flags. One marks a ledger that was created when the states were clamped, because a
+-- clock that was ahead had written them. The other marks a ledger that was created when the states
+-- were converted to other parameters.
 local BLOCKED, HAS_LEDGER, CLAMPED, CONVERTED = 128, 64, 128, 64
 
 -- Returns the end of the block, nil for none; the ledger, '' for none; and the value without them,
@@ -27,7 +28,7 @@ local function open_value(raw)
   return block_end, ledger, at <= #raw and string.char(first) .. sub(raw, at) or ''
 end
 
--- Returns until when a ledger is kept.
+-- Returns the instant until which a ledger is kept.
 local function kept_until(ledger)
   return ledger == '' and 0 or (struct_unpack('>I7', ledger, 2))
 end

@@ -22,7 +22,7 @@ if kernel == WEIGHTED then
     if weight < 2 ^ 53 and room < 2 ^ 53 then
       denies = weight > room
     else
-      -- Lua's numbers are exact up to 2^53 only, so the products are computed in two parts.
+      -- Lua's numbers are exact only up to 2^53, so the products are computed in two parts.
       local function wide(x, y)
         local x_low, y_low = fmod(x, 2 ^ 26), fmod(y, 2 ^ 26)
         local x_high, y_high = (x - x_low) / 2 ^ 26, (y - y_low) / 2 ^ 26

@@ -28,7 +28,7 @@ pub(crate) fn standalone(url: &str) -> Settings {
     }
 }
 
-/// The same with a timeout that is never reached, however busy the machine is.
+/// Settings with a timeout that is never reached, even on a busy machine.
 pub(crate) fn patient(url: &str) -> Settings {
     Settings {
         timeout: Duration::from_secs(30),
@@ -67,7 +67,7 @@ impl Asked {
         admitted
     }
 
-    /// Waits until the health of the servers is as `wanted`.
+    /// Waits until the health of the servers satisfies `wanted`.
     pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Health) -> bool) -> Health {
         let waited = tokio::time::timeout(PATIENCE, async {
             loop {

@@ -32,7 +32,7 @@ async fn keys_of_every_slot_are_decided_while_slots_move() {
 }
 
 /// The owner of slot 0, which every other node names first, is partitioned from its cluster but not
-/// from us.
+/// from the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
@@ -108,7 +108,7 @@ async fn limits_in_several_slots_are_one_decision(asked: &Asked) {
     }
 }
 
-/// Migrates the slot of one key to another node, and decides on it at every step.
+/// Migrates the slot of one key to another node, and charges the key at every step.
 async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, asked: &Asked) {
     // `stored` is the key in Redis.
     let (key, stored) = ("moving", "test:moving");

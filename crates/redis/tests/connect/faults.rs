@@ -92,7 +92,7 @@ async fn a_slow_server_is_dropped_and_used_again_once_it_is_fast() {
     while asked.redis.health().up == 1 {
         assert!(asked.spend("k").await.is_err());
     }
-    // The loss is known at once. The reason is known after the next attempt to connect.
+    // The loss is known immediately. The reason is known after the next attempt to connect.
     asked
         .until("too slow", |health| {
             let trouble = health.trouble.as_ref().map(ToString::to_string);

@@ -1,4 +1,4 @@
-//! Servers that cannot be used: each case has an error of its own, which says what to do.
+//! Servers that cannot be used. Each case has its own error, which says what to do.
 
 use std::{
     io::{Read, Write},
@@ -17,7 +17,7 @@ async fn trouble(settings: Settings, advice: &str) {
     let asked = Asked::with(settings);
     let trouble = asked.trouble().await;
     assert!(trouble.contains(advice), "{trouble}");
-    // A request to such a server fails at once, with the reason.
+    // A request to such a server fails immediately, with the reason.
     match asked.spend("k").await {
         Err(StoreError::NotExecuted(problem)) => assert!(problem.contains(advice), "{problem}"),
         other => panic!("{other:?}"),

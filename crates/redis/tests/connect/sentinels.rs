@@ -1,4 +1,4 @@
-//! A primary that Sentinels name, and its successor.
+//! A primary that the Sentinels report, and its successor.
 
 use tidegate_core::Decision;
 use tidegate_redis::{Settings, Topology};
@@ -59,7 +59,7 @@ async fn a_stale_minority_does_not_replace_a_working_primary() {
     let port = stale.port().to_string();
     let monitor = ["SENTINEL", "MONITOR", PRIMARY, "127.0.0.1", &port, "2"];
     assert_eq!(sentinels.ask(2, &monitor), "+OK");
-    // Every query to a Sentinel opens a connection, also the queries of this test.
+    // Every query to a Sentinel opens a connection, including the queries of this test.
     let (before, mut own) = (sentinels.connections(2), 0);
     tokio::task::block_in_place(|| {
         eventually("the third Sentinel has been asked five times", || {

@@ -32,7 +32,7 @@ pub(crate) async fn store(url: &str) -> RedisStore {
     RedisStore::on(Arc::new(redis), "tg")
 }
 
-/// Returns `count` units and a rate of `rate` per `period`, with an algorithm of this kind.
+/// Returns limits with `count` units and `rate` per `period`, with an algorithm of this kind.
 fn limits(kind: Kind, count: u64, rate: u64, period: Span) -> Limits {
     let rate = Rate {
         count: rate,
@@ -81,7 +81,7 @@ impl Race {
 }
 
 /// Many concurrent requests compete for few units. No limit is ever exceeded, and once all replies
-/// have arrived, denied requests are charged nowhere.
+/// have arrived, no denied request is charged.
 async fn race(store: &RedisStore, kind: Kind) {
     store.pin_clock(Timestamp::from_micros(START));
     let day = Span::from_secs(86_400);
@@ -212,8 +212,7 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     }
 }
 
-/// On three primaries, each with its own clock: no rate is exceeded in any of them, and the rate is
-/// reached.
+/// Three primaries, each with its own clock: every limit is used up, and none is exceeded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_on_several_primaries_are_used_up_and_never_exceeded() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);
@@ -245,7 +244,7 @@ async fn limits_on_several_primaries_are_used_up_and_never_exceeded() {
             "{admitted} in {seconds} s"
         );
     }
-    // A machine that is too slow to send enough requests has all of them admitted.
+    // If the machine is too slow to send enough requests, all of them are admitted.
     let spent = !within(total, most(100.0, 400.0) / 2.0) || total * 2 > asked;
     assert!(spent, "{total} of {asked} in {seconds} s");
 }

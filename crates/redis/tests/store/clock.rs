@@ -89,8 +89,8 @@ impl Pair {
     }
 }
 
-/// After the clock was set back a key denies, and it refills like an exhausted key: within a
-/// minute, or when its month is over.
+/// After the clock was set back, the limits of a key deny, and they refill like those of an
+/// exhausted key: within a minute, or at the end of the month.
 #[tokio::test]
 async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     for server in Server::each() {

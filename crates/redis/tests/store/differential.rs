@@ -1,4 +1,4 @@
-//! The memory store and the servers, put to the same traces: no field of any answer may differ.
+//! Runs the same traces on the memory store and on the servers: no field of any answer may differ.
 
 #[path = "../../../core/tests/proofs/strategies.rs"]
 #[allow(dead_code, reason = "the proofs of core use the rest")]
@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 use self::strategies::{Ask, Kind};
 use crate::{server::Server, support::RedisServer};
 
-/// A rule with a key of its own.
+/// A rule with its own key.
 #[derive(Clone, Debug)]
 struct Rule {
     key: Vec<u8>,
@@ -28,7 +28,7 @@ struct Rule {
     longest_wait: Option<Span>,
 }
 
-/// Limits that stretch, where they can.
+/// Makes those limits elastic that can be.
 fn elastic(limits: Vec<Limit>) -> Limits {
     let limits = Limits::new(limits).unwrap();
     limits.clone().stretching(50).unwrap_or(limits)
@@ -48,22 +48,22 @@ impl Rule {
 
 #[derive(Clone, Debug)]
 enum Deed {
-    /// Asks the rules of these bits.
+    /// Charges or peeks the rules whose bits are set.
     Ask {
         rules: u8,
         ask: Ask,
     },
-    /// The same, with a receipt.
+    /// Reserves units of the rules whose bits are set, with a receipt.
     Reserve {
         rules: u8,
         ask: Ask,
     },
-    /// Settles one of what is reserved: so much of every cost was not needed.
+    /// Settles one of the reservations, with this number of unused units per charge.
     Settle {
         which: Index,
         unused: u64,
     },
-    /// Renews the places of one of what is reserved.
+    /// Renews the leases of one of the reservations.
     Renew {
         which: Index,
     },
@@ -77,10 +77,11 @@ enum Deed {
     Reset {
         rule: Index,
     },
-    /// Gives a rule other limits.
+    /// Changes the limits of a rule.
     ///
-    /// A state in Redis names the terms in which it is counted. In memory the limits remember the
-    /// former ones, up to [`MAX_FORMER`] of them, so every so many changes the key is reset.
+    /// A state in Redis contains the parameters under which it is counted. In memory the limits
+    /// remember up to [`MAX_FORMER`] former limits, so the key is reset after that number of
+    /// changes.
     Change {
         rule: Index,
         limits: Vec<Limit>,
@@ -117,10 +118,10 @@ fn settle() -> impl Strategy<Value = Deed> {
     (any::<Index>(), unused).prop_map(|(which, unused)| Deed::Settle { which, unused })
 }
 
-/// Rules, each with limits and in shadow or not; when it begins; and what happens.
+/// The rules, each with its limits and whether it is in shadow mode; the start time; and the steps.
 type Trace = (Vec<(Vec<Limit>, bool)>, u64, Vec<Deed>);
 
-/// A trace on up to three rules of any kinds.
+/// A trace with up to three rules of any kinds.
 fn trace() -> impl Strategy<Value = Trace> {
     let rules = prop::collection::vec((limits(), prop::bool::weighted(0.2)), 1..=3);
     (
@@ -130,7 +131,7 @@ fn trace() -> impl Strategy<Value = Trace> {
     )
 }
 
-/// One rule of one kind, so that no kind is met too seldom.
+/// A trace with one rule of this kind, so that every kind is drawn often enough.
 fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     let rules = strategies::limit(kind).prop_map(|limit| vec![(vec![limit], false)]);
     let deeds = prop::collection::vec(
@@ -148,9 +149,9 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     (rules, strategies::start(), deeds)
 }
 
-/// Whether a state of `old` may hold more than `new` allow, and so lose some of it when it is
-/// converted. Memory converts it at the next decision. Redis, where another server may still have
-/// the old limits, converts it when it is next charged.
+/// Whether a state of `old` may hold more units than `new` allows, and so lose some of them when it
+/// is converted. The memory store converts it at the next decision. Redis converts it at the next
+/// charge, because another server may still have the old limits.
 fn may_hold_more(old: &Limits, new: &Limits) -> bool {
     let loses = |limit: &&Limit| {
         !matches!(
@@ -171,10 +172,10 @@ fn may_hold_more(old: &Limits, new: &Limits) -> bool {
     most > least && least.is_some()
 }
 
-/// The former limits that the memory store remembers of a rule.
+/// The number of former limits per rule that the memory store remembers.
 const MAX_FORMER: u64 = 4;
 
-/// What was reserved in both stores: the rules as they were, the cost of each, and the receipts.
+/// A reservation in both stores: the rules at that time, the cost of each, and the receipts.
 type Reserved = (Vec<Rule>, u64, Receipt, RedisReceipt);
 
 /// The two stores, at one instant.
@@ -198,7 +199,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// What the memory store answers, and what the server does.
+    /// Runs a step, and returns the answers of the memory store and of the server.
     fn both(&mut self, deed: &Deed) -> (String, String) {
         match deed {
             Deed::Ask { rules, ask } => return self.ask(*rules, ask, false),
@@ -227,7 +228,8 @@ impl Pair<'_> {
             }
             Deed::Reset { rule } => {
                 let key = &rule.get(&self.rules).key;
-                // What has expired may be there or not: whether there was anything is not compared.
+                // Expired states may or may not have been deleted, so the results of the reset are
+                // not compared.
                 self.memory.reset(key);
                 self.runtime.block_on(self.redis.reset(key)).unwrap();
             }
@@ -244,7 +246,7 @@ impl Pair<'_> {
         (String::new(), String::new())
     }
 
-    /// Gives rule `at` other limits.
+    /// Changes the limits of rule `at`.
     fn change(&mut self, at: usize, limits: Vec<Limit>) {
         let old = Arc::clone(&self.rules[at].limits);
         let new = elastic(limits).in_shadow(old.is_shadow());
@@ -272,7 +274,8 @@ impl Pair<'_> {
             chosen.push(self.rules[0].clone());
         }
         let has_room = ask.of.index(3) == 0;
-        // As long as one waits who comes now, a microsecond less, more, or however long it is.
+        // The longest wait that the request accepts: none, half of the time until the reset, all of
+        // it, a microsecond less, or any wait.
         let ahead = last.map_or(Span::ZERO, |last| last.reset_after).as_micros();
         let longest_wait = match ask.of.index(7) {
             0 => Some(0),
@@ -317,7 +320,7 @@ impl Pair<'_> {
 }
 
 impl Pair<'_> {
-    /// Settles, and shows how the limits stand then.
+    /// Settles a reservation, and returns the state of the limits after that.
     fn settle(&mut self, which: &Index, unused: u64) -> (String, String) {
         if self.reserved.is_empty() {
             return (String::new(), String::new());
@@ -333,8 +336,8 @@ impl Pair<'_> {
         self.look()
     }
 
-    /// How the limits stand by the numbers of now: those of what was reserved do not know them in
-    /// memory.
+    /// Returns the state of the current limits. In memory, the limits of a reservation do not know
+    /// the current ones.
     fn look(&self) -> (String, String) {
         let charges: Vec<Charge<'_>> = self.rules.iter().map(|rule| rule.charge(1)).collect();
         let (mut expected, mut got) = (Vec::new(), Vec::new());
@@ -348,7 +351,7 @@ impl Pair<'_> {
 }
 
 impl Pair<'_> {
-    /// Renews, and shows what came of it and how the limits stand then.
+    /// Renews a reservation, and returns the result and the state of the limits after that.
     fn renew(&mut self, which: &Index) -> (String, String) {
         if self.reserved.is_empty() {
             return (String::new(), String::new());
@@ -371,7 +374,7 @@ fn shown<T: Debug, E: Debug>(here: T, there: Result<T, E>) -> (String, String) {
     (format!("{here:?}"), there)
 }
 
-/// Puts both stores to `cases` traces.
+/// Runs `cases` traces on both stores.
 fn compare<S>(server: &Server, cases: u32, traces: impl Fn() -> S)
 where
     S: Strategy<Value = Trace>,
@@ -382,7 +385,7 @@ where
     compare_on((&runtime, &redis.unwrap(), &empty), cases, traces);
 }
 
-/// The same on a cluster, where every rule's key has a slot of its own.
+/// Like [`compare`], on a cluster where every rule's key is in a different slot.
 fn compare_apart<S>(server: &RedisServer, cases: u32, traces: impl Fn() -> S)
 where
     S: Strategy<Value = Trace>,
@@ -411,7 +414,7 @@ fn compare_on<S>(
             has_room: false,
             longest_wait: None,
         });
-        // With one shard, so that its one clock is that of all keys.
+        // With one shard, so that all keys share one clock.
         let bounds = MemoryBounds {
             max_keys: 1_000,
             ..MemoryBounds::default()
@@ -449,7 +452,7 @@ fn every_algorithm_decides_as_in_memory_in_valkey() {
     }
 }
 
-/// One rule of several schedules, which have scripts of their own.
+/// A trace with one rule of several schedules, which have their own scripts.
 fn trace_of_schedules() -> impl Strategy<Value = Trace> {
     let kinds = [Kind::Gcra, Kind::TokenBucket, Kind::Meter, Kind::Queue];
     let kind = prop::sample::select(kinds.to_vec());
@@ -485,7 +488,7 @@ fn rules_decide_together_as_in_memory_in_valkey() {
     compare(&Server::valkey(), 100, trace);
 }
 
-/// Rules in slots of their own, asked together.
+/// A trace with rules in different slots that are charged together.
 fn trace_apart() -> impl Strategy<Value = Trace> {
     let rules = prop::collection::vec((limits(), prop::bool::weighted(0.2)), 2..=3);
     let deed = prop_oneof![

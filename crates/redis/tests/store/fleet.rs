@@ -78,8 +78,8 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     let mut fleets = Vec::new();
     for number in 1..=4 {
         fleets.push(node_that_counts(&redis.url()).await);
-        // A server that starts and sees itself alone has the default share at first: the others may
-        // not have written their ids again.
+        // A server that has just started and counts only itself has the default share: the others
+        // may not have written their ids again.
         let share = Share::one_of(number.max(2)).unwrap();
         let last = &fleets[fleets.len() - 1];
         until("the last server has counted itself", || {
@@ -291,7 +291,7 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
     assert_eq!(last, Renewal::Lost, "the renewal without a reply holds it");
 }
 
-/// Asks the node for one unit, and returns the decision and its source.
+/// Charges one unit at the node, and returns the decision and its source.
 async fn ask(node: &Fleet, key: &'static [u8]) -> (Decision, Source) {
     let limits = limits();
     let question = Question {
@@ -308,7 +308,7 @@ fn is_blocked((decision, source): (Decision, Source), by: Source) -> bool {
     matches!(decision, Decision::Blocked { .. }) && source == by
 }
 
-/// A node that has enforced a block is not told when another node lifts it, nor when Redis loses
+/// A node that has enforced a block is not notified when another node lifts it, or when Redis loses
 /// it. No request uses the key in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
@@ -330,7 +330,7 @@ async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     .await;
     assert!(blocked(b"kept") && blocked(b"lost"));
 
-    // During an outage the blocks that were in force stay so.
+    // During an outage the blocks in effect remain in effect.
     redis.kill();
     until("it is down", || one.stats().health.up == 0).await;
     assert_eq!(
@@ -348,7 +348,7 @@ async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     until("the block that Redis lost is lifted", || !blocked(b"lost")).await;
 }
 
-/// The local store used to see the time from before the call.
+/// Regression test: the local store used to get the time from before the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
     let redis = tokio::task::block_in_place(RedisServer::start);
@@ -381,7 +381,7 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
             decided.decision
         }
     };
-    // At the same time, because an unresponsive server is asked no more after some failures.
+    // At the same time, because an unresponsive server gets no more requests after some failures.
     let decided = tokio::join!(
         decide(b"short", false),
         decide(b"long", false),
@@ -393,7 +393,7 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
 }
 
 /// The server answers after the caller has stopped waiting, but before the connection times out.
-/// Its charge is refunded.
+/// The charge of the abandoned request is refunded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_abandoned_slot_is_released() {
     let redis = tokio::task::block_in_place(RedisServer::start);

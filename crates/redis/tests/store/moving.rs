@@ -124,8 +124,8 @@ impl<'c> Move<'c> {
 }
 
 /// Reserves eight times at each of four stages: before the migration, before any key has moved,
-/// after the first key has moved, and after all have. One reservation of each stage is renewed and
-/// settled at the next.
+/// after the first key has moved, and after all keys have moved. One reservation of each stage is
+/// renewed and settled at the next.
 async fn reserve_through(cluster: &RedisCluster, kind: Kind, keys: &[&'static str]) {
     let node = node(cluster).await;
     let rules = Rules {
@@ -170,7 +170,7 @@ async fn reservations_are_exact_while_their_slot_moves() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);
     reserve_through(&cluster, Kind::TokenBucket, &["one"]).await;
     reserve_through(&cluster, Kind::EpochWindow, &["two"]).await;
-    // Several rules with one hash tag. Their keys are on two nodes for a time.
+    // Several rules with one hash tag. During the migration their keys are on two nodes.
     reserve_through(&cluster, Kind::TokenBucket, &["{x}one", "{x}two"]).await;
     reserve_through(&cluster, Kind::Log, &["{y}one", "{y}two", "{y}new"]).await;
 }

@@ -59,7 +59,7 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
         let memory = MemoryStore::new(MemoryBounds::default());
         let mut start = START;
         for kind in Kind::ALL {
-            // The same algorithm that drains at once, and another algorithm.
+            // The same algorithm with limits that drain immediately, and another algorithm.
             let other = if kind == Kind::Gcra {
                 Kind::TokenBucket
             } else {

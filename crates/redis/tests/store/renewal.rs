@@ -15,8 +15,8 @@ use crate::{START, differential::strategies::Kind, server::Server};
 #[derive(Clone, Copy, Debug)]
 enum Meanwhile {
     Nothing,
-    /// A charge is denied, which one of the limits counts and the others do not. The others store
-    /// windows and buckets in which nothing is counted.
+    /// A charge is denied. One of the limits counts it, and the others do not. The others store
+    /// windows and buckets without any units.
     Denied,
     Blocked,
     /// The new limits are of other kinds.
@@ -25,7 +25,7 @@ enum Meanwhile {
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// The instant of the first lease, and how much later the key is charged under the new limits,
+    /// The instant of the first lease, and the time from then to the charge under the new limits,
     /// in microseconds.
     base: u64,
     charged: u64,
@@ -71,8 +71,8 @@ impl Case {
         let old = Arc::new(self.limits(old_kind, hour, hour));
         let [period, lease] = [self.period, self.lease].map(Span::from_micros);
         let new = Arc::new(self.limits(self.kind, period, lease).inheriting_from(&old));
-        // The old limits once more. In memory they know the new ones as former limits; in Redis the
-        // state has its parameters.
+        // The old limits again. In memory they have the new limits as former limits; in Redis the
+        // state contains its parameters.
         let back = self.limits(old_kind, hour, hour).inheriting_from(&new);
         let key = format!("{self:?}");
         let charge =

@@ -32,7 +32,8 @@ async fn ask(store: &RedisStore, key: &str, limits: &Limits) -> (Decision, Retry
     (decided.unwrap(), retry)
 }
 
-/// Returns how many requests are admitted if both stores take turns, and then send many at once.
+/// Returns the number of admitted requests if both stores take turns and then send many requests at
+/// the same time.
 async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> usize {
     let mut decisions = Vec::new();
     for turn in 0..300 {

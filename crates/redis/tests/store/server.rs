@@ -12,7 +12,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts one of each kind.
+    /// Starts a Redis and a Valkey.
     pub(crate) fn each() -> [Self; 2] {
         [Self::redis(), Self::valkey()]
     }

@@ -12,7 +12,7 @@ use super::{Proxy, RedisServer, Refused, SERVER, eventually, redis::ask};
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
-    /// A proxy before the cluster bus of each node, if nodes can be partitioned.
+    /// A proxy in front of the cluster bus of each node, if nodes can be partitioned.
     buses: Vec<Proxy>,
 }
 
@@ -22,7 +22,7 @@ impl RedisCluster {
         Self::of((0..6).map(|_| node()).collect(), Vec::new())
     }
 
-    /// Does the same with nodes that [`Self::cut_off`] can partition from each other.
+    /// Works like [`Self::start`], with nodes that [`Self::cut_off`] can partition from each other.
     pub fn start_with_proxied_buses() -> Self {
         let (nodes, buses) = (0..6).map(node_with_proxied_bus).unzip();
         Self::of(nodes, buses)
@@ -120,7 +120,7 @@ fn node() -> RedisServer {
 const OPTIONS: [&str; 6] = [
     "--cluster-node-timeout",
     "1000",
-    // Replicas synchronize at once, and may take over however old their data is: the tests need no
+    // Replicas synchronize immediately, and may take over even with old data: the tests need no
     // durability.
     "--repl-diskless-sync-delay",
     "0",

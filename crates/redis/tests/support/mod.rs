@@ -38,7 +38,8 @@ pub const SERVER: &str = match env!("CARGO_CRATE_NAME").as_bytes() {
 /// Timeout of everything that takes milliseconds on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Returns a port that is free now. Another process may take it before it is used; then try again.
+/// Returns a port that is free now. Another process may take the port before it is used; the caller
+/// must then retry.
 pub fn free_port() -> u16 {
     let socket = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     socket.local_addr().unwrap().port()

@@ -1,4 +1,5 @@
-//! A TCP proxy that can delay data, reset all connections, or refuse those of one address.
+//! A TCP proxy that can delay data, reset all connections, or refuse the connections of one
+//! address.
 
 use std::{
     io::{Read, Write},
@@ -42,7 +43,7 @@ impl Refused {
 }
 
 impl Proxy {
-    /// Starts a proxy before the server on `port`. It runs until the process ends.
+    /// Starts a proxy in front of the server on `port`. The proxy runs until the process ends.
     pub fn before(port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let proxy = Self {

@@ -46,7 +46,7 @@ impl RedisServer {
         })
     }
 
-    /// Does the same with options that depend on the port of the cluster bus.
+    /// Works like [`Self::node`], with options that depend on the port of the cluster bus.
     pub fn node_with(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
         Self::on_free_ports(program, |bus| {
             // By default the port of the cluster bus is 10,000 higher than that of the server.

@@ -1,16 +1,16 @@
 //! Merges the views of several nodes into one slot map.
 //!
 //! A node that is partitioned from its cluster keeps its last map, and cannot know that a replica
-//! has taken over its slots. So each slot goes to the node that claims it with the highest
-//! configuration epoch, which is also how the nodes themselves resolve conflicts. Views of nodes
-//! that report `cluster_state:fail` are used only if every node that answered reports it.
+//! has taken over its slots. So each slot is assigned to the node that claims it with the highest
+//! configuration epoch. The nodes resolve conflicts in the same way. Views of nodes that report
+//! `cluster_state:fail` are used only if every node that answered reports it.
 
 use super::{
     super::{settings::Address, slots::SLOTS},
     view::{Claim, State, View},
 };
 
-/// Which node has which slot, merged from several views.
+/// The slot map, merged from several views.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SlotMap {
     /// Ranges of adjacent slots with one owner, in ascending order. Slots that no node claims are
@@ -52,15 +52,15 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     let mut best: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for view in trusted() {
         for claim in &view.claims {
-            // A node knows best which slots it has; other nodes may have older information about
-            // it.
+            // A node has the latest information about its own slots; other nodes may have older
+            // information.
             if claim.owner == view.informant || !answered(&claim.owner) {
                 take(&mut best, claim, |held| held.epoch < claim.epoch);
             }
         }
     }
-    // A slot may have no owner that claims it, for example briefly during a migration. Then any
-    // claim is better than none.
+    // A slot may have no owner that claims it, for example briefly during a migration. In this case
+    // the best claim of any node is used.
     let mut second: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
         take(&mut second, claim, |held| held.epoch < claim.epoch);
@@ -92,8 +92,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     }
 }
 
-/// Assigns the slots of `claim` to it, where they are free or `outdoes` returns true for the
-/// present claim.
+/// Assigns the slots of `claim` to it if they are free, or if `outdoes` returns true for the
+/// current claim.
 fn take<'c>(slots: &mut [Option<&'c Claim>], claim: &'c Claim, outdoes: impl Fn(&Claim) -> bool) {
     // `view::claim` has checked `first <= last < SLOTS`.
     for slot in &mut slots[usize::from(claim.first)..=usize::from(claim.last)] {
@@ -163,7 +163,8 @@ mod tests {
         (first, last, owner.to_owned(), decides)
     }
 
-    /// `a` was partitioned before its replica `r` took over. It still answers us, with its old map.
+    /// `a` was partitioned before its replica `r` took over. It still answers our queries, with its
+    /// old map.
     #[test]
     fn the_highest_epoch_wins_whichever_node_answers_first() {
         let old = [claim("a", 1, 0, 99), claim("b", 2, 100, 199)];
@@ -184,7 +185,7 @@ mod tests {
     #[test]
     fn slots_of_an_owner_in_a_failed_cluster_are_not_served() {
         let map = [claim("a", 1, 0, 99), claim("b", 2, 100, 199)];
-        // Not replaced yet: the other nodes still name it.
+        // `a` is not replaced yet: the other nodes still name it.
         let (a, b) = (view("a", State::Failed, &map), view("b", State::Ok, &map));
         assert_eq!(
             owners(&[a.clone(), b]),

@@ -1,8 +1,8 @@
-//! How one node sees the cluster: which node has which slot, with which configuration epoch.
+//! One node's view of the cluster: the owner of each slot, and its configuration epoch.
 //!
-//! `CLUSTER SLOTS` names the endpoints for clients, `CLUSTER NODES` the configuration epochs, and
-//! `CLUSTER INFO` says whether the node serves keys at all. A node that is partitioned from the
-//! majority reports `cluster_state:fail`, and answers every key with CLUSTERDOWN.
+//! `CLUSTER SLOTS` returns the endpoints for clients, `CLUSTER NODES` the configuration epochs, and
+//! `CLUSTER INFO` whether the node serves keys at all. A node that is partitioned from the majority
+//! reports `cluster_state:fail`, and answers every key with CLUSTERDOWN.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -62,8 +62,8 @@ pub(super) async fn read(
             None => handshake::connect(settings, (informant, Kind::ClusterNode), || {}).await?,
         };
         connection.set_response_timeout(VIEW_TIMEOUT);
-        // One pipeline: a node answers the three commands without processing cluster messages in
-        // between.
+        // One pipeline, so that the node answers the three commands without processing cluster
+        // messages in between.
         let mut questions = Pipeline::with_capacity(3);
         questions.cmd("CLUSTER").arg("SLOTS");
         questions.cmd("CLUSTER").arg("NODES");

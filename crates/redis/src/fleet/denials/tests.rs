@@ -24,7 +24,8 @@ fn at(millis: u64) -> Timestamp {
     Timestamp::from_micros(1_000_000_000 + millis * 1_000)
 }
 
-/// Spends `key` at time 0, and returns the outcomes of the denial that follows at once.
+/// Spends all units of `key` at time 0, and returns the outcomes of the denial that follows
+/// immediately.
 fn denied(charge: Charge<'_>) -> Vec<Outcome> {
     let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());
     let one = Charge {
@@ -163,8 +164,8 @@ fn a_denial_is_cached_per_key_limit_and_cost() {
     assert!(!denials.recall(&[dear, charge("b", &limits, 2)], at(1), &mut outcomes));
 }
 
-/// For example a rule that is put in shadow mode during a decision, or a quota that ceases to be
-/// the deciding one of several.
+/// For example, a rule is put in shadow mode during a decision, or a quota is no longer the one of
+/// several that decides.
 #[test]
 fn a_shadow_limit_is_not_denied_by_a_cached_denial() {
     let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
