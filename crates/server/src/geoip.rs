@@ -22,15 +22,15 @@ use tidegate_net::{
 /// The maximum size of a database, in bytes. The whole file is kept in memory.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// A GeoIP database that cannot be used, and why.
+/// A GeoIP database that cannot be used, and the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("geoip.{}: cannot use {}: {problem}", field.as_str(), path.display())]
 pub struct GeoIpError {
-    /// What the database is configured for: country or autonomous system.
+    /// The configured use of the database: country or autonomous system.
     pub field: GeoIpField,
     /// The file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem with the file.
     pub problem: String,
 }
 
@@ -192,7 +192,7 @@ impl File {
     fn has_changed(&self) -> bool {
         let (mut seen, now) = (lock(&self.seen), stamp(&self.path));
         let is_settled = seen.checked == now;
-        // A missing file is probably being replaced, so the new one is awaited.
+        // A missing file is probably being replaced, so the reload waits for the new file.
         let has_changed = is_settled && now.is_some() && seen.read != now;
         seen.checked = now;
         has_changed

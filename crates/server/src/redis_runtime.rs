@@ -1,7 +1,7 @@
 //! Connects to Redis as configured, on a dedicated runtime thread.
 //!
-//! All workers share the same few connections. Commands that wait at the same time are pipelined
-//! together, whichever worker they come from.
+//! All workers share the same few connections. Commands of all workers that wait at the same time
+//! are pipelined together.
 
 use std::{fs, io, path::Path, sync::Arc, thread};
 
@@ -25,8 +25,8 @@ pub(crate) struct RedisRuntime {
 }
 
 impl RedisRuntime {
-    /// Starts connecting as `config` says. `password` is the value of the environment variable that
-    /// `config` names, if it names one.
+    /// Starts to connect to the servers in `config`. `password` is the value of the environment
+    /// variable that `config` names, if it names one.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, S
     })
 }
 
-/// A thread with a tokio runtime that stops when this is dropped.
+/// A thread with a tokio runtime. The thread stops when this value is dropped.
 #[derive(Debug)]
 struct RuntimeThread {
     runtime: Handle,
@@ -102,7 +102,8 @@ impl RuntimeThread {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let body = move || {
-            // The sender is only ever dropped, so the receive error is the stop signal.
+            // Nothing is sent on the channel. The sender is dropped to stop the thread, and the
+            // receive error is the stop signal.
             let _ = runtime.block_on(stopped);
         };
         thread::Builder::new().name("redis".into()).spawn(body)?;

@@ -4,10 +4,10 @@
 //! reach. The page cannot read the response, but the request takes effect. Browsers mark such
 //! requests with `Sec-Fetch-Site` and `Origin`.
 //!
-//! The owner of a page may also let its name resolve to such an address (DNS rebinding). Then the
-//! request is of the same origin, and the page reads the response. So a browser must use a host
-//! that no attacker controls: an address, `localhost` or a configured name. Browsers send `Origin`
-//! with each `POST`, but no mark with a `GET` to a name over plaintext.
+//! The owner of a page may also let its name resolve to such an address (DNS rebinding). The
+//! request then has the same origin as the page, and the page can read the response. So a browser
+//! must use a host that no attacker controls: an address, `localhost` or a configured name.
+//! Browsers send `Origin` with each `POST`, but neither header with a plaintext `GET` to a name.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ use tidegate_net::Problem;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Returns whether `Sec-Fetch-Site` rules out a request caused by another site. Current browsers
-/// send this header; other programs do not, and pass.
+/// send this header. Requests without it, as from non-browser clients, are accepted.
 pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
     let is_own_page = |value: &HeaderValue| {
         let value = value.as_bytes();
@@ -31,7 +31,7 @@ pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
     headers.get_all(SEC_FETCH_SITE).iter().all(is_own_page)
 }
 
-/// Rejects a request that a page of another site has caused. `hosts` are the names under which
+/// Rejects a request that a page of another site may have caused. `hosts` are the names under which
 /// browsers may reach this listener, in lower case.
 pub(super) fn check(headers: &HeaderMap, hosts: &[String]) -> Result<(), Problem> {
     if !is_from_browser(headers) {

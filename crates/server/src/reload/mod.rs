@@ -48,7 +48,7 @@ pub enum LoadError {
     /// missing.
     #[error(transparent)]
     Proxy(#[from] TrustAnchorError),
-    /// A section that only takes effect at startup has changed, and the rules may depend on it.
+    /// A section that takes effect only at startup has changed, and the rules may depend on it.
     #[error("{0}: has changed, but is read only at startup; restart the server to apply this file")]
     Start(&'static str),
 }
@@ -92,8 +92,8 @@ pub fn load(path: &Path) -> Result<Config, LoadError> {
         path: path.to_owned(),
         mistakes,
     };
-    // An editor may truncate the file before it writes it. Without this check all limits would be
-    // off in between.
+    // An editor may truncate the file before it writes it. Without this check, no limit would be in
+    // effect in the meantime.
     if says_nothing(&text) {
         let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
         return Err(mistaken(vec![Mistake {
@@ -105,7 +105,7 @@ pub fn load(path: &Path) -> Result<Config, LoadError> {
     Config::parse(&text).map_err(mistaken)
 }
 
-/// Returns whether the file has nothing but comments, document markers and null values.
+/// Returns whether the file contains only comments, document markers and null values.
 fn says_nothing(text: &str) -> bool {
     text.lines().map(str::trim).all(|line| {
         line.is_empty() || line.starts_with('#') || matches!(line, "---" | "..." | "null" | "~")
@@ -131,13 +131,14 @@ struct Last {
     read: LastRead<FileStamp>,
     /// Whether the file was missing at the last check.
     is_gone: bool,
-    /// The settings of the applied file that differ from the running ones until a restart.
+    /// The settings of the applied file that take effect only after a restart.
     restart_required: Vec<&'static str>,
 }
 
 impl Reloader {
-    /// Creates a reloader of the file at `path`, which has just been loaded into `limiter`, `quotas`
-    /// and, if there is one, `proxy`. `restart_only` has the settings that need a restart to change.
+    /// Creates a reloader of the file at `path`, which has just been loaded into `limiter`,
+    /// `quotas` and, if there is one, `proxy`. `restart_only` contains the settings that need a
+    /// restart to change.
     #[must_use]
     pub fn new(
         path: PathBuf,
@@ -181,7 +182,7 @@ impl Reloader {
     pub fn reload_if_changed(&self) -> Option<Result<usize, LoadError>> {
         let mut last = self.last();
         let now = stamp(&self.path);
-        // A missing file is probably being replaced, so one check is skipped before it is reported.
+        // A missing file is probably being replaced, so it is reported only at the second check.
         let was_gone = std::mem::replace(&mut last.is_gone, now.is_none());
         let has_changed = now != last.read.seen && (now.is_some() || was_gone);
         if !has_changed && !last.read.is_unread {

@@ -11,7 +11,7 @@ use tidegate_identity::GeoIpField;
 
 use super::LoadError;
 
-/// The settings that a server was started with and keeps until it is restarted.
+/// The settings that a server reads at startup and keeps until it is restarted.
 #[derive(Clone, Debug, Default)]
 pub struct RestartOnlySettings {
     identity: Identity,

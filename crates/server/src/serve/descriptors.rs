@@ -7,8 +7,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors for everything but connections: listening sockets, epoll, files, pipes and some
-/// spare ones for DNS lookups.
+/// The number of descriptors that are not connections: listening sockets, epoll, files, pipes and a
+/// reserve for DNS lookups.
 const FIXED: u64 = 96;
 
 /// The value used if the system has no limit.
@@ -17,7 +17,7 @@ const UNLIMITED: u64 = 1 << 20;
 /// The lowest value that a connection limit is lowered to.
 const LEAST: u64 = 16;
 
-/// Raises the soft open-file limit to the hard one and returns the resulting limit.
+/// Raises the soft open-file limit to the hard limit, and returns the resulting limit.
 pub(super) fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let hard = limit.maximum.unwrap_or(UNLIMITED);
@@ -45,8 +45,8 @@ pub(super) struct Bound<'a> {
     pub(super) connections: &'a mut usize,
 }
 
-/// Lowers `bounds` in proportion until they fit in `limit` descriptors beside the `reserved` ones.
-/// Returns a warning if it lowered any.
+/// Lowers `bounds` proportionally until they fit in `limit` descriptors, minus the `reserved` ones.
+/// Returns a warning if a bound was lowered.
 pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
     let count = |bound: &Bound<'_>| u64::try_from(*bound.connections).unwrap_or(u64::MAX);
     let wanted = bounds.iter().map(count).fold(0, u64::saturating_add);
@@ -58,7 +58,7 @@ pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option
     let room = limit.saturating_sub(reserved).max(limit / 3);
     let mut lowered = Vec::new();
     for bound in bounds {
-        // In proportion to the configured limits; u128 because the product may overflow u64.
+        // Proportional to the configured limits; u128 because the product may overflow u64.
         let share = u128::from(count(bound)) * u128::from(room) / u128::from(wanted.max(1));
         let share = u64::try_from(share).unwrap_or(u64::MAX).max(LEAST);
         let share = usize::try_from(share).unwrap_or(usize::MAX);

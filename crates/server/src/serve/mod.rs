@@ -140,13 +140,13 @@ impl std::fmt::Debug for Secrets {
 
 /// Starts the listeners that `config` names.
 ///
-/// `source` is the rules file that the configuration was read from; without one there is nothing to
-/// reload. Call [`Signals::install`] before this function. An unreachable Redis does not prevent the
-/// start: the fallback policy decides until Redis is reachable.
+/// `source` is the rules file that the configuration was read from; without a file there is nothing
+/// to reload. Call [`Signals::install`] before this function. An unreachable Redis does not prevent
+/// the start: the fallback policy decides until Redis is reachable.
 ///
 /// # Errors
 ///
-/// Returns a [`ServeError`]; nothing is left listening.
+/// Returns a [`ServeError`]; no listener stays open.
 pub fn start(
     mut config: Config,
     source: Option<&Path>,
@@ -340,7 +340,7 @@ impl Certificates {
     }
 }
 
-/// Everything that the listeners share or need to start.
+/// The state that the listeners share or need to start.
 struct StartContext<'a> {
     limiter: &'a Arc<Limiter>,
     quotas: &'a Arc<Quotas>,
@@ -481,7 +481,7 @@ fn fitted_connections(proxy: &mut Proxy) -> &mut usize {
 }
 
 /// Raises the open-file limit and, if it is still too low, lowers the connection limits to fit.
-/// Returns a warning that says what was lowered.
+/// Returns a warning with the lowered limits.
 fn fit_descriptors(config: &mut Config) -> Option<String> {
     let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let limit = descriptors::raise_limit();
@@ -555,8 +555,8 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
     Ok(())
 }
 
-/// Logs and records the error if the snapshot cannot be written now, so that the state is right
-/// before the first attempt to write it.
+/// Logs and records the error if the snapshot cannot be written now, so that the reported status is
+/// correct before the first snapshot is written.
 fn try_snapshot(snapshot: &Snapshot, limiter: &Limiter) {
     let path = &snapshot.path;
     if let Some(error) = preflight::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {

@@ -1,4 +1,4 @@
-//! Preflight checks of the files that a server reads at startup besides the rules file:
+//! Preflight checks of the files that a server reads at startup in addition to the rules file:
 //! certificates, trust anchors, GeoIP databases and the snapshot.
 
 use std::{
@@ -22,8 +22,8 @@ use crate::{
 /// Returns the errors that would prevent a server with `config` from starting on this machine now.
 ///
 /// Checks that certificates, trust anchors, GeoIP databases and the snapshot can be read and that
-/// the access log can be written. It reads them as the start does, but creates and writes nothing
-/// and does not listen.
+/// the access log can be written. It reads the files in the same way as a server that starts, but
+/// creates no file, writes no file and does not listen.
 ///
 /// It does not check whether a new log file could be created in its folder, whether addresses are
 /// in use, or Envoy's rules, which [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks.
@@ -55,8 +55,8 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     found
 }
 
-/// Returns the warning that a server with `config` would log on this machine now, although it would
-/// start: the folder of the snapshot is missing.
+/// Returns the warning that a server with `config` would log if it started on this machine now: the
+/// folder of the snapshot is missing.
 #[must_use]
 pub fn preflight_warnings(config: &Config) -> Option<String> {
     let path = &config.snapshot.as_ref()?.path;

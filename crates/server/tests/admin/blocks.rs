@@ -74,7 +74,7 @@ fn an_address_in_an_uncounted_form_is_refused_unless_services_send_it() {
             let answer = listener.ask(method, path, body);
             assert_eq!(answer.status, 200, "{written}: {answer:?}");
             let answer = answer.json();
-            // Each block also has another hint, because this store has no snapshot.
+            // Each block also has a second hint, because this store has no snapshot.
             let hint = answer["hint"].as_str();
             let hint = hint.filter(|hint| !hint.starts_with("a restart"));
             assert_eq!(hint.is_some(), counted.is_some(), "{written}: {hint:?}");
@@ -118,7 +118,7 @@ fn a_key_that_no_request_has_is_refused() {
     ] {
         let refused = listener.ask("PUT", path, "");
         assert_eq!((refused.status, refused.problem().as_str()), (400, problem));
-        // A service that sends entries with `raw` may have it.
+        // A service that sends entries with `raw` may send this key.
         assert_eq!(listener.ask("PUT", path, r#"{"raw": true}"#).status, 200);
         assert_eq!(listener.ask("DELETE", path, "").status, 200);
         let nothing = listener.ask("DELETE", path, "").problem();
@@ -132,7 +132,7 @@ fn a_key_that_no_request_has_is_refused() {
     assert!(nothing.problem().contains("`2001:db8:1::`"), "{nothing:?}");
 }
 
-/// The rule's own conditions exclude the key, however services send their entries.
+/// The rule's own conditions exclude the key, whether or not services send raw entries.
 #[test]
 fn a_key_that_the_rule_excludes_is_refused() {
     let listener = TestListener::open();

@@ -65,14 +65,14 @@ fn a_reload_is_all_or_nothing() {
     }
 }
 
-/// Some settings are read at the start only; a reload that says no more than "ok" hides that.
+/// Some settings are read only at startup; a reload that reports just "ok" would hide that.
 #[test]
 fn a_reload_names_the_settings_that_need_a_restart() {
     let listener = TestListener::open();
     let rules = "rules: [{name: s, limits: [1/s]}]\n";
     let changed = "listen: {http: 127.0.0.1:9999}\nstore: {memory: {max_keys: 77}}\n";
     std::fs::write(listener.file.path(), format!("{rules}{changed}")).unwrap();
-    // A second reload of the same file changes nothing about that.
+    // A second reload of the same file reports the same settings.
     for _ in 0..2 {
         let reloaded = listener.ask("POST", "/v1/reload", "");
         let expected = json!({"rules": 1, "restart_required": ["listen", "store"]});

@@ -103,8 +103,8 @@ fn a_transaction_over_the_redis_batch_size_is_decided_completely() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
-    // More than fit the queue to Redis. If all were sent at once, the fallback would decide the
-    // rest.
+    // More commands than fit in the queue to Redis. If all of them were sent at the same time, the
+    // fallback would decide the rest.
     let throttle = "CL.THROTTLE k 9999 1 3600\r\n".repeat(10_000);
     let answer = converse(node.open_resp(), &format!("MULTI\r\n{throttle}EXEC\r\n"));
     let (_, answers) = answer.split_once("*10000\r\n").unwrap();

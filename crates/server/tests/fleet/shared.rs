@@ -1,4 +1,4 @@
-//! Tests of what nodes share: counts, blocks and the operator's resets.
+//! Tests of the state that nodes share: counts, blocks and the operator's resets.
 
 use tidegate_core::{Share, Source, Span};
 use tidegate_redis::{FleetSettings, NodeShare};

@@ -44,7 +44,7 @@ fn with_a_token_only_requests_with_it_are_allowed() {
     assert_guesses_are_limited(|| ask("GET", "/v1/authorize", &[("tidegate-token", "guess")]));
 }
 
-/// Ten wrong values that a client chose used to lock out the proxy that asks.
+/// Regression test: ten wrong values from a client used to lock out the proxy that forwarded them.
 #[test]
 fn clients_of_a_forward_auth_proxy_cannot_lock_it_out() {
     let listener = TestListener::open(GUARDED);
@@ -80,8 +80,8 @@ fn cross_site_browser_requests_are_rejected() {
     }
 }
 
-/// The pages of a name that an attacker resolves to this machine are of the same origin as the
-/// listener. Only the name gives them away.
+/// If an attacker's name resolves to this machine, its pages have the same origin as the listener.
+/// Only the name identifies them.
 #[test]
 fn browser_requests_to_unknown_names_are_rejected() {
     let listener = TestListener::open("");

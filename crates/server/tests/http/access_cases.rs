@@ -28,8 +28,8 @@ pub(crate) const PAGES: [((&str, &str), u16); 6] = [
     (("sec-fetch-site", "same-origin"), 200),
 ];
 
-/// Headers of requests to a host, and the status of the response. Those of a browser need a host
-/// that no attacker can point elsewhere.
+/// Headers of requests to a host, and the status of the response. Requests from a browser need a
+/// host that no attacker controls.
 pub(crate) const REBOUND_PAGES: &[(&[(&str, &str)], u16)] = &[
     (&[("host", "evil.example:8080")], 200),
     (

@@ -1,4 +1,5 @@
-//! Tests that invalid input is rejected with the name of the field and breaks nothing.
+//! Tests that invalid input is rejected with an error that names the field, and that the connection
+//! still works after it.
 
 use std::sync::Mutex;
 
@@ -390,7 +391,7 @@ fn no_body_causes_a_server_error() {
     let client: Mutex<Client> = Mutex::new(listener.connect());
     let config = ProptestConfig::with_cases(2_000);
     proptest!(config, |(path in prop::sample::select(vec!["/v1/check", "/v1/peek", "/v1/throttle"]), body in bodies())| {
-        // All cases share one connection, so if one breaks it, the next fails.
+        // All cases share one connection, so if one case breaks it, the next case fails.
         let answer = client.lock().unwrap().ask("POST", path, &[], &body);
         prop_assert!(matches!(answer.status, 200 | 400 | 429), "{answer:?}");
         if answer.status == 400 {

@@ -43,7 +43,8 @@ fn a_check_counts_what_forward_auth_would_count() {
     assert_eq!(listener.verdict("/v1/peek", &peek.to_string()).0, 429);
 }
 
-/// A rule that names a header in upper case must not miss a request that names it like that.
+/// A rule that names a header in upper case must match a request that names the header in the same
+/// way.
 #[test]
 fn header_names_are_compared_without_regard_to_case() {
     let listener = TestListener::open(
@@ -62,7 +63,7 @@ fn header_names_are_compared_without_regard_to_case() {
     assert_eq!(ask(&listener, &twice, false).0, 400);
 }
 
-/// Frameworks that split a route from its prefix hand out paths such as `login`. No request has such
+/// Frameworks that split a route from its prefix return paths such as `login`. No request has such
 /// a path, so without the slash no rule would apply to it.
 #[test]
 fn a_path_without_a_leading_slash_gets_one() {
@@ -73,7 +74,7 @@ fn a_path_without_a_leading_slash_gets_one() {
         let raw = ask(&listener, &entries, true).1;
         assert_eq!(raw["rule"], Value::Null, "{path} raw");
     }
-    // A host without a scheme is not told apart from the first segment of a path.
+    // A host without a scheme cannot be distinguished from the first segment of a path.
     let entries = json!({"path": "shop.example/login", "ip": "203.0.113.9"});
     assert_eq!(ask(&listener, &entries, false).1["rule"], Value::Null);
     let dots = json!({"path": "../login"});

@@ -44,7 +44,7 @@ fn allowed_and_denied_responses_have_rate_limit_headers() {
     assert!(allowed.header("date").is_some());
     let denied = check(&listener, "/api", 1);
     assert_eq!(denied.status, 429);
-    // `t` of the limit per minute would exceed Retry-After, so it is omitted.
+    // The `t` of the limit per minute would exceed Retry-After, so `t` is omitted.
     let state = Some(r#""1/s";r=0;t=1, "3/min";r=2"#);
     assert_eq!(set(&denied, &names), [policy, state, Some("1"), None]);
 }

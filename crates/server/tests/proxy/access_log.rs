@@ -1,4 +1,4 @@
-//! The access log: which fields it has, and which data it leaves out.
+//! The access log: the fields that it has, and the data that it omits.
 
 use std::{fs, path::Path, sync::Arc, thread::yield_now, time::Duration};
 

@@ -53,7 +53,7 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
     let listener = in_front_of(&gated, "{algorithm: gradient}", "");
     let start = listener.limiter.now().as_micros();
     let mut free: BinaryHeap<Reverse<u64>> = (0..WORKERS).map(|_| Reverse(start)).collect();
-    // When each request that the upstream has will be done.
+    // The completion time of each request that the upstream is processing.
     let mut working: BinaryHeap<Reverse<(u64, usize, u64)>> = BinaryHeap::new();
     let (mut served, mut shed, mut slowest) = (0_u64, 0_u64, 0);
     let set = |micros| listener.limiter.clock().set(Timestamp::from_micros(micros));
@@ -174,7 +174,7 @@ fn an_ambiguous_request_does_not_escape_its_class() {
     assert_eq!(gated.status(&listener, GET, Span::ZERO), 200);
 }
 
-/// A slow upload gives the upstream no work, so it must not hold a concurrency slot.
+/// A slow upload causes no work for the upstream, so it must not hold a concurrency slot.
 #[test]
 fn a_slow_upload_does_not_hold_a_slot() {
     let mut gated = GatedUpstream::start();
@@ -198,7 +198,7 @@ fn a_slow_upload_does_not_hold_a_slot() {
 }
 
 /// Waits until the upstream has this many heads and no concurrency slot is in use. Returns the
-/// sender with which the last request can be answered.
+/// channel through which the test answers the last request.
 fn until_waiting(
     gated: &GatedUpstream,
     listener: &TestListener,
@@ -241,7 +241,8 @@ fn an_unreachable_upstream_lowers_its_limit() {
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
 }
 
-/// The bound of connections is this proxy's own, and says nothing about the upstream.
+/// The maximum number of connections is a setting of the proxy, and does not indicate the load of
+/// the upstream.
 #[test]
 fn a_missing_free_connection_does_not_lower_the_limit() {
     let mut gated = GatedUpstream::start();

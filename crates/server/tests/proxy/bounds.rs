@@ -1,4 +1,4 @@
-//! Slow, silent and oversized clients, and the limits of sizes and times.
+//! Slow and silent clients, oversized requests, and the limits of sizes and times.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn a_slow_request_head_times_out() {
     std::thread::spawn(move || {
         use std::io::Write as _;
         let mut drip = drip;
-        // A header line now and then: the timeout is for the whole head.
+        // A header line from time to time: the timeout is for the whole head.
         while drip.write_all(b"a: b\r\n").is_ok() {
             std::thread::park_timeout(Duration::from_millis(20));
         }

@@ -39,8 +39,8 @@ fn authority(folder: &Path) -> CertificateAuthority {
     authority
 }
 
-/// Opens a proxy for clients with certificates of the authority in `folder`, limited to one request
-/// an hour per name.
+/// Opens a proxy for clients with certificates of the authority in `folder`, with a limit of one
+/// request per hour for each name.
 fn listener(folder: &Path, upstream: &Upstream) -> TestListener {
     let path = |name: &str| folder.join(name).display().to_string();
     TestListener::open(&format!(

@@ -7,7 +7,7 @@ use crate::{
     upstream::{ServerConnection, Upstream},
 };
 
-/// Returns the response that a client gets when the upstream behaves like `handler`.
+/// Returns the response that a client gets if `handler` is the upstream.
 fn answer_of(handler: impl Fn(&mut ServerConnection) + Send + Sync + 'static) -> Answer {
     let upstream = Upstream::start(handler);
     let listener = TestListener::with(upstream.url(), "timeouts: {head: 100ms, idle: 100ms}");
@@ -144,8 +144,8 @@ fn an_incomplete_response_head_is_504() {
     assert_eq!(answer.status, 504);
 }
 
-/// The head was forwarded before the error shows. The client connection breaks off, so that the
-/// client does not mistake half a body for the whole.
+/// The head was forwarded before the error shows. The client connection is aborted, so that the
+/// client does not mistake a partial body for the complete one.
 #[test]
 fn a_body_shorter_than_its_length_aborts_the_response() {
     for (handler, begins, failure) in [

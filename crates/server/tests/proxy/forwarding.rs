@@ -1,4 +1,4 @@
-//! Requests and responses that pass through unchanged.
+//! Requests and responses that are forwarded unchanged.
 
 use std::{
     sync::{Mutex, mpsc::channel},
@@ -212,7 +212,7 @@ fn a_shutdown_waits_for_a_response_in_progress() {
 }
 
 /// The response does not wait for the request body. The rest of the request is not sent; otherwise
-/// the client could keep the upstream connection busy at will.
+/// the client could occupy the upstream connection as long as it wants.
 #[test]
 fn an_early_response_ends_the_request_body() {
     let (send, closed) = channel();

@@ -99,8 +99,8 @@ impl GatedUpstream {
         }
     }
 
-    /// Returns the status of the response to `request`. If it reaches the upstream, the upstream
-    /// answers with 200 after `latency`.
+    /// Returns the status of the response to `request`. If the request reaches the upstream, the
+    /// upstream answers with 200 after `latency`.
     pub(crate) fn status(&mut self, listener: &TestListener, request: &str, latency: Span) -> u16 {
         match self.ask(listener, request) {
             (_, RequestState::Responded(answer)) => answer.status,

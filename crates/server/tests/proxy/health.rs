@@ -23,7 +23,7 @@ fn switchable() -> (Upstream, Arc<AtomicBool>) {
     (upstream, flag)
 }
 
-/// Opens a proxy in front of one upstream with these endpoints.
+/// Opens a proxy with one upstream that has these two endpoints.
 fn in_front_of(addresses: [&Upstream; 2], settings: &str) -> TestListener {
     let [one, other] = addresses.map(Upstream::url);
     TestListener::open(&format!(
@@ -37,7 +37,7 @@ fn is_up(listener: &TestListener, upstream: &Upstream) -> bool {
     listener.runtime.exposition().contains(&line)
 }
 
-/// Waits until `condition` holds; panics if it never does.
+/// Waits until `condition` is true; panics after a timeout.
 pub(crate) fn until(condition: impl Fn() -> bool) {
     for _ in 0..1_000 {
         if condition() {

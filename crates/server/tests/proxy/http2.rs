@@ -36,7 +36,7 @@ async fn in_the_clear(listener: &TestListener) -> Client {
     connect(stream.unwrap()).await
 }
 
-/// Returns the status, headers and body of the response.
+/// Sends `request`, and returns the status, headers and body of the response.
 async fn ask(client: &mut Client, request: Request<Full<Bytes>>) -> (u16, HeaderMap, String) {
     let answer = client.send_request(request).await.unwrap();
     let (head, body) = answer.into_parts();
@@ -224,7 +224,7 @@ fn a_shutdown_does_not_wait_for_silent_clients() {
 }
 
 /// A client that keeps its flow-control window closed still answers pings, so only a timeout of the
-/// stream can help.
+/// stream can detect it.
 #[tokio::test]
 async fn a_response_that_its_client_does_not_read_is_aborted() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -253,8 +253,8 @@ async fn a_response_that_its_client_does_not_read_is_aborted() {
     assert_eq!(client.send_request(request).await.unwrap().status(), 200);
 }
 
-/// With a window of one byte, hyper takes the whole response from its body and has no timeout for
-/// it. But the connection is idle then, so the idle timeout ends it.
+/// With a window of one byte, hyper buffers the whole response and has no timeout for it. However,
+/// the connection is then idle, so the idle timeout closes it.
 #[tokio::test]
 async fn a_connection_whose_client_does_not_read_the_end_of_a_response_is_closed() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -309,8 +309,8 @@ async fn header_lines_are_limited_and_content_length_is_one_number() {
 
 /// Returns whether the server ends `stream`, with a close or a reset.
 ///
-/// The wait is counted in short reads instead of total time. If the machine suspends the process,
-/// server included, that costs one read and not the whole wait.
+/// The wait is counted in short reads instead of total time. If the machine suspends the whole
+/// process, including the server, only one read is lost and not the whole wait.
 async fn is_ended(stream: &mut TcpStream) -> bool {
     let mut rest = Vec::new();
     for _turn in 0..200 {

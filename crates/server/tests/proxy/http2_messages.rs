@@ -1,5 +1,5 @@
 //! Small messages on one HTTP/2 stream, as in gRPC streaming. The frames are written one by one, to
-//! choose how many control frames the client sends.
+//! control the number of control frames that the client sends.
 
 use std::{
     io::{Read, Write},

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
-/// Longer than anything takes: a test that would hang fails instead.
+/// A timeout longer than any test step takes, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn limited(rules: &str) -> (Upstream, TestListener) {
@@ -287,7 +287,7 @@ fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
         for client in &mut admitted[first..] {
             assert_eq!(client.read_answer(false).body, "ok");
         }
-        // No client has ended its upload, so the proxy must have.
+        // No client has ended its upload, so the proxy must have ended them.
         uploads.until_open(0);
     }
     assert_eq!(uploads.peak.load(Ordering::SeqCst), SLOTS);
@@ -325,7 +325,7 @@ fn early_answers_over_http2_do_not_exceed_the_concurrency_limit() {
             seen.begin();
             seen.answers.acquire().await.unwrap().forget();
             tokio::spawn(async move {
-                // Until its end, or until the proxy resets the stream.
+                // Reads the body until its end, or until the proxy resets the stream.
                 let _ = request.into_body().collect().await;
                 seen.end();
             });

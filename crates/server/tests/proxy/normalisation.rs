@@ -216,7 +216,7 @@ fn head() -> impl Strategy<Value = Head> {
         prop::sample::select(VALUES.to_vec()),
     );
     let lines = prop::collection::vec(line, 0..7);
-    // An offer of another protocol needs two lines, which are rarely drawn together.
+    // An `Upgrade` request needs two lines, which are rarely drawn together.
     let protocols = [
         "websocket",
         "WebSocket",
@@ -308,7 +308,7 @@ fn received(head: &str, name: &str) -> Option<String> {
     value.filter(|value| !value.is_empty())
 }
 
-/// Checks that exactly the rules are charged whose entries the upstream received. Resets their
+/// Checks that exactly those rules are charged whose entries the upstream received. Resets their
 /// keys.
 fn check(
     listener: &TestListener,

@@ -67,7 +67,7 @@ fn a_reload_names_the_settings_that_need_a_restart() {
     let old = file(&upstream, "");
     let reloaded = ReloadableListener::open(&old);
     let listen = old.replace("127.0.0.1:0\n", "127.0.0.1:1\n  max_connections: 7\n");
-    // The second reload finds the file as it was, and the server still not restarted.
+    // At the second reload the file is unchanged, and the server has not been restarted.
     for _ in 0..2 {
         reloaded.reload(&listen).unwrap();
         let expected = ["proxy.listen", "proxy.max_connections"];

@@ -79,8 +79,8 @@ fn a_request_has_exactly_one_host() {
     }
 }
 
-/// `Transfer-Encoding` takes precedence (RFC 9112), and the `Content-Length` beside it is dropped.
-/// So the upstream gets a message with one end.
+/// `Transfer-Encoding` takes precedence (RFC 9112), and a `Content-Length` in the same request is
+/// dropped. So the end of the message is unambiguous for the upstream.
 #[test]
 fn content_length_beside_transfer_encoding_is_dropped() {
     for lengths in [

@@ -6,7 +6,8 @@ use crate::{listener::TestListener, upstream::Upstream};
 
 const UPGRADE_REQUEST: &str = "GET /chat HTTP/1.1\r\nhost: h\r\nconnection: keep-alive, Upgrade\r\nupgrade: echo\r\nsec-key: k\r\n\r\n";
 
-/// Returns an upstream that upgrades, sends a greeting, and echoes until it is told to end.
+/// Returns an upstream that upgrades the connection, sends a greeting, and echoes until it receives
+/// a command to end.
 fn echo() -> Upstream {
     Upstream::start(|connection| {
         let head = connection.head().unwrap();

@@ -146,7 +146,7 @@ impl Upstream {
     }
 }
 
-/// Returns the head of `request` as HTTP/1.1 would have it, without the empty line at its end.
+/// Returns the head of `request` in HTTP/1.1 format, without the final empty line.
 fn written(request: &Request<Incoming>) -> String {
     let target = request.uri().path_and_query().unwrap();
     let mut head = format!("{} {target} HTTP/2", request.method());

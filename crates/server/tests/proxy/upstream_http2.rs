@@ -1,4 +1,4 @@
-//! HTTP/2 upstreams. The upstream is this server's own gRPC listener.
+//! HTTP/2 upstreams. Some tests use Tidegate's own gRPC listener as the upstream.
 
 use std::{
     convert::Infallible,
@@ -144,7 +144,7 @@ async fn forwarding_headers_are_sent_over_http2_and_request_trailers_are_not() {
     let told: Vec<_> = answer.headers().get_all(X_FORWARDED_FOR).iter().collect();
     assert_eq!(told, ["127.0.0.1"]);
     assert!(!answer.headers().contains_key(TRAILER));
-    // The upstream would return the request's trailers with its own.
+    // The upstream would return the request's trailers in addition to its own.
     let collected = answer.into_body().collect().await.unwrap();
     let trailers = collected.trailers().unwrap();
     let names: Vec<_> = trailers.keys().collect();
@@ -215,7 +215,7 @@ fn in_front_of_http2(upstream: &Upstream) -> TestListener {
     ))
 }
 
-/// The bound is that of HTTP/1.1 upstreams: 100 before each response.
+/// The maximum is the same as for HTTP/1.1 upstreams: 100 before each response.
 #[test]
 fn too_many_interim_responses_are_502() {
     let upstream = hinting([0, 100, 100, 100, 101]);

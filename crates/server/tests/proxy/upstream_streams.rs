@@ -94,7 +94,7 @@ impl Upstream {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// Opens a proxy in front of it, with more settings for the upstream and the proxy.
+    /// Opens a proxy in front of this upstream, with more settings for the upstream and the proxy.
     fn listener(&self, upstream: &str, proxy: &str) -> TestListener {
         TestListener::open(&format!(
             "proxy: {{listen: '127.0.0.1:0', {proxy} upstreams: [{{name: app, http2: true, {upstream} urls: 'http://{}'}}]}}\n",
@@ -220,7 +220,7 @@ async fn a_connection_without_free_streams_is_not_closed() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// Only a ping would tell whether the connection is dead. A new connection is faster.
+/// Only a ping could show whether the connection is dead. A new connection is faster.
 #[tokio::test]
 async fn an_unresponsive_connection_gets_no_new_requests() {
     let upstream = Upstream::start(200, |connection, _| async move {
@@ -237,7 +237,7 @@ async fn an_unresponsive_connection_gets_no_new_requests() {
     assert_eq!(upstream.connections(), 2);
 }
 
-/// The connection is alive and answers pings, so only a timeout of the body can help.
+/// The connection is alive and answers pings, so only a timeout of the body can detect the problem.
 #[tokio::test]
 async fn a_request_body_that_the_upstream_does_not_read_times_out() {
     let upstream = Upstream::start(200, |_, _| std::future::pending()).await;
@@ -290,8 +290,8 @@ async fn a_connection_that_recovers_gets_requests_again() {
     assert_eq!(client.get("/").await, (200, Bytes::from_static(b"0")));
 }
 
-/// As when an instance restarts: idempotent requests are retried on a new connection, and the
-/// endpoint is not blamed.
+/// This happens when an instance restarts: idempotent requests are retried on a new connection, and
+/// the endpoint does not count as failed.
 #[tokio::test]
 async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
     for (method, status) in [("GET", 200), ("POST", 502)] {

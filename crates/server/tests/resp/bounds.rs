@@ -1,4 +1,4 @@
-//! Tests of clients that use too much memory, take too long or disconnect.
+//! Tests of clients that use too much memory, are too slow, or disconnect.
 
 use std::{
     io::{Read, Write},

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The start time of every test's clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
-/// A server with one worker and only this listener.
+/// A server with one worker, whose only listener speaks the Redis protocol.
 pub(crate) struct TestListener {
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) listener: Listener,

@@ -186,8 +186,7 @@ fn out_of_range_numbers_are_rejected_by_name() {
         long.starts_with("-Cell error: Store error: key: 2000 bytes is over the maximum of"),
         "{long}"
     );
-    // Each number is within its limits, but together they describe a bucket that takes too long to
-    // drain.
+    // Each number is valid, but together they describe a bucket that takes too long to drain.
     let ages = client
         .command("CL.THROTTLE key 999999999999998 1 315576000")
         .to_string();

@@ -1,5 +1,5 @@
-//! Compares `THROTTLE` with the documentation of throttlecrab, also where throttlecrab deviates
-//! from it.
+//! Compares `THROTTLE` with the documentation of throttlecrab, even where throttlecrab itself
+//! deviates from it.
 
 use crate::listener::TestListener;
 

@@ -1,9 +1,9 @@
 //! Access control of the admin listener.
 //!
-//! With a token, requests must include it; on loopback, health and metrics need none. Without a
-//! token the server listens on loopback only. Even then a web page in a browser on this machine
-//! could send requests. So `Host` must be a loopback address or `localhost`, which prevents DNS
-//! rebinding, and the request must not come from a page of another site.
+//! If a token is configured, requests must include it, except for health and metrics on loopback.
+//! Without a token the server listens only on loopback. Even then a web page in a browser on this
+//! machine could send requests. So `Host` must be a loopback address or `localhost`, which prevents
+//! DNS rebinding, and the request must not come from a page of another site.
 
 use std::{
     io,
@@ -27,15 +27,15 @@ use crate::listener::{cross_site, http::bearer};
 #[derive(Debug)]
 pub(super) struct Access {
     authenticator: Arc<Authenticator>,
-    /// The host names that browsers may use besides `localhost`.
+    /// The host names that browsers may use in addition to `localhost`.
     hosts: Vec<String>,
     /// Whether the listener is reachable only from this machine.
     is_loopback: bool,
 }
 
 impl Access {
-    /// Creates the access control of a listener on `address`, with `token` if there is one. With
-    /// it, browsers may use `hosts`.
+    /// Creates the access control of a listener on `address`, with `token` if there is one. With a
+    /// token, browsers may use `hosts`.
     ///
     /// # Errors
     ///
@@ -93,8 +93,8 @@ impl Access {
         }
     }
 
-    /// Returns whether the request needs no token: liveness never does, readiness and metrics do
-    /// not on loopback.
+    /// Returns whether the request needs no token: liveness never needs one, readiness and metrics
+    /// do not need one on loopback.
     fn is_open(&self, request: &Request<Incoming>) -> bool {
         match request.uri().path() {
             "/healthz" => true,

@@ -64,8 +64,8 @@ pub(super) async fn reset(limiter: &Limiter, target: KeyTarget<'_>) -> Result<An
     ))
 }
 
-/// Resets the counter that a limit sent with the request has for `key`, in database 0 of the Redis
-/// protocol.
+/// Resets the counter for `key` of a limit that is sent with the request, in database 0 of the
+/// Redis protocol.
 pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answer, Problem> {
     let mut buffer = Vec::new();
     let bytes = Limiter::throttle_key(key.as_bytes(), &mut buffer)?;
@@ -76,7 +76,8 @@ pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answe
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
 }
 
-/// Returns a time after which a limit that is not charged until then admits a request of cost 1.
+/// Returns a time after which a limit admits a request of cost 1, if it is not charged in the
+/// meantime.
 fn recovery(standing: &Outcome) -> Retry {
     match standing.remaining {
         0 => Retry::After(standing.reset_after),
@@ -85,8 +86,9 @@ fn recovery(standing: &Outcome) -> Retry {
 }
 
 /// Serialises a limit's state. `retry_after_ms` is the time until a request of cost 1 would pass: 0
-/// means now, null means never. Under a block it is the end of the block, or the time until the
-/// limit is full again, if that is later and nothing remains now.
+/// means now, null means never. Under a block it is the time until the block ends. If nothing
+/// remains now, and the limit is full again only after the end of the block, it is the time until
+/// then.
 fn document(limit: &Limit, standing: &Outcome, retry: Option<Retry>) -> Value {
     json!({
         "policy": &**limit.policy(),

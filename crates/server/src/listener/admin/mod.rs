@@ -13,7 +13,8 @@
 //! | `GET /v1/status` | version, readiness, store, rules and listeners in one document |
 //! | `POST /v1/reload` | reload the rules file |
 //!
-//! A key is the values of the rule's key entries in order, one percent-encoded path segment each.
+//! A key consists of the values of the rule's key entries, in order. Each value is one
+//! percent-encoded path segment.
 
 mod access;
 mod blocks;
@@ -75,10 +76,10 @@ pub struct ListenerContext {
     /// The token that requests must include; without one, any request from this machine is
     /// accepted.
     pub token: Option<String>,
-    /// The host names that browsers may use besides `localhost`, in lower case. Without a token,
-    /// they have no effect.
+    /// The host names that browsers may use in addition to `localhost`, in lower case. Without a
+    /// token, they have no effect.
     pub hosts: Vec<String>,
-    /// The listener's certificate; without one clients speak in the clear.
+    /// The listener's certificate; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
 }
 
@@ -255,7 +256,7 @@ impl Admin {
     }
 }
 
-/// Reports that Redis could not be queried or did not do what was requested.
+/// Reports that Redis could not be queried or did not execute the operation.
 #[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
 fn store_problem(error: StoreError) -> Problem {
     let done = match error {

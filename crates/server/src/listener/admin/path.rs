@@ -14,7 +14,7 @@ use tidegate_net::{
     input::{nearest, shown},
 };
 
-/// The maximum number of rules that are named if there is no rule of a name.
+/// The maximum number of rules that are listed in the error for an unknown rule.
 const MAX_NAMED: usize = 10;
 
 pub(super) struct Path(Vec<String>);
@@ -52,7 +52,7 @@ impl KeyTarget<'_> {
         Ok((rule, rule.encode_key(self.key)?))
     }
 
-    /// Refuses a key that no request has, because a block on it denies nothing. With
+    /// Refuses a key that no request can have, because a block on it would deny nothing. With
     /// [`Spelling::Raw`], services send values in any form.
     pub(super) fn check(&self, rule: &Rule, spelling: Spelling) -> Result<(), Problem> {
         let foreign = || match spelling {
@@ -65,7 +65,7 @@ impl KeyTarget<'_> {
         }
     }
 
-    /// Returns a hint if no request has the key, or if it is unlikely that one has.
+    /// Returns a hint if no request can have the key, or if a request with the key is unlikely.
     pub(super) fn hint(&self, rule: &Rule) -> Option<String> {
         self.contradiction(rule)
             .or_else(|| self.foreign_value(rule))

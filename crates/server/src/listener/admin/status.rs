@@ -1,4 +1,4 @@
-//! The server's status: `/readyz` for probes, `/v1/status` for people.
+//! The server's status: `/readyz` for probes, `/v1/status` for operators.
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use tidegate_redis::Health;
 use super::Admin;
 use crate::{geoip::GeoIp, reload::Reloader};
 
-/// Readiness, and whatever is degraded.
+/// The readiness of the server, and its degraded parts.
 #[derive(Debug)]
 struct Readiness {
     is_ready: bool,
@@ -134,7 +134,7 @@ impl Readiness {
 }
 
 /// Serialises the state of Redis. A node that cannot reach Redis stays ready: the rules'
-/// `on_failure` policy decides, and taking all nodes out of service at once would be worse.
+/// `on_failure` policy decides, and taking all nodes out of service simultaneously would be worse.
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "unreachable; the rules' `on_failure` policies apply",

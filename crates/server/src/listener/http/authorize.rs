@@ -15,7 +15,7 @@ use tidegate_tower::RuleNames;
 
 use super::{ConnectionContext, check::with_scratch, status};
 
-/// Options in the query of the URL that the proxy is configured with.
+/// Options in the query of the forward-auth URL in the proxy's configuration.
 #[derive(Debug)]
 struct Options {
     /// The status code of every denial.

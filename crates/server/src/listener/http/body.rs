@@ -33,7 +33,7 @@ pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
 async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Problem> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
-            // hyper's error says where it failed; its source says why.
+            // hyper's error says where it failed; the source of the error says why.
             let cause = error.source().map(ToString::to_string);
             let why = cause.unwrap_or_else(|| error.to_string());
             Problem::bad("body", format!("is incomplete: {why}"))

@@ -147,7 +147,7 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
                     .text("an IANA time zone such as Europe/Berlin", problems)
                     .map(str::to_owned)
             }
-            // No calendar has a day 127, so the value is rejected with a message that gives the
+            // No calendar has a day 127, so such a value is rejected with a message that gives the
             // valid range.
             "day" => {
                 day = part
@@ -166,8 +166,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
     if unit.is_none() && problems.len() == before {
         field.wrong::<()>("needs `calendar`: day, week or month", problems);
     }
-    // Without a valid unit, the month is assumed, because it has the widest ranges. What is invalid
-    // even then is reported too.
+    // Without a valid unit, the month is assumed, because it has the widest ranges. Values that are
+    // invalid even for a month are reported too.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for LimitError {
         field: part,

@@ -2,8 +2,8 @@
 //! forward-auth, and envoyproxy/ratelimit's `/json` and `/healthcheck`.
 //!
 //! `serve` serves HTTP/1.1, `body` reads request bodies and `verdict` writes responses. Each
-//! endpoint has a module of its own. A denial is a normal response with a verdict; only requests
-//! that cannot be understood get a problem document.
+//! endpoint has its own module. A denial is a normal response with a verdict; only invalid requests
+//! get a problem document.
 
 mod authorize;
 mod body;
@@ -64,7 +64,7 @@ pub struct ListenerContext {
     pub rate_limits: Option<Arc<RateLimitService>>,
     /// The token that clients must send; without one, no authentication is required.
     pub token: Option<String>,
-    /// The host names that browsers may use besides `localhost`, in lower case.
+    /// The host names that browsers may use in addition to `localhost`, in lower case.
     pub hosts: Vec<String>,
     /// The listener's TLS configuration; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
@@ -127,8 +127,8 @@ pub enum Endpoint {
     Throttle,
 }
 
-/// The header for this listener's token. Forward-auth reads only this one, because `Authorization`
-/// then belongs to the client's request.
+/// The header for this listener's token. Forward-auth reads only this header, because
+/// `Authorization` then belongs to the client's request.
 const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
 
 /// Returns the token in `Authorization: Bearer TOKEN`.
@@ -169,8 +169,8 @@ impl ConnectionContext {
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
-                    // Boxed to keep the common future small: this one is much larger, and hyper
-                    // moves the future with each request.
+                    // Boxed to keep the common future small: this future is much larger, and hyper
+                    // moves it with each request.
                     return Ok(Box::pin(json::decide(&self.limiter, service, &body)).await);
                 }
                 ("/healthcheck", Some(service)) => {
@@ -208,8 +208,9 @@ impl ConnectionContext {
         let headers = request.headers();
         let mut lines = headers.get_all(TIDEGATE_TOKEN).iter();
         let own = lines.next().map(HeaderValue::as_bytes);
-        // Clients choose `Authorization` there, and an additional line if the proxy appends its
-        // own. These are not guesses of the proxy: they must not lock it out.
+        // In a forward-auth request, clients choose `Authorization`, and can add a line of their
+        // own if the proxy appends its header. These values are not guesses of the proxy, so they
+        // must not lock it out.
         let token = if is_forward_auth {
             own.filter(|_| lines.next().is_none())
         } else {

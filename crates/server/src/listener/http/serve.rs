@@ -38,11 +38,11 @@ pub(crate) async fn serve<S, F>(
         .max_buf_size(MAX_HEAD_BYTES)
         // A client that half-closes after its request still gets a response. A client that has
         // disconnected entirely is still charged and occupies its connection until the decision is
-        // made; the two cannot be told apart. This also means that hyper need not watch for the end
-        // of the stream, with a new buffer of 8 KiB, during each decision.
+        // made; the two cases cannot be distinguished. This also means that hyper need not watch
+        // for the end of the stream, with a new buffer of 8 KiB, during each decision.
         .half_close(true)
-        // The maximum of header lines is hyper's default, `net::MAX_HEADERS`; setting it explicitly
-        // would be slower.
+        // The maximum number of header lines is hyper's default, `net::MAX_HEADERS`; an explicit
+        // setting would be slower.
         //
         // Head and body are small: copied together, they need only one write.
         .writev(false)

@@ -1,8 +1,9 @@
 //! A stream with idle, read and write timeouts.
 //!
-//! hyper can limit the time for a request head, at the price of one timer per request, but not for
-//! a body or for a client that reads slowly. Here one lazy timer per connection covers all three.
-//! It is set only when the connection has to wait, so it costs one clock read per request.
+//! hyper can limit the time for a request head, at the cost of one timer per request, but not the
+//! time for a body or for a client that reads slowly. Here one lazy timer per connection covers all
+//! three. The timer is set only when the connection has to wait, so it costs one clock read per
+//! request.
 
 use std::{
     io,
@@ -24,7 +25,7 @@ pub(super) struct TimedStream<S> {
     is_timed: bool,
 }
 
-/// What the connection is waiting for.
+/// The event for which the connection is waiting.
 ///
 /// ```text
 /// Request --first bytes--> Rest --response written--> Request
@@ -34,7 +35,7 @@ pub(super) struct TimedStream<S> {
 enum Awaited {
     /// The next request, within `idle`.
     Request,
-    /// The rest of a request, within `request` in total, however slowly its bytes arrive.
+    /// The rest of a request, within `request` in total, even if the bytes arrive slowly.
     Rest,
     /// For the client to read the response, within `write`.
     Reading,

@@ -1,10 +1,10 @@
-//! A cache of parsed throttle bodies. A client that throttles by one limit sends the same body
-//! again and again, with different keys.
+//! A cache of parsed throttle bodies. A client with a single limit repeatedly sends the same body,
+//! with different keys.
 //!
 //! A cache entry (`Template`) has the bytes before the key, the bytes after it and the parsed
-//! request. JSON is parsed from left to right. So a body with the same bytes before and after the
-//! key asks the same for its own key, if the bytes in between need no escape in a JSON string. Such
-//! a body need not be parsed.
+//! request. JSON is parsed from left to right. So a body with the same bytes before and after its
+//! key is the same request for a different key, if the key needs no escapes in JSON. Such a body is
+//! not parsed.
 //!
 //! A decision over HTTP then takes 16,700 instructions in the program. With costs from 1 to 500,
 //! where most bodies miss the cache, it takes 21,800 (callgrind at 8c70c53).
@@ -188,7 +188,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever replaces the key: a cache hit must give the same result as parsing.
+        /// Regardless of the text that replaces the key, a cache hit must give the same result as
+        /// parsing.
         #[test]
         fn a_template_match_equals_a_full_parse(
             body in r#"\{("x": ("[a\"]{0,3}"|1|\[\]), ?)?"key": ?"[a-c]{0,2}"(, "x": ?"[a,]{0,2}")?\}"#,

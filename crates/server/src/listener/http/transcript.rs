@@ -15,8 +15,8 @@ use tidegate_tower::{HeaderWriter, Legacy};
 
 use super::{ConnectionContext, Endpoint};
 
-/// Returns the status and body of the response of `endpoint` to `body`, without a socket. Does
-/// not support a Redis-backed limiter.
+/// Handles a request with this body at `endpoint`, without a socket. Returns the status and body of
+/// the response. Does not support a Redis-backed limiter.
 #[must_use]
 pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
     let context = ConnectionContext {

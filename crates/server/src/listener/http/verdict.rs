@@ -12,8 +12,8 @@ const USUAL_BYTES: usize = 512;
 /// Returns the JSON document. Times are in milliseconds, rounded up. A `retry_after_ms` of null
 /// means never.
 ///
-/// If `names` is `Hidden`, the document contains nothing that a client may not know: rule names and
-/// shadow limits are omitted.
+/// If `names` is `Hidden`, rule names and shadow limits are omitted, because clients may not see
+/// them.
 pub(super) fn body(verdict: &Verdict<'_>, names: RuleNames) -> Vec<u8> {
     let leading: Option<&Outcome> = verdict.leading().map(|line| &line.outcome);
     let mut json = Writer(Vec::with_capacity(USUAL_BYTES));
@@ -76,7 +76,7 @@ pub(crate) fn millis(retry: Retry) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
 }
 
-/// A JSON writer; `None` is written as null.
+/// A JSON writer. It writes `None` as null.
 #[derive(Debug)]
 struct Writer(Vec<u8>);
 
@@ -101,8 +101,8 @@ impl Writer {
         };
     }
 
-    /// Writes a quoted string without escaping. Only for text that needs none: fixed words, and
-    /// policies, which may contain time zone names.
+    /// Writes a quoted string without escaping. Only for text that needs no escaping: fixed words,
+    /// and policies, which may contain time zone names.
     fn plain(&mut self, text: &str) {
         let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
         debug_assert!(text.chars().all(is_plain), "{text:?}");
@@ -139,7 +139,7 @@ mod tests {
         Limits::new(texts.iter().map(limit).collect()).unwrap()
     }
 
-    /// Parses the document with serde_json, as an independent reader.
+    /// Parses the document with serde_json, which is independent of the writer.
     fn read(decision: Decision, charges: &[Charge<'_>], outcomes: &[Outcome]) -> serde_json::Value {
         let decided = Decided::in_memory(decision);
         serde_json::from_slice(&body(&decided.verdict(charges, outcomes), RuleNames::Shown))

@@ -35,10 +35,10 @@ pub const MAX_HELD_BYTES: usize = 64 << 20;
 /// The maximum length in bytes of a connection, library or library version name.
 pub const MAX_NAME_BYTES: usize = 256;
 
-/// The bytes that are still read from a client after the response that ends its connection, so that
-/// the client can read that response.
+/// The number of bytes that the server still reads from a client after its last response. Without
+/// this, the connection could be reset before the client has read that response.
 pub const LINGER_BYTES: usize = 1 << 20;
 
 /// The maximum number of decisions that Redis makes at the same time for one client. Further
-/// commands are read once the batch is answered; further ones of a transaction wait.
+/// commands are read once the batch is answered; further commands of a transaction wait.
 pub const MAX_WAITING: usize = 1_024;

@@ -20,9 +20,9 @@ pub(super) struct Numbers {
 /// The command that uses the limit, which determines its algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Face {
-    /// `CL.THROTTLE`: `burst` requests at once in addition to the regular one.
+    /// `CL.THROTTLE`: `burst` simultaneous requests in addition to the regular one.
     Gcra,
-    /// `THROTTLE`: `burst` requests at once.
+    /// `THROTTLE`: `burst` simultaneous requests.
     Bucket,
 }
 
@@ -58,7 +58,7 @@ impl Numbers {
         .fold(self.burst.wrapping_mul(MIX), |mix, number| {
             (mix.rotate_left(23) ^ number).wrapping_mul(MIX)
         });
-        // The highest bits are mixed best; take log2(SLOTS) of them.
+        // The highest bits are mixed best, so the highest log2(SLOTS) bits are used.
         usize::try_from(mixed >> (u64::BITS - LimitsCache::SLOTS.trailing_zeros())).unwrap_or(0)
     }
 }

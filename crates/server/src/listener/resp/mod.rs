@@ -7,11 +7,11 @@
 //! that Redis has to make.
 //!
 //! Commands that are read together are parsed, decided and answered together, with one `read` and
-//! one `write`. The store prefetches their keys before the first is decided. This makes pipelines
+//! one `write`. The store prefetches their keys before the first decision. This makes pipelines
 //! fast. All commands of such a batch are decided with the same timestamp.
 //!
-//! The memory that a client can make this listener use is bounded, whatever the client sends or
-//! does not read. All maximums are in [`bounds`].
+//! The memory that one client can use is bounded, even if the client sends large commands or does
+//! not read replies. All maximums are in [`bounds`].
 
 pub mod bounds;
 

@@ -23,7 +23,7 @@ pub(super) enum ProtocolError {
     ForAnotherProtocol,
 }
 
-/// Formats the error with the words of Redis where Redis has the same error.
+/// Formats the error with the text of Redis if Redis has the same error.
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

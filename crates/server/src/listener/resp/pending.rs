@@ -1,9 +1,9 @@
 //! Pending Redis decisions: the replies to a batch are held until all of its decisions are made.
 //!
-//! The memory store needs none of this. With Redis, all decisions of a batch are requested at once,
-//! so that they share a pipeline, and nothing more is read from the client until they are made. A
-//! transaction may need more than [`MAX_WAITING`] decisions. The excess waits here, so that no
-//! single client can fill the queue to Redis.
+//! With the memory store nothing is pending. With Redis, all decisions of a batch are requested at
+//! the same time, so that they share a pipeline. No more commands are read from the client until
+//! they are made. A transaction may need more than [`MAX_WAITING`] decisions. The excess waits
+//! here, so that no single client can fill the queue to Redis.
 
 use std::{fmt, pin::Pin, sync::Arc, task};
 

@@ -13,7 +13,7 @@ use tidegate_net::auth::{self, Attempt, Authenticator};
 
 use super::{reply::Protocol, transaction::Transaction};
 
-/// The user name of a client that does not name one.
+/// The default user name, for a client that sends none.
 pub(super) const DEFAULT_USER: &str = "default";
 
 /// The state of one connection that commands can read and change.
@@ -25,7 +25,7 @@ pub(super) struct Session {
     pub(super) replies: Replies,
     /// The database for keys of limits that are sent with the request.
     pub(super) database: Database,
-    /// Whether the connection is to be closed after the current command.
+    /// Whether the connection must be closed after the current command.
     pub(super) ending: Ending,
     pub(super) names: Option<Box<Names>>,
     /// The authenticator and the configured user name; `None` if no authentication is required.
@@ -125,7 +125,7 @@ impl Session {
         user.as_bytes().to_vec()
     }
 
-    /// Returns an id that is unique in this process.
+    /// Returns a connection id that is unique in this process.
     pub(super) fn next_id() -> u64 {
         static LAST: AtomicU64 = AtomicU64::new(0);
         LAST.fetch_add(1, Ordering::Relaxed) + 1
@@ -141,7 +141,7 @@ impl Session {
         self.transaction = None;
     }
 
-    /// Returns the bytes of memory that a client can fill at will.
+    /// Returns the size in bytes of the memory that the client controls.
     pub(super) fn heap_bytes(&self) -> usize {
         self.transaction
             .as_ref()

@@ -45,19 +45,18 @@ pub(super) struct Context<'c> {
     pub(super) limiter: &'c Limiter,
     pub(super) session: &'c mut Session,
     pub(super) buffers: &'c mut CommandBuffers,
-    /// Where a command puts a decision that needs Redis.
+    /// Decisions of this batch that need Redis.
     pub(super) pending: &'c mut Vec<PendingReply>,
     /// The time at which the batch was read. All commands of a batch use the same time.
     pub(super) now: Timestamp,
 }
 
-/// How much of a batch has been answered.
+/// The part of a batch that has been answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
     /// The number of input bytes that have been consumed.
     pub(super) used: usize,
-    /// Whether the rest may contain complete commands, which were left because the output limit was
-    /// reached.
+    /// Whether the rest may contain complete commands, because the output limit was reached.
     pub(super) more: bool,
 }
 
@@ -79,8 +78,7 @@ impl CommandExecutor {
         session: &mut Session,
         input: &[u8],
     ) -> Progress {
-        // After a panic in a command, the next connection must not get the replies that it left
-        // here.
+        // After a panic in a command, the buffer may contain replies to another connection.
         self.output.clear();
         self.pending.clear();
         let now = limiter.now();

@@ -1,4 +1,4 @@
-//! The command table, and how a command is looked up and run.
+//! The command table: looks up and runs commands.
 
 mod check;
 mod client;
@@ -335,7 +335,7 @@ fn unknown_subcommand(subcommand: &[u8], command: &str, reply: &mut Reply<'_>) {
     ));
 }
 
-/// Writes the error in the words of Redis, because clients match on it to detect features.
+/// Writes the error with the text of Redis, because clients match on it to detect features.
 fn unknown(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let name = arguments.get(0).unwrap_or_default();
     let mut beginning = String::new();

@@ -1,4 +1,5 @@
-//! Error messages of the throttle commands, in the words of the programs that they originate from.
+//! Error messages of the throttle commands, with the texts of the programs that introduced the
+//! commands.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab: the limit is sent with the request.
 //!
-//! Both reply as those programs document. Where a program deviates from its documentation, this
-//! follows the documentation. Seconds are rounded up, so that a client that waits for the given
+//! Both commands reply as those programs document. If a program deviates from its documentation,
+//! the documentation is followed. Seconds are rounded up, so that a client that waits for the given
 //! time has waited long enough.
 
 use std::sync::Arc;

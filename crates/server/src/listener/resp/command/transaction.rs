@@ -11,9 +11,9 @@ use super::{
     Command, refuse, run,
 };
 
-/// The commands that are allowed in a transaction besides the deciding ones. Others change the
-/// connection or have large replies, which would turn a few bytes of input into megabytes of
-/// output.
+/// The commands that are allowed in a transaction in addition to those that decide. Other commands
+/// change the connection or have large replies, which would turn a few bytes of input into
+/// megabytes of output.
 const ALSO: [&str; 5] = ["ping", "echo", "select", "del", "unlink"];
 
 pub(super) fn multi(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
@@ -35,7 +35,7 @@ pub(super) fn discard(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut R
     }
 }
 
-/// Runs the queued commands. Each is decided separately, and all with the same timestamp.
+/// Runs the queued commands. Each command is decided separately, but all have the same timestamp.
 pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     let Some(transaction) = context.session.transaction.take() else {
         return refuse(context, reply, format_args!("ERR EXEC without MULTI"));
@@ -57,7 +57,7 @@ pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     }
 }
 
-/// Returns whether `command` is run at once even in an open transaction.
+/// Returns whether `command` is run immediately even in an open transaction.
 pub(super) fn is_immediate(command: &Command) -> bool {
     ["multi", "exec", "discard", "quit", "reset"].contains(&command.name)
 }

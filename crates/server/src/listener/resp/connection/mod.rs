@@ -1,8 +1,8 @@
 //! One connection: reads commands and writes replies, with limits on the memory of both.
 //!
-//! This is a hand-written `poll` function and not `async` code, because with one request per packet
-//! the runtime overhead would exceed the cost of the request. The overhead here is one `read`, one
-//! `write` and two clock reads.
+//! This is a hand-written `poll` function and not `async` code. With one request per packet, the
+//! overhead of `async` code would exceed the cost of the request. The overhead of this function is
+//! one `read`, one `write` and two clock reads.
 
 #[cfg(test)]
 mod tests;
@@ -28,12 +28,12 @@ use super::{
     worker::CommandExecutor,
 };
 
-/// How long a client that is being disconnected may take to read the final error.
+/// The time that a disconnected client has to read the final error.
 const LINGER: Duration = Duration::from_secs(1);
 
 thread_local! {
     static BUFFERS: RefCell<WorkerBuffers> = RefCell::default();
-    /// The bytes that all connections of this worker hold together.
+    /// The number of bytes that all connections of this worker hold together.
     static BUFFERED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -96,7 +96,7 @@ struct Client<S> {
     counted_bytes: usize,
 }
 
-/// What a connection is waiting for. Each state has its own timeout.
+/// The event for which a connection is waiting. Each state has its own timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitState {
     /// The next command.
@@ -158,8 +158,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// Does one step: writes unsent replies, or else answers a decided batch or unread commands, or
-    /// else reads and answers.
+    /// Performs one step: writes unsent replies. If there are none, answers a decided batch or
+    /// unread commands. If there are none either, reads and answers new commands.
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
@@ -197,8 +197,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     ) -> Poll<Result<(), Closed>> {
         let WorkerBuffers { input, executor } = worker;
         input.resize(SMALL_BYTES + READ_BYTES, 0);
-        // A short incomplete command is copied in front of the new bytes. To a long one the new
-        // bytes are appended instead: copying it with each read would take quadratic time.
+        // A short incomplete command is copied in front of the new bytes. The new bytes are
+        // appended to a long command instead: copying it with each read would take quadratic time.
         let small = self.unread.len() <= SMALL_BYTES;
         let start = if small { self.unread.len() } else { 0 };
         let mut buffer = ReadBuf::new(&mut input[start..start + READ_BYTES]);
@@ -344,7 +344,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             )
             .await
         };
-        // Success or timeout, the connection is closed either way.
+        // The connection is closed after a success and after a timeout.
         let _ = tokio::time::timeout(LINGER, drained).await;
     }
 }
@@ -355,7 +355,7 @@ impl<S> Drop for Client<S> {
     }
 }
 
-/// What to do after a step.
+/// The next action after a step.
 #[derive(Debug)]
 enum Step {
     Go,

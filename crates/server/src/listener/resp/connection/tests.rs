@@ -324,7 +324,7 @@ async fn large_replies_do_not_accumulate() {
 
 #[tokio::test(start_paused = true)]
 async fn the_buffer_for_slow_clients_is_limited_per_worker() {
-    // As if other connections held all of the allowed memory.
+    // Simulates that other connections hold all of the allowed memory.
     BUFFERED_BYTES.set(MAX_HELD_BYTES);
     let start = Instant::now();
     let (served, mut theirs) = open(1 << 20, connection(Bounds::default()));
