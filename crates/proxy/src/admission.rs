@@ -1,11 +1,12 @@
 //! Admission control in front of the rate limits.
 //!
 //! It normalises the head, sheds requests that exceed the upstream's adaptive concurrency limit
-//! before they are charged, and tells elastic rules which upstreams have headroom.
+//! before they are charged, and adds the entries that tell elastic rules which upstreams have
+//! headroom.
 //!
-//! A request that is admitted here has no concurrency permit yet. It takes one when it is
+//! A request that is admitted here has no concurrency permit yet. It acquires one when it is
 //! forwarded, because a rate limit queue may delay it until then. The permit is paused while the
-//! client uploads, so the measured latency is the upstream's alone.
+//! client uploads, so that only the latency of the upstream is measured.
 
 use std::{
     convert::Infallible,
@@ -62,7 +63,7 @@ impl<S> Admission<S> {
 
 type AdmissionResult<R> = Result<Response<LimitedBody<R>>, Infallible>;
 
-/// A response that admission control gives itself. Boxed, since it is large and rare.
+/// A response that admission control returns itself. Boxed, because it is large and rare.
 type LocalReply<R> =
     Map<Ready<Box<Response<Bytes>>>, fn(Box<Response<Bytes>>) -> AdmissionResult<R>>;
 
@@ -117,7 +118,8 @@ impl AdmissionContext {
         Some(reply)
     }
 
-    /// Adds an entry for each upstream that says whether it has headroom, if a rule looks at it.
+    /// Adds an entry for each upstream whose headroom a rule uses. The entry says whether the
+    /// upstream has headroom.
     fn add_headroom_entries(&self, current: &RuntimeConfig, head: &mut Parts) {
         let rules = self.limiter.rules();
         for concurrency in current.upstreams.concurrency_limits() {

@@ -1,7 +1,7 @@
-//! Replies to HTTP/1.1 heads that hyper rejects: too large, or not valid HTTP.
+//! Explains hyper's replies to HTTP/1.1 heads that are too large or not valid HTTP.
 //!
-//! hyper writes these replies itself, without an explanation and without a callback. They are
-//! visible only as bytes on their way to a client that awaits no other response.
+//! hyper writes these replies itself, without an explanation and without a callback. The proxy sees
+//! them only as bytes that are written to a client that awaits no other response.
 //! [`BadRequests::explain`] recognises those bytes, counts them and adds a problem document.
 
 use std::sync::atomic::{AtomicU64, Ordering};

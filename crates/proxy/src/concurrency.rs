@@ -27,7 +27,7 @@ pub(crate) struct UpstreamConcurrency {
     settings: AdaptiveSettings,
     classes: Box<[Arc<PriorityClass>]>,
     headroom: Box<[HeadroomCondition]>,
-    /// The name of the entry that tells rules whether the upstream has headroom.
+    /// The name of the entry from which rules learn whether the upstream has headroom.
     pub(crate) entry: Box<str>,
 }
 
@@ -38,7 +38,8 @@ struct PriorityClass {
     shed: Arc<AtomicU64>,
 }
 
-/// The class of a request, as an extension of it. It is determined before the rate limits run.
+/// The class of a request, stored as a request extension. The class is determined before the rate
+/// limits run.
 #[derive(Clone, Debug)]
 struct RequestClass(Arc<PriorityClass>);
 
@@ -79,7 +80,7 @@ impl UpstreamConcurrency {
         })
     }
 
-    /// Applies the new numbers, also to requests in flight.
+    /// Applies the new numbers, including to requests in flight.
     pub(crate) fn activate(&self) {
         if let Err(error) = self.limiter.change(self.settings) {
             tracing::error!("kept the old settings of `adaptive`: {error}");
@@ -98,8 +99,8 @@ impl UpstreamConcurrency {
     ///
     /// # Errors
     ///
-    /// The response for a request that could be in several classes, or for which there is no
-    /// permit. The latter counts as shed.
+    /// The response for a request that could be in several classes, or that would exceed the limit.
+    /// The latter counts as shed.
     pub(crate) fn classify(
         &self,
         head: &mut Parts,

@@ -7,9 +7,9 @@
 //! ResponseBody        streams the response body; at its end the connection returns to the pool
 //! ```
 //!
-//! A request is sent once. It is retried in two cases only: the upstream took nothing of it; or a
-//! reused connection ended before any byte of the response, and the request is idempotent and has
-//! no body.
+//! A request is sent once. It is retried in only two cases: the upstream received none of it; or a
+//! reused connection was closed before the first byte of the response, and the request is
+//! idempotent and has no body.
 
 use std::{
     convert::Infallible,
@@ -61,7 +61,7 @@ pub(crate) struct HandlerContext {
     /// Counts the client's requests in flight, if they are limited.
     pub(crate) in_flight: Option<Arc<ClientRequests>>,
     pub(crate) worker: usize,
-    /// Where to leave a tunnel, to be started once the `101` response is sent.
+    /// Holds a tunnel that starts once the `101` response is sent.
     pub(crate) pending_tunnel: PendingTunnel,
     /// Whether responses name their upstream, for the access log.
     pub(crate) logs_upstream: bool,
@@ -103,9 +103,9 @@ struct RoutedRequest {
     upstream: Arc<Upstream>,
     /// Present if the client asks for a protocol upgrade.
     client: Option<OnUpgrade>,
-    /// How much of the request body has been sent.
+    /// The progress of sending the request body.
     progress: UploadProgress,
-    /// Its permit under the upstream's adaptive concurrency limit.
+    /// The request's permit under the upstream's adaptive concurrency limit.
     permit: Option<Permit>,
     pending: PendingRequest,
     is_head: bool,
@@ -114,7 +114,7 @@ struct RoutedRequest {
 /// A request that is refused before it reaches an upstream.
 struct RejectedRequest {
     error: ProxyError,
-    /// The upstream it was routed to, if it got that far.
+    /// The upstream of the request, if it was routed.
     upstream: Option<Arc<Upstream>>,
 }
 
@@ -269,7 +269,7 @@ struct UpstreamResponse {
 }
 
 /// Builds the response for the client. `client` is present if the client asked for an upgrade; its
-/// [`HandlerContext`] says where to leave the tunnel.
+/// [`HandlerContext`] receives the tunnel.
 fn build_response(
     upstream_response: UpstreamResponse,
     client: Option<(OnUpgrade, &HandlerContext)>,

@@ -9,8 +9,8 @@ use tidegate_config::MinRate;
 use tidegate_net::LazyTimer;
 use tokio::time::Instant;
 
-/// The read timeout of a body. Only time spent waiting for the sender counts, so a sender is not
-/// blamed for a slow receiver.
+/// The read timeout of a body. Only the time spent waiting for the sender counts, so a slow
+/// receiver does not cause a timeout.
 #[derive(Debug)]
 pub(crate) struct IdleTimeout {
     idle: Duration,
@@ -30,8 +30,8 @@ struct RateTracker {
 }
 
 impl RateTracker {
-    /// Returns how much longer the reader may wait: the time that the bytes so far take at the
-    /// minimum rate, plus the grace period, less the time already waited.
+    /// Returns the remaining time that the reader may wait: the time for the bytes so far at the
+    /// minimum rate, plus the grace period, minus the time already waited.
     fn left(&self) -> Duration {
         let micros =
             u128::from(self.bytes) * 1_000_000 / u128::from(self.min_rate.bytes_per_second);
@@ -130,7 +130,7 @@ mod tests {
                     break false;
                 }
                 idle_timeout.record_bytes(bytes);
-                // The reader is busy elsewhere; this time does not count.
+                // The reader is not waiting during this time, so the time does not count.
                 sleep(Duration::from_secs(7)).await;
             };
             let waited = start.elapsed().as_secs() - pieces * 7;

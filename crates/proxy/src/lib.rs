@@ -59,9 +59,9 @@ use self::{
 /// The dependencies of the proxy.
 #[derive(Clone, Debug)]
 pub struct Dependencies {
-    /// Decides which requests pass.
+    /// Decides which requests are forwarded.
     pub limiter: Arc<Limiter>,
-    /// Which rate limit headers responses carry.
+    /// The rate limit headers of responses.
     pub headers: Headers,
     /// The settings and upstreams, which a reload swaps.
     pub runtime: Arc<ProxyRuntime>,

@@ -251,5 +251,6 @@ type GaugeFamily = (
     fn(&super::upstream::balancer::Upstream) -> usize,
 );
 
-/// A gauge of the adaptive concurrency limit, likewise.
+/// A gauge of the adaptive concurrency limit: its name, its help text, and the function that reads
+/// it.
 type ConcurrencyGauge = (&'static str, &'static str, fn(Load) -> u32);

@@ -30,7 +30,7 @@ impl Permit {
         PermitHandle(Arc::downgrade(&self.0))
     }
 
-    /// Takes the permit out, at the response head or on failure. The [`PermitHandle`] has no effect
+    /// Returns the permit, at the response head or on failure. The [`PermitHandle`] has no effect
     /// after that.
     pub(crate) fn take(self) -> Option<ConcurrencyPermit> {
         lock(&self.0).take()

@@ -1,8 +1,8 @@
 //! Request bodies on their way to an upstream, with timeouts. Response bodies are in
 //! `response_body`.
 //!
-//! Trailers are dropped, as nginx does, and Envoy for HTTP/1.1: no rule has seen them, and some
-//! upstreams merge them into the headers.
+//! Trailers are dropped, because rules have not seen them and some upstreams merge them into the
+//! headers. nginx drops them too, and Envoy does for HTTP/1.1.
 
 use std::{
     error::Error,
@@ -25,12 +25,12 @@ use super::{
     permit::PermitHandle, upstream::h2::StreamSlot,
 };
 
-/// Why a body was not passed on completely.
+/// The reason why a body was not forwarded completely.
 #[derive(Debug)]
 pub(crate) enum BodyError {
     /// Nothing arrived before the timeout.
     IdleTimeout,
-    /// It exceeds its maximum size.
+    /// The body exceeds its maximum size.
     TooLarge,
     /// The client reads the response too slowly.
     SlowClient,
@@ -54,7 +54,7 @@ impl fmt::Display for BodyError {
 
 impl Error for BodyError {}
 
-/// How an upstream can end a response early, as metric labels and log values.
+/// The ways in which an upstream can end a response early, as metric labels and log values.
 pub(crate) const EARLY_ENDS: [&str; 2] = ["broken_off", "idle_timeout"];
 
 impl BodyError {
@@ -75,8 +75,8 @@ impl BodyError {
     }
 }
 
-/// How much of a request body has been sent, for the task that waits for the response. `None` if
-/// there is no body.
+/// The progress of sending a request body, for the task that waits for the response. `None` without
+/// a body.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadProgress(Option<Arc<UploadState>>);
 
@@ -135,7 +135,7 @@ impl UploadProgress {
         })
     }
 
-    /// Stops sending the body, because the response is complete.
+    /// Stops the upload of the rest of the body, because the response is complete.
     pub(crate) fn abandon(&self) {
         if let Some(shared) = &self.0 {
             shared.state.store(UNWANTED, Ordering::Relaxed);
@@ -183,7 +183,7 @@ pub(crate) struct Upload {
     /// `None` after trailers, and for a request that the proxy makes without a body.
     body: Option<Incoming>,
     idle_timeout: IdleTimeout,
-    /// How many more bytes are allowed.
+    /// The number of bytes that are still allowed.
     remaining: u64,
     progress: UploadProgress,
     /// The body's stream on a shared HTTP/2 connection, held until the body is sent.
@@ -196,7 +196,7 @@ pub(crate) struct Upload {
 pub(crate) struct UploadLimits {
     /// The maximum size in bytes.
     pub(crate) max_bytes: u64,
-    /// The idle timeout: how long the client may send nothing.
+    /// The idle timeout: the maximum time during which the client sends nothing.
     pub(crate) idle: Duration,
     pub(crate) min_rate: Option<MinRate>,
 }
@@ -233,7 +233,7 @@ impl Upload {
         }
     }
 
-    /// Sets `reset` as the way to reset the stream on which the body is sent.
+    /// Sets the handle that resets the stream on which the body is sent.
     pub(crate) fn set_reset(&self, reset: StreamReset) {
         if let Some(shared) = &self.progress.0 {
             *shared.reset.lock().unwrap_or_else(PoisonError::into_inner) = Some(reset);
@@ -251,7 +251,7 @@ impl Upload {
     }
 }
 
-/// Counts a dropped body as sent: nothing will follow, so the response timeout starts.
+/// Counts a dropped body as sent: no more data will follow, so the response timeout starts.
 impl Drop for Upload {
     fn drop(&mut self) {
         if self.progress.is_sending() {

@@ -1,9 +1,9 @@
 //! Response bodies on their way from an upstream to a client.
 //!
 //! An upstream connection is held no longer than necessary. A body that has arrived completely
-//! releases it at once. For other bodies, a task reads ahead of the client, up to
-//! `proxy.response_buffer`. With the last byte the connection returns to the pool, however slow the
-//! client is. A client that reads the rest more slowly than `proxy.min_rate` is disconnected.
+//! releases the connection immediately. For other bodies, a task reads ahead of the client, up to
+//! `proxy.response_buffer`. With the last byte the connection returns to the pool, even if the
+//! client is slow. A client that reads the rest more slowly than `proxy.min_rate` is disconnected.
 //!
 //! ```text
 //! Complete    the body arrived with the head: the connection is free at once
@@ -44,15 +44,15 @@ thread_local! {
 /// A response body.
 #[derive(Debug)]
 pub(crate) enum ResponseBody {
-    /// All of it is here, with a known length.
+    /// The complete body has arrived, with a known length.
     Complete(Full<Bytes>, Option<ReadAheadBytes>),
-    /// All of it is here, as a sequence of frames.
+    /// The complete body has arrived, as a sequence of frames.
     Frames(VecDeque<Frame<Bytes>>, ReadAheadBytes),
     /// The upstream has more to send.
     Streaming(StreamingBody),
 }
 
-/// Where a response body comes from.
+/// The source of a response body.
 #[derive(Debug)]
 pub(crate) enum ResponseSource {
     /// The HTTP/1.1 connection itself, which carries nothing else.
@@ -64,10 +64,10 @@ pub(crate) enum ResponseSource {
 /// How to stream a body to the client.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamingOptions {
-    /// The idle timeout: how long the upstream may send nothing.
+    /// The idle timeout: the maximum time during which the upstream sends nothing.
     pub(crate) idle: Duration,
     pub(crate) slow: Slow,
-    /// How much of the request body has been sent.
+    /// The progress of sending the request body.
     pub(crate) progress: UploadProgress,
 }
 
@@ -93,7 +93,7 @@ impl ReadAheadBytes {
         READ_AHEAD.set(READ_AHEAD.get().saturating_sub(bytes));
     }
 
-    /// Returns whether this worker may read ahead any more bytes.
+    /// Returns whether this worker may read ahead more bytes.
     fn has_room() -> bool {
         READ_AHEAD.get() < MAX_READ_AHEAD_BYTES
     }
@@ -111,8 +111,8 @@ impl ResponseBody {
         Self::Complete(Full::new(bytes), None)
     }
 
-    /// Returns the body from `source`, on the connection of `checkout`. Releases the connection at
-    /// once if the body is complete.
+    /// Returns the body from `source`, on the connection of `checkout`. Releases the connection
+    /// immediately if the body is complete.
     pub(crate) fn streaming(
         source: ResponseSource,
         mut checkout: Checkout,
@@ -195,9 +195,9 @@ fn strip_content_length(mut frame: Frame<Bytes>) -> Frame<Bytes> {
 struct Pipe {
     frames: VecDeque<Frame<Bytes>>,
     read_ahead: ReadAheadBytes,
-    /// How many bytes of the body the client has not taken yet, if known.
+    /// The number of bytes of the body that the client has not taken yet, if known.
     remaining: Option<u64>,
-    /// How many bytes the client has taken.
+    /// The number of bytes that the client has taken.
     taken: usize,
     end: Option<Result<(), BodyError>>,
     /// Whether an error at the end is about to be returned: see [`StreamingBody::poll_frame`].
@@ -337,9 +337,9 @@ struct BodyReader {
     checkout: Option<Checkout>,
     /// The idle timeout of the upstream.
     idle_timeout: IdleTimeout,
-    /// The minimum rate of the client, measured while the upstream has to wait for it.
+    /// The minimum rate of the client, measured while the upstream has to wait for the client.
     client_rate: IdleTimeout,
-    /// How many of the taken bytes `client_rate` has counted.
+    /// The number of taken bytes that `client_rate` has counted.
     counted: usize,
     /// Whether the upstream has sent everything.
     is_done: bool,
@@ -394,8 +394,8 @@ impl Future for BodyReader {
 }
 
 impl BodyReader {
-    /// Waits for room in the pipe. Also becomes ready when it has given up a client that is too
-    /// slow.
+    /// Waits for room in the pipe. Also becomes ready after it has disconnected a client that is
+    /// too slow.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut pipe = lock(&self.pipe);
         let taken = pipe.taken;

@@ -1,9 +1,9 @@
 //! The hot-swappable settings and upstreams of the proxy. A reload changes all of them or none.
 //!
-//! A request uses the settings in force when it arrives, from beginning to end. A client connection
-//! keeps the settings in force when it was accepted. An endpoint that is unchanged keeps its
-//! connections, counters and health. A removed endpoint finishes its requests in flight, and is
-//! freed with the last of them.
+//! A request uses the settings that are current when it arrives, from start to finish. A client
+//! connection keeps the settings that were current when it was accepted. An endpoint that is
+//! unchanged keeps its connections, counters and health. A removed endpoint finishes its requests
+//! in flight, and is freed after the last one.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::{
 /// The proxy's current settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]
 pub struct ProxyRuntime {
-    /// The settings of the start. Some of them are in use until a restart.
+    /// The settings at startup. Some of them are in use until a restart.
     started: Arc<Proxy>,
     current: Arc<ArcSwap<RuntimeConfig>>,
     tasks: Tasks,
@@ -40,7 +40,7 @@ pub struct RuntimeConfig {
 
 impl ProxyRuntime {
     /// Activates `settings` on the workers of `server`. Requests are logged to `log`; `clock`
-    /// measures how long responses take.
+    /// measures the response times.
     ///
     /// # Errors
     ///
@@ -106,7 +106,8 @@ impl ProxyRuntime {
         )
     }
 
-    /// Returns the settings that differ from the running ones and that only a restart can change.
+    /// Returns the settings that differ from the running settings and that only a restart can
+    /// change.
     #[must_use]
     pub fn restart_required(&self, settings: &Proxy) -> Vec<&'static str> {
         let started = &self.started;

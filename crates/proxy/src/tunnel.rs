@@ -52,12 +52,13 @@ pub(crate) struct Tunnel {
     pub(crate) session: Session,
     /// Keeps the request open until the tunnel ends, with its leases of concurrency slots.
     pub(crate) lasting: LongLivedPermit,
-    /// Counts the tunnel towards the client's requests in flight, if they are limited.
+    /// Keeps the tunnel counted as one of the client's requests in flight, if their number is
+    /// limited.
     pub(crate) in_flight: Option<ClientRequest>,
 }
 
 impl Tunnel {
-    /// Copies bytes both ways. Fails with `TimedOut` if nothing has moved for `idle_timeout`.
+    /// Copies bytes both ways. Fails with `TimedOut` if no data was transferred for `idle_timeout`.
     pub(crate) async fn run(self, idle_timeout: Duration) -> io::Result<()> {
         let Self {
             client,
@@ -96,7 +97,7 @@ impl Tunnel {
     }
 }
 
-/// One side of a tunnel. Records how many bytes were read from it, and that something has moved.
+/// One side of a tunnel. Records the number of bytes read from it, and that data was transferred.
 struct MeteredStream<S> {
     stream: S,
     moved: Rc<Cell<bool>>,

@@ -38,8 +38,8 @@ pub(crate) struct LoggedUpstream {
     pub(crate) endpoint: Option<Box<str>>,
 }
 
-/// An upgraded connection, as a response extension. Its entry is written when the connection ends,
-/// for whatever reason.
+/// An upgraded connection, as a response extension. Its entry is written when the connection ends
+/// for any reason.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Session(Arc<SessionState>);
 
@@ -197,7 +197,8 @@ where
     }
 }
 
-/// A log entry, written when it is dropped: the response has ended, or the client has left.
+/// A log entry. It is written when it is dropped, because the response has ended or the client has
+/// disconnected.
 #[derive(Debug)]
 struct Entry {
     context: Arc<LogContext>,
@@ -206,7 +207,7 @@ struct Entry {
     is_aborted: bool,
 }
 
-/// The fields of a line, in this order.
+/// The fields of a log line, in the order in which they are written.
 #[derive(Debug, Serialize)]
 struct LogLine {
     time: String,
@@ -217,23 +218,23 @@ struct LogLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     query: Option<Box<str>>,
     version: &'static str,
-    /// `None` if the client left before the response.
+    /// `None` if the client disconnected before the response.
     status: Option<u16>,
-    /// The status of a gRPC call; `None` if the call broke off before it arrived.
+    /// The status of a gRPC call; `None` if the call was aborted before the status arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     grpc_status: Option<u32>,
     bytes: u64,
     /// The number of bytes received from the client after an upgrade.
     #[serde(skip_serializing_if = "Option::is_none")]
     received: Option<u64>,
-    /// Whether the whole response was passed on.
+    /// Whether the whole response was forwarded.
     complete: bool,
     duration_us: u64,
     /// The upstream; `None` if the request was not routed.
     upstream: Option<Box<str>>,
-    /// The endpoint; `None` if the request was sent to none.
+    /// The endpoint; `None` if the request was not sent to an endpoint.
     address: Option<Box<str>>,
-    /// Why the proxy replied itself, or why the response is incomplete; otherwise `None`.
+    /// The reason for a local reply or for an incomplete response; otherwise `None`.
     reason: Option<&'static str>,
     /// The rule that denied the request.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -279,7 +280,7 @@ impl Entry {
 }
 
 impl Entry {
-    /// Takes the fields that the proxy added to the response as `extensions`.
+    /// Reads the fields that the proxy added to the response as `extensions`.
     fn take_extensions(&mut self, extensions: &mut Extensions) {
         if let Some(LoggedUpstream { upstream, endpoint }) = extensions.remove() {
             (self.line.upstream, self.line.address) = (Some(upstream), endpoint);

@@ -1,8 +1,9 @@
 //! Bounds the requests in flight per client, so that one client cannot use up all connections to an
 //! upstream.
 //!
-//! A client is an IPv4 address or an IPv6 network, at the other end of the socket. Its counter
-//! exists while it has a connection, so there are never more counters than connections.
+//! A client is identified by the peer address of its socket: an IPv4 address or an IPv6 network.
+//! Its counter exists while the client has a connection, so there are never more counters than
+//! connections.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -60,7 +61,7 @@ impl ClientRegistry {
 impl Drop for ClientRequests {
     fn drop(&mut self) {
         let mut shard = self.clients.shard(self.client);
-        // A new counter may have replaced this one already.
+        // A new counter may already have replaced this one.
         let is_gone = |counter: &Weak<Self>| counter.strong_count() == 0;
         if shard.get(&self.client).is_some_and(is_gone) {
             shard.remove(&self.client);

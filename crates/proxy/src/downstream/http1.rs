@@ -58,7 +58,7 @@ impl ClientConnection {
             // `ClientStream` enforces the head timeout.
             .header_read_timeout(None)
             .max_buf_size(self.settings.max_head)
-            // Copying a body's first bytes behind the head is cheaper than a vectored write.
+            // Copying the first bytes of a body after the head is cheaper than a vectored write.
             .writev(false)
             .serve_connection(TokioIo::new(stream), answering)
             .with_upgrades();
@@ -75,9 +75,9 @@ impl ClientConnection {
 /// Adds `Connection: close` to the response to a chunked request, unless the request was read
 /// completely and had no trailers.
 ///
-/// hyper 1.12 reads trailers that end in LF LF on to the next CR LF CR LF, and drops the request in
-/// between. The client learns from `Connection: close` that such a request was not processed (RFC
-/// 9112, section 9.6).
+/// If trailers end in LF LF, hyper 1.12 reads on to the next CR LF CR LF, and drops the request in
+/// between. `Connection: close` tells the client that such a request was not processed (RFC 9112,
+/// section 9.6).
 fn close_unless_complete<B>(response: &mut Response<B>) {
     let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if !is_switch && response.extensions().get::<CompleteRequest>().is_none() {

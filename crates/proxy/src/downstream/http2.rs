@@ -28,21 +28,21 @@ const MAX_STREAMS: u32 = 128;
 /// The send buffer per stream, in bytes.
 ///
 /// hyper polls a body again when one byte of it is free. Up to two more frames, each as read from
-/// an upstream (64 KiB), may then be buffered. That is 18 MiB for all streams of a connection,
-/// besides what `response_body` reads ahead. A body that hyper has not polled for the `idle`
-/// timeout is dropped. Its last frame stays buffered until the connection has had no requests for
-/// as long.
+/// an upstream (64 KiB), may then be buffered. That is 18 MiB for all streams of a connection, in
+/// addition to the bytes that `response_body` reads ahead. A body that hyper has not polled for the
+/// `idle` timeout is dropped. Its last frame stays buffered until the connection has had no
+/// requests for the same time.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
 /// The flow-control windows in bytes, per stream and per connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
-/// How often to ping the client, and how long to wait for the reply.
+/// The interval of pings to the client, and the timeout of the reply.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a client may send nothing at all, ping replies included.
+/// The maximum time during which a client sends nothing at all, not even ping replies.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl ClientConnection {
@@ -112,8 +112,8 @@ impl ClientConnection {
     }
 }
 
-/// The requests of a connection: how many have come, and how many are in flight. A request is in
-/// flight until the last frame of its response is handed to hyper.
+/// The requests of a connection: the total number, and the number in flight. A request is in flight
+/// until the last frame of its response is handed to hyper.
 #[derive(Debug, Default)]
 struct ConnectionRequests {
     count: Cell<u64>,
@@ -122,8 +122,8 @@ struct ConnectionRequests {
     last_end: Cell<Option<Instant>>,
 }
 
-/// How long to wait after the last frame until the response counts as delivered. hyper may hold
-/// bytes back until the client's flow-control window opens, and does not say so.
+/// The time after the last frame until the response counts as delivered. hyper may hold bytes back
+/// until the client's flow-control window opens, and does not report this.
 const DELIVERY_DELAY: Duration = Duration::from_secs(5);
 
 impl ConnectionRequests {
@@ -145,8 +145,8 @@ impl ConnectionRequests {
         }
     }
 
-    /// Waits until the connection has been idle for `timeout`, or until it had no request within
-    /// `first`.
+    /// Waits until the connection has been idle for `timeout`, or until it has received no request
+    /// within `first`.
     async fn wait_idle(&self, first: Duration, timeout: Duration) {
         sleep(first).await;
         if self.count.get() > 0 {
@@ -154,8 +154,8 @@ impl ConnectionRequests {
         }
     }
 
-    /// Waits until no request has come or been in flight for at least `timeout`, and less than
-    /// twice that.
+    /// Waits until no request has arrived or been in flight for at least `timeout`, but less than
+    /// twice that time.
     async fn wait_quiet(&self, timeout: Duration) {
         let mut before = None;
         loop {

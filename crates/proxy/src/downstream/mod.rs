@@ -93,7 +93,7 @@ impl ClientConnection {
             Version::Http2 => self.serve_http2(stream, service).await,
         };
         if let Err(error) = ended {
-            // Debug level only: connections that clients break off are routine.
+            // Debug level only: connections that clients abort are routine.
             tracing::debug!(%peer, "connection ended: {error}");
         }
     }

@@ -1,9 +1,9 @@
 //! The client socket of an HTTP/1.1 connection, with a timeout per phase.
 //!
 //! The head of a request must arrive within one deadline, so that a client cannot hold a connection
-//! by sending a header a minute (slowloris). While a response is pending the client owes nothing
-//! here: the request body is timed where it is read, the response by [`WriteTimeoutStream`]. One lazy timer
-//! serves all phases, at the cost of one clock reading per request.
+//! by sending a header a minute (slowloris). While a response is pending, no timeout applies here:
+//! the reader of the request body has its own timeout, and [`WriteTimeoutStream`] covers the
+//! response. One lazy timer serves all phases, at the cost of one clock reading per request.
 
 use std::{
     io,
@@ -93,15 +93,15 @@ pub(crate) struct ClientStream<S> {
     /// The phase that the timer runs for.
     timed_phase: u8,
     bad_requests: Arc<BadRequests>,
-    /// The number of requests so far at the last flush outside a response phase: those have their
-    /// response.
+    /// The number of requests that have their response: the request count at the last flush outside
+    /// a response phase.
     answered_requests: u64,
     /// The rest of an explained rejection, written in place of hyper's bare one.
     rejection: Option<Bytes>,
 }
 
 impl<S> ClientStream<S> {
-    /// Wraps `stream`. Where hyper rejects a head, `bad_requests` adds an explanation to the reply.
+    /// Wraps `stream`. If hyper rejects a head, `bad_requests` adds an explanation to the reply.
     pub(crate) fn new(
         stream: S,
         timeouts: Timeouts,
@@ -173,7 +173,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = &mut *self;
-        // If no response is due, hyper can only be writing its rejection of an invalid head.
+        // If no response is due, the bytes that hyper writes must be its rejection of an invalid
+        // head.
         let is_due =
             this.phase.current() == RESPONSE || this.answered_requests < this.phase.requests();
         if this.rejection.is_none() && !is_due {
@@ -212,8 +213,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         if self.phase.current() != RESPONSE {
             self.answered_requests = self.phase.requests();
         }
-        // Starts the keep-alive timeout with the response. hyper knows already that there is
-        // nothing to read, and does not poll for reading again until there is.
+        // Starts the keep-alive timeout with the response. hyper already knows that there is
+        // nothing to read, and polls for reading again only when data arrives.
         if self.phase.current() == IDLE && self.timed_phase != IDLE {
             // The timer was just set, so it cannot be due.
             let _ = self.poll_timeout::<()>(cx);

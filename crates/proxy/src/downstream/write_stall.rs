@@ -1,12 +1,12 @@
 //! A write timeout for HTTP/2 bodies whose receiver stops reading.
 //!
 //! hyper polls a body for its next frame only when the receiver's flow-control window is open,
-//! however long that takes. A receiver can keep the window closed and still answer pings. The body
-//! then holds its resources: an upstream connection, a concurrency permit.
+//! without a timeout. A receiver can keep the window closed and still answer pings. The body then
+//! holds its resources: an upstream connection, a concurrency permit.
 //!
-//! hyper offers no hook for this. So each body records whether it waits to be polled. The
-//! task that polls the body is the task of its stream; [`with_write_timeout`] wraps that task, and
-//! looks at that state after each poll.
+//! hyper offers no hook for this. So each body records whether it waits to be polled. The body is
+//! polled by the task of its stream. [`with_write_timeout`] wraps that task, and checks the state
+//! after each poll.
 
 use std::{
     cell::RefCell,
@@ -32,8 +32,8 @@ thread_local! {
     static LAST_POLLED: RefCell<Option<Arc<BodyPollState>>> = const { RefCell::new(None) };
 }
 
-/// Whether a body waits to be polled, and how many waits it has begun. The fields are atomic only
-/// because hyper requires `Send` requests.
+/// Whether a body waits to be polled, and the number of waits that it has begun. The fields are
+/// atomic only because hyper requires `Send` requests.
 #[derive(Debug, Default)]
 struct BodyPollState {
     is_waiting: AtomicBool,
@@ -90,7 +90,7 @@ impl<B> WatchedBody<B> {
         }
     }
 
-    /// Wraps `body`, with the wait beginning now. To be called in the task of the body's stream.
+    /// Wraps `body`. The wait begins now. Call this function in the task of the body's stream.
     pub(crate) fn waiting_from_now(body: B) -> Self {
         let watched_body = Self::new(body);
         watched_body.wait.0.wait();

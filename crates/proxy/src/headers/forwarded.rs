@@ -1,8 +1,8 @@
-//! The headers that tell an upstream about the client: `X-Forwarded-*`, `Forwarded` and `Via`.
+//! The headers that describe the client to an upstream: `X-Forwarded-*`, `Forwarded` and `Via`.
 //!
 //! Values from an untrusted client are removed; lists from a trusted proxy are extended. So the
 //! last element of a list always comes from this proxy, and the elements before it from trusted
-//! proxies. Such names are also removed when they are spelled with `_` instead of `-`.
+//! proxies. Names with `_` instead of `-` are also removed.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -39,7 +39,7 @@ pub(crate) struct ForwardingHeaders {
     is_trusted: bool,
     address: HeaderValue,
     scheme: &'static str,
-    /// The client's address as an RFC 7239 node.
+    /// The client's address in the `node` notation of RFC 7239, section 6.
     node: Box<str>,
     /// The pseudonym of this proxy in `Via`, if configured.
     via: Option<Via>,
@@ -167,7 +167,7 @@ impl ForwardingHeaders {
         }
         let list = self.append_to_list(&X_FORWARDED_FOR, &self.address, headers);
         line(&X_FORWARDED_FOR, &list);
-        // A trusted proxy closer to the client knows the original scheme and host better.
+        // A trusted proxy closer to the client has seen the original scheme and host.
         if !self.has_trusted(&X_FORWARDED_PROTO, headers) {
             line(&X_FORWARDED_PROTO, &HeaderValue::from_static(self.scheme));
         }

@@ -12,7 +12,7 @@ use super::{forwarded::is_proxy_header, lookup};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-/// The headers that are never forwarded, besides those that `Connection` names.
+/// The headers that are never forwarded, in addition to those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     TRANSFER_ENCODING,
@@ -27,7 +27,8 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
 /// Returns the protocol that a request offers to switch to: the first of the list, in lower case.
-/// The upstream gets only this one. Protocol names are case-insensitive (RFC 9110, section 7.8).
+/// The upstream gets only this protocol. Protocol names are case-insensitive (RFC 9110, section
+/// 7.8).
 ///
 /// Upgrading to HTTP/2 (`h2c`) is deprecated by RFC 9113, so such an offer is ignored.
 pub(crate) fn offered_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
@@ -112,8 +113,8 @@ fn strip(headers: &mut HeaderMap) {
     headers.remove(TE);
     headers.remove(UPGRADE);
     if headers.remove(TRANSFER_ENCODING).is_some() {
-        // The proxy frames the body anew. A `Content-Length` beside `Transfer-Encoding` is a
-        // smuggling vector.
+        // The proxy determines the framing of the body itself. A `Content-Length` together with
+        // `Transfer-Encoding` is a smuggling vector.
         headers.remove(CONTENT_LENGTH);
     }
 }
@@ -123,8 +124,8 @@ fn strip_named(headers: &mut HeaderMap) {
     let lines: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().cloned().collect();
     headers.remove(CONNECTION);
     for name in lines.iter().flat_map(tokens) {
-        // Without its length, the message would end elsewhere. Nor may a client use `Connection` to
-        // remove what a trusted proxy says about it.
+        // Without its length, the message would end at a different byte. And a client must not be
+        // able to use `Connection` to remove the headers of a trusted proxy.
         if let Ok(name) = HeaderName::from_bytes(name)
             && !matches!(name, CONTENT_LENGTH | HOST | VIA)
             && !is_proxy_header(name.as_str())

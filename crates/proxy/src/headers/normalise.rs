@@ -1,10 +1,10 @@
 //! Normalises a request head to what the upstream will receive, before any rule is evaluated.
 //!
-//! A rule that saw anything else could be bypassed. A header that the proxy removes later would be
-//! a key of its own; a header in another spelling would not match. So everything that the proxy
-//! removes or rewrites is removed or rewritten here, once. Rules, `upstreams[].when` and classes of
-//! `adaptive` see the result. Headers that the proxy only adds come later: `X-Forwarded-*`,
-//! `Forwarded`, `Via`, and the framing headers.
+//! If rules saw a different head, they could be bypassed: a header that the proxy removes later
+//! could be part of a key, and a header in another spelling would not match. So all headers that
+//! the proxy removes or rewrites are removed or rewritten here, once. Rules, `upstreams[].when` and
+//! classes of `adaptive` see the result. Headers that the proxy only adds come later:
+//! `X-Forwarded-*`, `Forwarded`, `Via`, and the framing headers.
 //!
 //! ```text
 //! target::check_framing    one length, one encoding, not too many header lines
@@ -31,7 +31,7 @@ use crate::{error::ProxyError, runtime::RuntimeConfig};
 /// of proxies may share a pseudonym.
 const MAX_PASSES: usize = 4;
 
-/// Normalises `head` by the settings of `current`. `forwarding` says whether the client is a
+/// Normalises `head` by the settings of `current`. `forwarding` contains whether the client is a
 /// trusted proxy.
 ///
 /// # Errors
@@ -86,8 +86,8 @@ fn check_values(headers: &HeaderMap) -> Result<(), ProxyError> {
     Ok(())
 }
 
-/// Removes header names with `_`, as `underscores` says, and forwarding headers of untrusted
-/// clients.
+/// Removes headers with `_` in their name according to `underscores`, and the forwarding headers of
+/// untrusted clients.
 fn remove_names(
     headers: &mut HeaderMap,
     underscores: Underscores,
@@ -112,8 +112,8 @@ fn remove_names(
                 ));
             }
             (true, Underscores::Drop) => true,
-            // No proxy spells its forwarding headers with `_`, so those are removed even from
-            // trusted ones.
+            // No proxy spells its forwarding headers with `_`, so such headers are removed even
+            // from requests of trusted proxies.
             (true, Underscores::Pass) => is_proxy_header(name.as_str()),
             (false, _) => !forwarding.is_trusted() && is_proxy_header(name.as_str()),
         };

@@ -1,4 +1,4 @@
-//! The request target in the one form that is forwarded: a path, and exactly one `Host`.
+//! Converts the request target to the form that is forwarded: a path, and exactly one `Host`.
 
 use http::{
     HeaderMap, HeaderValue, Method, Uri, Version,
@@ -17,7 +17,7 @@ const MAX_HOST_BYTES: usize = 253;
 ///
 /// # Errors
 ///
-/// More than `max_headers` header lines, whose number hyper does not limit in HTTP/2; a transfer
+/// More than `max_headers` header lines (hyper does not limit their number in HTTP/2); a transfer
 /// coding other than `chunked`; a `Content-Length` that is not exactly one number.
 pub(crate) fn check_framing(headers: &HeaderMap, max_headers: usize) -> Result<(), ProxyError> {
     if headers.len() > max_headers {
@@ -103,7 +103,7 @@ fn is_simple_host(host: &[u8]) -> bool {
     is_short && !name.is_empty() && name.iter().all(is_name_byte) && port.is_none_or(is_port)
 }
 
-/// Returns whether it is exactly one host, with a numeric port or none, and without user
+/// Returns whether `host` is exactly one host, with a numeric port or none, and without user
 /// information. The grammar allows a comma in a host, but here it means two joined hosts.
 fn is_single_host(host: &Authority) -> bool {
     let port = host.as_str().strip_prefix(host.host());
@@ -114,7 +114,8 @@ fn is_single_host(host: &Authority) -> bool {
     !host.host().is_empty() && !host.as_str().contains(',') && port.is_some_and(is_port)
 }
 
-/// Inserts the `/` that a target without a path lacks, so that the upstream sees what rules see.
+/// Inserts a `/` into a target without a path, so that the upstream sees the same path as the
+/// rules.
 fn ensure_path(method: &Method, uri: &mut Uri) -> Result<(), ProxyError> {
     const WRONG: ProxyError = ProxyError::Host("the request target is invalid");
     let target = uri.path_and_query().map_or("", PathAndQuery::as_str);

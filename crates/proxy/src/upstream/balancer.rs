@@ -70,8 +70,8 @@ impl Upstreams {
         upstreams.map(Self)
     }
 
-    /// Starts active health checks for endpoints that should have them and do not. They run until
-    /// `current` no longer configures them.
+    /// Starts active health checks for endpoints that are configured to have them and have none
+    /// running. They run until `current` no longer configures them.
     pub(crate) fn start_health_checks(&self, tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
         for endpoint in self.endpoints() {
             if endpoint.claim_health_checks() {
@@ -91,7 +91,7 @@ impl Upstreams {
         }
     }
 
-    /// Retires the endpoints that are not among those of `next`.
+    /// Retires the endpoints that are not in `next`.
     pub(crate) fn retire_removed(&self, next: &Self) {
         for endpoint in self.endpoints() {
             if !next.endpoints().any(|kept| Arc::ptr_eq(kept, endpoint)) {
@@ -115,7 +115,7 @@ impl Upstreams {
             .filter_map(|upstream| upstream.concurrency.as_ref())
     }
 
-    /// Returns the first upstream whose conditions match the request with this head, which has a
+    /// Returns the first upstream whose conditions match the request head. The head must have a
     /// `Host`.
     pub(crate) fn route(&self, head: &Parts) -> Result<&Arc<Upstream>, ProxyError> {
         if let Some(first) = self.0.first()
@@ -195,7 +195,8 @@ impl Upstream {
         }
     }
 
-    /// Advances the round robin position, from which a request starts to look for an endpoint.
+    /// Advances and returns the round robin position, at which a request starts its search for an
+    /// endpoint.
     pub(crate) fn next_position(&self) -> usize {
         match self.endpoints.len() {
             1 => 0,
@@ -203,8 +204,9 @@ impl Upstream {
         }
     }
 
-    /// Returns the endpoint with the fewest requests in flight, and its index. Skips those whose
-    /// bit is set in `tried`. Among equally loaded ones it takes the first, counting from `start`.
+    /// Returns the endpoint with the fewest requests in flight, and its index. Skips the endpoints
+    /// whose bit is set in `tried`. Among equally loaded endpoints it takes the first one from
+    /// `start` on.
     pub(crate) fn least_loaded(&self, start: usize, tried: u64) -> Option<(usize, &Arc<Endpoint>)> {
         let count = self.endpoints.len();
         let left = (0..count)

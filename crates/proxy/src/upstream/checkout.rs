@@ -14,7 +14,7 @@ pub(crate) struct Checkout {
 
 impl Checkout {
     /// Returns the connection to the pool, if it can take another request. An HTTP/1.1 connection
-    /// whose upstream answered before it had the whole request is closed instead.
+    /// is closed instead if the upstream answered before it had received the whole request.
     pub(crate) fn return_to_pool(self) {
         // A shared HTTP/2 connection never left the pool.
         if self.active.endpoint().http2 {

@@ -1,4 +1,4 @@
-//! Opens connections to upstreams: TCP, then TLS where configured, then HTTP/1.1 or HTTP/2.
+//! Opens connections to upstreams: TCP, then TLS if configured, then HTTP/1.1 or HTTP/2.
 
 use std::io;
 
@@ -47,7 +47,7 @@ where
 }
 
 /// Returns whether a connect failed because this machine ran out of descriptors, ports or memory.
-/// Such an error says nothing about the endpoint.
+/// Such an error does not indicate a problem of the endpoint.
 pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let local = [

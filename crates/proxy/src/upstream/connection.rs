@@ -34,7 +34,7 @@ use crate::{
     response_body::ResponseSource,
 };
 
-/// An upstream connection in the hands of one request.
+/// An upstream connection that is used by one request.
 #[derive(Debug)]
 pub(crate) struct UpstreamConnection {
     protocol: Protocol,
@@ -51,22 +51,22 @@ pub(crate) struct UpstreamConnection {
 pub(crate) enum Protocol {
     /// Takes one request at a time.
     Http1(Box<Http1Connection>),
-    /// Takes many requests at once.
+    /// Takes many concurrent requests.
     Http2(Http2Connection),
 }
 
-/// A request to send, and how far an earlier attempt got.
+/// A request to send, with the state after an earlier attempt.
 pub(crate) enum OutgoingRequest {
     /// Not sent at all yet.
     New(Box<Request<Upload>>),
     /// Sent once on an HTTP/2 connection that ended before the response. The request is idempotent,
-    /// so it is sent once more, but not a third time.
+    /// so it is sent a second time, but not a third time.
     Resent(Box<Request<Upload>>),
     /// Serialised for an HTTP/1.1 connection that turned out to be closed.
     Serialised(Box<RequestWriter>),
 }
 
-/// Why a request has no response.
+/// The reason why a request has no response.
 pub(crate) enum SendError<R = OutgoingRequest> {
     /// The connection was closed or about to close; the request may be sent on another.
     Retryable(R),
@@ -132,8 +132,8 @@ impl UpstreamConnection {
         }
     }
 
-    /// Returns whether requests are in flight on it, as may be the case for a pooled HTTP/2
-    /// connection.
+    /// Returns whether requests are in flight on the connection. This is possible even for a pooled
+    /// HTTP/2 connection.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(&self.protocol, Protocol::Http2(connection) if connection.is_busy())
     }
@@ -151,8 +151,8 @@ impl UpstreamConnection {
         })
     }
 
-    /// Applies `settings` from the next request on. An HTTP/2 connection keeps those it was opened
-    /// with.
+    /// Applies `settings` from the next request on. An HTTP/2 connection keeps the settings with
+    /// which it was opened.
     pub(crate) fn update_settings(&mut self, settings: &Proxy) {
         if let Some(connection) = self.http1() {
             connection.update_settings(settings);
@@ -204,8 +204,8 @@ impl UpstreamConnection {
         }
     }
 
-    /// Sends a request and waits for the response head. Over HTTP/2 the request
-    /// carries the forwarding headers already, so `forwarding` is not used.
+    /// Sends `outgoing` and waits for the response head. Over HTTP/2 the request already contains
+    /// the forwarding headers, so `forwarding` is not used.
     pub(crate) async fn send(
         &mut self,
         outgoing: OutgoingRequest,
@@ -312,7 +312,7 @@ impl UpstreamConnection {
         self.http1()?.take_buffered_frame()
     }
 
-    /// Returns how many bytes of that body are left, if known.
+    /// Returns the number of bytes of that body that are left, if known.
     pub(crate) fn remaining(&self) -> Option<u64> {
         match &self.protocol {
             Protocol::Http1(connection) => connection.remaining(),
@@ -367,7 +367,7 @@ fn bad_response(error: impl Display) -> ProxyError {
     ProxyError::BadResponse
 }
 
-/// Which task sends the request body.
+/// The task that sends the request body.
 #[derive(Clone, Copy, Debug)]
 enum BodySender {
     /// The task that waits for the response.

@@ -1,5 +1,5 @@
 //! Load balancing and retries: sends a request to the endpoint with the fewest requests in flight,
-//! and to another one if that endpoint does not take it.
+//! and to another endpoint if the first one does not accept it.
 
 use std::sync::{
     Arc,
@@ -25,18 +25,18 @@ use crate::{
     runtime::RuntimeConfig,
 };
 
-/// The load balancing state of one request. It keeps the settings that were in force when the
-/// request came.
+/// The load balancing state of one request. It keeps the settings that were current when the
+/// request arrived.
 pub(crate) struct Dispatcher {
     pub(crate) current: Arc<RuntimeConfig>,
     worker: usize,
-    /// The index of the endpoint that was asked last; `usize::MAX` if there is none.
+    /// The index of the endpoint that was tried last; `usize::MAX` if there is none.
     last: AtomicUsize,
 }
 
-/// A request after the synchronous attempt to send it, with the round robin position it drew.
+/// A request after the synchronous attempt to send it, with its round robin position.
 pub(crate) enum PendingRequest {
-    /// It is being sent on a pooled connection.
+    /// The request is being sent on a pooled connection.
     Sent(Checkout, usize),
     /// There was no pooled connection, or the upstream speaks HTTP/2. The asynchronous path sends
     /// it.
@@ -52,7 +52,7 @@ impl Dispatcher {
         }
     }
 
-    /// Returns the endpoint of `upstream` that was asked last.
+    /// Returns the endpoint of `upstream` that was tried last.
     pub(crate) fn last_endpoint<'u>(&self, upstream: &'u Upstream) -> Option<&'u Arc<Endpoint>> {
         upstream.endpoints.get(self.last.load(Ordering::Relaxed))
     }
@@ -163,7 +163,7 @@ impl Dispatcher {
                 self.connection_to(endpoint, &outgoing, until)
             });
             let connected = connected.await;
-            // Without a connection attempt, the endpoint was not asked.
+            // Without a connection attempt, the endpoint was not tried.
             if !matches!(
                 connected,
                 None | Some(Err(ProxyError::Full | ProxyError::Local))
@@ -218,8 +218,9 @@ impl Dispatcher {
         Err(error)
     }
 
-    /// Returns a connection to `endpoint`, and whether it came from the pool. If a pooled HTTP/1.1
-    /// connection was closed under `outgoing`, the next one is new.
+    /// Returns a connection to `endpoint`, and whether it came from the pool. If the upstream
+    /// closed a pooled HTTP/1.1 connection while `outgoing` was sent on it, a new connection is
+    /// opened for the retry.
     async fn connection_to(
         &self,
         endpoint: &Arc<Endpoint>,
@@ -269,7 +270,7 @@ impl Dispatcher {
         }
     }
 
-    /// Wraps `connection` for this request and applies the settings in force for the request.
+    /// Wraps `connection` for this request, and applies the settings of the request.
     fn checkout(&self, mut connection: Box<UpstreamConnection>, active: ActiveRequest) -> Checkout {
         connection.update_settings(&self.current.settings);
         Checkout {
@@ -281,7 +282,7 @@ impl Dispatcher {
 }
 
 /// The connect timeout budget of a request, shared by all attempts. Several unresponsive endpoints
-/// thus delay a request no longer than one does.
+/// thus delay a request no longer than one unresponsive endpoint.
 struct ConnectBudget {
     total: Duration,
     remaining: Duration,

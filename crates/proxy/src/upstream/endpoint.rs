@@ -51,7 +51,7 @@ impl EndpointSettings {
         Self {
             name: upstream.name.clone(),
             max_connections: upstream.max_connections,
-            // With a single endpoint, ejection would leave nothing to send requests to.
+            // With a single endpoint, ejection would leave no endpoint for requests.
             eject: upstream.eject.filter(|_| upstream.urls.len() > 1),
             health: upstream.health.clone(),
         }
@@ -99,7 +99,7 @@ impl Endpoint {
         self.pool.set_idle_timeout(idle_timeout);
     }
 
-    /// Retires the endpoint: closes idle connections and keeps no others. Requests in flight
+    /// Retires the endpoint: closes idle connections and pools no others. Requests in flight
     /// finish.
     pub(crate) fn retire(&self) {
         self.pool.retire();
@@ -116,8 +116,8 @@ impl Endpoint {
         self.url == *url && self.http2 == upstream.http2 && self.tls.as_ref() == tls_of(url, tls)
     }
 
-    /// Returns true if the caller is to start active health checks: they are configured and not
-    /// running yet. Marks them as running.
+    /// Returns true if the caller must start active health checks, because they are configured and
+    /// not running yet. Marks them as running.
     pub(crate) fn claim_health_checks(&self) -> bool {
         self.settings().health.is_some() && !self.has_health_checks.swap(true, Ordering::SeqCst)
     }
@@ -132,7 +132,7 @@ impl Endpoint {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of connections, idle ones included.
+    /// Returns the number of connections, including idle ones.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }

@@ -1,9 +1,9 @@
 //! An HTTP/2 connection to an upstream, shared by as many requests as the upstream allows.
 //!
 //! hyper would accept any number of requests and queue those above the upstream's
-//! `SETTINGS_MAX_CONCURRENT_STREAMS`. A queued request would look like one that the upstream does
-//! not answer. So the streams are counted here, and when all are in use, another connection is
-//! opened.
+//! `SETTINGS_MAX_CONCURRENT_STREAMS`. A queued request could not be distinguished from one that the
+//! upstream does not answer. So the streams are counted here, and when all are in use, another
+//! connection is opened.
 
 use std::{
     future::{Future, poll_fn},
@@ -47,12 +47,13 @@ use crate::{
 pub(super) const MAX_STREAMS: usize = 100;
 
 /// The flow-control windows in bytes, per stream and per connection. The connection window exceeds
-/// [`MAX_STREAMS`] stream windows, so that unread responses never block the others. Slow readers
-/// may therefore keep 25 MiB buffered per connection: 25 GiB for 1,024 connections to an upstream.
+/// [`MAX_STREAMS`] stream windows, so that unread responses never block other responses. Slow
+/// clients may therefore keep 25 MiB buffered per connection: 25 GiB for 1,024 connections to an
+/// upstream.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
 
-/// How often to ping the upstream, and how long to wait for the reply.
+/// The interval of pings to the upstream, and the timeout of the reply.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -76,7 +77,7 @@ struct StreamSlots {
     has_answered: AtomicBool,
 }
 
-/// Why there is no response. Contains the request if sending has not begun.
+/// The reason why there is no response. Contains the request if sending has not begun.
 pub(crate) type Http2SendError = TrySendError<Request<WatchedBody<Upload>>>;
 
 /// The reservation of one stream; released on drop.
@@ -136,7 +137,7 @@ impl Http2Connection {
     }
 
     /// Returns whether the connection takes no more requests: it is closed, or it is suspect and
-    /// has no request left whose response could clear it.
+    /// has no request in flight whose response could clear the suspicion.
     pub(crate) fn is_unusable(&self) -> bool {
         self.sender.is_closed() || self.is_suspect() && !self.is_busy()
     }
@@ -164,8 +165,8 @@ impl Http2Connection {
         Some(Arc::new(StreamSlot(Arc::clone(&self.slots))))
     }
 
-    /// Marks the connection as suspect: it may be dead. It takes no more requests until something
-    /// arrives for those in flight.
+    /// Marks the connection as suspect: it may be dead. It takes no more requests until part of a
+    /// response to a request in flight arrives.
     pub(crate) fn mark_suspect(&self) {
         self.slots.is_suspect.store(true, Ordering::Relaxed);
     }
@@ -205,7 +206,7 @@ impl Http2Connection {
     }
 }
 
-/// Drives a connection until it ends, and publishes how many streams the upstream allows.
+/// Drives a connection until it ends, and publishes the number of streams that the upstream allows.
 async fn drive<S>(
     connection: Connection<S, WatchedBody<Upload>, SettingsWaker>,
     publisher: watch::Sender<usize>,
@@ -233,9 +234,9 @@ async fn drive<S>(
 
 /// An executor that runs hyper's tasks of a connection on this thread.
 ///
-/// After each poll it wakes [`drive`] if that waits for the upstream's `SETTINGS`. Later changes
-/// need no wake: each request polls the connection. It also drops the task of a body of which the
-/// upstream accepts nothing for `write_timeout`.
+/// After each poll it wakes [`drive`], if [`drive`] waits for the upstream's `SETTINGS`. Later
+/// changes need no wake, because each request polls the connection. The executor also drops the
+/// task of a body if the upstream accepts none of the body for `write_timeout`.
 #[derive(Clone, Debug)]
 struct SettingsWaker {
     waker: Arc<AtomicWaker>,

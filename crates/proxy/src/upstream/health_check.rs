@@ -21,8 +21,8 @@ use tokio::time::{sleep, timeout};
 use super::{connect, connection::Protocol, endpoint::Endpoint, outlier::with_causes};
 use crate::{headers::target, request_body::Upload, runtime::RuntimeConfig};
 
-/// Runs active health checks of an endpoint, until it is gone or its checks are no longer
-/// configured. Each check uses the settings in force at that time.
+/// Runs active health checks of an endpoint, until the endpoint is removed or its checks are no
+/// longer configured. Each check uses the current settings.
 pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
     // Consecutive good or bad results.
     let mut streak = CheckStreak::default();
@@ -33,7 +33,7 @@ pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeC
         let Some(check) = &endpoint_settings.health else {
             endpoint.health.clear_unconfigured(&endpoint_settings);
             endpoint.release_health_checks();
-            // A reload may have enabled checks again, and have seen this task as still running.
+            // A reload may have enabled checks again while this task was still marked as running.
             if endpoint.claim_health_checks() {
                 continue;
             }
@@ -42,7 +42,7 @@ pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeC
         let result = timeout(check.timeout, run_check(&endpoint, check, &settings)).await;
         let problem = match result {
             Ok(Ok(())) => None,
-            // A local error says nothing about the endpoint.
+            // A local error does not indicate a problem of the endpoint.
             Ok(Err(error)) if connect::is_out_of_resources(&error) => {
                 tracing::warn!(upstream = %endpoint_settings.name, %error, "health check skipped: out of local resources");
                 let interval = check.interval;

@@ -1,10 +1,11 @@
-//! Outlier detection, from the results of requests, and the health of an endpoint.
+//! Outlier detection by the results of requests, and the health of an endpoint.
 //!
 //! ```text
 //! healthy ── consecutive failed requests ──▶ ejected ── ejection time over ──▶ healthy
 //! ```
 //!
-//! After an ejection, a single failure ejects the endpoint again.
+//! After an ejection has ended, the next failure ejects the endpoint again, unless a request has
+//! succeeded in the meantime.
 //!
 //! Ejected endpoints get no requests while the upstream has a healthy endpoint. If none is healthy,
 //! all of them get requests. The same holds for endpoints that fail their active checks: see
@@ -34,7 +35,7 @@ const DOWN: u8 = 2;
 /// The health of an endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointHealth {
-    /// Why the endpoint is out of rotation: a bit per reason, [`EJECTED`] and [`DOWN`].
+    /// The reasons why the endpoint is out of rotation, one bit each: [`EJECTED`] and [`DOWN`].
     unavailable: AtomicU8,
     /// Consecutive failed requests.
     failures: AtomicU32,
@@ -48,7 +49,7 @@ pub(crate) struct EndpointHealth {
     checks: [AtomicU64; 2],
     /// Responses that ended early, indexed as in [`EARLY_ENDS`].
     early_ends: [AtomicU64; EARLY_ENDS.len()],
-    /// Why the last failed connection attempt failed.
+    /// The cause of the last failed connection attempt.
     cause: Mutex<String>,
 }
 
@@ -79,14 +80,14 @@ impl EndpointHealth {
         self.ejections.load(Ordering::Relaxed)
     }
 
-    /// Returns how many checks had this result, indexed as in [`CHECK_RESULTS`].
+    /// Returns the number of checks with this result, indexed as in [`CHECK_RESULTS`].
     pub(crate) fn checks(&self, result: usize) -> u64 {
         self.checks
             .get(result)
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Returns how many responses ended early in this way, indexed as in [`EARLY_ENDS`].
+    /// Returns the number of responses that ended early in this way, indexed as in [`EARLY_ENDS`].
     pub(crate) fn early_ends(&self, at: usize) -> u64 {
         self.early_ends
             .get(at)
@@ -100,7 +101,8 @@ impl EndpointHealth {
         }
     }
 
-    /// Returns how many requests failed in this way, indexed as in [`ProxyError::OF_UPSTREAM`].
+    /// Returns the number of requests that failed in this way, indexed as in
+    /// [`ProxyError::OF_UPSTREAM`].
     pub(crate) fn failures(&self, at: usize) -> u64 {
         self.failed
             .get(at)
@@ -160,7 +162,8 @@ impl EndpointHealth {
         self.unavailable.fetch_and(!DOWN, Ordering::Relaxed) & DOWN != 0
     }
 
-    /// Ends the ejection. One more failure ejects the endpoint again.
+    /// Ends the ejection. The next failure ejects the endpoint again, unless a request succeeds
+    /// first.
     fn end_ejection(&self, ejection: Ejection) {
         self.failures
             .store(ejection.failures - 1, Ordering::Relaxed);

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use super::{connection::UpstreamConnection, endpoint::Endpoint};
 
 /// The longest interval between two runs of the idle reaper. A reload may shorten the idle timeout,
-/// and the reaper has to notice.
+/// and the reaper must apply it soon.
 const MAX_REAP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The connection pool of an endpoint, with a share for each worker.
@@ -68,7 +68,7 @@ impl ConnectionPool {
         Duration::from_micros(self.idle_timeout.load(Ordering::Relaxed))
     }
 
-    /// Closes idle connections and keeps no others from now on.
+    /// Closes idle connections, and pools no connection from now on.
     pub(super) fn retire(&self) {
         // Set before the pool is emptied: `put_back` checks it under the lock.
         self.is_retired.store(true, Ordering::SeqCst);
@@ -110,7 +110,7 @@ impl ConnectionPool {
         Some(self.workers.get(worker)?.opening.lock().await)
     }
 
-    /// Returns `connection` to the share of `worker`. Returns true if the caller is to start the
+    /// Returns `connection` to the share of `worker`. Returns true if the caller must start the
     /// idle reaper of that share.
     pub(super) fn put_back(&self, worker: usize, connection: Box<UpstreamConnection>) -> bool {
         let Some(worker) = self.workers.get(worker) else {
@@ -124,11 +124,11 @@ impl ConnectionPool {
         !std::mem::replace(&mut pooled.has_reaper, true)
     }
 
-    /// Takes out the connection of a worker that has been idle longest, to close it.
+    /// Removes the longest-idle connection of a worker from the pool, so that it can be closed.
     pub(super) fn evict_idle(&self) -> Option<Box<UpstreamConnection>> {
         self.workers.iter().find_map(|worker| {
             let mut pooled = lock(worker);
-            // The first one has been idle longest.
+            // The first connection has been idle longest.
             let mut connections = pooled.idle.iter();
             let at = connections.position(|(_, connection)| !connection.is_busy())?;
             Some(pooled.idle.remove(at).1)

@@ -1,4 +1,4 @@
-//! The retry policy: what to do with a request that got no response.
+//! The retry policy for requests that got no response.
 //!
 //! | the request | then it is |
 //! | --- | --- |
@@ -14,8 +14,9 @@ use http::Method;
 use super::connection::SendError;
 use crate::error::ProxyError;
 
-/// How many stale pooled connections a request may find, over all endpoints, before one more rules
-/// out its endpoint. Concerns HTTP/2 only: after a stale HTTP/1.1 connection, the next one is new.
+/// The number of stale pooled connections that a request may encounter, over all endpoints. The
+/// next stale connection rules out its endpoint. This applies only to HTTP/2: after a stale
+/// HTTP/1.1 connection, a new connection is opened.
 const MAX_STALE: u32 = 3;
 
 /// The attempt that failed.
@@ -23,16 +24,16 @@ const MAX_STALE: u32 = 3;
 pub(super) struct Attempt {
     /// Whether the connection came from the pool.
     pub(super) is_pooled: bool,
-    /// How many pooled connections were stale so far, this one included.
+    /// The number of stale pooled connections so far, including this one.
     pub(super) stale: u32,
     /// The error of the request body, if it has failed.
     pub(super) upload_error: Option<ProxyError>,
 }
 
-/// What to do next with the request `R`.
+/// The next action for the request `R`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Retry<R> {
-    /// Send it again; the endpoint may get it once more.
+    /// Send it again, possibly to the same endpoint.
     AnyEndpoint(R),
     /// Send it to another endpoint.
     OtherEndpoint {
@@ -46,11 +47,11 @@ pub(super) enum Retry<R> {
     },
 }
 
-/// Decides what to do after `error` in this `attempt`.
+/// Decides on a retry after `error` in this `attempt`.
 pub(super) fn retry<R>(error: SendError<R>, attempt: Attempt) -> Retry<R> {
     match (error, attempt.upload_error) {
-        // A pooled connection may be stale. A new connection that takes nothing means that the
-        // endpoint is bad.
+        // A pooled connection may be stale. If a new connection accepts nothing, the endpoint has
+        // failed.
         (SendError::Retryable(request), _) => {
             if attempt.is_pooled && attempt.stale <= MAX_STALE {
                 return Retry::AnyEndpoint(request);
@@ -60,7 +61,7 @@ pub(super) fn retry<R>(error: SendError<R>, attempt: Attempt) -> Retry<R> {
                 has_endpoint_failed: !attempt.is_pooled,
             }
         }
-        // If the client's body broke off, that is why the upstream gave no response.
+        // If the client aborted its body, this is the reason why there is no response.
         (_, Some(error)) => Retry::Never {
             error,
             has_endpoint_failed: false,

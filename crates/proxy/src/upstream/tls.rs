@@ -1,12 +1,12 @@
-//! TLS to upstreams: the trust anchors (root certificates) that upstream certificates are verified
-//! against.
+//! TLS to upstreams: the trust anchors (root certificates) for the verification of upstream
+//! certificates.
 
 use std::{path::PathBuf, sync::Arc};
 
 use rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider};
 use tidegate_net::roots;
 
-/// Why TLS to an upstream cannot be set up.
+/// The reason why TLS to an upstream cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrustAnchorError {
@@ -17,7 +17,7 @@ pub enum TrustAnchorError {
         upstream: Box<str>,
         /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the file.
         problem: String,
     },
     /// The system has no trust anchors.
@@ -50,13 +50,13 @@ impl PartialEq for UpstreamTls {
 ///
 /// # Errors
 ///
-/// Returns why they cannot be.
+/// Returns the reason why they cannot be loaded.
 pub fn check_trust_anchors(upstream: &tidegate_config::Upstream) -> Result<(), TrustAnchorError> {
     connector(upstream).map(drop)
 }
 
-/// Loads the trust anchors of an upstream and returns its TLS client settings; `None` if all of its
-/// URLs are plain `http`.
+/// Loads the trust anchors of an upstream, and returns the settings for TLS to it. Returns `None`
+/// if all of its URLs are plain `http`.
 pub(crate) fn connector(
     upstream: &tidegate_config::Upstream,
 ) -> Result<Option<UpstreamTls>, TrustAnchorError> {

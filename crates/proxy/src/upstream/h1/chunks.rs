@@ -6,7 +6,7 @@ use httparse::{EMPTY_HEADER, Status};
 
 use super::{Malformed, framing::length_of, head::read_line};
 
-/// The maximum length of a chunk-size line in bytes, extensions included.
+/// The maximum length of a chunk-size line in bytes, including extensions.
 const MAX_LINE_BYTES: usize = 4_096;
 
 /// The maximum number of trailers.
@@ -127,7 +127,7 @@ fn trailers(received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
 mod tests {
     use super::*;
 
-    /// Decodes these bytes, at once and one by one, and checks that the results agree.
+    /// Decodes these bytes, all together and one by one, and checks that the results agree.
     fn read(bytes: &str) -> Result<(String, Piece), Malformed> {
         let whole = read_by(bytes, bytes.len());
         let byte_by_byte = read_by(bytes, 1);

@@ -1,4 +1,5 @@
-//! Message framing: where a body ends (RFC 9112, section 6). Ambiguous framing is an error.
+//! Message framing: determines the end of a body (RFC 9112, section 6). Ambiguous framing is an
+//! error.
 
 use std::io::{self, Write as _};
 
@@ -25,7 +26,7 @@ pub(super) enum Framing {
 }
 
 impl Framing {
-    /// Returns the framing of a request with this body. Its `headers` contain no
+    /// Returns how the end of this request body is marked. The `headers` of the request contain no
     /// `Transfer-Encoding`.
     pub(super) fn of_request(headers: &HeaderMap, body: &impl Body) -> Self {
         if body.is_end_stream() {

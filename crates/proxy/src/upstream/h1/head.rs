@@ -31,8 +31,8 @@ impl HeadLimits {
 }
 
 /// A cache of the header lines of the last response, without long ones. Responses of one upstream
-/// resemble each other. A line that equals the one at the same position last time is not parsed
-/// again.
+/// resemble each other. A line that equals the line at the same position in the last response is
+/// not parsed again.
 #[derive(Default)]
 pub(super) struct HeaderLineCache(Vec<Option<CachedHeaderLine>>);
 

@@ -97,7 +97,7 @@ pub(crate) struct Http1Connection {
     header_cache: head::HeaderLineCache,
 }
 
-/// What the upstream has to send next.
+/// The data that the upstream has to send next.
 #[derive(Debug)]
 enum ReadState {
     /// Nothing: no request is in flight, or its response is complete.
@@ -153,7 +153,7 @@ impl Http1Connection {
         }
         let mut cx = Context::from_waker(Waker::noop());
         let read = self.poll_read_more(&mut cx);
-        // Once the task's cooperative budget is used up, tokio returns `Pending` without looking at
+        // Once the task's cooperative budget is used up, tokio returns `Pending` without checking
         // the socket. Then the state is unknown, so the connection counts as closed.
         read.is_ready() || !coop::has_budget_remaining()
     }
@@ -165,7 +165,7 @@ impl Http1Connection {
         self.await_head();
     }
 
-    /// Sets a request to send that got no response on another connection.
+    /// Sets a request that got no response on another connection as the next one to send.
     pub(crate) fn resend(&mut self, request: RequestWriter) {
         self.writer = request;
         self.await_head();
@@ -324,7 +324,7 @@ impl Http1Connection {
         }
     }
 
-    /// Returns how many bytes of the response body are left, if known.
+    /// Returns the number of bytes of the response body that are left, if known.
     pub(crate) fn remaining(&self) -> Option<u64> {
         match self.state {
             ReadState::Nothing => Some(0),
@@ -333,9 +333,9 @@ impl Http1Connection {
         }
     }
 
-    /// Sends as much as possible. Fails if the client's body breaks off, or if the upstream takes
-    /// nothing at all. If the upstream stops reading later, it may still have sent a response, so
-    /// this is not an error: reading the response decides.
+    /// Sends as much as possible. Fails if the client aborts the body, or if the upstream accepts
+    /// nothing at all. If the upstream stops reading later, it may still have sent a response. This
+    /// is therefore not an error yet; the attempt to read the response decides.
     fn continue_sending(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.writer.is_sent() {
             return Ok(());
@@ -411,7 +411,7 @@ impl fmt::Debug for Http1Connection {
     }
 }
 
-/// What is wrong with a response.
+/// The defects of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Malformed {
     #[error("the response is not HTTP/1.1: {0}")]

@@ -16,18 +16,20 @@ use crate::{
     headers::forwarded::ForwardingHeaders, request_body::Upload, upstream::retry::is_repeatable,
 };
 
-/// How many unsent bytes to buffer before the body is not polled any further.
+/// The number of unsent bytes at which the body is no longer polled.
 const WRITE_BYTES: usize = 16 << 10;
 
-/// The maximum size of the first write: one TLS record. The upstream receives a record completely
-/// or not at all. With several records, a failed write could have delivered the first one.
+/// The maximum size of the first write: one TLS record. TLS delivers a record to the upstream
+/// completely or not at all. With several records, a failed write could have delivered the first
+/// one.
 const RECORD_BYTES: usize = 16 << 10;
 
 /// The unsent part of a request.
 #[derive(Default)]
 pub(crate) struct RequestWriter {
     buffer: BytesMut,
-    /// How many of `buffer` were sent. A repeatable request keeps its sent bytes for a retry.
+    /// The number of bytes of `buffer` that were sent. A repeatable request keeps its sent bytes
+    /// for a retry.
     written: usize,
     body: Option<(Upload, Framing)>,
     is_unflushed: bool,
@@ -35,15 +37,15 @@ pub(crate) struct RequestWriter {
     is_untouched: bool,
     /// Whether the request is idempotent and has no body, so that it may be sent twice.
     is_repeatable: bool,
-    /// Whether it is a `HEAD`, whose response has no body.
+    /// Whether the request is a `HEAD`, whose response has no body.
     is_head: bool,
 }
 
-/// Why a request was not sent completely.
+/// The reason why a request was not sent completely.
 pub(super) enum WriteError {
-    /// The client's body broke off, or contradicts its declared length.
+    /// The client aborted the body, or the body contradicts its declared length.
     Body(io::Error),
-    /// The upstream does not take the bytes.
+    /// The upstream does not accept the bytes.
     Stream(io::Error),
 }
 
@@ -62,12 +64,12 @@ impl RequestWriter {
         self.is_head = head.method == Method::HEAD;
     }
 
-    /// Returns whether all of it was written.
+    /// Returns whether the whole request was written.
     pub(super) fn is_over(&self) -> bool {
         self.body.is_none() && self.left().is_empty()
     }
 
-    /// Returns whether all of it was written and flushed.
+    /// Returns whether the whole request was written and flushed.
     pub(super) fn is_sent(&self) -> bool {
         self.is_over() && !self.is_unflushed
     }
@@ -77,7 +79,7 @@ impl RequestWriter {
         self.is_untouched
     }
 
-    /// Returns whether it is a `HEAD`, whose response has no body.
+    /// Returns whether the request is a `HEAD`, whose response has no body.
     pub(super) const fn is_head(&self) -> bool {
         self.is_head
     }
@@ -97,7 +99,7 @@ impl RequestWriter {
         self.buffer.get(self.written..).unwrap_or_default()
     }
 
-    /// Sends the request. Becomes ready when it is sent, or cannot be.
+    /// Sends the request. Becomes ready when the request is sent, or cannot be sent.
     pub(super) fn poll_send(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -193,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    /// A stream that accepts `room` bytes and then fails as closed.
+    /// A stream that accepts `room` bytes and then fails with the error of a closed stream.
     struct Closing {
         room: usize,
         taken: Vec<u8>,

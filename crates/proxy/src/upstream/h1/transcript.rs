@@ -34,7 +34,7 @@ pub struct ParsedResponse {
     pub body: Vec<u8>,
     /// The trailers, if any.
     pub trailers: Option<HeaderMap>,
-    /// Why the response is incomplete, if it is.
+    /// The reason why the response is incomplete; `None` if it is complete.
     pub problem: Option<String>,
 }
 
