@@ -1,10 +1,11 @@
-//! Compiles the messages of the gRPC listener, with a compiler in Rust: no `protoc` has to be installed.
+//! Compiles the messages of the gRPC listener with a compiler in Rust, so that `protoc` need not be
+//! installed.
 
 use std::{env, error::Error, fs, path::Path};
 
 use prost::Message as _;
 
-/// The services; what they import comes with them.
+/// The services. Their imports are compiled too.
 const FILES: [&str; 4] = [
     "envoy/service/ratelimit/v3/rls.proto",
     "envoy/service/ratelimit/v2/rls.proto",
@@ -20,12 +21,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let mut descriptors = protox::compile(FILES, ["proto"])?;
     let out = env::var("OUT_DIR")?;
-    // For reflection.
+    // The descriptors, for reflection.
     fs::write(
         Path::new(&out).join("descriptors.bin"),
         descriptors.encode_to_vec(),
     )?;
-    // What v2 says is said with the messages of v3.
+    // The v2 service uses the messages of v3.
     descriptors
         .file
         .retain(|file| !file.name().contains("/v2/"));

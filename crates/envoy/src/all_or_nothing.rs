@@ -10,10 +10,10 @@
 //!         └─ the others ─────────▶ count ─┘
 //! ```
 //!
-//! If a request has only one quota, that quota leads and no query is needed to choose it.
+//! If a request has only one quota, that quota leads, and no query is needed.
 //!
-//! Other requests may use up the lead's capacity before the decision. Then another quota leads;
-//! there are at most [`MAX_TURNS`] attempts.
+//! Other requests may use up the lead's capacity before the decision. In that case another quota is
+//! chosen as the lead, in at most [`MAX_TURNS`] attempts.
 
 use std::collections::HashMap;
 
@@ -26,16 +26,16 @@ use super::{
     service::DescriptorMatch,
 };
 
-/// How many times a lead may lose its capacity to other requests before all quotas of the request
-/// count as over.
+/// The maximum number of attempts with a lead. If the lead loses its capacity to other requests in
+/// each of them, all quotas of the request count as over.
 const MAX_TURNS: usize = 4;
 
-/// The descriptors of a request, grouped by how they are decided.
+/// The descriptors of a request, grouped by the way in which they are decided.
 #[derive(Debug, Default)]
 struct GroupedDescriptors<'a, 'd> {
     alone: Vec<&'a mut AppliedLimit<'d>>,
     together: Vec<(&'a mut AppliedLimit<'d>, Cost)>,
-    /// Whether a rule that denies by itself is known to be over its limit.
+    /// Whether the cache knows a rule that is over its limit and that denies the request alone.
     one_is_cached: bool,
 }
 
@@ -56,7 +56,8 @@ enum OtherQuotas {
 struct CounterCharge<'a> {
     key: &'a [u8],
     limits: &'a Limits,
-    /// The same limits in shadow mode, for quotas that do not lead; `None` if this is not a quota.
+    /// The same limits in shadow mode, for a quota that does not lead; `None` if this is not a
+    /// quota.
     shadow_limits: Option<&'a Limits>,
     cost: Cost,
 }
@@ -75,13 +76,13 @@ impl<'a> CounterCharge<'a> {
         self.shadow_limits.is_some()
     }
 
-    /// Returns whether it denies the request by itself if it is over.
+    /// Returns whether this counter alone denies the request if it is over.
     fn denies(&self) -> bool {
         !self.is_quota() && !self.limits.is_shadow()
     }
 
-    /// Returns whether it was charged even though a quota denied the request: all of its limits
-    /// count denied hits, even those that other limits denied.
+    /// Returns whether the counter was charged although a quota denied the request. This is so if
+    /// all of its limits count denied hits, including hits that another limit has denied.
     fn counts_denied(&self) -> bool {
         let counts = |limit: &Limit| limit.count_denied() && !limit.counts_in_full();
         self.denies() && self.limits.iter().all(counts)
@@ -92,8 +93,9 @@ impl<'a> CounterCharge<'a> {
 type CounterResult = (LimitResult, Exactness);
 
 impl Evaluator<'_> {
-    /// Decides the descriptors that charge hits together. If the request is denied, none of them is
-    /// charged. Whether the exceeded limits count the denied hits depends on these limits.
+    /// Decides the descriptors that charge hits in one decision. If the request is denied, none of
+    /// them is charged. The exceeded limits may still count the denied hits, depending on their
+    /// settings.
     ///
     /// # Errors
     ///
@@ -115,8 +117,8 @@ impl Evaluator<'_> {
             .await;
             alone.and(together)
         } else if alone.iter().any(|applied| applied.is_quota()) {
-            // Whether the quotas deny the request depends on these as well, so they are decided
-            // first.
+            // These descriptors are decided first, because they also determine whether the quotas
+            // deny the request.
             match self.evaluate_separately(reborrowed(&mut alone)).await {
                 Ok(()) => {
                     let others = other_quotas(&alone, &together);
@@ -227,7 +229,8 @@ impl Evaluator<'_> {
                 return Ok(found);
             }
             // The lead has no capacity left. Counters that counted this denial must not be charged
-            // again. (If only some limits of a descriptor count denials, those are charged again.)
+            // again. If only some limits of a descriptor count denials, these limits are charged
+            // again.
             open.retain(|number| Some(*number) != lead && !counts[*number].counts_denied());
         }
         for number in open.iter().filter(|number| counts[**number].is_quota()) {
@@ -261,8 +264,8 @@ impl Evaluator<'_> {
         Ok(decided.decision)
     }
 
-    /// Returns the quota among the `open` counters that denies for all of them: one with capacity,
-    /// if there is one. Returns `None` if the quotas cannot deny the request, or if there are none.
+    /// Returns the quota among the `open` counters that leads: one with capacity, if there is one.
+    /// Returns `None` if the quotas cannot deny the request, or if there are no quotas.
     async fn lead(
         &self,
         counts: &[CounterCharge<'_>],
@@ -334,7 +337,7 @@ fn other_quotas(
     }
 }
 
-/// Returns the outcomes of each of `charges`; empty slices if the store was not asked.
+/// Returns the outcomes of each of `charges`; empty slices if the store was not queried.
 fn split_by_charge<'o>(
     charges: &[Charge<'_>],
     mut outcomes: &'o [Outcome],

@@ -29,14 +29,14 @@ impl Code {
 /// The response to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateLimitAnswer {
-    /// The code that Envoy acts on.
+    /// The code that determines what Envoy does with the request.
     pub overall_code: Code,
     /// One status per descriptor, in the order of the request.
     pub statuses: Vec<DescriptorStatus>,
     /// Headers that Envoy adds to its own response; empty unless enabled in the settings.
     pub response_headers: Vec<ResponseHeader>,
-    /// The request, and the metadata of the rules under which it passed; `None` unless enabled in
-    /// the settings.
+    /// The request, and the metadata of the rules that admitted it; `None` unless enabled in the
+    /// settings.
     pub dynamic_metadata: Option<Metadata>,
 }
 
@@ -84,14 +84,14 @@ pub struct ResponseHeader {
     pub value: String,
 }
 
-/// Why a request could not be decided. A denial is not an error but a response.
+/// The reason why a request could not be decided. A denial is not an error but a response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RateLimitError {
-    /// The client sent no domain.
+    /// The request has no domain.
     #[error("rate limit domain must not be empty")]
     EmptyDomain,
-    /// The client sent no descriptors.
+    /// The request has no descriptors.
     #[error("rate limit descriptor list must not be empty")]
     EmptyDescriptors,
     /// No configuration has been loaded yet; the operator must fix this.
@@ -106,7 +106,7 @@ pub enum RateLimitError {
     Invalid {
         /// The field, such as `descriptors[2].limit.unit`.
         field: String,
-        /// The problem, and a valid alternative.
+        /// A description of the problem, with a valid value.
         problem: String,
     },
 }

@@ -27,7 +27,7 @@ const TRIES: usize = 3;
 /// The maximum nesting depth of folders.
 const MAX_DEPTH: usize = 16;
 
-/// Why a configuration could not be loaded.
+/// The reason why a configuration could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigFilesError {
@@ -232,9 +232,9 @@ impl ConfigWatcher {
         loaded
     }
 
-    /// Reloads the configuration if its files changed. After a read error it tries again on every
-    /// call, but only reports the result if it differs from the last one. Returns the result, or
-    /// `None` if there is nothing new to report.
+    /// Reloads the configuration if its files changed. After a read error, every call tries again,
+    /// but reports the result only if it differs from the last one. Returns the result, or `None`
+    /// if there is nothing new to report.
     pub fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
         let mut last = self.last();
         let now = files(&self.folder.path).ok();

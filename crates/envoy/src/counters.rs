@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-/// The maximum number of paths with their own counters. All further ones are counted together as
+/// The maximum number of paths with their own counters. All further paths are counted together as
 /// `other`. A path may contain values from requests, and clients must not be able to exhaust memory
 /// or flood a dashboard.
 pub const MAX_PATHS: usize = 4_096;
@@ -37,7 +37,7 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// Every counter with its name in envoyproxy/ratelimit.
+    /// All counters, each with the name of the same counter in envoyproxy/ratelimit.
     pub const ALL: [(&'static str, Self); 7] = [
         ("total_hits", Self::TotalHits),
         ("within_limit", Self::WithinLimit),

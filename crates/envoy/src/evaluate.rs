@@ -68,11 +68,11 @@ pub(super) struct AppliedLimit<'d> {
 pub(super) struct LimitResult {
     /// Whether the descriptor is over its limit, even if the rule is in shadow mode.
     pub(super) over: bool,
-    /// Whether the cache answered, without asking the store.
+    /// Whether the cache answered, without a query to the store.
     pub(super) was_cached: bool,
     /// The index of the limit that the status reports.
     pub(super) limit: usize,
-    /// The outcome of that limit; `None` if the store was not asked.
+    /// The outcome of that limit; `None` if the store was not queried.
     pub(super) outcome: Option<Outcome>,
 }
 
@@ -111,14 +111,14 @@ pub(super) struct Evaluator<'s> {
     pub(super) store_failure: StoreFailure,
     pub(super) over: Option<&'s OverLimitCache>,
     pub(super) now: Timestamp,
-    /// The deadline for all store queries of the request together. A query that Redis has not
-    /// answered by then is treated as if the store were unavailable.
+    /// The deadline for all store queries of the request together. If Redis has not answered a
+    /// query by then, the store is treated as unavailable.
     pub(super) until: Option<Instant>,
     pub(super) near_limit_ratio: Ratio,
 }
 
 impl Evaluator<'_> {
-    /// Decides every descriptor on its own; their results do not affect each other.
+    /// Decides every descriptor on its own; no result affects another.
     ///
     /// # Errors
     ///
@@ -239,7 +239,7 @@ impl Evaluator<'_> {
     }
 
     /// Caches a descriptor that no hit can pass before its window ends. This requires that the
-    /// count exceeds the limit itself and not only this node's share of it. Refunds on other nodes
+    /// count exceeds the limit itself, and not just this node's share of it. Refunds on other nodes
     /// are not noticed until the entry expires; envoyproxy/ratelimit has the same limitation.
     pub(super) fn remember(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.result.outcome)
@@ -263,14 +263,15 @@ impl LimitResult {
         }
     }
 
-    /// Creates the result of a query without charge. It is over if the count exceeds the limit.
+    /// Creates the result of a query without charge. The result is over if the count exceeds the
+    /// limit.
     pub(super) fn of_query(outcomes: &[Outcome]) -> Self {
         let over = outcomes.iter().position(|outcome| outcome.excess > 0);
         Self::reporting(over, outcomes)
     }
 
-    /// Creates the result of a charge. It is over if any limit denied it, or if the store is full
-    /// or the key is blocked.
+    /// Creates the result of a charge. The result is over if any limit denied the charge, or if the
+    /// store is full or the key is blocked.
     pub(super) fn of_charge(decision: &Decision, outcomes: &[Outcome]) -> Self {
         if let Decision::Full { .. } | Decision::Blocked { .. } = decision {
             return Self {
@@ -304,7 +305,7 @@ impl LimitResult {
     }
 }
 
-/// Returns the descriptors to which a limit applies.
+/// Returns those descriptors of the request to which a limit applies.
 pub(super) fn limited<'s, 'd>(
     matches: &'s mut [DescriptorMatch<'d>],
 ) -> impl Iterator<Item = &'s mut AppliedLimit<'d>> {

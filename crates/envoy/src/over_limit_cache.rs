@@ -1,4 +1,4 @@
-//! The local cache of descriptors that are over their limit. They are denied without asking the
+//! The local cache of descriptors that are over their limit. They are denied without a query to the
 //! store until their window ends.
 //!
 //! The result of a decision may be outdated when it arrives: since the decision began, the limits
@@ -33,8 +33,8 @@ pub(super) struct CacheEpoch {
     pub(super) refunds: u64,
 }
 
-/// Keys that are over their limit, and until when. When the cache is full, the older generation of
-/// entries is dropped; dropping an entry only costs a store query.
+/// Keys that are over their limit, each with the end of its window. When the cache is full, the
+/// older generation of entries is dropped; dropping an entry only costs a store query.
 #[derive(Debug)]
 pub(super) struct OverLimitCache {
     most_bytes: usize,
@@ -67,13 +67,13 @@ impl OverLimitCache {
         })
     }
 
-    /// Returns how often the cache was cleared. Read it before the limits are looked up.
+    /// Returns how often the cache was cleared. Read this number before the limits are looked up.
     pub(super) fn cleared(&self) -> u64 {
         self.lock().cleared
     }
 
-    /// Returns how often hits were refunded to the class of `key`. Read it before the store is
-    /// asked.
+    /// Returns how often hits were refunded to the class of `key`. Read this number before the
+    /// store is queried.
     pub(super) fn refunds(&self, key: &[u8]) -> u64 {
         self.lock().refunds[self.class(key)]
     }

@@ -1,5 +1,4 @@
-//! A cache of limits that came with descriptors, because building a limit takes longer than a
-//! decision.
+//! A cache of the limits in descriptors, because building a limit takes longer than a decision.
 
 use std::{
     collections::HashMap,

@@ -74,12 +74,12 @@ fn limited(applied: &AppliedLimit<'_>, now: Timestamp) -> DescriptorStatus {
     }
 }
 
-/// Returns the time until the window ends. An algorithm without windows reports how long a denied
-/// request has to wait, or else when the charge expires. In whole seconds, rounded up.
+/// Returns the time until the window ends. An algorithm without windows reports the wait of a
+/// denied request, or else the time until the charge expires. In whole seconds, rounded up.
 fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span {
     let reset_after = outcome.map_or(Span::ZERO, |outcome| outcome.reset_after);
     let span = match (limit.algorithm(), outcome) {
-        // An empty window reports no reset, but it ends as well.
+        // A window without hits reports no reset time, but it ends too.
         (Algorithm::FixedWindow { window, .. }, _) if reset_after == Span::ZERO => {
             left_of(window, now)
         }
@@ -107,8 +107,8 @@ fn left_of(window: &Window, now: Timestamp) -> Span {
     }
 }
 
-/// Returns `OverLimit` if any descriptor is over. Descriptors in quota mode only count if all of
-/// them are over.
+/// Returns `OverLimit` if any descriptor is over. Descriptors in quota mode are considered only if
+/// all of them are over.
 fn overall(
     matches: &[DescriptorMatch<'_>],
     statuses: &[DescriptorStatus],
@@ -177,7 +177,7 @@ fn headers(status: &DescriptorStatus, names: &HeaderNames) -> Vec<ResponseHeader
     ]
 }
 
-/// Builds the dynamic metadata: the request, and the metadata of the rules under which it passed.
+/// Builds the dynamic metadata: the request, and the metadata of the rules that admitted it.
 fn metadata(
     request: &RateLimitRequest,
     matches: &[DescriptorMatch<'_>],

@@ -158,8 +158,8 @@ impl RateLimitService {
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         let is_one = self.settings.stop_increment || domain.charging == Charging::AllOrNothing;
-        // If all rules are in quota mode, no single one can deny the request. There is then no
-        // reason to withhold charges from the others.
+        // If all rules are in quota mode, no single rule can deny the request. There is then no
+        // reason not to charge the other rules.
         if is_one && !self.settings.quota_mode {
             evaluator.evaluate_all_or_nothing(&mut matches).await?;
         } else {
@@ -296,7 +296,7 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     let hits = descriptor
         .hits_addend
         .unwrap_or_else(|| request.hits_addend.max(1).into());
-    // A larger number than any limit can hold is over every limit, and so is the maximum.
+    // The maximum is over every limit, so larger numbers can be reduced to it.
     let cost = Cost::new(hits.min(tidegate_core::bounds::MAX_COUNT));
     match (cost, descriptor.is_negative_hits) {
         (Err(_), _) => Hits::None,
@@ -369,7 +369,7 @@ impl RateLimitService {
         });
     }
 
-    /// Returns the number of requests that were over their limits and passed because of
+    /// Returns the number of requests that were over their limits and were allowed because of
     /// `shadow_mode`.
     #[must_use]
     pub fn global_shadow_mode(&self) -> u64 {

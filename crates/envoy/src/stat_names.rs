@@ -28,7 +28,8 @@ pub(super) fn rule_path(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -
     join_levels(levels)
 }
 
-/// Returns the path with all values from the request, except where values share one counter.
+/// Returns the path with all values from the request, except for levels whose values share one
+/// counter.
 pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&Node]) -> String {
     let levels = descriptor
         .entries

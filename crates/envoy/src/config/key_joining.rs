@@ -1,4 +1,4 @@
-//! Warns about files that may depend on the way envoyproxy/ratelimit joins names.
+//! Warns about files that may depend on the way in which envoyproxy/ratelimit joins names.
 //!
 //! A rule is found by its key and value, joined with `_`. A rule with the key `user_id` therefore
 //! also applies to the entry `user` = `id`. If another rule of the same level has the key `user`,

@@ -1,4 +1,4 @@
-//! Checks which keys may occur where.
+//! Checks that each key occurs only in places where it is allowed.
 //!
 //! envoyproxy/ratelimit has one list of keys for all places and accepts a key where it has no
 //! effect; Tidegate warns about these. Tidegate's own keys are accepted only where they have an

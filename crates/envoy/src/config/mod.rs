@@ -1,8 +1,8 @@
 //! Reads the configuration files of envoyproxy/ratelimit, with Tidegate's extensions.
 //!
-//! All files are read as one configuration: if any of them has a mistake, none takes effect. Every
-//! mistake of every file is reported at once, with its path and line. Messages are those of
-//! envoyproxy/ratelimit where it has one.
+//! All files are read as one configuration: if any of them has a mistake, none takes effect. All
+//! mistakes in all files are reported together, each with its path and line. Messages are those of
+//! envoyproxy/ratelimit if it has one.
 
 mod descriptor;
 mod key_joining;
@@ -154,8 +154,8 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
     }
 }
 
-/// Returns how the descriptors of each domain are charged. It is enough if one file of a domain
-/// sets `all_or_nothing`.
+/// Returns how the descriptors of each domain are charged. `all_or_nothing` takes effect if one
+/// file of the domain sets it.
 fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, Charging> {
     let mut charging = HashMap::new();
     for (_, document) in documents {

@@ -1,5 +1,5 @@
-//! Interprets scalars as YAML 1.1 does: `yes` is true and `0x10` is a number, but either may be
-//! meant as a text.
+//! Interprets scalars by the rules of YAML 1.1: `yes` is true and `0x10` is a number. Either may be
+//! intended as a text.
 
 use tidegate_config::yaml::Content;
 

@@ -1,8 +1,8 @@
 //! Builds a configuration from the environment variables of envoyproxy/ratelimit.
 //!
 //! A deployment of envoyproxy/ratelimit can start Tidegate with the same variables. Unsupported
-//! variables are reported with the reason. If ignoring one would expose or move a listener, the
-//! start is refused.
+//! variables are reported with the reason. The server does not start if an ignored variable would
+//! expose a listener or change its address.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -242,8 +242,8 @@ fn grpc(config: &mut Config, reader: &mut Reader<'_>) {
     });
 }
 
-/// Warns of listeners that other machines can reach without authentication, as for a rules file. As in
-/// the original, the listeners are on all addresses by default.
+/// Warns of listeners that other machines can reach without authentication, as for a rules file. By
+/// default the listeners are on all addresses, as in envoyproxy/ratelimit.
 fn warn_of_open(config: &mut Config) {
     let tls = config.grpc.tls.as_ref();
     let grpc_asks = tls.is_some_and(|tls| tls.client_ca.is_some());

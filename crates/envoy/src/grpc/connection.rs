@@ -15,7 +15,7 @@ use tokio::{
 
 use super::routes::Routes;
 
-/// The maximum size of a call's headers together, in bytes.
+/// The maximum total size of a call's headers, in bytes.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 
 /// The maximum number of bytes that a connection buffers for sending.

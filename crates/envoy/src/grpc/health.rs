@@ -1,4 +1,4 @@
-//! `grpc.health.v1.Health`: whether this server should receive requests.
+//! `grpc.health.v1.Health`: reports whether this server should receive requests.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -52,7 +52,7 @@ impl HealthService {
         }
     }
 
-    /// Returns whether everything that `service` depends on is healthy.
+    /// Returns whether all dependencies of `service` are healthy.
     fn decides(&self, service: &str) -> bool {
         let depends = !matches!(service, "" | super::QUOTA);
         let rate_limits = self.rate_limits.as_ref().filter(|_| depends);

@@ -1,9 +1,9 @@
 //! The gRPC listener: Envoy's rate limit services, health and reflection.
 //!
-//! Connections run on the workers of [`tidegate_net`] like those of all other listeners. So each is
-//! served by hyper directly, and not by tonic's server, which has threads and listeners of its own.
-//! Streaming calls use the services that tonic generates. `unary` handles `ShouldRateLimit`, which
-//! Envoy calls for each request.
+//! Connections run on the workers of [`tidegate_net`] like those of all other listeners. So each
+//! connection is served by hyper directly, and not by tonic's server, which has its own threads and
+//! listeners. Streaming calls use the services that tonic generates. `unary` handles
+//! `ShouldRateLimit`, which Envoy calls for each request.
 
 mod connection;
 mod fields;
@@ -45,9 +45,10 @@ pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 pub struct ListenerContext {
     /// The limiter.
     pub limiter: Arc<Limiter>,
-    /// The quotas that are divided among the Envoys that enforce them; empty if no rule defines any.
+    /// The quotas, which are divided among the Envoys that enforce them; empty if no rule defines a
+    /// quota.
     pub quotas: Arc<Quotas>,
-    /// The rate limit service; without it, calls are answered as by a service without
+    /// The rate limit service; without it, calls get the same responses as from a service without
     /// configuration.
     pub rate_limits: Option<Arc<RateLimitService>>,
 }

@@ -1,4 +1,5 @@
-//! `RateLimitQuotaService`: a stream that receives usage reports and sends quota assignments.
+//! `RateLimitQuotaService`: each stream receives usage reports from an Envoy and sends quota
+//! assignments to it.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -31,8 +32,8 @@ use crate::quota::{Assignment, BucketAssignments, Quotas, StreamId, Usage};
 /// survives a few lost reports, but not the loss of this server.
 const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
 
-/// The refill interval of a budget, in seconds. It is effectively never: the next window's
-/// assignment arrives long before.
+/// The refill interval of a budget, in seconds. The budget is effectively never refilled, because
+/// the assignment for the next window arrives long before.
 const NEVER_SECONDS: i64 = 366 * 86_400;
 
 /// The maximum number of entries of a bucket id, and their maximum total size in bytes.
@@ -45,7 +46,7 @@ const MAX_DOMAIN_BYTES: usize = 4 << 10;
 /// The maximum number of unsent messages of one stream.
 const MAX_UNSENT: usize = 16;
 
-/// The quota service. Each stream of reports is answered with that stream's share of the quotas.
+/// The quota service. The response to each stream of reports is that stream's share of the quotas.
 #[derive(Debug)]
 pub(super) struct StreamedQuotas {
     quotas: Arc<Quotas>,

@@ -57,8 +57,8 @@ fn status(error: &RateLimitError) -> Status {
         RateLimitError::EmptyDomain
         | RateLimitError::EmptyDescriptors
         | RateLimitError::NoConfiguration => Status::unknown(message),
-        // The original returns UNKNOWN here too, so its callers cannot tell a store failure from
-        // their own mistake. UNAVAILABLE makes the difference visible.
+        // envoyproxy/ratelimit returns UNKNOWN here too, so its callers cannot distinguish a store
+        // failure from their own mistake. UNAVAILABLE makes the difference visible.
         RateLimitError::Store => Status::unavailable(message),
         RateLimitError::Invalid { .. } => Status::invalid_argument(message),
     }

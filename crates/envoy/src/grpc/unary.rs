@@ -1,8 +1,8 @@
 //! Unary calls without tonic.
 //!
-//! Each request to each Envoy causes one such call, so its cost dominates. tonic prepares for
-//! streams, compression and metadata in both directions, which takes two buffers of 8 KiB and about
-//! six allocations per call. A unary call needs none of that.
+//! Each request to an Envoy causes one such call, so the cost of these calls dominates. tonic
+//! prepares for streams, compression and metadata in both directions, which takes two buffers of 8
+//! KiB and about six allocations per call. A unary call needs none of that.
 
 use std::{
     convert::Infallible,
@@ -92,7 +92,7 @@ pub(super) fn failure(status: &Status) -> Response<Reply> {
     status.clone().into_http().map(Reply::Streamed)
 }
 
-/// Builds the response to a request that is not gRPC; `None` if it is.
+/// Builds the response to a request that is not gRPC. Returns `None` for a gRPC request.
 fn refusal(request: &Request<Incoming>) -> Option<Response<Reply>> {
     let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(GRPC.as_bytes());
     let mut refusal = Response::new(Reply::Streamed(Body::empty()));

@@ -1,8 +1,8 @@
 //! `/json` and `/healthcheck`, compatible with envoyproxy/ratelimit over HTTP.
 //!
 //! Requests and responses are protobuf JSON: names are in camel case or as in the `.proto` file,
-//! and fields with their default value are omitted. For a bad request, the body is the two words
-//! that the original sends. The header `x-tidegate-problem` says what is wrong.
+//! and fields with their default value are omitted. For a bad request, the body is the same two
+//! words that envoyproxy/ratelimit sends. The header `x-tidegate-problem` describes the problem.
 
 mod answer;
 mod request;
@@ -72,7 +72,7 @@ fn bad(limiter: &Limiter, problem: &str) -> Answer {
     bad_request(problem)
 }
 
-/// Builds a 400 response, which the original sends for server errors too.
+/// Builds a 400 response, which envoyproxy/ratelimit sends for server errors too.
 fn bad_request(problem: &str) -> Answer {
     let mut answer = text(StatusCode::BAD_REQUEST, "Bad Request\n");
     // The problem may quote the request; characters that are not allowed in a header are removed.

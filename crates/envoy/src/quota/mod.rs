@@ -1,9 +1,9 @@
 //! Quotas: limits that are divided among the clients that enforce them.
 //!
-//! Envoy's rate limit quota filter does not ask for every request. Every few seconds it reports how
-//! many requests of each of its *buckets* it let through, and it is assigned in advance how many it
-//! may let through next. When several Envoys share a limit, the limit is divided among their
-//! streams in proportion to recent demand.
+//! Envoy's rate limit quota filter does not send a query for every request. Every few seconds it
+//! reports the number of requests that it allowed in each of its *buckets*. In return it is
+//! assigned, in advance, the number of requests that it may allow next. When several Envoys share a
+//! limit, the limit is divided among their streams in proportion to recent demand.
 //!
 //! ```text
 //! reports ──▶ Quotas ──▶ Bucket ──▶ share::divide ──▶ assignments, to one or all streams

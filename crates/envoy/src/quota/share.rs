@@ -1,7 +1,7 @@
 //! The division of a whole number of requests into integer shares without remainder.
 
-/// One part in `FLOOR` is divided evenly, whatever the demands. It is the minimum share of a new
-/// stream.
+/// 1/`FLOOR` of the total is divided evenly, regardless of the demands. It is the minimum share of
+/// a new stream.
 pub const FLOOR: u64 = 10;
 
 /// Demands are capped at this value, so that the products do not overflow.
@@ -9,10 +9,10 @@ const MAX_DEMAND: u64 = 1 << 40;
 
 /// Divides `total` among the `demands`, followed by `vacant` seats reserved for new streams.
 ///
-/// One part in [`FLOOR`] is divided evenly among all seats, the rest in proportion to the demands.
-/// If every demand is zero, the rest is divided evenly among them. The remainder of the integer
-/// division is distributed one unit each, to the seats that lost most by rounding and, among
-/// equals, to the first ones.
+/// 1/[`FLOOR`] of the total is divided evenly among all seats, and the rest in proportion to the
+/// demands. If every demand is zero, the rest is divided evenly among them. The remainder of the
+/// integer division is distributed in single units to the seats that lost most by rounding; among
+/// equal losses the first seats get them.
 ///
 /// If there is at least one seat, the shares add up to exactly `total`. A higher demand never gets
 /// a smaller share; demands of 2^40 and more count as equal. Each share is at least `total / (FLOOR
@@ -109,8 +109,8 @@ mod tests {
             let shares = divide(total, &demands, 0);
             for (a, share_a) in demands.iter().zip(&shares) {
                 for (b, share_b) in demands.iter().zip(&shares) {
-                    // Of equal demands, the first may get one unit more. All above `MAX_DEMAND` are
-                    // equal.
+                    // Among equal demands, the first may get one unit more. All demands above
+                    // `MAX_DEMAND` are equal.
                     prop_assert!(a < b || share_a + 1 >= *share_b, "{a} {share_a} {b} {share_b}");
                 }
             }

@@ -12,7 +12,7 @@ pub(crate) struct Rule {
     pub(crate) allowance: Allowance,
     /// The name in responses and in `replaces` of other rules.
     pub(crate) name: Option<Arc<str>>,
-    /// The names of the rules that do not apply if this one does.
+    /// The names of the rules that do not apply if this rule does.
     pub(crate) replaces: Box<[Box<str>]>,
     /// Shadow mode: counts and reports, but never denies.
     pub(crate) shadow: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Rule {
     pub(crate) quota: bool,
     /// Metadata for Envoy, sent if the rule allows a request.
     pub(crate) metadata: Option<Metadata>,
-    /// Which values of the request appear in metrics.
+    /// The values of the request that appear in metrics.
     pub(crate) detail: Detail,
     /// The cached counters of a rule whose metrics contain no values from requests.
     pub(crate) counters: OnceLock<Arc<Counters>>,
@@ -73,12 +73,12 @@ impl RuleLimits {
     }
 }
 
-/// Which values of the request appear in the metrics of a rule.
+/// The values of the request that appear in the metrics of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Detail {
-    /// Those of the levels with `value_to_metric`.
+    /// The values of the levels with `value_to_metric`.
     #[default]
     ByLevel,
-    /// All of them.
+    /// All values.
     Full,
 }

@@ -11,16 +11,16 @@
 //! value, joined with `_`; else the first wildcard that matches this name; else the child whose
 //! name is the key alone. There is no backtracking, and only the rule at the final node applies.
 //!
-//! The joined names are a peculiarity of envoyproxy/ratelimit that existing files rely on: a rule
-//! with the key `a_b` applies to the entry `a` = `b`. Joined names are used for matching only.
-//! Counter keys keep keys and values separate.
+//! The joined names are a peculiarity of envoyproxy/ratelimit, and existing files depend on them: a
+//! rule with the key `a_b` applies to the entry `a` = `b`. Joined names are used for matching only.
+//! In the keys of counters, keys and values stay separate.
 
 use std::{collections::HashMap, fmt::Write as _, sync::Arc};
 
 use super::{Rule, wildcard::Wildcard};
 use crate::overrides::Denied;
 
-/// The rules of all domains.
+/// The rules of all domains in the configuration, by domain.
 #[derive(Debug, Default)]
 pub(crate) struct Domains(HashMap<Box<str>, Domain>);
 
@@ -28,7 +28,7 @@ pub(crate) struct Domains(HashMap<Box<str>, Domain>);
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) name: Arc<str>,
-    /// Whether the descriptors of a request are charged all or none.
+    /// How the descriptors of a request are charged: each on its own, or all or none.
     pub(crate) charging: Charging,
     pub(crate) root: Level,
 }
@@ -36,10 +36,10 @@ pub(crate) struct Domain {
 /// How the descriptors of one request are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Charging {
-    /// Each on its own, denied hits included.
+    /// Each descriptor is charged on its own, including denied hits.
     #[default]
     Each,
-    /// All or none.
+    /// Either all descriptors are charged, or none.
     AllOrNothing,
 }
 

@@ -1,5 +1,5 @@
-//! Decisions with Redis: the descriptors of one request are pipelined, but each gets the same
-//! result as on its own.
+//! Decisions with Redis: the descriptors of one request are pipelined, but each descriptor gets the
+//! same result as on its own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -69,7 +69,7 @@ impl Shop {
         ask(&self.started, domain, descriptors).await
     }
 
-    /// Returns how often the Redis server has read from a connection, by its own statistics.
+    /// Returns the number of reads from connections in the statistics of the Redis server.
     fn readings(&self) -> u64 {
         let stats = self.server.ask(&["INFO", "stats"]);
         let line = stats
@@ -211,7 +211,8 @@ async fn every_denied_hit_is_counted_in_redis() {
     assert_eq!(codes, [(Code::OverLimit, 0), (Code::Ok, 0)]);
 }
 
-/// Quotas deny once all are over, and a denied request is charged to none.
+/// Quotas deny a request once all of them are over, and a denied request is not charged to any
+/// quota.
 #[tokio::test]
 async fn envoy_quotas_deny_together_in_redis() {
     let shop = Shop::open(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")]).await;
@@ -226,7 +227,7 @@ async fn envoy_quotas_deny_together_in_redis() {
     assert_eq!((passed, counted.statuses[0].limit_remaining), (3, 97));
 }
 
-/// The leading quota changes as windows end. A recent denial under one lead says nothing about a
+/// The leading quota changes as windows end. A recent denial under one lead does not apply to a
 /// request under another lead.
 #[tokio::test]
 async fn quotas_allow_again_as_soon_as_one_has_room() {
@@ -282,7 +283,7 @@ async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code,
     let mut asked = Box::pin(shop.ask_in("one", descriptors));
     let mut asked_of_all = || asked.as_mut().now_or_never();
     for quota in taken {
-        // The request has queried the quotas for a lead, or does so now.
+        // The request has queried the quotas to choose a lead, or does so now.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![quota.clone()]).await;
         // Then it is charged.

@@ -1,4 +1,4 @@
-//! Hot reload of the configuration files, which takes effect as a whole or not at all.
+//! Hot reload of the configuration files: either all of them take effect, or none.
 
 use std::{
     fs,

@@ -19,7 +19,7 @@ const CORRECTED: &[(&str, usize, &str)] = &[
         1,
         "{overall_code: OK, statuses: [{code: OK, current_limit: {requests_per_unit: 3, unit: MINUTE}, limit_remaining: 2, duration_until_reset: 60}]}",
     ),
-    // A reload that raises a limit takes effect at once, because it clears the local cache.
+    // A reload that raises a limit takes effect immediately, because it clears the local cache.
     (
         "local-cache-raised-limit",
         2,

@@ -91,7 +91,7 @@ fn described(descriptor: &Descriptor) -> Value {
     let mut members = Map::new();
     members.insert("entries".into(), entries.collect());
     members.insert("isNegativeHits".into(), json!(descriptor.is_negative_hits));
-    // The JSON mapping of protobuf writes 64-bit integers as strings.
+    // In protobuf JSON, 64-bit integers are strings.
     members.extend(
         descriptor
             .hits_addend

@@ -34,8 +34,8 @@ async fn passed(settings: &[(&str, &str)], descriptors: &[Descriptor], times: u3
     (passed, counted(&started.service, "broad", 100).await)
 }
 
-/// If all rules are in quota mode, a request is denied only once all are over. No rule may prevent
-/// another from counting.
+/// If all rules are in quota mode, a request is denied only if all of them are over. No rule may
+/// prevent another rule from being charged.
 #[tokio::test]
 async fn in_quota_mode_no_rule_prevents_charging_others() {
     let both = [descriptor("narrow"), descriptor("broad")];
@@ -64,7 +64,7 @@ async fn a_rule_and_an_override_for_one_descriptor_both_apply() {
     assert!(ok <= 5, "{ok} passed");
 }
 
-/// A single quota denies like any other rule, and a denied request is charged to none.
+/// A single quota denies like any other rule, and a denied request is not charged to any rule.
 #[tokio::test]
 async fn a_single_denying_quota_prevents_charging_others() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
@@ -79,8 +79,8 @@ async fn a_single_denying_quota_prevents_charging_others() {
     }
 }
 
-/// Several quotas deny once all of them are over. The other rules are charged until then, and not
-/// after that.
+/// Several quotas deny a request once all of them are over. The other rules are charged until then,
+/// but not after that.
 #[tokio::test]
 async fn quotas_prevent_charging_others_once_all_are_over() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {

@@ -1,5 +1,5 @@
 //! Properties beyond single cases: rejected requests charge nothing, a decision is atomic, and any
-//! text either is a valid configuration or is rejected with a reason.
+//! text is either a valid configuration or rejected with a reason.
 
 use std::{sync::Arc, thread};
 
@@ -157,8 +157,8 @@ async fn the_envoy_service_without_a_configuration_returns_errors() {
     );
 }
 
-/// envoyproxy/ratelimit checks first and charges afterwards, so that two requests can pass where
-/// only one may.
+/// envoyproxy/ratelimit checks first and charges afterwards, so two concurrent requests can pass
+/// although only one is allowed.
 #[tokio::test]
 async fn envoy_stop_increment_is_one_decision() {
     let started = started(TWO, &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")]);

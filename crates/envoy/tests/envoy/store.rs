@@ -165,7 +165,7 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
         ..request()
     };
     server.pause();
-    // From here on, time only advances when a task waits for it.
+    // From here on, the clock advances only while all tasks wait.
     tokio::time::pause();
     let (began, within) = (Instant::now(), Duration::from_millis(20));
     let asked = started

@@ -120,7 +120,7 @@ async fn watchers_are_notified_when_domains_come_and_go() {
     );
 }
 
-/// Parses a configuration of one file, or of none if the text is empty.
+/// Parses a configuration with `text` as its only file, or without files if `text` is empty.
 fn loaded(text: &str) -> LoadedConfig {
     let file = File {
         name: "shop.yaml".to_owned(),

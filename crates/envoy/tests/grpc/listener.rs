@@ -38,7 +38,8 @@ impl TestListener {
         Self::with(rules, Bounds::default())
     }
 
-    /// Opens a listener with a configuration of envoyproxy/ratelimit.
+    /// Opens a listener whose rate limit service has these settings and this configuration file in
+    /// the format of envoyproxy/ratelimit.
     pub(crate) fn for_envoy(settings: Settings, file: &str) -> Self {
         let file = File {
             name: "shop.yaml".to_owned(),

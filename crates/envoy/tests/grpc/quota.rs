@@ -104,7 +104,7 @@ const ALLOW_ALL: Option<Strategy> = Some(Strategy::BlanketRule(0));
 const ALICE: &[(&str, &str)] = &[("service", "shop"), ("api_key", "alice")];
 const EXPORTS: &[(&str, &str)] = &[("service", "exports")];
 
-/// An Envoy that reconnects reports all requests since its last report at once.
+/// An Envoy that reconnects reports all requests since its last report in a single report.
 #[tokio::test]
 async fn the_first_report_is_divided_by_its_time() {
     let listener = TestListener::open(QUOTAS);

@@ -1,12 +1,12 @@
-//! One quota bucket: the streams that use it, the assignment of each, and what is left of the
-//! limit.
+//! One quota bucket: the streams that use it, the assignment of each stream, and the remaining
+//! requests of the limit.
 //!
 //! Envoy enforces assignments as token buckets, and a new assignment starts with a full bucket.
 //! There are therefore two kinds of assignment:
 //!
 //! *Rates*, for periods up to [`LONGEST_RATE`]. The token bucket of each stream holds the stream's
 //! share of the limit and refills it each period. Streams report less often than that, so a report
-//! shows the demand, not what is left. The shares of all streams add up to the limit.
+//! shows the demand, not the remaining tokens. The shares of all streams add up to the limit.
 //!
 //! *Budgets*, for longer periods, which are fixed windows aligned to the clock. A stream is granted
 //! a number of requests once:
@@ -15,10 +15,10 @@
 //! limit 1000/h  ├── used, as reported ──┼── granted to A ──┼── granted to B ──┼── unassigned ──┤
 //! ```
 //!
-//! A grant stays reserved until its stream reports, because how much of it is used is unknown until
-//! then. A grant is therefore replaced only when its stream reports, when it is fully used, or when
-//! the next window begins. The sum of usage and grants never exceeds the limit. Once the limit is
-//! used up, every stream is assigned DENY_ALL until the window ends.
+//! A grant stays reserved until its stream reports, because its usage is unknown until then. A
+//! grant is therefore replaced only when its stream reports, when it is fully used, or when the
+//! next window begins. The sum of usage and grants never exceeds the limit. Once the limit is used
+//! up, every stream is assigned DENY_ALL until the window ends.
 
 use tidegate_config::quota::QuotaLimit;
 use tidegate_core::{Span, Timestamp};
@@ -49,15 +49,15 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns the demand during `elapsed`, in requests per second times 1024. A part of a second
-    /// counts as a whole one.
+    /// Returns the demand during `elapsed`, in requests per second times 1024. A fraction of a
+    /// second counts as a whole second.
     fn demand(self, elapsed: Span) -> u64 {
         let requests = self.allowed.saturating_add(self.denied);
         requests.saturating_mul(1_024) / elapsed.as_secs_ceil().max(1)
     }
 }
 
-/// An assignment to a stream: how many requests it may allow.
+/// An assignment to a stream: the requests that the stream may allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assignment {
     /// Allow all requests: no quota matches this bucket.
@@ -100,8 +100,8 @@ struct Seat {
     /// Demand in requests per second, times 1024: the mean of the last report and the previous
     /// value.
     demand: u64,
-    /// For a budget, the unused part of the last grant as far as reported. For a rate, the current
-    /// share.
+    /// For a budget, the part of the last grant that is not reported as used. For a rate, the
+    /// current share.
     granted: u64,
     grants: u32,
     assignment: Assignment,
@@ -150,8 +150,8 @@ impl Bucket {
             self.used = 0;
         }
         if has_ended || self.is_rate() != was_rate {
-            // Grants end with their window. A share of a rate is not a grant of a budget, nor the
-            // reverse.
+            // Grants end with their window. A share of a rate is not a grant of a budget, and a
+            // grant is not a share.
             self.revoke_grants();
         }
         if !self.is_rate() && (has_ended || is_other_period) {
@@ -177,8 +177,8 @@ impl Bucket {
         changes
     }
 
-    /// Applies a limit that may have changed, and returns the changes that do not have to wait for
-    /// a report.
+    /// Applies a limit that may have changed, and returns the changed assignments that need no
+    /// report first.
     pub(super) fn apply_limit(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
         self.set_limit(limit, now);
         self.take_changes()
@@ -247,7 +247,8 @@ impl Bucket {
             self.seats.push(Seat {
                 stream,
                 reported_at: now,
-                // The server has not seen how long this took, so the client's time counts.
+                // The server cannot measure the period of a first report, so it uses the time that
+                // the client reports.
                 demand: usage.demand(usage.elapsed),
                 granted: 0,
                 grants: 0,
@@ -268,7 +269,7 @@ impl Bucket {
         at
     }
 
-    /// Redistributes what can be redistributed without a report.
+    /// Redistributes the shares that can change without a report.
     fn redistribute(&mut self) {
         if self.is_rate() {
             return self.share_rate();
@@ -306,7 +307,8 @@ impl Bucket {
     }
 
     /// Replaces the grant of the seat at `at` if it should change. The new grant is at most the
-    /// seat's share of what is left, and at most what is not granted to other streams.
+    /// seat's share of the remaining requests, and at most the number of requests that are not
+    /// granted to other streams.
     fn share_budget(&mut self, at: usize) {
         let left = u64::from(self.limit.requests).saturating_sub(self.used);
         // Reserve one more share for a new stream, which would otherwise wait for reports of the

@@ -58,7 +58,7 @@ fn rate_shares_follow_demand_and_add_up() {
     assert!(a > 90 && b >= 5, "{a} {b}");
 }
 
-/// A stream that reconnects reports all its usage since its last report at once.
+/// A stream that reconnects reports all usage since its last report in a single report.
 #[test]
 fn the_first_report_is_divided_by_the_time_it_covers() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
@@ -225,8 +225,8 @@ impl World {
         }
         let changes = self.bucket.roll(at(self.seconds));
         self.assign(changes);
-        // Envoys report every five seconds. These are slower, but not slow enough to lose their
-        // seats.
+        // These Envoys report less often than the usual five seconds, but often enough to keep
+        // their seats.
         for id in 0..4 {
             if self.envoys[id].assigned.is_some() && self.seconds - self.envoys[id].heard >= 40 {
                 self.report(id);
@@ -258,9 +258,9 @@ impl World {
 }
 
 proptest! {
-    /// For any sequence of requests, reports and departures: in no window do all Envoys together
-    /// allow more requests than the limit. Usage that a departed Envoy did not report is unknown
-    /// and excluded.
+    /// For any sequence of requests, reports and departures, all Envoys together never allow more
+    /// requests in a window than the limit. The test excludes usage that a departed Envoy did not
+    /// report, because it is unknown.
     #[test]
     fn budgets_never_admit_more_than_the_limit(most in 0..300_u32, events in events()) {
         let bucket = Bucket::new(limit(most, 60), at(0));
@@ -282,7 +282,8 @@ fn a_rate_that_becomes_a_budget_is_divided_again() {
     assert!(matches!(told, Some(Assignment::Budget { .. })), "{told:?}");
 }
 
-/// Usage in a window that has ended does not count in a later one, whatever its length.
+/// Usage in a window that has ended does not count in a later window, regardless of the lengths of
+/// the windows.
 #[test]
 fn a_limit_that_changes_after_its_window_starts_unused() {
     for reported_first in [false, true] {

@@ -20,8 +20,8 @@ pub const MAX_STREAM_BUCKETS: usize = 10_000;
 /// The maximum number of buckets over all streams.
 pub const MAX_BUCKETS: usize = 100_000;
 
-/// The capacity of a stream's outbox. If a stream does not read its messages, further ones are
-/// dropped; its next report is answered with its current assignment.
+/// The capacity of a stream's outbox. If a stream does not read its messages, further messages are
+/// dropped; the response to its next report is its current assignment.
 const MAX_WAITING: usize = 64;
 
 /// The assignments for a stream, bucket by bucket. `None` asks Envoy to abandon the bucket.
@@ -63,9 +63,9 @@ struct Stream {
 }
 
 impl Quotas {
-    /// Replaces the rules, and notifies every stream of the consequences. Shares of rates change at
-    /// once. Budgets change as far as their grants are used up. A bucket that no longer matches a
-    /// quota is assigned ALLOW_ALL. Buckets keep their usage until their windows end.
+    /// Replaces the rules, and notifies every stream of the consequences. Shares of rates change
+    /// immediately. Budgets change as far as their grants are used up. A bucket that no longer
+    /// matches a quota is assigned ALLOW_ALL. Buckets keep their usage until their windows end.
     pub fn swap_rules(&self, rules: Vec<QuotaRule>, now: Timestamp) {
         let mut state = self.state();
         if state.rules == rules {
@@ -75,7 +75,8 @@ impl Quotas {
         state.rules = rules;
         let streams: Vec<StreamId> = state.streams.keys().copied().collect();
         drop(state);
-        // Lock the state for one stream at a time, so that reports do not wait for all of them.
+        // Lock the state for one stream at a time, so that reports do not wait until all streams
+        // are processed.
         for stream in streams {
             self.state().apply_rules(stream, now);
         }
@@ -259,7 +260,7 @@ impl State {
     }
 
     /// Marks a bucket without streams for removal at the end of its window, because its usage
-    /// counts until then. A rate is removed at once; it has no usage to keep.
+    /// counts until then. A rate is removed immediately, because it has no usage to keep.
     fn vacate(&mut self, key: Key) {
         let Some(bucket) = self.buckets.get(&key).filter(|bucket| bucket.is_vacant()) else {
             return;
@@ -303,8 +304,8 @@ impl State {
         Some(bucket)
     }
 
-    /// Removes up to two unused buckets whose windows have ended. One call adds at most one bucket,
-    /// so expired ones cannot accumulate.
+    /// Removes up to two unused buckets whose windows have ended. Each call of [`Self::seat`] adds
+    /// at most one bucket, so expired buckets cannot accumulate.
     fn forget_expired(&mut self, now: Timestamp) {
         for _ in 0..2 {
             let has_expired = self.vacant.first().is_some_and(|(end, _)| *end <= now);
@@ -320,8 +321,8 @@ impl State {
     fn send(&self, notifications: Notifications) {
         for (stream, assigned) in notifications {
             if let Some(stream) = self.streams.get(&stream) {
-                // If the outbox is full, the message is lost; the stream's next report is answered
-                // anew.
+                // If the outbox is full, the message is lost; the response to the stream's next
+                // report contains the assignment again.
                 let _ = stream.outbox.try_send(assigned);
             }
         }
