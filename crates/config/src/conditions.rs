@@ -44,7 +44,7 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
 }
 
 /// Returns the name under which rules know `entry`. Header names are case-insensitive, so those in
-/// `header.NAME` are in lower case: then two spellings of one header are the same entry.
+/// `header.NAME` are converted to lower case.
 #[must_use]
 pub fn entry_name(entry: &str) -> Cow<'_, str> {
     let is_header = entry.starts_with("header.");
@@ -60,8 +60,8 @@ const NOT_IN_SCHEDULE: [&str; 11] = [
     "timezone", "tz",
 ];
 
-/// Returns whether the key `entry` was probably meant as part of a schedule. As an entry, which no
-/// request has, it would silently disable the rule.
+/// Returns whether the key `entry` was probably meant as part of a schedule. If it were treated as
+/// an entry, no request would have it, so the rule would silently be disabled.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
@@ -118,8 +118,8 @@ fn listed<T>(
         .collect()
 }
 
-/// Reads what passes without being charged: a map of conditions, or a list of maps of which one
-/// must match.
+/// Reads the allow list, whose requests are admitted without a charge: a map of conditions, or a
+/// list of maps of which one must match.
 pub(super) fn allow(value: &Value<'_>, report: &mut Report) -> Vec<When> {
     let mut items = Vec::new();
     for item in value.one_or_more(report) {

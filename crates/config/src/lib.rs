@@ -72,13 +72,13 @@ pub struct Config {
     pub listeners: Listeners,
     /// `store.memory`: the bounds of the memory store.
     pub memory: MemoryBounds,
-    /// `store.memory.snapshot`: where counters are persisted across restarts; `None` disables
+    /// `store.memory.snapshot`: the file in which counters survive restarts; `None` disables
     /// persistence.
     pub snapshot: Option<Snapshot>,
-    /// `store.redis`: the Redis servers that several nodes share their counts in; `None` keeps the
+    /// `store.redis`: the Redis servers in which several nodes share their counts; `None` keeps the
     /// counts in this process.
     pub redis: Option<RedisConfig>,
-    /// `headers`: which rate limit headers responses carry.
+    /// `headers`: the rate limit headers of responses.
     pub headers: Headers,
     /// `grpc`: connection settings of the gRPC listener.
     pub grpc: Grpc,
@@ -86,8 +86,8 @@ pub struct Config {
     pub shutdown: Shutdown,
     /// `clients` and `entries`: how the client of a request is identified.
     pub identity: Identity,
-    /// `geoip`: the GeoIP databases, and what each one provides. Paths are relative to the working
-    /// directory of the server.
+    /// `geoip`: the GeoIP databases, and the entry that each one provides. Paths are relative to
+    /// the working directory of the server.
     pub geoip: Vec<(GeoIpField, PathBuf)>,
     /// `admin`: the token that the admin listener requires.
     pub admin_token: AdminToken,
@@ -134,11 +134,11 @@ impl Listen {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listener {
-    /// `max_connections`: the maximum number of open connections, 1 to 1,000,000; default 10,000,
-    /// and 128 for the admin listener.
+    /// `max_connections`: the maximum number of open connections, 1 to 1,000,000. The default is
+    /// 10,000; for the admin listener it is 128.
     pub max_connections: usize,
-    /// `max_connections_per_client`: the maximum per client address (IPv6: per /64), at least 1;
-    /// default 1,000, and 128 for the admin listener.
+    /// `max_connections_per_client`: the maximum per client address (IPv6: per /64), at least 1.
+    /// The default is 1,000; for the admin listener it is 128.
     pub max_connections_per_client: usize,
     /// `idle_timeout`: how long a connection may be idle between two requests; `None` is the
     /// default of the listener.
@@ -147,8 +147,8 @@ pub struct Listener {
     pub tls: Option<TlsFiles>,
     /// `username`, for the RESP listener: the user that `AUTH` must name; `None` is `default`.
     pub username: Option<String>,
-    /// `hosts`, for the HTTP and admin listeners: the host names that browsers may use besides
-    /// `localhost`, in lower case.
+    /// `hosts`, for the HTTP and admin listeners: the host names that browsers may use in addition
+    /// to `localhost`, in lower case.
     pub hosts: Vec<String>,
     /// `token` and `token_env` of the HTTP listener, `password` and `password_env` of the RESP
     /// listener.
@@ -242,7 +242,7 @@ impl Default for Grpc {
     }
 }
 
-/// Where and how often counters are persisted.
+/// The file and the interval of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// The file. Relative to the working directory of the server.
@@ -251,7 +251,7 @@ pub struct Snapshot {
     pub every: Span,
 }
 
-/// Which rate limit headers responses carry.
+/// The rate limit headers of responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
     /// `headers.ratelimit`: `RateLimit` and `RateLimit-Policy`; default true.
@@ -291,10 +291,10 @@ impl Headers {
     }
 }
 
-/// How the client of a request is identified.
+/// The settings that identify the client of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
-    /// `clients`: which proxies are trusted to report the client's address. By default only the
+    /// `clients`: the proxies that are trusted to report the client's address. By default only the
     /// proxy that sends the forward-auth request is trusted.
     pub trust: Trust,
     /// `entries`: entries that are derived from a part of another entry, by name.
@@ -305,8 +305,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns which peers are exempt from the connection limit per client: trusted proxies, because
-    /// they carry many clients.
+    /// Returns a predicate for the peers that are exempt from the connection limit per client:
+    /// trusted proxies, because they forward for many clients.
     #[must_use]
     pub fn exempt(self: &Arc<Self>) -> Exempt {
         let identity = Arc::clone(self);
@@ -329,10 +329,10 @@ pub enum LegacyHeaders {
 /// The token that a client of the admin listener must send.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum AdminToken {
-    /// None is required: the listener is on loopback.
+    /// No token is required: the listener is on loopback.
     #[default]
     None,
-    /// `admin.token`: this token.
+    /// `admin.token`: the token itself.
     Literal(String),
     /// `admin.token_env`: the token in the environment variable of this name. The code that starts
     /// the server must read it, and must abort the start if the variable is not set.
@@ -350,7 +350,7 @@ impl fmt::Debug for AdminToken {
     }
 }
 
-/// A mistake or a warning in the rules file: where it is, and how to fix it.
+/// A mistake or a warning in the rules file, with its position and advice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The path of the value, such as `rules[2].limits[0].refill`; empty for the file as a whole.
@@ -362,8 +362,8 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    /// Returns the code of a warning, such as `no-match`, with which its message begins. Returns
-    /// `None` for a mistake and for a warning without a code.
+    /// Returns the code at the start of a warning, such as `no-match`. Returns `None` for a mistake
+    /// and for a warning without a code.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         let (code, _) = self.message.split_once(": ")?;

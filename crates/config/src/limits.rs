@@ -14,7 +14,7 @@ use super::{
 pub struct Fallback {
     /// The algorithm.
     pub algorithm: DefaultAlgorithm,
-    /// `soft`: the percentage that a limit may be exceeded by.
+    /// `soft`: the percentage by which a limit may be exceeded.
     pub soft: Option<u32>,
     /// `count_denied`: whether denied requests count.
     pub count_denied: Option<bool>,
@@ -25,10 +25,10 @@ pub struct Fallback {
 pub enum DefaultAlgorithm {
     /// Not set: a sliding window whose form depends on the size of the limit.
     BySize,
-    /// This one.
+    /// The algorithm with this name.
     Named(AlgorithmName),
-    /// An algorithm was named that does not exist. This is reported already, and limits that depend
-    /// on it cannot be checked.
+    /// The named algorithm does not exist. This is already reported, and limits that depend on it
+    /// cannot be checked.
     Unreadable,
 }
 
@@ -117,7 +117,7 @@ pub fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Opti
 }
 
 /// Builds the limit of `spec`. It was read from `value` and, in the full form, from its `fields`.
-/// If `unread`, some fields could not be read; they are reported already, and are not reported
+/// If `unread`, some fields could not be read. They are already reported, and are not reported
 /// again as missing.
 pub fn build(
     spec: &LimitSpec,
@@ -140,13 +140,13 @@ pub fn build(
     None
 }
 
-/// Returns whether a field is only missing because of a mistake that is reported already. Either
-/// the field itself or the anchor that would replace it could not be read.
+/// Returns whether a field is missing only because of a mistake that is already reported: the field
+/// itself, or the anchor that would replace it, could not be read.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
 
-/// Reads the full form of a limit. Also returns where its algorithm comes from.
+/// Reads the full form of a limit. Also returns the source of its algorithm.
 #[must_use]
 pub fn full_form(
     fields: &Fields<'_>,

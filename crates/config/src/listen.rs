@@ -22,8 +22,7 @@ const MAX_HOST_BYTES: usize = 253;
 /// The code of the warning about a listener without authentication.
 const OPEN: &str = "open-listener";
 
-/// The keys that every listener has. The two constants after it are for the listeners with more
-/// keys.
+/// The keys that every listener has. The next two constants are for the listeners with more keys.
 const KEYS: &[&str] = &[
     "address",
     "max_connections",
@@ -94,8 +93,8 @@ pub(super) fn listen(
     (listen, listeners)
 }
 
-/// Reads the address of a listener, with or without settings beside it. As in [`address`],
-/// `Some(None)` is a listener that is off.
+/// Reads the address of a listener, with or without other settings. As in [`address`], `Some(None)`
+/// is a listener that is off.
 fn listener(
     value: &Value<'_>,
     keys: &[&'static str],
@@ -347,8 +346,8 @@ fn secret(
     }
 }
 
-/// Reads a token from the file. Messages never show it. An invalid token is returned all the same,
-/// so that no missing token is reported in addition.
+/// Reads a token from the file. Messages never show it. An invalid token is returned too, so that
+/// it is not also reported as missing.
 fn literal(value: &Value<'_>, report: &mut Report) -> AdminToken {
     let text = value.scalar().unwrap_or_default();
     let is_sound = (1..=MAX_TOKEN_BYTES).contains(&text.len())

@@ -19,12 +19,12 @@ const MAX_TIMEOUT: Span = Span::from_secs(5);
 /// tolerate.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
-// A decision that waited for Redis may reach the local store with a time from before the wait. This
-// must never look like a clock that was set back, with room for other delays.
+// A decision that waited for Redis may reach the local store with a time from before the wait. The
+// local store must not mistake this for a clock that was set back, even with other delays.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
-/// The maximum of `store.denial_cache_ttl`, for which a cached denial may be repeated without asking
-/// Redis.
+/// The maximum of `store.denial_cache_ttl`: the time for which a cached denial is used without a
+/// call to Redis.
 const MAX_DENIALS: Span = Span::from_secs(60);
 
 /// The maximum number of connections to one server.
@@ -61,7 +61,7 @@ pub struct RedisConfig {
     pub fleet: FleetSettings,
 }
 
-/// A password, or where to find it.
+/// A password, or the environment variable that contains it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Password {
     /// No password.

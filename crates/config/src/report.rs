@@ -1,4 +1,4 @@
-//! Collects every mistake of a file while it is read.
+//! Collects every mistake in a file while the file is read.
 
 use tidegate_net::input::{advice, shown};
 
@@ -69,7 +69,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("share", "fallback_share"),
 ];
 
-/// Returns the present name of `key`, if it was renamed to one of `known`.
+/// Returns the current name of `key`, if it was renamed to one of `known`.
 pub(crate) fn renamed<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     let (_, new) = RENAMED
         .iter()

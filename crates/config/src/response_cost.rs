@@ -10,8 +10,8 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The entries of a response that rules can use here. Those of [`tidegate_tower::ResponseEntries`] exist only
-/// in applications that embed the limiter.
+/// The entries of a response that rules can use. Those of [`tidegate_tower::ResponseEntries`] exist
+/// only in applications that embed the limiter.
 const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
 
 /// The entries of a response that can hold a cost.
@@ -63,7 +63,7 @@ fn check_statuses(value: &Value<'_>, report: &mut Report) {
             _ => continue,
         };
         let of_map = matches!(value.shape(), Shape::Map).then(|| value.clone());
-        // Regular expressions are among the operators of the map.
+        // The operators of the map include regular expressions.
         let texts = conditions::texts(&value).into_iter();
         let texts = texts.filter(|text| text.comparison != Comparison::Regex);
         let texts: Vec<Value<'_>> = texts.map(|text| text.value).collect();

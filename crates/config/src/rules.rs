@@ -226,23 +226,23 @@ impl Parts<'_> {
         self.key.iter().map(|entry| &**entry).collect()
     }
 
-    /// Builds a valid rule with these limits and their elastic headroom, to see the errors of these
-    /// alone.
+    /// Builds an otherwise valid rule with these limits and their elastic headroom, to get only
+    /// their errors.
     fn stretched(&self) -> Option<Result<Rule, RuleError>> {
         let (percent, room) = self.elastic.clone()?;
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.elastic(percent, room))
     }
 
-    /// Builds a valid rule with these limits and their response-based cost, to see the errors of
-    /// these alone.
+    /// Builds an otherwise valid rule with these limits and their response-based cost, to get only
+    /// their errors.
     fn billed(&self) -> Option<Result<Rule, RuleError>> {
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.with_response_cost(self.bill.clone()))
     }
 
     /// Returns the errors that core reports for each field, with valid values in place of the other
-    /// fields. A missing field could not be read and is reported already.
+    /// fields. A missing field could not be read and is already reported.
     fn errors(&self) -> Vec<RuleError> {
         let second = Span::from_secs(1);
         let sound = Limit::new(Algorithm::FixedWindow {
@@ -304,7 +304,7 @@ fn rule_limits(fields: &Fields<'_>, default: DefaultAlgorithm, report: &mut Repo
 const ELASTIC: &[&str] = &["extra", "when", "unused"];
 const UNUSED: &[&str] = &["rule", "share"];
 
-/// Reads how much more than the limit is admitted, and under which condition.
+/// Reads the elastic headroom of a limit, and the condition for its use.
 fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
     let fields = value.fields(
         report,

@@ -18,7 +18,7 @@ pub struct Shutdown {
     /// `shutdown.pre_stop_delay`: the server reports not-ready and still serves requests for this
     /// long. Default none, at most an hour.
     pub pre_stop_delay: Duration,
-    /// `shutdown.drain`: how long requests in progress may then take to finish; default 10 s, 1 ms
+    /// `shutdown.drain`: the time that requests in progress then have to finish; default 10 s, 1 ms
     /// to an hour.
     pub drain: Duration,
 }

@@ -1,4 +1,4 @@
-//! `store`: where counters are kept.
+//! `store`: the store of the counters.
 
 use tidegate_core::{MemoryBounds, Span, WhenFull, notation};
 
@@ -34,7 +34,7 @@ pub(super) struct Store {
     pub(super) redis: Option<RedisConfig>,
 }
 
-/// The keys of `store`. All after the first two belong to the Redis store.
+/// The keys of `store`. All keys after the first two belong to the Redis store.
 const FIELDS: &[&str] = &[
     "memory",
     "redis",

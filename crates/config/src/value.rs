@@ -1,4 +1,4 @@
-//! Typed access to the values of the file. Each value knows its path for messages.
+//! Typed access to the values of the file. A value has a path, which messages show.
 
 use std::collections::HashSet;
 
@@ -22,7 +22,8 @@ pub struct Value<'n> {
 pub struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
-    /// The known keys that the unknown ones were renamed to, or were probably meant to be.
+    /// The known keys that correspond to unknown keys: those with an old name, and those that are
+    /// probably misspelt.
     misspelt: Vec<&'static str>,
 }
 
@@ -118,7 +119,7 @@ impl<'n> Value<'n> {
             .ok()
     }
 
-    /// Returns whether the value is an unquoted number of any form, valid in its place or not.
+    /// Returns whether the value is an unquoted number of any form, even if it is not valid here.
     pub(crate) fn looks_like_number(&self) -> bool {
         matches!(&self.node.content, Content::Plain(text) if text.parse::<f64>().is_ok())
     }
@@ -172,7 +173,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns the one of `choices` that the value names.
+    /// Returns the element of `choices` that the value names.
     pub(crate) fn choice<T: Copy>(&self, report: &mut Report, choices: &[(&str, T)]) -> Option<T> {
         let text = self.scalar();
         if let Some((_, choice)) = choices.iter().find(|(name, _)| Some(*name) == text) {
@@ -302,7 +303,7 @@ impl<'n> Value<'n> {
         &self.node.content
     }
 
-    /// Returns the keys and values of a map, repeated keys included. A key that is not a scalar is
+    /// Returns the keys and values of a map, including repeated keys. A key that is not a scalar is
     /// `None`. A value that is not a map has no members.
     #[must_use]
     pub fn members(&self) -> Vec<(Option<&'n Content<'n>>, Self)> {
@@ -351,7 +352,7 @@ impl<'n> Value<'n> {
         let names_secret = ["token", "password", "password_env", "token_env"]
             .iter()
             .any(|name| self.path.ends_with(name));
-        // Numbers and units are not secret, and useful in messages.
+        // Numbers and units are not secret, and they are useful in messages.
         let is_bound = self.path.starts_with("store.memory.");
         matches!(section, "admin" | "store") && !is_bound || names_secret || may_hold_secret(text)
     }

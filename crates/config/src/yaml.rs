@@ -1,8 +1,8 @@
 //! A YAML parser that builds a tree of nodes with line numbers.
 //!
-//! It processes parser events one by one, so that every bound is enforced before anything larger is
-//! built. Rules files must not use aliases: written out, the same content is subject to the bounds.
-//! The reader of a scalar decides whether it is a number or a text.
+//! The parser processes events one by one, so that every bound is enforced before a larger tree is
+//! built. Rules files must not use aliases; content that is written out is subject to the bounds.
+//! The code that reads a scalar decides whether it is a number or a text.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -21,8 +21,8 @@ const MAX_NODES: usize = 4_000_000;
 pub enum Dialect {
     /// For rules files: one document, no aliases, no repeated keys.
     Strict,
-    /// For files written for a permissive YAML 1.1 reader. Of several documents the first is read,
-    /// of a repeated key the last value. Aliases and merge keys (`<<`) are expanded.
+    /// For files written for a permissive YAML 1.1 reader. The first of several documents is read,
+    /// and the last value of a repeated key. Aliases and merge keys (`<<`) are expanded.
     Lenient,
 }
 
@@ -60,8 +60,7 @@ pub enum Content<'t> {
     Map(Vec<(Node<'t>, Node<'t>)>),
 }
 
-/// A list or map whose end has not been parsed yet. A map also holds the key whose value comes
-/// next.
+/// A list or map whose end has not been parsed yet. A map also holds the key of the next value.
 enum Open<'t> {
     List(Position, Vec<Node<'t>>),
     Map(Position, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
@@ -78,8 +77,8 @@ struct Position {
 ///
 /// # Errors
 ///
-/// Returns the first mistake if the text is not YAML, or exceeds a bound, or uses what `dialect` does
-/// not allow.
+/// Returns the first mistake if the text is not YAML, or exceeds a bound, or uses a feature that
+/// `dialect` does not allow.
 pub fn parse(text: &str, dialect: Dialect) -> Result<Document<'_>, Mistake> {
     let mut tree = Tree::new(dialect);
     let mut parser = Parser::new_from_str(text);
@@ -296,7 +295,7 @@ impl Node<'_> {
         }
     }
 
-    /// Returns the number of nodes in this subtree, itself included.
+    /// Returns the number of nodes in this subtree, including this node.
     fn count(&self) -> usize {
         let inside: usize = self.children().map(Self::count).sum();
         1 + inside

@@ -38,7 +38,7 @@ pub enum DomainFiles {
 pub struct Envoy {
     /// `envoy.config` and `envoy.merge_domains`: the files with its rules.
     pub folder: ConfigFiles,
-    /// The other keys: how it responds.
+    /// The other keys: the settings of the responses.
     pub settings: Settings,
     /// `envoy.start_without_config`: whether to start even if its rules cannot be loaded, and
     /// respond with errors until they can; default false.

@@ -7,19 +7,19 @@ use std::{fmt, sync::Arc};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Responds OK whatever the descriptors' results. The statuses still show them.
+    /// Responds OK regardless of the descriptors' results. The statuses still show the results.
     pub shadow_mode: bool,
     /// Treats every descriptor without an unlimited rule as if its rule were in quota mode.
     pub quota_mode: bool,
-    /// The share of a limit from which hits count as near the limit, in metrics.
+    /// The share of a limit from which metrics count hits as near the limit.
     pub near_limit_ratio: Ratio,
     /// The names of the headers with the limit, the remaining hits and the reset time; `None` sends
     /// none.
     pub response_headers: Option<HeaderNames>,
-    /// Whether responses carry dynamic metadata.
+    /// Whether responses contain dynamic metadata.
     pub dynamic_metadata: bool,
-    /// Whether a request that is over some of its limits is charged to those only, and not to the
-    /// limits that it is within.
+    /// Whether a request that is over some of its limits is charged only to these limits, and not
+    /// to its other limits.
     pub stop_increment: bool,
     /// Whether the service is healthy only once it has a domain.
     pub healthy_with_a_domain: bool,

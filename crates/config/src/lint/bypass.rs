@@ -14,8 +14,9 @@ const CLIENT_PREFIXES: [&str; 3] = ["header.", "query.", "cookie."];
 /// The maximum number of rules that are named.
 const MAX_NAMED: usize = 20;
 
-/// Warns about each rule in `set` that a client bypasses by omitting an entry of its key, unless
-/// another rule certainly applies then. Rule number n is `values[n]` of the file.
+/// Warns about each rule in `set` that a client bypasses by omitting an entry of the rule's key,
+/// unless another rule certainly applies to such a request. Rule number n is `values[n]` of the
+/// file.
 pub(crate) fn warn(
     set: &RuleSet,
     values: &[Value<'_>],

@@ -1,8 +1,8 @@
 //! Warns about conditions that no request can meet and entries that no listener provides.
 //!
-//! Callers of `/v1/check` and of the Redis protocol send any entries they like, so these cannot be
-//! checked. The proxy and forward-auth derive the standard entries themselves, always in one form.
-//! If the proxy is the only listener, there are no other entries either.
+//! Callers of `/v1/check` and of the Redis protocol may send any entries, so their entries cannot
+//! be checked. The proxy and forward-auth derive the standard entries themselves, always in one
+//! form. If the proxy is the only listener, no other entries exist.
 
 use tidegate_identity::{bare_host, normalize_path};
 use tidegate_net::{
@@ -25,7 +25,7 @@ const NO_ENTRY: &str = "no-entry";
 /// The entries that the proxy derives from every request.
 const PROXY_ENTRIES: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
 
-/// The other entries with a fixed name that forward-auth derives.
+/// More entries with a fixed name, which only forward-auth derives.
 const FORWARD_AUTH_ENTRIES: &[&str] = &["scheme", "country", "asn"];
 
 /// Prefixes of the entries that are read from the parts of a request.
@@ -64,7 +64,7 @@ pub(crate) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
             say(&value, message);
         }
         say(&pattern, misspelt(entry));
-        // A `room.*` entry of an upstream without `adaptive` has a warning of its own
+        // A `room.*` entry of an upstream without `adaptive` has a separate warning
         // (`untold-room`).
         let known = known
             .as_ref()
@@ -89,8 +89,8 @@ pub(crate) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
     }
 }
 
-/// Returns the names of all entries that can exist, besides those of [`DERIVED_PREFIXES`]. Returns
-/// `None` if the HTTP or the RESP listener is on, because its callers choose their own entries.
+/// Returns the names of all entries that can exist, except those with [`DERIVED_PREFIXES`]. Returns
+/// `None` if the HTTP or the RESP listener is on, because its callers choose the entries.
 fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     let proxy = config.proxy.as_ref()?;
     if config.listen.http.is_some() || config.listen.resp.is_some() {
@@ -135,9 +135,9 @@ const NEARLY_FOUND: [(&str, &str); 6] = [
     ("header_", "header."),
 ];
 
-/// Returns a warning for an entry that rules are keyed by and that probably never arrives, where
-/// callers choose the entries. Its name is a near miss of a standard entry, or of one that more
-/// rules use. `names` are the entries of all rules.
+/// Returns a warning for a key entry of a rule that is probably misspelt, for listeners whose
+/// callers choose the entries. The name is similar to that of a standard entry, or of an entry that
+/// more rules use. `names` are the entries of all rules.
 fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
     let prefixed = NEARLY_FOUND.iter().find_map(|(wrong, right)| {
         entry
@@ -166,8 +166,9 @@ fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
     ))
 }
 
-/// Returns whether `word` is `known` with one letter inserted, missing, or two letters swapped. A
-/// substituted letter does not count; it may be intended, as in `key_a` and `key_b`.
+/// Returns whether `word` is `known` with one letter inserted, one letter missing, or two letters
+/// swapped. A substituted letter does not count, because it may be intended, as in `key_a` and
+/// `key_b`.
 fn is_slip(word: &str, known: &str) -> bool {
     let is_long = word.len().min(known.len()) >= 4;
     let is_exchange = word.len() == known.len() && {

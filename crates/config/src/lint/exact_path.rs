@@ -2,8 +2,8 @@
 //!
 //! A plain path under `when` is compared byte by byte, but many web frameworks treat `/login/`,
 //! `/LOGIN`, `/login;x` and `/login%20` like `/login`. Only rules keyed by client address are
-//! checked: they protect a path against abuse, so an abuser gains from a bypass. One warning covers
-//! all of these rules. `{is: /login}` declares that the exact path is meant and silences it.
+//! checked: they protect a path against abuse, so a bypass is useful to an abuser. One warning
+//! covers all of these rules. `{is: /login}` declares that the exact path is meant and silences it.
 
 use tidegate_net::input::shown;
 
@@ -65,7 +65,7 @@ fn guarded_path<'v>(rule: &Value<'v>) -> Option<(Value<'v>, &'v str)> {
             Comparison::Regex => misread::exact_expression(text)?,
             Comparison::Is | Comparison::Route => return None,
         };
-        // A text with a warning of its own has no second one.
+        // A text with another warning gets no second one.
         let has_warning = || misread::message("path", comparison, text).is_some();
         let is_bypassed = !is_negated && exact.len() > 1 && !has_warning();
         is_bypassed.then_some((value, exact))
@@ -97,7 +97,7 @@ mod tests {
         let regex = warnings(&rule("{regex: ^/login$}", "key: [ip]"));
         let expected = expected.replace(".path (", ".path.regex (");
         assert_eq!(regex, [expected]);
-        // A condition with a warning of its own has no second one.
+        // A condition with another warning gets no second one.
         for once in ["\"/login?x=1\"", "\"/users/:id\"", "{regex: ^/login}"] {
             let said = warnings(&rule(once, "key: [ip]"));
             assert_eq!(said.len(), 1, "{said:?}");

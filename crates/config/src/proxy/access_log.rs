@@ -1,4 +1,4 @@
-//! `proxy.access_log`: where the access log is written, and what each line contains.
+//! `proxy.access_log`: the file of the access log, and the content of its lines.
 
 use std::path::PathBuf;
 

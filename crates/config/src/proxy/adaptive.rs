@@ -16,7 +16,8 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The maximum number of classes besides the default one. It bounds the label values of metrics.
+/// The maximum number of classes in addition to the default class. It bounds the label values of
+/// metrics.
 const MAX_CLASSES: usize = ConcurrencyLimitLayer::MAX_CLASSES - 1;
 
 /// The name of the class of requests that match no other class.
@@ -46,7 +47,7 @@ const AIMD: &[&str] = &["backoff", "too_slow"];
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Adaptive {
-    /// `algorithm` and its parameters: how the limit follows the measurements.
+    /// `algorithm` and its parameters: they determine how measurements change the limit.
     pub settings: AdaptiveSettings,
     /// `classes`: a request belongs to the first class whose conditions match. The last class is
     /// the default one, which matches every request and may use the whole limit.
@@ -61,7 +62,7 @@ pub struct Adaptive {
 pub struct Class {
     /// `name`: the name in metrics.
     pub name: Box<str>,
-    /// `share`: how much of the limit the class may use; default all.
+    /// `share`: the part of the limit that the class may use; by default all of it.
     pub share: SlotShare,
     /// `when`: the conditions of the requests in this class.
     pub when: When,

@@ -1,4 +1,5 @@
-//! `proxy.underscores` and `proxy.via`: what the proxy changes in the head of every request.
+//! `proxy.underscores` and `proxy.via`: the changes that the proxy makes to the head of every
+//! request.
 
 use http::{HeaderValue, Version};
 
@@ -25,8 +26,8 @@ pub struct Heads {
     pub via: Option<Via>,
 }
 
-/// How headers with `_` in their names are handled. CGI, WSGI and PHP cannot tell such a name from
-/// the one with `-`.
+/// How headers with `_` in their names are handled. CGI, WSGI and PHP cannot distinguish such a
+/// name from the name with `-`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Underscores {
     /// The headers are removed.

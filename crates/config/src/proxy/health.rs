@@ -11,13 +11,13 @@ use crate::{
 /// The bounds of consecutive failures and of consecutive checks.
 const IN_A_ROW: RangeInclusive<u32> = 1..=1_000;
 
-/// Outlier detection: when an endpoint is ejected because requests to it fail.
+/// Outlier detection: ejects an endpoint whose requests fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
     /// `failures`: the number of consecutive failures that eject the endpoint, 1 to 1,000; default
     /// 5.
     pub failures: u32,
-    /// `for`: how long the endpoint stays ejected; default 10 s.
+    /// `for`: the duration of an ejection; default 10 s.
     pub time: Duration,
 }
 

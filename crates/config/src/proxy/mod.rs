@@ -33,8 +33,8 @@ pub use url::{Scheme, Url};
 /// The upper bound of every timeout.
 const LONGEST: Span = Span::from_secs(86_400);
 
-/// The bounds of `proxy.max_head`, in bytes. The lower bound is the size of one read; the upper one
-/// is more than any real request needs.
+/// The bounds of `proxy.max_head`, in bytes. The lower bound is the size of one read; the upper
+/// bound is more than any real request needs.
 const HEAD_BYTES: std::ops::RangeInclusive<usize> = 8_192..=1 << 20;
 
 /// The upper bound of `proxy.max_headers`.
@@ -86,8 +86,8 @@ pub struct Proxy {
     /// `proxy.max_connections`: the maximum number of client connections, 1 to 1,000,000; default
     /// 10,000.
     pub max_connections: usize,
-    /// `max_connections` reduced to fit the process's limit of open files; `None` if it fits as it
-    /// is.
+    /// `max_connections`, reduced to fit the process's limit of open files; `None` if no reduction
+    /// is needed.
     pub fitted_connections: Option<usize>,
     /// `proxy.max_connections_per_client`: the maximum number of connections per client address
     /// (IPv6: per /64), 1 to 1,000,000; default 1,000.
@@ -99,7 +99,7 @@ pub struct Proxy {
     pub heads: Heads,
     /// `proxy.max_requests_per_client`, `proxy.min_rate` and `proxy.response_buffer`.
     pub slow: Slow,
-    /// `proxy.access_log`: where the access log is written; `None`, the default, disables it.
+    /// `proxy.access_log`: the access log; `None`, the default, disables it.
     pub access_log: Option<AccessLog>,
 }
 
@@ -111,7 +111,8 @@ pub struct Timeouts {
     /// `head`: for the response head of an upstream, measured from the end of the request; default
     /// 30 s.
     pub head: Duration,
-    /// `idle`: how long reading or writing a body may stall, on either side; default 60 s.
+    /// `idle`: the maximum time for which reading or writing a body may stall, on either side;
+    /// default 60 s.
     pub idle: Duration,
     /// `request_head`: for the complete head of a request, measured from its first byte; default 10
     /// s.
@@ -146,7 +147,7 @@ pub enum ForwardedHeaders {
     XForwarded,
     /// `Forwarded` (RFC 7239).
     Forwarded,
-    /// All of them.
+    /// Both kinds of headers.
     Both,
 }
 

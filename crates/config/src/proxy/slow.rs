@@ -16,7 +16,7 @@ const RATES: std::ops::RangeInclusive<u64> = 1..=1 << 30;
 /// The upper bound of `response_buffer`, in bytes.
 const MAX_RESPONSE_BUFFER: usize = 16 << 20;
 
-/// How much of the proxy and its upstreams one client may occupy.
+/// The resources of the proxy and its upstreams that one client may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slow {
     /// `max_requests_per_client`: the maximum number of requests in flight per client address
@@ -24,8 +24,8 @@ pub struct Slow {
     pub max_requests: usize,
     /// `min_rate`: the minimum transfer rate of bodies; `None` (`off`) does not enforce one.
     pub min_rate: Option<MinRate>,
-    /// `response_buffer`: how many bytes of a response are buffered for a slow client, up to 16
-    /// MiB; default 64 KiB.
+    /// `response_buffer`: the number of bytes of a response that are buffered for a slow client, up
+    /// to 16 MiB; default 64 KiB.
     pub response_buffer: usize,
 }
 

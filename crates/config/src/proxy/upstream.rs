@@ -47,7 +47,7 @@ pub struct Upstream {
     pub name: Box<str>,
     /// `urls`: its endpoints, 1 to 64, among which requests are load-balanced.
     pub urls: Vec<Url>,
-    /// `when`: the conditions on `path`, `host` and `method` of its requests; without it, all
+    /// `when`: the conditions on `path`, `host` and `method` of its requests; without `when`, all
     /// requests match.
     pub when: When,
     /// `max_connections`: the maximum number of connections to one endpoint, 1 to 65,536; default
