@@ -1,4 +1,4 @@
-//! Dates for people.
+//! Human-readable dates.
 
 use tidegate_core::Timestamp;
 

@@ -1,8 +1,8 @@
 //! The limiter that all listeners share: the current rules, one store, one clock.
 //!
-//! Decisions are async, because Redis may have to be asked. With the memory store a decision never
-//! suspends, and neither does one that can be made without Redis. Callers that are not async use
-//! the functions that end in `_now` and await only what those leave undecided.
+//! Decisions are async, because they may need a call to Redis. A decision that the memory store
+//! makes, or that needs no call to Redis, never suspends. Callers that are not async use the
+//! functions that end in `_now`, and await only decisions that these functions cannot make.
 
 mod admin_ops;
 pub mod date;
@@ -32,11 +32,11 @@ use crate::{
 /// A request for a decision, independent of the backend that decides it.
 #[derive(Clone, Copy, Debug)]
 pub struct DecisionRequest<'a> {
-    /// The charges, all of which are made or none.
+    /// The charges. Either all of them are made, or none.
     pub charges: &'a [Charge<'a>],
     /// The current time, read by the caller.
     pub now: Timestamp,
-    /// What the decision does.
+    /// The effect of the decision: for example to charge, or only to peek.
     pub effect: Effect,
     /// How long Redis may take, if less than the configured maximum.
     pub within: Option<Duration>,
@@ -139,8 +139,8 @@ impl Limiter {
         &self.snapshots
     }
 
-    /// Returns whether a block that is added now would survive a restart of this process. It does
-    /// in Redis, and with working snapshots.
+    /// Returns whether a block that is added now would survive a restart of this process: with
+    /// Redis, and with working snapshots.
     #[must_use]
     pub fn keeps_blocks(&self) -> bool {
         self.fleet().is_some() || self.snapshots.is_kept()
@@ -269,8 +269,8 @@ impl Limiter {
         self.decide(request, outcomes).await
     }
 
-    /// Decides like [`Self::throttle`] if this needs no waiting. Returns `None`, without side
-    /// effects, if Redis must be asked.
+    /// Works like [`Self::throttle`] if the decision needs no call to Redis. Otherwise returns
+    /// `None` without side effects.
     pub fn throttle_now(
         &self,
         charge: Charge<'_>,
@@ -290,7 +290,7 @@ impl Limiter {
         self.try_decide(&mut question, outcomes)
     }
 
-    /// Decides in memory, or without asking Redis if possible; otherwise returns `None`.
+    /// Decides in memory, or with Redis only if no call is needed; otherwise returns `None`.
     fn try_decide(
         &self,
         question: &mut Question<'_, '_>,
@@ -310,7 +310,7 @@ impl Limiter {
         }
     }
 
-    /// Decides, asking Redis if necessary.
+    /// Decides, with a call to Redis if necessary.
     async fn decide_question(
         &self,
         mut question: Question<'_, '_>,

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A snapshot is written to a temporary file and renamed into place, so a reader sees either the
-//! old or the new one, never a partial file. Each part has a CRC-32. All checksums and all records are
+//! old or the new one, never a partial file. Each part has a CRC-32. All checksums and records are
 //! verified before the first record is restored. A truncated or corrupted file is renamed and kept,
 //! and the store starts empty.
 
@@ -38,12 +38,13 @@ pub enum RestoreOutcome {
 /// The interval between log records for a failure that persists.
 const REMIND_EVERY: Span = Span::from_secs(3_600);
 
-/// What to do about a snapshot that cannot be written. Some errors of the file system, such as that
-/// of a missing folder, look alike for several causes.
+/// Advice for a snapshot that cannot be written. It lists several causes, because some errors of
+/// the file system do not identify one.
 const ADVICE: &str = "check that the folder exists, that the server may write to it and that the disk has space; \
     the server retries, so no restart is needed";
 
-/// Whether the counters of this process survive a restart, and the error if snapshots fail.
+/// The status of the snapshots, which let the counters of this process survive a restart, and the
+/// error if they fail.
 #[derive(Debug, Default)]
 pub struct SnapshotHealth(Mutex<Health>);
 
@@ -190,7 +191,7 @@ pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> 
     let draft = beside(path, ".draft");
     let written = write_all(store, &draft, now).and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
-        // The first error is the one worth reporting.
+        // The first error is reported, so an error of the cleanup is ignored.
         let _ = fs::remove_file(&draft);
     }
     written

@@ -126,7 +126,7 @@ fn a_file_with_an_invalid_record_is_set_aside_as_a_whole() {
     snapshot::save(&store, &path, NOW).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     let unknown = [9];
-    // Before the final length of 0.
+    // Removes the final length of 0.
     bytes.truncate(bytes.len() - 8);
     bytes.extend(1_u64.to_le_bytes());
     bytes.extend(crc32fast::hash(&unknown).to_le_bytes());

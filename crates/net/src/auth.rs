@@ -22,7 +22,7 @@ use tidegate_core::{
 
 use crate::{prometheus::Text, registry::network};
 
-/// The number of wrong secrets that an address may send at once, and the rate after that.
+/// The number of wrong secrets that an address may send in a burst, and the rate after that.
 const BURST: u64 = 10;
 const RATE: Rate = Rate {
     count: 1,
@@ -34,7 +34,7 @@ const RATE: Rate = Rate {
 /// Otherwise, a flood of guesses from many addresses would lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
 
-/// The authenticator of one listener.
+/// Checks the secrets that clients of one listener send.
 pub struct Authenticator {
     listener: &'static str,
     /// The SHA-256 digest of the secret; `None` disables authentication.
@@ -131,7 +131,7 @@ impl Authenticator {
         let mut outcomes: Vec<Outcome> = Vec::new();
         let decision = self.guesses.check(&[charge], now, effect, &mut outcomes);
         match decision {
-            // A full store says nothing about this address.
+            // A full store has no information about this address.
             Decision::Admitted | Decision::Full { .. } => None,
             _ => {
                 let retry = outcomes
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(counted, (11, 992));
     }
 
-    /// A full table used to deny every new address, with the right secret too.
+    /// A full table used to deny every new address, even with the right secret.
     #[test]
     fn a_full_table_locks_out_no_new_address() {
         let mut guarded = Authenticator::new("http", Some(b"secret"), Clock::manual(at_secs(0)));

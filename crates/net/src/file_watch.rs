@@ -1,4 +1,4 @@
-//! Notices changed files by their modification stamps, and keeps the result of the last read.
+//! Detects changed files by their modification stamps, and stores the result of the last read.
 
 use std::{fs, io, path::Path, time::SystemTime};
 
@@ -12,7 +12,7 @@ pub struct LastRead<M> {
     pub seen: Option<M>,
     /// Whether it could not be read but may become readable without a change.
     pub is_unread: bool,
-    /// What was wrong with it; empty if it was applied.
+    /// The mistakes in it; empty if it was applied.
     pub mistakes: Vec<String>,
 }
 

@@ -74,7 +74,7 @@ impl FrameParser {
         let payload = self.payload_left.min(bytes.len());
         self.payload_left -= payload;
         *bytes = &bytes[payload..];
-        // Empty unless the payload is complete.
+        // `bytes` is empty unless the payload is complete.
         let part = (HEADER_BYTES - self.header_read).min(bytes.len());
         self.header[self.header_read..self.header_read + part].copy_from_slice(&bytes[..part]);
         self.header_read += part;

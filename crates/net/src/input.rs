@@ -1,4 +1,4 @@
-//! How messages show user input, and what they suggest instead of a misspelt word.
+//! Formats user input for messages, and suggests corrections for misspelt words.
 
 /// The maximum length of a key, in bytes, for which a similar one is suggested.
 const MAX_GUESSED_BYTES: usize = 64;
@@ -6,7 +6,8 @@ const MAX_GUESSED_BYTES: usize = 64;
 /// The maximum number of characters of a value in a message.
 const MAX_SHOWN: usize = 60;
 
-/// Returns the advice for a `word` that is not in `known`: the nearest one, or the whole list.
+/// Returns the advice for a `word` that is not in `known`: the nearest known word, or the whole
+/// list.
 pub fn advice(word: &str, known: &[&str]) -> String {
     match nearest(word, known) {
         Some(nearest) => format!("did you mean `{nearest}`?"),

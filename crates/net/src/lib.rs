@@ -1,4 +1,4 @@
-//! Workers, bounded listeners and what else the servers of all protocols share: TLS, timeouts,
+//! Code that the servers of all protocols share: workers, bounded listeners, TLS, timeouts,
 //! authentication, problem documents, the Prometheus text format.
 //!
 //! A [`Server`] has one thread per core, each with its own runtime. A connection stays on one
@@ -12,9 +12,9 @@
 //! pools connect rarely and keep connections for long, so an even distribution matters more than a
 //! cheaper `accept`.
 //!
-//! Everything is bounded. The listener bounds the number of connections. The handler bounds times,
-//! with the [`Bounds`] of its connection and a [`LazyTimer`], which costs next to nothing per
-//! request.
+//! All resources are bounded. The listener bounds the number of connections. The handler enforces
+//! the timeouts in the [`Bounds`] of its connection, with a [`LazyTimer`], which costs almost
+//! nothing per request.
 //!
 //! ```no_run
 //! use tidegate_net::{Bounds, Server};
@@ -119,8 +119,8 @@ pub struct Connection {
     /// The limits of the listener. The listener enforces the number of connections; the handler
     /// must enforce the timeouts.
     pub bounds: Bounds,
-    /// Where the handler reports requests, so that a busy connection is not closed to make room for
-    /// a new one.
+    /// The handler reports its requests here, so that a busy connection is not closed to make room
+    /// for a new one.
     pub activity: Activity,
     /// The shutdown signal. When it begins, the handler must finish its requests and close the
     /// connection.

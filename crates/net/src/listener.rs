@@ -44,7 +44,7 @@ struct Inner {
 pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 impl Listener {
-    /// Returns the bound address, with the actual port if it was bound to port 0.
+    /// Returns the bound address, with the actual port if port 0 was requested.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.0.local_addr

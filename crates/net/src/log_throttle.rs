@@ -1,9 +1,9 @@
 //! A rate limit for log records, applied to each call site separately.
 //!
 //! Clients cause many log records: failed handshakes, refused connections, wrong tokens. Without a
-//! limit a client could fill the disk with log records. Each call site may write [`BURST`] records
-//! at once and one more every [`INTERVAL`]. Suppressed records are counted, and the next written
-//! record reports the count.
+//! limit a client could fill the disk with log records. Each call site may write a burst of
+//! [`BURST`] records, and one more every [`INTERVAL`]. Suppressed records are counted, and the next
+//! written record reports the count.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use std::{
 use tidegate::Clock;
 use tidegate_core::{Span, Timestamp};
 
-/// The number of records that a call site may write at once.
+/// The number of records that a call site may write in a burst.
 pub const BURST: u64 = 30;
 
 /// The interval at which a call site may write one more record after the burst.

@@ -1,4 +1,5 @@
-//! Problem documents (RFC 9457): what is wrong with a request, where, and what to send instead.
+//! Problem documents (RFC 9457): they say what is wrong with a request, where, and what to send
+//! instead.
 
 use hyper::{
     StatusCode,

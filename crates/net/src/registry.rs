@@ -48,7 +48,7 @@ struct OpenConnections {
     slots: Vec<Arc<ConnectionState>>,
     /// The number of connections of each client.
     clients: HashMap<IpAddr, usize>,
-    /// Where the last search for an idle connection ended.
+    /// The slot at which the last search for an idle connection ended.
     cursor: usize,
 }
 
@@ -77,7 +77,7 @@ const GONE: usize = usize::MAX;
 /// The result of registering a new connection.
 #[derive(Debug)]
 pub(super) enum RegistrationResult {
-    /// It is served. An idle connection may have been closed to make room.
+    /// The connection is served. An idle connection may have been closed to make room for it.
     Admitted(Registration, Eviction),
     /// Its client has reached its limit.
     ClientFull,
@@ -238,7 +238,7 @@ impl Drop for Registration {
     }
 }
 
-/// Where a handler reports the requests of its connection, so that a busy connection is not closed
+/// A handler reports the requests of its connection here, so that a busy connection is not closed
 /// to make room for a new one.
 #[derive(Clone, Debug, Default)]
 pub struct Activity(Arc<ConnectionState>);

@@ -15,8 +15,8 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// A shutdown signal that is shared by all clones. It is announced, then begins; it cannot be
-/// withdrawn.
+/// A shutdown signal that is shared by all clones. A shutdown is first announced, and then begins;
+/// it cannot be withdrawn.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 
@@ -49,11 +49,11 @@ impl Shutdown {
         self.0.begun.come().await;
     }
 
-    /// Polls `serving` to completion, and calls `finish` on it once the shutdown begins.
+    /// Polls `serving` to completion. Calls `finish` on it when the shutdown begins.
     ///
     /// The notification is polled only once, to register the waker. After that a flag is checked,
-    /// because polling would cost more than much of a request. So this must run in its own task,
-    /// whose waker stays the same.
+    /// because polling is expensive compared with the rest of a request. So this future must run in
+    /// its own task, whose waker stays the same.
     pub async fn serve<F: Future>(
         &self,
         mut serving: Pin<&mut F>,

@@ -65,7 +65,7 @@ impl LazyTimer {
             }
             self.reset();
         }
-        // Without budget left, tokio's `coop` wakes the task at once and the timer has not
+        // Without budget left, tokio's `coop` wakes the task immediately, and the timer has not
         // registered the waker.
         self.woken = coop::has_budget_remaining().then(|| cx.waker().clone());
         Poll::Pending

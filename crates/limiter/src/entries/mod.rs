@@ -2,8 +2,8 @@
 //! `TIDEGATE.CHECK`.
 //!
 //! Forward-auth and the proxy derive exactly the entries that the rules use, in canonical form.
-//! Services can send any entries. So these are normalised here, and entries that affect no decision
-//! are counted and logged.
+//! Services can send any entries. So their entries are normalised here, and entries that affect no
+//! decision are counted and logged.
 
 mod audit;
 mod throttle;
@@ -35,8 +35,9 @@ pub struct NormalizedEntry<'e> {
     value: Cow<'e, str>,
 }
 
-/// Returns the `entries` that differ once normalised, usually none. Names of headers are in lower
-/// case then, as in the rules, however the values are spelled.
+/// Returns the `entries` that differ once normalised, usually none. Header names are always
+/// converted to lower case, as in the rules; values are normalised only for
+/// [`Spelling::Normalized`].
 ///
 /// # Errors
 ///
