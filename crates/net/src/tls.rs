@@ -1,9 +1,9 @@
 //! TLS for a listener: its certificate and its client authentication.
 //!
-//! The files are checked for changes like the rules file and reloaded when they have changed; only
-//! new connections use the new certificate. A certificate and its key are two files and cannot be
-//! replaced atomically. So they are reloaded only after two consecutive checks have seen the same
-//! modification stamps.
+//! The files are checked for changes like the rules file, and reloaded after a change; only new
+//! connections use the new certificate. A certificate and its key are two files and cannot be
+//! replaced atomically. So the files are reloaded only after two consecutive checks have seen the
+//! same modification stamps.
 
 use std::{
     io,
@@ -105,7 +105,7 @@ pub enum TlsError {
         setting: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the file.
         problem: String,
     },
     /// The key does not match the certificate, or one of them cannot be used.
@@ -191,12 +191,12 @@ impl Tls {
         loaded
     }
 
-    /// Returns whether the files have changed since the last load, and not since the last check.
+    /// Returns whether the files have changed since the last load, but not since the last check.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         let (mut seen, now) = (lock(&self.seen), stamps(&self.files));
         let is_settled = seen.checked == now;
-        // A missing file is probably being replaced, so the new one is awaited.
+        // A missing file is probably being replaced, so the reload waits for the new file.
         let is_whole = now.iter().all(Option::is_some);
         let has_changed = is_settled && is_whole && seen.read != now;
         seen.checked = now;
@@ -218,7 +218,7 @@ impl Tls {
     /// Appends the metrics of `certificates` to `text`.
     pub fn write(certificates: &[Arc<Self>], text: &mut Text) {
         let name = "tidegate_certificate_loads_total";
-        let help = "Loads of a listener's certificate after the start.";
+        let help = "TLS certificate reloads since startup.";
         text.family(name, "counter", help);
         for tls in certificates {
             let [succeeded, failed] = &tls.loads;
@@ -327,7 +327,7 @@ fn client_verifier(
 ///
 /// # Errors
 ///
-/// Returns what is wrong with the file.
+/// Returns a message that says what is wrong with the file.
 pub fn roots(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {

@@ -1,4 +1,4 @@
-//! The server's metrics: counted where events happen, written in the Prometheus text format.
+//! The server's metrics, in the Prometheus text format.
 //!
 //! Counting must cost nanoseconds, because the Redis protocol listener makes more than a million
 //! decisions per second on one core. So the counters that every verdict updates are a fixed array
@@ -244,7 +244,7 @@ impl Metrics {
         self.last_snapshot_failed.store(failed, Ordering::Relaxed);
     }
 
-    /// Records that the check at the start failed, which counts no snapshot.
+    /// Records that the check at startup failed. This does not count as a snapshot.
     pub fn note_snapshot_failure(&self) {
         self.last_snapshot_failed.store(true, Ordering::Relaxed);
     }
@@ -255,7 +255,7 @@ impl Metrics {
         self.last_snapshot_failed.load(Ordering::Relaxed)
     }
 
-    /// Returns when counting began.
+    /// Returns the instant at which counting began.
     #[must_use]
     pub fn started(&self) -> Timestamp {
         self.started
@@ -404,7 +404,7 @@ impl Metrics {
         }
     }
 
-    /// Returns the metric for the number of key entries that no request has had.
+    /// Returns the metric for the number of key entries that no request has contained so far.
     pub(crate) fn key_entries(missing: u64) -> String {
         let mut text = Text::default();
         let name = "tidegate_missing_key_entries";
@@ -415,7 +415,7 @@ impl Metrics {
 
     fn write_renewals(&self, text: &mut Text) {
         let name = "tidegate_lease_renewals_total";
-        let help = "Lease renewals of concurrency slots that requests held for longer.";
+        let help = "Renewals of concurrency slot leases, by result.";
         text.family(name, "counter", help);
         let results = ["held", "lost", "unknown"];
         for (result, count) in results.iter().zip(&self.renewals) {
