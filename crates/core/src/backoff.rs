@@ -5,14 +5,14 @@
 
 use crate::Span;
 
-/// How much of a wait is random.
+/// The part of a wait that is random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Jitter {
-    /// Between zero and the whole wait. It spreads best, and is the recommended choice.
+    /// Between zero and the whole wait. This spreads retries best and is recommended.
     #[default]
     Full,
-    /// Between half and the whole wait. Each retry waits at least half, so it finishes later under
-    /// the same load.
+    /// Between half and the whole wait. Retries wait longer on average than with full jitter, so
+    /// clients finish later under the same load.
     Equal,
     /// Always the whole wait. Clients that failed together retry together.
     None,
@@ -20,9 +20,9 @@ pub enum Jitter {
 
 /// Exponential backoff: `base` after the first try, doubled after each further try, at most `cap`.
 ///
-/// The cap is applied before the jitter, so that late waits are spread as widely as early ones.
-/// Waits are whole microseconds, and all arithmetic saturates. `random` is a number that the caller
-/// draws uniformly from all of `u64`.
+/// The cap is applied before the jitter, so that the waits of late retries are as random as those
+/// of early ones. Waits are whole microseconds, and all arithmetic saturates. `random` is a number
+/// that the caller draws uniformly from all of `u64`.
 ///
 /// # Examples
 ///
@@ -77,9 +77,9 @@ impl Backoff {
     /// Returns the wait before retry number `retry`, counted from 0, if the server asked to wait
     /// for `asked`.
     ///
-    /// It is `asked` plus a usual wait, but with jitter over at least half of `asked`. The server
-    /// tells all clients the same time, and a jitter of milliseconds after a wait of seconds would
-    /// not spread them.
+    /// The wait is `asked` plus a usual wait, but with jitter over at least half of `asked`. The
+    /// server sends the same time to all clients, and a jitter of milliseconds after a wait of
+    /// seconds would not spread their retries.
     #[must_use]
     pub fn wait_after(&self, asked: Span, retry: u32, random: u64) -> Span {
         let longest = match self.jitter {
@@ -104,7 +104,8 @@ impl Backoff {
     }
 }
 
-/// Scales a number from all of `u64` to `0..=most`, evenly but for a bias below `most / 2^64`.
+/// Scales a number from all of `u64` to `0..=most`, uniformly except for a bias below `most /
+/// 2^64`.
 fn scale(random: u64, most: u64) -> u64 {
     // The product of two numbers below 2^64 + 1 fits u128, and its upper half is at most `most`.
     let product = u128::from(random) * (u128::from(most) + 1);
@@ -138,7 +139,7 @@ mod tests {
     fn full_jitter_reaches_both_ends_evenly() {
         let backoff = Backoff::new(Span::from_micros(3), Span::from_micros(3), Jitter::Full);
         let mut counts = [0_u32; 4];
-        // A thousand numbers at equal distances, from 0 to almost 2^64.
+        // A thousand evenly spaced numbers, from 0 to almost 2^64.
         for step in 0..1_000 {
             let wait = backoff.wait(0, step * (u64::MAX / 1_000)).as_micros();
             counts[usize::try_from(wait).unwrap()] += 1;

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// An error about a number that is invalid for a limit: the wrong field, and what to write instead.
+/// An error about an invalid number of a limit: names the wrong field and a valid alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitError {
     /// The field, by its name in the rules file.
     pub field: &'static str,
-    /// What is wrong and what to write instead.
+    /// The problem, and a valid alternative.
     pub problem: String,
 }
 

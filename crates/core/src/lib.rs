@@ -1,10 +1,11 @@
-//! Rate limit decisions: may this request pass now, and if not, when can the client retry?
+//! Rate limit decisions: whether a request is admitted now, and otherwise when the client can
+//! retry.
 //!
 //! This crate only decides. It does no I/O, starts no runtime, reads no clock and uses no
 //! randomness in a decision. The time is an argument, the arithmetic uses integers, and every
 //! maximum has a name in [`bounds`].
 //!
-//! The path of one request, one step a line:
+//! The steps of one request, one per line:
 //! ```text
 //! rules      Request, RuleSet::charges    the rules that apply, as charges: limits, key and cost
 //! eval       Charge, Effect               the input of a store

@@ -19,9 +19,10 @@ use crate::{
 /// The input of a decision.
 #[derive(Debug)]
 pub struct Question<'q, 'c> {
-    /// The charges to decide. If two of them have the same key, nothing is charged and the decision
-    /// is [`Decision::REPEATED_KEY`]. The store removes charges that a fallback policy decides
-    /// without limits, so that the outcomes always belong to the remaining charges.
+    /// The charges to decide. If two charges have the same key, nothing is charged and the decision
+    /// is [`Decision::REPEATED_KEY`]. If a fallback policy decides a charge without its limits, the
+    /// store removes that charge from the list, so that the outcomes always belong to the remaining
+    /// charges.
     pub charges: &'q mut Vec<Charge<'c>>,
     /// The current time, as read by the caller. A remote store uses its own clock.
     pub now: Timestamp,
@@ -44,19 +45,19 @@ impl<'q, 'c> Question<'q, 'c> {
     }
 }
 
-/// A decision, with its source and its exactness.
+/// A decision, with the component that made it and its exactness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decided {
     /// The decision: admitted, limited, blocked or full.
     pub decision: Decision,
-    /// How exact it is.
+    /// How exact the decision is.
     pub exactness: Exactness,
     /// Which component decided.
     pub source: Source,
 }
 
 impl Decided {
-    /// Returns a decision of the memory store when it is the only store.
+    /// Returns `decision` as one of a memory store that is the only store.
     #[must_use]
     pub fn in_memory(decision: Decision) -> Self {
         Self {
@@ -92,8 +93,8 @@ impl Decided {
 /// with one outcome for each limit, in the order of the charges and their limits. `outcomes` stays
 /// empty if no limit was evaluated.
 pub trait Store: Send + Sync {
-    /// The receipt with which charges are settled. Dropping one refunds nothing. That is safe: the
-    /// charge stays, and leases expire.
+    /// The receipt with which charges are settled. Dropping a receipt refunds nothing. That is
+    /// safe: the charge stays, and leases expire.
     type Receipt: fmt::Debug + Send + Sync + 'static;
 
     /// Decides without waiting. Returns `None` and changes nothing if the decision requires
@@ -126,8 +127,8 @@ pub trait Store: Send + Sync {
     ) -> impl Future<Output = (Decided, Option<Self::Receipt>)> + Send;
 
     /// Settles `charges`, which must be those that [`reserve`](Self::reserve) left in its question,
-    /// with one settlement each. Their leases end, and unused units are refunded as far as they are
-    /// still in the state.
+    /// with one settlement each. Their leases end, and unused units are refunded if they are still
+    /// in the state.
     ///
     /// If a remote store is unreachable, nothing is refunded there. If the future is dropped, the
     /// refund may or may not have been made.
@@ -140,9 +141,9 @@ pub trait Store: Send + Sync {
     ) -> impl Future<Output = ()> + Send;
 
     /// Renews the leases of `charges`, which must be those that [`reserve`](Self::reserve) left in
-    /// its question. The leases then run anew from now. A request that runs longer than its
-    /// [lease](crate::Limits::lease) must renew it in time. Charges without concurrency slots are
-    /// not affected.
+    /// its question. The new leases start now. A request that runs longer than its
+    /// [lease](crate::Limits::lease) must renew the lease before it expires. Charges without
+    /// concurrency slots are not affected.
     ///
     /// If the future is dropped, the leases may or may not have been renewed.
     fn renew(
@@ -153,7 +154,7 @@ pub trait Store: Send + Sync {
     ) -> impl Future<Output = Renewal> + Send;
 
     /// Does the same as [`Self::reserve`] without waiting. Returns `None` and changes nothing if
-    /// that requires waiting.
+    /// the reservation requires waiting.
     fn reserve_now(
         &self,
         _question: &mut Question<'_, '_>,
@@ -177,7 +178,7 @@ pub trait Store: Send + Sync {
         Err(receipt)
     }
 
-    /// Clears the denial cache, because other rules have been activated.
+    /// Clears the denial cache. Callers do this after activating other rules.
     fn forget_denials(&self) {}
 
     /// Decides, and waits if necessary.

@@ -1,5 +1,5 @@
-//! Tests the memory store under loom, which runs all interleavings of its locks. Run them with
-//! `scripts/loom`.
+//! Tests the memory store under loom, which runs all interleavings of its locks. Run these tests
+//! with `scripts/loom`.
 
 #![cfg(loom)]
 

@@ -36,7 +36,7 @@ fn set(rules: Vec<Rule>) -> RuleSet {
     RuleSet::build(rules, Vec::new()).unwrap()
 }
 
-/// Returns the rules that apply, each with the values of its key and its cost.
+/// Returns the rules that apply, with the key values and the cost of each rule.
 fn charged(rules: &RuleSet, entries: &[(&str, &str)]) -> Vec<(String, Vec<String>, u64)> {
     try_charged(rules, entries).unwrap()
 }
@@ -139,7 +139,7 @@ fn an_empty_or_too_long_key_value_is_refused() {
         empty.to_string(),
         "entries.customer: must not be empty; it is part of the key of rule \"per-customer\""
     );
-    // 8 bytes of scope, 2 of length and 1 of tenant leave 1,013 bytes.
+    // A key has 1,024 bytes: 8 for the scope, 2 for a length and 1 for the tenant leave 1,013.
     let fits = "c".repeat(1_013);
     assert_eq!(
         charged(&rules, &[("tenant", "t"), ("customer", &fits)]).len(),

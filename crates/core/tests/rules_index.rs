@@ -1,4 +1,5 @@
-//! Tests that the index finds the same rules as a full scan, and that it evaluates only a few.
+//! Tests that the index finds the same rules as a full scan, and that only a few rules are
+//! evaluated.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -164,7 +165,7 @@ proptest! {
     ) {
         let rules = match try_build(&drawn, &allow) {
             Ok(rules) => rules,
-            // Deeply nested patterns can exceed the bound on evaluations per request. Generate
+            // Deeply nested patterns can exceed the bound on evaluations per request. Then generate
             // another case.
             Err(errors) => {
                 prop_assert!(errors.to_string().contains("over the maximum of 4096"), "{}", errors);
@@ -289,7 +290,7 @@ fn a_long_list_of_alternatives_is_not_scanned() {
         )];
         let request = Request::new(&entries, Cost::ONE).unwrap();
         assert_eq!(charged(&rules, &request, &mut scratch).len(), applied);
-        // One evaluation for the list, one for the alternative that is found.
+        // One evaluation is for the list, and one for the alternative that is found.
         assert_eq!(scratch.conditions_evaluated(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! Tests schedules: local time decides, including when the clocks change.
+//! Tests schedules: they follow local time, also when the clocks change.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn at(text: &str) -> Timestamp {
     Timestamp::from_micros(instant.as_microsecond().try_into().unwrap())
 }
 
-/// Draws the quarters of an hour from `first` on, with `#` where the schedule holds.
+/// Draws one character per quarter of an hour from `first` on: `#` where the schedule holds.
 fn drawn(schedule: &ActiveHours, first: &str, quarters: u64) -> String {
     let instant = |quarter| at(first).as_micros() + quarter * 15 * 60 * 1_000_000;
     let holds = |quarter| schedule.holds(Timestamp::from_micros(instant(quarter)));

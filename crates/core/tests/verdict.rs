@@ -1,4 +1,4 @@
-//! Tests verdicts on several limits: the leading limit, the wait, and shadow rules.
+//! Tests verdicts on several limits: the tightest limit, the wait, and shadow rules.
 
 #![cfg(not(loom))]
 
@@ -147,8 +147,8 @@ fn a_request_without_rules_passes() {
     assert_eq!((verdict.rule, verdict.retry_after), (None, Retry::NOW));
 }
 
-/// The verdict of the memory store on one charge equals the one computed from its outcomes, on the
-/// fast path and off it.
+/// The verdict of the memory store on one charge equals the one computed from its outcomes, with
+/// and without the fast path.
 #[test]
 fn the_verdict_on_one_charge_equals_that_of_its_outcomes() {
     let parse = |text: &str| text.parse::<Limit>().expect("a limit");

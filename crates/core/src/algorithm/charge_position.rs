@@ -6,18 +6,18 @@ use crate::time::Timestamp;
 /// The position of a charge in a state, for a later refund.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The charge ends at this theoretical arrival time.
+    /// In a GCRA schedule: the theoretical arrival time right after the charge.
     Before(Exact),
-    /// In the tokens missing from a bucket that, after the charge, was to be full again at this
-    /// instant.
+    /// The tokens missing from an interval bucket. After the charge, the bucket was to be full
+    /// again at this instant.
     FullAt(u64),
-    /// In the window that ends at this instant.
+    /// The window that ends at this instant.
     Ending(u64),
-    /// In the log, at the instant of the charge.
+    /// The log entry at the instant of the charge.
     Stamped,
-    /// In the log of held concurrency slots, at the start of the current lease.
+    /// The entry in the log of held concurrency slots at the start of the current lease.
     HeldSince(Timestamp),
-    /// In the bucket, or the weighted window, with this number.
+    /// The sub-window, or the weighted window, with this number.
     Numbered(u64),
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct ChargePosition {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
     pub(crate) mark: Mark,
-    /// How far refunds to other charges have moved this one forward since, in microseconds; `None`
-    /// if unknown.
+    /// How far refunds of other charges have since moved this charge forward, in microseconds;
+    /// `None` if unknown.
     pub(crate) shift: Option<u64>,
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Limit {
-    /// Creates a limit without a soft allowance that does not count denied requests.
+    /// Creates a limit that has no soft allowance and does not count denied requests.
     ///
     /// # Errors
     ///
@@ -24,7 +24,7 @@ impl Limit {
         Ok(limit)
     }
 
-    /// Admits `percent` more than the limit, and marks these requests as
+    /// Admits `percent` more than the limit, and marks the additional requests as
     /// [`over_limit`](crate::Outcome::over_limit).
     ///
     /// # Errors

@@ -2,14 +2,14 @@
 //!
 //! It implements `fixed_window`, anchored to the epoch, to a key's first request, or to a calendar.
 //!
-//! - **Promise.** At most `L` in each window `[start, end)` of the grid.
+//! - **Promise.** At most `L` in each window `[start, end)`.
 //! - **Memory.** 16 bytes. A key expires when its window has ended.
 //! - **Counting in full.** If denied requests are counted in full, the count may exceed `L`.
 //!   Decisions do not change, because any count of at least `L` denies.
 //! - **Weakness.** Up to twice `L` within any interval, however short, across a window boundary:
 //!   `L` just before it and `L` just after. In general, a half-open interval of length `t` admits
-//!   up to `L * (ceil(t / W) + 1)`. All keys on an epoch or calendar grid are reset at the same
-//!   instant.
+//!   up to `L * (ceil(t / W) + 1)`. All keys with epoch-aligned or calendar windows are reset at
+//!   the same instant.
 //! - **Source.** Folklore; the boundary burst is described in every account of it.
 
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WindowState {
     pub(crate) count: u64,
-    /// When the window of `count` ends, in microseconds since the epoch.
+    /// The end of the window in which `count` was counted, in microseconds since the epoch.
     pub(crate) end: u64,
 }
 
@@ -74,7 +74,7 @@ impl FixedWindow {
         })
     }
 
-    /// Returns the units in which a state is counted.
+    /// Returns the terms (units) in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         match &self.grid {
             Window::FirstRequest(span) => Terms::FirstRequest {
@@ -184,7 +184,7 @@ impl FixedWindow {
         let end = self.end_at(at).as_micros();
         state.end = match self.grid {
             Window::FirstRequest(_) => state.end.min(end),
-            // An end that is not on the grid would let one window of the grid admit twice the
+            // An end that is not a window boundary would let one aligned window admit twice the
             // limit.
             Window::Epoch(_) | Window::Calendar(_) => end,
         };

@@ -2,8 +2,9 @@
 //! state.
 //!
 //! It implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a meter and
-//! as a queue. They are the same algorithm: the distance of the TAT from the clock is the number of
-//! spent tokens of a token bucket, or the water in a leaky bucket, of capacity `B`.
+//! as a queue. All of them are the same algorithm: the distance of the TAT from the clock
+//! corresponds to the spent tokens of a token bucket, or to the water in a leaky bucket, of
+//! capacity `B`.
 //!
 //! ```text
 //!           now                TAT         now + tau
@@ -15,12 +16,12 @@
 //! - **Promise.** With a rate of `L` per period `P` and a capacity of `B`, any closed interval of
 //!   length `t` admits at most `B + floor(t * L / P)` units. A half-open interval admits one less
 //!   if `t * L / P` is a whole number.
-//! - **Queue.** Admitted requests are served in the order of admission. A cost of `n` delays later
-//!   requests by `n * T`: start times are that far apart, except that each is rounded up to a whole
-//!   microsecond. A cost of `n` waits for at most `tau - n * T`.
+//! - **Queue.** Admitted requests are served in the order of admission. A request of cost `n`
+//!   delays later requests by `n * T`. Start times are that far apart, but each one is rounded up
+//!   to a whole microsecond. A request of cost `n` waits for at most `tau - n * T`.
 //! - **Exact.** One unit is `p / l` microseconds, in lowest terms. The TAT consists of whole
 //!   microseconds and a fraction in `l`-ths, added with a carry. Nothing is rounded, so a rate of 7
-//!   per second earns back exactly 7 each second.
+//!   per second returns exactly 7 units each second.
 //! - **Memory.** 16 bytes. A key expires when its TAT has passed.
 //! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)`: up to twice `L` if
 //!   `B = L` and `W = P`. If that matters, choose a smaller `B` or a sliding window.
@@ -95,7 +96,8 @@ pub(crate) struct Step {
 }
 
 impl Gcra {
-    /// Creates a schedule of `rate` with `capacity`. Each comes with its field name, for errors.
+    /// Creates a schedule of `rate` with `capacity`. Both are passed with their field names, for
+    /// errors.
     pub(crate) fn new(
         (rate_field, rate): (&'static str, Rate),
         (capacity_field, capacity): (&'static str, u64),
@@ -132,7 +134,7 @@ impl Gcra {
         gcra
     }
 
-    /// Returns the units in which a state is counted.
+    /// Returns the terms (units) in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         Terms::Gcra {
             numerator: self.p,
@@ -258,8 +260,8 @@ impl Gcra {
     ///
     /// The schedule is treated as a FIFO queue of work that drains at one microsecond per
     /// microsecond. `end` is the TAT right after the charge. Returns by how many microseconds,
-    /// rounded up, the refund moves later charges forward; 0 if the charge was the last one. See
-    /// `receipt` for why this is safe.
+    /// rounded up, the refund moves later charges forward; 0 if the charge was the last one. The
+    /// documentation of `receipt` explains why this is safe.
     pub(crate) fn refund_charge(
         &self,
         tat: &mut Exact,
@@ -274,7 +276,7 @@ impl Gcra {
             .map(|whole| self.minus(end, Exact { whole, part: 0 }));
         let is_last = ends == Some(*tat);
         // In a queue that delays requests, later requests already have their start times. So only
-        // the last charge can be taken out.
+        // the last charge can be refunded.
         let unserved = if self.queue {
             if end == *tat {
                 self.minus(end, Exact::at(now))
@@ -295,8 +297,9 @@ impl Gcra {
         }
     }
 
-    /// Returns a lower bound of the part of a charge that has not been served. `ends` is where the
-    /// charge ends now after refunds of others, or an earlier point.
+    /// Returns a lower bound of the part of a charge that has not been served. `ends` is the
+    /// current end of the charge, which refunds of other charges may have moved, or an earlier
+    /// instant.
     fn unserved(
         &self,
         tat: Exact,
@@ -309,7 +312,7 @@ impl Gcra {
             whole: now.since(position.at).as_micros(),
             part: 0,
         };
-        // At most the time elapsed since the charge can have been served.
+        // The served part is at most the time elapsed since the charge.
         let by_time = self.minus(duration_of, passed);
         match ends {
             None => by_time,
@@ -347,7 +350,8 @@ impl Gcra {
         self.queue
     }
 
-    /// Returns by how much the current wait exceeds `longest`. Zero if this is not a queue.
+    /// Returns the current wait of the queue minus `longest`, or zero if the wait is shorter. Zero
+    /// if this is not a queue.
     pub(crate) fn excess_delay(&self, tat: Exact, now: Timestamp, longest: Span) -> Span {
         if !self.queue {
             return Span::ZERO;
@@ -355,8 +359,8 @@ impl Gcra {
         self.base(tat, now).ceil().since(now.after(longest))
     }
 
-    /// Returns the delay of the request that was just charged: until the requests before it are
-    /// done. Zero if this is not a queue.
+    /// Returns the delay of the request that was just charged: the time until the requests before
+    /// it are done. Zero if this is not a queue.
     pub(crate) fn delay(&self, tat: Exact, now: Timestamp, cost: u64) -> Span {
         if !self.queue {
             return Span::ZERO;
@@ -364,8 +368,8 @@ impl Gcra {
         self.minus(tat, self.span_of(cost)).ceil().since(now)
     }
 
-    /// Converts a TAT from `old` to this schedule. The same number of units stays spent, at their
-    /// new duration.
+    /// Converts a TAT from `old` to this schedule. The number of spent units does not change; each
+    /// now lasts as long as a unit of this schedule.
     ///
     /// The result may exceed this schedule's capacity, because servers with the old numbers may
     /// still use the key. With a slower rate, the TAT is at most the old TAT or that of a full
@@ -389,8 +393,8 @@ impl Gcra {
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
-        // A debt that kept its duration in a former conversion can be more units than were ever
-        // spent, so the product may overflow.
+        // A debt that kept its duration in an earlier conversion can correspond to more units than
+        // were ever spent, so the product may overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(Exact::at(ends.ceil()));
         (self.plus(Exact::at(now), self.exact(scaled)), latest)
@@ -401,10 +405,10 @@ impl Gcra {
         *tat = (*tat).min(self.brim(at));
     }
 
-    /// Returns where spending begins: the TAT, or `now` if that is later.
+    /// Returns the instant from which a charge is added: the TAT, or `now` if that is later.
     ///
-    /// A fraction that is invalid for this schedule, from bytes that are not one of its snapshots,
-    /// counts as a whole microsecond. All other methods rely on fractions below `l`.
+    /// A fraction that is invalid for this schedule counts as a whole microsecond. It can only come
+    /// from bytes that are not a valid snapshot. All other methods rely on fractions below `l`.
     fn base(&self, tat: Exact, now: Timestamp) -> Exact {
         let tat = if tat.part < self.l {
             tat
@@ -519,7 +523,7 @@ mod tests {
             let rate = Rate { count, period: Span::from_micros(period) };
             let gcra = Gcra::new(("rate", rate), ("capacity", capacity), queue).unwrap();
             let now = Timestamp::from_micros(1_700_000_000_000_000);
-            // Includes the largest valid fraction and the smallest invalid one.
+            // The range includes the largest valid fraction and the smallest invalid one.
             let part = over.map_or(part, |over| gcra.largest_part() + over);
             let tat = Exact { whole: now.as_micros().saturating_add_signed(ahead), part };
             let cost = cost.min(capacity + 1);

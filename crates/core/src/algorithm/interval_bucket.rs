@@ -1,8 +1,9 @@
 //! The interval kernel: a token bucket that receives all the tokens of an interval at once.
 //!
 //! It implements `token_bucket` with `refill_mode: interval`. `R` tokens arrive at the end of every
-//! interval `I`, up to the capacity `B`; any excess is dropped. A full bucket has no interval
-//! running: the next charge starts one, so forgetting a full bucket changes no decision.
+//! interval `I`, up to the capacity `B`; any excess is dropped. While the bucket is full, no
+//! interval is running: the next charge starts one. So forgetting a full bucket changes no
+//! decision.
 //!
 //! The state is the instant at which the bucket will be full again, and the number of tokens of the
 //! last refill. The tokens missing now are derived from it, as from a GCRA's TAT:
@@ -34,7 +35,7 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IntervalState {
-    /// When the bucket is full again, in microseconds since the epoch.
+    /// The instant at which the bucket is full again, in microseconds since the epoch.
     pub(crate) full_at: u64,
     /// The number of tokens of the last refill: from 1 to the refill of the limits that wrote the
     /// state.
@@ -54,8 +55,8 @@ pub(crate) struct Interval {
     capacity: u64,
 }
 
-/// The tokens missing from a bucket, and when the next refill arrives. More than the capacity can
-/// be missing if it was charged under wider limits.
+/// The number of tokens missing from a bucket, and the time of the next refill. The number can
+/// exceed the capacity if the bucket was charged under higher limits.
 struct Missing {
     tokens: u128,
     next_refill: u64,
@@ -81,7 +82,7 @@ impl Interval {
         })
     }
 
-    /// Returns the units in which a state is counted.
+    /// Returns the terms (units) in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         Terms::Interval {
             refill: self.refill,
@@ -144,8 +145,9 @@ impl Interval {
         };
     }
 
-    /// Refunds up to `units` of a charge after which the bucket was to be full at `full_at`. Tokens
-    /// of that charge that refills may have returned since are not refunded again.
+    /// Refunds up to `units` of a charge. `full_at` is the instant at which the bucket was to be
+    /// full again right after the charge. Tokens that refills may have returned since then are not
+    /// refunded again.
     pub(crate) fn refund_charge(
         &self,
         state: &mut IntervalState,
@@ -194,10 +196,10 @@ impl Interval {
         Retry::After(Timestamp::from_micros(at).since(now))
     }
 
-    /// Converts a state from `old`. The missing tokens stay missing, even if they exceed the
-    /// capacity, because servers with the old numbers may still use the key. The next refill
-    /// arrives when it would have, or sooner. With a slower rate, the bucket is full at the old
-    /// time or when an empty bucket would be, whichever is later.
+    /// Converts a state from `old`. The number of missing tokens does not change, even if it
+    /// exceeds the capacity, because servers with the old numbers may still use the key. The next
+    /// refill arrives at its former time or sooner. With a slower rate, the bucket is full at the
+    /// former time, or when an empty bucket would be full, whichever is later.
     pub(crate) fn adopt(
         &self,
         old: Option<&Self>,
@@ -223,7 +225,8 @@ impl Interval {
         }
     }
 
-    /// Returns the state with the tokens missing under `old`, and the latest state that is allowed.
+    /// Returns the state with as many missing tokens as under `old`, and the latest state that is
+    /// allowed.
     fn converted(
         &self,
         old: &Self,
@@ -261,8 +264,8 @@ impl Interval {
             };
         }
         let refills = (state.full_at - now).div_ceil(self.every);
-        // Limits with a larger refill may have left more to the last refill than one refill has
-        // here.
+        // The state may be from limits with a larger refill, whose last refill returns more tokens
+        // than one refill of this bucket.
         let last = state.last.min(self.refill);
         Missing {
             tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(last),

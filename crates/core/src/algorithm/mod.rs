@@ -1,14 +1,15 @@
 //! Kernels: the implementations of the algorithms, as pure functions of state, time and cost.
 //!
 //! Each variant of [`Algorithm`](crate::Algorithm) is implemented by one of six kernels. A kernel
-//! answers four questions about its own state. All computation on states is in here:
+//! answers four questions about its own state. All computation on states is in this module:
 //!
 //! - Is this cost *denied* now?
 //! - What is the state after this cost is *charged*?
-//! - How much *remains*, when is everything available again, and when would this cost be admitted?
+//! - How much *remains*, when is the whole limit available again, and when would this cost be
+//!   admitted?
 //! - When does the state *expire*, so that forgetting it changes no decision?
 //!
-//! Time never runs backwards here: the store passes the latest instant that it has seen.
+//! For a kernel, time never runs backwards: the store passes the latest instant that it has seen.
 //!
 //! The documentation of each kernel states what it guarantees under **Promise**. There, `L`, `B`
 //! and the capacity include the soft allowance, as in
@@ -78,12 +79,12 @@ pub(crate) enum State {
 pub(crate) struct LimitStatus {
     /// The maximum cost that would be admitted now.
     pub(crate) remaining: u64,
-    /// The time until the state has expired, so that the key is like a new one.
+    /// The time until the state expires. From then on, the key is decided like a new one.
     pub(crate) reset_after: Span,
 }
 
-/// Calls a method of the kernel with the state of the matching variant. A log, which may have
-/// several windows, has its own expression.
+/// Calls a method of the kernel with the state of the matching variant. The log kernel may have
+/// several windows, so a separate expression is used for it.
 ///
 /// [`Kernel::is_compatible`] has checked the state when it was loaded, so a mismatch cannot occur
 /// here.
@@ -125,7 +126,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the units in which a state is counted.
+    /// Returns the terms (units) in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         match self {
             Self::Gcra(gcra) => gcra.terms(),
@@ -137,8 +138,8 @@ impl Kernel {
         }
     }
 
-    /// Returns this kernel with its states counted in other units, where a conversion needs more
-    /// than the state.
+    /// Returns this kernel with its states counted in other units. `None` if a state contains all
+    /// that its conversion needs.
     pub(crate) fn in_terms(&self, terms: &Terms) -> Option<Self> {
         match (self, terms) {
             (
@@ -158,8 +159,8 @@ impl Kernel {
         }
     }
 
-    /// Returns whether [`Self::adopt`] keeps all spent units. A slower rate, or a smaller limit of
-    /// a weighted window counter, may lose some.
+    /// Returns whether [`Self::adopt`] keeps all spent units. With a slower rate, or a smaller
+    /// limit of a weighted window counter, some may be lost.
     pub(crate) fn adopts_all(&self, old: Option<&Self>, state: &State, now: Timestamp) -> bool {
         match (self, old, state) {
             (Self::Gcra(new), Some(Self::Gcra(old)), State::Gcra(tat)) => {
@@ -173,7 +174,7 @@ impl Kernel {
         }
     }
 
-    /// Returns whether all numbers of a state, except instants, fit 32 bits.
+    /// Returns whether all numbers of a state, except instants, fit in 32 bits.
     pub(crate) fn is_small(&self) -> bool {
         let largest = match self {
             Self::Gcra(gcra) => gcra.largest_part(),
@@ -247,8 +248,8 @@ impl Kernel {
     /// known.
     ///
     /// Spent units stay spent, and anything unknown counts as spent. A state that exceeds these
-    /// limits is not reduced: a denial under them must not take anything from servers that still
-    /// use the other numbers.
+    /// limits is not reduced, because servers that still use the other numbers share it: a denial
+    /// under these limits must not change their count.
     pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
         match (self, state) {
             (Self::Gcra(new), State::Gcra(tat)) => {
@@ -278,7 +279,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the windows that deny `cost` now, as bits. All kernels but the log have only bit 0.
+    /// Returns the windows that deny `cost` now, as bits. Only the log kernel uses other bits than
+    /// bit 0.
     pub(crate) fn denied(&self, state: &mut State, now: Timestamp, cost: u64) -> u16 {
         dispatch!(
             self,
@@ -290,9 +292,9 @@ impl Kernel {
         )
     }
 
-    /// Charges `cost`. A denied cost (of a limit that counts denied requests) fills the state to
-    /// its maximum at most. A client that keeps sending stays denied, but never owes more than it
-    /// could have spent.
+    /// Charges `cost`. If the request was denied (by a limit that counts denied requests), the
+    /// state grows to its maximum at most. A client that keeps sending stays denied, but never owes
+    /// more than it could have spent.
     pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
         dispatch!(
             self,
@@ -304,12 +306,13 @@ impl Kernel {
         );
     }
 
-    /// Clamps a state that was written while the clock was ahead. Afterwards it is at most as full
-    /// as that of a key that was charged to its maximum at `at`, the instant from which time
+    /// Clamps a state that was written while the clock was ahead. Afterwards it has at most the
+    /// spent units of a key that was charged to its maximum at `at`, the instant from which time
     /// continued.
     ///
     /// A state that was not affected by the wrong clock does not change, unless it exceeds these
-    /// limits. That happens if it was written under wider limits, and it is then reduced to full.
+    /// limits. That happens if it was written under higher limits; it is then reduced to its
+    /// maximum.
     pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
         match (self, state) {
             (Self::Gcra(gcra), State::Gcra(tat)) => gcra.clamp(tat, at),
@@ -334,7 +337,7 @@ impl Kernel {
         }
     }
 
-    /// Refunds up to `units`, most recently spent first, and never more than are counted.
+    /// Refunds up to `units`, the most recently spent ones first, and never more than are counted.
     pub(crate) fn refund(&self, state: &mut State, now: Timestamp, units: u64) {
         match (self, state) {
             (Self::Gcra(gcra), State::Gcra(tat)) => gcra.refund(tat, now, units),
@@ -364,9 +367,9 @@ impl Kernel {
         }
     }
 
-    /// Refunds up to `units` of a charge, unless they are no longer counted, and releases all of a
-    /// lease. For a schedule, returns by how many microseconds this moves later charges forward;
-    /// otherwise 0.
+    /// Refunds up to `units` of a charge, as far as they are still counted. Of a lease, releases
+    /// all slots. For a GCRA schedule, returns by how many microseconds this moves later charges
+    /// forward; otherwise 0.
     pub(crate) fn refund_charge(
         &self,
         state: &mut State,
@@ -403,8 +406,8 @@ impl Kernel {
     }
 
     /// Renews `units` concurrency slots held since `since`, so that their lease starts `now`.
-    /// Returns false, and changes nothing, if the slots were lost and others hold them. Kernels
-    /// without leases return true.
+    /// Returns false, and changes nothing, if the slots were lost and other requests hold them now.
+    /// Kernels without leases return true.
     pub(crate) fn renew(
         &self,
         state: &mut State,
@@ -418,7 +421,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the status of window `part`.
+    /// Returns the status of window number `part`.
     pub(crate) fn status(&self, state: &State, now: Timestamp, part: usize) -> LimitStatus {
         dispatch!(
             self,
@@ -430,8 +433,8 @@ impl Kernel {
         )
     }
 
-    /// Returns when window `part`, which denies `cost` now, would admit it. For concurrency slots
-    /// this is an estimate.
+    /// Returns when window number `part`, which denies `cost` now, would admit it. For concurrency
+    /// slots this is an estimate.
     pub(crate) fn retry(&self, state: &State, now: Timestamp, part: usize, cost: u64) -> Retry {
         if let (Self::Lease(log), State::Lease(state)) = (self, state) {
             return log.retry_hint(state, now, cost);
@@ -454,7 +457,8 @@ impl Kernel {
         }
     }
 
-    /// Returns by how much the current wait of a queue exceeds `longest`, for any cost.
+    /// Returns the current wait of a queue minus `longest`, or zero if the wait is shorter. The
+    /// cost does not matter.
     pub(crate) fn excess_delay(&self, state: &State, now: Timestamp, longest: Span) -> Span {
         match (self, state) {
             (Self::Gcra(gcra), State::Gcra(tat)) => gcra.excess_delay(*tat, now, longest),
@@ -462,7 +466,7 @@ impl Kernel {
         }
     }
 
-    /// Returns how long the request of the `cost` that was just charged must be delayed.
+    /// Returns how long to delay the request whose `cost` was just charged.
     pub(crate) fn delay(&self, state: &State, now: Timestamp, cost: u64) -> Span {
         match (self, state) {
             (Self::Gcra(gcra), State::Gcra(tat)) => gcra.delay(*tat, now, cost),
@@ -472,9 +476,9 @@ impl Kernel {
 }
 
 impl State {
-    /// Moves every instant in the state back by `span`: the state is then as full at any instant as
-    /// it was `span` later. States on a grid (sub-windows and weighted windows) move by whole steps
-    /// only, and may end up later by up to one step.
+    /// Moves every instant in the state back by the duration `span`. At any instant, the state then
+    /// has the spent units that it had `span` later. Sub-windows and weighted windows are aligned
+    /// to the epoch, so they move by whole windows only, and by up to one window too little.
     pub(crate) fn move_back(&mut self, span: Span) {
         let micros = span.as_micros();
         match self {
@@ -487,7 +491,7 @@ impl State {
         }
     }
 
-    /// Returns the instant from which forgetting the state changes no decision.
+    /// Returns the instant from which the state can be dropped without changing any decision.
     pub(crate) fn expires(&self) -> Timestamp {
         match self {
             Self::Gcra(tat) => tat.ceil(),

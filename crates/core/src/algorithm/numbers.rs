@@ -1,4 +1,4 @@
-//! The numbers of a kernel, for stores that decide remotely, and the units of its state.
+//! The numbers of a kernel, for stores that decide remotely, and the terms (units) of its state.
 
 use super::Exact;
 use crate::{digest::Digest, limit::Window, time::Span};
@@ -12,12 +12,12 @@ pub enum Numbers<'l> {
     Gcra {
         /// The number of parts of one microsecond.
         fraction: u64,
-        /// The cost as a duration; `None` if it can never fit.
+        /// The cost as a duration; `None` if it exceeds the capacity.
         duration: Option<Exact>,
         /// How far the arrival time may be ahead of the clock.
         tau: Exact,
-        /// Whether admitted requests are delayed. Their start times are already known to them, so
-        /// they cannot be moved forward.
+        /// Whether admitted requests are delayed. Each request has been given its start time, so a
+        /// refund must not move it forward.
         queue: bool,
     },
     /// Tokens that return together at the end of an interval.
@@ -26,20 +26,20 @@ pub enum Numbers<'l> {
         refill: u64,
         /// The length of an interval.
         every: u64,
-        /// The maximum number of tokens.
+        /// The maximum number of tokens in the bucket.
         capacity: u64,
     },
-    /// A count that restarts with each window.
+    /// A count that is reset at the start of each window.
     Window {
-        /// The maximum that is admitted in one window.
+        /// The maximum number of units admitted in one window.
         limit: u64,
-        /// The maximum that is counted in one window; it exceeds `limit` if denied requests are
-        /// counted in full.
+        /// The maximum number of units counted in one window; it exceeds `limit` if denied requests
+        /// are counted in full.
         most: u64,
         /// The start and the length of the windows.
         grid: &'l Window,
     },
-    /// Two windows, weighted by overlap.
+    /// Two windows, weighted by their overlap with the sliding window.
     Weighted {
         /// The maximum of the weighted sum.
         limit: u64,
@@ -57,7 +57,7 @@ pub enum Numbers<'l> {
     },
     /// The instants of admitted requests.
     Log {
-        /// For each window its maximum and its length.
+        /// The maximum and the length of each window.
         windows: Vec<(u64, Span)>,
     },
     /// The start times of held concurrency slots: a log with one window.
@@ -69,8 +69,8 @@ pub enum Numbers<'l> {
     },
 }
 
-/// The unit in which a kernel's state is counted. A state that was left in other terms has to be
-/// converted. A state that was left in the same terms has the same meaning under any limit.
+/// The units in which a kernel's state is counted. A state that was written in other terms has to
+/// be converted. A state that was written in the same terms has the same meaning under any limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Terms {
@@ -93,8 +93,8 @@ pub enum Terms {
         /// The length of a window in microseconds, at least 1.
         window: u64,
     },
-    /// All other kernels: the state itself contains what a conversion needs, and a digest
-    /// distinguishes terms.
+    /// All other kernels: the state itself contains all that a conversion needs, so a digest is
+    /// enough to distinguish terms.
     Digest(u32),
 }
 

@@ -2,7 +2,7 @@
 
 use crate::time::Span;
 
-/// When a denied request would be admitted.
+/// The time after which a denied request would be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Retry {
     /// After this time, exact to the microsecond if no other request is charged. Zero if the
@@ -14,10 +14,10 @@ pub enum Retry {
 }
 
 impl Retry {
-    /// No wait: the request is admitted now.
+    /// Immediately: the request is admitted now.
     pub const NOW: Self = Self::After(Span::ZERO);
 
-    /// Returns the wait, or `None` for never.
+    /// Returns the wait, or `None` for [`Self::Never`].
     #[must_use]
     pub fn span(self) -> Option<Span> {
         match self {
@@ -36,12 +36,12 @@ pub struct Outcome {
     pub over_limit: bool,
     /// The quota: the most units that an idle key can spend at once.
     pub limit: u64,
-    /// The units that can still be spent at this instant, after this decision, including the soft
+    /// The units that can still be spent immediately after this decision, including the soft
     /// allowance.
     pub remaining: u64,
     /// The time until the key has fully recovered, if no other request is charged. For
-    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is the end of the last lease:
-    /// slots that are released come back earlier.
+    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is the time until the last
+    /// lease ends, although released slots become free earlier.
     pub reset_after: Span,
     /// The time until the same request would be admitted; zero if allowed.
     pub retry_after: Retry,

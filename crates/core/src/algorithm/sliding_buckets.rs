@@ -12,9 +12,9 @@
 //!
 //! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`. Under
 //!   saturation it admits `L` per `W + w`, which is `k / (k + 1)` of the limit. Loose: at most `L`
-//!   in any `k` buckets.
+//!   in any `k` consecutive buckets.
 //! - **Memory.** 8 bytes per bucket, plus about 70; independent of the limit.
-//! - **Work.** A decision reads each bucket once or twice, of at most 1,001.
+//! - **Work.** A decision reads each bucket once or twice; there are at most 1,001.
 //! - **Weakness.** Loose: up to `2 * L` in an interval of `W`. Strict: a key waits up to one bucket
 //!   longer than with a log.
 //! - **Source.** Folklore; Figma 2017, "An alternative approach to rate limiting". .NET's
@@ -98,7 +98,7 @@ impl BucketsState {
         }
     }
 
-    /// Moves what was counted in buckets after that of `at` into the bucket of `at`.
+    /// Moves the counts of all buckets later than that of `at` into the bucket of `at`.
     pub(crate) fn clamp(&mut self, at: Timestamp) {
         let newest = at.as_micros() / self.width;
         let len = self.counts.len() as u64;
@@ -141,7 +141,7 @@ impl BucketsState {
         }
     }
 
-    /// Drops the newest `units`, or all if there are fewer.
+    /// Drops the newest `units`, or all units if there are fewer.
     fn drop_newest(&mut self, mut units: u64) {
         let len = self.counts.len() as u64;
         for bucket in ((self.newest + 1).saturating_sub(len)..=self.newest).rev() {
@@ -211,7 +211,7 @@ impl Buckets {
         })
     }
 
-    /// Returns the units in which a state is counted.
+    /// Returns the terms (units) in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         let numbers = [4, self.width, self.summed as u64];
         Terms::Digest(Digest::new().numbers(&numbers).folded())
@@ -243,8 +243,8 @@ impl Buckets {
         state.width == self.width && state.counts.len() == self.summed
     }
 
-    /// Converts a state: moves all that the old buckets still count into the newest of the new
-    /// ones.
+    /// Converts a state: moves all units that the old buckets still count into the newest of the
+    /// new buckets.
     pub(crate) fn adopt(&self, state: &BucketsState, now: Timestamp) -> BucketsState {
         let mut old = state.clone();
         old.advance(now);

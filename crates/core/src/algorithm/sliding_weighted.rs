@@ -11,12 +11,12 @@
 //!              now - W    e         now
 //! ```
 //!
-//! - **Promise.** At most `L` in each window of the grid, and at most `2 * L - 1` in any half-open
-//!   interval of length `W`. The estimate exceeds the true count by at most `prev * (W - e) / W`,
-//!   and falls short of it by at most `prev * e / W`.
+//! - **Promise.** At most `L` in each epoch-aligned window, and at most `2 * L - 1` in any
+//!   half-open interval of length `W`. The estimate exceeds the true count by at most `prev * (W -
+//!   e) / W`, and falls short of it by at most `prev * e / W`.
 //! - **Memory.** 32 bytes, plus about 30.
 //! - **Weakness.** A client reaches the bound of `2 * L - 1` if it spends its limit at the end of
-//!   one window and trickles through the next. Natural traffic stays far below it. If a strict
+//!   one window and sends slowly during the next. Natural traffic stays far below it. If a strict
 //!   bound is needed, use `buckets`. A key that has been idle for almost `W` is still limited by
 //!   what it spent before.
 //! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of
@@ -112,7 +112,7 @@ impl Weighted {
         })
     }
 
-    /// Returns the units in which a state is counted.
+    /// Returns the terms (units) in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         Terms::Digest(Digest::new().numbers(&[5, self.window]).folded())
     }
@@ -145,8 +145,8 @@ impl Weighted {
         state.window == self.window
     }
 
-    /// Converts a state: all that the old windows still count is counted in the current new window,
-    /// up to the limit.
+    /// Converts a state: all units that the old windows still count are counted in the current new
+    /// window, up to the limit.
     pub(crate) fn adopt(&self, state: &WeightedState, now: Timestamp) -> WeightedState {
         let mut old = *state;
         old.advance(now);
@@ -179,8 +179,8 @@ impl Weighted {
         }
     }
 
-    /// Merges what was counted in windows after that of `at`, and in the window before them, into
-    /// the window of `at`, up to the limit.
+    /// Merges the counts of all windows later than that of `at`, and of the window before them,
+    /// into the window of `at`, up to the limit.
     pub(crate) fn clamp(&self, state: &mut WeightedState, at: Timestamp) {
         let index = at.as_micros() / self.window;
         if state.index > index {
@@ -190,8 +190,9 @@ impl Weighted {
         }
     }
 
-    /// Returns the wait: until enough of the previous window has slid out, within this window if
-    /// that suffices. Otherwise until enough of the current window has slid out, in the next one.
+    /// Returns the time until enough of the previous window no longer counts, if that happens
+    /// within the current window. Otherwise returns the time until enough of the current window no
+    /// longer counts, during the next window.
     pub(crate) fn retry(&self, state: &WeightedState, now: Timestamp, cost: u64) -> Retry {
         if cost > self.limit {
             return Retry::Never;

@@ -13,9 +13,9 @@ use crate::{
 /// The method that computes an adaptive limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// By failures, and by a fixed latency threshold.
+    /// Based on failures and a fixed latency threshold.
     Aimd(Aimd),
-    /// By current latency, compared with latency without queueing.
+    /// Based on the current latency, compared with the latency without queueing.
     Gradient(Gradient),
 }
 
@@ -31,7 +31,7 @@ pub struct Aimd {
     /// The percentage of the limit that is kept after a window in which more than 1% of the
     /// requests failed or were too slow: 50 to 99; default 90.
     pub backoff: u32,
-    /// The latency from which a request counts as failed, longer than zero; default 5 s.
+    /// A request with this latency or more counts as failed; longer than zero; default 5 s.
     pub too_slow: Span,
 }
 
@@ -48,12 +48,12 @@ impl Default for Aimd {
 /// some headroom to allow growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gradient {
-    /// How high latency may get before the limit shrinks, in percent of the latency without
-    /// queueing: 100 to 1,000; default 150.
+    /// The latency above which the limit shrinks, in percent of the latency without queueing: 100
+    /// to 1,000; default 150.
     pub tolerance: u32,
     /// The headroom for growth: the number of requests that may queue in addition to those being
     /// served, up to 1,000, but at most a quarter of the limit. The limit grows by up to this
-    /// number. Default 4.
+    /// number per window. Default 4.
     pub queue: u32,
     /// How far the limit moves towards its new value after each window, in percent: 1 to 100;
     /// default 20.
@@ -91,8 +91,8 @@ impl Method {
         mistakes.into_iter().flatten()
     }
 
-    /// Returns what a request's end says about load; `None` if nothing. `min_latency` is the
-    /// latency without queueing, in microseconds.
+    /// Returns the load sample of an ended request; `None` if its end says nothing about load.
+    /// `min_latency` is the latency without queueing, in microseconds.
     pub(super) fn sample(&self, ended: Completion, min_latency: Option<u64>) -> Option<Sample> {
         match (self, ended) {
             (_, Completion::Ignored) => None,
@@ -103,8 +103,8 @@ impl Method {
                 Some(Sample::Failed)
             }
             (_, Completion::Served(took)) => Some(Sample::Served(took)),
-            // The request would have taken even longer. Without it, a window in which all requests
-            // are slow would have no samples.
+            // The request would have taken even longer. If abandoned requests did not count, a
+            // window in which all requests are slow would have no samples.
             (Self::Gradient(_), Completion::Abandoned(took)) if min_latency? < took.as_micros() => {
                 Some(Sample::Served(took))
             }
@@ -113,7 +113,8 @@ impl Method {
     }
 
     /// Returns the limit after a window that ended at `now`, in fixed-point format. The limit grows
-    /// only if at least half of it was used: otherwise nothing was learned about a higher limit.
+    /// only if at least half of it was used: otherwise the window says nothing about a higher
+    /// limit.
     pub(super) fn next(
         &self,
         limit: &CurrentLimit,

@@ -1,7 +1,7 @@
 //! Measures the latency of requests without queueing (minimum latency, as Envoy's minRTT).
 //!
-//! It cannot be observed while a limit is fully used. So now and then the limit is halved for a
-//! short time, and halved again for as long as that makes requests faster.
+//! This latency cannot be observed while a limit is fully used. So the limit is periodically halved
+//! for a short time, and halved again as long as that makes requests faster.
 //!
 //! ```text
 //! resting ─▶ draining: fewer admitted ─▶ measuring ──┬─▶ faster: halve again, drain
@@ -29,8 +29,9 @@ enum Phase {
     /// Not probing. The value counts the windows since the last probe in which the limit was in
     /// use.
     Resting(u32),
-    /// Waiting until the requests in flight fit the reduced limit. `halved` is how many times the
-    /// limit was halved; `before` is the average latency in microseconds before it was last halved.
+    /// Waiting until the requests in flight are within the reduced limit. `halved` is how many
+    /// times the limit was halved; `before` is the average latency in microseconds before it was
+    /// last halved.
     Draining { halved: u32, before: u64 },
     /// Measuring requests that started after `since`.
     Measuring {
@@ -56,8 +57,8 @@ impl MinLatency {
     /// The pause after a probe, as a multiple of the probe's duration.
     const PAUSE_FACTOR: u64 = 50;
 
-    /// The number of windows over which the known latency follows the average, while the limit is
-    /// not in use. It is the time constant of an exponential moving average.
+    /// The time constant, in windows, of the exponential moving average with which the known
+    /// latency follows the measured one while the limit is not in use.
     const SMOOTHING_WINDOWS: u128 = 50;
 
     /// Requests count as faster if their latency is below this percentage of the former latency.
@@ -99,7 +100,7 @@ impl MinLatency {
     }
 
     /// Returns whether a request that ends at `now` belongs to the current measurement. While
-    /// measuring, only requests that started after the limit was reduced do.
+    /// measuring, only requests that started after the limit was reduced are counted.
     pub(super) fn is_measured(&self, now: Timestamp, took: Option<Span>) -> bool {
         match self.phase {
             Phase::Resting(_) => true,
@@ -108,9 +109,10 @@ impl MinLatency {
         }
     }
 
-    /// Learns from a window with an `average` latency in microseconds. Returns false if the window
-    /// is part of a probe and must not change the limit. `is_used`: at least half of the limit was
-    /// in use. `can_halve`: the limit may be halved once more.
+    /// Updates the known latency and the probe from a window with an `average` latency in
+    /// microseconds. Returns false if the window is part of a probe and must not change the limit.
+    /// `is_used`: at least half of the limit was in use. `can_halve`: the limit may be halved once
+    /// more.
     pub(super) fn record_window(
         &mut self,
         now: Timestamp,

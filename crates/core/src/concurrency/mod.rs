@@ -1,9 +1,10 @@
-//! Adaptive concurrency limits: how many requests a service can handle at once, measured by
-//! latency.
+//! Adaptive concurrency limits: the number of requests that a service can handle at the same time,
+//! measured by latency.
 //!
 //! A fixed limit becomes wrong as soon as the service, its database or its traffic changes. This
-//! limit is measured. While latency stays low, more requests can run at once. When latency rises,
-//! requests are queueing behind each other, and fewer at once would give the same throughput.
+//! limit is measured. While latency stays low, more requests can run concurrently. When latency
+//! rises, requests are queueing behind each other, and a lower concurrency would give the same
+//! throughput.
 //!
 //! ```text
 //!   request ─▶ admitted? ─▶ in flight ─▶ ended: latency or failure ─▶ learn
@@ -17,13 +18,13 @@
 //!   after each window without problems in which at least half of the limit was used. It lowers the
 //!   limit to 90% (by default) if more than 1 % of the requests failed or were too slow.
 //!   **Promise.** The limit never exceeds the maximum, and after such a window it is at most 90 %
-//!   of its former value. **Weakness.** It must be configured with the latency that is too high,
-//!   and detects overload only once requests take that long. **Source.** Chiu and Jain 1989.
+//!   of its former value. **Weakness.** The latency that is too high must be configured, and
+//!   overload is detected only once requests take that long. **Source.** Chiu and Jain 1989.
 //! - **[`Method::Gradient`]** compares current latency with the latency without queueing, and
-//!   scales the limit by the ratio. It measures the latter by probing: now and then, for at most 2%
+//!   scales the limit by the ratio. It measures the latter by probing: periodically, for at most 2%
 //!   of the time, it reduces the limit to a half or less. A share of failed requests reduces the
-//!   limit by the same share in each window. **Weakness.** It needs homogeneous traffic. If slow
-//!   and fast requests are mixed, a change of the mix looks like a change of load. A service that
+//!   limit by the same share in each window. **Weakness.** It needs homogeneous traffic. With a mix
+//!   of slow and fast requests, a change of the mix looks like a change of load. A service that
 //!   always fails 1% of its requests, under any load, gets at most 100 times `queue`. **Source.**
 //!   Netflix concurrency-limits (Gradient2), where the long-term average drifts upwards under
 //!   permanent load; Envoy's adaptive concurrency filter, which probes the minimum latency
@@ -145,7 +146,7 @@ impl AdaptiveLimit {
         })
     }
 
-    /// Changes the settings and keeps what was measured, unless the method changes. The limit
+    /// Changes the settings and keeps the measurements, unless the method changes. The limit
     /// changes only as far as needed to be within the new bounds; [`AdaptiveSettings::initial`] has
     /// no effect.
     ///

@@ -1,5 +1,5 @@
-//! Simulations in virtual time of a service with a number of workers: which limit results, and what
-//! latency its clients see.
+//! Simulations in virtual time of a service with a number of workers. They check the resulting
+//! limit and the latency that clients see.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

@@ -5,7 +5,7 @@ use crate::time::{Span, Timestamp};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Window {
-    /// When the first request after the previous window ended.
+    /// The instant at which the first request after the previous window ended.
     began: Option<Timestamp>,
     served: u64,
     failed: u64,

@@ -35,12 +35,12 @@ impl Cost {
     }
 }
 
-/// An error about a malformed request: the wrong field, and what to send instead.
+/// An error about a malformed request: names the wrong field and a valid alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
     /// The field of the request, such as `key`, `cost` or `entries.ip`.
     pub field: String,
-    /// What is wrong and what to send instead.
+    /// The problem, and a valid alternative.
     pub problem: String,
     /// The rule that makes the value wrong, such as `it is part of the key of rule "login"`. Do not
     /// send it to clients that must not know the rules.
@@ -99,8 +99,8 @@ impl std::error::Error for RequestError {}
 /// All limits of a rule share the key, so they also share one state and one lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
-    /// The key. Two charges with equal bytes share their state, so a rule's key begins with bytes
-    /// that are unique to the rule.
+    /// The key. Two charges with equal key bytes share their state, so a rule's key begins with
+    /// bytes that are unique to the rule.
     pub key: &'a [u8],
     /// The limits.
     pub limits: &'a Limits,
@@ -164,9 +164,10 @@ pub enum Effect {
     /// Charges nothing and reports the current state of the limits. The cost counts as 0, so
     /// nothing denies the request, not even a manual block.
     Look,
-    /// Refunds the cost, most recent charges first, and never more than was charged. No limit
-    /// denies a refund, and every limit reports its state after it. The store can be full only if
-    /// the limits were changed since the charge, so that the state needs more memory.
+    /// Refunds the cost: the most recent charges first, and never more than was charged. No limit
+    /// denies a refund, and every limit reports its state after it. The store can report that it is
+    /// full only if the limits were changed since the charge and the converted state needs more
+    /// memory.
     ///
     /// A refund needs no receipt, so a caller that may send refunds can bypass the limits. Accept
     /// it only from trusted callers that refund only their own charges, such as a proxy that learns

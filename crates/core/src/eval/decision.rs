@@ -20,14 +20,14 @@ pub enum Decision {
         /// The time from now until the block ends.
         retry_after: Retry,
     },
-    /// The store is full and found nothing among the sampled entries that it may evict. Or the
-    /// store is unreachable, and the rule's fallback policy is to deny. Nothing was charged.
+    /// The store is full and none of the sampled entries may be evicted. Or the store is
+    /// unreachable, and the rule's fallback policy is to deny. Nothing was charged.
     ///
     /// A call with two charges on the same key also gets this decision, with [`Retry::Never`],
     /// because no store can decide it ([`has_repeated_key`](crate::has_repeated_key)).
     Full {
-        /// When to retry: when the first of the sampled entries expires. `Never` if the new entry
-        /// is too large for the store.
+        /// The time until the first of the sampled entries expires. `Never` if the new entry is too
+        /// large for the store.
         retry_after: Retry,
     },
 }
@@ -49,8 +49,8 @@ impl Decision {
         }
     }
 
-    /// Returns the decision for a key of charge number `charge` that is blocked `until` then, or
-    /// forever with `None`.
+    /// Returns the decision for a blocked key, which is that of charge number `charge`. The block
+    /// ends at `until`, or never if that is `None`.
     #[must_use]
     pub fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
         let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));

@@ -60,14 +60,14 @@ impl<'a> Evaluation<'a> {
         self.denied == 0 || self.limits.is_shadow()
     }
 
-    /// Returns whether [`Self::apply`] writes the state, possibly unchanged, given whether the
-    /// request as a whole is `admitted`.
+    /// Returns whether [`Self::apply`] writes the state, even if it does not change it. `admitted`
+    /// is the decision on the request as a whole.
     pub(crate) fn is_written(&self, admitted: bool) -> bool {
         admitted && self.denied == 0
             || admitted == self.limits.is_shadow() && self.limits.counts_denials()
     }
 
-    /// Charges the cost, given whether the request as a whole is `admitted`. Returns true if the
+    /// Charges the cost. `admitted` is the decision on the request as a whole. Returns true if the
     /// state changed.
     #[inline]
     pub(crate) fn apply(&mut self, admitted: bool, now: Timestamp) -> bool {
@@ -86,8 +86,8 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Returns the location of the charge in the state, if the charge was made. A request that a
-    /// shadow rule would have denied is not charged.
+    /// Returns the location of the charge in the state, if the charge was made. If a shadow rule
+    /// would have denied the request, it is not charged to that rule.
     pub(crate) fn charge_record(
         &self,
         at: Timestamp,

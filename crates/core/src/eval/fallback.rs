@@ -1,4 +1,5 @@
-//! The fallback policy of a rule while the store is unreachable, and the local share of a node.
+//! The fallback policy of a rule while the store is unreachable, and a node's local share of the
+//! limits.
 
 use crate::{
     algorithm::gcd,
@@ -13,7 +14,7 @@ pub enum OnFailure {
     Open,
     /// Fails closed: denies requests.
     Closed,
-    /// Decides with this node's [`Share`] of the limits.
+    /// Decides locally, with this node's [`Share`] of the limits.
     #[default]
     Local,
 }
@@ -32,8 +33,8 @@ impl OnFailure {
 
 /// The fraction of every limit that one node admits on its own; the default is one half.
 ///
-/// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. The exception
-/// is a limit so small that its share would be 0: each node then admits 1.
+/// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. If a limit is
+/// so small that its share would be 0, each node admits 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The fraction is in lowest terms and at most 1.
@@ -137,8 +138,8 @@ impl Share {
         };
         let scaled =
             Limit::new(scaled).and_then(|scaled| scaled.with_soft_percent(limit.soft_percent()));
-        // A scaled limit is valid whenever the original is. Only rounding at an extreme value can
-        // break that; then the whole limit is used.
+        // A scaled limit is valid if the original is, except after rounding at an extreme value;
+        // then the whole limit is used.
         let Ok(scaled) = scaled else {
             return limit.clone();
         };
@@ -152,7 +153,7 @@ impl Share {
 
     fn floor(self, count: u64) -> u64 {
         let share = u128::from(count) * u128::from(self.numerator) / u128::from(self.denominator);
-        // The share is at most 1, so the result fits in a u64 as `count` does.
+        // The share is at most 1, so the result fits in a u64, like `count`.
         u64::try_from(share).unwrap_or(count)
     }
 
@@ -256,8 +257,8 @@ mod tests {
         assert_eq!(of(10, bucket(1, per_second(1))), bucket(1, slow));
     }
 
-    /// Regression test. The share of a queue once had room for one more request on every node, and
-    /// counting in full was lost on all nodes.
+    /// Regression test for two bugs: the share of a queue had room for one request too many on
+    /// every node, and counting in full was lost on all nodes.
     #[test]
     fn the_shares_of_all_nodes_sum_to_at_most_the_limit() {
         for capacity in 0..40 {

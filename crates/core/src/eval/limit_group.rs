@@ -20,9 +20,9 @@ pub(crate) struct LimitGroup {
 /// How a denied request affects the count of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenialCounting {
-    /// It is not counted.
+    /// A denied request is not counted.
     Forgotten,
-    /// The count fills up to the limit, whichever limit denied the request.
+    /// The cost is counted up to the limit, whichever limit denied the request.
     Counted,
     /// The full cost is counted, if this limit itself denied the request.
     InFull,

@@ -1,9 +1,9 @@
 //! Receipts: the location of a charge in the state of its key. With it, a store can refund exactly
 //! the charge of one request.
 //!
-//! A refund without a receipt can create units: a bucket that has drained since the charge has
-//! nothing left to refund. With a receipt, a store refunds only units that this request was charged
-//! and that are still in the state.
+//! A refund without a receipt can refund too much: the bucket may have drained since the charge, so
+//! that units charged by later requests are refunded instead. With a receipt, a store refunds only
+//! units that this request was charged and that are still in the state.
 //!
 //! ```text
 //!   reserve ──▶ admitted, with a receipt ──▶ the request runs ──▶ settle: its leases end, and
@@ -12,24 +12,24 @@
 //!
 //! - **Windows, buckets, logs.** The units are removed where they were counted, if they are still
 //!   there.
-//! - **Schedules (GCRA).** The state is a time that passes, and part of a charge may have passed
-//!   with it. Think of a queue of work that is served in order of arrival: only the part of the
-//!   charge that is not yet served can be refunded. Two lower bounds of that part are known, and
-//!   the larger one is refunded. The first is `cost - (now - time of the charge)`, because no more
-//!   can have been served since the charge. The second is
-//!   `min(cost, arrival after the charge - refunds to others since - now)`. The charge is directly
-//!   before that arrival time, and only refunds to charges before it move it; a refund to the last
-//!   charge in line moves no other. In a queue that delays requests, only the last request can
-//!   leave, because later requests already know their start times.
+//! - **Schedules (GCRA).** The state is an instant, the theoretical arrival time, and part of a
+//!   charge is used up as time passes. The schedule is like a queue of work that is served in order
+//!   of arrival: only the part of the charge that is not yet served can be refunded. Two lower
+//!   bounds of that part are known, and the larger one is refunded. The first is `cost - (now -
+//!   time of the charge)`, because no more can have been served since the charge. The second is
+//!   `min(cost, arrival after the charge - refunds to others since - now)`. The charge ends at that
+//!   arrival time, and only refunds of earlier charges move it; a refund of the last charge moves
+//!   no other charge. In a queue that delays requests, only the last request can be refunded,
+//!   because later requests already have their start times.
 //! - **Tokens refilled by intervals.** The refills since the charge may have returned part of it;
 //!   that part is not refunded again.
-//! - **Changed limits.** Once the state was converted to other limits, only concurrency slots are
-//!   released, also if the limits were changed back: in between, the other limits may have drained
-//!   the charge faster, or dropped it.
+//! - **Changed limits.** Once the state has been converted to other limits, only concurrency slots
+//!   are released, even if the limits were changed back: under the other limits, the charge may
+//!   have drained faster or may have been dropped.
 //! - **Concurrency slots.** A request that runs longer than its lease renews it. The slot then
-//!   counts as taken at the time of the renewal. A slot can be missing because the renewal was late
-//!   or the store lost it. A missing slot is taken again if one is free, and is lost otherwise. A
-//!   renewal of a slot that is still held never fails for lack of a free slot.
+//!   counts as acquired at the time of the renewal. A slot can be missing because the renewal was
+//!   late or the store lost it. A missing slot is acquired again if one is free, and is lost
+//!   otherwise. A renewal of a slot that is still held never fails for lack of a free slot.
 //!
 //! Dropping a receipt refunds nothing. That is safe: the charge stays, and leases expire.
 
@@ -63,18 +63,18 @@ pub struct Settlement {
 /// The result of renewing the leases of a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// All slots are held, with their leases renewed.
+    /// All slots are held, and their leases have been renewed.
     Held,
-    /// At least one slot was no longer held, and other requests have taken the free ones: the lease
-    /// had expired, or the store had lost it.
+    /// At least one slot was no longer held, because its lease had expired or the store had lost
+    /// it, and no slot was free to acquire instead.
     Lost,
     /// The result is not known: the store was unreachable, the state is not available, or the store
-    /// has no memory to take a slot again. The leases run as before and may be renewed later.
+    /// has no memory to acquire a slot again. The leases have not changed and may be renewed later.
     Unknown,
 }
 
 impl Renewal {
-    /// Returns the result, given whether all slots `are_held`.
+    /// Returns [`Self::Held`] if all slots `are_held`, and [`Self::Lost`] otherwise.
     pub(crate) fn of(are_held: bool) -> Self {
         if are_held { Self::Held } else { Self::Lost }
     }
@@ -111,8 +111,8 @@ impl ChargeRecord {
     /// Adjusts the charge after the clock was ahead of `now` and the state was clamped to
     /// `rewound`.
     ///
-    /// A slot counts as held since `rewound`. All other charges made in the future are not
-    /// refunded, because it is unknown how much of them was used at the instant of the charge.
+    /// A slot counts as held since `rewound`. All other charges whose instant is in the future are
+    /// not refunded, because it is unknown how many of their units are still in the state.
     pub(crate) fn clamp(&mut self, now: Timestamp, rewound: Timestamp) {
         let is_ahead = self.at > now;
         for mark in &mut self.marks {

@@ -34,7 +34,8 @@ pub struct GroupNumbers<'l> {
     pub denials: DenialCounting,
 }
 
-/// Returns the terms of the states of `limits`, one for each kernel, in the order of [`numbers`].
+/// Returns the terms (units) of the states of `limits`, one for each kernel, in the order of
+/// [`numbers`].
 pub fn terms(limits: &Limits) -> impl ExactSizeIterator<Item = Terms> {
     limits.groups().iter().map(|group| group.kernel.terms())
 }
@@ -117,8 +118,8 @@ pub enum RemoteState {
 #[derive(Debug)]
 pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
-    /// The limits whose state exceeds them and loses information when it is converted. For each of
-    /// them, the time until the original state would admit the cost.
+    /// The limits that their state exceeds, so that its conversion loses spent units. Each limit
+    /// has the time until the original state would admit the cost.
     inexact: Vec<(usize, Retry)>,
 }
 
@@ -156,8 +157,9 @@ impl<'a> Replay<'a> {
     }
 
     /// Starts with a state that was written by a clock ahead of `now`: the state is converted and
-    /// then clamped. Then no limit has more spent than one that was charged to its maximum at
-    /// `now`, and none has less spent than the state said.
+    /// then clamped. Afterwards, no limit has more units spent than one that was charged to its
+    /// maximum at `now`. Apart from that, no limit has fewer units spent than in the original
+    /// state.
     #[must_use]
     pub fn open_clamped(
         charge: &Charge<'a>,
@@ -197,7 +199,7 @@ impl<'a> Replay<'a> {
         self.evaluation.evaluate(now)
     }
 
-    /// Charges the cost, given whether the request as a whole is `admitted`.
+    /// Charges the cost. `admitted` is the decision on the request as a whole.
     pub fn apply(&mut self, admitted: bool, now: Timestamp) {
         self.evaluation.apply(admitted, now);
     }

@@ -101,8 +101,8 @@ pub struct Line<'r> {
     pub outcome: Outcome,
 }
 
-/// The limits in a verdict, as a slice. A single one takes no heap memory, because most requests are
-/// charged to one.
+/// The limits in a verdict, as a slice. Most requests are charged to one limit, so a single limit
+/// takes no heap memory.
 #[derive(Clone, Debug, Default)]
 pub struct Lines<'r>(SmallVec<[Line<'r>; 1]>);
 
@@ -130,12 +130,12 @@ pub struct Verdict<'r> {
     pub allowed: bool,
     /// Why it was denied; `None` if it was admitted.
     pub reason: Option<Reason>,
-    /// The rule of the leading limit: the one that denies longest, or else the one with the fewest
-    /// remaining units. For a blocked key it is the blocked rule. `None` if no rule matched, the
-    /// limit was sent with the request, or the store was full.
+    /// The rule of the tightest limit: the limit that denies longest, or if none denies, the one
+    /// with the fewest remaining units. For a blocked key it is the blocked rule. `None` if no rule
+    /// matched, the limit was sent with the request, or the store was full.
     pub rule: Option<&'r str>,
-    /// The time until the same request would be admitted. That is the longest wait of the denying
-    /// limits, or the end of the manual block, or when a full store may have room. Zero if
+    /// The time until the same request would be admitted: the longest wait of the denying limits,
+    /// the time until the manual block ends, or the time until a full store may have room. Zero if
     /// admitted.
     pub retry_after: Retry,
     /// How long to delay an admitted request: the longest delay of its queues.
@@ -168,10 +168,10 @@ impl<'r> Verdict<'r> {
     }
 
     /// Summarizes the decision of a store about `charges`. The request is denied if any enforced
-    /// limit denies, and the tightest limit leads.
+    /// limit denies it. The rule of the verdict is that of the tightest limit.
     ///
-    /// `outcomes` contains those of all limits of all charges, in order, as [`MemoryStore::check`]
-    /// returns them.
+    /// `outcomes` contains the outcomes of all limits of all charges, in order, as
+    /// [`MemoryStore::check`] returns them.
     ///
     /// [`MemoryStore::check`]: crate::MemoryStore::check
     #[must_use]
@@ -256,8 +256,8 @@ impl<'r> Verdict<'r> {
         }
     }
 
-    /// Returns the units that the tightest limit still admits at this instant, or `None` if no
-    /// limit was evaluated.
+    /// Returns the number of units that the tightest limit still admits at this instant, or `None`
+    /// if no limit was evaluated.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         self.leading().map(|line| line.outcome.remaining)
@@ -295,9 +295,9 @@ impl<'r> Verdict<'r> {
             .unwrap_or(Retry::NOW)
     }
 
-    /// Selects the leading limit and sets the rule and the delay. The limit that denies longest
-    /// leads. If none denies, it is the enforced limit with the fewest remaining units; of several,
-    /// the one that takes longest to recover.
+    /// Selects the tightest limit and sets the rule and the delay. The tightest limit is the one
+    /// that denies longest. If none denies, it is the enforced limit with the fewest remaining
+    /// units; of several, the one that takes longest to recover.
     fn lead_with(&mut self, denied_for: Option<Retry>) {
         let lines = self
             .lines

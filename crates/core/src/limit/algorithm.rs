@@ -6,13 +6,13 @@ use crate::{
     time::{Calendar, Span},
 };
 
-/// How tokens return to a token bucket.
+/// How a token bucket is refilled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RefillMode {
-    /// Tokens return continuously, one by one as they become due.
+    /// Tokens are added continuously, one by one at the rate of the refill.
     #[default]
     Continuous,
-    /// All tokens of an interval return together at its end.
+    /// All tokens of an interval are added together at its end.
     Interval,
 }
 
@@ -27,7 +27,7 @@ impl RefillMode {
 /// The start and the length of the windows of a fixed window limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// Windows start at whole multiples of the span since the Unix epoch.
+    /// Windows start at whole multiples of this duration since the Unix epoch.
     Epoch(Span),
     /// A window starts with the first request of a key. The next window starts with the first
     /// request after its end.
@@ -50,24 +50,24 @@ impl Window {
 /// `src/algorithm/`, whose documentation states its guarantee, its weakness and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// One request every `rate.period / rate.count`, plus a burst of `burst`.
+    /// One request every `rate.period / rate.count`, plus a burst of `burst` requests.
     Gcra {
         /// The steady rate.
         rate: Rate,
-        /// How many requests may come at once in addition to the regular one; 0 enforces strict
-        /// spacing.
+        /// How many requests are admitted at the same instant in addition to the regular one; 0
+        /// enforces strict spacing.
         burst: u64,
     },
     /// A bucket of `capacity` tokens, refilled by `refill.count` each `refill.period`.
     TokenBucket {
-        /// The most tokens that the bucket holds; it starts full.
+        /// The maximum number of tokens in the bucket; a new bucket is full.
         capacity: u64,
-        /// The tokens that return per period.
+        /// The number of tokens added per period.
         refill: Rate,
-        /// Whether tokens return one by one or all at the end of an interval.
+        /// Whether tokens are added one by one, or all at the end of an interval.
         mode: RefillMode,
     },
-    /// A bucket of `capacity` that leaks `leak.count` every `leak.period`.
+    /// A bucket of `capacity` that drains by `leak.count` every `leak.period`.
     LeakyBucket {
         /// The size of the bucket. For a queue: how many requests may wait behind the one being
         /// served.
@@ -78,7 +78,7 @@ pub enum Algorithm {
         /// with a delay.
         queue: bool,
     },
-    /// At most `limit` in each window of a fixed grid.
+    /// At most `limit` in each fixed window.
     FixedWindow {
         /// The maximum in one window; 0 denies every request.
         limit: u64,
@@ -97,9 +97,9 @@ pub enum Algorithm {
     Concurrency {
         /// The maximum number of slots in use; 0 denies every request.
         limit: u64,
-        /// The lease of a slot. Choose it longer than any request takes, because a request is no
-        /// longer counted after its lease. The slot of a crashed client becomes free when the lease
-        /// expires.
+        /// The lease of a slot. Choose a lease longer than any request takes, because a request is
+        /// no longer counted once its lease has expired. The slot of a crashed client becomes free
+        /// when the lease expires.
         lease: Span,
     },
     /// At most `limit` in a sliding `window`, approximated with counters.

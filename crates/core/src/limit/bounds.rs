@@ -4,7 +4,7 @@
 use crate::{error::LimitError, limit::Rate, time::Span};
 
 /// The largest count, cost, burst or capacity: 10^15 - 1. This is the largest integer of an HTTP
-/// structured field. A Lua double holds it exactly, and sums of it as well.
+/// structured field. A Lua double represents it, and small sums of such counts, exactly.
 pub const MAX_COUNT: u64 = 999_999_999_999_999;
 
 pub use crate::time::MAX_PERIOD;
@@ -25,8 +25,8 @@ pub const MAX_LIMITS_PER_RULE: usize = 16;
 pub const MAX_CHARGES: usize = 64;
 
 /// The maximum number of pattern evaluations to find the rules of one request. A pattern that scans
-/// the whole value counts once more for each KiB of the value. A rule set in which an ordinary
-/// request could need more is rejected, and so is a request that was crafted to need more.
+/// the whole value counts once more for each KiB of the value. A rule set is rejected if an
+/// ordinary request could need more. A request that was crafted to need more is rejected, too.
 pub const MAX_EVALUATIONS: usize = 4_096;
 
 /// The maximum number of entries of one request.
@@ -38,7 +38,7 @@ pub const MAX_ENTRY_NAME_BYTES: usize = 256;
 /// The longest value of an entry, in bytes.
 pub const MAX_ENTRY_VALUE_BYTES: usize = 8_192;
 
-/// The longest key, in bytes, with all values of the rule's key entries joined.
+/// The maximum length of a key in bytes: all values of the rule's key entries, joined.
 pub const MAX_KEY_BYTES: usize = 1_024;
 
 /// The maximum number of entries in the key of one rule.
@@ -88,8 +88,8 @@ pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result
     Ok(())
 }
 
-/// Returns the smallest valid capacity of a leaky bucket: 0 for a queue, 1 otherwise. A queue with
-/// capacity 0 has no waiting room and still serves one request at a time.
+/// Returns the smallest valid capacity of a leaky bucket: 0 for a queue, 1 otherwise. In a queue
+/// with capacity 0 no request can wait, but one request at a time is still served.
 pub(crate) fn least_capacity(queue: bool) -> u64 {
     u64::from(!queue)
 }

@@ -87,8 +87,9 @@ impl Limit {
         self
     }
 
-    /// Counts denied requests as well, so that a client that does not back off stays denied. It has
-    /// no effect on [`Algorithm::Concurrency`], because a denied request does not hold a slot.
+    /// Counts denied requests as well, so that a client that does not back off stays denied. This
+    /// option has no effect on [`Algorithm::Concurrency`], because a denied request does not hold a
+    /// slot.
     #[must_use]
     pub fn counting_denied(mut self, count_denied: bool) -> Self {
         let has_slots = matches!(self.algorithm, Algorithm::Concurrency { .. });
@@ -98,7 +99,7 @@ impl Limit {
 
     /// Counts the full cost of requests that this limit denies, so that the count may exceed the
     /// limit; [`Outcome::excess`] reports by how much. Requests that only other limits deny are not
-    /// counted. A service that charges each of several descriptors separately counts this way. This
+    /// counted. Services that charge each of several descriptors separately count in this way. This
     /// option overrides [`Self::counting_denied`].
     ///
     /// # Errors
@@ -218,13 +219,14 @@ impl Limit {
         }
     }
 
-    /// Returns how many units over the quota are admitted and marked as over the limit.
+    /// Returns the number of units over the quota that are admitted and marked as over the limit.
     #[must_use]
     pub fn soft_allowance(&self) -> u64 {
         self.soft_allowance
     }
 
-    /// Returns the quota plus the soft allowance. Nothing above it is ever admitted.
+    /// Returns the quota plus the soft allowance: the most units that an idle key can ever spend at
+    /// once.
     pub(crate) fn hard_quota(&self) -> u64 {
         self.quota().saturating_add(self.soft_allowance)
     }
@@ -234,9 +236,9 @@ impl Limit {
         remaining.saturating_mul(2) < self.hard_quota()
     }
 
-    /// Returns the length of the window. For a bucket it is the time to refill the whole quota, for
-    /// a calendar the longest window of its unit. A key of a sliding counter may take longer to
-    /// recover completely.
+    /// Returns the length of the window. For a bucket, returns the time to refill the whole quota;
+    /// for calendar windows, the length of the longest one. A key of a sliding counter may take
+    /// longer to recover completely.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.algorithm {

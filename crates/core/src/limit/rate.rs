@@ -25,7 +25,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Removes the leading 1 of a period such as `1min`, but not of `11min`.
+/// Removes the leading 1 from a period such as `1min`, but not from `11min`.
 fn bare_unit(period: &str) -> &str {
     match period.strip_prefix('1') {
         Some(unit) if !unit.starts_with(|c: char| c.is_ascii_digit()) => unit,

@@ -1,8 +1,8 @@
 //! A limit as written by a user: every field is optional, and nothing is validated yet.
 //!
-//! The rules file, the HTTP listener and the test vectors all fill in a [`LimitSpec`] and build it.
-//! So the meaning of the fields, the fields of each algorithm and the error texts are defined only
-//! here.
+//! The rules file, the HTTP listener and the test vectors all fill in a [`LimitSpec`] and build a
+//! limit from it. So the meaning of the fields, the fields of each algorithm and the error texts
+//! are defined only in this module.
 
 use crate::{
     error::LimitError,
@@ -35,8 +35,8 @@ impl Limit {
     /// ```
     pub fn shorthand(algorithm: AlgorithmName, rate: &str) -> Result<Self, LimitError> {
         let built = LimitSpec::parse_shorthand(rate, Some(algorithm))?.build();
-        // `build` never returns an empty list of errors, and a shorthand contains one number that
-        // can be invalid.
+        // `build` never returns an empty list of errors, and only one number of a shorthand can be
+        // invalid.
         built.map_err(|mut wrong| wrong.swap_remove(0))
     }
 }
@@ -55,7 +55,7 @@ pub enum AlgorithmName {
 }
 
 impl AlgorithmName {
-    /// All names as they are written, in the order of the documentation.
+    /// All algorithms with their names in the rules file, in the order of the documentation.
     pub const ALL: [(&'static str, Self); 7] = [
         ("gcra", Self::Gcra),
         ("token_bucket", Self::TokenBucket),
@@ -89,12 +89,12 @@ impl AlgorithmName {
 /// The start of the windows of a fixed window limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Anchor {
-    /// At whole multiples of the window since the Unix epoch.
+    /// Windows start at whole multiples of their length since the Unix epoch.
     #[default]
     Epoch,
-    /// With the first request of a key.
+    /// A window starts with the first request of a key.
     FirstRequest,
-    /// With a day, week or month. It replaces `window`.
+    /// Windows are the days, weeks or months of a calendar. This replaces `window`.
     Calendar(Calendar),
 }
 
@@ -151,8 +151,8 @@ impl LimitSpec {
     ];
 
     /// The largest count for which a shorthand without an algorithm uses a log. A log takes 8 bytes
-    /// for each admission, so 8 kB for a key. A counter of sub-windows, used above this count,
-    /// takes about 550 bytes.
+    /// for each admission: 8 kB per key at this count. Above this count, a counter of sub-windows
+    /// is used, which takes about 550 bytes per key.
     pub const MAX_DEFAULT_LOG: u64 = 1_000;
 
     /// The maximum number of sub-windows for a shorthand that uses a counter. Under saturation a
@@ -186,9 +186,10 @@ impl LimitSpec {
     /// rate of a GCRA without burst. For `concurrency` the count is the limit and the period is the
     /// lease.
     ///
-    /// Without an algorithm, no window of that period ever admits more than the count. Up to
-    /// [`Self::MAX_DEFAULT_LOG`] this is a `sliding_window_log`. Above it is a strict
-    /// `sliding_window_counter` with up to [`Self::DEFAULT_BUCKETS`] sub-windows.
+    /// Without an algorithm, the limit is exact: no interval of that period ever admits more than
+    /// the count. A count of up to [`Self::MAX_DEFAULT_LOG`] uses a `sliding_window_log`. A higher
+    /// count uses a strict `sliding_window_counter` with up to [`Self::DEFAULT_BUCKETS`]
+    /// sub-windows.
     ///
     /// # Examples
     ///
@@ -263,8 +264,8 @@ impl LimitSpec {
         }
     }
 
-    /// Returns the spec with an algorithm, for a spec without one. `limit` and `window` alone are a
-    /// shorthand; most other fields belong to only one algorithm.
+    /// Returns a copy of a spec without an algorithm, with the algorithm filled in. `limit` and
+    /// `window` alone are a shorthand; most other fields belong to only one algorithm.
     fn with_default_algorithm(&self) -> Result<Self, LimitError> {
         if let (Some(limit), Some(window)) = (self.limit, self.window)
             && self.fields_written() == ["limit", "window"]
@@ -290,14 +291,14 @@ impl LimitSpec {
 
     /// Validates every field and builds the limit.
     ///
-    /// Without an algorithm, `limit` and `window` alone are a shorthand:
-    /// `{limit: 20, window: 1min}` is `20/min`. Otherwise the algorithm is the only one that takes
-    /// all given fields: `rate` and `burst` select `gcra`.
+    /// Without an algorithm, `limit` and `window` alone are a shorthand: `{limit: 20, window:
+    /// 1min}` is `20/min`. Otherwise, the only algorithm that takes all given fields is used:
+    /// `rate` and `burst` select `gcra`.
     ///
     /// # Errors
     ///
-    /// Returns all errors at once: missing fields, fields that the algorithm does not take, and
-    /// invalid numbers.
+    /// Returns all errors: missing fields, fields that the algorithm does not take, and invalid
+    /// numbers.
     pub fn build(&self) -> Result<Limit, Vec<LimitError>> {
         let Some(name) = self.algorithm else {
             let spec = self.with_default_algorithm();
@@ -375,8 +376,8 @@ impl LimitSpec {
         fitting.next().is_none().then_some(only)
     }
 
-    /// Returns an error for each number that is invalid for the algorithm whatever the other
-    /// numbers are.
+    /// Returns an error for each number that is invalid for the algorithm by itself, regardless of
+    /// the other numbers.
     fn out_of_range(&self, name: AlgorithmName) -> Vec<LimitError> {
         let queue = name == AlgorithmName::LeakyBucket && self.queue == Some(true);
         let count = |field, count: Option<u64>, least| {
@@ -512,9 +513,9 @@ impl LimitSpec {
     }
 }
 
-/// Returns the number of sub-windows for a shorthand. It is the largest number up to
-/// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into whole microseconds. For a window of
-/// whole milliseconds it is at least 50.
+/// Returns the number of sub-windows for a shorthand. The result is the largest number up to
+/// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into whole microseconds. If `window` is a
+/// whole number of milliseconds, the result is at least 50.
 fn default_buckets(window: Span) -> u32 {
     let divides = |buckets: &u32| window.as_micros().is_multiple_of(u64::from(*buckets));
     let most = LimitSpec::DEFAULT_BUCKETS;
@@ -588,7 +589,7 @@ mod tests {
             algorithm: Some(AlgorithmName::TokenBucket),
             capacity: Some(0),
             refill: Some(nothing),
-            // Not a field of a bucket. The only error about it says so.
+            // `limit` is not a field of a bucket. That must be the only error about this field.
             limit: Some(u64::MAX),
             soft: Some(2_000),
             ..LimitSpec::default()
@@ -618,7 +619,7 @@ mod tests {
         let instants = std::iter::successors(Some(start), |now| Some(now.after(step)));
         let mut admitted = Vec::new();
         for now in instants.take(900) {
-            // More than the limit each time, so that everything that can be admitted is.
+            // More than the limit at each instant, so that no admissible request is missing.
             for _ in 0..13 {
                 let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
                 let decision = store.check(&[charge], now, Effect::Charge, &mut Vec::new());

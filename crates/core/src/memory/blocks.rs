@@ -15,13 +15,13 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The number of blocks in all shards of a store, including expired ones that are still held. Only
-/// the number itself is shared, so relaxed ordering suffices.
+/// The number of blocks in all shards of a store, including expired ones that are still stored. No
+/// other data is synchronized through this number, so relaxed ordering suffices.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BlockCount(Arc<AtomicUsize>);
 
 impl BlockCount {
-    /// Adds one, unless there are [`bounds::MAX_BLOCKS`] already. Returns whether it was added.
+    /// Adds one, unless there are already [`bounds::MAX_BLOCKS`]. Returns whether one was added.
     fn try_add(&self) -> bool {
         let added = |count| (count < bounds::MAX_BLOCKS).then_some(count + 1);
         let result = self
@@ -46,7 +46,7 @@ pub(super) struct Blocks {
 #[derive(Clone, Debug)]
 struct BlockRecord {
     until: Option<Timestamp>,
-    /// The duration that the block was set for, used to shorten it after a clock jump.
+    /// The duration for which the block was set. The block is shortened to it after a clock jump.
     span: Option<Span>,
     reason: Box<str>,
 }
@@ -63,14 +63,14 @@ impl Blocks {
         self.by_key.capacity() * 8 / 7 * slot + self.text_bytes
     }
 
-    /// Inserts a block, or replaces that on the same key. Returns how many expired blocks were
+    /// Inserts a block, or replaces the block on the same key. Returns how many expired blocks were
     /// dropped.
     fn insert(&mut self, key: &[u8], record: BlockRecord, now: Timestamp) -> usize {
         self.remove(key);
         let mut dropped = 0;
         if self.by_key.len() == self.by_key.capacity() {
-            // Growing is expensive anyway, so drop expired blocks first. That keeps them from
-            // piling up.
+            // Before the map grows, drop expired blocks, so that they do not accumulate. This adds
+            // little to the cost of growing.
             dropped = self.drop_ended(now);
         }
         self.text_bytes += key.len() + record.reason.len();
@@ -134,8 +134,8 @@ impl Shard {
         self.active_block(key, now).map(|record| record.until)
     }
 
-    /// Blocks `key`, or replaces its block. Returns false, and changes nothing, if it would be one
-    /// block too many.
+    /// Blocks `key`, or replaces its block. Returns false, and changes nothing, if the maximum
+    /// number of blocks is reached.
     pub(super) fn block(
         &mut self,
         key: &[u8],

@@ -6,8 +6,8 @@
 #[derive(Debug, Default)]
 pub(super) struct CtrlBytes(Vec<u8>);
 
-/// The number of tags that are compared at once. As many tags behind the last slot are always zero,
-/// so that a group can be read from any slot.
+/// The number of tags that are compared at once. The same number of tags after the last slot are
+/// always zero, so that a group can be read from any slot.
 pub(super) const GROUP: usize = 8;
 
 const LOWEST: u64 = 0x0101_0101_0101_0101;
@@ -30,9 +30,9 @@ impl CtrlBytes {
         (matches != 0).then(|| home + first(matches))
     }
 
-    /// Returns the first slot at or after `home` with `tag` for which `is` returns true. Stops at
-    /// the group that contains the next vacant slot. `is` may also be called for a few other slots,
-    /// including vacant ones.
+    /// Returns the first slot at or after `home` with `tag` for which `is` returns true. The search
+    /// stops at the group that contains the next vacant slot. `is` may also be called for a few
+    /// other slots, including vacant ones.
     #[inline]
     pub(super) fn find(&self, tag: u8, home: usize, is: impl Fn(usize) -> bool) -> Option<usize> {
         let growth = repeated(tag);
@@ -54,7 +54,7 @@ impl CtrlBytes {
         }
     }
 
-    /// Returns the first vacant slot at or after `home`; it may be one behind the last slot.
+    /// Returns the first vacant slot at or after `home`; it may be after the last slot.
     pub(super) fn vacant(&self, home: usize) -> usize {
         let mut at = home;
         while let Some(group) = self.group(at) {

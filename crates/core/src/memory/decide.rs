@@ -18,7 +18,7 @@ use crate::{
 };
 
 thread_local! {
-    /// The outcomes of a decision that is returned as a verdict.
+    /// A buffer for the outcomes of a decision that is returned as a verdict.
     static OUTCOMES: RefCell<Vec<Outcome>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -26,15 +26,15 @@ impl MemoryStore {
     /// Decides `charges` at `now`: charges either all or none of them.
     ///
     /// Clears `outcomes` and fills it with one outcome per limit, in the order of the charges and
-    /// their limits. It stays empty if no limit was evaluated because a key is blocked or the store
-    /// is full.
+    /// their limits. `outcomes` stays empty if a key is blocked or the store is full, because then
+    /// no limit is evaluated.
     ///
     /// If `now` is up to 10 seconds earlier than the latest instant that the keys' shards have
-    /// seen, that instant is used instead. If it is earlier by more, the clock was ahead and has
+    /// seen, that instant is used instead. If `now` is earlier by more, the clock was ahead and has
     /// been set back, and time continues from `now`.
     ///
-    /// Two charges with the same key are refused with [`Decision::REPEATED_KEY`], and nothing is
-    /// charged. [`RuleSet::charges`] never creates such charges.
+    /// A call with two charges on the same key is rejected with [`Decision::REPEATED_KEY`], and
+    /// nothing is charged. [`RuleSet::charges`] never creates such charges.
     ///
     /// [`RuleSet::charges`]: crate::RuleSet::charges
     pub fn check(
@@ -89,7 +89,8 @@ impl MemoryStore {
         Ok(verdict)
     }
 
-    /// Locks the shard of the charge's key. Returns it with the key's hash and the latest instant.
+    /// Locks the shard of the charge's key. Returns the shard, the key's hash and the latest
+    /// instant.
     #[inline]
     fn lock_one(&self, charge: &Charge<'_>, now: Timestamp) -> (Guard<'_>, u64, Timestamp) {
         let hash = hash_with(&self.hasher, charge.key);
@@ -98,7 +99,7 @@ impl MemoryStore {
         (shard, hash, now)
     }
 
-    /// Decides any number of charges. If there is a `receipt`, records in it what was charged.
+    /// Decides any number of charges. If there is a `receipt`, records the charges in it.
     pub(super) fn check_all(
         &self,
         charges: &[Charge<'_>],
@@ -128,7 +129,8 @@ impl MemoryStore {
         let mut pending = locked.open(locations, now, effect);
         let mut admitted = true;
         for pending in &mut pending {
-            // Evaluate every limit, even after a denial: each reports its own outcome.
+            // Evaluate every limit, even after a denial, because the outcome of each limit is
+            // reported.
             admitted &= pending.evaluate(now);
         }
         if effect.can_deny() {

@@ -7,11 +7,11 @@ use crate::{
     time::Timestamp,
 };
 
-/// The instants by which a shard loads a state.
+/// The instants that a shard uses when it loads a state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadTimes {
     pub(super) now: Timestamp,
-    /// The instant to which states are clamped that were left while the clock was ahead.
+    /// States that were written while the clock was ahead are clamped to this instant.
     pub(super) rewound: Timestamp,
 }
 
@@ -26,8 +26,8 @@ pub(super) struct Entry {
     /// Whether the key is hot: more than half of a limit is spent, or the key was denied. A hot key
     /// is not evicted.
     pub(super) is_hot: bool,
-    /// The distance in slots from the home slot, in three bytes. It fits, because it is less than
-    /// the number of entries, of which a table holds at most [`table::MAX_ENTRIES`], 2^24.
+    /// The distance in slots from the home slot, in three bytes. Three bytes are enough: the
+    /// distance is less than the number of entries, which is at most [`table::MAX_ENTRIES`], 2^24.
     distance: [u8; 3],
 }
 
@@ -41,7 +41,7 @@ impl Entry {
     /// when it is next loaded.
     ///
     /// The mark is a bit of the fingerprint, above the 28 that limits use. A marked state therefore
-    /// matches no limits. Every fast path compares fingerprints already, so none of them needs an
+    /// matches no limits. Every fast path compares fingerprints anyway, so no fast path needs an
     /// extra check.
     const UNCLAMPED: u32 = 1 << 31;
 
@@ -95,17 +95,18 @@ impl Entry {
         self.fingerprint |= Self::UNCLAMPED;
     }
 
-    /// Returns whether the state was written under limits with `fingerprint`, clamped or not.
+    /// Returns whether the state was written under limits with `fingerprint`, whether or not it is
+    /// marked as unclamped.
     pub(super) fn was_left_under(&self, fingerprint: u32) -> bool {
         self.fingerprint & !Self::UNCLAMPED == fingerprint
     }
 
-    /// Returns whether the key must not be evicted: it is hot, or its state is taken out.
+    /// Returns whether the key must not be evicted: it is hot, or its state is checked out.
     pub(super) fn is_hot(&self) -> bool {
         self.is_hot || matches!(self.packed, PackedState::CheckedOut)
     }
 
-    /// Takes the state out, converted to `limits` and, if it is unclamped, clamped to
+    /// Checks the state out, converted to `limits` and, if it is unclamped, clamped to
     /// `clock.rewound`. [`Self::put`] must follow under the same lock.
     #[inline]
     pub(super) fn take(&mut self, limits: &Limits, clock: LoadTimes) -> LoadedState {
@@ -129,14 +130,14 @@ impl Entry {
         let mut loaded = limits.load(key_state, fingerprint, clock.now);
         limits.clamp(&mut loaded.key_state, clock.rewound);
         if let Some(former) = &mut loaded.former {
-            // If it is put back as it was left, it has to be clamped later.
+            // If the former state is put back unchanged, it has to be clamped later.
             former.fingerprint = self.fingerprint;
         }
         loaded
     }
 
-    /// Takes the state out without converting or clamping it. Returns a fresh state of `limits` if
-    /// it is already taken out. [`Self::put`] must follow under the same lock.
+    /// Checks the state out without converting or clamping it. Returns a fresh state of `limits` if
+    /// it is already checked out. [`Self::put`] must follow under the same lock.
     pub(super) fn take_as_left(&mut self, limits: &Limits) -> KeyState {
         let packed = std::mem::replace(&mut self.packed, PackedState::CheckedOut);
         packed.unpack().unwrap_or_else(|| limits.fresh())
@@ -147,7 +148,7 @@ impl Entry {
         self.load(self.packed.clone(), limits, clock)
     }
 
-    /// Returns a copy of the state without converting or clamping it; `None` if it is taken out.
+    /// Returns a copy of the state without converting or clamping it; `None` if it is checked out.
     pub(super) fn key_state(&self) -> Option<KeyState> {
         self.packed.clone().unpack()
     }
@@ -159,14 +160,14 @@ impl Entry {
         self.is_hot = is_hot;
     }
 
-    /// Returns whether the state is taken out because a decision is working on it.
+    /// Returns whether the state is checked out because a decision is working on it.
     #[cfg(test)]
     pub(super) fn is_checked_out(&self) -> bool {
         matches!(self.packed, PackedState::CheckedOut)
     }
 
-    /// Returns whether a read-only decision can work on the state itself and restore it afterwards,
-    /// which avoids a copy that may be large. This requires that the state was written under
+    /// Returns whether a read-only decision can use the state itself and restore it afterwards.
+    /// That avoids a copy, which may be large. This requires that the state was written under
     /// `limits`, so that it needs no conversion and no clamping.
     pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
         matches!(&self.packed, PackedState::Wide(key_state) if limits.can_undo(key_state))
@@ -185,8 +186,8 @@ impl Entry {
         }
     }
 
-    /// Updates a GCRA state for which [`Self::gcra`] returned a value. The limits must be the
-    /// same, and all their fractions must fit 32 bits.
+    /// Updates a GCRA state for which [`Self::gcra`] returned a value. The limits must be the same,
+    /// and all their fractions must fit in 32 bits.
     #[inline]
     pub(super) fn put_gcra(&mut self, tat: Exact, is_hot: bool) {
         // Skip the write if nothing changes: a cache line that is only read can be shared by all
@@ -201,7 +202,7 @@ impl Entry {
         }
     }
 
-    /// Returns the instant from which forgetting the key changes no decision.
+    /// Returns the instant from which the key can be dropped without changing any decision.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {
             PackedState::Gcra { part, whole } => Exact {
@@ -235,7 +236,7 @@ impl Entry {
             }
     }
 
-    /// Returns whether all concurrency slots of `charged` are still held, and renewing their leases
+    /// Returns whether all concurrency slots of `charged` are still held and renewing their leases
     /// needs no additional memory.
     pub(super) fn renews_in_place(&self, charged: &ChargeRecord) -> bool {
         matches!(&self.packed, PackedState::Wide(key_state) if key_state.renews_in_place(charged))
@@ -251,7 +252,7 @@ impl Entry {
     }
 }
 
-/// Returns whether an inline key starts with `key`, which must not be longer than it.
+/// Returns whether the bytes of an inline key start with `key`, which must fit in them.
 #[inline]
 fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
     // Comparing two overlapping 8-byte words is faster than a call to `memcmp`.
@@ -317,8 +318,8 @@ impl Key {
     }
 }
 
-/// A [`KeyState`] in 16 bytes. Simple states are stored inline if their counts and fractions fit 32
-/// bits; all others are boxed.
+/// A [`KeyState`] in 16 bytes. Simple states are stored inline if their counts and fractions fit in
+/// 32 bits; all others are boxed.
 #[derive(Clone, Debug)]
 enum PackedState {
     Gcra {
@@ -334,7 +335,7 @@ enum PackedState {
         end: u64,
     },
     Wide(Box<KeyState>),
-    /// The state is taken out by a decision in progress.
+    /// The state is checked out by a decision in progress.
     CheckedOut,
 }
 

@@ -1,10 +1,10 @@
 //! Capacity and eviction: the limits of a shard in keys and bytes, and which entries are evicted
 //! when it is full.
 //!
-//! A decision first reserves what it will add, and selects the entries to evict for that. This
-//! changes nothing yet. A charge then [evicts the selected entries](Shard::evict_reserved), or only
-//! the expired ones if it does not fit. A peek drops the reservation; its answer has still accounted
-//! for the available room.
+//! A decision first reserves the memory that it will need, and selects the entries to evict for it.
+//! This does not change the store yet. A charge then [evicts the selected
+//! entries](Shard::evict_reserved), or only the expired ones if it does not fit. A peek drops the
+//! reservation, but its answer is based on it, so it is the same as that of a charge.
 
 use super::{
     WhenFull,
@@ -20,8 +20,8 @@ use crate::{
 /// The maximum number of entries that a reservation inspects to find expired or evictable ones.
 const SAMPLE: usize = 8;
 
-/// The retry hint for a key whose home is crowded. It is not known when one of the other entries
-/// there will be removed.
+/// The retry hint for a key whose home is crowded. It is a constant, because it is unknown when
+/// another entry there will be removed.
 const CROWDED: Span = Span::from_secs(1);
 
 /// The capacity of a shard, and its policy when full.
@@ -82,7 +82,7 @@ impl Reservation {
     }
 }
 
-/// A full shard, and when it may have room again.
+/// The shard is full. Contains the time after which it may have room again.
 #[derive(Debug)]
 pub(super) struct Full {
     pub(super) retry_after: Retry,
@@ -99,7 +99,8 @@ impl Shard {
     ) -> Growth {
         let cost = match effect {
             Effect::Charge | Effect::Peek => charge.cost.units(),
-            // A refund adds nothing itself, but the state may be converted if the limits changed.
+            // A refund itself needs no memory, but the state may be converted if the limits
+            // changed.
             Effect::Refund if found.is_some() => 0,
             Effect::Refund | Effect::Look => return Growth::NOTHING,
         };
@@ -116,7 +117,7 @@ impl Shard {
     }
 
     /// Reserves room for one of the charges in `all`, which are decided together. Returns false if
-    /// the charge is to be admitted without counting it.
+    /// the charge must be admitted without counting it.
     ///
     /// # Errors
     ///
@@ -201,8 +202,8 @@ impl Shard {
     /// Evicts the reserved victims unless `effect` is read-only. Returns true if any were evicted,
     /// in which case other entries may have moved.
     ///
-    /// If the decision does not fit (`fits` is false), only expired entries are evicted. Otherwise a
-    /// client that keeps being denied as [`Full`] would evict the counts of other clients.
+    /// If the decision does not fit (`fits` is false), only expired entries are evicted. Otherwise,
+    /// a client that repeatedly gets [`Full`] would evict the counts of other clients.
     #[inline]
     pub(super) fn evict_reserved(&mut self, now: Timestamp, effect: Effect, fits: bool) -> bool {
         if !effect.can_write() || self.cold.reservation.inspected == 0 {
@@ -220,7 +221,7 @@ impl Shard {
     fn evict_selected(&mut self, now: Timestamp) -> bool {
         let reserved = &mut self.cold.reservation;
         let mut victims = std::mem::take(&mut reserved.victims);
-        // Removals shift later entries back by up to one slot each, so the cursor moves back, too.
+        // Each removal shifts later entries back by up to one slot, so the cursor moves back, too.
         self.cold.cursor = reserved.next.saturating_sub(victims.len());
         (reserved.inspected, reserved.freed_bytes) = (0, 0);
         let has_moved = !victims.is_empty();
@@ -240,8 +241,8 @@ impl Shard {
         has_moved
     }
 
-    /// Makes room for a new entry with this hash; returns false if there is none, or if its home is
-    /// crowded.
+    /// Makes room for a new entry with this hash; returns false if that is not possible or the home
+    /// of the entry is crowded.
     pub(super) fn make_room_for(&mut self, hash: u64, entry: &Entry, now: Timestamp) -> bool {
         if self.entries.is_crowded(hash, 1) {
             return false;
@@ -258,8 +259,8 @@ impl Shard {
         fits
     }
 
-    /// Returns whether `growth` fits beside the stored and reserved data once the selected entries
-    /// are evicted.
+    /// Returns whether `growth` fits in addition to the stored and reserved data once the selected
+    /// entries are evicted.
     fn has_room(&self, growth: Growth) -> bool {
         let (capacity, reserved) = (&self.cold.capacity, &self.cold.reservation);
         let keys = reserved.keys + growth.keys;
@@ -271,7 +272,7 @@ impl Shard {
     }
 }
 
-/// Returns when the first of the inspected entries expires: at least 1 µs from now.
+/// Returns the time until the first of the inspected entries expires, at least 1 µs.
 /// [`Retry::Never`] if the shard was empty, because the charge will then never fit.
 fn retry_after(earliest_expiry: Option<Timestamp>, now: Timestamp) -> Retry {
     earliest_expiry.map_or(Retry::Never, |earliest_expiry| {

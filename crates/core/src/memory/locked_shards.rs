@@ -59,7 +59,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
     }
 
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
-        // Each shard compares `now` with its own latest instant, not with that of another shard.
+        // Each shard compares `now` with its own latest instant, not with those of other shards.
         let latest = self
             .guards
             .iter_mut()
@@ -114,7 +114,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         Ok(locations.collect())
     }
 
-    /// Takes the states of all charges out of their entries.
+    /// Checks the states of all charges out of their entries.
     pub(super) fn open(
         &mut self,
         locations: Vec<KeyLocation>,

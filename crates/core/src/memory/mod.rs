@@ -1,10 +1,10 @@
 //! The in-memory store: sharded, bounded in keys and in bytes, and exact under concurrency.
 //!
-//! The hash of a key selects its shard, and the shard's lock protects the key. A decision over
-//! several keys locks their shards in ascending order, decides, and writes all states back before
-//! it unlocks, so no other decision sees a partial update. There are no periodic sweeps. Each
-//! decision inspects at most a few entries, and an insertion into a full shard inspects [a few
-//! more](eviction).
+//! The hash of a key selects its shard, and the shard's lock protects the state of the key. A
+//! decision over several keys locks their shards in ascending order, decides, and writes all states
+//! back before it unlocks, so no other decision sees a partial update. There are no periodic
+//! sweeps. Each decision inspects at most a few entries, and an insertion into a full shard
+//! inspects [a few more](eviction).
 //!
 //! The steps of one decision, with the modules that implement them on the right. [`decide`] has one
 //! step per line:
@@ -49,8 +49,9 @@ mod snapshot;
 mod sync;
 mod table;
 
-// `fast`, not `quality`: the last round of `quality` mixes in a publicly known constant. It does
-// not separate keys that have already collided, and does not improve the distribution.
+// `fast` is used instead of `quality`, whose additional last round mixes in a publicly known
+// constant. That round does not separate keys that have already collided, and does not improve the
+// distribution.
 #[cfg(loom)]
 use foldhash::fast::FixedState as RandomState;
 #[cfg(not(loom))]
@@ -71,7 +72,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The policy of a full store for a key that it does not hold, and for a log that has to grow.
+/// The policy of a full store for a new key, and for a log that has to grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Evicts a key that has spent at most half of each limit and was not denied. If the sampled
@@ -81,7 +82,7 @@ pub enum WhenFull {
     /// Evicts no live key and denies the charge.
     Deny,
     /// Evicts no live key and admits the charge without counting it. A log that cannot grow still
-    /// denies a charge that exceeds its limit in its current state.
+    /// denies a charge that exceeds its limit, given the requests that it contains.
     Allow,
 }
 
@@ -94,8 +95,8 @@ pub struct MemoryBounds {
     /// GiB.
     ///
     /// Manual blocks are not included, so that an operator can still block a client that fills the
-    /// store. They are bounded by [`bounds::MAX_BLOCKS`]; each takes its key, its reason and about
-    /// 100 bytes.
+    /// store. There are at most [`bounds::MAX_BLOCKS`] blocks; each takes its key, its reason and
+    /// about 100 bytes.
     pub max_bytes: usize,
     /// The policy when the store is full; default [`WhenFull::Evict`].
     pub when_full: WhenFull,
@@ -114,9 +115,9 @@ impl Default for MemoryBounds {
 impl MemoryBounds {
     const MIN_BYTES: usize = 64 << 10;
 
-    /// Returns the number of shards, a power of two: enough to limit lock contention. Each shard
-    /// still holds at least 1,024 keys and 2 MiB (if there are two or more), so that an uneven
-    /// distribution of keys does not fill one shard while others have room.
+    /// Returns the number of shards, a power of two. More shards reduce lock contention. But with
+    /// two or more shards, each holds at least 1,024 keys and 2 MiB, so that an uneven distribution
+    /// of keys does not fill one shard while others have room.
     fn shards(&self) -> usize {
         let by_keys = self.max_keys / 1_024;
         let by_bytes = self.max_bytes / (2 << 20);
@@ -130,10 +131,10 @@ const MAX_SHARDS: usize = 256;
 /// Counters and current sizes of a memory store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// Keys held now.
+    /// The number of keys in the store now.
     pub keys: usize,
-    /// Bytes held now for keys, states, the hash table and manual blocks, as counted by the store
-    /// itself.
+    /// The bytes used now by keys, states, the hash table and manual blocks, as counted by the
+    /// store itself.
     pub bytes: usize,
     /// Expired keys that were dropped.
     pub expired: u64,
@@ -144,11 +145,11 @@ pub struct MemoryStats {
     pub denied_when_full: u64,
     /// Charges admitted without being counted because the store was full ([`WhenFull::Allow`]).
     pub admitted_when_full: u64,
-    /// Bytes held now by the refund ledgers, at most 64 KiB per shard, and not part of `bytes`. A
-    /// ledger that reaches its bound is cleared.
+    /// The bytes used now by the refund ledgers, at most 64 KiB per shard, and not part of `bytes`.
+    /// A ledger that reaches its bound is cleared.
     pub ledger_bytes: usize,
-    /// Manual blocks held now. An expired block is held until its key is decided, the blocks are
-    /// listed, or the space is needed for a new block.
+    /// The number of manual blocks now. An expired block is counted until it is removed: when its
+    /// key is decided, the blocks are listed, or a new block needs its space.
     pub blocks: usize,
 }
 
@@ -234,12 +235,12 @@ impl MemoryStore {
         Self { hasher, shards }
     }
 
-    /// The maximum number of keys that [`Self::prefetch`] fetches. More would evict each other from
-    /// the CPU caches.
+    /// The maximum number of keys that [`Self::prefetch`] fetches. With more keys, their cache
+    /// lines would evict each other from the CPU caches.
     pub const PREFETCHED: usize = 32;
 
-    /// Starts to load the state of the first [`Self::PREFETCHED`] of `keys` into the CPU caches.
-    /// Does nothing on processors for which there is no prefetch instruction in stable Rust.
+    /// Starts to load the states of the first [`Self::PREFETCHED`] of `keys` into the CPU caches.
+    /// Does nothing on processors for which stable Rust has no prefetch instruction.
     ///
     /// It does not affect any decision. A caller that decides on several keys one after the other
     /// can prefetch them, so that their cache misses overlap.
@@ -286,7 +287,7 @@ impl MemoryStore {
         if block() {
             return true;
         }
-        // Expired blocks make room. No two shards are locked at once.
+        // Drop expired blocks to make room. Only one shard is locked at a time.
         for shard in &self.shards {
             shard.0.lock().drop_ended_blocks(now);
         }
@@ -346,11 +347,11 @@ impl MemoryStore {
         self.shards[self.shard_of(hash)].0.lock()
     }
 
-    /// Returns the shard of a hash. It uses the top 8 bits, which the hash table of a shard does
-    /// not use.
+    /// Returns the index of the shard for a hash, from the top 8 bits. The hash table of a shard
+    /// does not use these bits.
     #[inline]
     fn shard_of(&self, hash: u64) -> usize {
-        // Eight bits fit a usize, and the number of shards is a power of two up to 256.
+        // Eight bits fit in a usize, and the number of shards is a power of two up to 256.
         (hash >> 56) as usize & (self.shards.len() - 1)
     }
 }
@@ -421,8 +422,8 @@ mod tests {
                 // The top 14 of the low 32 bits, which select the home slot.
                 homes[usize::from(u16::from_be_bytes([bytes[4], bytes[5]]) >> 2)] += 1;
             }
-            // The averages are 1,024 and 16. The bounds are five and ten standard deviations above,
-            // which these sample sizes do not reach by chance.
+            // The averages are 1,024 and 16. The bounds are five and ten standard deviations
+            // higher, which is practically impossible by chance.
             let (fullest, nearest) = (shards.iter().max(), homes.iter().max());
             assert!(fullest < Some(&1_184), "{seed} {:?}: {fullest:?}", shape(7));
             assert!(nearest < Some(&56), "{seed} {:?}: {nearest:?}", shape(7));

@@ -33,13 +33,13 @@ pub(super) struct KeyLocation {
     pub(super) located: EntryLocation,
 }
 
-/// A charge while it is being decided, with its state taken out of the store.
+/// A charge while it is being decided, with its state checked out of the store.
 #[derive(Debug)]
 pub(super) struct PendingCharge<'c> {
     pub(super) charge: &'c Charge<'c>,
     pub(super) location: KeyLocation,
     pub(super) evaluation: Evaluation<'c>,
-    /// The state as other limits left it, if it is to be put back like that.
+    /// The unconverted state that was written under other limits, if it must be put back unchanged.
     pub(super) former: Option<Box<FormerState>>,
     /// When the last unit that was charged under other limits expires, if the state was converted
     /// from them; otherwise zero. The converted state is written unless `former` is.
@@ -68,7 +68,7 @@ impl PendingCharge<'_> {
         self.kept = self.evaluation.apply(admitted, now);
     }
 
-    /// Returns the lent state with the trial charge undone; `None` if the state was not lent.
+    /// Undoes the trial charge and returns the lent state; `None` if the state was not lent.
     pub(super) fn undone(self, now: Timestamp) -> Option<KeyState> {
         let before = self.lent?;
         let units = if self.kept {

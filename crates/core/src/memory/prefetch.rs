@@ -3,7 +3,7 @@
 /// Whether prefetching is available. Stable Rust supports it on x86-64 only.
 pub(crate) const PREFETCHES: bool = cfg!(target_arch = "x86_64");
 
-/// Starts to load the cache line in which `place` begins, without waiting for it.
+/// Starts to load the cache line that contains the first byte of `place`, without waiting for it.
 #[inline]
 pub(crate) fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]

@@ -16,7 +16,7 @@ impl MemoryStore {
     /// Like [`check`](Self::check) with [`Effect::Charge`], but also returns a receipt with which
     /// the charges can be [settled](Self::settle).
     ///
-    /// Refuses two charges with the same key, as [`check`](Self::check) does.
+    /// Rejects two charges with the same key, as [`check`](Self::check) does.
     pub fn reserve(
         &self,
         charges: &[Charge<'_>],
@@ -30,15 +30,15 @@ impl MemoryStore {
     }
 
     /// Settles `charges`, for which [`reserve`](Self::reserve) returned `receipt`. Refunds the
-    /// unused units of each of `settlements`, as far as they are still counted, and releases all
+    /// unused units of each of `settlements`, if they are still counted, and releases all
     /// concurrency slots.
     ///
-    /// - If the key's state was converted to other limits since, only concurrency slots are
-    ///   released, also if it was converted back.
+    /// - If the key's state has since been converted to other limits, only concurrency slots are
+    ///   released, even if it was converted back.
     /// - Limits that count denied requests refund nothing.
     /// - After a [`reset`](Self::reset) or an eviction there is nothing left to refund. But if the
-    ///   key was charged again at the same instant or in the same window, those units cannot be
-    ///   distinguished from the refunded ones, and they are refunded as far as they are present.
+    ///   key was charged again at the same instant or in the same window, the new units cannot be
+    ///   distinguished from the original ones, and the refund removes up to as many of them.
     pub fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -59,8 +59,8 @@ impl MemoryStore {
         }
     }
 
-    /// Renews the leases of `charges`, for which [`reserve`](Self::reserve) returned `receipt`.
-    /// They run from `now` on. Call this before they expire.
+    /// Renews the leases of `charges`, for which [`reserve`](Self::reserve) returned `receipt`. The
+    /// new leases start at `now`. Call this before the old leases expire.
     ///
     /// A concurrency slot that has been lost is acquired again if the limits in `charges` have one
     /// free and there is room in the store.
@@ -88,7 +88,8 @@ impl Shard {
         charged: &mut ChargeRecord,
         now: Timestamp,
     ) -> Renewal {
-        // The limits of the charge have been replaced since by limits counted in other terms.
+        // The limits of the charge have since been replaced by limits whose states are counted in
+        // other terms.
         if charge.limits.fingerprint() != charged.fingerprint {
             return Renewal::Lost;
         }
@@ -118,7 +119,8 @@ impl Shard {
         Renewal::of(are_held)
     }
 
-    /// Renews leases when that needs room: the key's entry is gone, or its log may have to grow.
+    /// Renews leases when that needs memory: the key's entry no longer exists, or its log may have
+    /// to grow.
     fn renew_with_growth(
         &mut self,
         charge: &Charge<'_>,
@@ -139,7 +141,8 @@ impl Shard {
                 let is_hot = charge.limits.is_hot(key_state, now);
                 pending.kept = are_held;
                 if are_held {
-                    // The renewed leases are in the converted state, so do not restore the other.
+                    // The renewed leases are in the converted state, so do not restore the former
+                    // state.
                     pending.former = None;
                 }
                 self.record_conversion(&pending, now);
@@ -148,8 +151,8 @@ impl Shard {
                 }
                 Renewal::of(are_held)
             }
-            // The store is full. The slots were not taken by other requests, so they are not lost:
-            // a later renewal may succeed.
+            // The store is full. No other request has acquired the slots, so they are not lost: a
+            // later renewal may succeed.
             _ => Renewal::Unknown,
         };
         self.finish(Effect::Charge);
@@ -169,7 +172,8 @@ impl Shard {
             return;
         };
         let entry = &mut self.entries[number];
-        // The limits of the charge have been replaced since by limits counted in other terms.
+        // The limits of the charge have since been replaced by limits whose states are counted in
+        // other terms.
         if limits.fingerprint() != charged.fingerprint {
             return;
         }

@@ -1,8 +1,8 @@
 //! Snapshots: the keys and blocks of a store as bytes, so that counters survive a restart.
 //!
 //! This crate does no file I/O. It returns the bytes of one shard at a time, holding the shard's
-//! lock only while it copies, and restores a store from such bytes. The caller that stores them
-//! adds a checksum. Nevertheless, no length in the bytes is trusted here.
+//! lock only while it copies, and restores a store from such bytes. The caller writes the bytes to
+//! a file and adds a checksum. Nevertheless, this module does not trust any length in the bytes.
 
 use std::collections::VecDeque;
 
@@ -34,7 +34,7 @@ impl std::error::Error for SnapshotError {}
 const KEY: u8 = 1;
 const BLOCK: u8 = 2;
 /// The tag of a record with the time at which the following records were written. Each part starts
-/// with one.
+/// with such a record.
 const TIME: u8 = 3;
 
 impl MemoryStore {
@@ -77,18 +77,18 @@ impl MemoryStore {
         }
     }
 
-    /// Restores what [`Self::save`] wrote: any number of parts, in any order. Returns the number of
-    /// restored keys. [`Self::restore_parts`] does the same for parts that are not adjacent in
-    /// memory.
+    /// Restores parts that [`Self::save`] wrote: any number of them, in any order. Returns the
+    /// number of restored keys. [`Self::restore_parts`] does the same for parts that are not
+    /// adjacent in memory.
     ///
     /// If the snapshot was written more than 10 seconds after `now`, the clock was ahead then or
     /// has been set back since. The keys and blocks are then moved back by the difference. Each key
-    /// is as full now as it was when it was written, but at most as full as a key that is charged
+    /// has as many spent units as when it was written, but at most those of a key that is charged
     /// to its maximum now.
     ///
     /// A key is skipped if the store already holds it, if it has expired, or if it does not fit. A
-    /// block is skipped if it has expired or does not fit. A full store evicts keys as it does for
-    /// new ones, possibly including keys that were just restored.
+    /// block is skipped if it has expired or does not fit. If the store is full, it evicts keys as
+    /// it does for new ones, possibly including keys that were just restored.
     ///
     /// # Errors
     ///
@@ -97,14 +97,14 @@ impl MemoryStore {
         self.restore_parts(&[bytes], now)
     }
 
-    /// Restores all of `parts`, as [`Self::restore`] does with the parts in one slice.
+    /// Restores all of `parts` like [`Self::restore`], which takes them in one slice.
     ///
     /// # Errors
     ///
     /// [`SnapshotError`] if one of the parts is not valid, with the offset in that part. Then
     /// nothing has been restored, not even from the other parts.
     pub fn restore_parts(&self, parts: &[&[u8]], now: Timestamp) -> Result<usize, SnapshotError> {
-        // Read everything once before anything is restored.
+        // Validate all parts before restoring anything.
         for part in parts {
             read(part, now, |_| ())?;
         }
@@ -135,8 +135,8 @@ impl MemoryStore {
     }
 }
 
-/// Reads all records of `bytes`, with their instants moved back if the snapshot is from the future
-/// of `now`.
+/// Reads all records of `bytes`. Moves their instants back if the snapshot was written later than
+/// `now`.
 fn read<'b>(
     bytes: &'b [u8],
     now: Timestamp,
@@ -221,8 +221,8 @@ fn is_count(number: &u64) -> bool {
     *number <= bounds::MAX_COUNT
 }
 
-/// Returns whether `number`, of windows or microseconds since the epoch, is within the range of
-/// time.
+/// Returns whether `number`, a count of windows or microseconds since the epoch, is within the
+/// range of [`Timestamp`].
 fn is_instant(number: &u64) -> bool {
     *number <= Timestamp::MAX.as_micros()
 }
@@ -254,8 +254,8 @@ impl<'b> Input<'b> {
                 let states = key_state.states_mut().iter_mut();
                 states.for_each(|state| state.move_back(ahead));
                 let mut entry = Entry::new(key, key_state, fingerprint, is_hot);
-                // Windows on a fixed grid cannot be moved exactly, so the state is also clamped
-                // when loaded.
+                // Epoch-aligned and calendar windows cannot be moved exactly, so the state is also
+                // clamped when loaded.
                 entry.mark_unclamped();
                 Some(Record::Key(entry))
             }

@@ -1,9 +1,9 @@
 //! The lock of the memory store: a spin lock, or loom's mutex where loom explores all
 //! interleavings.
 //!
-//! A shard is locked for a few tens of nanoseconds. That is less than a parking lock needs to find
-//! out that no thread is parked; here an unlock is one plain store. A thread that finds the lock
-//! taken backs off, twice as long each time, so that it does not take the cache line from the
+//! A shard is locked for a few tens of nanoseconds. A parking lock needs longer than that to find
+//! out that no thread is parked; unlocking a spin lock is one plain store. A thread that finds the
+//! lock held backs off, twice as long each time, so that it does not take the cache line from the
 //! holder. After a few attempts it yields the core, in case the holder was preempted.
 
 #[cfg(loom)]
@@ -21,8 +21,8 @@ type Inner<T> = sync::Mutex<T>;
 #[cfg(not(loom))]
 type Inner<T> = sync::SpinMutex<T>;
 
-/// A lock without poisoning. Decisions do not panic. If one did, its key would start with a fresh
-/// state, and the other keys would be unaffected.
+/// A lock without poisoning. Decisions do not panic. If a decision did panic, its key would start
+/// with a fresh state, and the other keys would be unaffected.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(Inner<T>);
 
@@ -46,8 +46,8 @@ impl<T> Mutex<T> {
     #[cfg(not(loom))]
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
-        /// A few decisions long, so that the holder makes progress before this thread requests its
-        /// cache line.
+        /// About as long as a few decisions, so that the holder makes progress before this thread
+        /// requests the cache line again.
         const FIRST_PAUSES: u32 = 8;
         /// A few microseconds. If the holder takes longer, it was probably preempted.
         const MOST_PAUSES: u32 = 64;

@@ -2,15 +2,15 @@
 //! control byte per slot in a separate array (as in a Swiss table).
 //!
 //! The control bytes, here called tags, hold part of each entry's hash. They are compared eight at
-//! a time. They are compact enough that the tags of a million keys stay in the CPU caches, so a
-//! decision has one cache miss, for the entry itself. Removing an entry shifts the entries behind
-//! it back, so there are no tombstones and no cleanup passes.
+//! a time. The tags of a million keys fit in the CPU caches, so a decision has one cache miss, for
+//! the entry itself. Removing an entry shifts the entries after it back, so there are no tombstones
+//! and no cleanup passes.
 //!
 //! Slots are allocated in chunks of one size. Growing (by an eighth) or shrinking moves all entries
 //! of the shard to new chunks one by one, and frees each old chunk once it has been emptied. Peak
-//! memory is therefore that of the larger table, and memory is not fragmented. Meanwhile the shard
-//! is locked, for a time proportional to its keys: about 39,000 in a full store of the default
-//! size.
+//! memory is therefore that of the larger table, and memory is not fragmented. The shard is locked
+//! during this time, which is proportional to its number of keys: about 39,000 in a full store of
+//! the default size.
 
 use super::{
     ctrl_bytes::{self, CtrlBytes},
@@ -24,7 +24,7 @@ pub(super) struct Table {
     #[expect(clippy::vec_box, reason = "a chunk does not move when the list grows")]
     chunks: Vec<Box<Chunk>>,
     /// The number of home slots: slots at which the probe sequence of a key can start. The slots
-    /// behind them hold entries that overflow from the last homes.
+    /// after them hold entries that overflow from the last homes.
     homes: usize,
     len: usize,
 }
@@ -36,32 +36,33 @@ const CHUNK: usize = 64;
 /// The number of slots in the last chunk that are not home slots.
 const TAIL: usize = 8;
 
-/// The memory of one chunk, including its pointer and its tags, and the extra tags that are read
-/// behind the last slot.
+/// The memory of one chunk, including its pointer, its tags, and the extra tags that are read after
+/// the last slot.
 const CHUNK_BYTES: usize = size_of::<Chunk>() + size_of::<Box<Chunk>>() + CHUNK + ctrl_bytes::GROUP;
 
 /// The maximum number of entries in one table. Home slots are selected by 32 bits of the hash, and
 /// the distance of an entry from its home is stored in 24 bits.
 pub(super) const MAX_ENTRIES: usize = 1 << 24;
 
-/// The maximum distance of a new key from its home slot. If all slots up to there are occupied, the
-/// key is refused, as in a full store.
+/// The maximum distance of a new key from its home slot. If all slots within this distance are
+/// occupied, the key is rejected, as in a full store.
 ///
 /// This does not happen by chance. With seven of eight slots occupied, a run of `n` slots without a
 /// vacancy has a probability of about `exp(-n / 118)`: for this `n`, less than 10^-15 per home. So
-/// it only happens if an attacker has found keys with neighboring hashes. The hash does not rule
-/// that out: it is seeded at random, but does not resist an attacker who can measure how long
-/// decisions take.
+/// it only happens if an attacker has found keys with neighboring hashes. The hash function does
+/// not rule that out: its seed is random, but an attacker who can measure how long decisions take
+/// can still find such keys.
 ///
-/// This bound limits the damage of keys that share a home. A new key is inserted at most 4,096 slots
-/// from its home, and refused only if all of these are occupied.
-/// Blocking all new keys takes as many keys as filling the store.
+/// This bound limits the damage of keys that share a home. A new key is inserted at most 4,096
+/// slots from its home, and rejected only if all of these are occupied. To get all new keys
+/// rejected, an attacker needs as many keys as to fill the store.
 ///
-/// It does not bound a lookup, which scans the tags from its home to the next vacant slot. An
-/// attacker who knows the hashes can chain homes: keys whose home is near the end of a run extend
-/// it, because the run is short as seen from there. Each slot of the run takes one live key, and only
-/// the capacity of the shard bounds its length. A lookup in the run compares 8 tags at a time, and
-/// each key whose tag matches, so its time is proportional to the length of the run.
+/// This constant does not bound the time of a lookup, which scans the tags from its home to the
+/// next vacant slot. An attacker who knows the hashes can chain homes: keys whose home is near the
+/// end of a run of occupied slots extend the run, because their distance from that home is short.
+/// Each slot of the run takes one live key, and only the capacity of the shard bounds the length of
+/// the run. A lookup in the run compares 8 tags at a time, and then each key whose tag matches. So
+/// its time is proportional to the length of the run.
 pub(super) const FARTHEST: usize = 4_096;
 
 impl Table {
@@ -74,8 +75,8 @@ impl Table {
         self.chunks.len() * CHUNK
     }
 
-    /// Returns the bytes on the heap, plus those of one chunk that overflow may need. Overflow is
-    /// not checked against the byte limit when it happens, so its chunk is counted up front.
+    /// Returns the bytes on the heap, plus those of one chunk that overflow may need. When entries
+    /// overflow, the byte limit is not checked, so that chunk is counted in advance.
     pub(super) fn heap_bytes(&self) -> usize {
         let spare = chunks_with_spare(self.homes).saturating_sub(self.chunks.len());
         spare * (size_of::<Chunk>() + CHUNK)
@@ -144,15 +145,15 @@ impl Table {
     fn prefetch_slot(&self, slot: usize) {
         if let Some(chunk) = self.chunks.get(slot / CHUNK) {
             prefetch(&chunk[slot % CHUNK]);
-            // The next slot starts in the second line. For the last slot of a chunk this wraps
-            // around, and the decision itself loads the second line.
+            // The next slot starts in the second cache line. For the last slot of a chunk, the
+            // index wraps around, and the second line is loaded by the decision itself.
             prefetch(&chunk[(slot + 1) % CHUNK]);
         }
     }
 
-    /// Returns whether the run of occupied slots from the home of `hash` is so long that a key
-    /// cannot be inserted there. `others` is the number of keys that are inserted together, and
-    /// each may extend the run by one.
+    /// Returns whether no key can be inserted at the home of `hash`, because the run of occupied
+    /// slots from there is too long. `others` is the number of keys that are inserted together with
+    /// it; each may extend the run by one.
     pub(super) fn is_crowded(&self, hash: u64, others: usize) -> bool {
         let home = self.home(hash);
         self.ctrl.vacant(home) - home + others > FARTHEST
@@ -167,7 +168,7 @@ impl Table {
         self.place(hash, entry);
     }
 
-    /// Removes the entry in this slot, and shifts entries behind it back to close the gap.
+    /// Removes the entry in this slot, and shifts entries after it back to close the gap.
     pub(super) fn remove(&mut self, number: usize) -> Option<Entry> {
         let removed = self.take(number)?.1;
         self.len -= 1;
@@ -366,8 +367,8 @@ mod tests {
                     None if add => {
                         let (more, before) = (table.growth_bytes(1), table.heap_bytes());
                         table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
-                        // This many keys with one home can overflow beyond the one spare chunk that
-                        // is counted.
+                        // This many keys with the same home can overflow beyond the one spare chunk
+                        // that is counted.
                         let has_run_over = table.chunks.len() > chunks_with_spare(table.homes);
                         prop_assert!(has_run_over || table.heap_bytes() <= before + more);
                         model.insert(key, ());

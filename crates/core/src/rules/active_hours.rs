@@ -1,8 +1,8 @@
 //! Active hours: the times of the week at which conditions hold.
 //!
-//! Local time in the schedule's time zone decides. A local time that is skipped in spring does not
-//! occur, and one that repeats in autumn occurs twice. A range that passes midnight belongs to the
-//! day on which it begins:
+//! A schedule uses local time in its time zone. A local time that is skipped in spring does not
+//! occur, and a local time that repeats in autumn occurs twice. A range that includes midnight
+//! belongs to the day on which it begins:
 //!
 //! ```text
 //! time: 22:00-06:00, days: [fri]        Fri 22:00 ├──────────────┤ Sat 06:00
@@ -20,12 +20,12 @@ use crate::{
 
 const MINUTES_A_DAY: u16 = 24 * 60;
 
-/// A range of time of day. It passes midnight if the second time is the earlier one.
+/// A range of the time of day. If its end is earlier than its start, it ends on the next day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hours {
     /// The start in minutes since local midnight, less than a day.
     from: u16,
-    /// The first minute after the range; at most a day.
+    /// The first minute after the range, in minutes since local midnight; at most a day.
     to: u16,
 }
 
@@ -43,8 +43,8 @@ pub struct ActiveHours {
 }
 
 impl Hours {
-    /// Parses `01:00-06:00`: from one o'clock to the minute before six. `22:00-06:00` passes
-    /// midnight, and `24:00` is the end of a day.
+    /// Parses `01:00-06:00`: from 01:00 to the end of 05:59. `22:00-06:00` ends on the next day,
+    /// and `24:00` is the end of a day.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl Days {
 
     const NAMES: [&'static str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 
-    /// Parses `mon`, or a range such as `fri-mon`, which is four days.
+    /// Parses a day (`mon`), or a range such as `fri-mon`, which is four days.
     ///
     /// # Errors
     ///

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::time::Timestamp;
 
-/// The allow list. A request for which one of the items holds passes without a charge.
+/// The allow list. A request that matches one of the items passes without a charge.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AllowList {
     items: Box<[When]>,

@@ -1,4 +1,4 @@
-//! Alternatives: a list of patterns, of which one must match.
+//! Alternatives: a list of patterns, at least one of which must match.
 
 use foldhash::HashSet;
 
@@ -9,11 +9,11 @@ use super::{
     work::{Effort, Work},
 };
 
-/// The number of non-exact alternatives from which on they are indexed.
+/// If there are at least this many non-exact alternatives, they are indexed.
 const INDEXED_FROM: usize = 8;
 
-/// A list of patterns, of which one must match. Exact values are in a hash set, so that a long list
-/// of them takes one lookup. The other patterns are indexed if there are many.
+/// A list of patterns, at least one of which must match. Exact values are in a hash set, so that a
+/// long list of them takes one lookup. The other patterns are indexed if there are many.
 #[derive(Clone, Debug)]
 pub(super) struct Alternatives {
     exact: HashSet<Box<str>>,

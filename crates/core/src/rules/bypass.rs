@@ -1,9 +1,9 @@
 //! Bypass detection: rules that a client can bypass by leaving out an entry.
 //!
 //! A rule applies only to requests that have every entry of its key. That is safe if a trusted
-//! component sets the entry. It is a hole if the client sets it: a client that leaves out the API
-//! key is not limited. To close the hole, add a catch-all rule that applies to all requests of the
-//! first rule, with a key that the client cannot leave out.
+//! component sets the entry. If the client sets the entry, it can bypass the rule: a client that
+//! leaves out the API key is not limited. To prevent that, add a catch-all rule that applies to all
+//! requests of the first rule, with a key that the client cannot leave out.
 
 use super::{Pattern, Rule, pattern::Kind};
 
@@ -81,8 +81,8 @@ impl Pattern {
     }
 }
 
-/// Returns true if every value that the glob `text` matches begins with the fixed prefix of
-/// `other`. `other` must be such a prefix followed by `**`.
+/// Returns true if `other` is a fixed prefix followed by `**`, and every value that the glob `text`
+/// matches begins with that prefix.
 fn begins_with(text: &str, other: &str) -> bool {
     let fixed = text.split('*').next().unwrap_or_default();
     let Some(head) = other.strip_suffix("**") else {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     /// Regression test: an exact value with a star and the glob of the same text used to count as
-    /// equal, so a catch-all rule that applies to fewer requests seemed to close the hole.
+    /// equal, so a catch-all rule that applies to fewer requests seemed to prevent the bypass.
     #[test]
     fn an_exact_value_with_a_star_does_not_imply_the_glob() {
         let (exact, glob) = (

@@ -1,4 +1,4 @@
-//! Conditions: the requests to which a rule applies.
+//! Conditions: they select the requests to which a rule applies.
 
 use super::{ActiveHours, Pattern, Request, RuleError, work::Work};
 use crate::{limit::bounds, time::Timestamp};
@@ -80,8 +80,7 @@ impl When {
         self.holds(request, now, &mut Work::unbounded())
     }
 
-    /// Returns true if there are no conditions and no schedule, so that every request fulfills
-    /// them.
+    /// Returns true if there are no conditions and no schedule, so that every request matches.
     #[must_use]
     pub fn is_always(&self) -> bool {
         self.conditions.is_empty() && self.schedule.is_none()

@@ -11,7 +11,8 @@ use crate::{
 pub enum Headroom {
     /// Conditions on the request, for entries that a trusted component sets.
     When(When),
-    /// Another rule that applies to the same request, as long as enough of its limits is unused.
+    /// Another rule that applies to the same request, while a sufficient share of its limits is
+    /// unused.
     Unused(UnusedShare),
 }
 
@@ -27,7 +28,7 @@ impl UnusedShare {
     ///
     /// # Errors
     ///
-    /// Returns an error for `elastic.unused.share` if `percent` is out of range.
+    /// Returns an error for the field `elastic.unused.share` if `percent` is out of range.
     pub fn new(rule: &str, percent: u32) -> Result<Self, RuleError> {
         if !(1..=100).contains(&percent) {
             let problem = format!("must be 1% to 100%, not {percent}%");
@@ -54,8 +55,9 @@ impl UnusedShare {
     }
 }
 
-/// The parent charges of elastic rules: charges whose unused share decides whether other charges
-/// may exceed their limits. Their limits must be read before the other charges are decided.
+/// The parent charges of elastic rules: their unused share decides whether the children, the
+/// charges of the elastic rules, may exceed their limits. The limits of the parents must be read
+/// before the children are decided.
 ///
 /// Reading reserves nothing. Whether a child uses its elastic limits depends on the parent's state
 /// just before the decision. The parent is charged together with the child and never exceeds its
@@ -105,8 +107,9 @@ impl<'a> Parents<'a> {
         parents
     }
 
-    /// Raises the limits of those `charges` whose parents have enough unused. `outcomes` are those
-    /// of [`Self::charges`]. A missing outcome means no headroom.
+    /// Raises the limits of those `charges` whose parents have a sufficient unused share.
+    /// `outcomes` are the outcomes of [`Self::charges`]. A missing outcome means that there is no
+    /// headroom.
     pub fn stretch(&self, charges: &mut [Charge<'a>], outcomes: &[Outcome]) {
         for child in &self.children {
             if self.has_left(child.parent, outcomes) {

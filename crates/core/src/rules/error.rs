@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-/// An error in a rule: the wrong field, and what to write instead.
+/// An error in a rule: names the wrong field and a valid alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError {
     /// The field by its path in the rules file, such as `key` or `rules[3].name`. Empty if the
     /// error is about the given value itself.
     pub field: String,
-    /// What is wrong and what to write instead.
+    /// The problem, and a valid alternative.
     pub problem: String,
 }
 

@@ -22,7 +22,8 @@ pub(super) struct Glob {
     head: Box<str>,
     /// Each wildcard, with the literal text that follows it.
     runs: Box<[(Run, Box<str>)]>,
-    /// Whether the value may equal `head`, as in `/api/**`, whose head is `/api`.
+    /// Whether the value may be equal to `head`: `/api/**`, whose head is `/api`, also matches
+    /// `/api`.
     or_head: bool,
 }
 
@@ -102,7 +103,7 @@ impl Glob {
         self.runs[..between].iter().map(|(_, literal)| &**literal)
     }
 
-    /// Returns the effort of matching one value.
+    /// Returns the [effort](Effort) of matching one value.
     pub(super) fn effort(&self) -> Effort {
         if self.runs.len() > 1 {
             Effort::Linear
@@ -155,8 +156,8 @@ impl Run {
     }
 }
 
-/// Matches wildcards that may skip any characters. Taking the first occurrence of each literal is
-/// sufficient; the last literal must end the value.
+/// Matches wildcards that may skip any characters. It is sufficient to try the first occurrence of
+/// each literal; the value must end with the last literal.
 fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
     let Some(((_, last), literals)) = runs.split_last() else {
         return rest.is_empty();
@@ -186,7 +187,7 @@ fn step(run: Run, literal: &[u8], value: &[u8], before: &[bool]) -> Vec<bool> {
     let mut after = vec![false; before.len()];
     let mut open = false;
     for (at, begins) in before.iter().enumerate() {
-        // An open wildcard may end here; then the literal must follow.
+        // An open wildcard may end at this position if the literal follows.
         open |= begins;
         if open && value[at..].starts_with(literal) {
             after[at + literal.len()] = true;
@@ -243,7 +244,7 @@ mod tests {
     #[test]
     fn one_star_does_not_match_the_directory_itself() {
         // In a pattern that is not a path, one star also matches any characters, but only `/**`
-        // covers the directory itself.
+        // also matches the part before the slash.
         assert!(!glob("a/*").matches("a"));
         assert!(!glob("/a/*").matches("/a"));
         assert!(glob("a/**").matches("a"));

@@ -1,21 +1,22 @@
-//! The index: finds the items whose conditions can hold for a request without evaluating every
-//! item.
+//! The index: finds the items whose conditions can hold for a request, without evaluating all
+//! items.
 //!
 //! An item is a rule, an entry of an allow list or an alternative of a long list. Each item is
-//! filed under something that must be true of a request for its conditions to hold: an entry has a
-//! value; a value begins with, ends with or contains some text; an address is in a network; an
-//! entry is present. A lookup uses each entry of the request, and only the items found are
-//! evaluated. If an item can be filed in several ways, the way shared with the fewest other items
-//! is used. So ten thousand rules with one path and ten thousand customers are filed by customer.
+//! filed under a fact that must be true of a request for the item's conditions to hold: an entry
+//! has a value; a value begins with, ends with or contains some text; an address is in a network;
+//! an entry is present. A lookup uses each entry of the request, and only the items found are
+//! evaluated. If an item can be filed in several ways, the index uses the way with the fewest other
+//! items. For example, ten thousand rules with the same path and different customers are filed by
+//! customer.
 //!
 //! An item that cannot be filed (no conditions, or only negations) is evaluated for every request.
 //!
-//! The maps contain values from the rules file only. A fast hash is safe, because clients cannot
-//! cause collisions.
+//! The maps contain only values from the rules file. So clients cannot cause collisions, and a fast
+//! hash function is safe.
 //!
 //! Memory: each item is filed once. A hash map takes at most 64 bytes for each alternative of an
-//! item. Items found by text inside a value are in an automaton, which takes about 12 bytes for
-//! each byte of text, and uses at most 32 bytes of each text. A test measures this.
+//! item. Items that are found by a text inside a value are in an automaton, which uses at most 32
+//! bytes of each text and takes about 12 bytes for each of them. A test measures this.
 
 use foldhash::HashMap;
 
@@ -33,12 +34,12 @@ pub(super) struct Index {
     heaviest: Heaviest,
 }
 
-/// The heaviest possible lookup, except for values crafted to contain many literals.
+/// The lookup with the most evaluations, except for values crafted to contain many literals.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Heaviest {
     /// The total weight of its items.
     pub(super) weight: usize,
-    /// The entry that finds most of that weight; `None` if most of it is evaluated for every
+    /// The entry whose items have most of that weight; `None` if most of it is evaluated for every
     /// request.
     pub(super) entry: Option<Box<str>>,
 }
@@ -85,7 +86,8 @@ impl<'a> Item<'a> {
         Self { ways, weight }
     }
 
-    /// Creates an item for an alternative of a list; only the value is known in its lookup.
+    /// Creates an item for an alternative of a list. Its lookup has only a value, without an entry
+    /// name.
     pub(super) fn alternative(pattern: &'a Pattern) -> Self {
         Self {
             ways: ways_at(ANY_ENTRY, pattern),
@@ -136,8 +138,8 @@ impl Index {
         index
     }
 
-    /// Writes the numbers of all items that can apply to `request` to `matches`, sorted and without
-    /// duplicates.
+    /// Writes the numbers of all items that can apply to `request` into `matches`, sorted and
+    /// without duplicates.
     pub(super) fn look_up(&self, request: &Request<'_>, matches: &mut Matches) {
         matches.items.clear();
         matches.items.extend_from_slice(&self.residual);
@@ -166,7 +168,7 @@ impl Index {
         matches.items.dedup();
     }
 
-    /// Returns the weight of the heaviest possible lookup.
+    /// Returns the lookup with the most evaluations.
     pub(super) fn heaviest(&self) -> &Heaviest {
         &self.heaviest
     }
@@ -195,9 +197,9 @@ impl Index {
     }
 }
 
-/// Returns a sort key for the ways to file an item; the smallest is used. It consists of the
-/// largest number of items filed under one of the hooks, then of how unspecific the hooks are, then
-/// of how many hooks there are.
+/// Returns a sort key for the ways to file an item; the smallest is used. The key consists of the
+/// largest number of items filed under one of the hooks, then how unspecific the hooks are, then
+/// the number of hooks.
 fn crowd<'a>(filing: &Filing<'a>, crowds: &HashMap<&Hook<'a>, usize>) -> impl Ord + use<> {
     let largest = filing.iter().filter_map(|hook| crowds.get(hook)).max();
     let vaguest = filing.iter().map(|hook| hook.on.vagueness()).max();

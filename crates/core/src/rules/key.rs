@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Every value but the last has a length prefix, so that (`a:b`, `c`) and (`a`, `b:c`) have
-//! different keys. The scope is the same in every process and version, because snapshots and other
-//! nodes also store keys.
+//! different keys. The scope must be the same in every process and version, because keys are also
+//! stored in snapshots and used by other nodes.
 
 /// The prefix of all keys of one rule.
 pub(super) type Scope = [u8; 8];
@@ -17,8 +17,8 @@ const FIRST: u8 = 0xF8;
 /// The prefix that [`free_key`] adds to a key that could be mistaken for a rule's key.
 const ESCAPE: u8 = 0xF7;
 
-/// The prefix of the keys of a proxy's descriptors. No rule's key begins with it, and no free key
-/// either, because the escape of a free key is never followed by this byte.
+/// The prefix of the keys of a proxy's descriptors. No rule's key begins with this prefix. No free
+/// key does either, because the escape of a free key is never followed by this byte.
 pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
 
 /// The highest key space of [`free_key_in`].
@@ -26,9 +26,9 @@ pub const MAX_KEY_SPACE: u8 = 15;
 
 const _: () = assert!(MAX_KEY_SPACE < DESCRIPTOR_KEY[1] && MAX_KEY_SPACE < ESCAPE);
 
-/// Returns the key for limits that are sent with the request and belong to no rule. It is `key`
-/// itself, or, if that could be mistaken for a rule's key, an escaped copy in the buffer `buffer`.
-/// The result is never the key of a rule, and different keys stay different.
+/// Returns the key for limits that are sent with the request and belong to no rule. The result is
+/// `key` itself or, if that could be mistaken for a rule's key, an escaped copy in `buffer`. The
+/// result is never the key of a rule, and different keys have different results.
 #[must_use]
 pub fn free_key<'a>(key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     if key.first().is_none_or(|first| *first < ESCAPE) {
@@ -41,8 +41,8 @@ pub fn free_key<'a>(key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
 }
 
 /// Does the same as [`free_key`] within one key space, so that `key` has a separate count in each
-/// space. Space 0 is that of [`free_key`]. A key of another space is two bytes longer. `space` is
-/// at most [`MAX_KEY_SPACE`].
+/// space. [`free_key`] uses space 0. A key of another space is two bytes longer. `space` is at most
+/// [`MAX_KEY_SPACE`].
 #[must_use]
 pub fn free_key_in<'a>(space: u8, key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     debug_assert!(space <= MAX_KEY_SPACE, "key space {space} is out of range");
@@ -57,8 +57,8 @@ pub fn free_key_in<'a>(space: u8, key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a
     buffer
 }
 
-/// Returns the scope of the rule `name`: 64-bit FNV-1a with additional mixing. The first byte is in
-/// a range that free keys never use.
+/// Returns the scope of the rule `name`: its 64-bit FNV-1a hash with additional mixing. The first
+/// byte is in a range that free keys never use.
 pub(super) fn scope(name: &str) -> Scope {
     let fnv = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -75,7 +75,7 @@ pub(super) fn begin(buffer: &mut Vec<u8>, scope: Scope) {
 }
 
 /// Appends a value to the key at the end of `buffer`. The value has at most
-/// [`crate::bounds::MAX_ENTRY_VALUE_BYTES`].
+/// [`crate::bounds::MAX_ENTRY_VALUE_BYTES`] bytes.
 pub(super) fn push(buffer: &mut Vec<u8>, value: &str, is_last: bool) {
     if !is_last {
         let length = u16::try_from(value.len()).unwrap_or(u16::MAX);
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_scope_of_a_rule_name_is_stable() {
-        // A changed value would invalidate all keys of all snapshots.
+        // If this value changed, all keys of all snapshots would be invalid.
         assert_eq!(
             u64::from_be_bytes(scope("api-per-customer")),
             0xFE65_5710_0381_B7CC

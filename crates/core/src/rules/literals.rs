@@ -15,7 +15,7 @@ const MAX_LITERAL_BYTES: usize = 64;
 /// The maximum number of parts of one concatenation that are searched for a literal.
 const MAX_STARTS: usize = 32;
 
-/// Required texts: every matching value has at least one of the alternatives.
+/// Required texts: at least one of the alternatives is true of every matching value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Literals {
     /// The value equals one of these.
@@ -28,8 +28,8 @@ pub(super) enum Literals {
     Parts(Box<[Box<[u8]>]>),
 }
 
-/// Returns all kinds of literals that are known for the values that match `hir` as a whole. Empty
-/// if none are known.
+/// Returns all known kinds of literals of the values that match `hir` as a whole. Empty if none are
+/// known.
 pub(super) fn of(hir: &Hir) -> Vec<Literals> {
     let mut literals = Vec::new();
     let prefixes = extract(hir, ExtractKind::Prefix);
@@ -90,7 +90,7 @@ fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
         HirKind::Repetition(repetition) if repetition.min > 0 => parts(&repetition.sub, false),
         HirKind::Concat(hirs) => {
             let places = usize::from(is_whole)..hirs.len().min(MAX_STARTS);
-            // A literal with which the rest of a concatenation begins occurs somewhere in the
+            // A literal at the start of a later part of a concatenation occurs somewhere in the
             // whole.
             let starts = places.clone().filter_map(|start| {
                 let rest = Hir::concat(hirs[start..].to_vec());
@@ -114,8 +114,8 @@ fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     }
 }
 
-/// Ranks literals by specificity: first by the length of the shortest one, then by how few there
-/// are.
+/// Ranks literals by specificity: first by the length of the shortest literal, then by their number
+/// (fewer is better).
 fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
     let shortest = literals.iter().map(|literal| literal.len()).min();
     (shortest.unwrap_or(0), std::cmp::Reverse(literals.len()))

@@ -1,7 +1,7 @@
 //! Rules: when limits apply, and to which key.
 //!
 //! A [`Request`] consists of named values, its entries. A [`RuleSet`] finds the rules that apply to
-//! it and turns each into a charge on a key. The work does not grow with the number of rules: only
+//! it and turns each into a charge on a key. The cost does not grow with the number of rules: only
 //! the rules that the [`index`] finds are evaluated.
 
 mod active_hours;

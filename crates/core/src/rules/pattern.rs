@@ -80,12 +80,13 @@ impl Pattern {
     /// Matches the value `text`, or, if `text` contains a `*`, the glob `text`.
     ///
     /// In a pattern that begins with `/`, `*` matches any characters except `/`. In any other
-    /// pattern `*`, and in both `**`, matches any characters. `/api/**` also matches `/api`.
+    /// pattern, `*` matches any characters. In both, `**` matches any characters. `/api/**` also
+    /// matches `/api`.
     ///
     /// # Errors
     ///
     /// Rejects a glob over [`bounds::MAX_PATTERN_BYTES`] or with more than
-    /// [`bounds::MAX_WILDCARDS`] wildcards, and a text longer than any value.
+    /// [`bounds::MAX_WILDCARDS`] wildcards, and a text that is longer than any value can be.
     pub fn text(text: &str) -> Result<Self, RuleError> {
         if text.contains('*') {
             return Glob::new(text).map(|glob| Self(Kind::Glob(glob)));
@@ -147,8 +148,8 @@ impl Pattern {
     }
 
     /// Matches the path `text`, or the glob `text` if it contains a `*`, in the way of many web
-    /// frameworks. It ignores letter case, trailing slashes, path parameters (`;name=value`) and
-    /// trailing encoded white space.
+    /// frameworks. The comparison ignores letter case, trailing slashes, path parameters
+    /// (`;name=value`) and trailing encoded white space.
     ///
     /// # Errors
     ///
@@ -212,8 +213,8 @@ impl Pattern {
         }
     }
 
-    /// Matches if this pattern does not. The negation of a pattern that requires a value matches an
-    /// absent entry.
+    /// Matches if this pattern does not match. The negation of a pattern that requires a value
+    /// matches an absent entry.
     #[must_use]
     pub fn negated(self) -> Self {
         match self.0 {
@@ -308,8 +309,8 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     let config = Regex::config()
         .nfa_size_limit(Some(bounds::MAX_REGEX_BYTES))
         .hybrid_cache_capacity(bounds::MAX_REGEX_BYTES)
-        // Together these take half of the compile time, for little gain: a request evaluates only
-        // a few expressions.
+        // Together, these two take half of the compile time and gain little, because a request
+        // evaluates only a few expressions.
         .dfa(false)
         .onepass(false);
     let built = Regex::builder().configure(config).build_from_hir(&whole);
@@ -322,7 +323,8 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     })
 }
 
-/// Converts a message of the parser, a drawing of several lines. Its last line says what is wrong.
+/// Converts an error message of the parser. It has several lines that show the position; the last
+/// line names the problem.
 fn not_a_regex(message: &str) -> RuleError {
     let last = message.lines().last().unwrap_or_default();
     let last = last.trim_start_matches("error: ");

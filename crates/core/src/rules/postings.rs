@@ -17,17 +17,17 @@ const MAX_PART_BYTES: usize = 32;
 /// A necessary condition on an entry's value for an item to apply, the most specific kind first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Criterion<'a> {
-    /// The value equals this.
+    /// The value equals this text.
     Value(&'a str),
     /// The value is an address in this network.
     Net(IpNet),
-    /// The value begins with this.
+    /// The value begins with this text.
     Prefix(&'a [u8]),
-    /// The value ends with this.
+    /// The value ends with this text.
     Suffix(&'a [u8]),
-    /// The value contains this.
+    /// The value contains this text.
     Part(&'a [u8]),
-    /// The same, for the normalized form of the value as a [route](super::route).
+    /// The same condition on the normalized form of the value as a [route](super::route).
     Route(Box<Self>),
     /// The entry is present.
     Presence,
@@ -59,7 +59,7 @@ struct Affixes {
     lengths: Vec<usize>,
 }
 
-/// A search for many literals at once (Aho-Corasick).
+/// Searches for many literals simultaneously (Aho-Corasick).
 #[derive(Clone, Debug)]
 struct Automaton {
     search: AhoCorasick,
@@ -77,7 +77,7 @@ pub(super) struct Matches {
 }
 
 impl Postings {
-    /// Files `item`, which applies only if `on` is true.
+    /// Files `item`, which can only apply if `on` is true.
     pub(super) fn file(&mut self, on: &Criterion<'_>, item: usize) {
         let items = match on {
             Criterion::Value(value) => self.values.entry((*value).into()).or_default(),
@@ -318,7 +318,8 @@ fn ways_of_literals(literals: &Literals) -> Vec<Criterion<'_>> {
     }
 }
 
-/// Files alternatives under the most specific way of each. If one of them cannot be filed, none is.
+/// Files each alternative in its most specific way. If one of the alternatives cannot be filed,
+/// none is filed.
 fn ways_of_any<'a>(
     exact: impl Iterator<Item = &'a str>,
     others: &'a [Pattern],
@@ -333,15 +334,15 @@ fn ways_of_any<'a>(
     vec![way]
 }
 
-/// Returns the most specific way. A way is as specific as its least specific fact.
+/// Returns the most specific way. The specificity of a way is that of its least specific fact.
 pub(super) fn most_telling(ways: Vec<Vec<Criterion<'_>>>) -> Option<Vec<Criterion<'_>>> {
     let vagueness = |way: &Vec<Criterion<'_>>| way.iter().map(Criterion::vagueness).max();
     ways.into_iter().min_by_key(vagueness)
 }
 
 impl Criterion<'_> {
-    /// Returns a measure of how many values this fact matches, for comparison: first its kind, then
-    /// how short its text is.
+    /// Returns how unspecific this fact is, for comparison: first by its kind, then by how short
+    /// its text is.
     pub(super) fn vagueness(&self) -> (u8, std::cmp::Reverse<usize>) {
         let (kind, length) = match self {
             Self::Value(value) => (0, value.len()),

@@ -1,8 +1,8 @@
-//! Response-based cost: the final charge of a request depends on its response.
+//! Response-based cost: the final charge of a request is computed from its response.
 //!
 //! A limit must be charged before the request passes, because a request cannot be denied
 //! afterwards. Some facts are only known from the response, such as whether a login failed or how
-//! many tokens were used. When they are known, the excess is refunded with the
+//! many tokens were used. When these facts are known, the excess is refunded with the
 //! [receipt](crate::Receipt).
 
 use super::{Request, Rule, RuleError, When, condition::check_name};
@@ -35,7 +35,7 @@ pub struct ResponseCost {
 }
 
 impl ResponseCost {
-    /// Counts only requests whose response fulfills `answers`. All other requests are refunded
+    /// Counts only requests whose response matches `answers`. All other requests are refunded
     /// completely.
     #[must_use]
     pub fn counting(mut self, answers: When) -> Self {
@@ -79,8 +79,8 @@ impl ResponseCost {
     }
 
     /// Returns the final charge for a response that was aborted. Only entries for which `is_final`
-    /// returns true have their final value. A condition on any other entry counts as fulfilled: its
-    /// final value is unknown, and otherwise a client could avoid the charge by aborting.
+    /// returns true have their final value. A condition on any other entry counts as fulfilled,
+    /// because the final value is unknown. Otherwise a client could avoid the charge by aborting.
     #[must_use]
     pub fn due_so_far(
         &self,
@@ -106,7 +106,7 @@ impl Rule {
     ///
     /// Returns an error for `count` or `settle` if a limit counts denied requests, because those
     /// are never refunded. Returns an error for `count` if `response_cost` has a schedule. Returns
-    /// an error for `settle` if a limit is a concurrency limit, whose slots must be taken before
+    /// an error for `settle` if a limit is a concurrency limit, whose slots must be acquired before
     /// the request passes.
     pub fn with_response_cost(mut self, response_cost: ResponseCost) -> Result<Self, RuleError> {
         if !response_cost.is_settled() && self.limits().iter().any(Limit::count_denied) {

@@ -1,6 +1,6 @@
 //! Routes: paths compared in the way of many web frameworks.
 //!
-//! Other patterns compare paths byte by byte. Frameworks often do not: many treat `/login/`,
+//! Other patterns compare paths byte by byte. Many frameworks do not: they treat `/login/`,
 //! `/LOGIN`, `/login;x=1` and `/login%20` as `/login`. A [`Route`] matches all of these.
 
 use std::borrow::Cow;

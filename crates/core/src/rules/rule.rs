@@ -29,7 +29,7 @@ pub enum CostSource {
 /// Whether a rule denies requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// The rule denies.
+    /// The rule denies requests over its limits.
     #[default]
     Enforce,
     /// The rule counts and reports, but never denies.
@@ -47,7 +47,8 @@ impl Mode {
     }
 }
 
-/// A rule: the conditions under which limits apply, and the key that they count by.
+/// A rule: conditions, limits that apply if the conditions hold, and the key by which requests are
+/// counted.
 ///
 /// A rule applies to a request if all its conditions hold **and the request has every entry of its
 /// key**. To limit requests without an entry, use a rule with the condition `present: false`. A
@@ -67,8 +68,8 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Creates a rule that applies `limits` to every request, with one count for all and at the
-    /// request's cost.
+    /// Creates a rule that applies `limits` to every request. It has one count for all requests and
+    /// charges the cost of each request.
     ///
     /// The name appears in headers, metrics and paths, so it must be printable ASCII with at most
     /// [`bounds::MAX_RULE_NAME_BYTES`].
@@ -104,8 +105,8 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// Returns an error for `key` if there are more than [`bounds::MAX_KEY_ENTRIES`], if one occurs
-    /// twice, or if one is not a valid name.
+    /// Returns an error for `key` if there are more than [`bounds::MAX_KEY_ENTRIES`] entries, if an
+    /// entry occurs twice, or if an entry is not a valid name.
     pub fn keyed_by(mut self, entries: &[&str]) -> Result<Self, RuleError> {
         let most = bounds::MAX_KEY_ENTRIES;
         if entries.len() > most {
@@ -129,7 +130,7 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// Returns an error for `cost` if it is an entry that no request can have.
+    /// Returns an error for `cost` if `cost` is an entry that no request can have.
     pub fn costing(mut self, cost: CostSource) -> Result<Self, RuleError> {
         if let CostSource::Entry(entry) = &cost {
             check_name(entry).map_err(|error| RuleError::new("cost", error.problem))?;
@@ -138,7 +139,7 @@ impl Rule {
         Ok(self)
     }
 
-    /// Adds an allow list: requests for which one of `allow` holds pass without a charge.
+    /// Adds an allow list: requests that match one of `allow` pass without a charge.
     #[must_use]
     pub fn allowing(mut self, allow: Vec<When>) -> Self {
         self.allow = AllowList::new(allow);
@@ -159,7 +160,7 @@ impl Rule {
         Ok(self)
     }
 
-    /// Sets whether the rule denies, or only counts and reports.
+    /// Sets whether the rule denies requests, or only counts and reports.
     #[must_use]
     pub fn in_mode(mut self, mode: Mode) -> Self {
         let limits = Arc::unwrap_or_clone(self.limits);
@@ -204,7 +205,7 @@ impl Rule {
         &self.cost
     }
 
-    /// Returns whether the rule denies.
+    /// Returns whether the rule denies requests.
     #[must_use]
     pub fn mode(&self) -> Mode {
         if self.limits.is_shadow() {
@@ -263,8 +264,8 @@ impl Rule {
         Ok(bytes)
     }
 
-    /// Returns the first entry whose value in `values`, which are in the order of [`Self::key`],
-    /// contradicts the conditions of this rule. No request that the rule applies to has that key.
+    /// Returns the first key entry whose value contradicts the conditions of this rule, so that the
+    /// rule applies to no request with that key. `values` are in the order of [`Self::key`].
     #[must_use]
     pub fn contradicted_key(&self, values: &[&str]) -> Option<&str> {
         let mut pairs = self.key().zip(values);
@@ -318,8 +319,8 @@ impl Rule {
             && !self.allow.matches(request, now, buffers)
     }
 
-    /// Returns true if an elastic rule may exceed its limits for this request at `now`, as far as
-    /// the request itself decides that.
+    /// Returns true if an elastic rule may exceed its limits for this request at `now`. Only
+    /// conditions on the request are evaluated, not the unused share of another rule.
     pub(super) fn has_headroom(
         &self,
         request: &Request<'_>,

@@ -85,13 +85,13 @@ pub struct RuleSet {
     by_scope: HashMap<Scope, usize>,
     allow: AllowList,
     entry_names: BTreeSet<Box<str>>,
-    /// Whether a rule is elastic by the unused share of another.
+    /// Whether a rule is elastic depending on the unused share of another rule.
     has_parents: bool,
     wants_receipts: bool,
 }
 
 impl RuleSet {
-    /// Indexes `rules` and keeps their order. A request for which one of `allow` holds passes all
+    /// Indexes `rules` and keeps their order. A request that matches one of `allow` passes all
     /// rules without a charge.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl RuleSet {
     /// Returns an error for every rule whose name is already taken, as `rules[<n>].name`, counted
     /// from 0, and for every elastic rule that refers to itself or to a missing rule, as
     /// `rules[<n>].elastic.unused.rule`. Rejects more than [`bounds::MAX_RULES`] rules, and rules
-    /// with which an ordinary request could take over [`bounds::MAX_EVALUATIONS`].
+    /// with which an ordinary request could take more than [`bounds::MAX_EVALUATIONS`].
     pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, RuleErrors> {
         let most = bounds::MAX_RULES;
         if rules.len() > most {
@@ -128,7 +128,7 @@ impl RuleSet {
     }
 
     /// Inherits the state of `old` after a reload. A rule with unchanged limits keeps the same
-    /// limits object. A rule with changed limits takes over what its keys have spent.
+    /// limits object. If the limits of a rule changed, the spent units of its keys stay spent.
     #[must_use]
     pub fn inheriting_from(mut self, old: &Self) -> Self {
         for rule in &mut self.rules {
@@ -147,12 +147,12 @@ impl RuleSet {
     ///
     /// Rejects a request in these cases:
     ///
-    /// - A rule that applies counts by an entry whose value is empty or makes the key too long.
+    /// - The value of a key entry of an applicable rule is empty or makes the key too long.
     /// - The entry that sets the cost is missing or is not a number from 1 to
     ///   [`bounds::MAX_COUNT`].
     /// - More than [`bounds::MAX_CHARGES`] rules apply.
-    /// - Finding its rules takes over [`bounds::MAX_EVALUATIONS`], because its values were crafted
-    ///   to match parts of many patterns.
+    /// - Finding its rules takes more than [`bounds::MAX_EVALUATIONS`], because its values were
+    ///   crafted to match parts of many patterns.
     pub fn charges<'a>(
         &'a self,
         request: &Request<'_>,
@@ -164,7 +164,7 @@ impl RuleSet {
         keys.clear();
         due.clear();
         let is_allowed = self.allow.matches(request, now, buffers);
-        // The result may be wrong if evaluations were skipped, so check before using it.
+        // The result may be wrong if evaluations were skipped, so check for that before using it.
         buffers.work.check()?;
         if is_allowed {
             return Ok(Vec::new());
@@ -186,8 +186,8 @@ impl RuleSet {
 
     /// Returns true if `request` is on the allow list, so that no rule charges it.
     ///
-    /// Returns false if this takes over [`bounds::MAX_EVALUATIONS`]. [`Self::charges`] rejects such
-    /// a request.
+    /// Returns false if this takes more than [`bounds::MAX_EVALUATIONS`]. [`Self::charges`] rejects
+    /// such a request.
     #[must_use]
     pub fn is_allow_listed(
         &self,
@@ -202,8 +202,8 @@ impl RuleSet {
         is_allowed && buffers.work.check().is_ok()
     }
 
-    /// Returns the charges to read before `charges` are decided, because the unused share of some
-    /// rules decides whether others may exceed their limits. It is usually `None`.
+    /// Returns the parent charges, which must be read before `charges` are decided: their unused
+    /// share decides whether elastic rules may exceed their limits. The result is usually `None`.
     #[must_use]
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {
@@ -240,8 +240,8 @@ impl RuleSet {
     }
 
     /// Returns true if these `charges` of a request should be [settled](crate::Store::settle) when
-    /// the request has ended or is cancelled. That is so if one of the rules has concurrency slots,
-    /// a queue, or a response-based cost.
+    /// the request has ended or is cancelled. This is the case if one of the rules has concurrency
+    /// slots, a queue, or a response-based cost.
     #[must_use]
     pub fn wants_receipt(&self, charges: &[Charge<'_>]) -> bool {
         let wants = |charge: &Charge<'_>| self.rule_of(charge.key).is_some_and(Rule::wants_receipt);
@@ -257,9 +257,9 @@ impl RuleSet {
     }
 
     /// Finds the rules that a request can bypass by leaving out an entry for which `is_optional`
-    /// returns true. A rule is only returned if no other enforced rule certainly applies to such
-    /// requests. The rules are in order, each with one such entry. The iterator is lazy, and each
-    /// step may examine many rules.
+    /// returns true. A rule is not returned if another enforced rule certainly applies to such
+    /// requests. The rules are returned in order, each with one such entry. The iterator is lazy,
+    /// and each step may examine many rules.
     pub fn bypasses(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Bypass<'_>> {
         bypass::bypasses(&self.rules, is_optional)
     }
@@ -389,7 +389,8 @@ fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
         (true, false) => {
             let limits = Limits::clone(old).in_shadow(new.is_shadow());
             let limits = limits.failing(new.on_failure());
-            // The numbers are equal, so the old limits can stretch as far as the new ones.
+            // The numbers are equal, so the elastic percentage of the new limits is valid for the
+            // old limits.
             Arc::new(limits.clone().stretching(new.stretch()).unwrap_or(limits))
         }
         (false, _) => Arc::new(Limits::clone(new).inheriting_from(old)),

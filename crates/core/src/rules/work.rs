@@ -1,4 +1,5 @@
-//! Counts the work of finding the rules of one request, and rejects too much of it.
+//! Counts the work of finding the rules of one request, and rejects the request if it takes too
+//! much.
 
 use super::RuleError;
 use crate::{eval::RequestError, limit::bounds};
@@ -14,14 +15,15 @@ pub(super) struct Work {
 /// The effort of one evaluation of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// Constant for every value: a lookup, or a comparison with the beginning or the end.
+    /// Constant for every value: a lookup, or a comparison with the beginning or the end of the
+    /// value.
     Constant,
     /// Proportional to the length of the value.
     Linear,
 }
 
 impl Effort {
-    /// Returns the number of evaluations that it counts as, for a value of `bytes`.
+    /// Returns the number of evaluations that this effort counts as, for a value of `bytes` bytes.
     fn of(self, bytes: usize) -> usize {
         match self {
             Self::Constant => 1,
@@ -29,7 +31,7 @@ impl Effort {
         }
     }
 
-    /// Returns the number of evaluations that it counts as for the longest value.
+    /// Returns the number of evaluations that this effort counts as for the longest value.
     pub(super) fn most(self) -> usize {
         self.of(bounds::MAX_ENTRY_VALUE_BYTES)
     }
@@ -58,9 +60,8 @@ impl Work {
         self.done
     }
 
-    /// Counts one evaluation. Returns false if it exceeds the maximum. Then the caller must skip
-    /// the evaluation, and [`Self::check`] must reject the request because its result is
-    /// incomplete.
+    /// Counts one evaluation. Returns false if the maximum is exceeded. Then the caller must skip
+    /// the evaluation; [`Self::check`] later rejects the request, because its result is incomplete.
     pub(super) fn spend(&mut self, effort: Effort, value: Option<&str>) -> bool {
         let units = effort.of(value.map_or(0, str::len));
         self.done = self.done.saturating_add(units);
@@ -75,7 +76,7 @@ impl Work {
         }
     }
 
-    /// Rejects a request that took more than [`bounds::MAX_EVALUATIONS`].
+    /// Rejects the request if it took more than [`bounds::MAX_EVALUATIONS`].
     pub(super) fn check(self) -> Result<(), RequestError> {
         if self.done <= self.most {
             return Ok(());
@@ -88,7 +89,7 @@ impl Work {
     }
 }
 
-/// Rejects rules with which an ordinary request could take over [`bounds::MAX_EVALUATIONS`].
+/// Rejects rules with which an ordinary request could take more than [`bounds::MAX_EVALUATIONS`].
 pub(super) fn check_heaviest(heaviest: &super::index::Heaviest) -> Result<(), RuleError> {
     let most = bounds::MAX_EVALUATIONS;
     if heaviest.weight <= most {

@@ -38,7 +38,7 @@ impl CalendarUnit {
     ];
 }
 
-/// A grid of calendar windows.
+/// The calendar windows of a limit: their unit, their time zone, and the day on which they begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
     unit: CalendarUnit,
@@ -116,9 +116,9 @@ impl Calendar {
     pub fn window(&self, now: Timestamp) -> (Timestamp, Timestamp) {
         let start = self.start_on_or_before(self.zone.wall(now).date());
         let (mut start, mut end) = (start, self.next(start));
-        // Where midnight falls into a gap, the start of a date may be later than `now`, so step
-        // forward until `now` is before the end. The check against `Timestamp::MAX` ends the loop
-        // at the last representable instant, where all windows start and end at the same time.
+        // If midnight does not exist on a date, the start of the date may be later than `now`, so
+        // step forward until `now` is before the end. The check against `Timestamp::MAX` ends the
+        // loop at the last representable instant, at which all further windows start and end.
         while self.zone.start_of(end) <= now && now < Timestamp::MAX {
             (start, end) = (end, self.next(end));
         }

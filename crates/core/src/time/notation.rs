@@ -13,7 +13,7 @@ const UNITS: [(u64, &[&str]); 7] = [
     (1, &["us", "µs", "microsecond", "microseconds"]),
 ];
 
-/// An error about invalid notation. The text says what was expected.
+/// An error about invalid notation. The text names the expected notation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotationError(pub(crate) String);
 

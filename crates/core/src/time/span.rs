@@ -11,26 +11,26 @@ pub const MAX_PERIOD: Span = Span::from_secs(315_576_000);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(u64);
 
-/// The largest lead of a stored instant over the clock that is still taken as normal. A larger lead
-/// means that the clock was wrong and has been set back, and states are clamped.
+/// A stored instant may be ahead of the clock by up to this duration, which is treated as normal.
+/// If it is ahead by more, the clock was wrong and has been set back, and states are clamped.
 ///
 /// In a remote store, the stored instant is the one at which a state was written. In the memory
-/// store, it is the latest instant that a shard has seen. A caller's time can be behind that
-/// because the caller read the clock, and other decisions finished before it got the shard's lock.
-/// That delay is microseconds normally, a tenth of a second if the kernel throttles the process,
-/// and some seconds on a machine that swaps. All of these are far below ten seconds, and the latest
-/// seen instant is used. A clock that leads by less than this constant delays the keys that were
-/// charged during that time by at most its lead.
+/// store, it is the latest instant that a shard has seen. A caller's time can be earlier than that,
+/// because other decisions finished after the caller had read the clock and before it got the
+/// shard's lock. That delay is normally microseconds, a tenth of a second if the kernel throttles
+/// the process, and some seconds on a machine that swaps. All of these are far below ten seconds,
+/// and the latest seen instant is used. If a clock was ahead by less than this constant, keys that
+/// were charged during that time are delayed by at most that lead.
 ///
-/// One kind of caller can be later than that: a process that is stopped (`SIGSTOP`, a frozen
-/// container, a suspended guest) between reading the clock and deciding. Its time is then the time
-/// of the stop, and states are clamped to that. Everything charged before the stop remains charged.
-/// Charges made by other threads since the process resumed, some microseconds of work, may be dated
-/// back to the stop.
+/// The delay can be longer in one case: a process is stopped (`SIGSTOP`, a frozen container, a
+/// suspended guest) between reading the clock and deciding. The caller's time is then the time of
+/// the stop, and states are clamped to it. All charges made before the stop remain. Charges that
+/// other threads made after the process resumed, in a few microseconds, may be dated back to the
+/// time of the stop.
 pub const CLOCK_JUMP: Span = Span::from_secs(10);
 
 impl Span {
-    /// The empty span.
+    /// A duration of zero.
     pub const ZERO: Self = Self(0);
 
     /// Returns a span of `micros` microseconds.

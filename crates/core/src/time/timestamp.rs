@@ -32,13 +32,13 @@ impl Timestamp {
         Span::from_micros(self.0.saturating_sub(earlier.0))
     }
 
-    /// Returns the instant `span` earlier, not before the epoch.
+    /// Returns the instant that is `span` earlier, but not before the epoch.
     #[must_use]
     pub const fn before(self, span: Span) -> Self {
         Self(self.0.saturating_sub(span.as_micros()))
     }
 
-    /// Returns the instant `span` later, at most [`Self::MAX`].
+    /// Returns the instant that is `span` later, at most [`Self::MAX`].
     #[must_use]
     pub const fn after(self, span: Span) -> Self {
         Self::from_micros(self.0.saturating_add(span.as_micros()))
@@ -49,7 +49,7 @@ impl Timestamp {
 mod tests {
     use super::*;
 
-    /// A log stores an instant in 53 bits, and any other store may do so, too.
+    /// A log stores an instant in 53 bits, and other states and stores may do the same.
     #[test]
     fn time_arithmetic_saturates_at_the_maximum() {
         let late = Timestamp::from_micros(u64::MAX);

@@ -34,7 +34,7 @@ fn the_bytes_of_blocks_are_counted() {
     );
 }
 
-/// Regression test: expired blocks used to count until the blocks were listed, so that in the end
+/// Regression test: expired blocks used to count until the blocks were listed, so that eventually
 /// no new block could be set.
 #[test]
 fn expired_blocks_make_room_for_others() {

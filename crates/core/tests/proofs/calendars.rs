@@ -1,5 +1,5 @@
 //! Calendar windows, checked against the time zone database. Around every offset change of every
-//! zone, the windows contain the instants that belong to them, and are contiguous.
+//! zone, each instant is in the right window, and the windows are contiguous.
 
 use jiff::{Timestamp as Instant, ToSpan, civil::Date, tz::TimeZone};
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ fn days(zone: &str) -> Calendar {
     Calendar::new(CalendarUnit::Day, zone, None).expect("a zone of the database")
 }
 
-/// Returns the civil date at an instant, directly from the database.
+/// Returns the local date at an instant, computed directly with the time zone database.
 fn date(zone: &TimeZone, micros: u64) -> Date {
     let micros = i64::try_from(micros).expect("an instant before 2255");
     let instant = Instant::from_microsecond(micros).expect("an instant before 2255");
@@ -130,7 +130,8 @@ fn days_that_have_no_midnight() {
     );
 }
 
-/// If midnight occurs twice, the day begins with the first. The repeated hour belongs to that day.
+/// If midnight occurs twice, the day begins with the first one. The repeated hour belongs to that
+/// day.
 #[test]
 fn days_with_two_midnights() {
     let havana = window(&days("America/Havana"), at("2025-11-02T04:30:00Z"));
@@ -172,8 +173,8 @@ fn weeks_begin_on_their_anchor() {
 }
 
 proptest! {
-    /// Checks any calendar at any time, including the time before its first whole window and the
-    /// latest time.
+    /// Checks any calendar at any time, including times before its first whole window and the
+    /// latest representable time.
     #[test]
     fn windows_hold_their_instants(
         zone in prop::sample::select(vec![

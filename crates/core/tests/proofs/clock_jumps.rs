@@ -1,6 +1,6 @@
-//! Clocks that were ahead and have been set back. Units that were charged in the meantime count as
-//! charged when the jump was detected. No key is fuller than one that has just been exhausted, and
-//! no limit admits more than its bound.
+//! Clocks that were ahead and have been set back. Units that were charged while the clock was ahead
+//! count as charged when the jump was detected. No key has more spent units than one that has just
+//! been exhausted, and no limit admits more than its bound.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -18,13 +18,13 @@ const NOW: u64 = 1_700_000_000_000_000;
 const SECOND: u64 = 1_000_000;
 const YEAR: u64 = 365 * 86_400 * SECOND;
 
-/// A jump that is larger than the lag that a store tolerates between threads.
+/// A jump that is larger than the lag between threads that a store tolerates.
 fn jump() -> impl Strategy<Value = u64> {
     prop_oneof![11 * SECOND..700 * SECOND, Just(YEAR), 11 * SECOND..2 * YEAR,]
 }
 
-/// Charges the requests of a trace, with the clock only moving forward. Returns what was admitted,
-/// and the last instant.
+/// Charges the requests of a trace, with the clock only moving forward. Returns the admitted
+/// charges and the last instant.
 fn charge_all(
     store: &MemoryStore,
     rule: &Rule,
@@ -69,7 +69,7 @@ fn check_bound(limit: &Limit, admitted: &[(u64, u64)]) -> Result<(), TestCaseErr
     Ok(())
 }
 
-/// Checks that from `now` on, the key admits at least what a key admits that was charged to its
+/// Checks that from `now` on, the key admits at least as much as a key that was charged to its
 /// maximum at `now`.
 fn check_no_fuller_than_exhausted(
     store: &MemoryStore,
@@ -142,7 +142,7 @@ proptest! {
         check_no_fuller_than_exhausted(&store, &rule, &limit, start)?;
     }
 
-    /// A key that was charged only before the jump gives the same answers as if the clock had never
+    /// A key that was charged only before the jump has the same outcomes as if the clock had never
     /// been ahead.
     #[test]
     fn a_key_without_future_charges_is_unchanged_by_a_jump(
@@ -172,7 +172,7 @@ proptest! {
         prop_assert_eq!(admitted, expected);
     }
 
-    /// After restoring a snapshot from the future, keys are as full as they were when it was
+    /// After restoring a snapshot from the future, keys have as many spent units as when it was
     /// written.
     #[test]
     fn a_snapshot_from_the_future_keeps_the_remaining_units(
@@ -201,7 +201,8 @@ fn five_a_minute(kind: Kind) -> Limit {
     Limit::new(kind.algorithm(5, rate, 6)).expect("numbers that a limit can have")
 }
 
-/// Returns when everything that was spent on [`five_a_minute`] at [`NOW`] is available again.
+/// Returns the time at which all units that were spent on [`five_a_minute`] at [`NOW`] are
+/// available again.
 fn full_again(kind: Kind) -> u64 {
     let seconds = match kind {
         Kind::CalendarWindow => 32 * 86_400,
@@ -237,7 +238,7 @@ fn a_burst_from_the_future_does_not_block_a_key() {
     }
 }
 
-/// Each thread reads the clock a little earlier than the previous one decides.
+/// Each thread reads the clock slightly before the previous thread decides.
 #[test]
 fn a_small_step_back_counts_as_the_latest_instant() {
     let rule = Rule::new(b"key", vec![five_a_minute(Kind::Gcra)], false);
@@ -284,14 +285,14 @@ fn reserve(store: &MemoryStore, limits: &Limits, now: u64) -> (Decision, Receipt
     store.reserve(&[charge], Timestamp::from_micros(now), &mut Vec::new())
 }
 
-/// Regression test: a renewal after a change of the algorithm and a clock that was ahead used to be
-/// answered with `Held`, although the lease was dropped.
+/// Regression test: if the algorithm changed and the clock had been ahead, a renewal used to return
+/// `Held`, although the lease was dropped.
 #[test]
 fn a_lease_renewed_over_another_algorithm_is_held() {
     let (limits, store) = (two_at_once(), one_shard());
     let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
     let (_, mut receipt) = reserve(&store, &limits, NOW + 60 * SECOND);
-    // This replaces the leases by a count of an hour.
+    // This replaces the leases with a count per hour.
     let rate = Rate {
         count: 10,
         period: Span::from_secs(3_600),
@@ -343,7 +344,8 @@ fn leases_from_the_future_are_still_held() {
     }
 }
 
-/// The slot of a crashed holder is released after a lease from the jump, not at the wrong instant.
+/// The slot of a crashed holder becomes free one lease after the jump was detected, not at the
+/// wrong instant.
 #[test]
 fn a_lease_from_the_future_expires_in_time() {
     let (limits, store) = (two_at_once(), one_shard());
@@ -354,7 +356,7 @@ fn a_lease_from_the_future_expires_in_time() {
 }
 
 /// Units that were charged while the clock was ahead are not refunded, because it is unknown how
-/// many of them have been returned by elapsed time.
+/// many of them have already become available again.
 #[test]
 fn a_receipt_from_the_future_refunds_nothing() {
     for kind in [Kind::Gcra, Kind::Interval, Kind::Log, Kind::StrictBuckets] {
@@ -413,7 +415,7 @@ fn a_snapshot_from_the_future_denies_no_longer_than_its_limits() {
     }
 }
 
-/// Units that elastic limits admitted while there was headroom are not taken for the effect of a
+/// Units that elastic limits admitted while there was headroom are not mistaken for the effect of a
 /// wrong clock, and remain charged.
 #[test]
 fn elastic_charges_survive_a_clock_jump() {
@@ -439,7 +441,7 @@ fn elastic_charges_survive_a_clock_jump() {
     }
 }
 
-/// No panic at the latest instant, for any kind of limit.
+/// At the latest instant, no kind of limit panics.
 #[test]
 fn the_last_instant_does_not_panic() {
     for kind in Kind::ALL {

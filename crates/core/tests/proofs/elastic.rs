@@ -1,4 +1,5 @@
-//! Elastic limits: limits that stretch while there is headroom. Both forms share one state.
+//! Elastic limits: limits that are raised while there is headroom. The original and the raised
+//! limits share one state.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -11,7 +12,7 @@ use crate::{
     world::one_shard,
 };
 
-/// Generates elastic limits, and limits that always have the wider soft allowance.
+/// Generates elastic limits, and limits that always have the larger soft allowance.
 fn limits(kind: Kind, stretch: u32) -> impl Strategy<Value = (Limits, Limits)> {
     let limits = strategies::plain_limit(kind);
     limits.prop_filter_map("limits that can stretch", move |limit| {
@@ -36,9 +37,9 @@ fn ask(store: &MemoryStore, limits: &Limits, (now, cost): (u64, u64), effect: Ef
 proptest! {
     #![proptest_config(strategies::cases(800))]
 
-    /// While there is headroom, outcomes are those of limits with the wider soft allowance. Without
-    /// it, the original limits apply, and units that were admitted beyond them count. Waits are
-    /// exact: a denied request is admitted after its wait, and not earlier.
+    /// While there is headroom, outcomes are those of limits with the larger soft allowance.
+    /// Without headroom, the original limits apply, and units that were admitted beyond them count.
+    /// Waits are exact: a denied request is admitted after its wait, and not earlier.
     #[test]
     fn elastic_charges_count_against_the_normal_limit(
         (limits, wide_limits) in any_kind().prop_flat_map(|kind| limits(kind, 50)),
@@ -49,7 +50,7 @@ proptest! {
         let stretched = limits.stretched().expect("they stretch");
         let is_estimated = limits.iter().any(is_estimated);
         let (store, mut last): (_, Option<Outcome>) = (one_shard(), None);
-        // Charges the same requests under limits that always have the wider allowance.
+        // Charges the same requests under limits that always have the larger allowance.
         let twin = one_shard();
         let mut now = start;
         for (step, has_room) in asks.iter().zip(room) {
@@ -67,7 +68,7 @@ proptest! {
                 prop_assert_eq!(wide, expected);
             }
             if !outcome.allowed && !is_estimated && let Some(wait) = outcome.retry_after.span() {
-                // On a copy, because a look at a later instant moves the store's clock.
+                // Use a copy, because a look at a later instant moves the store's clock.
                 let copy = copy_of(&store, now);
                 let at = |micros: u64| ask(&copy, used, (now + micros, cost), Effect::Peek).allowed;
                 prop_assert!(!at(wait.as_micros() - 1) && at(wait.as_micros()), "{wait:?} is not tight");
@@ -94,7 +95,7 @@ fn a_stretched_log_refunds_at_most_its_charge() {
             .count();
         assert!(spent > 10, "{kind:?}");
         // The refund is made under the original limits. It must not free more than one unit of the
-        // stretched ones, in any kind of limit.
+        // stretched limits, for any kind of limit.
         ask(&store, &limits, (0, 1), Effect::Refund);
         assert!(
             ask(&store, stretched, (0, 1), Effect::Charge).allowed,

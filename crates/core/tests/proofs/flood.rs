@@ -1,5 +1,4 @@
-//! The store under a flood of keys: it never exceeds its bounds, and never evicts a key that it
-//! must keep.
+//! A flood of keys: the store never exceeds its bounds, and never evicts a key that it must keep.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +15,8 @@ use crate::{
 
 const NOW: u64 = 1_700_000_000_000_000;
 
-/// Limits of all sizes in memory: inline states, numbers above 32 bits, logs that grow, counters of
-/// 8 KB, and several limits in one rule.
+/// Limits whose states have all sizes: inline states, numbers above 32 bits, logs that grow,
+/// counters of 8 KB, and several limits in one rule.
 fn all_sizes() -> Vec<Limits> {
     let minute = Span::from_secs(60);
     let limit = |kind: Kind, count, buckets| {
@@ -84,7 +83,7 @@ fn bounds() -> impl Strategy<Value = MemoryBounds> {
 }
 
 /// Returns a key, short or long. For some numbers the key does not depend on the limits, so that
-/// the limits of that key change.
+/// these keys are charged under changing limits.
 fn key_of(number: u16, sizes: usize) -> Vec<u8> {
     let mut key = number.to_le_bytes().to_vec();
     if !number.is_multiple_of(3) {
@@ -149,8 +148,8 @@ proptest! {
                 prop_assert!(retry_after.span().is_none_or(|wait| wait > Span::ZERO));
                 prop_assert!(outcomes.is_empty());
             } else if uncounted {
-                // It is unknown which charges were not counted, and keys whose limits changed may
-                // have been converted.
+                // Exclude keys whose charges may not have been counted, and keys that may have been
+                // converted to other limits.
                 kept.retain(|key, _| rules.iter().all(|rule| rule.key != *key));
             } else {
                 let each = outcomes.chunks(sizes[wave.sizes].len());

@@ -27,7 +27,7 @@ fn small(when_full: WhenFull) -> MemoryStore {
     })
 }
 
-/// Charges each of `keys` once. Returns how often each decision was made: admitted, limited, full.
+/// Charges each of `keys` once. Returns the number of each decision: admitted, limited, full.
 fn flood(store: &MemoryStore, limits: &Limits, keys: std::ops::Range<u32>) -> [usize; 3] {
     let mut decisions = [0; 3];
     for key in keys {
@@ -165,8 +165,8 @@ fn a_log_that_cannot_grow_is_denied() {
     }
 }
 
-/// Regression test: a charge that was denied as `Full` used to evict idle keys all the same, so a
-/// client whose log could not grow removed the counts of the others.
+/// Regression test: a charge that was denied as `Full` used to evict idle keys anyway, so a client
+/// whose log could not grow removed the counts of other clients.
 #[test]
 fn a_charge_that_does_not_fit_evicts_no_live_keys() {
     let store = MemoryStore::new(MemoryBounds {
@@ -195,7 +195,7 @@ fn a_charge_that_does_not_fit_evicts_no_live_keys() {
         others.iter().filter(is_counted).count()
     };
     assert_eq!(counted(), 100);
-    // Alone, after a key that fits, and before such a key.
+    // The key alone, after a key that fits, and before such a key.
     for charges in [
         vec![large.charge(1)],
         vec![new.charge(1), large.charge(1)],
@@ -208,14 +208,15 @@ fn a_charge_that_does_not_fit_evicts_no_live_keys() {
         }
     }
     assert_eq!(counted(), 100);
-    // Expired keys are removed even then.
+    // Expired keys are removed even if the charge does not fit.
     let later = now.after(Span::from_secs(3_601));
     store.check(&[large.charge(1)], later, Effect::Charge, &mut Vec::new());
     let stats = store.stats();
     assert!(stats.expired > 0 && stats.evicted == 0, "{stats:?}");
 }
 
-/// Regression test: such a charge used to be denied, although new keys were admitted.
+/// Regression test: a charge whose log could not grow used to be denied, although new keys were
+/// admitted.
 #[test]
 fn a_log_that_cannot_grow_passes_uncounted_if_configured() {
     let (store, rule, now, decision) = overgrown(WhenFull::Allow);
@@ -288,7 +289,7 @@ fn expired_keys_leave_the_store() {
     assert!(stats.bytes * 10 < full.bytes, "{stats:?} after {full:?}");
 }
 
-/// Two keys are charged together in a full store. Evicting the existing one to make room for the
+/// Two keys are charged together in a full store. Evicting the existing key to make room for the
 /// new one would lose its count, and it would never be limited.
 #[test]
 fn keys_of_one_decision_do_not_evict_each_other() {
@@ -321,7 +322,7 @@ fn keys_of_one_decision_do_not_evict_each_other() {
     }
 }
 
-/// Regression test: units spent of the soft allowance used to be ignored, so that a key far beyond
+/// Regression test: spent units of the soft allowance used to be ignored, so that a key far over
 /// its limit was evicted.
 #[test]
 fn a_key_in_its_soft_allowance_is_not_evicted() {

@@ -1,5 +1,6 @@
-//! Property tests: every kernel against a naive reference model (its twin), every documented
-//! guarantee over all intervals, and the store under floods, threads, restarts and changed limits.
+//! Property tests. They compare every kernel with a naive reference model (its twin), check every
+//! documented guarantee over all intervals, and test the store with floods of keys, threads,
+//! restarts and changed limits.
 //!
 //! A failing property prints its smallest counterexample and its seed. Former counterexamples are
 //! named tests in `regressions`.

@@ -109,7 +109,7 @@ proptest! {
     }
 
     /// If all holders renew in time, no slot is ever lost and the limit is never exceeded, however
-    /// long they hold them.
+    /// long the slots are held.
     #[test]
     fn a_renewed_lease_is_counted_until_it_is_released(
         limit in strategies::plain_limit(Kind::Concurrency),
@@ -121,7 +121,7 @@ proptest! {
         let mut there: Vec<Receipt> = Vec::new();
         let mut now = start;
         for (comers, wait, leaver) in steps {
-            // At most two thirds of a lease between renewals.
+            // At most two thirds of a lease elapse between renewals.
             now += wait * (lease / 3);
             let at = Timestamp::from_micros(now);
             for receipt in &mut there {
@@ -153,7 +153,7 @@ fn charge(limits: &Limits) -> Charge<'_> {
     Charge::new(b"key", limits, Cost::ONE).expect("a key")
 }
 
-/// A slot is released by its receipt, even if the limit has changed since.
+/// A slot is released by its receipt, even if the limit has since changed.
 #[test]
 fn leases_are_released_after_the_limit_changed() {
     let old = Arc::new(concurrency(3));
@@ -180,7 +180,7 @@ fn leases_are_released_after_the_limit_changed() {
 }
 
 /// A holder can renew its lease under the old limits after other servers have changed to new ones.
-/// A lower limit takes no slots away.
+/// A lower limit does not revoke slots.
 #[test]
 fn leases_are_renewed_after_the_limit_changed() {
     let old = Arc::new(concurrency(3));
@@ -219,8 +219,8 @@ fn leases_are_renewed_after_the_limit_changed() {
     assert_eq!(outcomes[0].remaining, 2);
 }
 
-/// If all slots have expired under other limits, a slot that is acquired again has the lease of its
-/// own limits.
+/// If all slots have expired under other limits, a slot that is acquired again has the lease
+/// duration of its own limits.
 #[test]
 fn a_reacquired_slot_has_the_lease_of_its_own_limit() {
     let lasting = |lease| {
@@ -288,8 +288,8 @@ fn taken(store: &MemoryStore, limits: &Limits) -> Vec<Receipt> {
     (1..=4).map(take).collect()
 }
 
-/// Fills the store with the logs of other keys, until none of them can grow: first with large logs,
-/// then by four entries at a time.
+/// Fills the store with the logs of other keys until none of them can grow: first with large
+/// charges, then with four entries at a time.
 fn fill(store: &MemoryStore) {
     let log = Algorithm::SlidingWindowLog {
         limit: 100_000,
@@ -319,7 +319,8 @@ fn fill(store: &MemoryStore) {
     }
 }
 
-/// Renewing leases needs no room, so it succeeds in a full store and affects no other key.
+/// Renewing leases needs no additional memory, so it succeeds in a full store and affects no other
+/// key.
 #[test]
 fn leases_are_renewed_in_a_full_store() {
     let limits = concurrency(4);
@@ -339,7 +340,7 @@ fn leases_are_renewed_in_a_full_store() {
     }
 }
 
-/// If the store is too full to acquire a slot again, the slot was not taken by others, and the
+/// If the store has no memory to acquire a slot again, no other request has the slot, so the
 /// renewal is not reported as lost.
 #[test]
 fn a_renewal_without_room_is_not_reported_as_lost() {
@@ -353,8 +354,8 @@ fn a_renewal_without_room_is_not_reported_as_lost() {
     assert_eq!(renewal, Renewal::Unknown);
 }
 
-/// Slots that were acquired at the same instant share an entry. Each needs its own once they are
-/// renewed at different instants.
+/// Slots that were acquired at the same instant share an entry. Each slot needs its own entry once
+/// the slots are renewed at different instants.
 #[test]
 fn leases_of_the_same_instant_are_renewed_one_by_one() {
     let (limits, store) = (concurrency(6), one_shard());
@@ -381,7 +382,7 @@ fn leases_of_the_same_instant_are_renewed_one_by_one() {
     assert_eq!(outcomes[0].remaining, 6);
 }
 
-/// Regression test: the wait used to be the time until the first lease expires, so a minute for a
+/// Regression test: the wait used to be the time until the first lease expires: a minute, for a
 /// slot that was free after half a second.
 #[test]
 fn the_wait_for_a_slot_follows_the_ages_of_its_holders() {

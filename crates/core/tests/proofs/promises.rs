@@ -1,5 +1,5 @@
-//! The guarantees in the documentation of each kernel, over all intervals of a trace; and the
-//! guarantees of all limits about their waits, costs and expiry.
+//! Tests the guarantees in the documentation of each kernel over all intervals of a trace, and the
+//! guarantees of all limits about waits, costs and expiry.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -12,7 +12,7 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// The admitted charges in the order of time: instant and cost.
+/// The admitted charges in chronological order: instant and cost.
 type Admitted = Vec<(u64, u64)>;
 
 proptest! {
@@ -61,7 +61,7 @@ proptest! {
                     prop_assert!(wait <= 10_000_000, "a slot may be released at any moment");
                     return Ok(());
                 }
-                // On a copy, because a peek at a later instant moves the store's clock.
+                // Use a copy, because a peek at a later instant moves the store's clock.
                 let copy = copy_of(&store, now);
                 let early = ask(&copy, &rule, now + wait - 1, cost, Effect::Peek);
                 prop_assert!(!early.allowed, "admitted before the {wait} us were over");
@@ -72,8 +72,8 @@ proptest! {
         })?;
     }
 
-    /// P5: a request that would be admitted stays so while nothing else happens. If a cost is
-    /// admitted, so is any lower cost.
+    /// P5: a request that would be admitted now would also be admitted later if nothing else
+    /// happens. If a cost is admitted, any lower cost is admitted, too.
     #[test]
     fn waiting_or_a_lower_cost_never_hurts(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -100,7 +100,7 @@ proptest! {
     }
 
     /// Start times are separated by the duration of the previous cost, except for rounding. No wait
-    /// is longer than the queue.
+    /// is longer than the duration of a full queue.
     #[test]
     fn a_queue_spaces_what_it_admits(
         limit in strategies::limit(Kind::Queue),
@@ -129,7 +129,7 @@ proptest! {
     }
 
     /// P7, P9, P10: a cost that can never fit is denied with `Retry::Never` and changes nothing.
-    /// Looks and peeks change nothing either, at any instants between two requests.
+    /// Looks and peeks change nothing either, at any instant between two requests.
     #[test]
     fn impossible_requests_and_looks_leave_no_trace(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -161,8 +161,8 @@ proptest! {
         prop_assert!(differences.is_empty(), "{differences:?}");
     }
 
-    /// P8: from `reset_after` on, no answer depends on whether the key was forgotten. P11: a new
-    /// key is full.
+    /// P8: once `reset_after` has elapsed, no outcome depends on whether the key was dropped. P11:
+    /// a new key has its whole limit available.
     #[test]
     fn forgetting_an_initial_state_is_unobservable(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -193,8 +193,8 @@ pub(crate) fn is_estimated(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }
 
-/// Charges the requests of a trace and passes every outcome to `seen`, with the clock only moving
-/// forward. Returns the last instant.
+/// Charges the requests of a trace, with the clock only moving forward, and passes every outcome to
+/// `seen`. Returns the last instant.
 pub(crate) fn walk(
     rule: &Rule,
     store: &MemoryStore,
@@ -213,8 +213,8 @@ pub(crate) fn walk(
     Ok(now)
 }
 
-/// Charges the requests of a trace, including backward steps of the clock. The returned instants
-/// are those that the store uses.
+/// Charges the requests of a trace. If the clock of the trace moves backward, the returned instant
+/// is the one that the store uses.
 fn run(limit: &Limit, start: u64, asks: &[Ask]) -> Admitted {
     let (rule, store) = (Rule::new(b"key", vec![limit.clone()], false), one_shard());
     let (mut now, mut latest, mut last) = (start, 0, None);
@@ -286,7 +286,7 @@ pub(crate) fn bound(limit: &Limit, from: u64, to: u64) -> Option<u128> {
     }
 }
 
-/// Returns the number of windows of a grid that the interval touches.
+/// Returns the number of windows that overlap the interval.
 fn windows(window: &Window, from: u64, to: u64) -> u128 {
     match window {
         Window::Epoch(span) => u128::from(to / span.as_micros() - from / span.as_micros() + 1),

@@ -1,4 +1,4 @@
-//! Former counterexamples of the property tests, each reduced to its smallest form.
+//! Former counterexamples of the property tests, each reduced to a minimum.
 
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
@@ -52,8 +52,8 @@ fn an_impossible_cost_on_a_log_evicts_nothing() {
     }
 }
 
-/// Counted denied requests used to find no room in a full counter, so that a client that never
-/// backed off got its whole limit again in each window.
+/// A full counter used to drop counted denied requests, so that a client that never backed off got
+/// its whole limit again in each window.
 #[test]
 fn a_client_that_hammers_a_denial_counting_counter_stays_denied() {
     for kind in [
@@ -77,7 +77,7 @@ fn a_client_that_hammers_a_denial_counting_counter_stays_denied() {
     }
 }
 
-/// A limit of 0 that counts denied requests has nothing that could become available again.
+/// A limit of 0 that counts denied requests has no units that could become available again.
 #[test]
 fn a_limit_of_zero_always_equals_its_initial_state() {
     let day = Span::from_secs(86_400);
@@ -236,8 +236,8 @@ fn impossible_numbers_from_a_remote_store_never_panic() {
     }
 }
 
-/// Denied requests that were counted used to hold concurrency slots without an owner, and the
-/// stores disagreed about who released them.
+/// Counted denied requests used to hold concurrency slots without an owner, and the stores released
+/// them differently.
 #[test]
 fn a_denied_request_holds_no_concurrency_slot() {
     let lease = Span::from_secs(60);
@@ -283,7 +283,7 @@ fn shadow_limits_never_deny_as_shares_or_stretched() {
 }
 
 /// With the same key twice in one call, the second write used to undo the first: 40 units passed a
-/// limit of 5. Only a debug assertion checked for it.
+/// limit of 5. Only a debug assertion checked for repeated keys.
 #[test]
 fn one_key_twice_in_one_call_is_refused() {
     let five = |kind| Limits::new(vec![limit(kind, 5, Span::from_secs(60))]).unwrap();

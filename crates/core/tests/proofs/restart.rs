@@ -1,5 +1,5 @@
-//! P17: after a restart, a store answers from its snapshot as if it had not been restarted. Invalid
-//! snapshots are refused, and never cause a panic.
+//! P17: after a restart from its snapshot, a store decides as if it had not been restarted. Invalid
+//! snapshots are rejected, and never cause a panic.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{Effect, Limit, MemoryBounds, MemoryStore, Rate, Span, Timestamp, WhenFull};
@@ -84,7 +84,7 @@ proptest! {
     }
 
     /// Restores random bytes, and valid snapshots that were truncated, modified or duplicated. Then
-    /// decides with the limits that wrote them.
+    /// decides with the limits under which they were written.
     #[test]
     fn no_bytes_make_it_panic(
         rule in rule(),
@@ -110,7 +110,7 @@ proptest! {
         }
         bytes.truncate(end.index(bytes.len() + 1).max(bytes.len() / 2));
         let again = one_shard();
-        // Whether or not the snapshot is refused, decide on whatever was restored.
+        // Whether or not the snapshot was rejected, make decisions on the restored state.
         let _ = again.restore(&bytes, now);
         walk(&rule, &again, latest, &asks, |_, _, _| Ok(()))?;
         let _ = again.restore(&saved(&again, latest), now);

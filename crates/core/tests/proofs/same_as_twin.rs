@@ -35,8 +35,8 @@ impl Pair {
         self.now = step.from(self.now, self.last(of));
     }
 
-    /// Asks both the store and the model. Their answers must be equal, and a peek must give the
-    /// same answer as the charge after it.
+    /// Sends the requests to both the store and the model. Their outcomes must be equal, and a peek
+    /// must have the same outcome as the charge after it.
     fn ask(&mut self, asks: &[(&Rule, u64)], effect: Effect) -> Result<(), TestCaseError> {
         if effect == Effect::Charge {
             let peeked = self.ask_store(asks, Effect::Peek);
@@ -165,8 +165,8 @@ fn rules() -> impl Strategy<Value = Vec<Rule>> {
     })
 }
 
-/// Returns whether several windows share a log that counts denied requests. The log keeps more than
-/// each of them alone would, so it can refund more.
+/// Returns whether several windows share a log that counts denied requests. The shared log keeps
+/// more entries than a separate log for each window would, so it can refund more.
 fn shares_denials(rule: &Rule) -> bool {
     let counts = |limit: &&Limit| {
         limit.count_denied() && matches!(limit.algorithm(), Algorithm::SlidingWindowLog { .. })
@@ -177,8 +177,8 @@ fn shares_denials(rule: &Rule) -> bool {
 proptest! {
     #![proptest_config(strategies::cases(300))]
 
-    /// Several limits behave like the single ones combined: all are charged or none, and a denied
-    /// request is charged to none.
+    /// Several limits behave like the single limits combined: either all are charged or none, and a
+    /// denied request is charged to none.
     #[test]
     fn several_rules_match_their_models(
         rules in rules(),

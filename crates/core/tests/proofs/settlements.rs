@@ -1,5 +1,5 @@
-//! Refunds by receipt: at most the units that are still counted are refunded. So no interval admits
-//! more units than its bound, counting the units that were used in the end.
+//! Refunds by receipt: at most the units that are still counted are refunded. So the units that
+//! were finally used stay within the bound of every interval.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -13,15 +13,16 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// A charge with its receipt while it is open; once settled, `units` is what was used in the end.
+/// A charge, with its receipt until it is settled; then `units` is the number of units that were
+/// finally used.
 struct Used {
     at: u64,
     units: u64,
     open: Option<Receipt>,
 }
 
-/// A request, and after it possibly the settlement of one open charge: which one, and its unused
-/// units.
+/// A request, optionally followed by the settlement of one open charge: the index of the charge,
+/// and its unused units.
 type Turn = (Ask, Option<(Index, u64)>);
 
 fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
@@ -33,8 +34,8 @@ fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// P13: the units that were used in the end stay within the bound of every interval, whatever
-    /// was refunded.
+    /// P13: whatever is refunded, the units that were finally used stay within the bound of every
+    /// interval.
     #[test]
     fn a_refund_never_mints_units(
         // Concurrency slots are released whether or not they were used.
@@ -54,7 +55,7 @@ proptest! {
         }
     }
 
-    /// A charge that is settled at once, before any other request, leaves no trace.
+    /// A charge that is settled immediately, before any other request, leaves no trace.
     #[test]
     fn an_immediate_refund_undoes_the_charge(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -76,8 +77,8 @@ proptest! {
         prop_assert_eq!(after, before);
     }
 
-    /// In a queue, only the last request can be refunded: start times that were already given out
-    /// are not overtaken, and the distances between them remain.
+    /// In a queue, only the last request can be refunded: no later request starts before a start
+    /// time that was already assigned, and the distances between start times remain.
     #[test]
     fn a_refund_in_a_queue_moves_no_other(
         limit in strategies::plain_limit(Kind::Queue),
@@ -86,7 +87,7 @@ proptest! {
     ) {
         let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
         let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
-        // The start time, cost and receipt of each request that has not left the queue.
+        // The start time, cost and receipt of each request that is still in the queue.
         let mut line: Vec<(u64, u64, Option<Receipt>)> = Vec::new();
         for (step, settled) in &turns {
             now = now.max(step.step.from(now, last.as_ref()));
@@ -110,7 +111,7 @@ proptest! {
     }
 }
 
-/// Tokens that the refill since then has returned are not refunded again.
+/// Tokens that a refill has returned since the charge are not refunded again.
 #[test]
 fn interval_tokens_are_refunded_once() {
     let rate = Rate {
@@ -136,7 +137,7 @@ fn the_refund_ledger_is_bounded() {
     let limit = Limit::new(Kind::TokenBucket.algorithm(10, rate, 1)).expect("a valid limit");
     let store = one_shard();
     let mut most = 0;
-    // More keys than fit the ledger, and fewer than fit the store.
+    // More keys than fit in the ledger, and fewer than fit in the store.
     for number in 0..950_u32 {
         let rule = Rule::new(&number.to_be_bytes(), vec![limit.clone()], false);
         let (receipt, outcome) = reserve(&store, &rule.charge(8), 0);

@@ -1,5 +1,5 @@
 //! Generators of limits and traces: ordinary numbers, extreme numbers, and steps to the instants at
-//! which answers change.
+//! which outcomes change.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -176,8 +176,7 @@ fn ordinary_numbers() -> impl Strategy<Value = Numbers> {
 }
 
 /// Generates maxima, primes, and numbers that need more than 32 bits. In half of the cases, the
-/// count is reduced so that it does not take longer than [`bounds::MAX_DRAIN`] to become available
-/// again.
+/// count is reduced so that all units become available again within [`bounds::MAX_DRAIN`].
 fn extreme_numbers() -> impl Strategy<Value = Numbers> {
     let count = prop_oneof![
         Just(bounds::MAX_COUNT),

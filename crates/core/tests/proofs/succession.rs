@@ -1,5 +1,5 @@
-//! P14: limits that change after keys have spent some of them. Spent units stay spent, the new
-//! bound holds from the change on, and raising a limit takes effect at once.
+//! P14: limits that change after keys have spent units. Spent units stay spent, the new bound holds
+//! from the change on, and raising a limit takes effect immediately.
 
 use std::sync::Arc;
 
@@ -36,7 +36,8 @@ fn two_limits() -> impl Strategy<Value = (Limit, Limit)> {
 }
 
 /// Generates two limits of the same kind that remember a key for the same time. Logs and windows
-/// forget earlier if their period is shorter, so only kinds that store a debt may have any numbers.
+/// forget earlier if their period is shorter, so any numbers are generated only for kinds that
+/// store a debt.
 fn two_limits_of_equal_memory() -> impl Strategy<Value = (Limit, Limit)> {
     use Kind::{Gcra, Interval, Meter, Queue, TokenBucket};
     let debt = prop::sample::select(vec![Gcra, Interval, Meter, Queue, TokenBucket]);
@@ -85,7 +86,7 @@ fn successor(limit: &Limit, old: &Rule) -> Rule {
 proptest! {
     #![proptest_config(strategies::cases(1_000))]
 
-    /// If only the quota changes, the whole difference is available at once.
+    /// If only the quota is raised, the whole difference is available immediately.
     #[test]
     fn a_raise_helps_at_once(
         (before, after) in two_quotas(),
@@ -137,8 +138,8 @@ proptest! {
         }
     }
 
-    /// Two servers with different limits share a store. A denial by one takes nothing from the
-    /// other, whether or not it knows the other's limits.
+    /// Two servers with different limits share a store. A denial by one server does not change the
+    /// counts of the other, whether or not it knows the other server's limits.
     #[test]
     fn a_denial_after_a_change_refunds_nothing(
         (before, after) in two_limits_of_equal_memory(),
@@ -148,8 +149,8 @@ proptest! {
         known in any::<bool>(),
     ) {
         let (old, store) = (rule(&before), one_shard());
-        // A server that knows the other's limits keeps the units, at their new duration. One that
-        // does not keeps the duration of the debt.
+        // A server that knows the other server's limits keeps the number of units, at their new
+        // duration. A server that does not know them keeps the duration of the debt.
         let known = known && lasts_as_long(&before, &after);
         let new = if known { successor(&after, &old) } else { rule(&after) };
         let now = walk(&old, &store, start, &asks, |_, _, _| Ok(()))?;
@@ -247,7 +248,7 @@ fn a_raise_from_five_to_ten_leaves_five() {
     }
 }
 
-/// Two servers share a store. One has smaller limits, and does not know the other's.
+/// Two servers share a store. One server has lower limits, and does not know those of the other.
 #[test]
 fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     let start = 1_700_000_000_000_000;
@@ -281,8 +282,9 @@ fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     }
 }
 
-/// A limit of another algorithm cannot evaluate the state and starts a new one. While it only
-/// denies, the old state stays, because another server may still have the limit that wrote it.
+/// A limit of another algorithm cannot evaluate the state and starts a new one. If it only denies
+/// requests, the old state stays, because another server may still use the limit under which it was
+/// written.
 #[test]
 fn a_denial_by_another_algorithm_keeps_the_state() {
     let start = 1_700_000_000_000_000;
@@ -318,8 +320,8 @@ fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     rule(&limit.expect("numbers that a bucket can have"))
 }
 
-/// A debt that kept its duration is more units under a faster rate. It must survive the conversion
-/// back to the slow one.
+/// A debt that kept its duration is more units under a faster rate. The debt must survive the
+/// conversion back to the slow rate.
 #[test]
 fn a_debt_of_a_century_survives_a_change_of_limits() {
     for mode in [RefillMode::Continuous, RefillMode::Interval] {
@@ -335,7 +337,7 @@ fn a_debt_of_a_century_survives_a_change_of_limits() {
     }
 }
 
-/// A refund under limits that do not know the others makes no wait longer.
+/// A refund under limits that do not know the former limits makes no wait longer.
 #[test]
 fn a_refund_after_a_change_lengthens_no_wait() {
     let (day, minute) = (Span::from_secs(86_400), Span::from_secs(60));

@@ -89,7 +89,7 @@ fn threads_on_two_keys_charge_both_or_neither() {
 }
 
 /// Three threads charge overlapping pairs of three keys, and a fourth looks at all three. It never
-/// sees a partial decision, because the sum of the three counts is always even.
+/// sees a partial decision: the sum of the three counts must always be even.
 #[test]
 fn decisions_are_atomic_to_readers() {
     let store = MemoryStore::new(MemoryBounds::default());

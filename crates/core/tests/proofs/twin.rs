@@ -1,8 +1,8 @@
 //! The twin: a naive reference model of every limit, as simple as possible.
 //!
-//! It keeps a water level, a number of tokens, or everything that was ever spent. It computes in
-//! wide integers without rounding, and finds each wait by searching for the first instant at which
-//! its own answer changes. It shares no arithmetic with the kernels.
+//! The model keeps a water level, a number of tokens, or all charges ever made. It computes in wide
+//! integers without rounding, and finds each wait by searching for the first instant at which its
+//! own decision changes. It shares no arithmetic with the kernels.
 
 use tidegate_core::{
     Algorithm, Counting, Limit, Outcome, RefillMode, Retry, Span, Timestamp, Window, bounds,
@@ -52,7 +52,7 @@ struct Tokens {
     refills_seen: u64,
 }
 
-/// Everything that was spent, oldest first: instant and units.
+/// All charges, oldest first: instant and units.
 #[derive(Clone, Debug)]
 struct Past {
     limit: u64,
@@ -221,7 +221,7 @@ impl Twin {
     }
 }
 
-/// Returns how long after `now` it takes until `holds` is true. Once true, it must stay true.
+/// Returns the time from `now` until `holds` is true. Once true, `holds` must stay true.
 pub(crate) fn first(now: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     if holds(now) {
         return Some(0);
@@ -326,7 +326,7 @@ impl Tokens {
 }
 
 impl Past {
-    /// Returns what counts at `now`, in units times the second number.
+    /// Returns the units that count at `now`, multiplied by the second number, and that number.
     fn weight(&self, now: u64) -> (i128, i128) {
         let sum = |counts: &dyn Fn(u64) -> bool| -> i128 {
             let counted = self.spent.iter().filter(|(at, _)| counts(*at));
@@ -368,8 +368,8 @@ impl Past {
         })
     }
 
-    /// Records spent units. Fixed and weighted windows hold at most their limit, sliding ones keep
-    /// the newest units.
+    /// Records spent units. Fixed and weighted windows count up to their limit; sliding windows
+    /// keep the newest units.
     fn spend(&mut self, now: u64, cost: u64, in_full: bool) {
         let cost = match &self.counted {
             Counted::Grid(_) => {
@@ -398,7 +398,7 @@ impl Past {
         }
     }
 
-    /// Removes the newest units, as far as they count.
+    /// Removes the newest units, if they still count.
     fn refund(&mut self, now: u64, units: u64) {
         let mut left = units;
         let mut newest_first: Vec<usize> = (0..self.spent.len()).rev().collect();
@@ -411,7 +411,7 @@ impl Past {
         self.spent.retain(|(_, cost)| *cost > 0);
     }
 
-    /// Returns whether what was spent at index `at` counts at `now`, in full or in part.
+    /// Returns whether the charge at index `at` counts at `now`, in full or in part.
     fn counts(&self, at: usize, now: u64) -> bool {
         let alone = Self {
             spent: self.spent[..=at].to_vec(),

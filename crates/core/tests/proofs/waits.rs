@@ -1,5 +1,5 @@
-//! The maximum delay of a request in a queue: a request that would be delayed for longer is denied,
-//! and takes no room in the queue.
+//! The maximum delay of a request in a queue: a request that would be delayed for longer than that
+//! is denied, and does not enter the queue.
 
 use proptest::prelude::*;
 use tidegate_core::{Charge, Decision, Effect, MemoryStore, Outcome, Retry, Span, Timestamp};

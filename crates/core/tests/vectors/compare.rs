@@ -9,7 +9,7 @@ use super::{
     runner::Answer,
 };
 
-/// Returns the differences: all fields that the operation gives and the answer does not match.
+/// Returns the differences: all fields that the operation specifies and that differ in the answer.
 pub(crate) fn compare(op: &Op, answer: &Answer, precision: Span) -> Result<Vec<String>, String> {
     let mut differences = Vec::new();
     differ(

@@ -1,9 +1,9 @@
 //! Predictions: what a denial implies for the following requests of a `generate`.
 //!
-//! A denied request leaves no mark, and a wait is exact: until it is over, the same request is
-//! denied. So an answer that differs from the prediction of an earlier one is a failure. A subject
-//! behind a socket takes minutes for 864,000 requests; with the predictions it need not be tested
-//! at every instant.
+//! A denied request changes nothing, and a wait is exact: until it has elapsed, the same request is
+//! denied. So an answer that differs from the prediction of an earlier answer is a failure. A
+//! subject behind a socket takes minutes for 864,000 requests; with the predictions, it need not be
+//! tested at every instant.
 //!
 //! ```text
 //! denied, wait 8 s                             test   test   test   over: admitted
@@ -15,10 +15,10 @@ use tidegate_core::{Retry, Span, Timestamp};
 
 use super::{format::LimitFields, runner::Answer};
 
-/// At which instants of a `generate` a subject is tested.
+/// The instants of a `generate` at which a subject is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Instants {
-    /// At all of them.
+    /// At every instant.
     Every,
     /// After a denial, each time that half of the remaining wait has elapsed.
     #[allow(dead_code, reason = "for subjects behind a socket")]
@@ -35,9 +35,9 @@ pub(crate) struct Foretold {
 }
 
 struct Denial {
-    /// When the wait is over, at most `precision` too late; `None` if never.
+    /// The end of the wait, at most `precision` too late; `None` if the request is never admitted.
     until: Option<Timestamp>,
-    /// When to test again.
+    /// The next instant at which to test.
     again: Timestamp,
 }
 
@@ -58,7 +58,8 @@ impl Foretold {
         self.instants == Instants::Halving && denial.is_some_and(|denial| now < denial.again)
     }
 
-    /// Records the answer at `now`. Returns how it differs from the prediction, if it does.
+    /// Records the answer at `now`. Returns a description of the difference if the answer differs
+    /// from the prediction.
     pub(crate) fn heed(&mut self, now: Timestamp, answer: &Answer) -> Option<&'static str> {
         let latest = self.foretells.then(|| Denial::of(answer, now)).flatten();
         let earlier = std::mem::replace(&mut self.denial, latest);

@@ -119,7 +119,7 @@ pub(crate) enum Wait {
     Word(String),
 }
 
-/// Operations at regular intervals: `count` of them, or all that happen before `for_ms` has
+/// Operations at regular intervals: `count` of them, or as many as occur before `for_ms` has
 /// elapsed.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -132,7 +132,7 @@ pub(crate) struct Generate {
     pub(crate) cost: Option<u64>,
 }
 
-/// The totals of all operations of a case. The first second starts with the case.
+/// The totals of all operations of a case. Seconds are counted from the start of the case.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Totals {
@@ -149,7 +149,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Case>, String> {
 }
 
 impl Case {
-    /// Returns when the case starts.
+    /// Returns the start time of the case.
     pub(crate) fn start(&self) -> Result<Timestamp, String> {
         let text = self.start.as_deref().ok_or("start is missing")?;
         let instant: jiff::Timestamp = text

@@ -16,7 +16,7 @@ pub(crate) trait Subject {
     /// The resolution of the answers; waits are rounded up to it.
     const PRECISION: Span = Span::from_micros(1);
 
-    /// At which instants of a `generate` it is tested.
+    /// The instants of a `generate` at which the subject is tested.
     const INSTANTS: Instants = Instants::Every;
 
     /// Decides one request. An `Err` is a failure of the case.
@@ -31,14 +31,14 @@ pub(crate) trait Subject {
     /// Resets the state of `key`.
     fn reset(&mut self, key: &str, now: Timestamp) -> Result<(), String>;
 
-    /// Returns why the limit is rejected, beginning with the name of the field, or `None` if it is
-    /// accepted.
+    /// Returns the reason for rejecting the limit, beginning with the name of the field, or `None`
+    /// if the limit is accepted.
     fn refusal_of_limit(&mut self, fields: &LimitFields) -> Option<String> {
         limit_of(fields).err()
     }
 
-    /// Returns why the request is rejected, beginning with the name of the field, or `None` if it
-    /// is accepted.
+    /// Returns the reason for rejecting the request, beginning with the name of the field, or
+    /// `None` if the request is accepted.
     fn refusal_of_request(&mut self, fields: &RequestFields) -> Option<String> {
         refuse_request(fields).err()
     }
@@ -68,11 +68,11 @@ pub(crate) struct Answer {
     pub(crate) allowed: bool,
     pub(crate) reason: Option<String>,
     pub(crate) over_limit: Option<bool>,
-    /// The smallest over all limits; also `None` if no limit was evaluated.
+    /// The minimum of all limits; also `None` if no limit was evaluated.
     pub(crate) remaining: Option<u64>,
-    /// The largest over the limits that deny.
+    /// The maximum of the limits that deny the request.
     pub(crate) retry: Retry,
-    /// The reset of the leading limit; also `None` if no limit was evaluated.
+    /// The reset of the tightest limit; also `None` if no limit was evaluated.
     pub(crate) reset: Option<Span>,
     pub(crate) delay: Option<Span>,
 }
@@ -136,7 +136,7 @@ struct Run<'c, S> {
     case: &'c Case,
     subject: &'c mut S,
     failures: Vec<String>,
-    /// When requests were admitted, as offsets from the start.
+    /// The times at which requests were admitted, as offsets from the start.
     allowed_at: Vec<Span>,
     denied: u64,
 }

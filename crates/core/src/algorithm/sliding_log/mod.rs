@@ -1,10 +1,10 @@
 //! The log kernel: the instants of admitted requests.
 //!
-//! It implements `sliding_window_log`. The windows of a rule share one log, unless they handle
-//! denied requests differently. Each window keeps its start position in the log and the sum of the
-//! entries from there on. The kernel also implements `concurrency`, with a log of the held
-//! concurrency slots. They are removed when their requests end, and no longer count once their
-//! lease has expired.
+//! It implements `sliding_window_log`. The sliding log limits of a rule share one log, unless they
+//! count denied requests differently. Each window keeps its start position in the log and the sum
+//! of the entries from there on. The kernel also implements `concurrency`, with a log of the held
+//! concurrency slots. A slot is removed when its request ends, and no longer counts once its lease
+//! has expired.
 //!
 //! ```text
 //!   expired      1/min window            1/s window
@@ -22,10 +22,10 @@
 //! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for
 //!   a cost above 2,047): at most `L`, plus an eighth of spare capacity. The capacity of a busy
 //!   period is kept until the key has been idle for a whole window.
-//! - **Work.** Each window passes each entry once, so a decision has a constant amortized cost. The
-//!   first decision after a long idle time passes all entries at once. A denied cost of `n` reads
-//!   at most `n` entries to compute its wait. A peek or a look works on the log itself and undoes
-//!   its charge. It copies the log only if the limits have changed or count denied requests.
+//! - **Work.** Each window moves past each entry once, so a decision has a constant amortized cost.
+//!   The first decision after a long idle time moves past all entries. A denied cost of `n` reads
+//!   at most `n` entries to compute its wait. A peek or a look charges the log itself and then
+//!   undoes the charge. It copies the log only if the limits have changed or count denied requests.
 //! - **Weakness.** Memory grows with the limit. A limit above 100,000 is refused; use a counter
 //!   instead.
 //! - **Source.** Folklore; ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", for two
@@ -49,8 +49,8 @@ use crate::{
 /// The shortest retry hint for a concurrency slot.
 const MIN_RETRY_HINT: Span = Span::from_millis(100);
 
-/// The longest retry hint for a concurrency slot. Clients that retry this often do no harm, even if
-/// requests take longer.
+/// The longest retry hint for a concurrency slot. Retries at this interval cause little load, even
+/// if requests take longer.
 const MAX_RETRY_HINT: Span = Span::from_secs(10);
 
 #[derive(Clone, Debug)]
@@ -104,7 +104,7 @@ impl Log {
         self.largest = self.largest.max(other.largest);
     }
 
-    /// Returns the units in which a state is counted.
+    /// Returns the terms (units) in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         let spans = self.windows.iter().map(|window| window.span.as_micros());
         Terms::Digest(spans.fold(Digest::new(), Digest::number).folded())
@@ -259,12 +259,12 @@ impl Log {
 
     /// Returns when to retry for `cost` concurrency slots, of which too few are free now.
     ///
-    /// The next slot becomes free when a request ends, which cannot be known; only the expiry of a
-    /// lease is known. The hint is based on the age of the held slots. Assume that requests take
-    /// about as long as the age of the oldest one, and start evenly spread. Then `n` slots free up
-    /// one slot per `age / n`, which is the hint for each missing slot. It is short if requests are
-    /// short. While no request ends, it grows with the age, so clients that follow it retry less
-    /// and less often.
+    /// The next slot becomes free when a request ends, which cannot be predicted; only the expiry
+    /// of a lease is known. The hint is based on the age of the held slots. Assume that requests
+    /// take about as long as the age of the oldest one, and start at regular intervals. Then one of
+    /// `n` slots becomes free every `age / n`, which is the hint for each missing slot. The hint is
+    /// short if requests are short. While no request ends, the hint grows with the age, so clients
+    /// that follow it retry less and less often.
     ///
     /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`], and never later than
     /// the expiry of the leases that have to end.
@@ -283,7 +283,7 @@ impl Log {
     }
 
     /// Drops units beyond the newest `largest` from the oldest entry, for limits that charge denied
-    /// requests. They affect no decision, and must not be refunded either.
+    /// requests. These units affect no decision, and must not be refunded either.
     pub(crate) fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
         let beyond = state.units().saturating_sub(self.largest);
@@ -299,7 +299,8 @@ impl Log {
         }
     }
 
-    /// Advances every window to its start at `now`, and drops entries that have left the longest.
+    /// Advances every window to its start at `now`, and drops entries that have left the longest
+    /// window.
     fn expire(&self, state: &mut LogState, now: Timestamp) {
         for (window, place) in self.windows.iter().zip(&mut state.places) {
             while let Some(stamp) = state.stamps.get(place.head)

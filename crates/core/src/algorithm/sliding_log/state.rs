@@ -1,4 +1,5 @@
-//! The state of a log kernel: the instant of each admission, and where each window begins.
+//! The state of a log kernel: the instant of each admission, and the position at which each window
+//! begins.
 
 use std::collections::VecDeque;
 
@@ -63,7 +64,7 @@ pub(crate) struct LogState {
 
 impl LogState {
     /// Creates a log of `stamps`, oldest first, for windows of up to `longest`. The window
-    /// positions are set when it is converted.
+    /// positions are set when the log is converted.
     pub(crate) fn from_stamps(stamps: VecDeque<Stamp>, longest: Span) -> Self {
         Self {
             stamps,
@@ -144,9 +145,9 @@ impl LogState {
         is_renewed
     }
 
-    /// Returns whether all `units` charged at `since` are present, and moving them to another
-    /// instant does not grow the log. It can grow, because requests charged at the same instant
-    /// share an entry.
+    /// Returns whether all `units` charged at `since` are present and moving them to another
+    /// instant does not grow the log. Moving can grow the log, because requests charged at the same
+    /// instant share an entry.
     pub(crate) fn renews_in_place(&self, since: Timestamp, units: u64) -> bool {
         let first = self.stamps.partition_point(|stamp| stamp.at() < since);
         let behind = self.stamps.partition_point(|stamp| stamp.at() <= since);
@@ -178,8 +179,8 @@ impl LogState {
     }
 
     /// Sets entries later than `at` to `at`. All windows start at the front of the log again,
-    /// because one may have passed entries that it covers now. The next decision advances the
-    /// windows.
+    /// because a window may have moved past entries that it now covers. The next decision advances
+    /// the windows.
     pub(crate) fn clamp(&mut self, at: Timestamp) {
         for stamp in &mut self.stamps {
             if stamp.at() > at {
@@ -232,8 +233,8 @@ impl LogState {
         }
     }
 
-    /// Removes `units` from entry `number`, which must have as many. Removes the entry if it is
-    /// then empty.
+    /// Removes `units` from entry `number`, which must have at least that many. Removes the entry
+    /// if it is then empty.
     pub(super) fn take(&mut self, number: usize, units: u64) {
         let stamp = self.stamps[number];
         let left = Stamp::new(stamp.at(), stamp.cost() - units);
@@ -274,7 +275,7 @@ pub(super) fn stamps_for(cost: u64) -> usize {
 }
 
 /// Returns the new capacity: an eighth more than before, so that a full log wastes little memory
-/// and rarely grows.
+/// and is rarely reallocated.
 pub(super) fn grown(capacity: usize, needed: usize) -> usize {
     needed.max(capacity + capacity / 8 + 4)
 }

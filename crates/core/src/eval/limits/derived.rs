@@ -15,14 +15,15 @@ impl Limits {
     /// converted exactly.
     const MAX_FORMER: usize = 4;
 
-    /// Makes the limits elastic: while there is headroom, requests are charged under
-    /// [`Self::stretched`], which admits `percent` more and marks the excess. Both share one state,
-    /// so units that were admitted beyond the limits still count once the headroom is used up.
+    /// Makes the limits elastic: while there is headroom, requests are charged with
+    /// [`Self::stretched`], which admits `percent` more and marks the additional requests. Both
+    /// sets of limits share one state, so units that were admitted beyond the original limits still
+    /// count once there is no headroom.
     ///
     /// # Errors
     ///
-    /// Names `elastic`. Refuses a percentage that a soft allowance would refuse, and limits that
-    /// count denied requests: those would forget units beyond the limits.
+    /// Names `elastic`. Rejects a percentage that is invalid for a soft allowance. Also rejects
+    /// limits that count denied requests, because their state drops units beyond the limits.
     pub fn stretching(mut self, percent: u32) -> Result<Self, LimitError> {
         if self
             .groups
@@ -50,7 +51,7 @@ impl Limits {
         (self.stretch > 0).then(|| &**self.stretched.get_or_init(build))
     }
 
-    /// Returns by how many percent the limits stretch while there is headroom.
+    /// Returns by how many percent the limits are raised while there is headroom.
     #[must_use]
     pub fn stretch(&self) -> u32 {
         self.stretch
@@ -62,8 +63,8 @@ impl Limits {
         self.unstretched.is_some()
     }
 
-    /// Makes these limits the successors of `old`: a key with a state written under `old` keeps
-    /// what it has spent when it is next charged under the new limits.
+    /// Makes these limits the successors of `old`: if the state of a key was written under `old`,
+    /// its spent units stay spent when the key is next charged under the new limits.
     ///
     /// Limits are matched by algorithm and order: the second fixed window takes over the state of
     /// the second fixed window.
@@ -75,8 +76,7 @@ impl Limits {
         self
     }
 
-    /// Returns one node's share of every limit, which the node may admit by itself. Built on first
-    /// use.
+    /// Returns one node's share of every limit, for local decisions. Built on first use.
     #[must_use]
     pub fn share(&self, share: Share) -> Arc<Self> {
         self.shares.get(share, || self.build_share(share))
@@ -124,7 +124,7 @@ impl Limits {
         }
     }
 
-    /// Returns these or former limits with `fingerprint`.
+    /// Returns these limits, or the former limits, that have this `fingerprint`.
     pub(super) fn former(&self, fingerprint: u32) -> Option<&Self> {
         let mut limits = Some(self);
         while let Some(candidate) = limits {

@@ -42,7 +42,7 @@ pub struct Limits {
     on_failure: Option<OnFailure>,
     /// One node's shares of the limits, built when first needed.
     shares: ShareCache,
-    /// By how many percent elastic limits stretch while there is headroom.
+    /// By how many percent elastic limits are raised while there is headroom.
     stretch: u32,
     /// The stretched limits, built when first needed.
     stretched: OnceLock<Arc<Self>>,
@@ -162,7 +162,7 @@ impl Limits {
 
     /// Returns the first limit.
     pub(crate) fn first(&self) -> &Limit {
-        // There is always at least one.
+        // There is always at least one limit.
         &self.limits[0]
     }
 
@@ -197,14 +197,14 @@ impl Limits {
         leases.min()
     }
 
-    /// Returns a digest of the units in which the states are counted. It differs, almost certainly,
-    /// if the units do. A state with the same fingerprint needs no conversion.
+    /// Returns a digest of the units in which the states are counted. Different units almost
+    /// certainly have different digests. A state with the same fingerprint needs no conversion.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
     }
 
-    /// Returns a digest of all numbers. It differs, almost certainly, between limits that decide
-    /// differently.
+    /// Returns a digest of all numbers. Limits that decide differently almost certainly have
+    /// different digests.
     pub(crate) fn numbers_fingerprint(&self) -> u32 {
         fingerprint(&self.limits)
     }
@@ -214,8 +214,8 @@ impl Limits {
         &self.groups
     }
 
-    /// Returns the GCRA schedule if the rule consists of only one, with no soft allowance and not
-    /// in shadow mode. This is the most common case, and has a fast path.
+    /// Returns the GCRA schedule if it is the rule's only limit, has no soft allowance, and the
+    /// rule is not in shadow mode. This is the most common case, and has a fast path.
     #[inline]
     pub(crate) fn sole_gcra(&self) -> Option<&Gcra> {
         self.sole_gcra.as_ref().filter(|_| !self.shadow)

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use super::Limits;
 use crate::eval::Share;
 
-/// The maximum number of shares that are cached per rule. There is one for each number of servers
-/// that the cluster has had. Further shares are built on each call.
+/// The maximum number of shares that are cached per rule. There is one share for each number of
+/// servers that the cluster has had. Beyond the maximum, a share is built on each call.
 const MAX_SHARES: usize = 256;
 
 /// A linked list that only grows, so that decisions can read it without a lock.

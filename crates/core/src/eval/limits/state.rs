@@ -26,14 +26,14 @@ pub(crate) struct LoadedState {
     pub(crate) former: Option<Box<FormerState>>,
 }
 
-/// A key's state that other limits wrote and these cannot evaluate.
+/// A key's state that was written under other limits and that these limits cannot evaluate.
 ///
-/// A decision that writes nothing puts it back. So a denial takes nothing from limits that may come
-/// back, or that another server still has.
+/// A decision that writes nothing puts this state back. So a denial does not lose the state of the
+/// other limits, which may be configured again or may still be in use on another server.
 #[derive(Debug)]
 pub(crate) struct FormerState {
     pub(crate) key_state: KeyState,
-    /// Identifies the limits that wrote it.
+    /// The fingerprint of the limits under which the state was written.
     pub(crate) fingerprint: u32,
 }
 
@@ -65,8 +65,8 @@ impl Limits {
         }
     }
 
-    /// Clamps the states of `key_state` to those of a key that was charged to its maximum at `at`.
-    /// `key_state` must be compatible with these limits.
+    /// Clamps the states of `key_state` to at most those of a key that was charged to its maximum
+    /// at `at`. `key_state` must be compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
         // Elastic limits and their stretched form share one state. It may hold units that only the
@@ -113,7 +113,7 @@ impl Limits {
         }
     }
 
-    /// Whether one of the limits counts denied requests.
+    /// Returns whether one of the limits counts denied requests.
     pub(crate) fn counts_denials(&self) -> bool {
         let mut groups = self.groups.iter();
         groups.any(|group| group.denials != DenialCounting::Forgotten)
@@ -190,8 +190,8 @@ impl Limits {
     /// Removes the unused part of a charge from `key_state` and releases its concurrency slots.
     ///
     /// Returns, for each kernel, by how many microseconds this moved later charges forward in a
-    /// GCRA schedule: 0 for other kernels, and if the charge was the last one. `shift` returns by
-    /// how much earlier refunds have moved the charge of a kernel forward; see
+    /// GCRA schedule. The value is 0 for other kernels, and if the charge was the last one. `shift`
+    /// returns by how much earlier refunds have moved the charge of a kernel forward; see
     /// `memory::refund_ledger`.
     pub(crate) fn refund_unused(
         &self,
@@ -218,9 +218,9 @@ impl Limits {
         settled.collect()
     }
 
-    /// Releases the concurrency slots that `charged` holds in `key_state`, although the state was
-    /// since written under other limits. Slots are found by their start time if the kernels are of
-    /// the same kinds.
+    /// Releases the concurrency slots that `charged` holds in `key_state`, although the state has
+    /// since been written under other limits. Slots are found by their start time if the kernels
+    /// are of the same kinds.
     pub(crate) fn release_slots(&self, key_state: &mut KeyState, charged: &ChargeRecord) {
         if !self.is_alike(key_state) {
             return;
@@ -232,8 +232,8 @@ impl Limits {
         }
     }
 
-    /// Renews the leases of `charged` in `key_state`, under whatever limits it was written, if the
-    /// kernels are of the same kinds. Returns true if all concurrency slots are held.
+    /// Renews the leases of `charged` in `key_state`, if its kernels are of the same kinds; their
+    /// numbers may differ. Returns true if all concurrency slots are held.
     pub(crate) fn renew(
         &self,
         key_state: &mut KeyState,
@@ -369,7 +369,7 @@ impl Limits {
     /// Converts `key_state`, in which the states are counted in `terms`, for these limits.
     ///
     /// Returns the converted state, and a list of the limits that lost part of the spent units.
-    /// Each comes with the time until its unconverted state admits `cost`.
+    /// Each entry has the time until the unconverted state admits `cost`.
     pub(crate) fn convert(
         &self,
         key_state: KeyState,
@@ -405,15 +405,15 @@ impl Limits {
 
     /// Converts states that were written under other limits.
     ///
-    /// If these limits do not remember the others as former ones, only the states themselves tell
-    /// what they count.
+    /// If the other limits are not known as former ones, the conversion has only the states
+    /// themselves.
     #[cold]
     fn load_converted(&self, former: KeyState, fingerprint: u32, now: Timestamp) -> LoadedState {
         let groups = self.former(fingerprint).map(|former| &former.groups[..]);
         let terms = groups.unwrap_or_default().iter();
         let terms: Vec<Terms> = terms.map(|group| group.kernel.terms()).collect();
-        // Convert a copy without the long logs first: a shard is locked meanwhile. It expires as the
-        // whole state does.
+        // First convert a copy with short logs, because the shard is locked during the conversion.
+        // The copy expires at the same instant as the whole state.
         let (key_state, _) = self.convert(with_short_logs(&former), &terms, now, 0);
         let is_lost = key_state.expires() <= now && former.expires() > now;
         if !is_lost {
@@ -423,7 +423,8 @@ impl Limits {
                 former: None,
             };
         }
-        // The conversion kept no entry of any log, so `key_state` is all that there is to convert.
+        // The conversion kept no entry of any log, so the converted copy equals the converted
+        // whole.
         let former = FormerState {
             key_state: former,
             fingerprint,
@@ -489,7 +490,7 @@ mod tests {
             let at = address(&cell);
             (cell, at)
         };
-        // Another algorithm keeps nothing, so the log is returned as it was left.
+        // A different algorithm keeps nothing of the log, so the log is returned unchanged.
         let (cell, at) = left();
         let before = cell.clone();
         let loaded = gcra.load(cell, hourly.fingerprint(), now);
@@ -501,7 +502,7 @@ mod tests {
         let loaded = log(50, 600).load(cell, hourly.fingerprint(), now);
         assert!(loaded.former.is_none());
         assert_eq!(address(&loaded.key_state), at);
-        // Entries beyond a shorter window are not lost.
+        // Entries outside a shorter window are not lost.
         let (cell, at) = left();
         let later = now.after(Span::from_secs(61));
         let minute = log(50, 60);
@@ -531,11 +532,12 @@ mod tests {
         let terms = [old.groups[0].kernel.terms()];
         let mut empty = old.fresh();
         old.charge(&mut empty, now, 1_000);
-        // 1,000 tokens would take 1,000 s. The new bucket owes at most 10 of them, in 10 s.
+        // Refilling 1,000 tokens would take 1,000 s. At most 10 are missing from the new bucket,
+        // which it refills in 10 s.
         let (_, lost) = bucket(10, 1, 1).convert(empty.clone(), &terms, now, 1);
-        // Under the old refill, 991 of the 1,000 missing tokens have to come back first.
+        // With the old refill, 991 of the 1,000 missing tokens have to return first.
         assert_eq!(lost, [(0, Retry::After(Span::from_secs(10)))]);
-        // A quicker refill keeps every missing token, and so does the same refill.
+        // With a faster or equal refill, all missing tokens stay missing.
         for (capacity, count) in [(1_000, 200), (500, 100)] {
             let new = bucket(capacity, count, 1);
             let (_, lost) = new.convert(empty.clone(), &terms, now, 1);
@@ -546,8 +548,8 @@ mod tests {
         assert_eq!(lost, []);
     }
 
-    /// With a refill above `u32::MAX`, the state may contain a number that does not fit 32 bits, so
-    /// heap space has to be reserved for a new key.
+    /// With a refill above `u32::MAX`, the state may contain a number that does not fit in 32 bits,
+    /// so heap space has to be reserved for a new key.
     #[test]
     fn a_large_interval_refill_is_stored_on_the_heap() {
         let new_entry_bytes = |refill: u64| {
