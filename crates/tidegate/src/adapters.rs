@@ -1,4 +1,4 @@
-//! Adapters that slow down a stream or an iterator to a limit.
+//! Adapters that rate limit a stream or an iterator.
 
 use std::{error::Error, fmt};
 
@@ -12,12 +12,13 @@ use tidegate_core::{MemoryStore, Timestamp};
 use crate::timer::TokioTimer;
 use crate::{AcquireError, BlockingStore, Key, Limiter};
 
-/// An item that was not admitted, because it never will be or because too many requests wait.
+/// An item that was not admitted, because it can never be admitted or because too many requests
+/// wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimitError<T> {
     /// The item.
     pub item: T,
-    /// Why it was not admitted.
+    /// The reason why the item was not admitted.
     pub error: AcquireError,
 }
 
@@ -29,7 +30,7 @@ impl<T> fmt::Display for RateLimitError<T> {
 
 impl<T: fmt::Debug> Error for RateLimitError<T> {}
 
-/// Slows down a stream.
+/// Rate limits a stream.
 ///
 /// # Examples
 ///
@@ -48,10 +49,11 @@ impl<T: fmt::Debug> Error for RateLimitError<T> {}
 /// ```
 #[cfg(feature = "tokio")]
 pub trait StreamRateLimit: Stream + Sized {
-    /// Returns a stream of the same items, each of which is admitted on `key` first. An item waits
-    /// for as long as the limit takes: of the bounds, only the number of waiters applies.
+    /// Returns a stream of the same items. Each item waits until it is admitted on `key`, for as
+    /// long as the limit requires: of the [`WaitBounds`](crate::WaitBounds), only the maximum
+    /// numbers of waiters apply.
     ///
-    /// If the stream is dropped, the item that waits is dropped with it, and was not charged.
+    /// If the stream is dropped, an item that is waiting is dropped with it and was not charged.
     fn rate_limited<'a, S, K>(
         self,
         limiter: &'a Limiter<S>,
@@ -77,7 +79,7 @@ pub trait StreamRateLimit: Stream + Sized {
 #[cfg(feature = "tokio")]
 impl<T: Stream> StreamRateLimit for T {}
 
-/// Slows down an iterator. Its thread is blocked while an item waits.
+/// Rate limits an iterator. The thread is blocked while an item waits.
 ///
 /// # Examples
 ///
@@ -90,8 +92,9 @@ impl<T: Stream> StreamRateLimit for T {}
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait IteratorRateLimit: Iterator + Sized {
-    /// Returns an iterator over the same items, each of which is admitted on `key` first. An item
-    /// waits for as long as the limit takes: of the bounds, only the number of waiters applies.
+    /// Returns an iterator over the same items. Each item waits until it is admitted on `key`, for
+    /// as long as the limit requires: of the [`WaitBounds`](crate::WaitBounds), only the maximum
+    /// numbers of waiters apply.
     fn rate_limited<S: BlockingStore, K: Key + Clone>(
         self,
         limiter: &Limiter<S>,
@@ -107,7 +110,7 @@ pub trait IteratorRateLimit: Iterator + Sized {
 
 impl<I: Iterator> IteratorRateLimit for I {}
 
-/// An iterator that is slowed down. See [`IteratorRateLimit`].
+/// A rate-limited iterator. See [`IteratorRateLimit`].
 #[derive(Debug)]
 pub struct RateLimited<'a, I, K, S = MemoryStore> {
     items: I,

@@ -1,10 +1,11 @@
-//! Stores that a thread can wait for.
+//! Stores on whose results a thread can block.
 
 use tidegate_core::{MemoryStore, Store};
 
-/// A store that a thread can wait for.
+/// A store on whose results a thread can block.
 pub trait BlockingStore: Store {
-    /// Makes the thread ready to wait for the store, until the result is dropped.
+    /// Prepares the thread for blocking on the store's futures. This lasts until the result is
+    /// dropped.
     #[doc(hidden)]
     fn enter(&self) -> impl Sized;
 }

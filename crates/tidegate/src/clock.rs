@@ -15,21 +15,21 @@ use tidegate_core::Timestamp;
 /// A monotonic clock, anchored to the wall clock when it is created.
 ///
 /// A step of the wall clock while the program runs has no effect. Calendar windows and schedules
-/// continue from the wall clock at the start, so they are off by the step until the program
-/// restarts. They are also off by the time for which the machine was suspended, because Linux's
-/// monotonic clock does not count it. Limits only measure elapsed time and are not affected. Clones
-/// are cheap and return the same time.
+/// continue from the wall clock at the start, so they are wrong by the size of the step until the
+/// program restarts. They are also wrong by the time for which the machine was suspended, because
+/// Linux's monotonic clock does not count that time. Limits only measure elapsed time and are not
+/// affected. Clones are cheap and return the same time.
 ///
 /// The clock counts processor ticks, because reading any other clock takes longer than a decision.
-/// The tick rate is only known to a few millionths, which adds up to minutes over months. So
-/// [`Self::follow`] corrects the counter by the system's monotonic clock, which time
+/// The tick rate is known only to a few parts per million, and that error adds up to minutes over
+/// months. So [`Self::follow`] corrects the counter by the system's monotonic clock, which time
 /// synchronization adjusts.
 ///
 /// The counter can also jump. It may count the time of a suspension, which the monotonic clock does
-/// not count, or restart at zero. So the counter is trusted for two seconds after each comparison.
-/// A later read, or a read that finds the counter behind, first compares it with the monotonic
-/// clock. A jump therefore shifts the time by two seconds at most, and only until the next
-/// comparison.
+/// not count, or restart at zero. So the counter is trusted for two seconds after each comparison
+/// with the monotonic clock. A read after that, or a read that finds that the counter went back,
+/// first makes a new comparison. A jump therefore shifts the time by at most two seconds, and only
+/// until the next comparison.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -69,11 +69,11 @@ impl Counter {
         self.clock.delta_as_nanos(self.start, self.clock.raw())
     }
 
-    /// Returns the microseconds since the start by ticks alone. It takes one multiplication,
-    /// because every decision waits for it.
+    /// Returns the microseconds since the start, computed from the ticks alone. This takes only one
+    /// multiplication, because it is part of every decision.
     fn counted_micros(&self) -> u64 {
-        // A counter that restarted is behind its start. The difference wraps around, and so does
-        // the anchor.
+        // A counter that restarted is lower than at the start. The difference wraps around, and the
+        // anchor compensates for that.
         micros_of(self.clock.raw().wrapping_sub(self.start), self.tick)
     }
 
@@ -100,7 +100,7 @@ impl Counter {
     /// Reads the system's clock and the counter at almost the same instant. The counter is read
     /// last, so that the resulting time is never ahead.
     fn read_both(&self) -> (u64, u64) {
-        /// More than reading a clock takes, unless the thread is preempted or the machine is
+        /// Reading a clock takes less than this, unless the thread is preempted or the machine is
         /// suspended.
         const TOGETHER_MICROS: u64 = 100;
         const TRIES: usize = 4;
@@ -168,9 +168,9 @@ impl Clock {
         Self(Source::Real(Arc::new(counter)))
     }
 
-    /// Corrects the counted time by the system's monotonic clock. Once a second is sufficient: in a
-    /// second the two differ by a few dozen microseconds. If a correction moves the time back by
-    /// that little, stores use the latest instant that they have seen.
+    /// Corrects the counted time by the system's monotonic clock. Once a second is sufficient: the
+    /// two diverge by only a few dozen microseconds per second. If a correction moves the time back
+    /// by so little, stores use the latest instant that they have seen.
     pub fn follow(&self) {
         if let Source::Real(counter) = &self.0 {
             counter.compared();
@@ -284,7 +284,7 @@ mod tests {
         let Source::Real(counter) = Clock::real().0 else {
             panic!("a real clock has a counter");
         };
-        // A few microseconds, minutes, and at least a day.
+        // Ticks of a few microseconds, of minutes, and of at least a day.
         for ticks in [1 << 20, 1 << 42, 1 << 48] {
             let expected = u128::from(counter.clock.delta_as_nanos(0, ticks)) / 1_000;
             let micros = u128::from(micros_of(ticks, counter.tick));

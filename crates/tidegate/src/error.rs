@@ -4,20 +4,21 @@ use std::{error::Error, fmt};
 
 use tidegate_core::{RequestError, Span};
 
-/// Why a request that waits for its turn was not admitted. Nothing was charged.
+/// The reason why a waiting request was not admitted. Nothing was charged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// No wait is long enough: the cost is more than a limit can ever admit at once, the key is
-    /// blocked until the block is lifted, or the store has no room for a state of that size.
+    /// The request would never be admitted: its cost exceeds the most that a limit ever admits at
+    /// one instant, the key is blocked until an operator removes the block, or the store has no
+    /// room for a state of that size.
     Never,
-    /// The longest wait is over, or the request's turn comes later than that. In the second case
-    /// the error is returned at once.
+    /// The longest wait has elapsed, or the request would be admitted later than that. In the
+    /// second case, the error is returned immediately.
     Timeout {
-        /// The least time from now until the request would be admitted, if it is known.
+        /// The minimum time from now until the request would be admitted, if it is known.
         retry_after: Option<Span>,
     },
-    /// As many requests wait as may wait, on this key or in all.
+    /// The maximum number of waiting requests is reached, for this key or for the limiter.
     TooManyWaiters {
         /// The maximum that was reached.
         max: usize,

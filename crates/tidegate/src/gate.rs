@@ -1,4 +1,4 @@
-//! The rate limiter interface of the HTTP layers, and what they share with it.
+//! The rate limiter interface that the HTTP layers use, and code that they share with it.
 
 use std::{
     future,
@@ -15,13 +15,13 @@ use tidegate_core::{
 /// A rate limiter: an application's [`Limiter`](crate::Limiter), or a server's own.
 ///
 /// For each request, a caller takes the current [`rules`](Self::rules) once, extracts the entries
-/// that they use, and asks for a decision. It first tries to decide [without
-/// waiting](Self::check_now), and only if that is not possible [waits](Self::check).
+/// that they use, and asks for a decision. The caller first tries to decide [without
+/// waiting](Self::check_now). Only if that is not possible, it [waits](Self::check).
 pub trait Gate: Send + Sync {
     /// The store of the limits.
     type Store: Store;
 
-    /// Returns the current time. It is read once for each request.
+    /// Returns the current time. Callers read it once for each request.
     fn now(&self) -> Timestamp;
 
     /// Returns the current rules. A request is decided under one rule set from beginning to end.
@@ -71,7 +71,7 @@ pub trait Gate: Send + Sync {
     fn observe(&self, _verdict: &Verdict<'_>) {}
 }
 
-/// How to call a store: with waiting or without. The callers are generic over it.
+/// The way to call a store: with or without waiting. The callers are generic over it.
 pub trait Asks: Copy + Send + Sync {
     /// Returns the decision of the store, or `None`, in which case nothing has changed.
     fn decide<S: Store>(
@@ -180,7 +180,7 @@ async fn check<'a, A: Asks, G: Gate + ?Sized>(
     Ok(decided.map(|decided| decided.verdict(&charges, &outcomes)))
 }
 
-/// Raises the limits of those elastic `charges` whose parent rules have enough unused.
+/// Raises the limits of those elastic `charges` whose parent rules have a sufficient unused share.
 pub async fn stretch<'a, A: Asks, S: Store>(
     asks: A,
     (store, rules): (&S, &'a RuleSet),

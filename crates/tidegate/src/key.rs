@@ -1,4 +1,4 @@
-//! Keys: what a limiter counts separately.
+//! Keys: a limiter has a separate count for each key.
 
 use std::{
     borrow::Cow,
@@ -11,10 +11,10 @@ pub(crate) const EMPTY: &[u8] = b"\x80tidegate:empty";
 
 /// A key: each key has its own count.
 ///
-/// Keys with equal bytes are equal, so a limiter should be given one type of key: the number 65 as
-/// a `u8` and the text `"A"` share a count. `()` is the only key of a limiter that has just one
-/// count. A key has at most [`MAX_KEY_BYTES`](crate::bounds::MAX_KEY_BYTES) bytes; hash longer ones
-/// first. The empty key is valid, and is equal to `()`.
+/// Keys with equal bytes are equal, so use only one type of key with a limiter: the number 65 as a
+/// `u8` and the text `"A"` share a count. For a limiter with a single count, use the key `()`. A
+/// key has at most [`MAX_KEY_BYTES`](crate::bounds::MAX_KEY_BYTES) bytes; hash longer ones first.
+/// The empty key is valid, and is equal to `()`.
 ///
 /// # Examples
 ///

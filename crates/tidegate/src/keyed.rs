@@ -1,4 +1,4 @@
-//! The same limits for every key.
+//! Limiters with the same limits for every key.
 
 use std::{iter, time::Duration};
 
@@ -18,13 +18,13 @@ use crate::{
 impl Limiter {
     /// Decides whether a request on `key` may pass now, and charges it if so.
     ///
-    /// A key or a cost that [is too large](Key) for every store is denied, and never admitted.
+    /// A request whose key or cost [is too large](Key) for every store is always denied.
     #[inline]
     pub fn check(&self, key: impl Key) -> Verdict<'_> {
         self.verdict(&key, Effect::Charge)
     }
 
-    /// Returns what [`check`](Self::check) would, and charges nothing.
+    /// Returns the same verdict as [`check`](Self::check), but charges nothing.
     pub fn peek(&self, key: impl Key) -> Verdict<'_> {
         self.verdict(&key, Effect::Peek)
     }
@@ -48,15 +48,15 @@ impl<S: Store> Limiter<S> {
         &self.policy
     }
 
-    /// Decides like [`check`](Limiter::check) in any store. It waits for the answer of a remote
-    /// one, and not for the limit.
+    /// Decides like [`check`](Limiter::check), in any store. Waits for the reply of a remote store,
+    /// but not for the limit.
     ///
     /// If the future is dropped, the request may or may not have been charged.
     pub async fn check_async(&self, key: impl Key) -> Verdict<'_> {
         self.decide_once(key, Effect::Charge).await
     }
 
-    /// Returns what [`check_async`](Self::check_async) would, and charges nothing.
+    /// Returns the same verdict as [`check_async`](Self::check_async), but charges nothing.
     pub async fn peek_async(&self, key: impl Key) -> Verdict<'_> {
         self.decide_once(key, Effect::Peek).await
     }
@@ -77,14 +77,14 @@ impl<S: Store> Limiter<S> {
 
     /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`].
     ///
-    /// If the future is dropped, the request leaves its queue and nothing was charged. Needs a
-    /// tokio runtime with a timer, whose resolution is a millisecond: if the limit admits requests
-    /// more often than that, give it a burst.
+    /// If the future is dropped, the request leaves its queue and nothing was charged. This method
+    /// needs a tokio runtime with a timer. The resolution of that timer is a millisecond: if the
+    /// limit admits requests more often than that, give the limit a burst.
     ///
     /// # Errors
     ///
-    /// [`AcquireError`] if the request was not admitted. An error that is certain from the start is
-    /// returned at once.
+    /// [`AcquireError`] if the request was not admitted. If it is known in advance that the request
+    /// cannot be admitted in time, the error is returned immediately.
     ///
     /// [`WaitBounds::longest_wait`]: crate::WaitBounds::longest_wait
     #[cfg(feature = "tokio")]
@@ -92,9 +92,10 @@ impl<S: Store> Limiter<S> {
         self.acquire_within(key, Duration::MAX).await
     }
 
-    /// Waits like [`acquire`](Self::acquire), at most for `longest_wait`. With zero, the request is
-    /// admitted now or not at all, and never ahead of requests that wait. (A remote store may take
-    /// its own timeout longer.)
+    /// Waits like [`acquire`](Self::acquire), at most for `longest_wait`. With a `longest_wait` of
+    /// zero, the request is admitted now or not at all, and never before requests that already
+    /// wait. With a remote store, the call may take longer than `longest_wait` by up to the timeout
+    /// of the store.
     ///
     /// # Errors
     ///
@@ -148,7 +149,8 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-/// These block the thread. Do not call them in a task: they would block its worker thread.
+/// These methods block the thread. Do not call them in an async task: they would block the worker
+/// thread of the runtime.
 impl<S: BlockingStore> Limiter<S> {
     /// Decides like [`check_async`](Limiter::check_async).
     pub fn check_blocking(&self, key: impl Key) -> Verdict<'_> {
@@ -156,13 +158,13 @@ impl<S: BlockingStore> Limiter<S> {
         block_on(&self.clock, async |_| self.check_async(key).await)
     }
 
-    /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`]. It
-    /// stands in the same line as requests that [`acquire`](Limiter::acquire).
+    /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`]. The
+    /// request waits in the same queue as requests that use [`acquire`](Limiter::acquire).
     ///
     /// # Errors
     ///
-    /// [`AcquireError`] if the request was not admitted. An error that is certain from the start is
-    /// returned at once.
+    /// [`AcquireError`] if the request was not admitted. If it is known in advance that the request
+    /// cannot be admitted in time, the error is returned immediately.
     ///
     /// [`WaitBounds::longest_wait`]: crate::WaitBounds::longest_wait
     pub fn acquire_blocking(&self, key: impl Key) -> Result<Verdict<'_>, AcquireError> {
@@ -195,7 +197,7 @@ impl<S: BlockingStore> Limiter<S> {
     }
 }
 
-/// Returns the cost of a request of `units`, and its effect: a request of 0 units only looks at the
+/// Returns the cost of a request of `units`, and its effect: a request of 0 units only reads the
 /// state.
 #[inline]
 fn ask(units: u64, effect: Effect) -> Result<(Cost, Effect), RequestError> {
@@ -206,7 +208,7 @@ fn ask(units: u64, effect: Effect) -> Result<(Cost, Effect), RequestError> {
     }
 }
 
-/// Returns the verdict on a key or a cost that no store can decide about.
+/// Returns the verdict on a request whose key or cost no store can decide.
 #[cold]
 fn undecidable(limits: &Limits) -> Verdict<'_> {
     Verdict::on(&Decision::REPEATED_KEY, iter::once(limits), &[])

@@ -1,4 +1,5 @@
-//! Rate limits inside an application, exact and in order.
+//! Rate limits inside an application. Limits are exact, and requests that wait are admitted in
+//! order.
 //!
 //! ```
 //! use tidegate::{Limit, Limiter};
@@ -12,9 +13,9 @@
 //! # }
 //! ```
 //!
-//! - A [`Limiter`] has the same limits for every [`Key`], or chooses them by [`Rules`]. It counts in
-//!   memory, or in Redis with the feature `redis`.
-//! - [`StreamRateLimit`] and [`IteratorRateLimit`] slow down a stream or an iterator.
+//! - A [`Limiter`] has the same limits for every [`Key`], or chooses the limits by [`Rules`]. The
+//!   counts are in memory, or in Redis with the feature `redis`.
+//! - [`StreamRateLimit`] and [`IteratorRateLimit`] rate limit a stream or an iterator.
 //! - A limiter with rules is also the [`Gate`] of a tower layer, in `tidegate-http`.
 //!
 //! # Features

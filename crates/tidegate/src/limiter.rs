@@ -9,17 +9,18 @@ use crate::{Clock, Rules, WaitBounds, waiters::Waiters};
 
 /// A rate limiter.
 ///
-/// `S` is the store of its counts: in memory, or in Redis. `P` is what it limits by: the same
-/// [`Limits`] for every [`Key`](crate::Key), or [`Rules`].
+/// `S` is the store of its counts: in memory, or in Redis. `P` is its policy: the same [`Limits`]
+/// for every [`Key`](crate::Key), or [`Rules`].
 ///
-/// Share it between tasks and threads by reference or in an [`Arc`](std::sync::Arc).
+/// A limiter can be shared between tasks and threads, by reference or in an
+/// [`Arc`](std::sync::Arc).
 ///
-/// - [`check`](Self::check) decides at once. A denial is a [`Verdict`] like any other: it says what
-///   remains and when to retry.
+/// - [`check`](Self::check) decides immediately. A denial is a normal [`Verdict`]: it contains the
+///   remaining units and the time to retry.
 /// - [`acquire`](Self::acquire) waits until the request is admitted. Requests on one key are
-///   admitted in the order in which they began to wait. A `check` does not wait in line: it takes
-///   what is left at that instant. The wait is bounded ([`WaitBounds`]). A request that stops
-///   waiting was not charged, so it costs nothing.
+///   admitted in the order in which they began to wait. A `check` does not join the queue: it is
+///   charged if enough units remain at that instant. [`WaitBounds`] limits the duration of a wait
+///   and the number of waiting requests. A request that stops waiting was not charged.
 ///
 /// # Examples
 ///
@@ -49,7 +50,7 @@ use crate::{Clock, Rules, WaitBounds, waiters::Waiters};
 /// # Ok::<(), tidegate::LimitError>(())
 /// ```
 ///
-/// Rules choose the limits by what is known of a request. See [`current`](Self::current).
+/// Rules choose the limits by the entries of a request. See [`current`](Self::current).
 #[derive(Debug)]
 pub struct Limiter<S = MemoryStore, P = Limits> {
     pub(crate) policy: P,
@@ -58,7 +59,7 @@ pub struct Limiter<S = MemoryStore, P = Limits> {
     pub(crate) waiters: Waiters,
 }
 
-/// What a limiter limits by: a [`Limit`] or [`Limits`] for every key, or a [`RuleSet`].
+/// The policy of a limiter: a [`Limit`] or [`Limits`] for every key, or a [`RuleSet`].
 pub trait IntoPolicy {
     /// The second type parameter of the [`Limiter`].
     type Policy;
@@ -91,7 +92,7 @@ impl IntoPolicy for RuleSet {
     }
 }
 
-/// Whether a request waits until it is admitted.
+/// Whether a request waits in a queue until it is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waits {
     No,
@@ -112,8 +113,8 @@ impl<S: Store, P> Limiter<S, P> {
     /// Creates a limiter that counts in `store`, which may be a memory store with other bounds or a
     /// store in Redis.
     ///
-    /// With a [manual clock](Clock::manual), only decisions follow the clock. A task that waits
-    /// sleeps by tokio's time, which [`Clock::tokio`] follows, too.
+    /// A [manual clock](Clock::manual) affects only decisions. A task that waits sleeps by tokio's
+    /// time; to control both in a test, use [`Clock::tokio`].
     #[must_use]
     pub fn new(limits: impl IntoPolicy<Policy = P>, store: S, clock: Clock) -> Self {
         Self {
@@ -143,20 +144,20 @@ impl<S: Store, P> Limiter<S, P> {
         &self.clock
     }
 
-    /// Returns the number of requests that wait now.
+    /// Returns the number of requests that are waiting now.
     #[must_use]
     pub fn waiters(&self) -> usize {
         self.waiters.count()
     }
 
-    /// Returns the instant until which a request may wait that has to be admitted within `span`.
+    /// Returns the deadline of a request that has to be admitted within `span`.
     pub(crate) fn deadline(&self, span: Span) -> Timestamp {
         let longest = self.waiters.bounds.longest_wait;
         self.clock.now().after(span.min(longest))
     }
 
-    /// Asks the store about `charges`. Returns the decision with the instant from which its waits
-    /// count. `waits` says whether the request waits in line.
+    /// Lets the store decide `charges`. Returns the decision and the instant from which its waits
+    /// are measured. `waits` is whether the request waits in a queue.
     pub(crate) async fn decide(
         &self,
         charges: &mut Vec<Charge<'_>>,
@@ -167,7 +168,8 @@ impl<S: Store, P> Limiter<S, P> {
         let now = self.clock.now();
         if waits == Waits::InLine {
             for charge in &mut *charges {
-                // The request waits in line here. A queue limit must not delay it as well.
+                // The request already waits in this limiter's queue, so a queue limit must not
+                // delay it as well.
                 charge.longest_wait = Some(Span::ZERO);
             }
         }
@@ -175,8 +177,8 @@ impl<S: Store, P> Limiter<S, P> {
             charges,
             now,
             effect,
-            // The store has its own timeout, after which it decides by a fallback policy. A wait
-            // that is almost over is no reason for that.
+            // The store has its own timeout, after which it uses a fallback policy. A short
+            // remaining wait must not shorten that timeout.
             within: None,
         };
         if let Some(decided) = self.store.decide_now(&mut question, outcomes) {

@@ -13,9 +13,9 @@ impl<P> Limiter<Fleet, P> {
     /// Limiters with the same `prefix` share their counts, so each kind of limiter needs a prefix of
     /// its own.
     ///
-    /// It connects in the background. While Redis is unreachable, this process uses its share of
-    /// the limits. For other settings, Sentinel or Redis Cluster, pass a [`Fleet`] to
-    /// [`Limiter::new`].
+    /// The connection is opened in the background. While Redis is unreachable, this process uses
+    /// its local share of the limits. For other settings, Sentinel or Redis Cluster, pass a
+    /// [`Fleet`] to [`Limiter::new`].
     ///
     /// # Errors
     ///
@@ -23,7 +23,7 @@ impl<P> Limiter<Fleet, P> {
     ///
     /// # Panics
     ///
-    /// If it is not called within a tokio runtime.
+    /// Panics if it is not called within a tokio runtime.
     pub fn in_redis(
         limits: impl IntoPolicy<Policy = P>,
         url: &str,

@@ -1,4 +1,4 @@
-//! Rules: the limits depend on what is known of a request.
+//! Rules: the limits depend on the entries of a request.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
@@ -82,7 +82,7 @@ impl<S: Store> Gate for Limiter<S, Rules> {
     }
 }
 
-/// The rules of a limiter at one time. A verdict refers to them.
+/// The rules of a limiter at one point in time. Verdicts borrow from them.
 #[derive(Clone, Debug)]
 pub struct CurrentRules<'a, S> {
     limiter: &'a Limiter<S, Rules>,
@@ -99,7 +99,7 @@ impl CurrentRules<'_, MemoryStore> {
         self.decide_now(request, Effect::Charge)
     }
 
-    /// Returns what [`check`](Self::check) would, and charges nothing.
+    /// Returns the same verdict as [`check`](Self::check), but charges nothing.
     ///
     /// # Errors
     ///
@@ -131,8 +131,8 @@ impl<S: Store> CurrentRules<'_, S> {
         &self.rules
     }
 
-    /// Decides like [`check`](CurrentRules::check) in any store. It waits for the answer of a
-    /// remote one, and not for the limits.
+    /// Decides like [`check`](CurrentRules::check), in any store. Waits for the reply of a remote
+    /// store, but not for the limits.
     ///
     /// If the future is dropped, the request may or may not have been charged.
     ///
@@ -145,7 +145,7 @@ impl<S: Store> CurrentRules<'_, S> {
         Ok(decided.await?.0)
     }
 
-    /// Returns what [`check_async`](Self::check_async) would, and charges nothing.
+    /// Returns the same verdict as [`check_async`](Self::check_async), but charges nothing.
     ///
     /// # Errors
     ///
@@ -226,7 +226,7 @@ impl<S: Store> CurrentRules<'_, S> {
         Ok((self.verdict(&decided, &charges, &outcomes), now))
     }
 
-    /// Returns the verdict on `charges`. It refers to the rules, and not to the keys.
+    /// Returns the verdict on `charges`. The verdict borrows from the rules, but not from the keys.
     fn verdict(
         &self,
         decided: &Decided,
@@ -243,7 +243,8 @@ impl<S: Store> CurrentRules<'_, S> {
     }
 }
 
-/// These block the thread. Do not call them in a task: they would block its worker thread.
+/// These methods block the thread. Do not call them in an async task: they would block the worker
+/// thread of the runtime.
 impl<S: BlockingStore> CurrentRules<'_, S> {
     /// Decides like [`check_async`](CurrentRules::check_async).
     ///
@@ -280,7 +281,7 @@ impl<S: BlockingStore> CurrentRules<'_, S> {
 fn queue_key(charges: &[Charge<'_>]) -> Vec<u8> {
     let mut key = Vec::new();
     for charge in charges {
-        // With its length in front, no key can be taken for the end of another.
+        // The length prefix ensures that different lists of keys have different queue keys.
         key.extend_from_slice(&charge.key.len().to_be_bytes());
         key.extend_from_slice(charge.key);
     }

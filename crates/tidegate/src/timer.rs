@@ -1,4 +1,4 @@
-//! Timers: how a request waits, in a task or in a thread.
+//! Timers for requests that wait, in a task or in a thread.
 
 use std::{
     cell::Cell,
@@ -37,7 +37,7 @@ impl Timer for TokioTimer {
 /// A timer for [`block_on`]: the thread is parked until the next instant.
 #[derive(Clone, Default)]
 pub(crate) struct ThreadTimer {
-    /// The earliest instant for which the future has asked since it was polled.
+    /// The earliest instant that the future has requested since it was last polled.
     next: Rc<Cell<Option<Timestamp>>>,
 }
 
@@ -81,8 +81,8 @@ impl Wake for Unpark {
     }
 }
 
-/// Blocks the thread until the future that `start` returns is ready. It may only wait for the timer
-/// that it is given, and for wakers.
+/// Blocks the thread until the future that `start` returns is ready. That future may only wait for
+/// the timer that is passed to `start`, and for wakers.
 pub(crate) fn block_on<T>(clock: &Clock, start: impl AsyncFnOnce(&ThreadTimer) -> T) -> T {
     let timer = ThreadTimer::default();
     let mut future = pin!(start(&timer));
@@ -92,7 +92,7 @@ pub(crate) fn block_on<T>(clock: &Clock, start: impl AsyncFnOnce(&ThreadTimer) -
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
-        // A wake-up before this line makes the thread return from `park` at once.
+        // After a wake-up before this line, `park` returns immediately.
         match timer.next.get() {
             Some(next) => thread::park_timeout(next.since(clock.now()).into()),
             None => thread::park(),

@@ -1,7 +1,7 @@
-//! Requests that wait for their turn: one queue for each key, in order of arrival.
+//! Waiting requests: one queue for each key, in order of arrival.
 //!
-//! Only the first request of a queue asks the store, and it is charged at the moment at which it is
-//! admitted. A request that stops waiting leaves its queue, and has nothing to give back.
+//! Only the first request of a queue is sent to the store, and it is charged when it is admitted. A
+//! request that stops waiting leaves its queue, and there is nothing to refund.
 //!
 //! ```text
 //!   acquire ─▶ others wait on the key? ── no ──▶ charge ─▶ admitted
@@ -27,7 +27,7 @@ use tidegate_core::{Effect, Retry, Span, Timestamp, Verdict};
 
 use crate::{AcquireError, Clock, timer::Timer};
 
-/// How many requests may wait in a limiter, and for how long.
+/// The maximum number of waiting requests in a limiter, and the maximum duration of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitBounds {
     /// The maximum number of requests that wait at the same time, on all keys; default 10,000.
@@ -52,14 +52,14 @@ impl Default for WaitBounds {
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     pub(crate) bounds: WaitBounds,
-    /// The number of waiting requests. While it is 0, nobody needs the lock.
+    /// The number of waiting requests. While it is 0, the lock is not needed.
     count: AtomicUsize,
     queues: Mutex<Queues>,
 }
 
 #[derive(Debug, Default)]
 struct Queues {
-    /// The number of the next ticket. Of two tickets, the earlier has the lower number.
+    /// The number of the next ticket. Tickets are numbered in order of arrival.
     next: u64,
     /// The wakers of the waiting requests by ticket, for each key on which requests wait.
     by_key: HashMap<Box<[u8]>, BTreeMap<u64, Waker>>,
@@ -109,8 +109,8 @@ impl Waiters {
         })
     }
 
-    /// Takes a request out of the queue of `key`. Returns the waker of the request that is first
-    /// from now on, if that has changed.
+    /// Removes a request from the queue of `key`. If another request is now first, returns its
+    /// waker.
     fn leave(&self, key: &[u8], number: u64) -> Option<Waker> {
         let mut queues = self.lock();
         let queue = queues.by_key.get_mut(key)?;
@@ -128,12 +128,12 @@ impl Waiters {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues> {
-        // No code that can panic runs under the lock, except for an allocation that fails.
+        // The only panic that is possible while the lock is held is a failed allocation.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A request that waits for its turn. The caller repeats these steps until
+/// A request that waits until it is admitted. The caller repeats these steps until
 /// [`has_passed`](Self::has_passed): decide the request with [`effect`](Self::effect), then
 /// [`wait`](Self::wait).
 #[derive(Debug)]
@@ -142,13 +142,13 @@ pub(crate) struct Turn<'a> {
     clock: &'a Clock,
     /// The key of the queue.
     key: &'a [u8],
-    /// The request is not admitted later than this.
+    /// The latest instant at which the request may be admitted.
     deadline: Timestamp,
-    /// The place in the queue, once the request has one.
+    /// The ticket of the request, once it is in the queue.
     ticket: Option<Ticket<'a>>,
     /// The effect of the latest decision.
     effect: Effect,
-    /// When to decide again, by the latest decision.
+    /// When to decide again, according to the latest decision.
     next: Timestamp,
 }
 
@@ -172,8 +172,8 @@ impl<'a> Turn<'a> {
 
     /// Returns the effect with which to decide the request now.
     ///
-    /// A request that has to stand in line must not be charged yet. It peeks first: if it can never
-    /// be admitted, or only after its deadline, it does not need to wait for that answer.
+    /// A request that has to wait in the queue must not be charged yet. It peeks first: if it can
+    /// never be admitted, or only after its deadline, it is rejected without waiting.
     pub(crate) fn effect(&mut self) -> Effect {
         let must_stand_in_line = self.ticket.is_none() && self.waiters.has_queue(self.key);
         self.effect = if must_stand_in_line {
@@ -184,8 +184,8 @@ impl<'a> Turn<'a> {
         self.effect
     }
 
-    /// Returns true if the request is admitted, given the verdict on it, which was true at `now`. If
-    /// not, the request is in line from here on.
+    /// Returns true if the request is admitted, given the verdict on it at `now`. Otherwise, the
+    /// request is in the queue from now on.
     pub(crate) fn has_passed(
         &mut self,
         verdict: &Verdict<'_>,
@@ -200,7 +200,7 @@ impl<'a> Turn<'a> {
                 let retry_after = Some(span);
                 return Err(AcquireError::Timeout { retry_after });
             }
-            // It has not been asked to charge yet, so it asks as soon as it is first.
+            // The request has only peeked so far, so it tries to be charged as soon as it is first.
             Retry::After(_) if self.effect == Effect::Peek => now,
             // A denial without a wait would make this a busy loop.
             Retry::After(span) => now.after(span.max(Span::from_micros(1))),
@@ -211,8 +211,8 @@ impl<'a> Turn<'a> {
         Ok(false)
     }
 
-    /// Waits until it is time to decide again: at the instant that the latest decision named if
-    /// the request is first in line, else when it is first.
+    /// Waits until it is time to decide again: if the request is first in the queue, until the
+    /// instant given by the latest decision; otherwise until it is first.
     pub(crate) async fn wait<T: Timer>(&mut self, timer: &T) -> Result<(), AcquireError> {
         let Some(ticket) = &self.ticket else {
             return Ok(());
@@ -232,7 +232,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// The place of a request in the queue of its key. Dropping it leaves the queue.
+/// The position of a request in the queue of its key. Dropping the ticket removes the request from
+/// the queue.
 #[derive(Debug)]
 struct Ticket<'a> {
     waiters: &'a Waiters,
@@ -246,7 +247,8 @@ impl Ticket<'_> {
         self.is_first_or_wakes(None)
     }
 
-    /// Returns true if the request is first. If not, `waker` is woken when it is.
+    /// Returns true if the request is first. Otherwise, `waker` is woken when the request becomes
+    /// first.
     fn is_first_or_wakes(&self, waker: Option<&Waker>) -> bool {
         let mut queues = self.waiters.lock();
         let Some(queue) = queues.by_key.get_mut(self.key) else {
@@ -265,7 +267,7 @@ impl Ticket<'_> {
         false
     }
 
-    /// Waits until the request is first. Returns false if `timeout` is over before that.
+    /// Waits until the request is first. Returns false if `timeout` elapses before that.
     async fn turn_comes_within(&self, timeout: impl Future<Output = ()>) -> bool {
         let mut timeout = pin!(timeout);
         poll_fn(|context| {

@@ -38,7 +38,8 @@ fn bounds(max_waiters: usize, max_waiters_per_key: usize) -> WaitBounds {
     }
 }
 
-/// Starts to wait in a task. Returns its result and when it had it, in milliseconds since `start`.
+/// Spawns a task that waits for the limit. Returns its result and the time of the result, in
+/// milliseconds since `start`.
 async fn spawn(
     limiter: &Arc<Limiter>,
     key: &'static str,
@@ -77,7 +78,7 @@ async fn a_cancelled_wait_gives_its_turn_to_the_next() {
         tasks.push(spawn(&limiter, "alice", start).await);
     }
     sleep(Duration::from_millis(300)).await;
-    // The first in line, which sleeps, and the last, which does not.
+    // Abort the first request in the queue, which sleeps, and the last one, which does not.
     tasks.remove(3).abort();
     tasks.remove(1).abort();
     yield_now().await;
@@ -111,14 +112,14 @@ async fn a_wait_ends_at_its_bound() {
     });
     let elapsed = || start.elapsed().as_millis();
     limiter.acquire("alice").await.unwrap();
-    // Known at once: the turn would come too late.
+    // Rejected immediately: the request would be admitted too late.
     let within = limiter
         .acquire_within("alice", Duration::from_secs(59))
         .await;
     let retry_after = Some(Span::from_secs(60));
     assert_eq!(within.unwrap_err(), AcquireError::Timeout { retry_after });
     assert_eq!(elapsed(), 0);
-    // Not known at once: another request is ahead.
+    // Not rejected immediately, because another request is ahead.
     let (first, second) = tokio::join!(
         limiter.acquire_within("alice", Duration::from_secs(3_600)),
         limiter.acquire_within("alice", Duration::from_secs(3_600)),
@@ -127,7 +128,7 @@ async fn a_wait_ends_at_its_bound() {
     let retry_after = Some(Span::from_secs(60));
     assert_eq!(second.unwrap_err(), AcquireError::Timeout { retry_after });
     assert_eq!(elapsed(), 60_000);
-    // The request ahead has its turn, but later than this one's bound.
+    // The request ahead is admitted, but only after the deadline of this request.
     let (first, second) = tokio::join!(limiter.acquire("alice"), async {
         let limiter = &limiter;
         let second = limiter
@@ -160,7 +161,7 @@ async fn a_request_that_waits_behind_others_leaves_at_its_deadline() {
         )
     });
     assert!(large.unwrap().allowed);
-    // By itself it would have been admitted after 15 s.
+    // Without the request ahead, it would have been admitted after 15 s.
     let timeout = AcquireError::Timeout { retry_after: None };
     assert_eq!(small, (Err(timeout), 20_000));
 }
@@ -214,7 +215,7 @@ async fn no_more_requests_wait_than_may() {
         too_many(3),
     ];
     assert_eq!(results, expected);
-    // Everybody has left, so there is room again.
+    // All requests have left the queue, so there is room again.
     assert_eq!(
         spawn(&limiter, "alice", start).await.await.unwrap(),
         admitted(3_000)

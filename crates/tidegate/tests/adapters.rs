@@ -1,4 +1,4 @@
-//! Streams and iterators that are slowed down to a limit.
+//! Rate-limited streams and iterators.
 
 #![cfg(feature = "tokio")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -30,7 +30,7 @@ async fn a_stream_is_as_fast_as_its_limit() {
     assert_eq!(items.collect::<Vec<_>>().await, expected);
 }
 
-/// Both wait for hours, which is more than the longest wait of a request.
+/// Both streams wait for hours, which is longer than the longest wait of a request.
 #[tokio::test(start_paused = true)]
 async fn streams_on_one_key_take_turns() {
     let limiter = limiter("1/h burst 0", Clock::tokio(START));
@@ -43,7 +43,7 @@ async fn streams_on_one_key_take_turns() {
         hours([1, 2, 3]).collect::<Vec<_>>(),
         hours([4, 5, 6]).collect::<Vec<_>>()
     );
-    // When the second stream begins, the item 2 is in line already.
+    // When the second stream begins, item 2 is already in the queue.
     let expected = (vec![(1, 0), (2, 1), (3, 3)], vec![(4, 2), (5, 4), (6, 5)]);
     assert_eq!(both, expected);
 }

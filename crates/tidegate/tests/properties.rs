@@ -1,4 +1,4 @@
-//! Properties of waiting, over random traces in virtual time.
+//! Property tests of waiting, with random traces in virtual time.
 
 #![cfg(feature = "tokio")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -56,7 +56,7 @@ enum Kind {
     Check,
     Acquire {
         longest_wait_ms: u64,
-        /// Stops waiting then, whatever the longest wait is.
+        /// The time after which the call is cancelled, independent of the longest wait.
         cancelled_after_ms: Option<u64>,
     },
 }
@@ -110,11 +110,11 @@ fn limiter(texts: &[&str], clock: Clock) -> Limiter {
     Limiter::new(limits(texts), store, clock).with_wait_bounds(BOUNDS)
 }
 
-/// How a trace ended.
+/// The result of a trace.
 struct Run {
     ended: Vec<Ended>,
     now: Timestamp,
-    /// What peeks on the keys 0 and 1 return at the end.
+    /// The results of peeks on the keys 0 and 1 at the end.
     peeks: [String; 2],
     waiters: usize,
     /// The most calls that were in progress on one key.
@@ -173,7 +173,7 @@ fn run(texts: &[&str], calls: &[Option<Call>]) -> Run {
     })
 }
 
-/// When call `number` is made. A call that is left out takes as long as it would otherwise.
+/// Returns the time of call `number`. The pause before a call counts even if the call is left out.
 fn at_ms(calls: &[Option<Call>], number: usize) -> u64 {
     let pauses = calls[..=number].iter().flatten().map(|call| call.pause_ms);
     pauses.sum()
@@ -209,8 +209,8 @@ fn admitted(ended: &[Ended]) -> impl Iterator<Item = &Ended> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// What was admitted would be admitted by the store alone, at the same instants, and nothing
-    /// else was charged.
+    /// All admitted requests would also be admitted by the store alone at the same instants, and
+    /// nothing else was charged.
     #[test]
     fn no_more_is_admitted_than_the_limits_allow(
         texts in select(&LIMITS[..]),
@@ -229,7 +229,7 @@ proptest! {
         }
         clock.set(now);
         prop_assert_eq!(peeks(&twin), expected);
-        // The same by counting: no window of a sliding log admits more than its limit.
+        // Count them as well: no window of a sliding log admits more than its limit.
         if texts == ["3/s"] {
             for admitted in units.values() {
                 for (end, _) in admitted {
@@ -281,8 +281,9 @@ proptest! {
         }
     }
 
-    /// Without the cancelled requests, no other is admitted earlier. All cost the same: a request
-    /// behind a large one has to wait for it, or for its end.
+    /// If the cancelled requests are left out, no other request is admitted earlier. All requests
+    /// have the same cost, because a request behind one with a higher cost has to wait until that
+    /// one is admitted or leaves the queue.
     #[test]
     fn a_cancelled_wait_costs_nothing(
         texts in select(&LIMITS[..]),
@@ -297,7 +298,7 @@ proptest! {
         let mut without = with;
         let mut pause_ms = 0;
         for (number, call) in without.iter_mut().enumerate() {
-            // The following call is made at the same instant as before.
+            // The following call is made at the same instant as in the first run.
             let Some(kept) = call else { continue };
             kept.pause_ms += std::mem::take(&mut pause_ms);
             if is_cancelled(number) {
@@ -310,7 +311,7 @@ proptest! {
             let same = ended.iter().find(|other| other.number == end.number).unwrap();
             match &same.ending {
                 Ending::Admitted => prop_assert!(same.at_ms <= end.at_ms, "{same:?} {end:?}"),
-                // A request that cancels later was in line at that time.
+                // A request that was cancelled later was still in the queue at that time.
                 Ending::Refused(AcquireError::TooManyWaiters { .. }) => {}
                 _ => prop_assert!(false, "{same:?} {end:?}"),
             }

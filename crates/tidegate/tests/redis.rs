@@ -1,4 +1,4 @@
-//! Limits that are counted in a real Redis.
+//! Limits with counts in a real Redis.
 
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -21,7 +21,8 @@ fn limit(text: &str) -> Limit {
     text.parse().expect("a limit")
 }
 
-/// A limiter that waits for Redis for as long as a slow machine takes, and never decides by itself.
+/// A limiter whose Redis timeout is long enough for a slow machine, so that it never uses its
+/// fallback policy.
 async fn limiter<P>(
     server: &RedisServer,
     limits: impl IntoPolicy<Policy = P>,
@@ -88,7 +89,7 @@ async fn rules_are_counted_in_redis() {
     assert_eq!((verdict.allowed, verdict.rule), (false, Some("each")));
 }
 
-/// Redis answers after the request has stopped waiting. What it charged is given back.
+/// Redis replies after the request has stopped waiting. The charge is refunded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_cancelled_during_a_call_costs_nothing() {
     let server = RedisServer::start();
@@ -97,7 +98,7 @@ async fn a_wait_that_is_cancelled_during_a_call_costs_nothing() {
     server.pause();
     let waiting = Arc::clone(&limiter);
     let task = tokio::spawn(async move { waiting.acquire("alice").await.map(|_| ()) });
-    // Long enough for the call to be sent; if it was not, there is nothing to give back.
+    // Long enough for the call to be sent; if it was not sent, there is nothing to refund.
     sleep(Duration::from_millis(200)).await;
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
@@ -116,7 +117,7 @@ async fn a_wait_that_is_cancelled_during_a_call_costs_nothing() {
 async fn a_url_is_all_that_a_limiter_in_redis_needs() {
     let server = RedisServer::start();
     let limiter = Limiter::in_redis(limit("1/d burst 3"), &server.url(), "test").unwrap();
-    // It connects in the background.
+    // The connection is opened in the background.
     for _ in 0..PATIENCE.as_millis() / 10 {
         if limiter.peek_async("alice").await.source == tidegate::Source::Redis {
             return;

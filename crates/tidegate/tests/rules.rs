@@ -1,4 +1,4 @@
-//! Limits by rules: decisions, waiting, and rules that change.
+//! Limiters with rules: decisions, waiting, and changes of the rules.
 
 #![cfg(feature = "tokio")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
