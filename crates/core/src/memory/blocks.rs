@@ -219,3 +219,26 @@ impl Shard {
         self.blocks.take_if(|blocks| blocks.len() == 0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The store counts these bytes, so they must be close to what is allocated.
+    #[test]
+    fn heap_bytes_covers_the_table_and_the_texts() {
+        let mut blocks = Blocks::default();
+        for number in 0..1_000_u64 {
+            let record = BlockRecord {
+                until: None,
+                span: None,
+                reason: "abuse".into(),
+            };
+            blocks.insert(&number.to_be_bytes(), record, Timestamp::from_micros(1));
+        }
+        let slots = 1_000 * size_of::<(Box<[u8]>, BlockRecord)>();
+        let texts = 1_000 * (size_of::<u64>() + "abuse".len());
+        let least = slots + texts;
+        assert!((least..3 * least).contains(&blocks.heap_bytes()));
+    }
+}

@@ -456,7 +456,7 @@ fn with_short_logs(key_state: &KeyState) -> KeyState {
 mod tests {
     use super::*;
     use crate::{
-        limit::{Algorithm, Limit, Rate, RefillMode},
+        limit::{Algorithm, Counting, Limit, Rate, RefillMode},
         time::Span,
     };
 
@@ -546,6 +546,25 @@ mod tests {
         // Nothing is missing from a full bucket.
         let (_, lost) = bucket(10, 1, 1).convert(old.fresh(), &terms, now, 1);
         assert_eq!(lost, []);
+        // A weighted counter keeps two sums, and a smaller limit cannot hold larger ones.
+        let weighted = |limit, secs| {
+            let algorithm = Algorithm::SlidingWindowCounter {
+                limit,
+                window: Span::from_secs(secs),
+                counting: Counting::Weighted,
+            };
+            Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap()
+        };
+        let old = weighted(100, 60);
+        let terms = [old.groups[0].kernel.terms()];
+        let mut counted = old.fresh();
+        old.charge(&mut counted, now, 100);
+        let lost_by = |limit| {
+            let (_, lost) = weighted(limit, 61).convert(counted.clone(), &terms, now, 1);
+            lost.iter().map(|(part, _)| *part).collect::<Vec<_>>()
+        };
+        assert_eq!(lost_by(99), [0]);
+        assert_eq!(lost_by(100), [0; 0]);
     }
 
     /// With a refill above `u32::MAX`, the state may contain a number that does not fit in 32 bits,
