@@ -126,7 +126,7 @@ impl GeoIp {
         text.family(
             name,
             "counter",
-            "Loads of a GeoIP database after the start.",
+            "GeoIP database reloads since startup.",
         );
         for file in &self.files {
             let [succeeded, failed] = &file.loads;
