@@ -1,4 +1,4 @@
-//! IP addresses: parsing what proxies write, and the form in which rules count them.
+//! IP addresses: parses the addresses that proxies write, and formats them for rules.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ pub(crate) fn read(text: &str) -> Option<IpAddr> {
     if let Ok(socket) = text.parse::<SocketAddr>() {
         return Some(socket.ip().to_canonical());
     }
-    // After the brackets follows a port, or an obfuscated port, which RFC 7239 allows.
+    // The brackets may be followed by a port, or by an obfuscated port (RFC 7239).
     let bare = text
         .strip_prefix('[')
         .and_then(|rest| rest.split(']').next())
@@ -21,8 +21,8 @@ pub(crate) fn read(text: &str) -> Option<IpAddr> {
     bare.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
-/// Formats an address. IPv4 does not use the formatting machinery, because it is written for every
-/// request.
+/// Formats an address. An IPv4 address is formatted without `std::fmt`, because this happens for
+/// every request.
 pub(crate) fn text(ip: IpAddr) -> String {
     let IpAddr::V4(ip) = ip else {
         return ip.to_string();

@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, fmt};
 
-/// Why a request is rejected before any limit is evaluated: an entry that the rules use is
+/// The reason for rejecting a request before any limit is evaluated: an entry that the rules use is
 /// ambiguous.
 ///
 /// The client has to send an unambiguous request. The message contains no part of the request's
@@ -12,7 +12,8 @@ use std::{borrow::Cow, fmt};
 #[non_exhaustive]
 pub enum AmbiguousRequest {
     /// A header, cookie or query parameter has several different values. Services differ in which
-    /// one they use, so a client could be counted by another value. Contains the name of the entry.
+    /// value they use, so the rules could count a different value than the service uses. Contains
+    /// the name of the entry.
     Repeated(Box<str>),
     /// `Connection` names the header of this entry, so a proxy may remove it before the service
     /// sees it.
@@ -20,11 +21,12 @@ pub enum AmbiguousRequest {
     /// Another header has the name of this entry's header with `_` in place of `-`. Many services
     /// treat the two names as equal.
     Alias(Box<str>),
-    /// A cookie escapes plain letters, such as `%61`. Some services decode them and some do not, so
-    /// the rules could see another value than the service. Contains the name of the entry.
+    /// A cookie escapes plain letters, such as `%61`. Some services decode such escapes and some do
+    /// not, so the rules could see a different value than the service. Contains the name of the
+    /// entry.
     HiddenLetters(Box<str>),
     /// The path has `.` or `..` segments. Some services resolve them and some do not, so the rules
-    /// could see another path than the service.
+    /// could see a different path than the service.
     DotSegments,
     /// The value of this entry is not a single IP address.
     NotAnAddress(Box<str>),
@@ -79,8 +81,8 @@ impl fmt::Display for AmbiguousRequest {
 
 impl std::error::Error for AmbiguousRequest {}
 
-/// Returns the value if all of `values` are equal, and `None` if there are none. `entry` is the
-/// name for the error.
+/// Returns the value if all of `values` are equal, and `None` if there are no values. `entry` is
+/// the name for the error.
 pub(crate) fn single_value<'r>(
     entry: &str,
     mut values: impl Iterator<Item = Cow<'r, str>>,

@@ -1,7 +1,7 @@
 //! Finds the client address, given which proxies are trusted.
 //!
 //! Each proxy on the path appends the address of its own peer to a list. A client can also send
-//! such a list, which then precedes all other elements. So the list is read from the right,
+//! such a list; its elements then precede those of the proxies. So the list is read from the right,
 //! starting at the socket's peer, and only as far as the proxies are trusted:
 //!
 //! ```text
@@ -32,11 +32,11 @@ pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxies {
     /// The number of proxies between the clients and this server, whatever their addresses. With 0
-    /// the socket's peer is the client. It is safe only if clients cannot bypass any of these
-    /// proxies.
+    /// the socket's peer is the client. This setting is safe only if clients cannot bypass any of
+    /// these proxies.
     Hops(usize),
-    /// The networks of the trusted proxies. An IPv4-mapped network counts as the IPv4 network. It
-    /// works for any number of proxies on the path.
+    /// The networks of the trusted proxies. An IPv4-mapped network counts as the IPv4 network. This
+    /// setting works with any number of proxies on the path.
     Nets(Vec<IpNet>),
 }
 
@@ -90,8 +90,8 @@ impl Trust {
         }
     }
 
-    /// Sets how many `bits` of an IPv6 address are counted, from 1 to 128. Returns `None` if out of
-    /// range.
+    /// Sets by how many leading `bits` of an IPv6 address clients are counted: from 1 to 128.
+    /// Returns `None` if the number is out of range.
     #[must_use]
     pub fn with_ipv6_prefix(self, bits: u8) -> Option<Self> {
         (1..=128).contains(&bits).then_some(Self {
@@ -126,15 +126,15 @@ impl Trust {
         }
     }
 
-    /// Does the same for a forward-auth request sent by `proxy`. That proxy is always trusted,
-    /// whatever its address, in addition to the configured number of hops.
+    /// Returns the address of the client of a forward-auth request sent by `proxy`. That proxy is
+    /// always trusted, whatever its address, in addition to the configured number of hops.
     #[must_use]
     pub fn client_ip_behind(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
         self.client_ip_from_proxy(headers)
             .unwrap_or_else(|| proxy.to_canonical())
     }
 
-    /// Does the same, but returns `None` if the proxy does not name a valid address.
+    /// Does the same, but returns `None` if the proxy does not send a valid address.
     pub(crate) fn client_ip_from_proxy(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let hops = match self.proxies {
             Proxies::Hops(hops) => hops.saturating_add(1),
@@ -158,8 +158,8 @@ impl Trust {
         address::network(client, self.ipv6_prefix)
     }
 
-    /// Returns the text by which an address or a network is counted, given any spelling of it.
-    /// Returns `None` if `written` is neither an address nor a network that has a single count.
+    /// Returns the text by which an address or a network is counted, given in any notation. Returns
+    /// `None` if `written` is neither an address nor a network that has a single count.
     #[must_use]
     pub fn counted_text(&self, written: &str) -> Option<String> {
         let (bare, bits) = match written.split_once('/') {
@@ -169,15 +169,15 @@ impl Trust {
         let address = address::read(bare)?;
         let is_mapped = bare.contains(':');
         let has_one_count = match address {
-            // A mapped address was written as IPv6, so its prefix length is that of IPv6.
+            // The prefix length of an IPv4-mapped address is that of its IPv6 notation.
             IpAddr::V4(_) => bits.is_none_or(|bits| bits == if is_mapped { 128 } else { 32 }),
             IpAddr::V6(_) => bits.is_none_or(|bits| bits == 128 || bits == self.ipv6_prefix),
         };
         has_one_count.then(|| address::text(self.counted(address)))
     }
 
-    /// Returns warnings about settings that let clients evade the limits or use the address of
-    /// another client.
+    /// Returns warnings about settings with which clients can evade the limits or use the address
+    /// of another client.
     pub fn warnings(&self) -> impl Iterator<Item = Warning> {
         let all = match &self.proxies {
             Proxies::Hops(_) => false,
@@ -189,8 +189,8 @@ impl Trust {
     }
 
     /// Returns the client address that the trusted proxies recorded, where the socket's peer is
-    /// trusted if `hops` is at least 1. Returns `None` if it is not trusted or if it recorded no
-    /// valid address.
+    /// trusted if `hops` is at least 1. Returns `None` if the peer is not trusted or did not record
+    /// a valid address.
     fn named(&self, headers: &HeaderMap, hops: usize) -> Option<IpAddr> {
         let skipped = hops.checked_sub(1)?;
         match &self.header {
@@ -213,8 +213,8 @@ impl Trust {
         }
     }
 
-    /// Returns the first address from the right that is not a trusted proxy. For hops, it is the
-    /// address after `skipped` others.
+    /// Returns the first address from the right that is not a trusted proxy. With
+    /// [`Proxies::Hops`], returns the address after `skipped` others.
     fn last_known(
         &self,
         mut from_the_right: impl Iterator<Item = Option<IpAddr>>,
@@ -234,13 +234,13 @@ impl Trust {
     }
 }
 
-/// A setting that lets clients evade the limits.
+/// A setting with which clients can evade the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
     /// All addresses are trusted as proxies.
     TrustAll,
-    /// More bits of an IPv6 address are counted than those of its network.
+    /// IPv6 clients are counted by more bits than those of their network.
     RawIpv6,
 }
 

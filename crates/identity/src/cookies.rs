@@ -111,7 +111,7 @@ mod tests {
             ("s=100%", "100%"),
             ("s=%zz%+1", "%zz%+1"),
             ("s=%ff", "\u{fffd}"),
-            // Decoded only once, as services do.
+            // The value is decoded only once, as services do.
             ("s=%2561bc", "%61bc"),
         ] {
             assert_eq!(read(line), Ok(Some(expected.into())), "{line}");

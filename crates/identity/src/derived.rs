@@ -2,7 +2,7 @@
 //! without its secret.
 //!
 //! Keys are visible in snapshots, on the admin listener and in the logs of tools that query it. So
-//! secrets must be removed before a rule counts by an entry.
+//! secrets must be removed from an entry before rules use it in a key.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub struct DerivedEntry {
 
 #[derive(Clone, Debug)]
 enum Selector {
-    /// The part at `index`, from 0, between `separator`s.
+    /// The part at `index`, from 0, of the value split at each `separator`.
     Split { separator: Box<str>, index: usize },
     /// The only capture group of a regular expression that matches the whole value.
     Group(Regex),
@@ -124,8 +124,8 @@ impl DerivedEntry {
             .dfa_size_limit(MAX_REGEX_BYTES)
             .build()
             .map_err(|problem| {
-                // The message of the parser is a drawing of several lines; the last line says what
-                // is wrong.
+                // The error message of the parser has several lines that show the position; the
+                // last line names the problem.
                 let text = problem.to_string();
                 let last = text.lines().last().unwrap_or_default();
                 error(

@@ -1,4 +1,5 @@
-//! The header dialect of the proxy that sends forward-auth requests. Only its headers are trusted.
+//! The header dialect of the proxy that sends forward-auth requests. Only headers of that dialect
+//! are trusted.
 
 use std::borrow::Cow;
 
@@ -30,7 +31,7 @@ impl HeaderDialect {
     }
 }
 
-/// The headers of one dialect that contain the method, the target and the host.
+/// The names of one dialect's headers for the method, the target and the host.
 #[derive(Debug)]
 pub(crate) struct DialectHeaders {
     method: &'static str,
@@ -57,8 +58,8 @@ static FORWARDED: DialectHeaders = DialectHeaders {
 impl DialectHeaders {
     /// Returns the headers of `dialect`, or detects it from the request.
     ///
-    /// The two dialects are never mixed. Otherwise a client could add a header of the other dialect
-    /// to its request and set a value that its proxy does not send.
+    /// The two dialects are never mixed. Otherwise a client could add a header of the other
+    /// dialect, to set a value that the proxy does not send.
     pub(crate) fn of(
         headers: &HeaderMap,
         dialect: HeaderDialect,

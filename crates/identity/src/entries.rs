@@ -16,7 +16,8 @@ use crate::{
     value::{EntryValue, derived_or_given, header_entry, prefixed_entry},
 };
 
-/// The socket's peer, as a request extension. The code that accepts connections sets it.
+/// The socket's peer, as a request extension. The code that accepts connections sets this
+/// extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
@@ -58,7 +59,7 @@ impl Entries {
     }
 }
 
-/// Where the entries of a request come from. The default trusts no proxy, has no GeoIP source, and
+/// The sources of the entries of a request. The default trusts no proxy, has no GeoIP source, and
 /// takes the socket's peer from the [`Peer`] extension.
 #[derive(Clone, Debug)]
 pub struct EntrySources {
@@ -121,7 +122,7 @@ impl PeerSource {
     }
 }
 
-/// Caches the text of the first address that was formatted. On most connections it is the only one.
+/// Caches the text of the first address that was formatted. Most connections have only one address.
 #[derive(Clone, Debug, Default)]
 struct AddressTextCache(OnceLock<(IpAddr, Box<str>)>);
 
@@ -310,7 +311,8 @@ mod tests {
         }
     }
 
-    /// Behind a proxy `X-Customer` may be trusted; in an application the client controls it.
+    /// Behind a proxy, `X-Customer` may be trusted; in an application, the client controls this
+    /// header.
     #[test]
     fn application_entries_come_first_and_no_header_replaces_them() {
         let mut parts = request("/login", &[("x-customer", "evil")]);
@@ -338,7 +340,7 @@ mod tests {
         assert_eq!(found(&parts, &identity, "customer"), None);
     }
 
-    /// A GeoIP source that knows one address.
+    /// A GeoIP source that contains only one address.
     #[derive(Debug)]
     struct Island(IpAddr);
 

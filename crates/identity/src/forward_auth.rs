@@ -1,11 +1,11 @@
-//! Forward auth: parses how a proxy describes the original request.
+//! Forward auth: parses the headers in which a proxy describes the original request.
 //!
 //! Proxies put the original request into headers, and there are two dialects. nginx `auth_request`
 //! is configured to send `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`)
 //! and `X-Real-IP`. Caddy `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`,
-//! `-Uri`, `-Host`, `-Proto` and `-For`. A proxy forwards the headers of the other dialect as the
-//! client wrote them, so the two are never mixed. A request with headers of both dialects is
-//! rejected, unless the configuration says which one the proxy uses.
+//! `-Uri`, `-Host`, `-Proto` and `-For`. A proxy forwards the headers of the other dialect
+//! unchanged from the client, so the two dialects are never mixed. A request with headers of both
+//! dialects is rejected, unless the configuration names the dialect of the proxy.
 //!
 //! | entry | source |
 //! | --- | --- |
@@ -22,9 +22,9 @@
 //! | any other NAME | the header `X-NAME`, with `-` for `_`: `api_key` is `X-Api-Key` |
 //!
 //! The client controls the last four unless the proxy sets them. An empty value counts as absent: a
-//! rule with this entry in its key does not apply. A value that is ambiguous is rejected as
-//! [`AmbiguousRequest`], because the service might use another value than the one that is counted.
-//! These are ambiguous:
+//! rule with this entry in its key does not apply. A request with an ambiguous value is rejected as
+//! [`AmbiguousRequest`], because the service might use a different value than the rules. These are
+//! ambiguous:
 //!
 //! - an entry with several different values,
 //! - a path with `.` or `..` segments,
@@ -47,19 +47,20 @@ use crate::{
 /// `X-Real-IP`.
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
-/// The sender of a forward-auth request, and how far it is trusted.
+/// The sender of a forward-auth request, and the headers that are trusted.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardAuthContext<'t> {
     /// The socket's peer, which is the proxy.
     pub peer: IpAddr,
     /// The headers that the proxy sends.
     pub dialect: HeaderDialect,
-    /// The trusted proxies in front of it. With nginx, `X-Real-IP` is the address of nginx's own
-    /// peer.
+    /// The trusted proxies in front of the sender. With nginx, `X-Real-IP` is the address of
+    /// nginx's own peer.
     pub trust: &'t Trust,
-    /// Entries derived from others, by name. They take precedence over those of the table.
+    /// Derived entries, by name. They take precedence over the entries of the table.
     pub derived: &'t [(Box<str>, DerivedEntry)],
-    /// The GeoIP source. If it is set, no header is used for an address that it does not know.
+    /// The GeoIP source. If it is set, `country` and `asn` never come from headers, even for
+    /// addresses that the source does not contain.
     pub geoip: Option<&'t dyn GeoIpSource>,
 }
 
@@ -156,8 +157,8 @@ impl<'r> ForwardAuthRequest<'r> {
     }
 
     /// Returns the value of the header `known` for the entry `name`, if the service certainly
-    /// receives the same. The proxy may remove headers that `Connection` names, and the service may
-    /// treat `_` in a name as `-`.
+    /// receives the same value. The proxy may remove headers that `Connection` names, and the
+    /// service may treat `_` in a name as `-`.
     fn header(&self, name: &str, known: &str) -> EntryValue<'_> {
         if is_named_by_connection(self.headers, known) {
             return Err(AmbiguousRequest::HopByHop(name.into()));

@@ -5,8 +5,9 @@
 //! Forwarded: for=192.0.2.43, for="[2001:db8:cafe::17]:4711";proto=https;by=203.0.113.43
 //! ```
 //!
-//! It is parsed from the right, where the nearest proxy has written. So a quotation mark that a
-//! client leaves open on the left cannot hide the elements appended after it.
+//! The header is parsed from the right, because the nearest proxy appends its element there. So an
+//! unclosed quotation mark from a client on the left cannot hide the elements that proxies append
+//! after it.
 
 /// Returns the `for` parameter of each element of one line, the last element first. `None` stands
 /// for an element without a valid one.

@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 /// A GeoIP source: a MaxMind database (`MaxMind`, with the feature `maxmind`), or an implementation
 /// of your own.
 ///
-/// It is called for every request whose rules use `country` or `asn`, and must not block.
+/// The source is called for every request whose rules use `country` or `asn`, and must not block.
 pub trait GeoIpSource: fmt::Debug + Send + Sync {
     /// Returns the country of `address` as a two-letter ISO 3166-1 code, or `None` if it is
     /// unknown.

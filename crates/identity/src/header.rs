@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use http::{HeaderMap, HeaderValue};
 
-/// Returns a header's value without surrounding white space, which is not part of it (RFC 9110,
-/// section 5.5). The value may contain any other byte. Invalid UTF-8 becomes U+FFFD, so that it can
-/// be counted as well.
+/// Returns a header's value without surrounding white space, which is not part of the value (RFC
+/// 9110, section 5.5). The value may contain any other byte. Invalid UTF-8 becomes U+FFFD, so that
+/// such values can be counted as well.
 #[must_use]
 pub fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes().trim_ascii())

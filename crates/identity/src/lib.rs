@@ -1,9 +1,9 @@
-//! Who sends a request: reads from its head the values by which rules match and count.
+//! Client identity: reads from the head of a request the values by which rules match and count.
 //!
-//! A client can write anything into its headers. This crate returns only values that the client
-//! cannot choose at will: the address that the trusted proxies saw, the path in the one form that
-//! servers agree on, and cookies and headers with a single meaning. A request that services might
-//! interpret differently from the rules is an [`AmbiguousRequest`], and should be rejected.
+//! A client can write anything into its headers. This crate returns only values that services
+//! interpret in the same way: the address that the trusted proxies saw, the path in a normal form,
+//! and cookies and headers with a single meaning. A request that services might interpret
+//! differently from the rules is an [`AmbiguousRequest`], and should be rejected.
 //!
 //! | task | type |
 //! | --- | --- |
@@ -14,12 +14,12 @@
 //! | use the owner of an API key without its secret | [`DerivedEntry`] |
 //! | find the country and the network operator of an address | [`GeoIpSource`], `MaxMind` |
 //!
-//! It decides nothing and uses no sockets.
+//! This crate makes no rate limit decisions and uses no sockets.
 //!
 //! # Examples
 //!
-//! A load balancer in `10.0.0.0/8` appends the address of its peer to `X-Forwarded-For`. What the
-//! client wrote before that has no effect:
+//! A load balancer in `10.0.0.0/8` appends the address of its peer to `X-Forwarded-For`. Elements
+//! that the client sent in that header have no effect:
 //!
 //! ```
 //! use http::HeaderMap;

@@ -9,14 +9,14 @@ use crate::geoip::{GeoIpField, GeoIpSource};
 
 type Database = Reader<Vec<u8>>;
 
-/// The maximum number of networks that are validated before a database is used. The largest
-/// databases have a few million.
+/// The maximum number of networks in a database, all of which are validated before use. The largest
+/// databases have a few million networks.
 const MAX_NETWORKS: usize = 1 << 24;
 
 /// A GeoIP source with MaxMind databases: GeoLite2 or GeoIP2, Country or City, and ASN or ISP.
 ///
 /// The databases are kept in memory. [`put`](Self::put) replaces one while requests are served.
-/// Without a database, its entry is unknown.
+/// Without a database for an entry, the entry is absent.
 ///
 /// # Examples
 ///
@@ -53,8 +53,8 @@ impl MaxMind {
     ///
     /// # Errors
     ///
-    /// Rejects bytes that are not such a database, a damaged database, and one without `field` for
-    /// any address. The previous database then stays in use.
+    /// Rejects bytes that are not such a database, a damaged database, and a database that has
+    /// `field` for no address. The previous database then stays in use.
     pub fn put(&self, field: GeoIpField, bytes: Vec<u8>) -> Result<(), MaxMindError> {
         let database = Reader::from_source(bytes).map_err(|error| {
             MaxMindError(format!(
@@ -89,7 +89,7 @@ impl GeoIpSource for MaxMind {
     }
 }
 
-/// Prints the types of the databases only, because a database has megabytes.
+/// Prints only the types of the databases, because a database has megabytes.
 impl fmt::Debug for MaxMind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = |field| {

@@ -1,9 +1,9 @@
 //! Normalizes entries that a service sends, so that they have the same form as those extracted from
 //! a proxy's request.
 //!
-//! Rules match one spelling of a path and count by one spelling of an address. Forward auth and the
-//! tower layer derive both from the request. A service that sends entries may send what its client
-//! wrote.
+//! Rules expect a single notation of each path and each address. Forward auth and the tower layer
+//! derive both from the request. A service that sends entries may send values as its client wrote
+//! them.
 
 use std::{
     borrow::Cow,
@@ -47,7 +47,7 @@ fn ip<'v>(
     value: &'v str,
     counted: impl Fn(IpAddr) -> IpAddr,
 ) -> Result<Cow<'v, str>, AmbiguousRequest> {
-    // The standard library accepts only the canonical spelling of an IPv4 address.
+    // The standard library accepts only the canonical notation of an IPv4 address.
     if value.parse::<Ipv4Addr>().is_ok() {
         return Ok(Cow::Borrowed(value));
     }

@@ -197,7 +197,7 @@ fn a_proxy_that_names_no_client_is_detected() {
             &[("x-forwarded-uri", "/"), ("x-forwarded-for", "unknown")],
             false,
         ),
-        // A client on the proxy's own machine counts as named as well.
+        // The address of a client on the proxy's own machine is also valid.
         (&[("x-original-uri", "/"), ("x-real-ip", "127.0.0.1")], true),
         (
             &[("x-forwarded-uri", "/"), ("x-forwarded-for", "127.0.0.1")],
@@ -218,7 +218,7 @@ fn without_proxy_headers_the_peer_is_the_client() {
     );
 }
 
-/// Services differ in which value they use, so a client could be counted by the other one.
+/// Services differ in which value they use, so the rules could count the other value.
 #[test]
 fn conflicting_values_are_refused() {
     let lines = [
@@ -303,7 +303,7 @@ fn white_space_around_a_value_is_trimmed() {
     assert_eq!(entries(&lines, PEER, &["customer"]), [None]);
 }
 
-/// The proxy may remove the header, and then the service receives none.
+/// The proxy may remove the header, and then the service does not receive it.
 #[test]
 fn headers_listed_in_connection_are_ambiguous() {
     for connection in ["x-customer", "close, X-Customer"] {
