@@ -1,12 +1,12 @@
 //! Compares throttling methods on one service, live. The service handles ten requests at a time, in
-//! 10 ms each. It is offered half of its capacity, then twice its capacity, then half again. Writes
-//! an SVG chart.
+//! 10 ms each. The offered load is half of its capacity, then twice its capacity, then half again.
+//! Writes an SVG chart.
 //!
 //! ```sh
 //! cargo run --release -p tidegate-tower --example throttling > docs/throttling.svg
 //! ```
 //!
-//! It takes about 80 s, and needs an otherwise idle machine.
+//! The program takes about 80 s, and needs an otherwise idle machine.
 
 #![allow(
     clippy::print_stdout,
@@ -199,7 +199,7 @@ async fn offer(app: App) -> Vec<Served> {
             }
         }
     }
-    // By then, queued requests have been served or rejected.
+    // After this time, queued requests have been served or rejected.
     sleep(Duration::from_secs(1)).await;
     served.lock().expect("no thread panics").clone()
 }

@@ -18,14 +18,15 @@
 //! too early. The draft leaves these points open:
 //!
 //! - `q` is the number of units that an idle key can spend at once.
-//! - `w` is the time in which the whole quota returns. It is omitted if it is under a second, and
-//!   for a node's local share.
+//! - `w` is the time in which the whole quota becomes available again. It is omitted if it is under
+//!   a second, and for a node's local share.
 //! - `t` is the time until more units are available if none remain, or else until the key has fully
 //!   recovered.
 //! - `Retry-After` is never earlier than a `t` in the same response. The `t` of a limit that does
 //!   not deny is omitted if it would be later.
-//! - A concurrency limit has a `t` and a reset only if it denies, the same estimate as
-//!   `Retry-After`. Its slots are released when requests end, usually long before their leases.
+//! - A concurrency limit has a `t` and a reset only if it denies the request; both are then the
+//!   same estimate as `Retry-After`. Its slots are released when requests end, usually long before
+//!   their leases.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
@@ -34,8 +35,8 @@ use tidegate_core::{
 
 use crate::structured_fields;
 
-/// The maximum number of limits in the headers, the most constrained first. It keeps the headers
-/// within what clients and proxies accept.
+/// The maximum number of limits in the headers, the tightest first. It keeps the headers within the
+/// size that clients and proxies accept.
 pub const MAX_SHOWN: usize = 8;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -72,8 +73,8 @@ pub enum RuleNames {
     Shown,
 }
 
-/// Writes the headers of verdicts. It contains a buffer that is reused for all responses of a
-/// connection.
+/// Writes the headers of verdicts. The writer contains a buffer that is reused for all responses of
+/// a connection.
 #[derive(Clone, Debug)]
 pub struct HeaderWriter {
     ratelimit: bool,
@@ -90,8 +91,8 @@ impl Default for HeaderWriter {
 }
 
 impl HeaderWriter {
-    /// Creates a writer of the `RateLimit` pair, if `ratelimit`, and of the triple in the format
-    /// `legacy`. `Retry-After` is always written.
+    /// Creates a writer of the `RateLimit` pair, if `ratelimit` is true, and of the triple in the
+    /// format `legacy`. `Retry-After` is always written.
     #[must_use]
     pub fn new(ratelimit: bool, legacy: Legacy) -> Self {
         Self {
@@ -119,7 +120,8 @@ impl HeaderWriter {
 
     /// Adds the headers of `verdict`, which was decided at `now`.
     ///
-    /// Shadow rules are not shown. A denial that can never pass has no `Retry-After`.
+    /// Shadow rules are not shown. The denial of a request that can never be admitted has no
+    /// `Retry-After`.
     pub fn write(&mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
         let retry_after = retry_after_secs(verdict);
         if self.ratelimit {
@@ -144,7 +146,7 @@ impl HeaderWriter {
             self.name(shown.lines, at);
             structured_fields::parameter(&mut self.text, b'q', line.outcome.limit);
             let window = line.limit.window();
-            // A node's local share recovers in a different time, so `w` would be wrong.
+            // A node's local share takes a different time to recover, so `w` would be wrong.
             if window >= Span::from_secs(1) && exactness != Exactness::Local {
                 structured_fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
             }
@@ -214,9 +216,9 @@ pub(crate) fn put_retry_after(wait: Option<Span>, headers: &mut HeaderMap) {
 
 /// Merges the headers of one limiter into a response that may already have headers of another.
 ///
-/// List fields are appended to. Other fields can only occur once, and the existing value stays,
-/// because its limiter is closer to the response. The exception is the `X-RateLimit-*` triple,
-/// which is replaced if the added one has fewer units remaining.
+/// List fields get additional values. Other fields can only occur once, so the existing value
+/// stays, because its limiter is closer to the response. The exception is the `X-RateLimit-*`
+/// triple: if the added triple has fewer units remaining, it replaces the existing one.
 pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     let remaining = |headers: &HeaderMap| -> Option<u64> {
         headers.get(X_REMAINING)?.to_str().ok()?.parse().ok()
@@ -241,7 +243,7 @@ pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     }
 }
 
-/// The limits to show, the most constrained first.
+/// The limits to show, the tightest first.
 struct Shown<'v, 'r> {
     lines: &'v [Line<'r>],
     order: [usize; MAX_SHOWN],
@@ -377,8 +379,8 @@ fn slack(line: &Line<'_>) -> impl Ord {
     )
 }
 
-/// Returns the seconds until a denied request would pass, at least 1. `None` if it was admitted or
-/// can never pass.
+/// Returns the seconds until a denied request would be admitted, at least 1. `None` if it was
+/// admitted or can never be admitted.
 fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
     if verdict.allowed {
         return None;
@@ -389,7 +391,7 @@ fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
         .map(|span| span.as_secs_ceil().max(1))
 }
 
-/// Returns the seconds until `line` has more units; `None` if the request can never pass.
+/// Returns the seconds until `line` has more units; `None` if the request can never be admitted.
 fn more_after_secs(line: &Line<'_>) -> Option<u64> {
     let outcome = &line.outcome;
     match (outcome.allowed, outcome.retry_after) {
@@ -402,11 +404,11 @@ fn more_after_secs(line: &Line<'_>) -> Option<u64> {
     }
 }
 
-/// Returns the time until the key has fully recovered, as clients are told it.
+/// Returns the time until the key has fully recovered, for the headers.
 ///
-/// The outcome of a concurrency limit names the end of the last lease. A client that waits for that
-/// waits too long, because a slot is free as soon as its request ends. That time is unknown. If the
-/// limit denies, `retry_after` is an estimate.
+/// The outcome of a concurrency limit contains the time until the last lease ends. A client that
+/// waits for that time waits too long, because a slot is free as soon as its request ends, at an
+/// unknown time. If the limit denies the request, `retry_after` is an estimate of it.
 fn reset_after(line: &Line<'_>) -> Option<Span> {
     let outcome = &line.outcome;
     match (is_concurrency(line.limit), outcome.allowed) {
@@ -449,7 +451,8 @@ fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     )
 }
 
-/// Returns the time in which `units` return. It is rounded down, because the result is subtracted.
+/// Returns the time in which `units` become available again. It is rounded down, because the result
+/// is subtracted.
 fn time_for(units: u64, rate: Rate) -> Span {
     let micros =
         u128::from(units) * u128::from(rate.period.as_micros()) / u128::from(rate.count.max(1));

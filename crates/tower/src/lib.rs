@@ -1,15 +1,15 @@
 //! Rate limits and concurrency limits as tower layers, for axum, tonic, hyper and any other HTTP
 //! service.
 //!
-//! - [`RateLimitLayer`] admits only requests that the rules allow, and answers the others itself:
-//!   with 429 or 503 and a problem document, or with a gRPC status.
+//! - [`RateLimitLayer`] admits only requests that the rules allow. It responds to the others
+//!   itself: with 429 or 503 and a problem document, or with a gRPC status.
 //! - [`ConcurrencyLimitLayer`] admits only as many concurrent requests as the service can handle.
 //!   It needs no rules: it learns the limit from latency.
 //! - [`HeaderWriter`] writes a verdict as `RateLimit` and `Retry-After` headers, for programs that
 //!   decide without a layer.
 //!
-//! Rules, store and clock are in a limiter of the crate `tidegate`. Who sends a request, and which
-//! proxies are trusted to say so, is described with the types of [`identity`].
+//! Rules, store and clock are in a limiter of the crate `tidegate`. The types of [`identity`]
+//! configure how the client of a request is identified, and which proxies are trusted.
 //!
 //! # Examples
 //!

@@ -3,7 +3,7 @@
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// Appends `number` in decimal, at most the maximum of a structured field.
+/// Appends `number` in decimal, reduced to the maximum of a structured field if it is larger.
 pub(crate) fn integer(out: &mut Vec<u8>, number: u64) {
     let mut digits = itoa::Buffer::new();
     out.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());

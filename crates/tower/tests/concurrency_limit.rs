@@ -1,4 +1,4 @@
-//! Tests the shed layer, around a service whose responses the test sends one by one.
+//! Tests the concurrency limit layer, around a service whose responses the test sends one by one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -85,7 +85,7 @@ fn an_admitted_response_shows_the_remaining_quota() {
     assert_eq!(headers.len(), 2, "{headers:?}");
 }
 
-/// Half of one a minute is one in two minutes.
+/// Half of one per minute is one in two minutes.
 #[test]
 fn a_local_share_does_not_show_the_full_reset_time() {
     let limits = limits(Some("api"), &["1/min"]);
@@ -190,7 +190,8 @@ fn concurrency() -> Limits {
     limits.named("in-flight")
 }
 
-/// A slot is free as soon as a request ends, so the end of the lease is not when more is available.
+/// A slot is free as soon as a request ends, so the end of the lease is not the time at which more
+/// units are available.
 #[test]
 fn an_allowed_answer_of_a_concurrency_limit_has_no_reset() {
     let limits = concurrency();

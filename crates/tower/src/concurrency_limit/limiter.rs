@@ -55,14 +55,14 @@ impl SlotShare {
 }
 
 /// The concurrency limiter of a service, as used by
-/// [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer). Use it directly if more is known about
-/// the service than a layer knows.
+/// [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer). Use it directly if you have more
+/// information about the service than the layer has.
 #[derive(Debug)]
 pub struct ConcurrencyLimiter {
     adaptive: Mutex<AdaptiveLimit>,
     /// A copy of the current limit that can be read without the lock.
     limit: AtomicU32,
-    /// The recent latency in percent of the baseline; the maximum while it is unknown.
+    /// The recent latency in percent of the baseline; `u64::MAX` while it is unknown.
     slowness: AtomicU64,
     in_flight: AtomicU32,
     shed: AtomicU64,
@@ -99,8 +99,8 @@ impl ConcurrencyLimiter {
         Ok(())
     }
 
-    /// Returns true if a request with this share would be admitted now. It does not count as shed
-    /// otherwise.
+    /// Returns true if a request with this share would be admitted now. The request does not count
+    /// as shed if not.
     #[must_use]
     pub fn has_free_slot(&self, share: SlotShare) -> bool {
         self.in_flight.load(Ordering::Acquire) < self.most(share)
@@ -127,7 +127,7 @@ impl ConcurrencyLimiter {
         })
     }
 
-    /// Returns true if there is headroom for more than the usual load.
+    /// Returns true if there is headroom according to `condition`.
     #[must_use]
     pub fn has_headroom(&self, condition: HeadroomCondition) -> bool {
         let load = self.load();
@@ -177,7 +177,7 @@ impl ConcurrencyLimiter {
         self.slowness.store(slowness, Ordering::Relaxed);
     }
 
-    /// The measurements are consistent at any time, so a poisoned lock is safe to use.
+    /// The measurements are always consistent, so a poisoned lock is safe to use.
     fn adaptive(&self) -> MutexGuard<'_, AdaptiveLimit> {
         self.adaptive.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -189,14 +189,15 @@ impl ConcurrencyLimiter {
 pub struct ConcurrencyPermit {
     limiter: Arc<ConcurrencyLimiter>,
     since: Timestamp,
-    /// Since when the slot has been paused, because the service waits for the client.
+    /// The instant since which the slot has been paused, because the service waits for the client.
     paused: Option<Timestamp>,
     completion: Option<Completion>,
 }
 
 impl ConcurrencyPermit {
     /// Releases the slot while the service waits for more data from the client. Other requests may
-    /// use the slot, and the time is not measured. Has no effect if already paused.
+    /// use the slot, and the paused time is not part of the measured latency. Has no effect if
+    /// already paused.
     pub fn pause(&mut self) {
         if self.paused.is_none() {
             self.paused = Some(self.limiter.clock.now());
@@ -213,16 +214,16 @@ impl ConcurrencyPermit {
         }
     }
 
-    /// Releases the slot when the service has started to respond. Status 503 and 504, and gRPC's
-    /// `UNAVAILABLE` and `DEADLINE_EXCEEDED` in the response head, count as failures. Status 429
-    /// and `RESOURCE_EXHAUSTED` are ignored.
+    /// Releases the slot when the service has started to respond. A response with status 503 or
+    /// 504, or with gRPC status `UNAVAILABLE` or `DEADLINE_EXCEEDED` in its head, counts as a
+    /// failure. Status 429 and `RESOURCE_EXHAUSTED` are ignored.
     pub fn finish<R>(self, answer: &Response<R>) {
         let grpc = answer.headers().get("grpc-status");
         match (answer.status(), grpc.map(HeaderValue::as_bytes)) {
             (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
             | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => self.fail(),
-            // Rejected because of the request itself, which often takes less time than a normal
-            // response.
+            // The request itself was the reason for this rejection, which often takes less time
+            // than a normal response.
             (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => self.ignore(),
             _ => self.served(),
         }

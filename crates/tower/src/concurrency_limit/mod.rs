@@ -6,9 +6,9 @@
 //!                                      └─▶ no ───────────────────▶ 503, or gRPC's UNAVAILABLE
 //! ```
 //!
-//! The limit is not configured: [`AdaptiveLimit`](tidegate_core::concurrency::AdaptiveLimit) learns
-//! it from the time until responses begin. Under overload, requests of lower classes are shed
-//! first. Place this layer outside of everything that takes time, and outside of a
+//! The limit is not configured: [`AdaptiveLimit`](tidegate_core::concurrency::AdaptiveLimit)
+//! computes it from the time until responses begin. Under overload, requests of lower classes are
+//! shed first. Place this layer outside of all layers that take time, and outside of a
 //! [`RateLimitLayer`](crate::RateLimitLayer), so that the rules of that layer can use the
 //! [headroom](ConcurrencyLimitLayer::export_headroom).
 
@@ -33,9 +33,10 @@ use tidegate::Clock;
 /// slot from its arrival until its response begins. The time to send the body is not measured,
 /// because it depends on the client.
 ///
-/// An error, a response with status 503 or 504, and gRPC's `UNAVAILABLE` and `DEADLINE_EXCEEDED`
-/// without a message count as failures. Status 429 and `RESOURCE_EXHAUSTED` are ignored. For a
-/// request that is cancelled earlier, the elapsed time is a lower bound of its latency.
+/// Failures are an error, a response with status 503 or 504, and a gRPC response without a message
+/// whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`. Status 429 and `RESOURCE_EXHAUSTED` are
+/// ignored. If a request is cancelled before its response begins, the elapsed time is a lower bound
+/// of its latency.
 ///
 /// # Examples
 ///

@@ -1,4 +1,4 @@
-//! The service that the shed layer creates.
+//! The service that the concurrency limit layer creates.
 
 use std::{
     fmt,
@@ -38,7 +38,7 @@ where
     type Error = S::Error;
     type Future = ConcurrencyLimitFuture<S::Future>;
 
-    /// Takes no slot; `call` does.
+    /// Acquires no slot; `call` does that.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
     }

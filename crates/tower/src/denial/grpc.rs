@@ -64,7 +64,8 @@ struct Violation {
     quota_value: i64,
 }
 
-/// Returns the content type of a gRPC call, or `None` if the request with this head is not one.
+/// Returns the content type of a gRPC call, or `None` if the request with this head is not a gRPC
+/// call.
 ///
 /// The response to a gRPC call always has status 200, so other requests must not be treated as
 /// calls.
@@ -142,7 +143,7 @@ fn any(name: &str, message: &impl Message) -> prost_types::Any {
 
 fn duration(span: Span) -> prost_types::Duration {
     let micros = span.as_micros();
-    // The nanoseconds of a second fit 31 bits, and the seconds of any span fit an i64.
+    // The nanoseconds of a second fit in 31 bits, and the seconds of any duration fit in an i64.
     let nanos = i32::try_from(micros % 1_000_000 * 1_000).unwrap_or(0);
     let seconds = i64::try_from(micros / 1_000_000).unwrap_or(i64::MAX);
     prost_types::Duration { seconds, nanos }

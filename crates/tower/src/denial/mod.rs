@@ -18,12 +18,11 @@ const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json"
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Denial<'v> {
     pub(crate) cause: Cause,
-    /// What is wrong and when to retry. It contains nothing of the key, which may be secret.
+    /// The problem and the time to retry. It contains no part of the key, which may be secret.
     pub(crate) detail: String,
     /// The limits that deny the request.
     pub(crate) violated: Vec<Violated<'v>>,
-    /// The time until the same request would pass; `None` if it never will, or if waiting does not
-    /// help.
+    /// The time until the same request would be admitted; `None` if waiting does not help.
     pub(crate) retry_after: Option<Span>,
 }
 
@@ -79,7 +78,7 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Creates the denial for an overload_response service, which may have capacity again soon.
+    /// Creates the denial for an overloaded service, which may have capacity again soon.
     pub(crate) fn busy() -> Self {
         let again = Span::from_secs(1);
         Self {
@@ -100,8 +99,8 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Returns true if retrying is useless. Clients are told so explicitly, because they would
-    /// otherwise assume that the time was merely omitted.
+    /// Returns true if retrying is useless. The response states that explicitly, because a client
+    /// would otherwise assume that the time was merely omitted.
     pub(crate) fn is_final(&self) -> bool {
         self.cause == Cause::Spent && self.retry_after.is_none()
     }

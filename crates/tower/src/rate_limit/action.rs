@@ -27,7 +27,7 @@ pub(super) enum Action {
 pub(super) struct Forward {
     /// The extension for the inner service, if enabled.
     pub(super) status: Option<RateLimitStatus>,
-    /// How long to delay the request.
+    /// The time by which the request is delayed.
     pub(super) delay: Duration,
     /// The headers to add to the response.
     pub(super) headers: HeaderMap,
@@ -38,7 +38,7 @@ pub(super) struct Forward {
 /// The result of the limits for an admitted request, as an extension of the request for the inner
 /// service.
 ///
-/// If several layers are stacked, it is that of the innermost.
+/// If several layers are stacked, the extension is that of the innermost layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RateLimitStatus {
@@ -79,7 +79,7 @@ impl RateLimitStatus {
     }
 }
 
-/// Why a request was denied, as an extension of the layer's response, for example for access logs.
+/// The reason of a denial, as an extension of the layer's response, for example for access logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DenialInfo {

@@ -22,7 +22,7 @@ use tidegate::Gate;
 pub(super) enum Admission<'v> {
     /// A verdict, and the charges that may be refunded.
     Decided(Verdict<'v>, Reservation),
-    /// Not decided, because the store has to be waited for. `reserves` says whether charges may be
+    /// Not decided yet, because the store requires waiting. `reserves` is whether charges may be
     /// refunded.
     Pending { reserves: bool },
 }
@@ -98,12 +98,13 @@ fn reserved<G: Gate + 'static>(
 
 /// A pending decision.
 ///
-/// A remote store may charge a request that has been cancelled. If such a charge may be refunded,
-/// the decision runs to its end on the runtime of the request, and the charge is then refunded.
+/// A remote store may charge a request that has been cancelled. If that charge can be refunded, the
+/// decision is completed in the background on the runtime of the request, and the charge is then
+/// refunded.
 pub(super) struct PendingAdmission {
     action: Option<Pin<Box<dyn Future<Output = Action> + Send>>>,
     reserves: bool,
-    /// The runtime on which the request was first polled.
+    /// The tokio runtime on which the request was first polled.
     runtime: Option<Handle>,
 }
 

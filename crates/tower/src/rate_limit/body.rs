@@ -17,7 +17,7 @@ pin_project! {
     pub struct LimitedBody<B> {
         #[pin]
         content: Content<B>,
-        // Kept until the body has ended.
+        // The reservation, kept until the body has ended.
         reservation: Reservation,
     }
 }
@@ -89,13 +89,13 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Inner { body } => body.size_hint(),
-            // A length in memory fits 64 bits.
+            // A length in memory fits in 64 bits.
             Content::Denial { rest } => SizeHint::with_exact(rest.len() as u64),
         }
     }
 }
 
-/// Updates the reservation after a frame, and settles it if that was the last one.
+/// Updates the reservation after a frame, and settles it if that was the last frame.
 fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>>, is_end: bool) {
     let Some(response) = reservation.response() else {
         return;

@@ -45,8 +45,8 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, B, F> {
-        // The waiting request is boxed: most requests do not wait, and the space would make all of
-        // them larger to move.
+        // The waiting request is boxed: most requests do not wait, and inline it would make the
+        // future of every request larger.
         Admitting { admission: PendingAdmission, pending: Option<Box<PendingRequest<S, B>>> },
         Waiting {
             sleep: Pin<Box<Sleep>>,
@@ -59,7 +59,7 @@ pin_project! {
     }
 }
 
-/// A request that has not reached the service yet, with the service, which is ready for it.
+/// A request that has not reached the inner service yet, and that service, which is ready.
 struct PendingRequest<S, B> {
     service: S,
     request: Request<B>,

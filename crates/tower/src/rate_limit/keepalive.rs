@@ -1,11 +1,11 @@
 //! Renews the leases of concurrency slots.
 //!
-//! Leases expire, so that a crashed process does not keep its slots. A request that runs longer
-//! renews its lease after a third of it, which leaves time for two more attempts. One task with one
-//! timer does that for all requests of a layer. It does not look at requests that have ended, so
-//! only requests that run longer than a third of their lease cost anything. The task runs on the
-//! runtime of the first such request, and ends when there are none left. If that runtime ends
-//! earlier, the next request with a slot starts a new task.
+//! Leases expire, so that a crashed process does not keep its slots. The lease of a long request is
+//! renewed after a third of its duration, which leaves time for two more attempts. One task with
+//! one timer does that for all requests of a layer. Requests that have ended cause no work for this
+//! task, so only requests that run longer than a third of their lease have a cost. The task runs on
+//! the runtime of the first request with a lease, and ends when there are none left. If that
+//! runtime ends earlier, the next request with a slot starts a new task.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,14 +23,14 @@ use tokio::{
 
 use super::receipt_guard::ChargeGuard;
 
-/// How many renewals fit into a lease.
+/// The number of renewals per lease.
 const TIMES_A_LEASE: u32 = 3;
 
 /// The minimum interval between renewals of a slot, however short its lease is. Timers are not more
 /// precise.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// The maximum number of concurrent renewals, if the store has to be waited for.
+/// The maximum number of concurrent renewals, if the store requires waiting.
 const AT_ONCE: usize = 64;
 
 /// All requests with leases of one layer and its clones.
@@ -65,7 +65,7 @@ pub(super) struct KeepaliveTicket {
 
 impl LeaseKeepalive {
     /// Starts to renew the slots of `charges`, which have this `lease`. Returns `None` if there is
-    /// no runtime for it, or if the time of the next renewal cannot be represented.
+    /// no tokio runtime, or if the time of the next renewal cannot be represented.
     pub(super) fn enter(
         self: &Arc<Self>,
         charges: Arc<dyn ChargeGuard>,
@@ -103,7 +103,7 @@ impl LeaseKeepalive {
         Some(KeepaliveTicket { keepalive, number })
     }
 
-    /// Returns when the next renewal is due. `None` if there are no holders, so that the task ends.
+    /// Returns the time of the next renewal. `None` if there are no holders; then the task ends.
     fn next(&self) -> Option<Instant> {
         let mut schedule = self.schedule();
         let next = schedule.due.first().map(|(due, _)| *due);

@@ -30,9 +30,9 @@
 //! sets in a [`ResponseEntries`]. Until the response is known, the initial charge is reserved.
 //!
 //! A request is rejected if an entry that rules use has several values, or if rules use the path
-//! and it has `.` or `..` segments: see [`AmbiguousRequest`]. A rule does not apply to a
-//! request without an entry of its key. A header never replaces an entry that only the application
-//! can know: here `X-Customer` does not set `customer`.
+//! and it has `.` or `..` segments: see [`AmbiguousRequest`]. A rule does not apply to a request
+//! without an entry of its key. A header never sets an entry that only the application can set: in
+//! this layer, `X-Customer` does not set `customer`.
 //!
 //! [`Entries`]: tidegate_identity::Entries
 
@@ -75,8 +75,8 @@ use crate::{
 /// A tower layer that forwards only the requests that a [`Gate`] admits to the inner service.
 ///
 /// Clones of the layer, and all services that they wrap, share one gate. Several layers can be
-/// stacked, each with its own rules. If an inner layer denies a request, the charges of an outer
-/// one remain.
+/// stacked, each with its own rules. If an inner layer denies a request, the charges of the outer
+/// layers remain.
 ///
 /// If rules count by an authenticated identity, place the layer inside of the authentication. In
 /// axum, `Router::layer` wraps what was added before, so the layer that is added *last* sees a
@@ -180,8 +180,8 @@ impl<G: Gate> RateLimitLayer<G> {
         self
     }
 
-    /// Uses `peer` as the socket's peer for all requests. This is for a layer that serves a single
-    /// connection and then needs no extension.
+    /// Uses `peer` as the socket's peer for all requests. Use this for a layer that serves a single
+    /// connection; it then needs no extension.
     #[must_use]
     pub fn connection_from(mut self, peer: IpAddr) -> Self {
         self.settings().sources.set_connection_peer(peer);
@@ -189,14 +189,15 @@ impl<G: Gate> RateLimitLayer<G> {
     }
 
     /// Sets whether admitted requests get a [`RateLimitStatus`] extension; by default they do.
-    /// Turning it off saves its cost if the inner service does not use it.
+    /// Turning the extension off saves time if the inner service does not use it.
     #[must_use]
     pub fn insert_status(mut self, tells: bool) -> Self {
         self.settings().policy.inserts_status = tells;
         self
     }
 
-    /// Sets which proxies are trusted to report the client address. By default none is trusted.
+    /// Sets which proxies are trusted to report the client address. By default, no proxy is
+    /// trusted.
     #[must_use]
     pub fn trust(mut self, trust: Trust) -> Self {
         self.settings().sources.set_trust(trust);
@@ -211,8 +212,8 @@ impl<G: Gate> RateLimitLayer<G> {
         self
     }
 
-    /// Adds the entry `name`, derived from another one, such as the owner of an API key without its
-    /// secret.
+    /// Adds the entry `name`, derived from another entry, such as the owner of an API key without
+    /// its secret.
     #[must_use]
     pub fn derived(mut self, name: &str, derived: DerivedEntry) -> Self {
         self.settings().sources.add_derived(name, derived);

@@ -1,4 +1,4 @@
-//! Responses that last longer than their bodies.
+//! Permits for work that lasts longer than the body of its response.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -46,10 +46,10 @@ type ReceiptOf<G> = <<G as Gate>::Store as Store>::Receipt;
 /// The state of the receipt.
 enum ReceiptState<R> {
     Present(R),
-    /// The store is using it to renew leases.
+    /// The store is using the receipt to renew leases.
     Renewing,
-    /// The same, but the request has ended. Contains the final charges, to settle when the store
-    /// returns the receipt.
+    /// The store is using the receipt to renew leases, but the request has ended. Contains the
+    /// final charges, which are settled when the store returns the receipt.
     Ended(Vec<u64>),
     Settled,
 }
@@ -74,8 +74,8 @@ impl<G: Gate + 'static> ReceiptGuard<G> {
         self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Settles the charges. `due` is the final charge of each: less than the cost is refunded, and
-    /// more is charged.
+    /// Settles the charges. `due` is the final charge of each: if it is less than the cost, the
+    /// difference is refunded; if it is more, the difference is charged.
     fn settle(self: Arc<Self>, receipt: ReceiptOf<G>, due: &[u64]) {
         let now = self.gate.now();
         let costs = self.charges.list.iter().map(|charge| charge.cost.units());
@@ -184,7 +184,7 @@ impl<G: Gate + 'static> Drop for ReceiptLoan<G> {
     }
 }
 
-/// Charges that outlive the question in which they were made.
+/// Charges that own their data, so that they outlive the decision in which they were made.
 pub(super) struct OwnedCharges {
     rules: Arc<RuleSet>,
     list: Vec<OwnedCharge>,
@@ -273,8 +273,8 @@ fn with(charge: Charge<'_>, cost: Cost) -> Charge<'_> {
     Charge { cost, ..charge }
 }
 
-/// Charges the cost of a request beyond its reservation: all of it, or as much as the limits admit.
-/// Returns false if that requires waiting.
+/// Charges the part of a request's cost that exceeds its reservation: all of it, or as much as the
+/// limits admit. Returns false if that requires waiting.
 fn charge_now<S: Store>(store: &S, charge: Charge<'_>, now: Timestamp) -> bool {
     let mut outcomes = Vec::new();
     let mut ask = |charge| {
@@ -312,7 +312,7 @@ fn question<'q, 'c>(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Questio
     }
 }
 
-/// Returns how much the denying limits would still admit, if anything.
+/// Returns the number of units that the denying limits would still admit, if any.
 fn room(decided: &Decided, outcomes: &[Outcome]) -> Option<Cost> {
     if decided.decision != Decision::Limited {
         return None;

@@ -8,10 +8,11 @@
 //! refunded    released     response head       whole response
 //! ```
 //!
-//! A request may be cancelled at every stage. Its reservation is then dropped and settled by what
-//! is known so far. A store in this process is settled immediately. A remote store is settled by a
-//! task on the runtime of the request. If that runtime is shutting down, the receipt is lost. That
-//! is safe: the charges remain, and concurrency slots become free when their leases expire.
+//! A request may be cancelled at every stage. Its reservation is then dropped, and settled with the
+//! information available at that time. In a store in this process, the charges are settled
+//! immediately. In a remote store, a task on the runtime of the request settles them. If that
+//! runtime is shutting down, the receipt is lost. That is safe: the charges remain, and concurrency
+//! slots become free when their leases expire.
 //!
 //! The leases of concurrency slots are [renewed](super::keepalive) as long as the reservation
 //! exists.
@@ -37,7 +38,8 @@ pub(super) struct Reservation(Option<Box<ReservedCharges>>);
 /// The charges, and the stage of the request.
 struct ReservedCharges {
     guard: Arc<dyn ChargeGuard>,
-    /// Present if there are concurrency slots; their leases are renewed until it is dropped.
+    /// Present if there are concurrency slots. Their leases are renewed until the ticket is
+    /// dropped.
     _renewed: Option<KeepaliveTicket>,
     stage: Stage,
     /// Work that continues after the body of the response.
@@ -68,14 +70,14 @@ impl Reservation {
         })))
     }
 
-    /// Records that the service receives the request. From now on, cancelling does not refund
-    /// everything.
+    /// Records that the service receives the request. From now on, a cancelled request is not
+    /// refunded completely.
     pub(super) fn begin(&mut self) {
         let Some(reserved) = &mut self.0 else { return };
         reserved.stage = Stage::Running;
         let depends = |rule: &Rule| rule.has_slots() || !rule.response_cost().is_settled();
         if !reserved.guard.charges().rules().any(depends) {
-            // A charge of a queue alone is complete when the wait is over.
+            // If the charges are only for a queue, they are final when the wait is over.
             self.0 = None;
         }
     }

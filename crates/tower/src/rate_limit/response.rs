@@ -15,8 +15,8 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// Entries that the application sets for its response, as a response extension: the number of
 /// tokens used, or that a login failed. They override the entries of the response itself.
 ///
-/// Clones share the entries, so that an entry that is known only at the end of a streamed body can
-/// be set then.
+/// Clones share the entries. So an entry that is known only at the end of a streamed body can still
+/// be set at that time.
 ///
 /// # Examples
 ///
@@ -55,7 +55,7 @@ impl ResponseEntries {
 pub(super) struct ResponseState {
     status: http::StatusCode,
     report: Option<ResponseEntries>,
-    /// The response headers that bills use, by entry name.
+    /// The response headers that the response costs use, by entry name.
     headers: NamedValues,
     grpc_status: Option<Box<str>>,
     /// The number of body bytes sent so far.

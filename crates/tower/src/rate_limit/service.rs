@@ -1,4 +1,5 @@
-//! The service that the layer creates. It asks for a verdict and forwards admitted requests.
+//! The service that the layer creates. It gets a verdict for each request and forwards admitted
+//! requests.
 
 use std::{
     borrow::Cow,
@@ -146,7 +147,7 @@ impl<G: Gate + 'static> RateLimitLayer<G> {
         })
     }
 
-    /// Decides a request for which the store has to be waited for.
+    /// Decides a request for which the store requires waiting.
     async fn decide_later(self, asked: DetachedRequest) -> Action {
         let (gate, call) = (&self.gate, asked.call.as_ref());
         let now = gate.now();

@@ -54,7 +54,7 @@ async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
         assert_eq!(left(&limiter).await, 0, "after minute {minute}");
     }
     drop(answer);
-    // A remote store is settled by a separate task.
+    // In a remote store, a separate task settles the charges.
     pass(&limiter, 3).await;
     assert_eq!(left(&limiter).await, 1);
 }
@@ -217,7 +217,7 @@ async fn a_hanging_renewal_loses_no_other_slot() {
         assert_eq!(left(&limiter).await, 0, "after {second} s");
     }
     drop((first, second));
-    // It is settled by separate tasks.
+    // Separate tasks settle the charges.
     pass(&limiter, 1).await;
     assert_eq!(left(&limiter).await, 2);
 }

@@ -66,7 +66,7 @@ struct Model {
 }
 
 impl Model {
-    /// A pending request may still fail, so it counts.
+    /// A pending request counts, because it may still fail.
     fn admits(&self) -> bool {
         self.underway.len() < PLACES && self.failed + self.underway.len() < FAILURES
     }

@@ -89,8 +89,8 @@ where
         assert!(timeout(patience, &mut one).await.is_err());
         let mut other = Box::pin(service.ready().await.unwrap().call(get("/other")));
         assert!(timeout(patience, &mut other).await.is_err());
-        // Cancel the last request first. A request with another one behind it cannot leave, because
-        // the later one already knows its start time.
+        // Cancel the last request first. The slot of a request with another one behind it cannot be
+        // released, because the later request already has its start time.
         drop(other);
         sleep(Duration::from_secs(2)).await;
         drop(one);

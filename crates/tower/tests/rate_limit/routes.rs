@@ -24,8 +24,8 @@ async fn every_route_has_its_rules_and_denied_requests_never_arrive() {
     assert_eq!(notes.paths(), came);
 }
 
-/// A router that does not resolve dot segments would see another path than the rules, and so would
-/// a service behind it that does.
+/// With dot segments, a router that does not resolve them, or a service behind it that does, would
+/// see a different path than the rules.
 #[tokio::test]
 async fn a_path_with_dot_segments_is_refused_if_rules_use_paths() {
     let dotted = ["/api/..", "/api/x/../../healthz", "/api/%2e%2E/healthz"];

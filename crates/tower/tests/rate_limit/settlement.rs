@@ -1,5 +1,5 @@
-//! Tests refunds after a request has ended or was cancelled. The clock does not advance, so no
-//! units return by themselves.
+//! Tests refunds after a request has ended or was cancelled. The clock does not advance, so units
+//! become available again only by refunds.
 
 use std::{
     collections::VecDeque,
@@ -51,7 +51,7 @@ impl<B> Service<Request<()>> for Answering<B> {
     }
 }
 
-/// A body with these frames. An endless one never ends after the last of them.
+/// A body with these frames. An endless body does not end after the last frame.
 struct Frames {
     frames: VecDeque<Result<Frame<Bytes>, &'static str>>,
     is_endless: bool,
@@ -371,8 +371,8 @@ async fn the_grpc_status_is_read_from_headers_or_trailers() {
     assert_eq!(left(&limiter).await, 7);
 }
 
-/// A client that has read all of a stream and resets it before the trailers has used the service as
-/// much as any other client.
+/// A client that reads a whole stream and resets it before the trailers has used the service like
+/// any other client.
 #[tokio::test]
 async fn a_disconnect_before_the_trailers_is_still_counted() {
     let limiter = limiter(vec![counting(fixed("served", "9/h"), "grpc-status", "0")]);

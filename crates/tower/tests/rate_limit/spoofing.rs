@@ -50,8 +50,8 @@ fn lines() -> impl Strategy<Value = Lines> {
     prop::collection::vec((name, value), 0..6)
 }
 
-/// Returns configurations that do not trust these headers: no proxy is trusted, or none at this
-/// address, or another header is used.
+/// Returns configurations that do not trust these headers: no proxy is trusted, the trusted proxies
+/// have other addresses, or another header is used.
 fn trusts() -> Vec<Trust> {
     let ours = || Proxies::Nets(vec!["10.0.0.0/8".parse().unwrap()]);
     vec![
@@ -77,7 +77,7 @@ fn request(peer: &str, customer: &str, lines: &[(String, String)]) -> Request<()
     request
 }
 
-/// Returns the statuses of a request without `lines` and of another one with them.
+/// Returns the statuses of a request without `lines` and of a request with them.
 fn twice(trust: Trust, rule: &str, peer: &str, lines: &Lines, appended: &Lines) -> [u16; 2] {
     let rules = vec![fixed("each", "1/h").keyed_by(&[rule]).unwrap()];
     let limiter: std::sync::Arc<Limiter> = limiter(rules);

@@ -20,7 +20,7 @@ use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 
 pub(crate) type Limiter<S = MemoryStore> = tidegate::Limiter<S, tidegate::Rules>;
 
-/// Midnight UTC, so that windows aligned to the clock start here.
+/// Midnight UTC, so that epoch-aligned windows start at this instant.
 const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);
 
 /// Creates a service that responds with an empty body and a clone of `lasting`, like a service that
@@ -70,8 +70,8 @@ impl Service<Request<()>> for Notes {
         Poll::Ready(Ok(()))
     }
 
-    /// Checks that this very service was polled ready; readiness of the original does not count for
-    /// a clone.
+    /// Checks that this clone of the service was polled ready; the readiness of the original does
+    /// not count.
     fn call(&mut self, request: Request<()>) -> Self::Future {
         assert!(
             std::mem::take(&mut self.is_ready),
