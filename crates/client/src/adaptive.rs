@@ -3,8 +3,9 @@
 //!
 //! The formula is from Google's SRE book (chapter 21, "Handling Overload"). A request is rejected
 //! locally with probability `max(0, (requests - K * accepts) / (requests + 1))`, counted over the
-//! last two minutes. If the server accepts everything, nothing is rejected. If it accepts nothing,
-//! nearly everything is, and the first accepted requests open the throttle again.
+//! last two minutes. If the server accepts all requests, the throttle rejects none. If the server
+//! accepts none, the throttle rejects nearly all of them. Once the server accepts requests again,
+//! the throttle rejects fewer.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -13,7 +14,7 @@ use crate::{
     rolling_window::{Counts, RollingWindow},
 };
 
-/// Rejects locally what the server would most likely refuse.
+/// Rejects locally the requests that the server would most likely refuse.
 ///
 /// With `K` = 2, a server that refuses at most half of the requests gets all of them. A server that
 /// refuses more gets up to two requests for each one that it accepts. A `K` closer to 1 sends less
@@ -60,8 +61,9 @@ impl AdaptiveThrottle {
     /// The length of the window over which requests are counted.
     pub const WINDOW: Span = Span::from_secs(120);
 
-    /// Creates a throttle with `K = numerator / denominator`. A `K` below 1 would reject requests
-    /// even if the server accepts everything, so it counts as 1, and so does a denominator of 0.
+    /// Creates a throttle with `K = numerator / denominator`. A `K` below 1 counts as 1, because it
+    /// would reject requests even if the server accepts everything. A denominator of 0 also counts
+    /// as 1.
     #[must_use]
     pub fn new(numerator: u32, denominator: u32) -> Self {
         let (numerator, denominator) = if numerator < denominator || denominator == 0 {
@@ -78,9 +80,9 @@ impl AdaptiveThrottle {
         }
     }
 
-    /// Admits a request, and returns whether it may be sent. A rejected request is counted at once.
-    /// A request that is sent is counted by [`Self::record_accepted`] or [`Self::record_refused`],
-    /// because its outcome is not known while it is in flight.
+    /// Admits a request, and returns whether it may be sent. A rejected request is counted
+    /// immediately. A request that is sent is counted by [`Self::record_accepted`] or
+    /// [`Self::record_refused`], because its outcome is not known while it is in flight.
     #[must_use]
     pub fn admit(&mut self, now: Timestamp, rng: &mut Rng) -> bool {
         let rejection = rejection_probability(self.window.sum(now), self.k);
@@ -116,7 +118,8 @@ fn rejection_probability(counts: Counts, k: Fraction) -> Fraction {
         requests,
         events: accepts,
     } = counts;
-    // Numerator and denominator are multiplied by that of K, so that all numbers are whole.
+    // Numerator and denominator are multiplied by the denominator of K, so that all numbers are
+    // integers.
     let expected = requests.saturating_mul(k.denominator);
     let accepted = accepts.saturating_mul(k.numerator);
     let probability = Fraction {
@@ -188,8 +191,8 @@ mod tests {
         }
     }
 
-    /// A server that accepts one in ten requests: the rate settles at K requests for each accepted
-    /// one.
+    /// With a server that accepts one in ten requests, the rate settles at K requests for each
+    /// accepted one.
     #[test]
     fn requests_settle_at_k_times_accepts() {
         let (mut throttle, mut rng) = (AdaptiveThrottle::default(), fastrand::Rng::with_seed(3));

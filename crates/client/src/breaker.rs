@@ -12,7 +12,7 @@ use tidegate_core::{Span, Timestamp};
 
 use crate::rolling_window::{Counts, RollingWindow};
 
-/// When a circuit breaker opens, and how it closes again.
+/// The conditions under which a circuit breaker opens and closes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerSettings {
     /// The length of the window over which results are counted; 30 s.
@@ -21,10 +21,10 @@ pub struct BreakerSettings {
     pub failure_percent: u32,
     /// The minimum number of results in the window before the breaker may open; 20.
     pub min_requests: u32,
-    /// How long nothing is sent after the breaker has opened; 5 s.
+    /// The time after opening during which no request is sent; 5 s.
     pub open_for: Span,
-    /// The number of probes after that, all of which must succeed to close the breaker, and also
-    /// the most in flight at once; 3. At least 1.
+    /// The number of probes after that time, all of which must succeed to close the breaker; 3. At
+    /// least 1. This is also the maximum number of probes in flight.
     pub probes: u32,
 }
 
@@ -51,9 +51,9 @@ pub struct BreakerPermit {
 /// The result of a request, as far as it concerns the health of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthSignal {
-    /// The server works.
+    /// The server is healthy.
     Success,
-    /// The server does not work.
+    /// The server is not healthy.
     Failure,
     /// No information: the request was cancelled, or never sent.
     Unknown,
@@ -93,7 +93,8 @@ enum BreakerState {
     HalfOpen(ProbeCounts),
 }
 
-/// The probes of a half-open breaker. A failed probe opens the breaker, so none is counted.
+/// The probes of a half-open breaker. A failed probe opens the breaker, so failed probes are not
+/// counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProbeCounts {
     in_flight: u32,
@@ -126,7 +127,7 @@ impl CircuitBreaker {
     /// # Errors
     ///
     /// If the breaker is open, the time until it lets a probe pass. If it is half-open and all
-    /// probes are in flight, zero: try again when one of them has a result.
+    /// probes are in flight, zero: try again when a probe has a result.
     pub fn acquire(&mut self, now: Timestamp) -> Result<BreakerPermit, Span> {
         match &mut self.state {
             BreakerState::Closed => {}
@@ -136,7 +137,7 @@ impl CircuitBreaker {
                 succeeded: 0,
             })),
             BreakerState::HalfOpen(probes) => {
-                // A success uses its slot up. A probe without a result gives its slot back.
+                // A successful probe keeps its slot. A probe without a result frees its slot.
                 if probes.in_flight + probes.succeeded >= self.settings.probes {
                     return Err(Span::ZERO);
                 }

@@ -2,9 +2,9 @@
 //!
 //! Retries help against occasional failures. If everything fails, they multiply the load on a
 //! server that is already overloaded: three layers that each try three times send twenty-seven
-//! times the requests. A budget ties retries to the number of requests. Each request deposits a
-//! fraction of a retry, each retry withdraws a whole one, and deposits expire. A few retries per
-//! second are free, so that a client with little traffic can retry at all.
+//! times the requests. A budget limits retries in proportion to the number of requests. Each
+//! request deposits a fraction of a retry, each retry withdraws a whole one, and deposits expire. A
+//! few retries per second are free, so that a client with little traffic can retry at all.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -12,10 +12,10 @@ use crate::rolling_window::{Counts, RollingWindow};
 
 /// A retry budget.
 ///
-/// Its bound with `percent`, `min_per_sec` and `ttl`: take any window of ten slots of `ttl / 10`
-/// each that ends with a retry. The retries in it are at most `percent / 100 * requests +
-/// min_per_sec * ttl`, with the requests of the same window. Over a time `T` that is at most
-/// `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 * ttl) + 1)`.
+/// The bound, given `percent`, `min_per_sec` and `ttl`, holds for any window of ten slots of `ttl /
+/// 10` each that ends with a retry. The window contains at most `percent / 100 * requests +
+/// min_per_sec * ttl` retries, where `requests` is the number of requests in it. Over a time `T`
+/// that is at most `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 * ttl) + 1)`.
 ///
 /// # Examples
 ///
@@ -38,8 +38,8 @@ pub struct RetryBudget {
     window: RollingWindow,
 }
 
-/// A window of 10 s, 10 free retries per second, and 20 % of the requests: the defaults of tower
-/// and Finagle.
+/// The defaults of tower and Finagle: a window of 10 s, 10 free retries per second, and additional
+/// retries for 20 % of the requests.
 impl Default for RetryBudget {
     fn default() -> Self {
         Self::new(Span::from_secs(10), 10, 20)
@@ -50,9 +50,9 @@ impl RetryBudget {
     /// The longest time for which deposits are kept.
     pub const MAX_TTL: Span = Span::from_secs(60);
 
-    /// Creates a budget whose deposits last for `ttl`, clamped to 1 s and [`Self::MAX_TTL`].
-    /// `min_per_sec` retries per second are free, and `percent` of the requests are added to them.
-    /// With 0 and 0 the budget is always empty.
+    /// Creates a budget whose deposits last for `ttl`, clamped to between 1 s and
+    /// [`Self::MAX_TTL`]. It allows `min_per_sec` free retries per second, plus `percent` of the
+    /// number of requests. With 0 and 0 the budget is always empty.
     #[must_use]
     pub fn new(ttl: Span, min_per_sec: u32, percent: u32) -> Self {
         let ttl = ttl.clamp(Span::from_secs(1), Self::MAX_TTL);
@@ -86,7 +86,7 @@ impl RetryBudget {
         true
     }
 
-    /// Returns whether the requests of the window pay for one more retry.
+    /// Returns whether the deposits of the window allow one more retry.
     fn has_balance(&mut self, now: Timestamp) -> bool {
         let Counts {
             requests,

@@ -9,9 +9,9 @@ use tokio::time::{Duration, Instant};
 /// can be paused in tests. Later changes of the wall clock do not affect it.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock {
-    /// When the clock was created, by tokio's time.
+    /// The creation time of the clock, in tokio's time.
     started: Instant,
-    /// What it showed then.
+    /// The time that the clock showed at its creation.
     start: Timestamp,
 }
 
@@ -33,7 +33,7 @@ impl TokioClock {
         Self::starting_at(Timestamp::default().after(to_span(since_epoch.unwrap_or_default())))
     }
 
-    /// Creates a clock that shows `now` at this moment, for tests at a fixed time.
+    /// Creates a clock that starts at `now`, for tests at a fixed time.
     #[must_use]
     pub fn starting_at(now: Timestamp) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl TokioClock {
     }
 }
 
-/// Converts a span for a timer.
+/// Converts a span to a [`Duration`], for timers.
 pub(crate) fn to_duration(span: Span) -> Duration {
     Duration::from_micros(span.as_micros())
 }

@@ -7,22 +7,22 @@ use crate::retry::GiveUpReason;
 /// Any error of an inner service.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a request has no response, and what to do about it.
+/// The reason why a request has no response. Each variant describes what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The last try failed, and the request is not sent again. The source is the error of that try.
     #[error("no response after {tries} {}: {gave_up}", if *.tries == 1 { "try" } else { "tries" })]
     Failed {
-        /// How often the request was sent.
+        /// The number of times that the request was sent.
         tries: u32,
-        /// Why it was not sent again.
+        /// The reason why the request was not sent again.
         gave_up: GiveUpReason,
         /// The error of the last try.
         source: BoxError,
     },
     /// The deadline of the whole call has passed while a request was in flight. The server may have
-    /// processed it. Raise the deadline, or request less.
+    /// processed it. Raise the deadline, or make a smaller request.
     #[error("no response within the deadline of {deadline}")]
     DeadlineExceeded {
         /// The deadline in the policy.
@@ -32,11 +32,11 @@ pub enum Error {
     /// fallback, or try again later.
     #[error("not sent: the circuit breaker is open for {retry_after}")]
     CircuitOpen {
-        /// When the breaker lets a probe pass; zero if it waits for the result of one.
+        /// The time until the breaker admits a probe; zero if it waits for the result of a probe.
         retry_after: Span,
     },
     /// Adaptive throttling rejected the request, because the server refuses most requests. Nothing
-    /// was sent. Use a fallback, or send less.
+    /// was sent. Use a fallback, or send fewer requests.
     #[error("not sent: the server rejects too many requests (adaptive throttling)")]
     Overloaded,
     /// The queue of this host is full. Nothing was sent. Send more slowly, or enlarge the queue.

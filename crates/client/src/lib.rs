@@ -1,4 +1,4 @@
-//! A client for rate-limited services: it retries when the server allows it, and not before.
+//! A client for rate-limited services: it never retries before the time that the server sets.
 //!
 //! ```text
 //! retry      RetryLayer             retries requests
@@ -14,10 +14,10 @@
 //! breaker    CircuitBreaker         sends nothing but probes to a server that mostly fails
 //! ```
 //!
-//! The deciding types do no I/O: time and randomness are arguments, and arithmetic uses integers.
-//! Thin adapters apply them: tower layers (for hyper-util's client and tonic's channels), and with
-//! the feature `reqwest` a middleware for reqwest. Both wait with tokio's timers, from which
-//! [`TokioClock`] reads the time.
+//! The types that make decisions do no I/O: time and randomness are arguments, and arithmetic uses
+//! integers. Thin adapters apply these decisions: tower layers (for hyper-util's client and tonic's
+//! channels), and with the feature `reqwest` a middleware for reqwest. Both wait with tokio's
+//! timers, from which [`TokioClock`] reads the time.
 
 /// Compiles the program in the documentation of this crate.
 #[cfg(all(doctest, feature = "reqwest"))]

@@ -87,8 +87,8 @@ impl RequestSender for MiddlewareSender<'_> {
         self.replayable
     }
 
-    /// By default no error counts: only the application knows which hop of a chain of redirects
-    /// refused the connection.
+    /// By default, no error counts as "never sent": only the application knows which hop of a chain
+    /// of redirects refused the connection.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),
@@ -132,7 +132,7 @@ impl AttemptResponse for Response {
     }
 }
 
-/// Unwraps this crate's and reqwest's errors, so that they can be recognized.
+/// Unwraps errors of this crate and of reqwest, so that they can be recognized.
 fn unwrap_error(error: reqwest_middleware::Error) -> BoxError {
     match error {
         reqwest_middleware::Error::Reqwest(error) => error.into(),
@@ -143,8 +143,8 @@ fn unwrap_error(error: reqwest_middleware::Error) -> BoxError {
     }
 }
 
-/// Returns reqwest's errors unchanged, and this crate's as middleware errors, from which
-/// `downcast_ref` recovers them.
+/// Returns errors of reqwest unchanged. Errors of this crate are wrapped as middleware errors, from
+/// which `downcast_ref` recovers them.
 fn wrap_error(error: Error) -> reqwest_middleware::Error {
     match error {
         Error::Inner(source) => match source.downcast::<reqwest::Error>() {

@@ -5,7 +5,7 @@ use tidegate_core::{Span, Timestamp};
 
 use crate::{QuotaStatus, Wait};
 
-/// Spaces requests as the server's responses ask.
+/// Spaces requests according to the advice in the server's responses.
 ///
 /// ```text
 ///   no advice ──▶ unlimited
@@ -15,24 +15,24 @@ use crate::{QuotaStatus, Wait};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pacer {
     closed_until: Timestamp,
-    /// The spacing between requests that the last [`QuotaStatus`] results in.
+    /// The spacing between requests, computed from the last [`QuotaStatus`].
     spacing: Span,
-    /// Until when the advice holds; the epoch if there is none.
+    /// The end of the time for which the advice holds; the epoch if there is no advice.
     advice_until: Timestamp,
-    /// Until when requests wait for the response to the probe.
+    /// The end of the time during which requests wait for the response to the probe.
     probing_until: Timestamp,
     last_sent: Timestamp,
 }
 
 impl Pacer {
-    /// The longest time that is honored, so that one response cannot stop all requests for good.
+    /// The longest wait that is honored, so that one response cannot stop all requests permanently.
     pub(crate) const MAX_CLOSED: Span = Span::from_secs(86_400);
-    /// How long other requests wait for the response to the probe.
+    /// The maximum time for which other requests wait for the response to the probe.
     pub(crate) const PROBE: Span = Span::from_secs(1);
 
-    /// Returns when the next request may be sent, if no response arrives before.
+    /// Returns the earliest time of the next request, if no response arrives before then.
     pub(crate) fn next_at(&self, now: Timestamp) -> Timestamp {
-        // The spacing does not apply beyond the time that it was computed for.
+        // The spacing does not apply after the time for which it was computed.
         let spaced = self.last_sent.after(self.spacing).min(self.advice_until);
         let held = self.closed_until.max(self.probing_until);
         spaced.max(held).max(now)
@@ -46,20 +46,20 @@ impl Pacer {
         }
         self.last_sent = now;
         // The first request after the advice has expired is the probe. Until its response arrives,
-        // nothing is known about the limit, so the others wait.
+        // the limit is unknown, so the other requests wait.
         if self.advice_until > Timestamp::default() && self.advice_until <= now {
             self.probing_until = now.after(Self::PROBE);
         }
         Ok(())
     }
 
-    /// Returns how long the server still wants no requests.
+    /// Returns the remaining time during which the server accepts no requests.
     pub(crate) fn closed_for(&self, now: Timestamp) -> Span {
         self.closed_until.max(now).since(now)
     }
 
-    /// Records that a response has arrived, with or without advice, so that no request waits for it
-    /// any longer.
+    /// Records that a response has arrived, with or without advice, so that requests no longer wait
+    /// for the response to a probe.
     pub(crate) fn record_response(&mut self, now: Timestamp) {
         self.probing_until = Timestamp::default();
         if self.advice_until <= now {
@@ -67,9 +67,9 @@ impl Pacer {
         }
     }
 
-    /// Records that the server wants no requests for a time.
+    /// Records that the server accepts no requests for a time.
     pub(crate) fn close(&mut self, wait: Wait, now: Timestamp) {
-        // `Wait::Never` is about one request; others may pass.
+        // `Wait::Never` applies to one request; other requests may be sent.
         if let Wait::After(span) = wait {
             let until = now.after(span.min(Self::MAX_CLOSED));
             self.closed_until = self.closed_until.max(until);
@@ -78,7 +78,7 @@ impl Pacer {
     }
 
     /// Records that the server accepts `remaining` requests until the reset. They are spread over
-    /// that time; zero closes the pacer.
+    /// that time. If `remaining` is zero, the pacer is closed until the reset.
     pub(crate) fn spread(&mut self, quota: QuotaStatus, now: Timestamp) {
         let QuotaStatus {
             remaining,

@@ -1,4 +1,4 @@
-//! State per host, so that one host is not affected by the failures of another.
+//! State per host, so that the failures of one host do not affect another.
 
 use std::{
     collections::HashMap,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::sync::lock;
 
-/// The most hosts with a state. A new host replaces the one that was least recently used.
+/// The maximum number of hosts with a state. A further host replaces the least recently used one.
 pub(crate) const MAX_HOSTS: usize = 1_024;
 
 /// One `T` per host, created when it is first used.

@@ -10,7 +10,7 @@ const SLOTS: u64 = SLOT_COUNT as u64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) requests: u64,
-    /// What the owner of the window counts beside requests: failures, retries or accepts.
+    /// The events that are counted in addition to requests: failures, retries or accepts.
     pub(crate) events: u64,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct RollingWindow {
 }
 
 impl RollingWindow {
-    /// Creates empty counters over `window`. A slot has at least one microsecond.
+    /// Creates empty counters over `window`. A slot lasts at least one microsecond.
     pub(crate) fn new(window: Span) -> Self {
         Self {
             slot: Span::from_micros((window.as_micros() / SLOTS).max(1)),

@@ -1,4 +1,4 @@
-//! Two clients, each with its own connections to one Redis, share one limit.
+//! Two clients with separate connections to one Redis share one limit.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

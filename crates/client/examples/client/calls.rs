@@ -21,7 +21,7 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     let tally = series.run(&plain, server).await?;
     writeln!(lines, "As they come:   {tally}")?;
 
-    // A refused request has not been counted, so it may be sent again although it is a POST.
+    // A refused request has not been counted, so it can safely be sent again although it is a POST.
     let policy = RetryPolicy {
         non_idempotent: NonIdempotentPolicy::Refused,
         ..RetryPolicy::default()
@@ -41,7 +41,7 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     let throttled = ClientBuilder::new(Client::new())
         .with(ThrottleLayer::new(spaced("4/s")?))
         .build();
-    // Evenly sent requests may arrive less evenly, so the service allows a burst.
+    // Evenly spaced requests may arrive less evenly, so the service allows a burst.
     let series = Series {
         name: "throttled",
         rate: "4/s",

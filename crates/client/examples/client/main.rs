@@ -1,4 +1,4 @@
-//! Three ways to call a service that limits its callers, against a running `tidegate serve`.
+//! Three ways to call a rate-limited service, demonstrated with a running `tidegate serve`.
 //!
 //! ```sh
 //! cargo run -q -p tidegate-client --features reqwest --example client -- http://127.0.0.1:8080

@@ -1,4 +1,5 @@
-//! Shows the effect of jitter: a thousand clients are refused at once, and retry. Prints an SVG.
+//! Shows the effect of jitter: a thousand clients are refused at the same time, and retry. Prints
+//! an SVG.
 //!
 //! ```sh
 //! cargo run -p tidegate-client --example herd > docs/herd.svg

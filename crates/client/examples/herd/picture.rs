@@ -36,7 +36,7 @@ impl Point {
     }
 }
 
-/// Draws the runs, those that honor `Retry-After` beside those that ignore it.
+/// Draws the runs: those that honor `Retry-After` next to those that ignore it.
 pub(crate) fn svg(herds: &[Herd]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -162,7 +162,8 @@ fn name(herd: &Herd) -> String {
     }
 }
 
-/// The first bar is skipped, because it is the same in all runs: all clients at once.
+/// The first bar is skipped, because it is the same in all runs: all clients send their first
+/// request.
 fn summary(herd: &Herd) -> String {
     let returning = herd.bars.iter().skip(1).map(|bar| bar.requests());
     let tenths = herd.done.as_millis_ceil().div_ceil(100);

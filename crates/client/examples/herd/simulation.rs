@@ -1,8 +1,8 @@
 //! A thousand clients that each send one request at the same time, to a server that admits a
 //! hundred per second.
 //!
-//! The clients use this crate's [`RetryPolicy`], and the server Tidegate's own limit. There is no
-//! clock, and randomness comes only from a fixed seed, so every run has the same result.
+//! The clients use this crate's [`RetryPolicy`], and the server uses Tidegate's own limits. There
+//! is no clock, and randomness comes only from a fixed seed, so every run has the same result.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

@@ -1,7 +1,7 @@
 //! Retry advice of a gRPC server: a status, a pushback, and details.
 //!
-//! Only headers are read. A call that is refused before any message was sent has no other part
-//! (`Trailers-Only`).
+//! Only headers are read. The response to a call that is refused before any message was sent has no
+//! other part (`Trailers-Only`).
 
 use base64::{
     Engine,
@@ -20,7 +20,7 @@ const STATUS: &str = "grpc-status";
 const DETAILS: &str = "grpc-status-details-bin";
 const RETRY_INFO: &str = "google.rpc.RetryInfo";
 
-/// The most bytes of details that are decoded.
+/// The maximum number of bytes of details that are decoded.
 const MAX_DETAILS_BYTES: usize = 16 * 1024;
 
 /// Servers may omit the padding.
@@ -48,8 +48,8 @@ pub(crate) fn status(headers: &HeaderMap) -> Option<u32> {
     headers.get(STATUS)?.to_str().ok()?.parse().ok()
 }
 
-/// Returns the pushback, where a negative or malformed value means never (gRFC A6), or else the
-/// delay in the details.
+/// Returns the pushback or, if there is none, the delay in the details. A negative or malformed
+/// pushback means never (gRFC A6).
 pub(super) fn wait(headers: &HeaderMap) -> Option<Wait> {
     if let Some(pushback) = headers.get(PUSHBACK) {
         let millis = pushback

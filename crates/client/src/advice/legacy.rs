@@ -5,13 +5,14 @@ use tidegate_core::{Span, Timestamp};
 
 use super::{QuotaStatus, join_lines, seconds};
 
-/// A reset above this is an instant, not a wait. As a wait it would be 31 years; as an instant it
-/// was in 2001.
+/// A reset above this number is an instant, not a wait. As a wait, this number is 31 years; as an
+/// instant, it is in 2001.
 const EPOCH_SECS: u64 = 1_000_000_000;
-/// An instant above this is in milliseconds. In seconds it would be in the year 5138.
+/// An instant above this number is in milliseconds. In seconds, it would be in the year 5138.
 const EPOCH_MILLIS: u64 = 100_000_000_000;
 
-/// Parses how many requests are left, and until when. Instants are measured from `server_now`.
+/// Parses the number of remaining requests and the time of the reset. Instants are measured from
+/// `server_now`.
 pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaStatus> {
     let remaining = seconds(join_lines(headers, "x-ratelimit-remaining")?.trim())?;
     let after =
@@ -24,7 +25,7 @@ pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaS
         ),
     };
     (reset_after > Span::ZERO).then_some(QuotaStatus {
-        // Only whole units: a fraction of one admits no request.
+        // Use only whole units: a fraction of a unit admits no request.
         remaining: remaining.as_micros() / 1_000_000,
         reset_after,
     })

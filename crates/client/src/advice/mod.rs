@@ -1,4 +1,5 @@
-//! Advice of a server about its limits: when to retry, and how many requests are left until when.
+//! Advice of a server about its limits: the time to retry, the number of remaining requests, and
+//! the time of the reset.
 //!
 //! Servers use a dozen formats, with any status. All of them are reduced to two values: a [`Wait`]
 //! for the request that was sent, and a [`QuotaStatus`] for later ones. A malformed header is
@@ -22,24 +23,24 @@ mod rate_limit;
 mod retry_after;
 mod structured;
 
-/// The most lines of one header that are read.
+/// The maximum number of lines of one header that are read.
 const MAX_LINES: usize = 16;
 
-/// When the server wants this request again.
+/// The time after which the server accepts a retry of this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not before this time has passed; never zero.
+    /// Retry not before this time has elapsed; never zero.
     After(Span),
-    /// Never: the server asks for no retry.
+    /// The server asks not to retry.
     Never,
 }
 
 /// The state of a limit of the server after this response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaStatus {
-    /// How many more requests it admits.
+    /// The number of further requests that the limit admits.
     pub remaining: u64,
-    /// When it admits more than that; never zero.
+    /// The time until the limit admits more; never zero.
     pub reset_after: Span,
 }
 
@@ -63,7 +64,7 @@ pub struct QuotaStatus {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
-    /// When to send this request again, if it was refused or failed.
+    /// The time to retry this request, if it was refused or failed.
     pub wait: Option<Wait>,
     /// The tightest limit, if the response shows several.
     pub quota: Option<QuotaStatus>,
@@ -85,7 +86,7 @@ impl Advice {
         };
         let asked = grpc::wait(headers).or_else(|| retry_after::wait(headers, server_now));
         let wait = asked.or_else(|| {
-            // Without a refusal, an exhausted quota is about later requests only.
+            // If the request was not refused, an exhausted quota concerns only later requests.
             let exhausted = quota.filter(|quota| quota.remaining == 0)?;
             is_refusal(status, headers).then_some(Wait::After(exhausted.reset_after))
         });
@@ -137,7 +138,7 @@ fn seconds(text: &str) -> Option<Span> {
     let scale = 10_u64.pow(u32::try_from(part.len()).ok()?);
     let part = u128::from(part.parse::<u64>().ok()?) * 1_000_000;
     let part = u64::try_from(part.div_ceil(u128::from(scale))).ok()?;
-    // Saturates: a wait that is too long to represent must not become none.
+    // Saturate: a wait that is too long to represent must not be ignored.
     Some(Span::from_micros(micros.saturating_add(part)))
 }
 

@@ -8,7 +8,8 @@ use super::{
     structured::{self, Member},
 };
 
-/// The longest reset that is accepted: a century. A larger number is invalid, or is not in seconds.
+/// The longest reset that is accepted: a century. A larger number is invalid or has another unit
+/// than seconds.
 const MAX_RESET_SECS: u64 = 100 * 366 * 86_400;
 
 /// Returns the tightest limit.
@@ -81,8 +82,8 @@ fn valid_quota(remaining: u64, reset_secs: u64) -> Option<QuotaStatus> {
         })
 }
 
-/// Returns the tightest limit: among exhausted limits the one with the latest reset, else the one
-/// with the lowest remaining rate.
+/// Returns the tightest limit: among exhausted limits, the one with the latest reset; if none is
+/// exhausted, the one with the lowest remaining rate.
 fn tightest(limits: impl Iterator<Item = QuotaStatus>) -> Option<QuotaStatus> {
     limits.reduce(|one, other| if is_tighter(other, one) { other } else { one })
 }

@@ -9,13 +9,13 @@ use super::{Wait, join_lines, seconds};
 
 const RETRY_AFTER_MS: &str = "retry-after-ms";
 
-/// Returns the time of the server's clock when it responded.
+/// Returns the time of the response by the server's clock (`Date`).
 pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
     http_date(headers.get(header::DATE)?.to_str().ok()?)
 }
 
-/// Returns how long to wait. If both headers are present, and the seconds are the milliseconds
-/// rounded up, the milliseconds are used; else the longer of the two. Zero counts as absent.
+/// Returns the wait. If both headers are present, the longer value is used. But if the seconds are
+/// only the milliseconds rounded up, the milliseconds are used. Zero counts as absent.
 pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     let whole = longest(headers, header::RETRY_AFTER.as_str(), |line| {
         // Some servers send decimals, although the RFC does not allow them.
@@ -33,9 +33,10 @@ pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     (span > Span::ZERO).then_some(Wait::After(span))
 }
 
-/// Returns the longest value of a header. It should occur once, but may occur several times.
+/// Returns the longest value of a header. The header should occur once, but may occur several
+/// times.
 fn longest(headers: &HeaderMap, name: &str, parse: impl Fn(&str) -> Option<Span>) -> Option<Span> {
-    // The lines are bounded, and all of them are text.
+    // Check that the number of lines is bounded, and that all of them are text.
     join_lines(headers, name)?;
     let lines = headers.get_all(name).iter();
     lines
@@ -43,7 +44,7 @@ fn longest(headers: &HeaderMap, name: &str, parse: impl Fn(&str) -> Option<Span>
         .max()
 }
 
-/// Parses one of the three date formats of RFC 9110, from 1970 on.
+/// Parses a date in one of the three formats of RFC 9110. Dates before 1970 are invalid.
 fn http_date(text: &str) -> Option<Timestamp> {
     let since_epoch = httpdate::parse_http_date(text)
         .ok()?

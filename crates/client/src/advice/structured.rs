@@ -1,8 +1,8 @@
 //! Lists and dictionaries of items with parameters, as the RateLimit headers use them. `sfv` parses
-//! structured fields (RFC 9651); this module bounds them.
+//! structured fields (RFC 9651); this module bounds their size.
 //!
-//! As the RFC requires, a field that does not parse completely is ignored. So is one with an inner
-//! list, which no RateLimit header has.
+//! As the RFC requires, a field that does not parse completely is ignored. A field with an inner
+//! list is also ignored, because no RateLimit header has one.
 
 use sfv::{
     KeyRef, Parser,
@@ -14,14 +14,14 @@ use sfv::{
 
 pub(super) use sfv::BareItemFromInput as BareItem;
 
-/// The most bytes of a field, over all its lines.
+/// The maximum number of bytes of a field, over all its lines.
 pub(super) const MAX_BYTES: usize = 8 * 1024;
-/// The most members of a list or dictionary.
+/// The maximum number of members of a list or dictionary.
 const MAX_MEMBERS: usize = 64;
-/// The most parameters of one member.
+/// The maximum number of parameters of one member.
 const MAX_PARAMETERS: usize = 32;
 
-/// A member of a list, or of a dictionary, where `key` is its name.
+/// A member of a list or a dictionary. In a dictionary, `key` is its name.
 #[derive(Debug)]
 pub(super) struct Member<'a> {
     pub(super) key: &'a str,
@@ -88,7 +88,7 @@ struct LastMember<'m, 'a> {
     members: &'m mut Vec<Member<'a>>,
 }
 
-/// The field is valid, but this module does not read it.
+/// The field is valid, but this module does not support it.
 #[derive(Debug, thiserror::Error)]
 #[error("an inner list, or too many members or parameters")]
 pub(super) struct Unsupported;

@@ -347,7 +347,7 @@ proptest! {
         }
     }
 
-    /// A list in the format of the draft is parsed to one of its items, and to the tightest one.
+    /// A list in the format of the draft is parsed to one of its items: the tightest one.
     #[test]
     fn a_list_is_parsed_to_its_tightest_item(
         items in proptest::collection::vec((".{0,8}", 1..1_000_000_u64, 1..100_000_u64), 1..6),

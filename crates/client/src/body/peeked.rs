@@ -1,4 +1,4 @@
-//! A response body whose beginning may have been read already.
+//! A response body whose beginning may already have been read.
 
 use std::{
     collections::VecDeque,

@@ -1,7 +1,7 @@
 //! A request body that is kept while it is sent, so that it can be sent again.
 //!
-//! It is never buffered as a whole before it is sent. On a retry, the frames kept so far are sent
-//! first, and then the rest.
+//! The body is not buffered before it is sent. On a retry, the frames kept so far are sent first,
+//! and then the rest.
 
 use std::{
     fmt,
@@ -19,9 +19,10 @@ use crate::{error::BoxError, sync::lock};
 /// A request body that may be sent more than once.
 pub struct ReplayBody<B> {
     source: Arc<Mutex<ReplaySource<B>>>,
-    /// The number of this copy among those that share the source. Only the latest may read from it.
+    /// The number of this copy among the copies that share the source. Only the latest copy may
+    /// read from the source.
     number: u32,
-    /// How many of the buffered frames this copy has sent.
+    /// The number of buffered frames that this copy has sent.
     sent: usize,
 }
 
@@ -32,7 +33,8 @@ struct ReplaySource<B> {
     /// The number of the latest copy.
     latest: u32,
     buffered: Vec<BufferedFrame>,
-    /// How many more bytes may be buffered; `None` once the limit was exceeded, or the body failed.
+    /// The number of further bytes that may be buffered; `None` once the limit was exceeded or the
+    /// body failed.
     capacity_left: Option<usize>,
 }
 
@@ -74,7 +76,7 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
         self.lock().capacity_left.is_some()
     }
 
-    /// Returns a copy that starts at the beginning. Earlier copies fail from here on.
+    /// Returns a copy that starts at the beginning. From then on, earlier copies fail.
     pub(crate) fn restart(&self) -> Self {
         let mut source = self.lock();
         source.latest += 1;
@@ -189,7 +191,7 @@ impl BufferedFrame {
     }
 }
 
-/// Returns `hint` for a body that is longer by this number of bytes.
+/// Returns `hint` increased by this number of bytes.
 pub(super) fn extend_hint(hint: SizeHint, bytes: usize) -> SizeHint {
     let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
     let mut sum = SizeHint::new();

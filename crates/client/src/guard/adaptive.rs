@@ -24,7 +24,8 @@ impl AdaptiveLayer {
         Self::with_clock_and_rng(throttle, TokioClock::system(), Rng::new())
     }
 
-    /// Does the same with the time from `clock` and random numbers from `rng`.
+    /// Creates a layer with a copy of `throttle` per host, the time from `clock`, and random
+    /// numbers from `rng`.
     #[must_use]
     pub fn with_clock_and_rng(throttle: AdaptiveThrottle, clock: TokioClock, rng: Rng) -> Self {
         let guard = AdaptiveGuard {

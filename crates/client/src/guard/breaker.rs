@@ -11,7 +11,7 @@ use crate::{
 /// A circuit breaker per host.
 ///
 /// Failures are a missing response, a status of 500 or above, and a gRPC status that indicates a
-/// server error. A refusal with 429 is not a failure: a server that refuses requests works.
+/// server error. A refusal with 429 is not a failure: a server that refuses requests is healthy.
 #[derive(Debug)]
 pub struct BreakerGuard {
     hosts: PerHost<Mutex<CircuitBreaker>>,
@@ -34,7 +34,7 @@ impl BreakerLayer {
         Self::with_clock(settings, TokioClock::system())
     }
 
-    /// Does the same with the time from `clock`.
+    /// Creates a layer with these settings and the time from `clock`.
     #[must_use]
     pub fn with_clock(settings: BreakerSettings, clock: TokioClock) -> Self {
         let hosts = PerHost::new(move || Mutex::new(CircuitBreaker::new(settings)));
@@ -68,7 +68,7 @@ impl Guard for BreakerGuard {
 }
 
 impl HeldPermit {
-    /// Returns the permit to the breaker, unless that was done before.
+    /// Returns the permit to the breaker, unless that has already happened.
     fn release(&mut self, signal: HealthSignal) {
         if let Some(permit) = self.permit.take() {
             lock(&self.breaker).record(permit, signal, self.clock.now());

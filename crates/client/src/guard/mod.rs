@@ -1,4 +1,4 @@
-//! Guards, which admit, delay or reject requests, and learn from their responses.
+//! Guards: they admit, delay or reject requests, and learn from the responses.
 
 mod adaptive;
 mod breaker;
@@ -60,8 +60,8 @@ pub struct RequestInfo<'a> {
 
 /// Admits requests, and learns from their responses.
 ///
-/// For every admitted request either [`Self::record`] is called, or its permit is dropped, because
-/// it was cancelled or rejected by an inner layer.
+/// For every admitted request, either [`Self::record`] is called, or its permit is dropped because
+/// the request was cancelled or rejected by an inner layer.
 pub trait Guard: Send + Sync + 'static {
     /// The state of a request in flight.
     type Permit: Send + 'static;
@@ -70,7 +70,7 @@ pub trait Guard: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Why the request is rejected. Nothing is sent then.
+    /// Returns the reason if the request is rejected. Then nothing is sent.
     fn admit(
         &self,
         request: RequestInfo<'_>,
@@ -94,8 +94,8 @@ pub trait Guard: Send + Sync + 'static {
 /// A guard as a tower layer, and with the feature `reqwest` as a middleware for reqwest. Clones
 /// share the guard.
 ///
-/// Inside of a [`RetryLayer`](crate::RetryLayer) it applies to every try, outside of it to whole
-/// calls.
+/// Inside of a [`RetryLayer`](crate::RetryLayer), the guard applies to every try; outside of it, to
+/// whole calls.
 #[derive(Debug)]
 pub struct GuardLayer<G> {
     pub(crate) guard: Arc<G>,
@@ -163,8 +163,8 @@ impl<G: Guard> GuardLayer<G> {
     }
 
     async fn record_error(&self, request: RequestInfo<'_>, permit: G::Permit, error: &Error) {
-        // Errors of other layers of this crate say nothing about the server: nothing was sent. The
-        // permit is dropped then.
+        // After an error of another layer of this crate, nothing was sent, so the error says
+        // nothing about the server. The permit is dropped.
         if let Error::Inner(_) = error {
             let (outcome, advice) = (AttemptOutcome::NoResponse, Advice::default());
             self.guard.record(request, permit, outcome, &advice).await;

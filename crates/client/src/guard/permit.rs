@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::wait_queue::WaitQueue;
 use crate::TokioClock;
 
-/// What a request was charged, and where.
+/// The charge of a request: its store, limits, key and cost.
 pub(super) struct ThrottleCharge<S> {
     pub(super) store: Arc<S>,
     pub(super) limits: Arc<Limits>,
@@ -16,8 +16,9 @@ pub(super) struct ThrottleCharge<S> {
     pub(super) cost: Cost,
 }
 
-/// A concurrency slot that a request holds, or its position in a leaky bucket's queue. Dropping it
-/// releases it: at once if the store can do that without waiting, or else in a task of its own.
+/// A concurrency slot that a request holds, or its position in a leaky bucket's queue. Dropping the
+/// permit releases the slot or position: immediately if the store can do that without waiting,
+/// otherwise in a separate task.
 pub struct ThrottlePermit<S: Store + 'static> {
     charge: Arc<ThrottleCharge<S>>,
     /// The receipt of the charge, until it is settled.
@@ -46,11 +47,11 @@ impl<S: Store + 'static> ThrottlePermit<S> {
         }
     }
 
-    /// Records that the request is sent: its units are spent, and only a concurrency slot is still
-    /// to be released. Returns `None` if it holds none.
+    /// Records that the request is sent: its units stay spent, and only a concurrency slot still
+    /// has to be released. Returns `None` if the request holds no slot.
     pub(super) fn spend(mut self) -> Option<Self> {
         if !self.charge.limits.has_slots() {
-            // Without a receipt, dropping the permit settles nothing.
+            // Without a receipt, dropping the permit has no effect on the store.
             self.receipt = None;
             return None;
         }

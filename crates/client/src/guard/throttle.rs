@@ -23,9 +23,9 @@ const SLOT_POLL: Span = Span::from_millis(100);
 /// Limits that a client applies to itself, per host, in a store that several clients may share.
 ///
 /// Requests over the limits wait, in order. If the server refuses a request nevertheless (429, or
-/// gRPC's `RESOURCE_EXHAUSTED`), the queue is closed until the time that the server names. The
-/// units that the limits would refill until then are spent in the store, so that other clients of
-/// the store slow down too.
+/// gRPC's `RESOURCE_EXHAUSTED`), the queue is closed until the time in the response. The units that
+/// the limits would refill until then are spent in the store, so that other clients of the store
+/// slow down too.
 #[derive(Debug)]
 pub struct ThrottleGuard<S> {
     store: Arc<S>,
@@ -40,12 +40,12 @@ pub struct ThrottleGuard<S> {
 }
 
 /// Returns a limit that spaces requests evenly, which suits a server with any algorithm. With a
-/// `rate` of `100/s` it admits one request per hundredth of a second, and at most a hundred in any
-/// window of one second.
+/// `rate` of `100/s`, it admits one request every 10 ms, and at most a hundred in any window of one
+/// second.
 ///
 /// # Errors
 ///
-/// If `rate` is not a valid rate.
+/// Returns an error if `rate` is not a valid rate.
 pub fn spaced(rate: &str) -> Result<Limits, LimitError> {
     Limits::new(vec![Limit::shorthand(AlgorithmName::Gcra, rate)?])
 }
@@ -96,7 +96,7 @@ impl<S: Store + 'static> ThrottleLayer<S> {
 
 /// The answer of the limits to one request.
 struct LimitDecision<R> {
-    /// How long to delay the admitted request, or when to ask again.
+    /// The delay of the admitted request, or the time after which to ask again.
     delay: Result<Span, Retry>,
     /// The receipt, if the request was charged and holds something to release.
     receipt: Option<R>,
@@ -166,15 +166,15 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         }
     }
 
-    /// Waits before the limits are asked again, which named `wait` as the time to do so.
+    /// Waits until the limits are evaluated again. `wait` is the time that the limits returned.
     async fn wait_for_retry(&self, queue: &WaitQueue, wait: Span) -> Result<(), Error> {
         if self.limits.has_slots() {
-            // `wait` is until a lease expires. Whether a slot may be free before, or the time has
-            // passed, ask again.
+            // `wait` is the time until a lease expires. A slot may be free earlier, so ask again
+            // after a shorter time or a notification.
             let _ = timeout(to_duration(wait.min(SLOT_POLL)), queue.changed()).await;
         } else {
             let wait = self.within_max_wait(wait)?;
-            // Not zero, so that a store that names no time is not asked without a pause.
+            // At least 1 µs, so that there is always a pause, even if the store returns no wait.
             sleep(to_duration(wait.max(Span::from_micros(1)))).await;
         }
         Ok(())
@@ -189,7 +189,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         }
     }
 
-    /// Asks the limits, and charges the request if they admit it.
+    /// Evaluates the limits, and charges the request if they admit it.
     async fn decide(&self, request: RequestInfo<'_>) -> Result<LimitDecision<S::Receipt>, Error> {
         let key = self.key(request);
         let mut charges = vec![self.charge(&key, request.cost)?];
@@ -229,8 +229,8 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         ThrottlePermit::new(charge, receipt, Arc::clone(queue), self.clock)
     }
 
-    /// Charges the units that the limits would refill within `wait`, as far as they are available,
-    /// so that all clients of the store slow down.
+    /// Charges the units that the limits would refill within `wait`, if they are available, so that
+    /// all clients of the store slow down.
     async fn drain(&self, request: RequestInfo<'_>, wait: Span) {
         let outcomes = self.evaluate(request, Cost::ONE, Effect::Look).await;
         let available = outcomes.iter().map(|outcome| outcome.remaining).min();
@@ -266,7 +266,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     }
 }
 
-/// Returns how many units of `limit` are refilled within `wait`, at most its quota.
+/// Returns the number of units of `limit` that are refilled within `wait`, at most its quota.
 fn refilled(limit: &Limit, wait: Span) -> u64 {
     let (quota, window) = (limit.quota(), limit.window().as_micros().max(1));
     let refilled = u128::from(quota) * u128::from(wait.as_micros()) / u128::from(window);

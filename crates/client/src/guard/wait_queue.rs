@@ -13,11 +13,11 @@ use crate::{Error, TokioClock, clock::to_duration, pacer::Pacer, sync::lock};
 /// Bounds of the queue of one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSettings {
-    /// The most requests that wait at the same time; 256. A further one fails with
+    /// The maximum number of requests that wait at the same time; 256. A further request fails with
     /// [`Error::QueueFull`].
     pub max_waiting: u32,
     /// The longest wait; 60 s. A request that would wait longer fails with [`Error::WaitTooLong`],
-    /// at once if the wait is known.
+    /// immediately if the wait is known.
     pub max_wait: Span,
 }
 
@@ -57,8 +57,9 @@ impl WaitQueue {
         }
     }
 
-    /// Waits until the request is the first in the queue, then for the pacer and for `admission`,
-    /// within the longest wait. If the future is dropped, the request leaves the queue.
+    /// Waits until the request is the first in the queue, and then for the pacer and for
+    /// `admission`. The total is bounded by the longest wait. If the future is dropped, the request
+    /// leaves the queue.
     pub(crate) async fn wait<T>(
         &self,
         admission: impl Future<Output = Result<T, Error>>,
@@ -88,7 +89,7 @@ impl WaitQueue {
 
     /// Wakes the first request in the queue, so that it checks again.
     pub(crate) fn wake_head(&self) {
-        // If no request waits now, the next one that does wakes up once for nothing.
+        // If no request waits now, the next request that waits wakes up once without need.
         self.changed.notify_one();
     }
 
@@ -97,7 +98,7 @@ impl WaitQueue {
         self.changed.notified()
     }
 
-    /// Waits while the server wants no requests, whichever response asked for that.
+    /// Waits while the server accepts no requests, according to any response.
     pub(crate) async fn wait_while_closed(&self) {
         loop {
             let wait = self.with_pacer(|pacer| pacer.closed_for(self.clock.now()));
@@ -118,19 +119,18 @@ impl WaitQueue {
                 return;
             };
             debug_assert!(wait > Span::ZERO, "a wait of zero would spin");
-            // Whether the time has passed or the pacer has changed, check again.
+            // Check again after the wait, or after a change of the pacer.
             let _ = timeout(to_duration(wait), self.changed()).await;
         }
     }
 
-    /// Returns how long the next request has to wait, if no response arrives before.
+    /// Returns the wait of the next request, if no response arrives before then.
     fn next_wait(&self) -> Span {
         let now = self.clock.now();
         self.with_pacer(|pacer| pacer.next_at(now).since(now))
     }
 
-    /// Returns the error of a request that has waited for the longest time, and would have to wait
-    /// on.
+    /// Returns the error of a request that has reached the longest wait and is not admitted yet.
     fn timed_out(&self) -> Error {
         let most = self.settings.max_wait;
         let waited = most.as_micros();

@@ -1,4 +1,4 @@
-//! Retries: whether, when, and how often.
+//! Retries: the retry policy, the retry layer and the classification of outcomes.
 
 mod outcome;
 mod policy;
@@ -19,8 +19,8 @@ use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock}
 /// middleware for reqwest.
 ///
 /// The policy and the budget of the host limit the retries. A response that is not retried is
-/// returned, whatever its status. If it was retried, or would have been, it has a [`RetryReport`]
-/// among its extensions.
+/// returned, whatever its status. If the request was retried, or a retry was needed but not made,
+/// the response has a [`RetryReport`] among its extensions.
 ///
 /// With tower, the inner service receives requests with a [`ReplayBody`](crate::ReplayBody), and
 /// the caller receives responses with a [`PeekedBody`](crate::PeekedBody).
@@ -42,8 +42,8 @@ use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock}
 /// # Ok::<(), http::Error>(())
 /// ```
 ///
-/// With reqwest, bodies can be sent again if they are not streams. The application must say which
-/// errors mean that nothing was sent: see [`RetryLayer::never_sent_if`].
+/// With reqwest, bodies can be sent again if they are not streams. The application must specify
+/// which errors mean that nothing was sent: see [`RetryLayer::never_sent_if`].
 ///
 /// ```
 /// # #[cfg(feature = "reqwest")] {
@@ -75,13 +75,13 @@ pub(crate) struct RetryState {
     rng: Mutex<Rng>,
 }
 
-/// A report of [`RetryLayer`], in the extensions of a response that is not the first, or that would
-/// have been retried.
+/// A report of [`RetryLayer`], in the extensions of a response after a retry, or of one that called
+/// for a retry that was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryReport {
-    /// How often the request was sent.
+    /// The number of times that the request was sent.
     pub tries: u32,
-    /// Why it was not sent again, if the response called for a retry.
+    /// The reason why the request was not sent again, if the response called for a retry.
     pub gave_up: Option<GiveUpReason>,
 }
 
@@ -100,7 +100,7 @@ impl RetryLayer {
         }))
     }
 
-    /// Gives each host a copy of this budget.
+    /// Uses a copy of this budget for each host.
     #[must_use]
     pub fn with_budget(self, budget: RetryBudget) -> Self {
         self.with_change(|state| RetryState {
@@ -111,12 +111,13 @@ impl RetryLayer {
     }
 
     /// Sets which errors of the inner service mean that nothing was sent. By default that is a
-    /// refused connection, anywhere in the chain of sources. An application may know of more
-    /// errors, such as a failed name lookup.
+    /// refused connection, anywhere in the chain of sources. An application may classify more
+    /// errors in this way, such as a failed name lookup.
     ///
-    /// With reqwest no error counts by default. It follows redirects by itself, so the refused
-    /// connection may be that of a second hop, after the first has processed the request. If
-    /// redirects are off, or every hop may be repeated, use `reqwest::Error::is_connect`.
+    /// With reqwest, no error counts by default. reqwest follows redirects by itself, so the
+    /// refused connection may be that of a second hop, after the first server has processed the
+    /// request. If redirects are off, or every hop may be repeated, use
+    /// `reqwest::Error::is_connect`.
     #[must_use]
     pub fn never_sent_if(
         self,
@@ -147,7 +148,7 @@ impl RetryLayer {
         &self.0
     }
 
-    /// Applies a change to a copy of its own; clones that are in use keep their settings.
+    /// Applies a change to a copy of the state; clones that are in use keep their settings.
     fn with_change(self, change: impl FnOnce(RetryState) -> RetryState) -> Self {
         let state = Arc::try_unwrap(self.0).unwrap_or_else(|shared| RetryState {
             policy: shared.policy,

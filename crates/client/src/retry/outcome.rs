@@ -1,4 +1,4 @@
-//! The outcome of an attempt, and what it means for a retry.
+//! The outcome of an attempt, and its classification for retries.
 
 use std::{error::Error as StdError, io};
 
@@ -45,7 +45,7 @@ pub enum OutcomeKind {
 pub enum Idempotency {
     /// Yes: the method is idempotent, or there is an `Idempotency-Key`.
     Idempotent,
-    /// Unknown, as for every gRPC method. A refusal is trusted to mean that nothing was processed.
+    /// Unknown, as for every gRPC method. A refusal is assumed to mean that nothing was processed.
     Grpc,
     /// No.
     NotIdempotent,
@@ -82,7 +82,7 @@ impl AttemptOutcome<'_> {
         }
     }
 
-    /// Returns what the outcome says about the health of the server.
+    /// Returns the health signal of the outcome.
     #[must_use]
     pub fn health_signal(&self) -> HealthSignal {
         /// `UNKNOWN`, `DEADLINE_EXCEEDED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`.

@@ -1,10 +1,10 @@
-//! The body of a refusal, which may say that a retry is pointless.
+//! The body of a refusal, which may contain the information that a retry is pointless.
 
 use bytes::Bytes;
 use http::{HeaderMap, header::CONTENT_TYPE};
 use serde_json::Value;
 
-/// The most bytes of a body that are read for that.
+/// The maximum number of bytes of such a body that are read.
 pub(crate) const MAX_BYTES: usize = 16 * 1024;
 
 /// Returns whether the body is a document that can be parsed: problem documents are JSON.

@@ -84,7 +84,7 @@ struct RetryLoop<'a, S> {
 /// The result of one try.
 enum AttemptResult<R> {
     Response(R, Advice),
-    /// It failed, without a response.
+    /// The try failed, without a response.
     Failed {
         error: BoxError,
         /// Whether anything was sent.
@@ -186,8 +186,9 @@ impl<R: AttemptResponse> AttemptResult<R> {
     }
 }
 
-/// Reads the advice in the head of a response that arrived at `now`. If it is a refusal without a
-/// time, also reads the beginning of the body, which may say that a retry is pointless.
+/// Reads the advice in the head of a response that arrived at `now`. If the response is a refusal
+/// without a time to retry, also reads the beginning of the body, which may contain the information
+/// that a retry is pointless.
 async fn read_advice<R: AttemptResponse>(response: R, now: Timestamp) -> (R, Advice) {
     let (status, headers) = (response.status(), response.headers());
     let mut advice = Advice::from_response(status, headers, now);

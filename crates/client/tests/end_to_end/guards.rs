@@ -78,7 +78,7 @@ async fn a_cancelled_wait_leaves_no_gap() {
         calls.push(tokio::spawn(client.clone().oneshot(numbered(number))));
         tokio::task::yield_now().await;
     }
-    // The first in the queue, one in the middle, and the last.
+    // Cancel the first request in the queue, one in the middle, and the last one.
     for cancelled in [0, 2, 5] {
         calls[cancelled].abort();
     }
@@ -199,7 +199,7 @@ async fn a_breaker_opens_for_a_server_that_hangs() {
     assert!(matches!(error, Error::CircuitOpen { .. }), "{error:?}");
 }
 
-/// Many concurrent requests to a healthy server: none of them has an outcome yet.
+/// Many concurrent requests to a healthy server, none of which has an outcome yet.
 #[tokio::test(start_paused = true)]
 async fn requests_in_flight_or_cancelled_are_not_failures() {
     let slow = tower::service_fn(|_: Request<Full<Bytes>>| async {

@@ -244,8 +244,8 @@ async fn a_deadline_covers_the_whole_call() {
     }
 }
 
-/// The documented bound: a server that fails every request gets 20 % more than 1,000 requests over
-/// 100 s, and the free retries.
+/// The documented bound: with 1,000 requests over 100 s, a server that fails every request gets 20
+/// % more, plus the free retries.
 #[tokio::test(start_paused = true)]
 async fn a_failing_server_gets_no_more_than_the_budget() {
     for (min_per_sec, percent) in [(0, 20), (1, 20), (0, 100), (0, 0)] {

@@ -40,7 +40,7 @@ pub(crate) struct Server {
     clock: TokioClock,
     /// Arrival times of the requests.
     pub(crate) arrivals: Arc<Mutex<Vec<Timestamp>>>,
-    /// How many of the next connections are refused.
+    /// The number of following connections that are refused.
     pub(crate) refusals: Arc<Mutex<u32>>,
 }
 
@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// Returns a server that responds to the n-th request with the n-th of `replies`, and to later
-    /// ones with the last.
+    /// requests with the last reply.
     pub(crate) fn scripted(replies: Vec<Reply>) -> Self {
         let next = Mutex::new(0);
         Self::new(move |_, _| {

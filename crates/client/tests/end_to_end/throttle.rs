@@ -1,5 +1,5 @@
-//! Client-side throttling against a server with limits: no request is lost, none is sent in vain,
-//! and all are done in time.
+//! Client-side throttling against a server with limits: no request is lost, no request is refused
+//! needlessly, and all requests are completed in time.
 
 use std::sync::{Arc, Mutex};
 
@@ -128,8 +128,8 @@ fn retry(seed: u64) -> RetryLayer {
         .with_rng(Rng::with_seed(seed))
 }
 
-/// One client with many concurrent requests, which knows the limit only from the responses: the
-/// queue finds the server's pace.
+/// One client sends many concurrent requests and knows the limit only from the responses: the queue
+/// adapts to the server's pace.
 #[tokio::test(start_paused = true)]
 async fn a_queue_follows_the_advice_of_the_server() {
     // 300 requests. The first two limits need 15 windows, the last of which begins after 140 s. The
@@ -157,8 +157,8 @@ async fn a_queue_follows_the_advice_of_the_server() {
             "nothing is lost"
         );
         within(took, ideal);
-        // At most the requests in flight when the limit was exhausted are refused, each time that
-        // it was.
+        // Each time that the limit is exhausted, at most the requests in flight at that time are
+        // refused.
         assert!(refused <= 20 * u64::from(resets), "{refused}");
     }
 }
@@ -177,15 +177,15 @@ async fn uncoordinated_clients_lose_nothing_and_finish_in_time() {
             1_000 + refused,
             "nothing is lost"
         );
-        // 50 at once, and then 50 per second.
+        // 50 requests immediately, and then 50 per second.
         within(took, 19_000);
         // A refused client waits for the time in the response: one second.
         assert!(refused <= 50 * 20, "{refused}");
     }
 }
 
-/// The server allows less than the client assumed: a refusal closes the queue of this client, and
-/// slows down the others that share the store.
+/// The server allows less than the client's limit: a refusal closes the queue of this client, and
+/// slows down other clients that share the store.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_closes_the_queue_and_slows_the_others() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
@@ -248,7 +248,7 @@ async fn a_refusal_delays_waiting_requests() {
 }
 
 /// A limit on requests in flight: a slot is released with the response, and the next request in the
-/// queue gets it at once.
+/// queue gets it immediately.
 #[tokio::test(start_paused = true)]
 async fn in_flight_requests_are_limited() {
     let in_flight = Arc::new(Mutex::new((0, 0)));
@@ -274,7 +274,7 @@ async fn in_flight_requests_are_limited() {
     assert!((3_000..3_010).contains(&took), "{took}");
 }
 
-/// A slot is released however its request ends: cancelled, or rejected by an inner layer.
+/// A slot is released even if its request is cancelled or rejected by an inner layer.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_request_releases_its_permit() {
     let requests = Arc::new(Mutex::new(0));
@@ -337,7 +337,7 @@ async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
     let client = layer.layer(server.client::<Full<Bytes>>());
     let start = Instant::now();
     client.clone().oneshot(get()).await.unwrap();
-    // Three requests that would have to wait for one more second each are cancelled.
+    // Three requests are cancelled, each of which would add one second to the wait of later ones.
     for _ in 0..3 {
         let limit = std::time::Duration::from_millis(1);
         let given_up = tokio::time::timeout(limit, client.clone().oneshot(get())).await;

@@ -1,4 +1,4 @@
-//! The decision whether to retry and when, without I/O and without a clock.
+//! The retry decision: whether and when to retry. It needs no I/O and no clock.
 
 use std::fmt;
 
@@ -13,52 +13,53 @@ use crate::{
 
 /// Decides whether to retry, and when.
 ///
-/// The wait before a retry is [what the server asked for, plus a backoff](Backoff::wait_after) with
-/// jitter. So a retry is never earlier than the server asked, and clients with the same advice do
-/// not retry together.
+/// The wait before a retry is [the wait that the server asked for, plus a
+/// backoff](Backoff::wait_after) with jitter. So a retry is never earlier than the server asked
+/// for, and clients with the same advice do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// The wait if the server names none, and an addition to it if it does.
+    /// The wait if the server does not ask for one; otherwise, an addition to the server's wait.
     pub backoff: Backoff,
-    /// The most times that a request is sent; 4. With 1, requests are not retried.
+    /// The maximum number of times that a request is sent; 4. With 1, requests are not retried.
     pub max_tries: u32,
-    /// The longest wait that a server may ask for; 60 s. If it asks for more, its response is
-    /// returned at once.
+    /// The longest wait that a server may ask for; 60 s. If it asks for a longer wait, its response
+    /// is returned immediately.
     pub max_wait: Span,
-    /// The deadline of the whole call, with its waits; 2 min. A retry that could not start in time
-    /// is not waited for. A try that is in flight at the deadline is cancelled, but not a response
-    /// whose body has begun.
+    /// The deadline of the whole call, with its waits; 2 min. If a retry could not start before the
+    /// deadline, the call ends immediately. A try that is in flight at the deadline is cancelled,
+    /// but not a response whose body has begun.
     pub deadline: Span,
     /// How to treat requests that are not idempotent.
     pub non_idempotent: NonIdempotentPolicy,
-    /// Which retries the budget pays for.
+    /// The retries that are charged to the budget.
     pub budget_scope: BudgetScope,
-    /// How many bytes of a request body the tower layer keeps for retries; 64 KiB. A larger request
-    /// is sent once. reqwest repeats bodies that are in memory anyway, and sends streams once.
+    /// The number of bytes of a request body that the tower layer keeps for retries; 64 KiB. A
+    /// larger request is sent once. reqwest repeats bodies that are in memory anyway, and sends
+    /// streams once.
     pub max_replay_bytes: usize,
 }
 
-/// Which failures of a request that is not idempotent are retried.
+/// The failures after which a request that is not idempotent is retried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonIdempotentPolicy {
-    /// Failures before anything was sent, and over gRPC refusals by the server.
+    /// Failures before anything was sent; with gRPC, also refusals by the server.
     #[default]
     NeverSent,
     /// Also refusals with a time to retry: a server that responds 429 or 503 with a time has not
-    /// processed the request. Use it for servers that are known to behave so.
+    /// processed the request. Use this for servers that are known to behave in this way.
     Refused,
     /// All failures. The request may be processed more than once.
     Always,
 }
 
-/// Which retries the budget pays for.
+/// The retries that are charged to the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BudgetScope {
     /// All retries, so that the bound holds whatever the server responds.
     #[default]
     Everything,
-    /// All but those after a 429 (or `RESOURCE_EXHAUSTED`) with a time to retry, which the server
-    /// has scheduled itself.
+    /// All retries except those after a 429 (or `RESOURCE_EXHAUSTED`) with a time to retry, which
+    /// the server has scheduled itself.
     AllButScheduled,
 }
 
@@ -84,7 +85,7 @@ pub struct Attempt<'a> {
 pub enum RetryDecision {
     /// Return the outcome: no retry is needed.
     Done,
-    /// Send the request again after this wait. The budget has paid for it.
+    /// Send the request again after this wait. The retry has been charged to the budget.
     Retry {
         /// How long to wait.
         after: Span,
@@ -93,11 +94,11 @@ pub enum RetryDecision {
     GiveUp(GiveUpReason),
 }
 
-/// Why a request is not sent again.
+/// The reason why a request is not sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GiveUpReason {
-    /// The server may have processed it, and it is not idempotent.
+    /// The server may have processed the request, and the request is not idempotent.
     NotIdempotent,
     /// The server says that a retry will never succeed.
     Permanent,
@@ -145,7 +146,7 @@ impl RetryPolicy {
         }
         match self.schedule(attempt, kind, rng.u64(..), now) {
             Err(reason) => RetryDecision::GiveUp(reason),
-            // Comes last, so that a retry which is not made costs nothing.
+            // The budget is checked last, so that a retry that is not made is not charged.
             Ok(_) if self.uses_budget(attempt, kind) && !budget.withdraw(now) => {
                 RetryDecision::GiveUp(GiveUpReason::Budget)
             }
@@ -153,7 +154,7 @@ impl RetryPolicy {
         }
     }
 
-    /// Returns how long to wait before the retry, or why there is none.
+    /// Returns the wait before the retry, or the reason why the request is not retried.
     fn schedule(
         &self,
         attempt: &Attempt<'_>,
@@ -200,7 +201,7 @@ impl RetryPolicy {
             | (.., OutcomeKind::NeverSent) => true,
             (Idempotency::Grpc, _, OutcomeKind::Refused) => true,
             // A refusal with a time comes from a limit that was checked before the request was
-            // processed. One without a time may come from halfway.
+            // processed. A refusal without a time may have occurred after part of the processing.
             (Idempotency::NotIdempotent, NonIdempotentPolicy::Refused, OutcomeKind::Refused) => {
                 has_time
             }
@@ -208,11 +209,12 @@ impl RetryPolicy {
         }
     }
 
-    /// Returns whether the budget pays for the retry of this attempt.
+    /// Returns whether the retry of this attempt is charged to the budget.
     fn uses_budget(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> bool {
         let is_scheduled = kind == OutcomeKind::Refused && attempt.advice.wait.is_some();
         match (self.budget_scope, attempt.outcome) {
-            // A 503 with a time is still a failing server, whose load the budget has to bound.
+            // A server that responds with 503 and a time is still failing, so the budget must bound
+            // the load on it.
             (BudgetScope::AllButScheduled, AttemptOutcome::Response { status, .. })
                 if is_scheduled =>
             {

@@ -176,8 +176,9 @@ fn the_budget_is_charged_as_configured() {
 }
 
 proptest! {
-    /// A wait is at least what the server asked for. It exceeds that by at most the longest backoff
-    /// or half of that wait, whichever is larger, and it never ends past the deadline.
+    /// A wait is at least what the server asked for. It exceeds the server's wait by at most the
+    /// longest backoff or half of that wait, whichever is larger, and it never ends after the
+    /// deadline.
     #[test]
     fn waits_stay_within_their_bounds(
         number in 1..100_u32,
