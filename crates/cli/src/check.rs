@@ -20,7 +20,7 @@ use crate::{
     serve::missing_secrets,
 };
 
-/// The result of a check. The result of several checks is the worst one.
+/// The result of a check. The combined result of several checks is the worst of their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CheckResult {
     Valid,
@@ -32,7 +32,7 @@ enum CheckResult {
 /// The severity of a finding in JSON output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Severity {
-    /// The file is right, but this machine lacks a file or a variable that it names.
+    /// The file is valid, but this machine lacks a file or a variable that it names.
     Note,
     Warning,
     Error,
@@ -52,7 +52,7 @@ impl Severity {
 #[derive(Debug)]
 struct Findings {
     format: Format,
-    /// Whether the server is to run on this machine.
+    /// Whether the server will run on this machine (`--this-machine`).
     is_this_machine: bool,
     collected: Vec<Value>,
     worst: CheckResult,
@@ -60,8 +60,8 @@ struct Findings {
 
 /// Validates files as `serve` would read them. The exit code is 0 if the configuration is usable
 /// and limits something; 1 if it has mistakes, or warnings with `--strict`; and 2 if a file cannot
-/// be read. What this machine lacks is a note, which changes the exit code only with
-/// `--this-machine`.
+/// be read. A file or variable that this machine lacks is reported as a note, which changes the
+/// exit code only with `--this-machine`.
 pub(crate) fn check(args: &Check) -> ExitCode {
     let mut findings = Findings {
         format: args.format,
@@ -98,8 +98,8 @@ pub(crate) fn check(args: &Check) -> ExitCode {
 
 impl Findings {
     /// Checks a rules file, and the Envoy rules that it refers to. Certificates and other files
-    /// that it names may be missing on this machine; that is only a note, unless the server is to
-    /// run here.
+    /// that it names may be missing on this machine; that is only a note, unless the server will
+    /// run on this machine.
     fn check_file(&mut self, file: &Path) {
         let config = match reload::load(file) {
             Ok(config) => config,
@@ -190,8 +190,8 @@ impl Findings {
         }
     }
 
-    /// Reports what this machine lacks to serve `file`. It counts as `result` if the server is to
-    /// run here.
+    /// Reports a file or variable that is missing on this machine and that `file` requires. The
+    /// finding counts as `result` if the server will run on this machine.
     fn note(&mut self, file: &str, text: &str, result: CheckResult) {
         let severity = match (self.is_this_machine, result) {
             (false, _) => Severity::Note,

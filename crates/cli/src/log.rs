@@ -16,7 +16,7 @@ use tracing_subscriber::{
 };
 
 /// Libraries that log peer input at `warn` and above. They are silent unless the operator's filter
-/// names them: a client could otherwise cause one record for every 17 bytes that it sends.
+/// names them: otherwise, a client could cause one record for every 17 bytes that it sends.
 const QUIET: [&str; 7] = [
     "h2",
     "hyper",
@@ -58,7 +58,8 @@ pub(crate) fn to_stderr(filter: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns `filter` with directives that silence each of [`QUIET`], unless it names them itself.
+/// Returns `filter` with directives that silence each library in [`QUIET`] that `filter` does not
+/// name.
 fn with_quiet_libraries(filter: &str) -> String {
     let is_named = |library: &str| {
         filter.split(',').any(|directive| {

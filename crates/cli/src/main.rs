@@ -46,7 +46,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints a problem to standard error. Write errors are ignored: no one reads it then.
+/// Prints a problem to standard error. Write errors are ignored, because they mean that the output
+/// is not read.
 fn complain(problem: &str) {
     let _ = writeln!(io::stderr(), "tidegate: {problem}");
 }

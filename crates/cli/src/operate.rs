@@ -18,7 +18,7 @@ const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 /// A request to the admin endpoint.
 struct AdminRequest<'a> {
     admin: &'a Admin,
-    /// What the user asked for, for messages: "list the rules".
+    /// The task of the command, for messages: "list the rules".
     task: String,
     method: Method,
     path: String,
@@ -123,7 +123,7 @@ fn get<'a>(admin: &'a Admin, task: &str, path: &str) -> AdminRequest<'a> {
     }
 }
 
-/// Returns a request about a key of a rule, which is under `/v1/{what}`.
+/// Returns a request about a key of a rule, with a path under `/v1/{what}`.
 fn of_key<'a>(admin: &'a Admin, verb: &str, what: &str, key: &Key) -> AdminRequest<'a> {
     let values = key.values.iter();
     let segments: String = values.map(|value| format!("/{}", encoded(value))).collect();
@@ -159,7 +159,7 @@ fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> St
 }
 
 impl AdminRequest<'_> {
-    /// Sends the request. The error says what the user asked for, what happened and what to do.
+    /// Sends the request. The error message contains the task, the problem and a solution.
     fn send(self) -> Result<AdminResponse, String> {
         let task = self.task.clone();
         self.exchange()
@@ -265,7 +265,7 @@ fn answered(
     }
 }
 
-/// Explains why no response came from `address`, which the user wrote as `given`.
+/// Returns the reason why there was no response from `address`, which the user wrote as `given`.
 fn unreachable(given: &str, address: &str, error: &ureq::Error, is_tls: bool) -> String {
     use std::io::ErrorKind::{ConnectionRefused, TimedOut};
     let other =

@@ -40,7 +40,8 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Logs the number of active rules and quotas. The rate limit service logs its own configuration.
+/// Logs the number of active rules and quotas. Envoy's rate limit service logs its own
+/// configuration.
 fn log_active_rules(args: &Serve, rules: usize, quotas: usize) {
     match &args.config {
         Some(path) => tracing::info!(rules, quotas, file = %path.display(), "rules are active"),
@@ -89,7 +90,7 @@ fn default_log() -> String {
 }
 
 /// Reads the secrets that `config` takes from environment variables. The error names all variables
-/// that are not set, one a line.
+/// that are not set, one per line.
 fn secrets(config: &Config) -> Result<Secrets, String> {
     let mut missing = Vec::new();
     let mut found = |secret: Result<Option<String>, String>| {

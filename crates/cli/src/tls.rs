@@ -35,7 +35,7 @@ fn client_certificate(certificate: &Path, key: &Path) -> Result<ClientCert, Stri
     Ok(ClientCert::new_with_certs(&certificates, key))
 }
 
-/// Reads the certificates in the file at `path`, which the option named `option` gives.
+/// Reads the certificates in the file at `path`, which is the value of the option `option`.
 fn certificates(option: &str, path: &Path) -> Result<Vec<Certificate<'static>>, String> {
     let text = read(option, path)?;
     let unusable = |error| {

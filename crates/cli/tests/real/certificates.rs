@@ -1,4 +1,4 @@
-//! Hot reload of the gRPC listener's certificate, as seen by a client.
+//! Tests the hot reload of the gRPC listener's certificate with a client.
 
 use std::{net::SocketAddr, process::Command};
 

@@ -1,5 +1,5 @@
-//! `tidegate check`: success, or failure with every mistake; and `serve` with the same invalid
-//! files.
+//! Tests `tidegate check`: its success, and its failure with a list of all mistakes. Also runs
+//! `serve` with the same invalid files.
 
 use std::process::Output;
 
@@ -119,7 +119,7 @@ fn text_of(output: &Output) -> &str {
     text(&output.stderr)
 }
 
-/// The machine that checks a file may not be the one that serves it, so missing files are neither
+/// The file may be checked on a different machine than the server's, so missing files are neither
 /// mistakes nor warnings.
 #[test]
 fn missing_files_and_variables_are_notes() {
@@ -160,7 +160,7 @@ proxy:
     assert_eq!(lines.len(), 7, "{said}");
 }
 
-/// Machines of continuous integration have no secrets.
+/// Continuous integration machines do not have the secrets.
 #[test]
 fn strict_does_not_need_the_secrets_of_the_server() {
     let scratch = Scratch::new();

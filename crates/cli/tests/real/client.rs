@@ -7,8 +7,8 @@ use crate::support::{Server, repository};
 #[path = "../../../client/examples/client/calls.rs"]
 mod calls;
 
-/// The example prints the output in its README. Its only wait is the one that the server asks for,
-/// and is part of the demonstration.
+/// The example prints the output in its README. The example waits only for the time that the server
+/// asks for, as part of the demonstration.
 #[tokio::test]
 async fn the_client_retries_when_allowed() {
     let server = Server::quickstart();

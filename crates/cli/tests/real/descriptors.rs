@@ -48,7 +48,8 @@ fn silent_clients_do_not_block_other_clients_or_the_admin_listener() {
             .find_map(|word| word.strip_prefix("address="));
         address.unwrap().parse::<SocketAddr>().unwrap()
     });
-    // More connections to each listener than the server may open files.
+    // The number of connections to each listener exceeds the number of files that the server may
+    // open.
     let silent: Vec<TcpStream> = [http, resp, grpc]
         .iter()
         .flat_map(|listener| (0..120).map(move |_| TcpStream::connect(listener).unwrap()))
@@ -70,7 +71,7 @@ fn endpoint() -> SocketAddr {
     let address = socket.local_addr().unwrap();
     spawn(move || {
         for mut stream in socket.incoming().map_while(Result::ok) {
-            // The head of a GET comes in one piece.
+            // The head of a GET arrives in a single read.
             let _ = stream.read(&mut [0; 4_096]);
             let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
             let _ = stream.write_all(answer);
@@ -79,8 +80,8 @@ fn endpoint() -> SocketAddr {
     address
 }
 
-/// A lack of descriptors says nothing about the endpoints. If they were ejected for it, requests would
-/// still fail when there are descriptors again.
+/// A lack of descriptors says nothing about the health of the endpoints. If it caused their
+/// ejection, requests would still fail when descriptors are available again.
 #[test]
 fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejected() {
     let (one, other, named) = (endpoint(), endpoint(), endpoint().port());
@@ -94,7 +95,7 @@ fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejecte
 "
     );
     let mut server = Server::start_in(Scratch::new(), &config);
-    // An open connection needs no further descriptor on the server.
+    // This connection is already open, so the server needs no further descriptor for it.
     let mut client = Client::connect(server.proxy());
     for path in ["/", "/", "/named"] {
         assert_eq!(client.ask("GET", path, &[], b"").status, 200, "{path}");

@@ -1,9 +1,9 @@
 //! Runs every `console` block of the README, of `docs/` and of the examples, in order, against a
 //! server with the quickstart file, and compares the output with the documented one.
 //!
-//! Ports are replaced by those of the server. A line `...` matches any lines. A time in
-//! milliseconds may differ by the delay that a slow machine causes. Dates and durations in tables
-//! may have any value.
+//! Documented ports are replaced by those of the server. A line `...` matches any number of lines.
+//! A time in milliseconds may differ by the delay that a slow machine causes. Dates and durations
+//! in tables may have any value.
 
 use std::{
     collections::BTreeSet, fs, iter::Peekable, net::SocketAddr, path::Path, process::Command,
@@ -59,7 +59,7 @@ fn the_redis_py_example_matches_the_output() {
     assert_true("examples/redis-py/README.md");
 }
 
-/// Readers follow one page after the other on one server, so each page uses its own keys.
+/// Readers may follow several pages with the same server, so each page uses its own keys.
 #[test]
 fn pages_do_not_use_up_the_limits_of_other_pages() {
     let server = Server::quickstart();
@@ -285,7 +285,7 @@ fn output(server: &Server, ports: &[(&str, String)], command: &str) -> Vec<Strin
         .env("PATH", path)
         .env("TIDEGATE_ADMIN", server.admin.to_string())
         .env("NO_COLOR", "1")
-        // Makes redis-cli print as if to a terminal.
+        // Makes redis-cli format its output as for a terminal.
         .env("FAKETTY", "1");
     let printed = String::from_utf8(run(&mut shell).stdout).unwrap();
     let usual = ports.iter().fold(printed, |text, (usual, real)| {
@@ -315,7 +315,7 @@ fn alike(printed: &str, came: &str) -> bool {
     is_alike(&dated, &now) || words(&dated).eq(words(&now))
 }
 
-/// Replaces every RFC 3339 date in whole seconds by the same placeholder.
+/// Replaces every RFC 3339 date in whole seconds with the same placeholder.
 fn undated(line: &str) -> String {
     const DATE: &str = "0000-00-00T00:00:00Z";
     let mut out = String::new();
@@ -378,8 +378,8 @@ fn is_digit(line: &str, at: usize) -> bool {
     line.as_bytes()[at].is_ascii_digit()
 }
 
-/// Returns whether `number`, which follows `before`, is a time: milliseconds by name, or an integer
-/// of a Redis reply that is too large for anything else.
+/// Returns whether `number`, which follows `before`, is a time: a field named as milliseconds, or
+/// an integer in a Redis reply that is too large to be a count.
 fn is_time(before: &str, number: &str) -> bool {
     let named = before.ends_with("_ms\":") || before.ends_with("_ms\": ");
     let reply = before.ends_with("(integer) ") || before.ends_with(',');

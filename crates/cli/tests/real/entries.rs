@@ -46,7 +46,8 @@ fn a_misspelt_entry_is_logged_with_the_intended_one() {
     );
 }
 
-/// The record of the first listener once hid the second misspelling and named its own listener.
+/// Regression test: the record of the first listener used to suppress the record about the second
+/// misspelling.
 #[test]
 fn misspelt_entries_are_logged_with_their_listener() {
     let mut server = Server::start(RULES);

@@ -1,5 +1,5 @@
-//! Envoy's rate limit service from the operator's view: check, serve, reload, and start from the
-//! environment variables of envoyproxy/ratelimit.
+//! Tests Envoy's rate limit service from the operator's view: check, serve, reload, and start with
+//! the environment variables of envoyproxy/ratelimit.
 
 use std::{net::SocketAddr, process::Output};
 
@@ -141,7 +141,7 @@ fn an_empty_or_missing_folder_is_an_error() {
     );
     assert!(!said.contains("no mistakes"), "{said}");
 
-    // Both are checked, and the worse result determines the exit code.
+    // Both files are checked, and the worse result determines the exit code.
     scratch.write("bad.yaml", "domain: 1.5");
     let (code, said) = check(&scratch, &["check", "nowhere.yaml", "--envoy", "bad.yaml"]);
     assert_eq!(code, Some(2));

@@ -7,7 +7,7 @@ use crate::support::{Answer, Ask, Process, Scratch, Server, free_port, repositor
 /// The maximum number of start attempts, if another process takes the proxy's port first.
 const STARTS: u32 = 5;
 
-/// A proxy from an example, and the server that it asks.
+/// A proxy from an example, and the Tidegate server that it uses.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     pub(crate) server: Server,
@@ -96,7 +96,8 @@ fn caddy_denies_with_429_and_retry_after() {
     assert_limits(&Proxy::caddy());
 }
 
-/// Sends ten logins from one address. Requests with a forged address count for the same client.
+/// Sends ten logins from one address. Requests with a forged address are counted for the same
+/// client.
 fn assert_limits(proxy: &Proxy) {
     let login = || Ask::new("POST", proxy.front, "/login").header("x-forwarded-for", "6.6.6.6");
     for number in 1..=10 {

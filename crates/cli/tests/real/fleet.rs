@@ -44,8 +44,8 @@ fn four_servers_on_a_cluster_together_admit_one_limit() {
     hammer(&["--cluster"]);
 }
 
-/// Runs `scripts/hammer/run` briefly. A busy machine may not use up the limits within a few
-/// seconds, so the test only requires half.
+/// Runs `scripts/hammer/run` briefly. On a busy machine, the requests may not exhaust the limits
+/// within a few seconds, so the test only requires half.
 fn hammer(topology: &[&str]) {
     let program = tidegate(&[]);
     let mut script = Command::new("python3");
@@ -64,7 +64,7 @@ fn hammer(topology: &[&str]) {
     );
 }
 
-/// Ten failed requests use up the limit, whichever proxy handled them. The charges for successful
+/// Ten failed requests exhaust the limit, whichever proxy handled them. The charges for successful
 /// requests are refunded in Redis.
 #[test]
 fn proxies_on_one_redis_count_failures_together() {
@@ -79,8 +79,8 @@ fn proxies_on_one_redis_count_failures_together() {
         let proxy = proxies[number % SERVERS];
         Ask::get(proxy, path).send().status
     };
-    // A request is charged before the refund. Concurrent requests may therefore exceed the limit
-    // for a short time; sequential ones do not.
+    // A request is charged before the refund. So concurrent requests may exceed the limit for a
+    // short time, but sequential requests do not.
     for number in 0..30 {
         eventually("the successes were refunded", || {
             (status(number, "/healthz") == 200).then_some(())

@@ -266,7 +266,7 @@ fn reload_lists_the_mistakes_of_the_file() {
 fn reload_and_status_name_the_settings_that_need_a_restart() {
     let server = Server::start(RULES);
     let more = "shutdown: {drain: 3s}\n";
-    // Without `listen`, the listeners have other addresses than this server's.
+    // Without `listen`, the file specifies other listener addresses than those of this server.
     std::fs::write(server.rules_file(), format!("{more}{RULES}")).unwrap();
     let expected = "note: changes to listen, shutdown take effect after a restart of the server\n";
     let reloaded = printed(&server.operate(&["reload"]));
@@ -288,7 +288,7 @@ fn status_says_why_the_snapshot_fails_and_what_to_do() {
     ] {
         assert!(status.contains(part), "no {part:?} in {status}");
     }
-    // The setting is there, so that is not the advice.
+    // The setting is present, so the output must not advise to set it.
     assert!(!status.contains("set store.memory.snapshot"), "{status}");
     assert!(
         server
@@ -319,7 +319,7 @@ fn a_block_that_can_never_deny_is_refused() {
     assert!(raw.contains("note: \"unix\" is not an IP address"), "{raw}");
 }
 
-/// Users do not know the paths and the status codes of the admin API.
+/// Users do not know the paths and status codes of the admin API, so errors must not rely on them.
 #[test]
 fn errors_say_what_was_asked_and_what_to_do() {
     let server = Server::start(RULES);
@@ -381,7 +381,7 @@ fn errors_say_what_was_asked_and_what_to_do() {
     }
 }
 
-/// A server of another version lacks a path that this version asks for.
+/// A server of another version may not have a path that this version requests.
 #[test]
 fn a_server_of_another_version_is_recognized() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -73,7 +73,8 @@ fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
         .replace("127.0.0.1:8002", &other.to_string())
         .replace("127.0.0.1:8000", "127.0.0.1:0");
     let server = Server::start_in(Scratch::new(), &format!("{EVERY_DOOR}proxy:\n{config}"));
-    // The proxy listener is opened before the admin listener, so its log line was read already.
+    // The proxy listener is opened before the admin listener, so its log line has already been
+    // read.
     let said = server.said().replace('"', "");
     let line = said.lines().find(|line| line.contains("listener=proxy"));
     let address = line.and_then(|line| line.split("address=").nth(1)).unwrap();
@@ -131,7 +132,7 @@ fn nginx_responses_are_the_same_through_the_proxy() {
             args.push(&url);
             lasting(&curl(&args).replace("HTTP/1.1 100 Continue\r\n\r\n", ""))
         });
-        // The proxy adds `Via` and changes nothing else.
+        // The proxy adds `Via` and makes no other change.
         assert_eq!(
             through.replace("via: 1.1 tidegate\n", ""),
             direct,

@@ -1,4 +1,5 @@
-//! Hot reload of the rules: counts are kept, and an invalid file is reported and changes nothing.
+//! Tests the hot reload of rules: counts are kept, and an invalid file is reported but changes
+//! nothing.
 
 use std::fs;
 

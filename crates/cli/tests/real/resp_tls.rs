@@ -43,7 +43,7 @@ fn redis_cli_is_answered_over_tls() {
     let tls = "--tls --cacert ours.pem";
     let throttle = format!("{tls} CL.THROTTLE user123 15 30 60");
     assert_eq!(answer(&server, &throttle), "0\n16\n15\n-1\n2\n");
-    // Neither cleartext nor a client that trusts another authority gets a reply.
+    // Neither a cleartext client nor a client that trusts another authority gets a reply.
     assert_eq!(answer(&server, "PING"), "");
     assert_eq!(answer(&server, "--tls --cacert other.pem PING"), "");
     assert_eq!(answer(&server, &format!("{tls} PING")), "PONG\n");

@@ -74,8 +74,8 @@ fn all_listeners_share_their_counters() {
 
 #[test]
 fn limits_in_requests_need_no_rules_file() {
-    // The default ports are fixed, so a file that only changes the ports stands in for a missing
-    // file.
+    // The default ports are fixed, so the test uses a file that changes only the ports instead of
+    // no file.
     let server = Server::start("");
     let body = json!({"key": "user:1", "algorithm": "gcra", "rate": "1/h", "burst": 1});
     let throttle = || {
@@ -141,8 +141,8 @@ fn requests_in_progress_finish_before_the_exit() {
     let (begun, rest) = request.split_at(request.len() - 5);
     let mut stream = connect(server.http);
     stream.write_all(begun.as_bytes()).unwrap();
-    // A request on another connection of the same listener ensures that the first one has been
-    // read.
+    // A request on another connection of the same listener ensures that the first connection has
+    // been read.
     server.check(&json!({"user": "u2"}));
     server.signal("TERM");
     server.wait_for(&["shutting down"]);

@@ -71,7 +71,8 @@ fn a_failing_snapshot_is_logged_once_and_shown_on_readyz() {
     );
 }
 
-/// Until the first interval had passed, the server used to report that counters are kept.
+/// Regression test: before the first interval had elapsed, the server used to report that counters
+/// are kept.
 #[test]
 fn an_unwritable_snapshot_is_reported_before_the_first_write() {
     let rules = "\

@@ -1,10 +1,10 @@
-//! Envoy while Tidegate is down, and after it is back.
+//! Tests Envoy's behavior while Tidegate is down and after it is back.
 
 use super::{BOOTSTRAP, LIMITS};
 use crate::support::{Ask, Envoy, Scratch, Server, free_port};
 
-/// The maximum number of requests until Envoy has reconnected. It waits up to half a second between
-/// two attempts.
+/// The maximum number of requests until Envoy has reconnected. Envoy waits up to half a second
+/// between two attempts.
 const TRIES: u32 = 100_000;
 
 #[test]

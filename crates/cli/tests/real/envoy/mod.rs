@@ -28,7 +28,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Starts both, with these limits for Envoy's domain.
+    /// Starts an Envoy and its Tidegate, with these limits for Envoy's domain.
     fn start(limits: &str) -> Self {
         let scratch = Scratch::new();
         scratch.write("shop.yaml", limits);

@@ -1,4 +1,4 @@
-//! How Envoy applies the responses of the rate limit service.
+//! Tests how Envoy applies the responses of the rate limit service.
 
 use super::{LIMITS, Pair};
 use crate::support::Answer;

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, process::Command};
 
 use super::{Ask, Process, Scratch, repository, tool};
 
-/// The admin interface, which replaces that of the bootstrap file.
+/// The admin interface, which replaces the one in the bootstrap file.
 const ADMIN: &str = "admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}";
 
 /// A running Envoy with its own directory.
