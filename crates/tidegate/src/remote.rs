@@ -10,8 +10,8 @@ use crate::{Clock, IntoPolicy, Limiter};
 
 impl<P> Limiter<Fleet, P> {
     /// Creates a limiter that counts in the Redis or Valkey server at `url`, with default settings.
-    /// Limiters with the same `prefix` share their counts, so each kind of limiter needs a prefix of
-    /// its own.
+    /// Limiters with the same `prefix` share their counts, so use a separate prefix for each kind of
+    /// limiter.
     ///
     /// The connection is opened in the background. While Redis is unreachable, this process uses
     /// its local share of the limits. For other settings, Sentinel or Redis Cluster, pass a
