@@ -133,7 +133,7 @@ fn retry(seed: u64) -> RetryLayer {
 #[tokio::test(start_paused = true)]
 async fn a_queue_follows_the_advice_of_the_server() {
     // 300 requests. The first two limits need 15 windows, the last of which begins after 140 s. The
-    // third admits 60 at once, and then one per second.
+    // third limit admits 60 immediately, and then one per second.
     for (rate, algorithm, ideal, resets) in [
         ("20/10s", AlgorithmName::FixedWindow, 140_000, 15_u32),
         ("20/10s", AlgorithmName::SlidingWindowLog, 140_000, 15),

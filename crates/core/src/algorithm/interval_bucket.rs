@@ -1,4 +1,5 @@
-//! The interval kernel: a token bucket that receives all the tokens of an interval at once.
+//! The interval kernel: a token bucket that receives all tokens of an interval together, at its
+//! end.
 //!
 //! It implements `token_bucket` with `refill_mode: interval`. `R` tokens arrive at the end of every
 //! interval `I`, up to the capacity `B`; any excess is dropped. While the bucket is full, no

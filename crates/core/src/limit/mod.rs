@@ -226,7 +226,7 @@ impl Limit {
     }
 
     /// Returns the quota plus the soft allowance: the most units that an idle key can ever spend at
-    /// once.
+    /// one instant.
     pub(crate) fn hard_quota(&self) -> u64 {
         self.quota().saturating_add(self.soft_allowance)
     }

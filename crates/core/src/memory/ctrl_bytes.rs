@@ -1,13 +1,14 @@
 //! Control bytes: one byte per slot of a table, with part of the hash of the slot's entry, or zero
 //! if the slot is vacant.
 //!
-//! Eight bytes are compared at once within one word (Lamport 1975; Warren, Hacker's Delight, 6-1).
+//! Eight bytes are compared simultaneously within one word (Lamport 1975; Warren, Hacker's Delight,
+//! 6-1).
 
 #[derive(Debug, Default)]
 pub(super) struct CtrlBytes(Vec<u8>);
 
-/// The number of tags that are compared at once. The same number of tags after the last slot are
-/// always zero, so that a group can be read from any slot.
+/// The number of tags that are compared simultaneously. The same number of tags after the last slot
+/// are always zero, so that a group can be read from any slot.
 pub(super) const GROUP: usize = 8;
 
 const LOWEST: u64 = 0x0101_0101_0101_0101;

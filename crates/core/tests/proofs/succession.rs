@@ -308,7 +308,7 @@ fn a_denial_by_another_algorithm_keeps_the_state() {
     }
 }
 
-/// Creates a rule with a bucket that is refilled by `count` per `period`, all at once or
+/// Creates a rule with a bucket that is refilled by `count` per `period`, all tokens together or
 /// continuously.
 fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     let refill = Rate { count, period };
