@@ -27,9 +27,9 @@ const CLASSES: usize = 256;
 /// The state of the cache when a decision began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheEpoch {
-    /// How often the whole cache was cleared.
+    /// The number of times that the whole cache was cleared.
     pub(super) cleared: u64,
-    /// How often hits were refunded to a key of the same class.
+    /// The number of refunds to keys of the same class.
     pub(super) refunds: u64,
 }
 

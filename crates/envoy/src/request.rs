@@ -24,7 +24,7 @@ pub struct RateLimitRequest {
     pub domain: String,
     /// The descriptors of the request; an empty list is an error.
     pub descriptors: Vec<Descriptor>,
-    /// The hits of each descriptor that has no `hits_addend` of its own; 0 counts as 1.
+    /// The hits of each descriptor without its own `hits_addend`; 0 counts as 1.
     pub hits_addend: u32,
 }
 

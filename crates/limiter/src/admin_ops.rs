@@ -1,4 +1,4 @@
-//! Admin operations on one key, applied to this node or, with Redis, to all nodes at once.
+//! Admin operations on one key, applied to this node or, with Redis, to all nodes.
 
 use tidegate_core::{Block, Charge, Effect, Outcome, Span, Store};
 use tidegate_redis::StoreError;

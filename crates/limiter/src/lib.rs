@@ -38,7 +38,7 @@ pub struct DecisionRequest<'a> {
     pub now: Timestamp,
     /// The effect of the decision: for example to charge, or only to peek.
     pub effect: Effect,
-    /// How long Redis may take, if less than the configured maximum.
+    /// The time limit for Redis, if it is shorter than the configured maximum.
     pub within: Option<Duration>,
 }
 

@@ -68,7 +68,7 @@ struct ConnectionState {
     task: AtomicWaker,
 }
 
-/// How long a request that was sent before the client received a `GOAWAY` may take to arrive.
+/// The maximum transit time of a request that the client sent before it received a `GOAWAY`.
 const GOAWAY_GRACE: Duration = Duration::from_millis(250);
 
 /// The index of a slot that has been removed from the list.

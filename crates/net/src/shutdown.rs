@@ -33,7 +33,7 @@ impl Shutdown {
         self.0.announced.has_come()
     }
 
-    /// Waits until the shutdown is announced. Returns at once if it has been.
+    /// Waits until the shutdown is announced. Returns immediately if it has already been announced.
     pub async fn announced(&self) {
         self.0.announced.come().await;
     }
@@ -44,7 +44,7 @@ impl Shutdown {
         self.0.begun.has_come()
     }
 
-    /// Waits until the shutdown begins. Returns at once if it has.
+    /// Waits until the shutdown begins. Returns immediately if it has already begun.
     pub async fn begun(&self) {
         self.0.begun.come().await;
     }

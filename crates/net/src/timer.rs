@@ -18,7 +18,7 @@ use tokio::{
 /// minute registers about 60 timers, no matter how many requests it serves. The waker is not
 /// registered again either while the same task waits.
 ///
-/// If the deadline moves to before the registered timer, the timer is re-registered at once.
+/// If the deadline moves to before the registered timer, the timer is re-registered immediately.
 #[derive(Debug)]
 pub struct LazyTimer {
     sleep: Pin<Box<Sleep>>,

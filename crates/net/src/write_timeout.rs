@@ -81,7 +81,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
     }
 }
 
-/// The timer of a blocked write. A write that succeeds at once does not start it.
+/// The timer of a blocked write. A write that succeeds immediately does not start the timer.
 #[derive(Debug)]
 struct WriteTimeout {
     after: Duration,

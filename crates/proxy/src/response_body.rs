@@ -61,7 +61,7 @@ pub(crate) enum ResponseSource {
     Http2(Incoming),
 }
 
-/// How to stream a body to the client.
+/// The options for streaming a body to the client.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamingOptions {
     /// The idle timeout: the maximum time during which the upstream sends nothing.

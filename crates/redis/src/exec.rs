@@ -9,7 +9,7 @@ use crate::{
     error::StoreError,
 };
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ExecError {
     /// The script did not run, and may succeed on another try.
@@ -53,7 +53,7 @@ pub(crate) trait Exec: fmt::Debug + Send + Sync {
     fn is_slotted(&self) -> bool;
 }
 
-/// How a command identifies its script to the server.
+/// The form in which a command names its script: as a digest or as text.
 #[derive(Clone, Copy)]
 pub(crate) enum Text {
     BySha,

@@ -89,8 +89,8 @@ impl Found {
     }
 }
 
-/// Like [`is_from_ahead`](Self::is_from_ahead), for one state. `numbers` are the parameters of the
-/// limits if the state was stored under them.
+/// Works like [`Found::is_from_ahead`], for one state. `numbers` are the parameters of the limits
+/// if the state was stored under them.
 fn is_from_ahead(
     (terms, held): (&Terms, &RemoteState),
     lead: u8,

@@ -38,9 +38,9 @@
 //! has the breakdown. 100,000 logs of 60 requests take 77 MB.
 //!
 //! A log takes 10 bytes per request. If all limits of a rule are logs that do not count denied
-//! requests, a decision reads and writes a few positions of the log, however long it is. The whole
-//! log is read by every peek, and by every decision if the log counts denied requests or is
-//! combined with other algorithms; `docs/fleet.md` has the cost of that.
+//! requests, a decision reads and writes only a few positions of the log, even if the log is long.
+//! The whole log is read by every peek, and by every decision if the log counts denied requests or
+//! is combined with other algorithms; `docs/fleet.md` has the cost of that.
 
 mod alone;
 mod amend;

@@ -12,7 +12,7 @@ const LASTS: u8 = 16;
 /// counter, the only cost is an extra peek.
 const COUNTS: usize = 64;
 
-/// How many more requests to peek first, per counter.
+/// The number of further requests that are peeked first, per counter.
 #[derive(Debug)]
 pub(crate) struct Wariness([AtomicU8; COUNTS]);
 

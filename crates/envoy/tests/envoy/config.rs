@@ -1,4 +1,4 @@
-//! Configuration files: all mistakes at once, warnings, YAML 1.1, and Tidegate's extensions.
+//! Configuration files: a report of all mistakes, warnings, YAML 1.1, and Tidegate's extensions.
 
 use tidegate_config::envoy::DomainFiles;
 use tidegate_envoy::{self as envoy, File, LoadedConfig};

@@ -42,7 +42,8 @@ impl Breaker {
     }
 }
 
-/// The waits between attempts to connect, with jitter so that nodes do not reconnect all at once.
+/// The waits between attempts to connect, with jitter so that nodes do not all reconnect at the
+/// same time.
 #[derive(Debug, Default)]
 pub(super) struct ReconnectWait {
     attempts: u32,

@@ -54,7 +54,7 @@ const MAX_INFORMANTS: usize = 16;
 /// The minimum number of nodes that are asked for their view, if the cluster has enough nodes.
 const MIN_INFORMANTS: usize = 3;
 
-/// How long to wait for further views after a node has answered with `cluster_state:ok`.
+/// The wait for further views after a node has answered with `cluster_state:ok`.
 const OTHERS: Duration = Duration::from_millis(200);
 
 /// The nodes of a cluster, and the task that refreshes the slot map.
@@ -73,7 +73,7 @@ struct Shared {
     map: ArcSwapOption<Map>,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     trouble: Mutex<Option<ConnectError>>,
-    /// How often the map was refreshed. In a large cluster each refresh asks a different set of
+    /// The number of refreshes of the map. In a large cluster each refresh asks a different set of
     /// nodes.
     looks: AtomicUsize,
     /// Notified if a reply shows that the map may be stale.

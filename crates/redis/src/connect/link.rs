@@ -85,7 +85,7 @@ pub(super) async fn serve(
     }
 }
 
-/// How a batch ended.
+/// The result of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Answered,

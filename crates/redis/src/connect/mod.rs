@@ -58,7 +58,7 @@ pub struct Health {
     pub trouble: Option<ConnectError>,
     /// Server settings that will lose counts sooner or later, as messages that say what to do.
     pub warnings: Vec<String>,
-    /// How often the circuit breaker of a server opened.
+    /// The number of times that the circuit breaker of a server opened.
     pub trips: u64,
     /// Number of batches that were sent.
     pub batches: u64,

@@ -42,7 +42,7 @@ use super::{
 /// Minimum uptime of a server after which the reconnect backoff restarts at zero.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// How to find the address of a node.
+/// The source of the address of a node.
 #[derive(Debug)]
 pub(super) enum Place {
     /// A fixed address.

@@ -29,8 +29,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// The time after its last heartbeat during which a server is counted, by the store's clock.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 
-/// How long a lower count must persist before it is used. A Redis that has lost its data counts one
-/// server, then two, until all servers have written their ids again.
+/// The time for which a lower count must persist before it is used. A Redis that has lost its data
+/// counts one server, then two, until all servers have written their ids again.
 const FEWER_AFTER: Duration = Duration::from_secs(15);
 
 /// The time after its first heartbeat during which a server uses at most the default share. Redis

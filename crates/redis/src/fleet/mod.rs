@@ -40,7 +40,7 @@ use crate::{Redis, RedisStore, StoreError};
 /// Retry-after of a denial by the `closed` policy.
 const ASK_AGAIN: Span = Span::from_secs(1);
 
-/// How a node of a fleet decides without Redis.
+/// The settings with which a node of a fleet decides without Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FleetSettings {
     /// The failure policy of rules without one of their own, while Redis is unreachable; default

@@ -43,7 +43,7 @@ impl Fleet {
         }
     }
 
-    /// Decides without Redis if a cached denial is in force, or if Redis is down.
+    /// Decides without Redis if a cached denial is valid, or if Redis is down.
     pub(super) fn reserve_here(
         &self,
         question: &mut Question<'_, '_>,

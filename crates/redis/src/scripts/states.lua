@@ -70,8 +70,8 @@ end
 -- Removes up to `units` that were charged at `since` from a log, in the newest entries of that
 -- instant first, and removes all entries before the entry `oldest`. In `value`, the `held` entries
 -- begin at `first`, and `base` is the sum of units before them. Only differences of sums have a
--- meaning: either the sums before the removed units are raised, or those after them lowered,
--- whichever are fewer.
+-- meaning. So either the sums before the removed units are raised, or the sums after them are
+-- lowered, depending on which are fewer.
 --
 -- Returns the entries; the sum before them; how many units were removed; by how much sums were
 -- raised; and a function that maps a position in the old log, as a number of entries and the sum

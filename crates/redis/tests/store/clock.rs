@@ -17,7 +17,8 @@ const SECOND: u64 = 1_000_000;
 const MINUTE: Span = Span::from_secs(60);
 const DAY: u64 = 86_400 * SECOND;
 
-/// How far the clock is set back. The second jump always leads to another calendar month.
+/// The times by which the clock is set back. The second jump always leads to another calendar
+/// month.
 const JUMPS: [u64; 2] = [600 * SECOND, 40 * DAY];
 
 fn limit(kind: Kind, count: u64) -> Limit {

@@ -162,7 +162,8 @@ async fn reserve(node: &Fleet, limits: &Limits) -> (Decision, Source, Option<Fle
     (decided.decision, decided.source, receipt)
 }
 
-/// Settles a receipt, and returns where it was charged. A charge to this node is refunded at once.
+/// Settles a receipt, and returns where it was charged. A charge to this node is refunded
+/// immediately.
 async fn settle(node: &Fleet, limits: &Limits, receipt: Option<FleetReceipt>) -> Source {
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);

@@ -20,8 +20,9 @@ pub use self::restart_only::RestartOnlySettings;
 /// The target of the log records of this module.
 pub const LOG_TARGET: &str = module_path!();
 
-/// How often the rules file is checked for changes. A check costs one `stat`. Unlike file events it
-/// also works on network file systems and for the symbolic links of a Kubernetes ConfigMap.
+/// The interval at which the rules file is checked for changes. A check costs one `stat`. Unlike
+/// file events it also works on network file systems and for the symbolic links of a Kubernetes
+/// ConfigMap.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The reason why a rules file could not be used.

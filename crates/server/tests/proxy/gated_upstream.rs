@@ -1,4 +1,4 @@
-//! An upstream that responds when a test tells it to, with concurrent clients.
+//! An upstream whose responses a test controls, with concurrent clients.
 
 use std::{
     collections::HashMap,

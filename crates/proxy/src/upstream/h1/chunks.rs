@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(read(&long), Err(Malformed::Chunk));
         let many = format!("0\r\na: {}", "x".repeat(64));
         assert_eq!(read(&many), Err(Malformed::Trailers));
-        // The bound is 64 bytes with the final empty line, even if all of them arrive at once.
+        // The bound is 64 bytes with the final empty line, even if all of them arrive together.
         let section = |length: usize| format!("0\r\na: {}\r\n\r\n", "x".repeat(length - 7));
         assert!(matches!(read(&section(64)), Ok((_, Piece::Trailers(_)))));
         assert_eq!(read(&section(65)), Err(Malformed::Trailers));

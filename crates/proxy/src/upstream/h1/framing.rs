@@ -13,7 +13,7 @@ use hyper::body::{Body, Frame};
 use super::Malformed;
 use crate::headers::{hop_by_hop, lookup};
 
-/// How the end of a body is determined.
+/// The way in which the end of a body is determined.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Framing {
     /// There is no body.

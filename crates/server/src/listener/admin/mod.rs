@@ -71,7 +71,7 @@ pub struct ListenerContext {
     pub geoip: Option<Arc<GeoIp>>,
     /// The reverse proxy, if there is one.
     pub proxy: Option<Arc<ProxyRuntime>>,
-    /// How client addresses are trusted and normalised.
+    /// The settings for trusting and normalising client addresses.
     pub identity: Arc<Identity>,
     /// The token that requests must include; without one, any request from this machine is
     /// accepted.

@@ -31,7 +31,8 @@ pub(super) async fn authorize(
 ) -> Result<Answer, Problem> {
     let options = options(request.uri().query().unwrap_or_default())?;
     let decided = decide(context, request, &options).await;
-    // A malformed client request must be rejected with the status that the proxy passes on.
+    // A malformed client request must be rejected with a status that the proxy forwards to the
+    // client.
     decided.map_err(|problem| match options.deny {
         Some(deny) if problem.is_bad_request() => problem.with_status(deny),
         _ => problem,

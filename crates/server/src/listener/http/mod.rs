@@ -58,7 +58,7 @@ pub struct ListenerContext {
     pub limiter: Arc<Limiter>,
     /// The rate limit headers of responses.
     pub headers: Headers,
-    /// How forward-auth identifies clients.
+    /// The settings with which forward-auth identifies clients.
     pub identity: Arc<Identity>,
     /// The service behind `/json` and `/healthcheck`; without it these paths return 404.
     pub rate_limits: Option<Arc<RateLimitService>>,
