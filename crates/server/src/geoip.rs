@@ -123,11 +123,7 @@ impl GeoIp {
     /// Appends the GeoIP metrics to `text`.
     pub(crate) fn write(&self, text: &mut Text) {
         let name = "tidegate_geoip_loads_total";
-        text.family(
-            name,
-            "counter",
-            "GeoIP database reloads since startup.",
-        );
+        text.family(name, "counter", "GeoIP database reloads since startup.");
         for file in &self.files {
             let [succeeded, failed] = &file.loads;
             for (result, count) in [("ok", succeeded), ("failed", failed)] {
