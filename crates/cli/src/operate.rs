@@ -186,6 +186,9 @@ impl AdminRequest<'_> {
             .http_status_as_error(false)
             .timeout_global(Some(TIMEOUT))
             .tls_config(tls.unwrap_or_default())
+            // By default the agent takes a proxy from `http_proxy` and similar variables. That proxy
+            // would see the admin token, and cannot reach a server on the loopback interface.
+            .proxy(None)
             .build()
             .into();
         let mut request = ureq::http::Request::builder().method(self.method).uri(&url);

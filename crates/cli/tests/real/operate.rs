@@ -138,6 +138,27 @@ fn the_address_may_be_a_url() {
     assert!(output.status.success(), "{output:?}");
 }
 
+/// A proxy for web traffic would see the admin token.
+#[test]
+fn the_proxies_of_the_environment_are_not_used() {
+    let server = Server::start(&format!("admin: {{token: s3cret}}\n{RULES}"));
+    let unreachable = format!("http://127.0.0.1:{}", crate::support::free_port());
+    let admin = server.admin.to_string();
+    let mut command = tidegate(&["blocks", "--admin", &admin, "--token", "s3cret"]);
+    for name in [
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "HTTP_PROXY",
+        "ALL_PROXY",
+    ] {
+        command.env(name, &unreachable);
+    }
+    command.env_remove("no_proxy").env_remove("NO_PROXY");
+    let output = run(&mut command);
+    assert!(output.status.success(), "{output:?}");
+}
+
 #[test]
 fn a_closed_output_is_not_an_error() {
     let server = Server::start(RULES);
