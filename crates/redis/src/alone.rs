@@ -2,7 +2,7 @@
 //! decide.
 
 use tidegate_core::{
-    Charge, Decision, Effect, Outcome, Timestamp,
+    Charge, Decision, Effect, Outcome, Timestamp, Window,
     remote_eval::{self, Exact, GroupNumbers, Numbers, RemoteState, Replay},
 };
 
@@ -71,10 +71,11 @@ impl RedisStore {
 
 /// Returns the dedicated script for `charge` and its arguments without the instant, if there is one.
 ///
-/// There is one for a single schedule, one for several schedules, and one for a log. The unit of a
-/// schedule must be a whole number of microseconds, and no limit may count denied requests.
+/// There is one for a log, and one for each sequence of up to [`MAX_MEMBERS`](scripts::MAX_MEMBERS)
+/// kernels with states of a fixed size. No limit may count denied requests.
 fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
-    if encode::counts_denials(charge) {
+    let cost = charge.cost.units();
+    if encode::counts_denials(charge) || cost == 0 {
         return None;
     }
     let members: Vec<GroupNumbers<'_>> = remote_eval::numbers(charge.limits, charge.cost).collect();
@@ -85,36 +86,70 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
         },
     ] = members.as_slice()
     {
-        let mut args = vec![encode::head(charge), in_digits(charge.cost.units())];
+        let mut args = vec![encode::head(charge), in_digits(cost)];
         for (limit, span) in windows {
             args.extend([*limit, span.as_micros()].map(in_digits));
         }
         return Some((&scripts::LOG_ALONE, args));
     }
-    let mut numbers = Vec::with_capacity(SCHEDULE_HEAD_BYTES + 15 * members.len());
+    let mut arg = encode::head(charge);
+    let head_bytes = arg.len();
+    let mut kernels = Vec::with_capacity(scripts::MAX_MEMBERS);
     for member in &members {
-        let Numbers::Gcra {
+        put_numbers(&mut arg, &member.numbers, charge)?;
+        kernels.push(encode::number_of(&member.numbers));
+    }
+    let (script, expected_head_bytes) = match kernels.as_slice() {
+        [encode::kernel::SCHEDULE] => (&*scripts::SCHEDULE_ALONE, SCHEDULE_HEAD_BYTES),
+        kernels => scripts::fast_path(kernels)?,
+    };
+    // Rare parameters take more bytes in the header.
+    (head_bytes == expected_head_bytes).then(|| (script, vec![arg]))
+}
+
+/// Appends the numbers of a member as the scripts of the fast path expect them. Returns `None` if
+/// they do not decide such members.
+fn put_numbers(arg: &mut Vec<u8>, numbers: &Numbers<'_>, charge: &Charge<'_>) -> Option<()> {
+    let cost = charge.cost.units();
+    match numbers {
+        // The unit of a schedule must be a whole number of microseconds.
+        Numbers::Gcra {
             fraction: 1,
             duration: Some(duration),
             tau,
             queue,
-        } = &member.numbers
-        else {
-            return None;
-        };
-        // A request that waits at most `longest` finishes at most `longest + duration` from now.
-        let longest = charge.longest_wait.filter(|_| *queue);
-        let latest = longest.map(|longest| longest.as_micros().saturating_add(duration.whole));
-        let tau = tau.whole.min(latest.unwrap_or(u64::MAX));
-        encode::put_all(&mut numbers, &[duration.whole, tau]);
-        numbers.push(lead_of(tau));
+        } => {
+            // A request that waits at most `longest` finishes at most `longest + duration` from now.
+            let longest = charge.longest_wait.filter(|_| *queue);
+            let latest = longest.map(|longest| longest.as_micros().saturating_add(duration.whole));
+            let tau = tau.whole.min(latest.unwrap_or(u64::MAX));
+            encode::put_all(arg, &[duration.whole, tau]);
+            arg.push(lead_of(tau));
+        }
+        Numbers::Interval {
+            refill,
+            every,
+            capacity,
+        } => {
+            encode::put_all(arg, &[*refill, *every, *capacity, cost]);
+            let full_after = capacity.div_ceil(*refill).saturating_mul(*every);
+            arg.push(lead_of(full_after));
+        }
+        // The windows of a calendar differ in length.
+        Numbers::Window { limit, most, grid } if most >= limit => {
+            let (is_epoch, span) = match grid {
+                Window::Epoch(span) => (1, span),
+                Window::FirstRequest(span) => (0, span),
+                Window::Calendar(_) => return None,
+            };
+            encode::put_all(arg, &[*limit, cost]);
+            arg.push(is_epoch);
+            encode::put_all(arg, &[span.as_micros()]);
+        }
+        Numbers::Weighted { limit, window } => encode::put_all(arg, &[*limit, *window, cost]),
+        _ => return None,
     }
-    let head = encode::head(charge);
-    if members.len() > 1 {
-        return Some((&scripts::SCHEDULES_ALONE, vec![head, numbers]));
-    }
-    let is_suited = head.len() == SCHEDULE_HEAD_BYTES;
-    is_suited.then(|| (&*scripts::SCHEDULE_ALONE, vec![[head, numbers].concat()]))
+    Some(())
 }
 
 /// Encodes a number as an argument of a script: in decimal digits.

@@ -381,7 +381,8 @@ pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
     })
 }
 
-fn number_of(numbers: &Numbers<'_>) -> u8 {
+/// Returns the number of the kernel.
+pub(crate) fn number_of(numbers: &Numbers<'_>) -> u8 {
     match numbers {
         Numbers::Gcra { .. } => kernel::SCHEDULE,
         Numbers::Interval { .. } => kernel::INTERVAL,

@@ -11,12 +11,13 @@ const ROOM: &str = "-- (the kernels that the programs name come here)\n";
 const LONG_STATES: &str = "-- (has_long_states = true)\n";
 
 /// Code that several scripts share, each with the marker that it replaces.
-const SHARED: [(&str, &str); 6] = [
+const SHARED: [(&str, &str); 7] = [
     ("-- (program.lua)\n", include_str!("scripts/program.lua")),
     ("-- (members.lua)\n", include_str!("scripts/members.lua")),
     ("-- (lead.lua)\n", include_str!("scripts/lead.lua")),
     ("-- (ledger.lua)\n", include_str!("scripts/ledger.lua")),
     ("-- (value.lua)\n", include_str!("scripts/value.lua")),
+    ("-- (weight.lua)\n", include_str!("scripts/weight.lua")),
     ("-- (states.lua)\n", include_str!("scripts/states.lua")),
 ];
 
@@ -33,10 +34,6 @@ fn whole(text: &str) -> String {
 /// number of microseconds.
 pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(whole(include_str!("scripts/schedule_alone.lua"))));
-
-/// Decides one key with several schedules of that kind.
-pub(crate) static SCHEDULES_ALONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(whole(include_str!("scripts/schedules_alone.lua"))));
 
 /// Decides one key whose limits share one log.
 pub(crate) static LOG_ALONE: LazyLock<Script> =
@@ -65,7 +62,7 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
         let has = |kernel: usize| kernels >> kernel & 1 == 1;
         let needed = (0..KERNELS.len()).filter(|kernel| has(*kernel));
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
-        let mut text = whole(include_str!("scripts/check.lua")).replace(ROOM, &texts);
+        let mut text = whole(&include_str!("scripts/check.lua").replace(ROOM, &texts));
         // The states of leases are long, too: they need the kernel of the log.
         if has(kernel::LOG.into()) || has(kernel::BUCKETS.into()) {
             text = text.replace(LONG_STATES, "has_long_states = true\n");
@@ -101,6 +98,10 @@ pub(crate) static CENSUS: LazyLock<Script> =
 /// Maintains the index of blocks.
 pub(crate) static BLOCK_INDEX: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/block_index.lua").to_owned()));
+
+mod fast_path;
+
+pub(crate) use fast_path::{MAX_MEMBERS, fast_path};
 
 #[cfg(test)]
 mod tests;

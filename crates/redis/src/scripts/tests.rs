@@ -53,19 +53,13 @@ type LuaResult<T> = mlua::Result<T>;
 /// Returns the fields of a `struct` format: the size in bytes of each, and whether it is a string.
 fn sizes(format: &[u8]) -> Vec<(usize, bool)> {
     let text = std::str::from_utf8(format).unwrap();
-    let mut sizes = Vec::new();
-    for part in text
-        .trim_start_matches('>')
-        .split_inclusive(|c: char| c.is_ascii_digit())
-    {
-        let (kind, size) = part.split_at(1);
-        match (kind, size.parse()) {
-            ("I", Ok(size)) => sizes.push((size, false)),
-            ("c", Ok(size)) => sizes.push((size, true)),
-            _ => panic!("the format {text} is not known here"),
-        }
-    }
-    sizes
+    let fields = text.trim_start_matches('>').split(['I', 'c']).skip(1);
+    let kinds = text.matches(['I', 'c']);
+    let sizes = kinds.zip(fields).map(|(kind, size)| match size.parse() {
+        Ok(size) => (size, kind == "c"),
+        Err(_) => panic!("the format {text} is not known here"),
+    });
+    sizes.collect()
 }
 
 fn unpack(
@@ -117,6 +111,10 @@ fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::LuaString> {
     let mut bytes = Vec::new();
     for ((size, is_text), value) in sizes(&format.as_bytes()).into_iter().zip(values) {
         match &value {
+            // `c0` is the whole text.
+            LuaValue::String(text) if is_text && size == 0 => {
+                bytes.extend_from_slice(&text.as_bytes());
+            }
             LuaValue::String(text) if is_text => bytes.extend_from_slice(&text.as_bytes()[..size]),
             number => bytes.extend_from_slice(&whole_number(number).to_be_bytes()[8 - size..]),
         }
@@ -691,8 +689,12 @@ fn the_maximum_of_buckets_is_scanned_once_per_decision() {
 #[test]
 fn charges_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
-        // Two limits, so that no single-key script decides them.
-        let limits = limits(&[algorithm.clone(), every_kind()[3].clone()], false);
+        // No single-key script decides a log beside sub-windows.
+        let others = every_kind();
+        let limits = limits(
+            &[algorithm.clone(), others[5].clone(), others[8].clone()],
+            false,
+        );
         let (bench, keys) = (
             Bench::new(),
             (0..bounds::MAX_CHARGES).map(|key| key.to_string()),
@@ -739,6 +741,110 @@ fn limits_cost_the_same_up_to_the_maximum() {
             all.bytes <= most * one.bytes,
             "{algorithm:?}: {all:?} {one:?}"
         );
+    }
+}
+
+/// Returns all sequences of up to [`MAX_MEMBERS`](super::MAX_MEMBERS) algorithms, of the kernels
+/// that the fast path knows.
+fn fast_sequences() -> Vec<Vec<Algorithm>> {
+    let rate = |count, seconds| Rate {
+        count,
+        period: Span::from_secs(seconds),
+    };
+    let kinds = [
+        Algorithm::Gcra {
+            rate: rate(5, 60),
+            burst: 4,
+        },
+        Algorithm::TokenBucket {
+            capacity: 7,
+            refill: rate(3, 30),
+            mode: RefillMode::Interval,
+        },
+        Algorithm::FixedWindow {
+            limit: 6,
+            window: Window::Epoch(Span::from_secs(45)),
+        },
+        Algorithm::FixedWindow {
+            limit: 9,
+            window: Window::FirstRequest(Span::from_secs(80)),
+        },
+        Algorithm::SlidingWindowCounter {
+            limit: 8,
+            window: Span::from_secs(70),
+            counting: Counting::Weighted,
+        },
+    ];
+    let mut sequences = vec![Vec::new()];
+    let mut begun = 0;
+    for _ in 0..super::MAX_MEMBERS {
+        let end = sequences.len();
+        for at in begun..end {
+            for kind in &kinds {
+                let sequence: Vec<Algorithm> =
+                    sequences[at].iter().chain([kind]).cloned().collect();
+                sequences.push(sequence);
+            }
+        }
+        begun = end;
+    }
+    sequences.split_off(1)
+}
+
+/// The same requests get the same answers from the fast path, and from `check`, which decides
+/// reservations; and the value that one leaves is understood by the other.
+#[test]
+fn the_fast_path_decides_as_check_does() {
+    let (mut fast, mut general) = (Bench::new(), Bench::new());
+    // A linear congruential generator, so that a failure repeats.
+    let mut seed = 1_u64;
+    let mut draw = |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % below
+    };
+    let (mut admitted, mut denied) = (0, 0);
+    for (number, sequence) in fast_sequences().into_iter().enumerate() {
+        let (limits, key) = (limits(&sequence, false), number.to_string());
+        for step in 0..12 {
+            let charge = charge(&limits, key.as_bytes(), 1 + draw(3));
+            let charges = [charge];
+            let (mut outcomes, mut expected) = (Vec::new(), Vec::new());
+            // At last, the stores change roles, on the state of each other.
+            let (one, other) = if step < 9 {
+                (&fast, &general)
+            } else {
+                (&general, &fast)
+            };
+            let decided = one.store.check(&charges, Effect::Charge, &mut outcomes);
+            let decision = one.runtime.block_on(decided).unwrap();
+            let reserved = other.store.reserve(&charges, &mut expected);
+            let (reserved, _) = other.runtime.block_on(reserved).unwrap();
+            assert_eq!(decision, reserved, "{sequence:?}");
+            assert_eq!(outcomes, expected, "{sequence:?}");
+            match decision {
+                Decision::Admitted => admitted += 1,
+                _ => denied += 1,
+            }
+            let passed = draw(20_000_000);
+            fast.pass(passed);
+            general.pass(passed);
+        }
+    }
+    assert!(admitted > 1_000 && denied > 1_000, "{admitted} {denied}");
+}
+
+/// On the fast path, the work is proportional to the number of limits, and one call decides.
+#[test]
+fn a_limit_on_the_fast_path_costs_at_most_70_instructions() {
+    let bench = Bench::new();
+    for (number, sequence) in fast_sequences().into_iter().enumerate() {
+        let (limits, key) = (limits(&sequence, false), number.to_string());
+        let charge = charge(&limits, key.as_bytes(), 1);
+        bench.ask(&[charge], Effect::Charge, Decision::Admitted);
+        let (decision, calls, work) = bench.calls_of(charge);
+        assert_eq!((decision, calls), (Decision::Admitted, 1));
+        let most = 70 * (sequence.len() as u64 + 1);
+        assert!(work.instructions <= most, "{sequence:?}: {work:?}");
     }
 }
 
