@@ -135,7 +135,10 @@ impl SnapshotHealth {
     pub fn record_success(&self) {
         if let Some(failure) = self.lock().failure.take() {
             let failures = failure.attempts;
-            tracing::info!(failures, "snapshot written again after failures");
+            tracing::info!(
+                failures,
+                "the snapshot is written again; earlier attempts failed"
+            );
         }
     }
 

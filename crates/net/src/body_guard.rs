@@ -15,7 +15,7 @@ pub struct GuardedBody<B, G> {
 }
 
 impl<B, G> GuardedBody<B, G> {
-    /// Wraps `body`, which drops `guard` when it is dropped.
+    /// Wraps `body`. The wrapper drops `guard` when it is dropped itself.
     pub const fn new(body: B, guard: G) -> Self {
         Self {
             body,

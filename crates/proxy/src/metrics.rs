@@ -152,7 +152,7 @@ impl Upstreams {
             }
         });
         let name = "tidegate_proxy_incomplete_responses_total";
-        let help = "Responses of an endpoint that ended early or timed out after their head.";
+        let help = "Responses that an endpoint cut off, or that timed out, after their headers had been received.";
         text.family(name, "counter", help);
         self.for_each_endpoint(|[upstream, endpoint], health| {
             for (at, failure) in EARLY_ENDS.iter().enumerate() {

@@ -31,7 +31,7 @@ fn numbered(number: usize) -> Request<Full<Bytes>> {
     request
 }
 
-/// Returns a server that records the numbers of the requests, and responds with these headers.
+/// Returns a server that responds with these headers, and the list of the numbers of its requests.
 fn recording(headers: &'static [(&str, &str)]) -> (Server, std::sync::Arc<Mutex<Vec<usize>>>) {
     let seen = std::sync::Arc::new(Mutex::new(Vec::new()));
     let noted = std::sync::Arc::clone(&seen);

@@ -151,9 +151,9 @@ impl Table {
         }
     }
 
-    /// Returns whether no key can be inserted at the home of `hash`, because the run of occupied
-    /// slots from there is too long. `others` is the number of keys that are inserted together with
-    /// it; each may extend the run by one.
+    /// Returns whether the run of occupied slots that starts at the home slot of `hash` is too long
+    /// to insert another key there. `others` is the number of keys that are inserted at the same
+    /// time; each may extend the run by one.
     pub(super) fn is_crowded(&self, hash: u64, others: usize) -> bool {
         let home = self.home(hash);
         self.ctrl.vacant(home) - home + others > FARTHEST

@@ -326,7 +326,7 @@ impl Tokens {
 }
 
 impl Past {
-    /// Returns the units that count at `now`, multiplied by the second number, and that number.
+    /// Returns the units that count at `now` as a fraction: its numerator and its denominator.
     fn weight(&self, now: u64) -> (i128, i128) {
         let sum = |counts: &dyn Fn(u64) -> bool| -> i128 {
             let counted = self.spent.iter().filter(|(at, _)| counts(*at));

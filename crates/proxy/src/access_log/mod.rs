@@ -194,7 +194,7 @@ impl Writer {
         }
     }
 
-    /// Notifies those that wait for the first `lines` lines, which are flushed.
+    /// Wakes the tasks that wait for the first `lines` lines, which have now been written.
     fn notify_finished(&mut self, lines: u64) {
         let finished = self
             .finishing

@@ -28,7 +28,7 @@ pub(crate) struct LoadedState {
 
 /// A key's state that was written under other limits and that these limits cannot evaluate.
 ///
-/// A decision that writes nothing puts this state back. So a denial does not lose the state of the
+/// If a decision writes nothing, this state is restored. So a denial does not lose the state of the
 /// other limits, which may be configured again or may still be in use on another server.
 #[derive(Debug)]
 pub(crate) struct FormerState {
@@ -65,8 +65,8 @@ impl Limits {
         }
     }
 
-    /// Clamps the states of `key_state` to at most those of a key that was charged to its maximum
-    /// at `at`. `key_state` must be compatible with these limits.
+    /// Clamps each state in `key_state` to the state of a limit whose whole capacity was spent at
+    /// `at`. `key_state` must be compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
         // Elastic limits and their stretched form share one state. It may hold units that only the
@@ -546,7 +546,7 @@ mod tests {
         // Nothing is missing from a full bucket.
         let (_, lost) = bucket(10, 1, 1).convert(old.fresh(), &terms, now, 1);
         assert_eq!(lost, []);
-        // A weighted counter keeps two sums, and a smaller limit cannot hold larger ones.
+        // A weighted counter keeps two sums. A conversion to a smaller limit lowers both.
         let weighted = |limit, secs| {
             let algorithm = Algorithm::SlidingWindowCounter {
                 limit,
