@@ -1,7 +1,7 @@
 //! Compiles limits into kernels. A limit is valid if its kernel can be compiled, so the
 //! constructors of [`Limit`] that validate numbers are here.
 
-use super::{Buckets, FixedWindow, Gcra, Interval, Kernel, Log, Weighted};
+use super::{Buckets, FixedWindow, Gcra, Interval, Kernel, Lease, Log, Weighted};
 use crate::{
     error::LimitError,
     limit::{
@@ -72,7 +72,7 @@ impl Kernel {
                 Self::Window(FixedWindow::new(hard, window, limit.counts_in_full())?)
             }
             Algorithm::SlidingWindowLog { window, .. } => Self::Log(Log::new(hard, *window)?),
-            Algorithm::Concurrency { lease, .. } => Self::Lease(Log::new_lease(hard, *lease)?),
+            Algorithm::Concurrency { lease, .. } => Self::Lease(Lease::new(hard, *lease)?),
             Algorithm::SlidingWindowCounter {
                 window,
                 counting: Counting::Weighted,

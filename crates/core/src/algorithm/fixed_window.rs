@@ -13,7 +13,8 @@
 //! - **Source.** Folklore; the boundary burst is described in every account of it.
 
 use crate::{
-    algorithm::{LimitStatus, Numbers, Retry, Terms},
+    algorithm::counter::is_count,
+    algorithm::{ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Retry, Terms},
     digest::Digest,
     error::LimitError,
     limit::{
@@ -31,17 +32,8 @@ pub(crate) struct WindowState {
 }
 
 impl WindowState {
-    pub(crate) fn end(&self) -> Timestamp {
+    fn end(&self) -> Timestamp {
         Timestamp::from_micros(self.end)
-    }
-
-    /// Refunds `units`. If nothing remains, the state is that of a new key, so that the next charge
-    /// starts a window.
-    pub(crate) fn refund(&mut self, now: Timestamp, units: u64) {
-        match self.count_at(now).saturating_sub(units) {
-            0 => *self = Self::default(),
-            left => self.count = left,
-        }
     }
 
     fn count_at(&self, now: Timestamp) -> u64 {
@@ -50,6 +42,27 @@ impl WindowState {
         } else {
             self.count
         }
+    }
+}
+
+impl CounterState for WindowState {
+    fn expires(&self) -> Timestamp {
+        self.end()
+    }
+
+    fn move_back(&mut self, span: Span) {
+        self.end = self.end.saturating_sub(span.as_micros());
+    }
+
+    fn write(&self, put: &mut dyn FnMut(u64)) {
+        [self.count, self.end].into_iter().for_each(put);
+    }
+
+    fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
+        Some(Self {
+            count: next().filter(is_count)?,
+            end: next()?,
+        })
     }
 }
 
@@ -74,120 +87,13 @@ impl FixedWindow {
         })
     }
 
-    /// Returns the terms (units) in which a state is counted.
-    pub(crate) fn terms(&self) -> Terms {
-        match &self.grid {
-            Window::FirstRequest(span) => Terms::FirstRequest {
-                window: span.as_micros(),
-            },
-            grid => Terms::Digest(grid.digest(Digest::new()).folded()),
-        }
-    }
-
-    /// Returns the same limit in windows of `window` microseconds that start with the first
-    /// request.
-    pub(crate) fn in_windows_of(&self, window: u64) -> Self {
-        Self {
-            grid: Window::FirstRequest(Span::from_micros(window)),
-            ..self.clone()
-        }
-    }
-
-    /// Returns the parameters for a remote store (Redis).
-    pub(crate) fn numbers(&self) -> Numbers<'_> {
-        Numbers::Window {
-            limit: self.limit,
-            most: self.largest_count(),
-            grid: &self.grid,
-        }
-    }
-
     /// Returns the maximum count of one window.
-    pub(crate) fn largest_count(&self) -> u64 {
+    fn largest_count(&self) -> u64 {
         if self.in_full {
             bounds::MAX_COUNT
         } else {
             self.limit
         }
-    }
-
-    pub(crate) fn admits(&self, state: &WindowState, now: Timestamp, cost: u64) -> bool {
-        cost <= self.limit && state.count_at(now) <= self.limit - cost
-    }
-
-    pub(crate) fn charge(&self, state: &mut WindowState, now: Timestamp, cost: u64) {
-        let count = state.count_at(now);
-        let most = self.largest_count();
-        let spent = cost.min(most.saturating_sub(count));
-        if spent == 0 {
-            return;
-        }
-        if state.end <= now.as_micros() {
-            state.end = self.end_at(now).as_micros();
-        }
-        state.count = count + spent;
-    }
-
-    pub(crate) fn status(&self, state: &WindowState, now: Timestamp) -> LimitStatus {
-        LimitStatus {
-            remaining: self.limit.saturating_sub(state.count_at(now)),
-            reset_after: state.end().since(now),
-        }
-    }
-
-    /// Returns how far the count exceeds the limit.
-    pub(crate) fn excess(&self, state: &WindowState, now: Timestamp) -> u64 {
-        state.count_at(now).saturating_sub(self.limit)
-    }
-
-    pub(crate) fn retry(&self, state: &WindowState, now: Timestamp, cost: u64) -> Retry {
-        if cost > self.limit {
-            return Retry::Never;
-        }
-        Retry::After(state.end().since(now))
-    }
-
-    /// Converts a state: the old count applies in full to the new window, if the two overlap.
-    pub(crate) fn adopt(
-        &self,
-        old: Option<&Self>,
-        state: WindowState,
-        now: Timestamp,
-    ) -> WindowState {
-        if state.end <= now.as_micros() {
-            return WindowState::default();
-        }
-        let end = match (&self.grid, old.map(|old| &old.grid)) {
-            (Window::FirstRequest(new), Some(Window::FirstRequest(old))) => {
-                let start = state.end.saturating_sub(old.as_micros());
-                start.saturating_add(new.as_micros())
-            }
-            (Window::FirstRequest(_), _) => state.end.min(self.end_at(now).as_micros()),
-            (Window::Epoch(_) | Window::Calendar(_), _) => self.end_at(now).as_micros(),
-        };
-        if end <= now.as_micros() {
-            WindowState::default()
-        } else {
-            WindowState {
-                count: state.count,
-                end,
-            }
-        }
-    }
-
-    /// Replaces a window that has not ended at `at` by the window of `at`. A window that starts
-    /// with a request ends at most one window length after `at`. The count does not change.
-    pub(crate) fn clamp(&self, state: &mut WindowState, at: Timestamp) {
-        if state.end <= at.as_micros() {
-            return;
-        }
-        let end = self.end_at(at).as_micros();
-        state.end = match self.grid {
-            Window::FirstRequest(_) => state.end.min(end),
-            // An end that is not a window boundary would let one aligned window admit twice the
-            // limit.
-            Window::Epoch(_) | Window::Calendar(_) => end,
-        };
     }
 
     /// Returns the end of the window that a charge at `now` belongs to, or starts.
@@ -200,5 +106,142 @@ impl FixedWindow {
             Window::FirstRequest(span) => now.after(*span),
             Window::Calendar(calendar) => Calendar::window(calendar, now).1,
         }
+    }
+}
+
+impl Counter for FixedWindow {
+    type State = WindowState;
+
+    fn numbers(&self, _cost: u64) -> Numbers<'_> {
+        Numbers::Window {
+            limit: self.limit,
+            most: self.largest_count(),
+            grid: &self.grid,
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        match &self.grid {
+            Window::FirstRequest(span) => Terms::FirstRequest {
+                window: span.as_micros(),
+            },
+            grid => Terms::Digest(grid.digest(Digest::new()).folded()),
+        }
+    }
+
+    fn in_terms(&self, terms: &Terms) -> Option<Self> {
+        let Terms::FirstRequest { window } = *terms else {
+            return None;
+        };
+        Some(Self {
+            grid: Window::FirstRequest(Span::from_micros(window)),
+            ..self.clone()
+        })
+    }
+
+    fn largest_number(&self) -> u64 {
+        self.largest_count()
+    }
+
+    fn fresh(&self) -> WindowState {
+        WindowState::default()
+    }
+
+    /// Converts a state: the old count applies in full to the new window, if the two overlap.
+    fn adopt(&self, old: Option<&Self>, state: &mut WindowState, now: Timestamp) {
+        if state.end <= now.as_micros() {
+            *state = WindowState::default();
+            return;
+        }
+        let end = match (&self.grid, old.map(|old| &old.grid)) {
+            (Window::FirstRequest(new), Some(Window::FirstRequest(old))) => {
+                let start = state.end.saturating_sub(old.as_micros());
+                start.saturating_add(new.as_micros())
+            }
+            (Window::FirstRequest(_), _) => state.end.min(self.end_at(now).as_micros()),
+            (Window::Epoch(_) | Window::Calendar(_), _) => self.end_at(now).as_micros(),
+        };
+        if end <= now.as_micros() {
+            *state = WindowState::default();
+        } else {
+            state.end = end;
+        }
+    }
+
+    fn admits(&self, state: &mut WindowState, now: Timestamp, cost: u64) -> bool {
+        cost <= self.limit && state.count_at(now) <= self.limit - cost
+    }
+
+    fn charge(&self, state: &mut WindowState, now: Timestamp, cost: u64) {
+        let count = state.count_at(now);
+        let most = self.largest_count();
+        let spent = cost.min(most.saturating_sub(count));
+        if spent == 0 {
+            return;
+        }
+        if state.end <= now.as_micros() {
+            state.end = self.end_at(now).as_micros();
+        }
+        state.count = count + spent;
+    }
+
+    /// Replaces a window that has not ended at `at` by the window of `at`. A window that starts
+    /// with a request ends at most one window length after `at`. The count does not change.
+    fn clamp(&self, state: &mut WindowState, at: Timestamp) {
+        if state.end <= at.as_micros() {
+            return;
+        }
+        let end = self.end_at(at).as_micros();
+        state.end = match self.grid {
+            Window::FirstRequest(_) => state.end.min(end),
+            // An end that is not a window boundary would let one aligned window admit twice the
+            // limit.
+            Window::Epoch(_) | Window::Calendar(_) => end,
+        };
+    }
+
+    /// Refunds `units`. If nothing remains, the state is that of a new key, so that the next charge
+    /// starts a window.
+    fn refund(&self, state: &mut WindowState, now: Timestamp, units: u64) {
+        match state.count_at(now).saturating_sub(units) {
+            0 => *state = WindowState::default(),
+            left => state.count = left,
+        }
+    }
+
+    fn mark(state: &WindowState) -> Mark {
+        Mark::Ending(state.end)
+    }
+
+    fn refund_charge(
+        &self,
+        state: &mut WindowState,
+        now: Timestamp,
+        position: &ChargePosition,
+        units: u64,
+    ) -> u64 {
+        if position.mark == Mark::Ending(state.end) {
+            self.refund(state, now, units);
+        }
+        0
+    }
+
+    fn status(&self, state: &WindowState, now: Timestamp, _part: usize) -> LimitStatus {
+        LimitStatus {
+            remaining: self.limit.saturating_sub(state.count_at(now)),
+            reset_after: state.end().since(now),
+        }
+    }
+
+    fn retry(&self, state: &WindowState, now: Timestamp, _part: usize, cost: u64) -> Retry {
+        if cost > self.limit {
+            return Retry::Never;
+        }
+        Retry::After(state.end().since(now))
+    }
+
+    /// Returns how far the count exceeds the limit.
+    fn excess(&self, state: &WindowState, now: Timestamp) -> u64 {
+        state.count_at(now).saturating_sub(self.limit)
     }
 }

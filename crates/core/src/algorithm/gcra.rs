@@ -28,7 +28,9 @@
 //! - **Source.** ITU-T I.371 (GCRA, virtual scheduling); Turner 1986 (leaky bucket).
 
 use crate::{
-    algorithm::{ChargePosition, LimitStatus, Numbers, Outcome, Retry, Terms},
+    algorithm::{
+        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Outcome, Retry, Terms,
+    },
     error::LimitError,
     limit::{
         Rate,
@@ -68,6 +70,27 @@ impl Exact {
     /// Returns the value rounded up to whole microseconds.
     pub(crate) fn ceil(self) -> Timestamp {
         Timestamp::from_micros(self.whole.saturating_add(u64::from(self.part > 0)))
+    }
+}
+
+impl CounterState for Exact {
+    fn expires(&self) -> Timestamp {
+        self.ceil()
+    }
+
+    fn move_back(&mut self, span: Span) {
+        self.whole = self.whole.saturating_sub(span.as_micros());
+    }
+
+    fn write(&self, put: &mut dyn FnMut(u64)) {
+        [self.whole, self.part].into_iter().for_each(put);
+    }
+
+    fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
+        Some(Self {
+            whole: next()?,
+            part: next()?,
+        })
     }
 }
 
@@ -132,42 +155,6 @@ impl Gcra {
         gcra.tau = gcra.duration_of(capacity);
         gcra.half = gcra.duration_of(capacity.div_ceil(2));
         gcra
-    }
-
-    /// Returns the terms (units) in which a state is counted.
-    pub(crate) fn terms(&self) -> Terms {
-        Terms::Gcra {
-            numerator: self.p,
-            denominator: self.l,
-        }
-    }
-
-    /// Returns a schedule of the same capacity with units of `numerator / denominator`
-    /// microseconds.
-    pub(crate) fn with_units(&self, numerator: u64, denominator: u64) -> Self {
-        let (p, l) = (numerator.max(1), denominator.max(1));
-        Self::of_units(p, l, self.capacity, self.queue)
-    }
-
-    /// Returns whether [`Self::adopt`] keeps all units that were spent under `old`.
-    pub(crate) fn adopts_all(&self, old: &Self, tat: Exact, now: Timestamp) -> bool {
-        let (converted, latest) = self.converted(old, tat, now);
-        converted <= latest
-    }
-
-    /// Returns the parameters for a remote store (Redis), for a request of `cost`.
-    pub(crate) fn numbers(&self, cost: u64) -> Numbers<'static> {
-        Numbers::Gcra {
-            fraction: self.l,
-            duration: (cost <= self.capacity).then(|| self.duration_of(cost)),
-            tau: self.tau,
-            queue: self.queue,
-        }
-    }
-
-    /// Returns the largest fraction that a TAT can have.
-    pub(crate) fn largest_part(&self) -> u64 {
-        self.l - 1
     }
 
     /// Decides for a rule with only this schedule, in one pass. The result is the same as that of
@@ -237,66 +224,6 @@ impl Gcra {
         }
     }
 
-    pub(crate) fn admits(&self, tat: &Exact, now: Timestamp, cost: u64) -> bool {
-        cost <= self.capacity
-            && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.brim(now)
-    }
-
-    pub(crate) fn charge(&self, tat: &mut Exact, now: Timestamp, cost: u64) {
-        let cost = cost.min(self.capacity);
-        let base = self.base(*tat, now);
-        let brim = self.brim(now).max(base);
-        *tat = self.plus(base, self.span_of(cost)).min(brim);
-    }
-
-    pub(crate) fn refund(&self, tat: &mut Exact, now: Timestamp, units: u64) {
-        let refunded = self.span_of(units.min(self.capacity));
-        *tat = self
-            .minus(self.base(*tat, now), refunded)
-            .max(Exact::at(now));
-    }
-
-    /// Refunds the part of a charge that has not been served yet, up to `units`.
-    ///
-    /// The schedule is treated as a FIFO queue of work that drains at one microsecond per
-    /// microsecond. `end` is the TAT right after the charge. Returns by how many microseconds,
-    /// rounded up, the refund moves later charges forward; 0 if the charge was the last one. The
-    /// documentation of `receipt` explains why this is safe.
-    pub(crate) fn refund_charge(
-        &self,
-        tat: &mut Exact,
-        now: Timestamp,
-        position: &ChargePosition,
-        end: Exact,
-        units: u64,
-    ) -> u64 {
-        let duration_of = self.duration_of(position.cost.min(self.capacity));
-        let ends = position
-            .shift
-            .map(|whole| self.minus(end, Exact { whole, part: 0 }));
-        let is_last = ends == Some(*tat);
-        // In a queue that delays requests, later requests already have their start times. So only
-        // the last charge can be refunded.
-        let unserved = if self.queue {
-            if end == *tat {
-                self.minus(end, Exact::at(now))
-            } else {
-                Exact::default()
-            }
-        } else {
-            self.unserved(*tat, now, position, ends, duration_of)
-        };
-        let given = unserved
-            .min(duration_of)
-            .min(self.duration_of(units.min(self.capacity)));
-        *tat = self.minus(*tat, given).max(Exact::at(now));
-        if is_last {
-            0
-        } else {
-            given.as_span().as_micros()
-        }
-    }
-
     /// Returns a lower bound of the part of a charge that has not been served. `ends` is the
     /// current end of the charge, which refunds of other charges may have moved, or an earlier
     /// instant.
@@ -322,67 +249,9 @@ impl Gcra {
         }
     }
 
-    pub(crate) fn status(&self, tat: &Exact, now: Timestamp) -> LimitStatus {
-        let base = self.base(*tat, now);
-        let room = self.minus(self.brim(now), base);
-        let remaining = if room < self.unit {
-            0
-        } else {
-            self.units_in(room)
-        };
-        LimitStatus {
-            remaining,
-            reset_after: base.ceil().since(now),
-        }
-    }
-
-    pub(crate) fn retry(&self, tat: &Exact, now: Timestamp, cost: u64) -> Retry {
-        if cost > self.capacity {
-            return Retry::Never;
-        }
-        let end = self.plus(self.base(*tat, now), self.span_of(cost));
-        let wait = self.minus(end, self.brim(now));
-        Retry::After(wait.as_span())
-    }
-
     /// Returns whether this is a queue, which delays requests.
     pub(crate) fn is_queue(&self) -> bool {
         self.queue
-    }
-
-    /// Returns the current wait of the queue minus `longest`, or zero if the wait is shorter. Zero
-    /// if this is not a queue.
-    pub(crate) fn excess_delay(&self, tat: Exact, now: Timestamp, longest: Span) -> Span {
-        if !self.queue {
-            return Span::ZERO;
-        }
-        self.base(tat, now).ceil().since(now.after(longest))
-    }
-
-    /// Returns the delay of the request that was just charged: the time until the requests before
-    /// it are done. Zero if this is not a queue.
-    pub(crate) fn delay(&self, tat: Exact, now: Timestamp, cost: u64) -> Span {
-        if !self.queue {
-            return Span::ZERO;
-        }
-        self.minus(tat, self.span_of(cost)).ceil().since(now)
-    }
-
-    /// Converts a TAT from `old` to this schedule. The number of spent units does not change; each
-    /// now lasts as long as a unit of this schedule.
-    ///
-    /// The result may exceed this schedule's capacity, because servers with the old numbers may
-    /// still use the key. With a slower rate, the TAT is at most the old TAT or that of a full
-    /// bucket, whichever is later.
-    pub(crate) fn adopt(&self, old: Option<&Self>, tat: Exact, now: Timestamp) -> Exact {
-        let Some(old) = old else {
-            // Without the old numbers, the debt keeps its duration. The unit of its fraction is
-            // unknown, so a fraction counts as a whole microsecond.
-            let latest = Exact::at(now.after(bounds::MAX_DRAIN));
-            return Exact::at(tat.ceil()).min(latest);
-        };
-        let (converted, latest) = self.converted(old, tat, now);
-        converted.min(latest)
     }
 
     /// Returns the TAT of the units spent under `old` at their new duration, and the latest TAT
@@ -398,11 +267,6 @@ impl Gcra {
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(Exact::at(ends.ceil()));
         (self.plus(Exact::at(now), self.exact(scaled)), latest)
-    }
-
-    /// Sets `TAT = min(TAT, at + tau)`: at most the TAT of a bucket that was emptied at `at`.
-    pub(crate) fn clamp(&self, tat: &mut Exact, at: Timestamp) {
-        *tat = (*tat).min(self.brim(at));
     }
 
     /// Returns the instant from which a charge is added: the TAT, or `now` if that is later.
@@ -490,6 +354,184 @@ impl Gcra {
     }
 }
 
+impl Counter for Gcra {
+    type State = Exact;
+
+    fn numbers(&self, cost: u64) -> Numbers<'_> {
+        Numbers::Gcra {
+            fraction: self.l,
+            duration: (cost <= self.capacity).then(|| self.duration_of(cost)),
+            tau: self.tau,
+            queue: self.queue,
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        Terms::Gcra {
+            numerator: self.p,
+            denominator: self.l,
+        }
+    }
+
+    fn in_terms(&self, terms: &Terms) -> Option<Self> {
+        let Terms::Gcra {
+            numerator,
+            denominator,
+        } = *terms
+        else {
+            return None;
+        };
+        let (p, l) = (numerator.max(1), denominator.max(1));
+        Some(Self::of_units(p, l, self.capacity, self.queue))
+    }
+
+    fn adopts_all(&self, old: Option<&Self>, tat: &Exact, now: Timestamp) -> bool {
+        old.is_none_or(|old| {
+            let (converted, latest) = self.converted(old, *tat, now);
+            converted <= latest
+        })
+    }
+
+    /// The largest fraction that a TAT can have.
+    fn largest_number(&self) -> u64 {
+        self.l - 1
+    }
+
+    fn fresh(&self) -> Exact {
+        Exact::default()
+    }
+
+    /// Converts a TAT from `old` to this schedule. The number of spent units does not change; each
+    /// now lasts as long as a unit of this schedule.
+    ///
+    /// The result may exceed this schedule's capacity, because servers with the old numbers may
+    /// still use the key. With a slower rate, the TAT is at most the old TAT or that of a full
+    /// bucket, whichever is later.
+    fn adopt(&self, old: Option<&Self>, tat: &mut Exact, now: Timestamp) {
+        let Some(old) = old else {
+            // Without the old numbers, the debt keeps its duration. The unit of its fraction is
+            // unknown, so a fraction counts as a whole microsecond.
+            let latest = Exact::at(now.after(bounds::MAX_DRAIN));
+            *tat = Exact::at(tat.ceil()).min(latest);
+            return;
+        };
+        let (converted, latest) = self.converted(old, *tat, now);
+        *tat = converted.min(latest);
+    }
+
+    fn admits(&self, tat: &mut Exact, now: Timestamp, cost: u64) -> bool {
+        cost <= self.capacity
+            && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.brim(now)
+    }
+
+    fn charge(&self, tat: &mut Exact, now: Timestamp, cost: u64) {
+        let cost = cost.min(self.capacity);
+        let base = self.base(*tat, now);
+        let brim = self.brim(now).max(base);
+        *tat = self.plus(base, self.span_of(cost)).min(brim);
+    }
+
+    /// Sets `TAT = min(TAT, at + tau)`: at most the TAT of a bucket that was emptied at `at`.
+    fn clamp(&self, tat: &mut Exact, at: Timestamp) {
+        *tat = (*tat).min(self.brim(at));
+    }
+
+    fn refund(&self, tat: &mut Exact, now: Timestamp, units: u64) {
+        let refunded = self.span_of(units.min(self.capacity));
+        *tat = self
+            .minus(self.base(*tat, now), refunded)
+            .max(Exact::at(now));
+    }
+
+    /// Refunds the part of a charge that has not been served yet, up to `units`.
+    ///
+    /// The schedule is treated as a FIFO queue of work that drains at one microsecond per
+    /// microsecond. `end` is the TAT right after the charge. Returns by how many microseconds,
+    /// rounded up, the refund moves later charges forward; 0 if the charge was the last one. The
+    /// documentation of `receipt` explains why this is safe.
+    fn refund_charge(
+        &self,
+        tat: &mut Exact,
+        now: Timestamp,
+        position: &ChargePosition,
+        units: u64,
+    ) -> u64 {
+        let Mark::Before(end) = position.mark else {
+            return 0;
+        };
+        let duration_of = self.duration_of(position.cost.min(self.capacity));
+        let ends = position
+            .shift
+            .map(|whole| self.minus(end, Exact { whole, part: 0 }));
+        let is_last = ends == Some(*tat);
+        // In a queue that delays requests, later requests already have their start times. So only
+        // the last charge can be refunded.
+        let unserved = if self.queue {
+            if end == *tat {
+                self.minus(end, Exact::at(now))
+            } else {
+                Exact::default()
+            }
+        } else {
+            self.unserved(*tat, now, position, ends, duration_of)
+        };
+        let given = unserved
+            .min(duration_of)
+            .min(self.duration_of(units.min(self.capacity)));
+        *tat = self.minus(*tat, given).max(Exact::at(now));
+        if is_last {
+            0
+        } else {
+            given.as_span().as_micros()
+        }
+    }
+
+    fn mark(tat: &Exact) -> Mark {
+        Mark::Before(*tat)
+    }
+
+    fn status(&self, tat: &Exact, now: Timestamp, _part: usize) -> LimitStatus {
+        let base = self.base(*tat, now);
+        let room = self.minus(self.brim(now), base);
+        let remaining = if room < self.unit {
+            0
+        } else {
+            self.units_in(room)
+        };
+        LimitStatus {
+            remaining,
+            reset_after: base.ceil().since(now),
+        }
+    }
+
+    fn retry(&self, tat: &Exact, now: Timestamp, _part: usize, cost: u64) -> Retry {
+        if cost > self.capacity {
+            return Retry::Never;
+        }
+        let end = self.plus(self.base(*tat, now), self.span_of(cost));
+        let wait = self.minus(end, self.brim(now));
+        Retry::After(wait.as_span())
+    }
+
+    /// Returns the current wait of the queue minus `longest`, or zero if the wait is shorter. Zero
+    /// if this is not a queue.
+    fn excess_delay(&self, tat: &Exact, now: Timestamp, longest: Span) -> Span {
+        if !self.queue {
+            return Span::ZERO;
+        }
+        self.base(*tat, now).ceil().since(now.after(longest))
+    }
+
+    /// Returns the delay of the request that was just charged: the time until the requests before
+    /// it are done. Zero if this is not a queue.
+    fn delay(&self, tat: &Exact, now: Timestamp, cost: u64) -> Span {
+        if !self.queue {
+            return Span::ZERO;
+        }
+        self.minus(*tat, self.span_of(cost)).ceil().since(now)
+    }
+}
+
 /// Narrows to 64 bits, saturating.
 pub(crate) fn narrow(wide: u128) -> u64 {
     u64::try_from(wide).unwrap_or(u64::MAX)
@@ -524,22 +566,23 @@ mod tests {
             let gcra = Gcra::new(("rate", rate), ("capacity", capacity), queue).unwrap();
             let now = Timestamp::from_micros(1_700_000_000_000_000);
             // The range includes the largest valid fraction and the smallest invalid one.
-            let part = over.map_or(part, |over| gcra.largest_part() + over);
+            let part = over.map_or(part, |over| gcra.largest_number() + over);
             let tat = Exact { whole: now.as_micros().saturating_add_signed(ahead), part };
             let cost = cost.min(capacity + 1);
             let Step { outcome, tat: after, is_hot } = gcra.decide(tat, now, cost);
 
-            prop_assert_eq!(outcome.allowed, gcra.admits(&tat, now, cost));
+            let mut before = tat;
+            prop_assert_eq!(outcome.allowed, gcra.admits(&mut before, now, cost));
             let mut expected = gcra.base(tat, now);
             if outcome.allowed {
                 gcra.charge(&mut expected, now, cost);
             }
             prop_assert_eq!(after, expected);
-            let status = gcra.status(&after, now);
+            let status = gcra.status(&after, now, 0);
             prop_assert_eq!((outcome.remaining, outcome.reset_after), (status.remaining, status.reset_after));
             let (retry, delay) = match outcome.allowed {
-                true => (Retry::NOW, gcra.delay(after, now, cost)),
-                false => (gcra.retry(&tat, now, cost), Span::ZERO),
+                true => (Retry::NOW, gcra.delay(&after, now, cost)),
+                false => (gcra.retry(&tat, now, 0, cost), Span::ZERO),
             };
             prop_assert_eq!((outcome.retry_after, outcome.delay), (retry, delay));
             prop_assert_eq!(is_hot, !outcome.allowed || outcome.remaining < capacity.div_ceil(2));

@@ -25,13 +25,16 @@
 //!   `bucket4j`.
 
 use crate::{
-    algorithm::{ChargePosition, LimitStatus, Numbers, Retry, Terms, narrow},
+    algorithm::counter::is_count,
+    algorithm::{
+        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Retry, Terms, narrow,
+    },
     error::LimitError,
     limit::{
         Rate,
         bounds::{self, check_count, check_rate},
     },
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +49,27 @@ pub(crate) struct IntervalState {
 impl IntervalState {
     pub(crate) fn full_at(&self) -> Timestamp {
         Timestamp::from_micros(self.full_at)
+    }
+}
+
+impl CounterState for IntervalState {
+    fn expires(&self) -> Timestamp {
+        self.full_at()
+    }
+
+    fn move_back(&mut self, span: Span) {
+        self.full_at = self.full_at.saturating_sub(span.as_micros());
+    }
+
+    fn write(&self, put: &mut dyn FnMut(u64)) {
+        [self.full_at, self.last].into_iter().for_each(put);
+    }
+
+    fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
+        Some(Self {
+            full_at: next()?,
+            last: next().filter(is_count)?,
+        })
     }
 }
 
@@ -83,149 +107,6 @@ impl Interval {
         })
     }
 
-    /// Returns the terms (units) in which a state is counted.
-    pub(crate) fn terms(&self) -> Terms {
-        Terms::Interval {
-            refill: self.refill,
-            every: self.every,
-        }
-    }
-
-    /// Returns the same capacity with a refill of `refill` tokens every `every` microseconds.
-    pub(crate) fn with_refill(&self, refill: u64, every: u64) -> Self {
-        Self {
-            refill: refill.max(1),
-            every: every.max(1),
-            capacity: self.capacity,
-        }
-    }
-
-    /// Returns whether [`Self::adopt`] keeps all tokens that were missing under `old`.
-    pub(crate) fn adopts_all(&self, old: &Self, state: IntervalState, now: Timestamp) -> bool {
-        state.full_at <= now.as_micros() || {
-            let (kept, latest) = self.converted(old, state, now);
-            kept.full_at <= latest.full_at
-        }
-    }
-
-    /// Returns the parameters for a remote store (Redis).
-    pub(crate) fn numbers(&self) -> Numbers<'static> {
-        Numbers::Interval {
-            refill: self.refill,
-            every: self.every,
-            capacity: self.capacity,
-        }
-    }
-
-    /// Returns the maximum of `last` in a state, unless the state was written under other limits.
-    pub(crate) fn largest_refill(&self) -> u64 {
-        self.refill
-    }
-
-    pub(crate) fn admits(&self, state: &IntervalState, now: Timestamp, cost: u64) -> bool {
-        cost <= self.capacity && self.missing(state, now).tokens <= u128::from(self.capacity - cost)
-    }
-
-    pub(crate) fn charge(&self, state: &mut IntervalState, now: Timestamp, cost: u64) {
-        let missing = self.missing(state, now);
-        let capacity = u128::from(self.capacity);
-        if missing.tokens < capacity {
-            let tokens = (missing.tokens + u128::from(cost)).min(capacity);
-            *state = self.state_of(tokens, missing.next_refill);
-        }
-    }
-
-    pub(crate) fn refund(&self, state: &mut IntervalState, now: Timestamp, units: u64) {
-        if units == 0 {
-            return;
-        }
-        let missing = self.missing(state, now);
-        *state = match missing.tokens.saturating_sub(units.into()) {
-            0 => IntervalState::default(),
-            tokens => self.state_of(tokens, missing.next_refill),
-        };
-    }
-
-    /// Refunds up to `units` of a charge. `full_at` is the instant at which the bucket was to be
-    /// full again right after the charge. Tokens that refills may have returned since then are not
-    /// refunded again.
-    pub(crate) fn refund_charge(
-        &self,
-        state: &mut IntervalState,
-        now: Timestamp,
-        position: &ChargePosition,
-        full_at: u64,
-        units: u64,
-    ) {
-        let then = position.at.as_micros();
-        let refills = full_at.saturating_sub(then).div_ceil(self.every).max(1);
-        let next_refill = full_at.saturating_sub((refills - 1).saturating_mul(self.every));
-        let passed = match now.as_micros().checked_sub(next_refill) {
-            Some(since) => since / self.every + 1,
-            None => 0,
-        };
-        let refilled = passed.saturating_mul(self.refill);
-        self.refund(
-            state,
-            now,
-            units.min(position.cost.saturating_sub(refilled)),
-        );
-    }
-
-    pub(crate) fn status(&self, state: &IntervalState, now: Timestamp) -> LimitStatus {
-        let missing = self.missing(state, now).tokens;
-        let remaining = u128::from(self.capacity).saturating_sub(missing);
-        LimitStatus {
-            remaining: narrow(remaining),
-            reset_after: state.full_at().since(now),
-        }
-    }
-
-    pub(crate) fn retry(&self, state: &IntervalState, now: Timestamp, cost: u64) -> Retry {
-        if cost > self.capacity {
-            return Retry::Never;
-        }
-        let missing = self.missing(state, now);
-        let short = missing.tokens.saturating_sub((self.capacity - cost).into());
-        if short == 0 {
-            return Retry::NOW;
-        }
-        let refills = narrow(short.div_ceil(self.refill.into()));
-        let at = missing
-            .next_refill
-            .saturating_add((refills - 1).saturating_mul(self.every));
-        Retry::After(Timestamp::from_micros(at).since(now))
-    }
-
-    /// Converts a state from `old`. The number of missing tokens does not change, even if it
-    /// exceeds the capacity, because servers with the old numbers may still use the key. The next
-    /// refill arrives at its former time or sooner. With a slower rate, the bucket is full at the
-    /// former time, or when an empty bucket would be full, whichever is later.
-    pub(crate) fn adopt(
-        &self,
-        old: Option<&Self>,
-        state: IntervalState,
-        now: Timestamp,
-    ) -> IntervalState {
-        if state.full_at <= now.as_micros() {
-            return IntervalState::default();
-        }
-        let Some(old) = old else {
-            // Without the old numbers, keep the time at which the bucket is full again.
-            let latest = now.after(bounds::MAX_DRAIN).as_micros();
-            return IntervalState {
-                full_at: state.full_at.min(latest),
-                ..state
-            };
-        };
-        let (kept, latest) = self.converted(old, state, now);
-        if kept.full_at <= latest.full_at {
-            kept
-        } else {
-            latest
-        }
-    }
-
     /// Returns the state with as many missing tokens as under `old`, and the latest state that is
     /// allowed.
     fn converted(
@@ -245,15 +126,6 @@ impl Interval {
             last: brim.last.max(state.last),
         };
         (kept, latest)
-    }
-
-    /// Limits the missing tokens to the capacity. The next refill arrives within one interval of
-    /// `at`, and the phase of the refills does not change.
-    pub(crate) fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
-        let missing = self.missing(state, at);
-        if missing.tokens > self.capacity.into() {
-            *state = self.state_of(self.capacity.into(), missing.next_refill);
-        }
     }
 
     fn missing(&self, state: &IntervalState, now: Timestamp) -> Missing {
@@ -282,5 +154,165 @@ impl Interval {
             full_at: next_refill.saturating_add(duration_of),
             last: narrow(missing - before_the_last * refill),
         }
+    }
+}
+
+impl Counter for Interval {
+    type State = IntervalState;
+
+    fn numbers(&self, _cost: u64) -> Numbers<'_> {
+        Numbers::Interval {
+            refill: self.refill,
+            every: self.every,
+            capacity: self.capacity,
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        Terms::Interval {
+            refill: self.refill,
+            every: self.every,
+        }
+    }
+
+    fn in_terms(&self, terms: &Terms) -> Option<Self> {
+        let Terms::Interval { refill, every } = *terms else {
+            return None;
+        };
+        Some(Self {
+            refill: refill.max(1),
+            every: every.max(1),
+            capacity: self.capacity,
+        })
+    }
+
+    fn adopts_all(&self, old: Option<&Self>, state: &IntervalState, now: Timestamp) -> bool {
+        let Some(old) = old.filter(|_| state.full_at > now.as_micros()) else {
+            return true;
+        };
+        let (kept, latest) = self.converted(old, *state, now);
+        kept.full_at <= latest.full_at
+    }
+
+    /// The maximum of `last` in a state.
+    fn largest_number(&self) -> u64 {
+        self.refill
+    }
+
+    fn fresh(&self) -> IntervalState {
+        IntervalState::default()
+    }
+
+    /// Converts a state from `old`. The number of missing tokens does not change, even if it
+    /// exceeds the capacity, because servers with the old numbers may still use the key. The next
+    /// refill arrives at its former time or sooner. With a slower rate, the bucket is full at the
+    /// former time, or when an empty bucket would be full, whichever is later.
+    fn adopt(&self, old: Option<&Self>, state: &mut IntervalState, now: Timestamp) {
+        if state.full_at <= now.as_micros() {
+            *state = IntervalState::default();
+            return;
+        }
+        let Some(old) = old else {
+            // Without the old numbers, keep the time at which the bucket is full again.
+            let latest = now.after(bounds::MAX_DRAIN).as_micros();
+            state.full_at = state.full_at.min(latest);
+            return;
+        };
+        let (kept, latest) = self.converted(old, *state, now);
+        *state = if kept.full_at <= latest.full_at {
+            kept
+        } else {
+            latest
+        };
+    }
+
+    fn admits(&self, state: &mut IntervalState, now: Timestamp, cost: u64) -> bool {
+        cost <= self.capacity && self.missing(state, now).tokens <= u128::from(self.capacity - cost)
+    }
+
+    fn charge(&self, state: &mut IntervalState, now: Timestamp, cost: u64) {
+        let missing = self.missing(state, now);
+        let capacity = u128::from(self.capacity);
+        if missing.tokens < capacity {
+            let tokens = (missing.tokens + u128::from(cost)).min(capacity);
+            *state = self.state_of(tokens, missing.next_refill);
+        }
+    }
+
+    /// Limits the missing tokens to the capacity. The next refill arrives within one interval of
+    /// `at`, and the phase of the refills does not change.
+    fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
+        let missing = self.missing(state, at);
+        if missing.tokens > self.capacity.into() {
+            *state = self.state_of(self.capacity.into(), missing.next_refill);
+        }
+    }
+
+    fn refund(&self, state: &mut IntervalState, now: Timestamp, units: u64) {
+        if units == 0 {
+            return;
+        }
+        let missing = self.missing(state, now);
+        *state = match missing.tokens.saturating_sub(units.into()) {
+            0 => IntervalState::default(),
+            tokens => self.state_of(tokens, missing.next_refill),
+        };
+    }
+
+    /// The mark is the instant at which the bucket was to be full again right after the charge.
+    /// Tokens that refills may have returned since then are not refunded again.
+    fn refund_charge(
+        &self,
+        state: &mut IntervalState,
+        now: Timestamp,
+        position: &ChargePosition,
+        units: u64,
+    ) -> u64 {
+        let Mark::FullAt(full_at) = position.mark else {
+            return 0;
+        };
+        let then = position.at.as_micros();
+        let refills = full_at.saturating_sub(then).div_ceil(self.every).max(1);
+        let next_refill = full_at.saturating_sub((refills - 1).saturating_mul(self.every));
+        let passed = match now.as_micros().checked_sub(next_refill) {
+            Some(since) => since / self.every + 1,
+            None => 0,
+        };
+        let refilled = passed.saturating_mul(self.refill);
+        self.refund(
+            state,
+            now,
+            units.min(position.cost.saturating_sub(refilled)),
+        );
+        0
+    }
+
+    fn mark(state: &IntervalState) -> Mark {
+        Mark::FullAt(state.full_at)
+    }
+
+    fn status(&self, state: &IntervalState, now: Timestamp, _part: usize) -> LimitStatus {
+        let missing = self.missing(state, now).tokens;
+        let remaining = u128::from(self.capacity).saturating_sub(missing);
+        LimitStatus {
+            remaining: narrow(remaining),
+            reset_after: state.full_at().since(now),
+        }
+    }
+
+    fn retry(&self, state: &IntervalState, now: Timestamp, _part: usize, cost: u64) -> Retry {
+        if cost > self.capacity {
+            return Retry::Never;
+        }
+        let missing = self.missing(state, now);
+        let short = missing.tokens.saturating_sub((self.capacity - cost).into());
+        if short == 0 {
+            return Retry::NOW;
+        }
+        let refills = narrow(short.div_ceil(self.refill.into()));
+        let at = missing
+            .next_refill
+            .saturating_add((refills - 1).saturating_mul(self.every));
+        Retry::After(Timestamp::from_micros(at).since(now))
     }
 }

@@ -21,7 +21,8 @@
 //!   `SlidingWindowRateLimiter` is the loose form.
 
 use crate::{
-    algorithm::{LimitStatus, Numbers, Retry, Terms},
+    algorithm::counter::{is_count, is_instant},
+    algorithm::{ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Retry, Terms},
     digest::Digest,
     error::LimitError,
     limit::bounds::{self, check_count, check_period},
@@ -40,17 +41,6 @@ pub(crate) struct BucketsState {
 }
 
 impl BucketsState {
-    pub(crate) fn expires(&self) -> Timestamp {
-        if self.total == 0 {
-            return Timestamp::default();
-        }
-        let len = self.counts.len() as u64;
-        let newest = (0..len)
-            .find(|back| self.count(self.newest.saturating_sub(*back)) > 0)
-            .unwrap_or(0);
-        Timestamp::from_micros((self.newest - newest + len).saturating_mul(self.width))
-    }
-
     /// Creates a state from the counts of its buckets, the newest last. The state has at least one
     /// bucket.
     pub(crate) fn from_counts(newest: u64, width: u64, counts: &[u64]) -> Self {
@@ -75,49 +65,6 @@ impl BucketsState {
     pub(crate) fn oldest_first(&self) -> impl Iterator<Item = u64> {
         let buckets = (self.newest + 1..).take(self.counts.len());
         buckets.map(|bucket| self.count(bucket))
-    }
-
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.counts.len() * size_of::<u64>()
-    }
-
-    pub(crate) fn refund(&mut self, now: Timestamp, units: u64) {
-        self.advance(now);
-        self.drop_newest(units);
-    }
-
-    /// Removes up to `units` from the bucket with this number, if the ring still contains it.
-    pub(crate) fn refund_charge(&mut self, now: Timestamp, bucket: u64, units: u64) {
-        self.advance(now);
-        let is_held = self.newest.saturating_sub(bucket) < self.counts.len() as u64;
-        if is_held && bucket <= self.newest {
-            let slot = self.slot(bucket);
-            let taken = units.min(self.counts[slot]);
-            self.counts[slot] -= taken;
-            self.total -= taken;
-        }
-    }
-
-    /// Moves the counts of all buckets later than that of `at` into the bucket of `at`.
-    pub(crate) fn clamp(&mut self, at: Timestamp) {
-        let newest = at.as_micros() / self.width;
-        let len = self.counts.len() as u64;
-        let oldest = (self.newest + 1).saturating_sub(len);
-        for later in oldest.max(newest + 1)..=self.newest {
-            let (from, to) = (self.slot(later), self.slot(newest));
-            // A later bucket may occupy the slot of the bucket of `at` in the ring, so take its
-            // count out first.
-            let count = std::mem::take(&mut self.counts[from]);
-            self.counts[to] += count;
-        }
-        self.newest = self.newest.min(newest);
-    }
-
-    /// Moves every bucket back by `span`, rounded down to whole buckets.
-    pub(crate) fn move_back(&mut self, span: Span) {
-        let counts: Vec<u64> = self.oldest_first().collect();
-        let newest = self.newest.saturating_sub(span.as_micros() / self.width);
-        *self = Self::from_counts(newest, self.width, &counts);
     }
 
     fn slot(&self, bucket: u64) -> usize {
@@ -172,6 +119,52 @@ impl BucketsState {
     }
 }
 
+impl CounterState for BucketsState {
+    fn expires(&self) -> Timestamp {
+        if self.total == 0 {
+            return Timestamp::default();
+        }
+        let len = self.counts.len() as u64;
+        let newest = (0..len)
+            .find(|back| self.count(self.newest.saturating_sub(*back)) > 0)
+            .unwrap_or(0);
+        Timestamp::from_micros((self.newest - newest + len).saturating_mul(self.width))
+    }
+
+    fn heap_bytes(&self) -> usize {
+        size_of::<Self>() + self.counts.len() * size_of::<u64>()
+    }
+
+    /// Moves every bucket back by `span`, rounded down to whole buckets.
+    fn move_back(&mut self, span: Span) {
+        let counts: Vec<u64> = self.oldest_first().collect();
+        let newest = self.newest.saturating_sub(span.as_micros() / self.width);
+        *self = Self::from_counts(newest, self.width, &counts);
+    }
+
+    fn write(&self, put: &mut dyn FnMut(u64)) {
+        let numbers = [self.newest, self.width, self.counts.len() as u64];
+        let counts = self.counts.iter().copied();
+        numbers.into_iter().chain(counts).for_each(put);
+    }
+
+    fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
+        let newest = next().filter(is_instant)?;
+        let width = next().filter(|width| *width > 0)?;
+        let most = u64::from(bounds::MAX_BUCKETS) + 1;
+        let len = next().filter(|len| (1..=most).contains(len))?;
+        let counts: Box<[u64]> = (0..len).map(|_| next()).collect::<Option<_>>()?;
+        let sum = |sum: u64, count: &u64| sum.checked_add(*count);
+        let total = counts.iter().try_fold(0, sum).filter(is_count)?;
+        Some(Self {
+            newest,
+            width,
+            counts,
+            total,
+        })
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Buckets {
     limit: u64,
@@ -210,15 +203,12 @@ impl Buckets {
             summed,
         })
     }
+}
 
-    /// Returns the terms (units) in which a state is counted.
-    pub(crate) fn terms(&self) -> Terms {
-        let numbers = [4, self.width, self.summed as u64];
-        Terms::Digest(Digest::new().numbers(&numbers).folded())
-    }
+impl Counter for Buckets {
+    type State = BucketsState;
 
-    /// Returns the parameters for a remote store (Redis).
-    pub(crate) fn numbers(&self) -> Numbers<'static> {
+    fn numbers(&self, _cost: u64) -> Numbers<'_> {
         Numbers::Buckets {
             limit: self.limit,
             width: self.width,
@@ -226,7 +216,16 @@ impl Buckets {
         }
     }
 
-    pub(crate) fn fresh(&self) -> BucketsState {
+    fn terms(&self) -> Terms {
+        let numbers = [4, self.width, self.summed as u64];
+        Terms::Digest(Digest::new().numbers(&numbers).folded())
+    }
+
+    fn new_entry_bytes(&self, _cost: u64) -> usize {
+        size_of::<BucketsState>() + self.summed * size_of::<u64>()
+    }
+
+    fn fresh(&self) -> BucketsState {
         BucketsState {
             newest: 0,
             width: self.width,
@@ -235,31 +234,26 @@ impl Buckets {
         }
     }
 
-    pub(crate) fn new_entry_bytes(&self) -> usize {
-        self.summed * size_of::<u64>()
-    }
-
-    pub(crate) fn is_compatible(&self, state: &BucketsState) -> bool {
+    fn is_compatible(&self, state: &BucketsState) -> bool {
         state.width == self.width && state.counts.len() == self.summed
     }
 
     /// Converts a state: moves all units that the old buckets still count into the newest of the
     /// new buckets.
-    pub(crate) fn adopt(&self, state: &BucketsState, now: Timestamp) -> BucketsState {
-        let mut old = state.clone();
-        old.advance(now);
-        if self.is_compatible(&old) {
-            return old;
+    fn adopt(&self, _old: Option<&Self>, state: &mut BucketsState, now: Timestamp) {
+        state.advance(now);
+        if self.is_compatible(state) {
+            return;
         }
         let mut new = self.fresh();
         new.advance(now);
         let slot = new.slot(new.newest);
-        new.counts[slot] = old.total;
-        new.total = old.total;
-        new
+        new.counts[slot] = state.total;
+        new.total = state.total;
+        *state = new;
     }
 
-    pub(crate) fn admits(&self, state: &mut BucketsState, now: Timestamp, cost: u64) -> bool {
+    fn admits(&self, state: &mut BucketsState, now: Timestamp, cost: u64) -> bool {
         state.advance(now);
         cost <= self.limit && state.total <= self.limit - cost
     }
@@ -267,7 +261,7 @@ impl Buckets {
     /// Charges `cost`. A denied cost that is counted pushes out the oldest units, because units
     /// beyond the newest `limit` cannot affect a decision. A client that keeps sending stays
     /// denied.
-    pub(crate) fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
+    fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
         state.advance(now);
         let cost = cost.min(self.limit);
         let slot = state.slot(state.newest);
@@ -278,7 +272,53 @@ impl Buckets {
         }
     }
 
-    pub(crate) fn status(&self, state: &BucketsState, now: Timestamp) -> LimitStatus {
+    /// Moves the counts of all buckets later than that of `at` into the bucket of `at`.
+    fn clamp(&self, state: &mut BucketsState, at: Timestamp) {
+        let newest = at.as_micros() / state.width;
+        let len = state.counts.len() as u64;
+        let oldest = (state.newest + 1).saturating_sub(len);
+        for later in oldest.max(newest + 1)..=state.newest {
+            let (from, to) = (state.slot(later), state.slot(newest));
+            // A later bucket may occupy the slot of the bucket of `at` in the ring, so take its
+            // count out first.
+            let count = std::mem::take(&mut state.counts[from]);
+            state.counts[to] += count;
+        }
+        state.newest = state.newest.min(newest);
+    }
+
+    fn refund(&self, state: &mut BucketsState, now: Timestamp, units: u64) {
+        state.advance(now);
+        state.drop_newest(units);
+    }
+
+    fn mark(state: &BucketsState) -> Mark {
+        Mark::Numbered(state.newest)
+    }
+
+    /// Removes the units from the bucket of the mark, if the ring still contains it.
+    fn refund_charge(
+        &self,
+        state: &mut BucketsState,
+        now: Timestamp,
+        position: &ChargePosition,
+        units: u64,
+    ) -> u64 {
+        let Mark::Numbered(bucket) = position.mark else {
+            return 0;
+        };
+        state.advance(now);
+        let is_held = state.newest.saturating_sub(bucket) < state.counts.len() as u64;
+        if is_held && bucket <= state.newest {
+            let slot = state.slot(bucket);
+            let taken = units.min(state.counts[slot]);
+            state.counts[slot] -= taken;
+            state.total -= taken;
+        }
+        0
+    }
+
+    fn status(&self, state: &BucketsState, now: Timestamp, _part: usize) -> LimitStatus {
         LimitStatus {
             remaining: self.limit.saturating_sub(state.total),
             reset_after: state.expires().since(now),
@@ -286,7 +326,7 @@ impl Buckets {
     }
 
     /// Returns the wait until enough of the oldest buckets have expired.
-    pub(crate) fn retry(&self, state: &BucketsState, now: Timestamp, cost: u64) -> Retry {
+    fn retry(&self, state: &BucketsState, now: Timestamp, _part: usize, cost: u64) -> Retry {
         if cost > self.limit {
             return Retry::Never;
         }

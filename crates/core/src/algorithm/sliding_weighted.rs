@@ -23,7 +23,8 @@
 //!   domains".
 
 use crate::{
-    algorithm::{LimitStatus, Numbers, Retry, Terms},
+    algorithm::counter::{is_count, is_instant},
+    algorithm::{ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Retry, Terms},
     digest::Digest,
     error::LimitError,
     limit::bounds::{check_count, check_period},
@@ -41,38 +42,6 @@ pub(crate) struct WeightedState {
 }
 
 impl WeightedState {
-    pub(crate) fn expires(&self) -> Timestamp {
-        let windows = match (self.previous, self.current) {
-            (0, 0) => return Timestamp::default(),
-            (_, 0) => 1,
-            _ => 2,
-        };
-        Timestamp::from_micros((self.index + windows).saturating_mul(self.window))
-    }
-
-    pub(crate) fn refund(&mut self, now: Timestamp, units: u64) {
-        self.advance(now);
-        let from_current = units.min(self.current);
-        self.current -= from_current;
-        self.previous = self.previous.saturating_sub(units - from_current);
-    }
-
-    /// Removes up to `units` from the window with this number, if it is the current or the previous
-    /// one.
-    pub(crate) fn refund_charge(&mut self, now: Timestamp, window: u64, units: u64) {
-        self.advance(now);
-        if window == self.index {
-            self.current = self.current.saturating_sub(units);
-        } else if window + 1 == self.index {
-            self.previous = self.previous.saturating_sub(units);
-        }
-    }
-
-    /// Moves both windows back by `span`, rounded down to whole windows.
-    pub(crate) fn move_back(&mut self, span: Span) {
-        self.index = self.index.saturating_sub(span.as_micros() / self.window);
-    }
-
     fn advance(&mut self, now: Timestamp) {
         let index = now.as_micros() / self.window;
         if index <= self.index {
@@ -96,6 +65,40 @@ impl WeightedState {
     }
 }
 
+impl CounterState for WeightedState {
+    fn expires(&self) -> Timestamp {
+        let windows = match (self.previous, self.current) {
+            (0, 0) => return Timestamp::default(),
+            (_, 0) => 1,
+            _ => 2,
+        };
+        Timestamp::from_micros((self.index + windows).saturating_mul(self.window))
+    }
+
+    /// Moves both windows back by `span`, rounded down to whole windows.
+    fn move_back(&mut self, span: Span) {
+        self.index = self.index.saturating_sub(span.as_micros() / self.window);
+    }
+
+    fn heap_bytes(&self) -> usize {
+        size_of::<Self>()
+    }
+
+    fn write(&self, put: &mut dyn FnMut(u64)) {
+        let numbers = [self.index, self.previous, self.current, self.window];
+        numbers.into_iter().for_each(put);
+    }
+
+    fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
+        Some(Self {
+            index: next().filter(is_instant)?,
+            previous: next().filter(is_count)?,
+            current: next().filter(is_count)?,
+            window: next().filter(|window| *window > 0)?,
+        })
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Weighted {
     limit: u64,
@@ -110,104 +113,6 @@ impl Weighted {
             limit,
             window: window.as_micros(),
         })
-    }
-
-    /// Returns the terms (units) in which a state is counted.
-    pub(crate) fn terms(&self) -> Terms {
-        Terms::Digest(Digest::new().numbers(&[5, self.window]).folded())
-    }
-
-    /// Returns whether the two windows together count at most the limit.
-    pub(crate) fn holds(&self, state: &WeightedState, now: Timestamp) -> bool {
-        let mut state = *state;
-        state.advance(now);
-        state.previous.saturating_add(state.current) <= self.limit
-    }
-
-    /// Returns the parameters for a remote store (Redis).
-    pub(crate) fn numbers(&self) -> Numbers<'static> {
-        Numbers::Weighted {
-            limit: self.limit,
-            window: self.window,
-        }
-    }
-
-    pub(crate) fn fresh(&self) -> WeightedState {
-        WeightedState {
-            index: 0,
-            previous: 0,
-            current: 0,
-            window: self.window,
-        }
-    }
-
-    pub(crate) fn is_compatible(&self, state: &WeightedState) -> bool {
-        state.window == self.window
-    }
-
-    /// Converts a state: all units that the old windows still count are counted in the current new
-    /// window, up to the limit.
-    pub(crate) fn adopt(&self, state: &WeightedState, now: Timestamp) -> WeightedState {
-        let mut old = *state;
-        old.advance(now);
-        if self.is_compatible(&old) {
-            return old;
-        }
-        let mut new = self.fresh();
-        new.advance(now);
-        new.current = old.previous.saturating_add(old.current).min(self.limit);
-        new
-    }
-
-    pub(crate) fn admits(&self, state: &mut WeightedState, now: Timestamp, cost: u64) -> bool {
-        state.advance(now);
-        cost <= self.limit && cost <= self.room(state, now)
-    }
-
-    pub(crate) fn charge(&self, state: &mut WeightedState, now: Timestamp, cost: u64) {
-        state.advance(now);
-        state.current = state
-            .current
-            .saturating_add(cost)
-            .min(self.limit.max(state.current));
-    }
-
-    pub(crate) fn status(&self, state: &WeightedState, now: Timestamp) -> LimitStatus {
-        LimitStatus {
-            remaining: self.room(state, now),
-            reset_after: state.expires().since(now),
-        }
-    }
-
-    /// Merges the counts of all windows later than that of `at`, and of the window before them,
-    /// into the window of `at`, up to the limit.
-    pub(crate) fn clamp(&self, state: &mut WeightedState, at: Timestamp) {
-        let index = at.as_micros() / self.window;
-        if state.index > index {
-            let counted = state.previous.saturating_add(state.current);
-            (state.index, state.previous) = (index, 0);
-            state.current = counted.min(self.limit);
-        }
-    }
-
-    /// Returns the time until enough of the previous window no longer counts, if that happens
-    /// within the current window. Otherwise returns the time until enough of the current window no
-    /// longer counts, during the next window.
-    pub(crate) fn retry(&self, state: &WeightedState, now: Timestamp, cost: u64) -> Retry {
-        if cost > self.limit {
-            return Retry::Never;
-        }
-        let free = self.limit - cost;
-        let (windows, weighed, free) = if state.current <= free {
-            (0, state.previous, free - state.current)
-        } else {
-            (1, state.current, free)
-        };
-        let elapsed = self.window - self.most_left(weighed, free);
-        let at = (state.index + windows)
-            .saturating_mul(self.window)
-            .saturating_add(elapsed);
-        Retry::After(Timestamp::from_micros(at).since(now))
     }
 
     /// Returns the longest remaining time of a window at which `weighed` still fits into `free`.
@@ -227,5 +132,139 @@ impl Weighted {
         u64::try_from(free)
             .unwrap_or(u64::MAX)
             .saturating_sub(state.current)
+    }
+}
+
+impl Counter for Weighted {
+    type State = WeightedState;
+
+    fn numbers(&self, _cost: u64) -> Numbers<'_> {
+        Numbers::Weighted {
+            limit: self.limit,
+            window: self.window,
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        Terms::Digest(Digest::new().numbers(&[5, self.window]).folded())
+    }
+
+    /// A state that counts more than the limit loses the excess.
+    fn adopts_all(&self, _old: Option<&Self>, state: &WeightedState, now: Timestamp) -> bool {
+        let mut state = *state;
+        state.advance(now);
+        state.previous.saturating_add(state.current) <= self.limit
+    }
+
+    fn new_entry_bytes(&self, _cost: u64) -> usize {
+        size_of::<WeightedState>()
+    }
+
+    fn fresh(&self) -> WeightedState {
+        WeightedState {
+            index: 0,
+            previous: 0,
+            current: 0,
+            window: self.window,
+        }
+    }
+
+    fn is_compatible(&self, state: &WeightedState) -> bool {
+        state.window == self.window
+    }
+
+    /// Converts a state: all units that the old windows still count are counted in the current new
+    /// window, up to the limit.
+    fn adopt(&self, _old: Option<&Self>, state: &mut WeightedState, now: Timestamp) {
+        state.advance(now);
+        if self.is_compatible(state) {
+            return;
+        }
+        let mut new = self.fresh();
+        new.advance(now);
+        new.current = state.previous.saturating_add(state.current).min(self.limit);
+        *state = new;
+    }
+
+    fn admits(&self, state: &mut WeightedState, now: Timestamp, cost: u64) -> bool {
+        state.advance(now);
+        cost <= self.limit && cost <= self.room(state, now)
+    }
+
+    fn charge(&self, state: &mut WeightedState, now: Timestamp, cost: u64) {
+        state.advance(now);
+        state.current = state
+            .current
+            .saturating_add(cost)
+            .min(self.limit.max(state.current));
+    }
+
+    /// Merges the counts of all windows later than that of `at`, and of the window before them,
+    /// into the window of `at`, up to the limit.
+    fn clamp(&self, state: &mut WeightedState, at: Timestamp) {
+        let index = at.as_micros() / self.window;
+        if state.index > index {
+            let counted = state.previous.saturating_add(state.current);
+            (state.index, state.previous) = (index, 0);
+            state.current = counted.min(self.limit);
+        }
+    }
+
+    fn refund(&self, state: &mut WeightedState, now: Timestamp, units: u64) {
+        state.advance(now);
+        let from_current = units.min(state.current);
+        state.current -= from_current;
+        state.previous = state.previous.saturating_sub(units - from_current);
+    }
+
+    fn mark(state: &WeightedState) -> Mark {
+        Mark::Numbered(state.index)
+    }
+
+    /// Removes the units from the window of the mark, if it is the current or the previous one.
+    fn refund_charge(
+        &self,
+        state: &mut WeightedState,
+        now: Timestamp,
+        position: &ChargePosition,
+        units: u64,
+    ) -> u64 {
+        let Mark::Numbered(window) = position.mark else {
+            return 0;
+        };
+        state.advance(now);
+        if window == state.index {
+            state.current = state.current.saturating_sub(units);
+        } else if window + 1 == state.index {
+            state.previous = state.previous.saturating_sub(units);
+        }
+        0
+    }
+
+    fn status(&self, state: &WeightedState, now: Timestamp, _part: usize) -> LimitStatus {
+        LimitStatus {
+            remaining: self.room(state, now),
+            reset_after: state.expires().since(now),
+        }
+    }
+
+    /// Returns the time until enough of the previous window no longer counts, if that happens
+    /// within the current window. Otherwise returns the time until enough of the current window no
+    /// longer counts, during the next window.
+    fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> Retry {
+        if cost > self.limit {
+            return Retry::Never;
+        }
+        let free = self.limit - cost;
+        let (windows, weighed, free) = if state.current <= free {
+            (0, state.previous, free - state.current)
+        } else {
+            (1, state.current, free)
+        };
+        let elapsed = self.window - self.most_left(weighed, free);
+        let at = (state.index + windows)
+            .saturating_mul(self.window)
+            .saturating_add(elapsed);
+        Retry::After(Timestamp::from_micros(at).since(now))
     }
 }

@@ -4,13 +4,9 @@
 //! lock only while it copies, and restores a store from such bytes. The caller writes the bytes to
 //! a file and adds a checksum. Nevertheless, this module does not trust any length in the bytes.
 
-use std::collections::VecDeque;
-
 use super::{MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
-    algorithm::{
-        BucketsState, Exact, IntervalState, LogState, Stamp, State, WeightedState, WindowState,
-    },
+    algorithm::State,
     eval::KeyState,
     limit::bounds,
     time::{CLOCK_JUMP, Span, Timestamp},
@@ -181,44 +177,8 @@ fn put_key_state(out: &mut Vec<u8>, key_state: &KeyState) {
     let states = key_state.states();
     put(out, states.len() as u64);
     for state in states {
-        put_state(out, state);
+        state.write(&mut |number| put(out, number));
     }
-}
-
-fn put_state(out: &mut Vec<u8>, state: &State) {
-    let numbers = |out: &mut Vec<u8>, tag: u64, numbers: &[u64]| {
-        put(out, tag);
-        numbers.iter().for_each(|number| put(out, *number));
-    };
-    match state {
-        State::Gcra(tat) => numbers(out, 0, &[tat.whole, tat.part]),
-        State::Interval(state) => numbers(out, 1, &[state.full_at, state.last]),
-        State::Window(state) => numbers(out, 2, &[state.count, state.end]),
-        State::Log(log) | State::Lease(log) => {
-            let tag = if let State::Lease(_) = state { 6 } else { 3 };
-            let stamps = log.stamps();
-            numbers(out, tag, &[log.longest().as_micros(), stamps.len() as u64]);
-            stamps.for_each(|stamp| put(out, stamp.to_bits()));
-        }
-        State::Buckets(state) => {
-            numbers(
-                out,
-                4,
-                &[state.newest, state.width, state.counts.len() as u64],
-            );
-            state.counts.iter().for_each(|count| put(out, *count));
-        }
-        State::Weighted(state) => numbers(
-            out,
-            5,
-            &[state.index, state.previous, state.current, state.window],
-        ),
-    }
-}
-
-/// Returns whether `number` is a count that a limit can have.
-fn is_count(number: &u64) -> bool {
-    *number <= bounds::MAX_COUNT
 }
 
 /// Returns whether `number`, a count of windows or microseconds since the epoch, is within the
@@ -278,67 +238,10 @@ impl<'b> Input<'b> {
         if !(1..=bounds::MAX_LIMITS_PER_RULE).contains(&states) {
             return None;
         }
-        let states: Option<Vec<State>> = (0..states).map(|_| self.state()).collect();
+        let states: Option<Vec<State>> = (0..states)
+            .map(|_| State::read(&mut || self.number()))
+            .collect();
         states.map(KeyState::from_states)
-    }
-
-    fn state(&mut self) -> Option<State> {
-        Some(match self.number()? {
-            0 => State::Gcra(Exact {
-                whole: self.number()?,
-                part: self.number()?,
-            }),
-            1 => State::Interval(IntervalState {
-                full_at: self.number()?,
-                last: self.number().filter(is_count)?,
-            }),
-            2 => State::Window(WindowState {
-                count: self.number().filter(is_count)?,
-                end: self.number()?,
-            }),
-            3 => State::Log(self.log()?),
-            6 => State::Lease(self.log()?),
-            4 => {
-                let (newest, width) = (self.number().filter(is_instant)?, self.number()?);
-                let counts: Box<[u64]> = self.counted_numbers()?.collect();
-                let total = counts
-                    .iter()
-                    .try_fold(0_u64, |total, count| total.checked_add(*count))?;
-                let sound = width > 0
-                    && is_count(&total)
-                    && !counts.is_empty()
-                    && counts.len() <= bounds::MAX_BUCKETS as usize + 1;
-                sound.then(|| {
-                    State::Buckets(Box::new(BucketsState {
-                        newest,
-                        width,
-                        counts,
-                        total,
-                    }))
-                })?
-            }
-            5 => {
-                let (index, previous, current) = (
-                    self.number().filter(is_instant)?,
-                    self.number().filter(is_count)?,
-                    self.number().filter(is_count)?,
-                );
-                let window = self.number().filter(|window| *window > 0)?;
-                State::Weighted(Box::new(WeightedState {
-                    index,
-                    previous,
-                    current,
-                    window,
-                }))
-            }
-            _ => return None,
-        })
-    }
-
-    fn log(&mut self) -> Option<Box<LogState>> {
-        let longest = Span::from_micros(self.number()?);
-        let stamps: VecDeque<Stamp> = self.counted_numbers()?.map(Stamp::from_bits).collect();
-        Some(Box::new(LogState::from_stamps(stamps, longest)))
     }
 
     fn take(&mut self, len: usize) -> Option<&'b [u8]> {
@@ -354,16 +257,5 @@ impl<'b> Input<'b> {
     fn counted_bytes(&mut self) -> Option<&'b [u8]> {
         let len = usize::try_from(self.number()?).ok()?;
         self.take(len)
-    }
-
-    fn counted_numbers(&mut self) -> Option<impl Iterator<Item = u64> + 'b> {
-        let len = usize::try_from(self.number()?).ok()?.checked_mul(8)?;
-        let numbers = self.take(len)?.chunks_exact(8);
-        Some(numbers.map(|chunk| {
-            chunk
-                .iter()
-                .rev()
-                .fold(0, |number, byte| number << 8 | u64::from(*byte))
-        }))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! It implements `sliding_window_log`. The sliding log limits of a rule share one log, unless they
 //! count denied requests differently. Each window keeps its start position in the log and the sum
-//! of the entries from there on. The kernel also implements `concurrency`, with a log of the held
+//! of the entries from there on. [`Lease`] implements `concurrency`, with a log of the held
 //! concurrency slots. A slot is removed when its request ends, and no longer counts once its lease
 //! has expired.
 //!
@@ -18,7 +18,7 @@
 //!   For `concurrency`: at any instant, at most `L` slots are held. A slot is held if it was
 //!   acquired or renewed within the last lease, and has not been released. The waits of
 //!   `concurrency` are estimates, since it is unknown when a request will end: see
-//!   [`Log::retry_hint`].
+//!   [`Lease`].
 //! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for
 //!   a cost above 2,047): at most `L`, plus an eighth of spare capacity. The capacity of a busy
 //!   period is kept until the key has been idle for a whole window.
@@ -31,27 +31,24 @@
 //! - **Source.** Folklore; ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", for two
 //!   windows over one log.
 
+mod lease;
 mod state;
 
 use std::collections::VecDeque;
 
-pub(crate) use self::state::{LogState, Stamp};
 use self::state::{Place, grown, stamps_for};
+pub(crate) use self::{
+    lease::Lease,
+    state::{LogState, Stamp},
+};
 
 use crate::{
-    algorithm::{LimitStatus, Numbers, Retry, Terms, narrow},
+    algorithm::{ChargePosition, Counter, LimitStatus, Mark, Numbers, Retry, Terms},
     digest::Digest,
     error::LimitError,
     limit::bounds::{self, check_count, check_period},
     time::{Span, Timestamp},
 };
-
-/// The shortest retry hint for a concurrency slot.
-const MIN_RETRY_HINT: Span = Span::from_millis(100);
-
-/// The longest retry hint for a concurrency slot. Retries at this interval cause little load, even
-/// if requests take longer.
-const MAX_RETRY_HINT: Span = Span::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
@@ -69,11 +66,6 @@ struct LogWindow {
 impl Log {
     pub(crate) fn new(limit: u64, span: Span) -> Result<Self, LimitError> {
         Self::of_field(limit, ("window", span))
-    }
-
-    /// Creates a log of concurrency slots, each held for up to `lease`.
-    pub(crate) fn new_lease(limit: u64, lease: Span) -> Result<Self, LimitError> {
-        Self::of_field(limit, ("lease", lease))
     }
 
     fn of_field(limit: u64, (field, span): (&'static str, Span)) -> Result<Self, LimitError> {
@@ -104,201 +96,6 @@ impl Log {
         self.largest = self.largest.max(other.largest);
     }
 
-    /// Returns the terms (units) in which a state is counted.
-    pub(crate) fn terms(&self) -> Terms {
-        let spans = self.windows.iter().map(|window| window.span.as_micros());
-        Terms::Digest(spans.fold(Digest::new(), Digest::number).folded())
-    }
-
-    /// Returns the parameters for a remote store (Redis).
-    pub(crate) fn numbers(&self) -> Numbers<'static> {
-        let windows = self
-            .windows
-            .iter()
-            .map(|window| (window.limit, window.span));
-        Numbers::Log {
-            windows: windows.collect(),
-        }
-    }
-
-    /// Returns the parameters of a lease log for a remote store (Redis).
-    pub(crate) fn lease_numbers(&self) -> Numbers<'static> {
-        Numbers::Lease {
-            limit: self.largest,
-            lease: self.longest,
-        }
-    }
-
-    pub(crate) fn fresh(&self) -> LogState {
-        LogState {
-            stamps: VecDeque::new(),
-            places: vec![Place::default(); self.windows.len()].into(),
-            longest: self.longest,
-        }
-    }
-
-    /// Returns the heap bytes of a new log after `cost` is charged.
-    pub(crate) fn new_entry_bytes(&self, cost: u64) -> usize {
-        let stamps = grown(0, stamps_for(cost.min(self.largest)));
-        stamps * size_of::<Stamp>() + self.windows.len() * size_of::<Place>()
-    }
-
-    /// Returns the maximum number of bytes that charging `cost` adds. A cost above the limit is not
-    /// charged.
-    pub(crate) fn growth_bytes(&self, state: &LogState, cost: u64) -> usize {
-        state.growth_bytes(cost.min(self.largest))
-    }
-
-    pub(crate) fn is_compatible(&self, state: &LogState) -> bool {
-        state.places.len() == self.windows.len() && state.longest == self.longest
-    }
-
-    /// Converts a state: keeps the entries that are still inside the old longest window, and
-    /// computes the position of every window.
-    pub(crate) fn adopt(&self, state: &mut LogState, now: Timestamp) {
-        let old = state.longest;
-        while state
-            .stamps
-            .front()
-            .is_some_and(|stamp| stamp.at().after(old) <= now)
-        {
-            state.stamps.pop_front();
-        }
-        state.longest = self.longest;
-        let sum = state.stamps.iter().map(|stamp| stamp.cost()).sum();
-        state.places = vec![Place { head: 0, sum }; self.windows.len()].into();
-        self.expire(state, now);
-    }
-
-    pub(crate) fn denied(&self, state: &mut LogState, now: Timestamp, cost: u64) -> u16 {
-        self.expire(state, now);
-        let mut denied = 0;
-        for (part, (window, place)) in self.windows.iter().zip(&state.places).enumerate() {
-            if cost > window.limit || place.sum > window.limit - cost {
-                denied |= 1 << part;
-            }
-        }
-        denied
-    }
-
-    /// Charges `cost`. Drops the oldest entries beyond the newest `largest` units, because they
-    /// cannot affect a decision. A log that counts denied requests stays as small as any other.
-    pub(crate) fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
-        let cost = cost.min(self.largest);
-        if cost == 0 {
-            return;
-        }
-        state.enter(now, cost);
-        while let Some(oldest) = state.stamps.front()
-            && state.units() - oldest.cost() >= self.largest
-        {
-            state.drop_oldest();
-        }
-    }
-
-    pub(crate) fn refund(&self, state: &mut LogState, now: Timestamp, mut units: u64) {
-        self.expire(state, now);
-        while units > 0
-            && let Some(newest) = state.stamps.back()
-        {
-            let refunded = units.min(newest.cost());
-            units -= refunded;
-            state.take(state.stamps.len() - 1, refunded);
-        }
-    }
-
-    /// Removes up to `units` that were charged at `at`, newest entry first.
-    pub(crate) fn refund_charge(
-        &self,
-        state: &mut LogState,
-        now: Timestamp,
-        at: Timestamp,
-        units: u64,
-    ) {
-        self.expire(state, now);
-        state.refund_at(at, units);
-    }
-
-    /// Renews leases as [`LogState::renew`] does, up to the limit.
-    pub(crate) fn renew(
-        &self,
-        state: &mut LogState,
-        now: Timestamp,
-        since: Timestamp,
-        units: u64,
-    ) -> bool {
-        state.renew(now, since, units, self.largest)
-    }
-
-    pub(crate) fn status(&self, state: &LogState, now: Timestamp, part: usize) -> LimitStatus {
-        let (window, place) = (self.windows[part], state.places[part]);
-        let empty_at = match state.stamps.back() {
-            Some(last) if place.sum.min(window.limit) > 0 => last.at().after(window.span),
-            _ => now,
-        };
-        LimitStatus {
-            remaining: window.limit.saturating_sub(place.sum),
-            reset_after: empty_at.since(now),
-        }
-    }
-
-    pub(crate) fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> Retry {
-        let (window, place) = (self.windows[part], state.places[part]);
-        if cost > window.limit {
-            return Retry::Never;
-        }
-        let mut short = (place.sum + cost).saturating_sub(window.limit);
-        for stamp in state.stamps.range(place.head..) {
-            if short <= stamp.cost() {
-                return Retry::After(stamp.at().after(window.span).since(now));
-            }
-            short -= stamp.cost();
-        }
-        Retry::NOW
-    }
-
-    /// Returns when to retry for `cost` concurrency slots, of which too few are free now.
-    ///
-    /// The next slot becomes free when a request ends, which cannot be predicted; only the expiry
-    /// of a lease is known. The hint is based on the age of the held slots. Assume that requests
-    /// take about as long as the age of the oldest one, and start at regular intervals. Then one of
-    /// `n` slots becomes free every `age / n`, which is the hint for each missing slot. The hint is
-    /// short if requests are short. While no request ends, the hint grows with the age, so clients
-    /// that follow it retry less and less often.
-    ///
-    /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`], and never later than
-    /// the expiry of the leases that have to end.
-    pub(crate) fn retry_hint(&self, state: &LogState, now: Timestamp, cost: u64) -> Retry {
-        let Retry::After(leases) = self.retry(state, now, 0, cost) else {
-            return Retry::Never;
-        };
-        let (held, age) = match state.stamps.front() {
-            Some(oldest) => (state.places[0].sum, now.since(oldest.at())),
-            None => (0, Span::ZERO),
-        };
-        let short = (held + cost).saturating_sub(self.largest);
-        let spread = u128::from(age.as_micros()) * u128::from(short);
-        let next = Span::from_micros(narrow(spread.div_ceil(u128::from(held.max(1)))));
-        Retry::After(next.clamp(MIN_RETRY_HINT, MAX_RETRY_HINT).min(leases))
-    }
-
-    /// Drops units beyond the newest `largest` from the oldest entry, for limits that charge denied
-    /// requests. These units affect no decision, and must not be refunded either.
-    pub(crate) fn trim(&self, state: &mut LogState, now: Timestamp) {
-        self.expire(state, now);
-        let beyond = state.units().saturating_sub(self.largest);
-        let Some(oldest) = state.stamps.front_mut() else {
-            return;
-        };
-        let beyond = beyond.min(oldest.cost());
-        *oldest = Stamp::new(oldest.at(), oldest.cost() - beyond);
-        for place in &mut state.places {
-            if place.head == 0 {
-                place.sum -= beyond;
-            }
-        }
-    }
-
     /// Advances every window to its start at `now`, and drops entries that have left the longest
     /// window.
     fn expire(&self, state: &mut LogState, now: Timestamp) {
@@ -320,5 +117,175 @@ impl Log {
         for place in &mut state.places {
             place.head -= expired;
         }
+    }
+}
+
+impl Counter for Log {
+    type State = LogState;
+
+    fn numbers(&self, _cost: u64) -> Numbers<'_> {
+        let windows = self
+            .windows
+            .iter()
+            .map(|window| (window.limit, window.span));
+        Numbers::Log {
+            windows: windows.collect(),
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        let spans = self.windows.iter().map(|window| window.span.as_micros());
+        Terms::Digest(spans.fold(Digest::new(), Digest::number).folded())
+    }
+
+    /// Returns the heap bytes of a new log after `cost` is charged.
+    fn new_entry_bytes(&self, cost: u64) -> usize {
+        let stamps = grown(0, stamps_for(cost.min(self.largest)));
+        size_of::<LogState>()
+            + stamps * size_of::<Stamp>()
+            + self.windows.len() * size_of::<Place>()
+    }
+
+    /// Returns the maximum number of bytes that charging `cost` adds. A cost above the limit is not
+    /// charged.
+    fn growth_bytes(&self, state: &LogState, cost: u64) -> usize {
+        state.growth_bytes(cost.min(self.largest))
+    }
+
+    fn fresh(&self) -> LogState {
+        LogState {
+            stamps: VecDeque::new(),
+            places: vec![Place::default(); self.windows.len()].into(),
+            longest: self.longest,
+        }
+    }
+
+    fn is_compatible(&self, state: &LogState) -> bool {
+        state.places.len() == self.windows.len() && state.longest == self.longest
+    }
+
+    /// Converts a state: keeps the entries that are still inside the old longest window, and
+    /// computes the position of every window.
+    fn adopt(&self, _old: Option<&Self>, state: &mut LogState, now: Timestamp) {
+        let old = state.longest;
+        while state
+            .stamps
+            .front()
+            .is_some_and(|stamp| stamp.at().after(old) <= now)
+        {
+            state.stamps.pop_front();
+        }
+        state.longest = self.longest;
+        let sum = state.stamps.iter().map(|stamp| stamp.cost()).sum();
+        state.places = vec![Place { head: 0, sum }; self.windows.len()].into();
+        self.expire(state, now);
+    }
+
+    fn admits(&self, state: &mut LogState, now: Timestamp, cost: u64) -> bool {
+        self.denied(state, now, cost) == 0
+    }
+
+    fn denied(&self, state: &mut LogState, now: Timestamp, cost: u64) -> u16 {
+        self.expire(state, now);
+        let mut denied = 0;
+        for (part, (window, place)) in self.windows.iter().zip(&state.places).enumerate() {
+            if cost > window.limit || place.sum > window.limit - cost {
+                denied |= 1 << part;
+            }
+        }
+        denied
+    }
+
+    /// Charges `cost`. Drops the oldest entries beyond the newest `largest` units, because they
+    /// cannot affect a decision. A log that counts denied requests stays as small as any other.
+    fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
+        let cost = cost.min(self.largest);
+        if cost == 0 {
+            return;
+        }
+        state.enter(now, cost);
+        while let Some(oldest) = state.stamps.front()
+            && state.units() - oldest.cost() >= self.largest
+        {
+            state.drop_oldest();
+        }
+    }
+
+    /// Drops units beyond the newest `largest` from the oldest entry, for limits that charge denied
+    /// requests. These units affect no decision, and must not be refunded either.
+    fn trim(&self, state: &mut LogState, now: Timestamp) {
+        self.expire(state, now);
+        let beyond = state.units().saturating_sub(self.largest);
+        let Some(oldest) = state.stamps.front_mut() else {
+            return;
+        };
+        let beyond = beyond.min(oldest.cost());
+        *oldest = Stamp::new(oldest.at(), oldest.cost() - beyond);
+        for place in &mut state.places {
+            if place.head == 0 {
+                place.sum -= beyond;
+            }
+        }
+    }
+
+    fn clamp(&self, state: &mut LogState, at: Timestamp) {
+        state.clamp(at);
+    }
+
+    fn refund(&self, state: &mut LogState, now: Timestamp, mut units: u64) {
+        self.expire(state, now);
+        while units > 0
+            && let Some(newest) = state.stamps.back()
+        {
+            let refunded = units.min(newest.cost());
+            units -= refunded;
+            state.take(state.stamps.len() - 1, refunded);
+        }
+    }
+
+    fn mark(_state: &LogState) -> Mark {
+        Mark::Stamped
+    }
+
+    /// Removes the units that were charged at the instant of the charge, newest entry first.
+    fn refund_charge(
+        &self,
+        state: &mut LogState,
+        now: Timestamp,
+        position: &ChargePosition,
+        units: u64,
+    ) -> u64 {
+        if position.mark == Mark::Stamped {
+            self.expire(state, now);
+            state.refund_at(position.at, units);
+        }
+        0
+    }
+
+    fn status(&self, state: &LogState, now: Timestamp, part: usize) -> LimitStatus {
+        let (window, place) = (self.windows[part], state.places[part]);
+        let empty_at = match state.stamps.back() {
+            Some(last) if place.sum.min(window.limit) > 0 => last.at().after(window.span),
+            _ => now,
+        };
+        LimitStatus {
+            remaining: window.limit.saturating_sub(place.sum),
+            reset_after: empty_at.since(now),
+        }
+    }
+
+    fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> Retry {
+        let (window, place) = (self.windows[part], state.places[part]);
+        if cost > window.limit {
+            return Retry::Never;
+        }
+        let mut short = (place.sum + cost).saturating_sub(window.limit);
+        for stamp in state.stamps.range(place.head..) {
+            if short <= stamp.cost() {
+                return Retry::After(stamp.at().after(window.span).since(now));
+            }
+            short -= stamp.cost();
+        }
+        Retry::NOW
     }
 }

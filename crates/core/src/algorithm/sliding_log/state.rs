@@ -3,7 +3,11 @@
 
 use std::collections::VecDeque;
 
-use crate::time::{Span, Timestamp};
+use crate::{
+    algorithm::CounterState,
+    limit::bounds,
+    time::{Span, Timestamp},
+};
 
 /// An admission: its instant in microseconds in the low 53 bits, and its cost in the high 11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,45 @@ pub(crate) struct LogState {
     pub(super) longest: Span,
 }
 
+impl CounterState for LogState {
+    fn expires(&self) -> Timestamp {
+        self.stamps
+            .back()
+            .map_or_else(Timestamp::default, |last| last.at().after(self.longest))
+    }
+
+    /// Moves every entry back by `span`.
+    fn move_back(&mut self, span: Span) {
+        for stamp in &mut self.stamps {
+            *stamp = Stamp::new(stamp.at().before(span), stamp.cost());
+        }
+    }
+
+    fn heap_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.stamps.capacity() * size_of::<Stamp>()
+            + self.places.len() * size_of::<Place>()
+    }
+
+    fn log_growth_bytes(&self) -> usize {
+        self.growth_bytes(bounds::MAX_LOG_LIMIT)
+    }
+
+    fn write(&self, put: &mut dyn FnMut(u64)) {
+        put(self.longest.as_micros());
+        put(self.stamps.len() as u64);
+        self.stamps.iter().for_each(|stamp| put(stamp.to_bits()));
+    }
+
+    fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
+        let (longest, len) = (next()?, next()?);
+        let stamps = (0..len).map(|_| next().map(Stamp::from_bits));
+        let mut stamps: VecDeque<Stamp> = stamps.collect::<Option<_>>()?;
+        stamps.shrink_to_fit();
+        Some(Self::from_stamps(stamps, Span::from_micros(longest)))
+    }
+}
+
 impl LogState {
     /// Creates a log of `stamps`, oldest first, for windows of up to `longest`. The window
     /// positions are set when the log is converted.
@@ -79,16 +122,6 @@ impl LogState {
 
     pub(crate) fn longest(&self) -> Span {
         self.longest
-    }
-
-    pub(crate) fn expires(&self) -> Timestamp {
-        self.stamps
-            .back()
-            .map_or_else(Timestamp::default, |last| last.at().after(self.longest))
-    }
-
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.stamps.capacity() * size_of::<Stamp>() + self.places.len() * size_of::<Place>()
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -189,13 +222,6 @@ impl LogState {
         }
         let sum = self.stamps.iter().map(|stamp| stamp.cost()).sum();
         self.places.fill(Place { head: 0, sum });
-    }
-
-    /// Moves every entry back by `span`.
-    pub(crate) fn move_back(&mut self, span: Span) {
-        for stamp in &mut self.stamps {
-            *stamp = Stamp::new(stamp.at().before(span), stamp.cost());
-        }
     }
 
     /// Returns the units of the whole log: the sum of the window that starts at its front. A log

@@ -1,0 +1,133 @@
+//! The interface of a kernel.
+
+use super::{ChargePosition, LimitStatus, Mark, Numbers, Retry, Terms};
+use crate::{
+    limit::bounds,
+    time::{Span, Timestamp},
+};
+
+/// A kernel: the numbers of one limit, and the operations on the state of a key.
+///
+/// The methods of [`Kernel`](super::Kernel) with the same names document the contracts.
+pub(crate) trait Counter: Sized {
+    /// The state of one key.
+    type State: CounterState;
+
+    fn numbers(&self, cost: u64) -> Numbers<'_>;
+
+    fn terms(&self) -> Terms;
+
+    fn in_terms(&self, _terms: &Terms) -> Option<Self> {
+        None
+    }
+
+    fn adopts_all(&self, _old: Option<&Self>, _state: &Self::State, _now: Timestamp) -> bool {
+        true
+    }
+
+    /// Returns the largest number in a state, except instants, unless other limits have written it.
+    fn largest_number(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn new_entry_bytes(&self, _cost: u64) -> usize {
+        0
+    }
+
+    fn growth_bytes(&self, _state: &Self::State, _cost: u64) -> usize {
+        0
+    }
+
+    fn fresh(&self) -> Self::State;
+
+    fn is_compatible(&self, _state: &Self::State) -> bool {
+        true
+    }
+
+    fn adopt(&self, old: Option<&Self>, state: &mut Self::State, now: Timestamp);
+
+    /// Returns whether `cost` is admitted now.
+    fn admits(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> bool;
+
+    fn denied(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> u16 {
+        u16::from(!self.admits(state, now, cost))
+    }
+
+    fn charge(&self, state: &mut Self::State, now: Timestamp, cost: u64);
+
+    fn clamp(&self, state: &mut Self::State, at: Timestamp);
+
+    fn trim(&self, _state: &mut Self::State, _now: Timestamp) {}
+
+    fn refund(&self, state: &mut Self::State, now: Timestamp, units: u64);
+
+    fn mark(state: &Self::State) -> Mark;
+
+    /// Refunds up to `units` of the charge at `position`, if its mark is one of this kernel.
+    fn refund_charge(
+        &self,
+        state: &mut Self::State,
+        now: Timestamp,
+        position: &ChargePosition,
+        units: u64,
+    ) -> u64;
+
+    fn renew(
+        &self,
+        _state: &mut Self::State,
+        _now: Timestamp,
+        _since: Timestamp,
+        _units: u64,
+    ) -> bool {
+        true
+    }
+
+    fn status(&self, state: &Self::State, now: Timestamp, part: usize) -> LimitStatus;
+
+    fn retry(&self, state: &Self::State, now: Timestamp, part: usize, cost: u64) -> Retry;
+
+    fn excess(&self, _state: &Self::State, _now: Timestamp) -> u64 {
+        0
+    }
+
+    fn excess_delay(&self, _state: &Self::State, _now: Timestamp, _longest: Span) -> Span {
+        Span::ZERO
+    }
+
+    fn delay(&self, _state: &Self::State, _now: Timestamp, _cost: u64) -> Span {
+        Span::ZERO
+    }
+}
+
+/// The state of a kernel. The methods of [`State`](super::State) document the contracts.
+pub(crate) trait CounterState: Sized {
+    fn expires(&self) -> Timestamp;
+
+    fn move_back(&mut self, span: Span);
+
+    fn heap_bytes(&self) -> usize {
+        0
+    }
+
+    fn log_growth_bytes(&self) -> usize {
+        0
+    }
+
+    /// Passes the numbers of the state, from which [`Self::read`] creates it again, to `put`.
+    fn write(&self, put: &mut dyn FnMut(u64));
+
+    /// Creates a state from the numbers that [`Self::write`] has passed. Returns `None` if they are
+    /// not valid: they may come from a damaged file.
+    fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self>;
+}
+
+/// Returns whether `number` is a count that a limit can have.
+pub(super) fn is_count(number: &u64) -> bool {
+    *number <= bounds::MAX_COUNT
+}
+
+/// Returns whether `number`, a count of windows or microseconds since the epoch, is within the
+/// range of [`Timestamp`].
+pub(super) fn is_instant(number: &u64) -> bool {
+    *number <= Timestamp::MAX.as_micros()
+}

@@ -1,0 +1,133 @@
+//! The lease kernel: a log of the held concurrency slots, with one window, the lease.
+
+use super::{Log, LogState};
+use crate::{
+    algorithm::{ChargePosition, Counter, LimitStatus, Mark, Numbers, Retry, Terms, narrow},
+    error::LimitError,
+    time::{Span, Timestamp},
+};
+
+/// The shortest retry hint for a concurrency slot.
+const MIN_RETRY_HINT: Span = Span::from_millis(100);
+
+/// The longest retry hint for a concurrency slot. Retries at this interval cause little load, even
+/// if requests take longer.
+const MAX_RETRY_HINT: Span = Span::from_secs(10);
+
+/// A limit of concurrency slots.
+#[derive(Clone, Debug)]
+pub(crate) struct Lease(Log);
+
+impl Lease {
+    /// Creates a limit of `limit` slots, each held for up to `lease`.
+    pub(crate) fn new(limit: u64, lease: Span) -> Result<Self, LimitError> {
+        Log::of_field(limit, ("lease", lease)).map(Self)
+    }
+}
+
+impl Counter for Lease {
+    type State = LogState;
+
+    fn numbers(&self, _cost: u64) -> Numbers<'_> {
+        Numbers::Lease {
+            limit: self.0.largest,
+            lease: self.0.longest,
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        self.0.terms()
+    }
+
+    fn new_entry_bytes(&self, cost: u64) -> usize {
+        self.0.new_entry_bytes(cost)
+    }
+
+    fn growth_bytes(&self, state: &LogState, cost: u64) -> usize {
+        self.0.growth_bytes(state, cost)
+    }
+
+    fn fresh(&self) -> LogState {
+        self.0.fresh()
+    }
+
+    fn is_compatible(&self, state: &LogState) -> bool {
+        self.0.is_compatible(state)
+    }
+
+    fn adopt(&self, _old: Option<&Self>, state: &mut LogState, now: Timestamp) {
+        self.0.adopt(None, state, now);
+    }
+
+    fn admits(&self, state: &mut LogState, now: Timestamp, cost: u64) -> bool {
+        self.0.admits(state, now, cost)
+    }
+
+    fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
+        self.0.charge(state, now, cost);
+    }
+
+    fn clamp(&self, state: &mut LogState, at: Timestamp) {
+        self.0.clamp(state, at);
+    }
+
+    fn trim(&self, state: &mut LogState, now: Timestamp) {
+        self.0.trim(state, now);
+    }
+
+    fn refund(&self, state: &mut LogState, now: Timestamp, units: u64) {
+        self.0.refund(state, now, units);
+    }
+
+    fn mark(state: &LogState) -> Mark {
+        Mark::HeldSince(state.newest())
+    }
+
+    /// Releases all slots of the charge.
+    fn refund_charge(
+        &self,
+        state: &mut LogState,
+        now: Timestamp,
+        position: &ChargePosition,
+        _units: u64,
+    ) -> u64 {
+        if let Mark::HeldSince(since) = position.mark {
+            self.0.expire(state, now);
+            state.refund_at(since, position.cost);
+        }
+        0
+    }
+
+    fn renew(&self, state: &mut LogState, now: Timestamp, since: Timestamp, units: u64) -> bool {
+        state.renew(now, since, units, self.0.largest)
+    }
+
+    fn status(&self, state: &LogState, now: Timestamp, part: usize) -> LimitStatus {
+        self.0.status(state, now, part)
+    }
+
+    /// Returns when to retry for `cost` concurrency slots, of which too few are free now.
+    ///
+    /// The next slot becomes free when a request ends, which cannot be predicted; only the expiry
+    /// of a lease is known. The hint is based on the age of the held slots. Assume that requests
+    /// take about as long as the age of the oldest one, and start at regular intervals. Then one of
+    /// `n` slots becomes free every `age / n`, which is the hint for each missing slot. The hint is
+    /// short if requests are short. While no request ends, the hint grows with the age, so clients
+    /// that follow it retry less and less often.
+    ///
+    /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`], and never later than
+    /// the expiry of the leases that have to end.
+    fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> Retry {
+        let Retry::After(leases) = self.0.retry(state, now, part, cost) else {
+            return Retry::Never;
+        };
+        let (held, age) = match state.stamps.front() {
+            Some(oldest) => (state.places[0].sum, now.since(oldest.at())),
+            None => (0, Span::ZERO),
+        };
+        let short = (held + cost).saturating_sub(self.0.largest);
+        let spread = u128::from(age.as_micros()) * u128::from(short);
+        let next = Span::from_micros(narrow(spread.div_ceil(u128::from(held.max(1)))));
+        Retry::After(next.clamp(MIN_RETRY_HINT, MAX_RETRY_HINT).min(leases))
+    }
+}
