@@ -70,7 +70,10 @@ impl Load<'_> {
             ..Settings::new(Topology::Standalone(address))
         };
         let redis = Arc::new(Redis::start(settings, &tokio::runtime::Handle::current()));
-        redis.tried().await.expect("a reachable server");
+        redis
+            .wait_for_first_attempt()
+            .await
+            .expect("a reachable server");
         let store = RedisStore::on(redis, self.prefix);
         let (began, is_over) = (Instant::now(), Cell::new(false));
         let callers = (0..self.callers).map(|caller| self.call(&store, caller, &is_over));

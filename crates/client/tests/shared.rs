@@ -21,7 +21,7 @@ async fn process(url: &str) -> ThrottleLayer<Fleet> {
         ..Settings::new(topology)
     };
     let redis = Redis::start(settings, &Handle::current());
-    redis.tried().await.unwrap();
+    redis.wait_for_first_attempt().await.unwrap();
     let local = MemoryStore::new(MemoryBounds::default());
     let fleet = Fleet::new(Arc::new(redis), "tg", local, FleetSettings::default());
     let limits = spaced("50/s").unwrap();

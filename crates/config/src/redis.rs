@@ -48,7 +48,7 @@ pub struct RedisConfig {
     pub password: Password,
     /// `store.tls.ca`: the trust anchors for the servers' certificates; `None` uses those of the
     /// system.
-    pub authority: Option<PathBuf>,
+    pub ca: Option<PathBuf>,
     /// `store.tls.cert` and `store.tls.key`: the client certificate and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// `store.timeout`: the time limit of a decision; default 25 ms.
@@ -104,7 +104,7 @@ pub(super) fn redis(
         .get("username")
         .and_then(|value| value.text(report, "a user name"));
     let password = password(store, report);
-    let (authority, certificate) = tls(store, report);
+    let (ca, certificate) = tls(store, report);
     let fleet = fleet(store, report);
     let (topology, login, sentinel_login) = servers?;
     if report.count() > before {
@@ -118,7 +118,7 @@ pub(super) fn redis(
             (Password::None, Some(password)) => Password::Literal(password),
             (password, _) => password,
         },
-        authority,
+        ca,
         certificate,
         timeout: timeout.unwrap_or(Duration::from_millis(25)),
         connections: connections.unwrap_or(2),
@@ -265,13 +265,13 @@ fn tls(store: &Fields<'_>, report: &mut Report) -> Certificates {
         let text = fields.get(name)?.text(report, "the path of a PEM file")?;
         Some(PathBuf::from(text))
     };
-    let (authority, cert, key) = (path("ca"), path("cert"), path("key"));
+    let (ca, cert, key) = (path("ca"), path("cert"), path("key"));
     match (fields.get("cert"), fields.get("key")) {
         (Some(_), None) => fields.wrong(report, "key", "is missing; a certificate needs its key"),
         (None, Some(_)) => fields.wrong(report, "cert", "is missing; a key needs its certificate"),
         _ => {}
     }
-    (authority, cert.zip(key))
+    (ca, cert.zip(key))
 }
 
 fn fleet(store: &Fields<'_>, report: &mut Report) -> FleetSettings {

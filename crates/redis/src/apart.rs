@@ -37,7 +37,7 @@ use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp};
 use crate::{
     RedisReceipt, RedisStore, StoreError,
     call::Intent,
-    connect::slot,
+    client::hash_slot,
     decode::Checked,
     encode,
     reserve::Asked,
@@ -84,10 +84,12 @@ impl RedisStore {
     pub(crate) fn parts<'c>(&self, charges: &[Charge<'c>]) -> Vec<Part<'c>> {
         let mut parts: BTreeMap<u16, Part<'c>> = BTreeMap::new();
         for (number, charge) in charges.iter().enumerate() {
-            let part = parts.entry(slot(&self.key(charge.key))).or_insert(Part {
-                numbers: Vec::new(),
-                charges: Vec::new(),
-            });
+            let part = parts
+                .entry(hash_slot(&self.key(charge.key)))
+                .or_insert(Part {
+                    numbers: Vec::new(),
+                    charges: Vec::new(),
+                });
             part.numbers.push(number);
             part.charges.push(*charge);
         }

@@ -1,4 +1,4 @@
-//! Script execution. [`Exec`] hides the topology of the servers.
+//! Script execution. [`Executor`] hides the topology of the servers.
 
 use std::{fmt, future::Future, pin::Pin};
 
@@ -46,24 +46,24 @@ pub(crate) type Replies = Vec<Result<Reply, ExecError>>;
 
 /// Runs calls in one round trip per node, and returns one reply per call. Calls to the same node
 /// keep their order.
-pub(crate) trait Exec: fmt::Debug + Send + Sync {
+pub(crate) trait Executor: fmt::Debug + Send + Sync {
     fn run<'a>(&'a self, calls: &'a [Call]) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>>;
 
     /// Returns whether keys of different cluster slots must not be in one call.
-    fn is_slotted(&self) -> bool;
+    fn is_cluster(&self) -> bool;
 }
 
 /// The form in which a command names its script: as a digest or as text.
 #[derive(Clone, Copy)]
-pub(crate) enum Text {
-    BySha,
-    InFull,
+pub(crate) enum ScriptForm {
+    Sha,
+    Source,
 }
 
-pub(crate) fn command(call: &Call, text: Text) -> Cmd {
-    let (name, script) = match text {
-        Text::BySha => ("EVALSHA", &call.script.sha),
-        Text::InFull => ("EVAL", &call.script.text),
+pub(crate) fn command(call: &Call, form: ScriptForm) -> Cmd {
+    let (name, script) = match form {
+        ScriptForm::Sha => ("EVALSHA", &call.script.sha),
+        ScriptForm::Source => ("EVAL", &call.script.text),
     };
     let mut command = Cmd::with_capacity(3 + call.keys.len() + call.args.len(), 256);
     command.arg(name).arg(script).arg(call.keys.len());
@@ -79,7 +79,7 @@ pub(crate) fn is_no_script(answer: &Value) -> bool {
 }
 
 /// Returns the reply, or an error that says whether the script ran.
-pub(crate) fn read(answer: Value) -> Result<Reply, ExecError> {
+pub(crate) fn parse_reply(answer: Value) -> Result<Reply, ExecError> {
     let Value::ServerError(error) = answer else {
         return Ok(answer);
     };

@@ -47,7 +47,7 @@ mod amend;
 mod apart;
 mod blocks;
 mod call;
-mod connect;
+mod client;
 mod decode;
 mod encode;
 mod error;
@@ -62,7 +62,7 @@ mod store;
 mod wary;
 
 pub use self::{
-    connect::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},
+    client::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},
     error::StoreError,
     fleet::{Fleet, FleetReceipt, FleetSettings, FleetStats, NodeShare},
     reserve::RedisReceipt,

@@ -156,7 +156,7 @@ impl RedisStore {
         let (store, keys, args) = (self.clone(), keys.to_vec(), args.to_vec());
         OnLateReply(Arc::new(move |late| {
             let charges = keys.len();
-            let checked = exec::read(late).ok();
+            let checked = exec::parse_reply(late).ok();
             let checked = checked.and_then(|reply| decode::checked(reply, charges));
             if let Some(Checked::Decided {
                 admitted: true,

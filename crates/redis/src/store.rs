@@ -22,7 +22,7 @@ use crate::{
     decode::{self, Checked},
     encode,
     error::StoreError,
-    exec::{Exec, ExecError},
+    exec::{ExecError, Executor},
     layout, scripts,
     wary::Wariness,
 };
@@ -53,7 +53,7 @@ const UNPINNED: u64 = u64::MAX;
 /// It decides by the clock of the server that holds the keys. Clones share their connections.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
-    exec: Arc<dyn Exec>,
+    executor: Arc<dyn Executor>,
     prefix: Arc<[u8]>,
     pinned: Arc<AtomicU64>,
     /// The instant of the latest decision. The windows of a calendar are computed around it.
@@ -85,15 +85,15 @@ impl RedisStore {
             ..Settings::new(Topology::Standalone(address))
         };
         let redis = Redis::start(settings, &Handle::current());
-        let refused = |trouble: ConnectError| StoreError::NotExecuted(trouble.to_string());
-        redis.tried().await.map_err(refused)?;
+        let refused = |error: ConnectError| StoreError::NotExecuted(error.to_string());
+        redis.wait_for_first_attempt().await.map_err(refused)?;
         Ok(Self::on(Arc::new(redis), prefix))
     }
 
-    /// Creates a store that runs its scripts on `exec`.
-    pub(crate) fn new(exec: Arc<dyn Exec>, prefix: &[u8]) -> Self {
+    /// Creates a store that runs its scripts on `executor`.
+    pub(crate) fn new(executor: Arc<dyn Executor>, prefix: &[u8]) -> Self {
         Self {
-            exec,
+            executor,
             prefix: prefix.into(),
             pinned: Arc::new(AtomicU64::new(UNPINNED)),
             latest: Arc::default(),
@@ -152,7 +152,7 @@ impl RedisStore {
             outcomes.clear();
             return Ok(Decision::REPEATED_KEY);
         }
-        if charges.len() > 1 && self.exec.is_slotted() {
+        if charges.len() > 1 && self.executor.is_cluster() {
             let parts = self.parts(charges);
             if parts.len() > 1 {
                 return self.check_apart(asked, &parts, outcomes, receipt).await;
@@ -354,7 +354,7 @@ impl RedisStore {
     }
 
     pub(crate) async fn run_once(&self, call: &Call) -> Result<Reply, ExecError> {
-        let mut replies = self.exec.run(std::slice::from_ref(call)).await;
+        let mut replies = self.executor.run(std::slice::from_ref(call)).await;
         let reply = replies.pop();
         reply.unwrap_or_else(|| Err(ExecError::Unknown("no reply".to_owned())))
     }
@@ -369,7 +369,7 @@ impl RedisStore {
 
     /// Groups the indices of `charges` by which keys can be in one script call.
     pub(crate) fn slots(&self, charges: &[Charge<'_>]) -> Vec<Vec<usize>> {
-        if self.exec.is_slotted() {
+        if self.executor.is_cluster() {
             self.parts(charges).into_iter().map(Part::numbers).collect()
         } else {
             vec![(0..charges.len()).collect()]

@@ -66,8 +66,8 @@ pub(crate) fn certificates(config: &RedisConfig) -> Result<Tls, ServeError> {
         Some((cert, key)) => Some((pem(cert)?, pem(key)?)),
         None => None,
     };
-    let authority = config.authority.as_deref().map(pem).transpose()?;
-    Ok(Tls { authority, client })
+    let ca = config.ca.as_deref().map(pem).transpose()?;
+    Ok(Tls { ca, client })
 }
 
 fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, ServeError> {

@@ -33,7 +33,7 @@ async fn limiter<P>(
         ..Settings::new(Topology::Standalone(address))
     };
     let redis = Redis::start(settings, &Handle::current());
-    redis.tried().await.unwrap();
+    redis.wait_for_first_attempt().await.unwrap();
     let local = MemoryStore::new(MemoryBounds::default());
     let store = Fleet::new(Arc::new(redis), "test", local, FleetSettings::default());
     Limiter::new(limits, store, Clock::real())

@@ -49,7 +49,7 @@ rules: [{name: r, limits: [1/s], on_failure: open}]
         ),
         (40, 4, "prod:limits")
     );
-    assert!(redis.authority.is_some() && redis.certificate.is_some());
+    assert!(redis.ca.is_some() && redis.certificate.is_some());
     assert_eq!(redis.fleet.on_failure, OnFailure::Closed);
     assert_eq!(
         (redis.fleet.share, redis.fleet.denials),

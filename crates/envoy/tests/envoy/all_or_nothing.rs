@@ -53,7 +53,7 @@ impl Shop {
             ..Settings::new(Topology::Standalone(address))
         };
         let redis = Arc::new(Redis::start(way, &Handle::current()));
-        redis.tried().await.unwrap();
+        redis.wait_for_first_attempt().await.unwrap();
         Self {
             server,
             started: node(&redis, settings),

@@ -28,7 +28,7 @@ async fn envoy_cases_hold_in_redis() {
         ..Settings::new(Topology::Standalone(address))
     };
     let redis = Arc::new(Redis::start(settings, &Handle::current()));
-    redis.tried().await.unwrap();
+    redis.wait_for_first_attempt().await.unwrap();
     hold_in::<InProcess>(Some(&redis)).await;
     assert!(redis.health().batches > 0, "Redis was asked");
 }

@@ -24,7 +24,7 @@ descriptors:
 /// caller's runtime.
 pub(crate) async fn gone() -> Arc<Redis> {
     let redis = at(&format!("redis://127.0.0.1:{}", free_port()));
-    redis.tried().await.unwrap_err();
+    redis.wait_for_first_attempt().await.unwrap_err();
     Arc::new(redis)
 }
 
@@ -134,7 +134,7 @@ async fn a_slow_store_does_not_exceed_the_deadline() {
         (StoreFailure::Error, Err(RateLimitError::Store)),
     ] {
         let redis = Arc::new(waiting(&server.url(), 10 * PATIENCE));
-        redis.tried().await.unwrap();
+        redis.wait_for_first_attempt().await.unwrap();
         let started = started(&redis, store_failure, |_| {});
         server.pause();
         let (request, within) = (request(), Some(Duration::from_millis(20)));
@@ -152,7 +152,7 @@ async fn a_slow_store_does_not_exceed_the_deadline() {
 async fn many_store_requests_do_not_exceed_the_deadline() {
     let server = RedisServer::start();
     let redis = Arc::new(waiting(&server.url(), 10 * PATIENCE));
-    redis.tried().await.unwrap();
+    redis.wait_for_first_attempt().await.unwrap();
     let started = started(&redis, StoreFailure::Answer, |settings| {
         settings.stop_increment = true;
     });
@@ -186,7 +186,7 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
 async fn the_store_is_not_asked_after_the_deadline() {
     let server = RedisServer::start();
     let redis = Arc::new(at(&server.url()));
-    redis.tried().await.unwrap();
+    redis.wait_for_first_attempt().await.unwrap();
     let started = started(&redis, StoreFailure::Answer, |_| {});
     let request = request();
     let asked = started
@@ -201,7 +201,7 @@ async fn the_store_is_not_asked_after_the_deadline() {
 async fn decisions_are_exact_again_after_the_store_recovers() {
     let mut server = RedisServer::start();
     let redis = Arc::new(at(&server.url()));
-    redis.tried().await.unwrap();
+    redis.wait_for_first_attempt().await.unwrap();
     let started = started(&redis, StoreFailure::Error, |_| {});
     let ask = || async { started.service.should_rate_limit(&request()).await };
     assert_eq!(ask().await.unwrap().statuses[0].limit_remaining, 3);

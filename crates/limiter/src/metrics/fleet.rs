@@ -35,14 +35,14 @@ pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
         "tidegate_redis_slots_undecided",
         "gauge",
         help,
-        size(health.undecided_slots),
+        size(health.unserved_slots),
     );
     let help = "Circuit breaker openings.";
     text.single(
         "tidegate_redis_circuit_opens_total",
         "counter",
         help,
-        health.trips,
+        health.circuit_opens,
     );
     let help = "Batches of requests sent to Redis.";
     text.single(

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::{
         call::{Call, Reply},
-        exec::{Exec, Replies},
+        exec::{Executor, Replies},
     };
 
     /// A Redis in which every block is lifted. It waits before each reply if `reply` is set.
@@ -162,7 +162,7 @@ mod tests {
         reply: Option<Notify>,
     }
 
-    impl Exec for AllLifted {
+    impl Executor for AllLifted {
         fn run<'a>(
             &'a self,
             calls: &'a [Call],
@@ -183,7 +183,7 @@ mod tests {
             }
         }
 
-        fn is_slotted(&self) -> bool {
+        fn is_cluster(&self) -> bool {
             false
         }
     }
@@ -217,8 +217,8 @@ mod tests {
             reply: Some(Notify::new()),
             ..AllLifted::default()
         });
-        let exec: Arc<dyn Exec> = redis.clone();
-        let store = RedisStore::new(exec, b"tg");
+        let executor: Arc<dyn Executor> = redis.clone();
+        let store = RedisStore::new(executor, b"tg");
         let copies = Copies::new(local(2));
         let mut unchecked = copies.local.blocked_keys();
         let again = 1_usize.to_be_bytes();

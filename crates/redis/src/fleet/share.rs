@@ -117,12 +117,8 @@ impl Fleet {
     fn count_fallback(&self, source: Source, now: Timestamp) {
         self.counters.count(source);
         if self.outage.note_fallback(source, now) {
-            let trouble = self
-                .redis
-                .health()
-                .trouble
-                .map(|trouble| trouble.to_string());
-            let problem = trouble.or_else(|| self.refusal(now));
+            let error = self.redis.health().error.map(|error| error.to_string());
+            let problem = error.or_else(|| self.refusal(now));
             let problem = problem.unwrap_or_else(|| "its replies arrive too late".to_owned());
             tracing::warn!(
                 "Redis is unavailable ({problem}); the rules' `on_failure` policies decide until it recovers"

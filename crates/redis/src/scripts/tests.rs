@@ -17,7 +17,7 @@ use tidegate_core::{
 use crate::{
     RedisReceipt, RedisStore,
     call::{Call, Reply},
-    exec::{Exec, ExecError, Replies},
+    exec::{ExecError, Executor, Replies},
 };
 
 /// The work of one script call.
@@ -333,7 +333,7 @@ fn reply_of(value: LuaValue) -> Reply {
     }
 }
 
-impl Exec for Machine {
+impl Executor for Machine {
     fn run<'a>(&'a self, calls: &'a [Call]) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>> {
         let replies = calls.iter().map(|call| {
             let reply = self.run_one(call);
@@ -342,7 +342,7 @@ impl Exec for Machine {
         Box::pin(ready(replies.collect()))
     }
 
-    fn is_slotted(&self) -> bool {
+    fn is_cluster(&self) -> bool {
         false
     }
 }
@@ -358,10 +358,10 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let machine = Arc::new(Machine::new().unwrap());
-        let exec: Arc<dyn Exec> = machine.clone();
+        let executor: Arc<dyn Executor> = machine.clone();
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let mut bench = Self {
-            store: RedisStore::new(exec, b"tg"),
+            store: RedisStore::new(executor, b"tg"),
             machine,
             runtime: runtime.build().unwrap(),
             now: 1_767_225_600_000_000,

@@ -28,7 +28,7 @@ pub(crate) async fn store(url: &str) -> RedisStore {
         })
     };
     let redis = Redis::start(settings, &Handle::current());
-    redis.tried().await.unwrap();
+    redis.wait_for_first_attempt().await.unwrap();
     RedisStore::on(Arc::new(redis), "tg")
 }
 

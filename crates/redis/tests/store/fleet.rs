@@ -36,7 +36,7 @@ async fn node_that_waits(url: &str, timeout: Duration) -> Fleet {
         ..Settings::new(topology)
     };
     let redis = Redis::start(settings, &Handle::current());
-    redis.tried().await.unwrap();
+    redis.wait_for_first_attempt().await.unwrap();
     let local = MemoryStore::new(MemoryBounds::default());
     let settings = FleetSettings {
         share: NodeShare::Fixed(Share::default()),

@@ -20,7 +20,7 @@ async fn node(cluster: &RedisCluster) -> Fleet {
         })
     };
     let redis = Redis::start(settings, &Handle::current());
-    redis.tried().await.unwrap();
+    redis.wait_for_first_attempt().await.unwrap();
     let settings = FleetSettings {
         denials: Span::ZERO,
         ..FleetSettings::default()

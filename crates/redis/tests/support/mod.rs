@@ -31,7 +31,7 @@ use std::{
 
 /// The program that these tests start as Redis.
 pub const SERVER: &str = match env!("CARGO_CRATE_NAME").as_bytes() {
-    b"connect_valkey" => "valkey-server",
+    b"client_valkey" => "valkey-server",
     _ => "redis-server",
 };
 

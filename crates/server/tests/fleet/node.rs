@@ -132,7 +132,7 @@ impl Node {
     pub(crate) fn until_up(&self, up: bool) {
         eventually("Redis is in the expected state", || {
             let health = self.limiter.fleet().unwrap().stats().health;
-            ((health.up == 1) == up && (up || health.trouble.is_some())).then_some(())
+            ((health.up == 1) == up && (up || health.error.is_some())).then_some(())
         });
     }
 

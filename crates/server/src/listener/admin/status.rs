@@ -138,7 +138,7 @@ impl Readiness {
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "unreachable; the rules' `on_failure` policies apply",
-        (_, true, _) if health.undecided_slots > 0 => {
+        (_, true, _) if health.unserved_slots > 0 => {
             "some slots of the cluster have no node; the rules' `on_failure` policies apply there"
         }
         (_, true, None) if health.warnings.is_empty() => "ok",
@@ -148,12 +148,12 @@ fn redis(health: &Health, refusal: Option<String>) -> Value {
         }
         (_, false, _) => "partly unreachable; the rules' `on_failure` policies apply there",
     };
-    let problem = health.trouble.as_ref().map(ToString::to_string).or(refusal);
+    let problem = health.error.as_ref().map(ToString::to_string).or(refusal);
     json!({
         "state": state,
         "servers": health.servers,
         "up": health.up,
-        "undecided_slots": health.undecided_slots,
+        "undecided_slots": health.unserved_slots,
         "problem": problem,
         "warnings": health.warnings,
     })

@@ -4,7 +4,7 @@ use tidegate_core::Decision;
 use tidegate_redis::{Settings, Tls, Topology};
 
 use crate::{
-    asked::{Asked, address, standalone},
+    store_fixture::{StoreFixture, address, standalone},
     support::{Certificates, RedisServer, free_port},
 };
 
@@ -27,49 +27,35 @@ async fn a_server_that_requires_client_certificates_accepts_only_ours() {
     let _server = RedisServer::start_with(&tls);
     let url = format!("rediss://127.0.0.1:{port}");
     let with = |tls: Tls| {
-        Asked::with(Settings {
+        StoreFixture::with(Settings {
             topology: Topology::Standalone(address(&url)),
             tls,
             ..standalone(&url)
         })
     };
-    let authority = Some(made.read("ca.pem"));
+    let ca = Some(made.read("ca.pem"));
     let client = Some((made.read("client.pem"), made.read("client.key")));
-    let asked = with(Tls {
-        authority: authority.clone(),
+    let fixture = with(Tls {
+        ca: ca.clone(),
         client: client.clone(),
     });
-    assert_eq!(asked.until_decided("k").await, Decision::Admitted);
+    assert_eq!(fixture.until_decided("k").await, Decision::Admitted);
 
-    let stranger = with(Tls {
-        authority: None,
-        client,
-    });
+    let stranger = with(Tls { ca: None, client });
     assert!(
         stranger
-            .trouble()
+            .error()
             .await
             .contains(&format!("127.0.0.1:{port}"))
     );
-    let nobody = with(Tls {
-        authority,
-        client: None,
-    });
-    assert!(
-        nobody
-            .trouble()
-            .await
-            .contains(&format!("127.0.0.1:{port}"))
-    );
+    let nobody = with(Tls { ca, client: None });
+    assert!(nobody.error().await.contains(&format!("127.0.0.1:{port}")));
     let broken = with(Tls {
-        authority: Some(b"no certificate".to_vec()),
+        ca: Some(b"no certificate".to_vec()),
         client: None,
     });
     assert!(
-        broken
-            .trouble()
-            .await
-            .contains(&format!("127.0.0.1:{port}"))
-            || broken.trouble().await.contains("store.tls")
+        broken.error().await.contains(&format!("127.0.0.1:{port}"))
+            || broken.error().await.contains("store.tls")
     );
 }

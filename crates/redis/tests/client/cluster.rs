@@ -4,12 +4,12 @@ use tidegate_core::{Charge, Cost, Decision, Effect};
 use tidegate_redis::{Settings, Topology};
 
 use crate::{
-    asked::{Asked, address, standalone},
+    store_fixture::{StoreFixture, address, standalone},
     support::{RedisCluster, RedisServer, eventually},
 };
 
-fn asked(cluster: &RedisCluster) -> Asked {
-    Asked::with(Settings {
+fn fixture(cluster: &RedisCluster) -> StoreFixture {
+    StoreFixture::with(Settings {
         topology: Topology::Cluster {
             seeds: vec![address(&cluster.url())],
         },
@@ -20,15 +20,15 @@ fn asked(cluster: &RedisCluster) -> Asked {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_every_slot_are_decided_while_slots_move() {
     let mut cluster = tokio::task::block_in_place(RedisCluster::start);
-    let asked = asked(&cluster);
-    asked.until_decided("first").await;
-    assert_eq!(asked.redis.health().servers, 3);
+    let fixture = fixture(&cluster);
+    fixture.until_decided("first").await;
+    assert_eq!(fixture.redis.health().servers, 3);
     for key in 0..60 {
-        assert_eq!(asked.admitted(&key.to_string(), 1).await, 1, "{key}");
+        assert_eq!(fixture.admitted(&key.to_string(), 1).await, 1, "{key}");
     }
-    limits_in_several_slots_are_one_decision(&asked).await;
-    a_slot_moves_while_it_is_used(&cluster, &asked).await;
-    a_primary_is_killed(&mut cluster, &asked).await;
+    limits_in_several_slots_are_one_decision(&fixture).await;
+    a_slot_moves_while_it_is_used(&cluster, &fixture).await;
+    a_primary_is_killed(&mut cluster, &fixture).await;
 }
 
 /// The owner of slot 0, which every other node names first, is partitioned from its cluster but not
@@ -37,13 +37,13 @@ async fn keys_of_every_slot_are_decided_while_slots_move() {
 async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
     // The first node is the owner of slot 0, and the seed.
-    let asked = asked(&cluster);
-    asked.until_decided("first").await;
+    let fixture = fixture(&cluster);
+    fixture.until_decided("first").await;
     for key in 0..60 {
-        assert_eq!(asked.admitted(&key.to_string(), 1).await, 1, "{key}");
+        assert_eq!(fixture.admitted(&key.to_string(), 1).await, 1, "{key}");
     }
-    assert_eq!(asked.redis.health().undecided_slots, 0);
-    let victim = (0..6).find(|number| asked_owns(&cluster, *number)).unwrap();
+    assert_eq!(fixture.redis.health().unserved_slots, 0);
+    let victim = (0..6).find(|number| owns_slots(&cluster, *number)).unwrap();
     assert_eq!(victim, 0);
     cluster.cut_off(victim);
     tokio::task::block_in_place(|| {
@@ -54,12 +54,12 @@ async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
         });
     });
     for key in 100..160 {
-        let decided = asked.until_decided(&key.to_string()).await;
+        let decided = fixture.until_decided(&key.to_string()).await;
         assert_eq!(decided, Decision::Admitted, "{key}");
     }
-    let health = asked
+    let health = fixture
         .until("whole", |health| {
-            health.undecided_slots == 0 && health.trouble.is_none()
+            health.unserved_slots == 0 && health.error.is_none()
         })
         .await;
     assert_eq!((health.servers, health.up), (3, 3));
@@ -69,21 +69,22 @@ async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unserved_slots_are_reported() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
-    let asked = asked(&cluster);
-    asked.until_decided("first").await;
+    let fixture = fixture(&cluster);
+    fixture.until_decided("first").await;
     cluster.cut_all_buses();
-    let health = asked
+    let health = fixture
         .until("undecided", |health| {
-            health.undecided_slots == 16_384 && health.trouble.is_some()
+            health.unserved_slots == 16_384 && health.error.is_some()
         })
         .await;
-    let trouble = health.trouble.unwrap().to_string();
-    assert!(trouble.contains("16384 of 16384 slots"), "{trouble}");
+    let error = health.error.unwrap().to_string();
+    assert!(error.contains("16384 of 16384 slots"), "{error}");
 }
 
 /// Charges two keys at a time, most of them in two slots, until the common key is spent.
-async fn limits_in_several_slots_are_one_decision(asked: &Asked) {
-    let charge = |key: &'static str| Charge::new(key.as_bytes(), &asked.limits, Cost::ONE).unwrap();
+async fn limits_in_several_slots_are_one_decision(fixture: &StoreFixture) {
+    let charge =
+        |key: &'static str| Charge::new(key.as_bytes(), &fixture.limits, Cost::ONE).unwrap();
     let mut outcomes = Vec::new();
     for (number, other) in ["p", "q", "r", "s", "t"]
         .into_iter()
@@ -92,7 +93,7 @@ async fn limits_in_several_slots_are_one_decision(asked: &Asked) {
         .enumerate()
     {
         let charges = [charge("common"), charge(other)];
-        let decision = asked
+        let decision = fixture
             .store
             .check(&charges, Effect::Charge, &mut outcomes)
             .await;
@@ -109,10 +110,10 @@ async fn limits_in_several_slots_are_one_decision(asked: &Asked) {
 }
 
 /// Migrates the slot of one key to another node, and charges the key at every step.
-async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, asked: &Asked) {
+async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, fixture: &StoreFixture) {
     // `stored` is the key in Redis.
     let (key, stored) = ("moving", "test:moving");
-    assert_eq!(asked.admitted(key, 3).await, 3);
+    assert_eq!(fixture.admitted(key, 3).await, 3);
     let from = cluster.owner(stored);
     let primaries: Vec<usize> = ["a", "b", "c", "d", "e", "f", "g", "h"]
         .iter()
@@ -132,7 +133,7 @@ async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, asked: &Asked) {
         "+OK"
     );
     assert_eq!(
-        asked.admitted(key, 2).await,
+        fixture.admitted(key, 2).await,
         2,
         "while the slot migrates and the key is still there"
     );
@@ -142,7 +143,7 @@ async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, asked: &Asked) {
         "+OK"
     );
     assert_eq!(
-        asked.admitted(key, 2).await,
+        fixture.admitted(key, 2).await,
         2,
         "when the key has moved and the slot has not"
     );
@@ -153,15 +154,15 @@ async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, asked: &Asked) {
         );
     }
     assert_eq!(
-        asked.admitted(key, 5).await,
+        fixture.admitted(key, 5).await,
         3,
         "ten in all, wherever they were counted"
     );
 }
 
-async fn a_primary_is_killed(cluster: &mut RedisCluster, asked: &Asked) {
+async fn a_primary_is_killed(cluster: &mut RedisCluster, fixture: &StoreFixture) {
     // Not the seed, which stays reachable so that the others can be discovered.
-    let victim = (1..6).find(|number| asked_owns(cluster, *number)).unwrap();
+    let victim = (1..6).find(|number| owns_slots(cluster, *number)).unwrap();
     cluster.kill(victim);
     let survivor = if victim == 1 { 2 } else { 1 };
     tokio::task::block_in_place(|| {
@@ -171,7 +172,7 @@ async fn a_primary_is_killed(cluster: &mut RedisCluster, asked: &Asked) {
     });
     for key in 100..160 {
         assert_eq!(
-            asked.until_decided(&key.to_string()).await,
+            fixture.until_decided(&key.to_string()).await,
             Decision::Admitted,
             "{key}"
         );
@@ -186,7 +187,7 @@ fn has_been_replaced(cluster: &RedisCluster, survivor: usize) -> Option<()> {
     (dead.split_whitespace().count() == 8).then_some(())
 }
 
-fn asked_owns(cluster: &RedisCluster, number: usize) -> bool {
+fn owns_slots(cluster: &RedisCluster, number: usize) -> bool {
     cluster.nodes()[number]
         .ask(&["CLUSTER", "NODES"])
         .lines()

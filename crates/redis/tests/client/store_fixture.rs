@@ -10,7 +10,7 @@ use crate::support::PATIENCE;
 
 /// A store and its connections.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct StoreFixture {
     pub(crate) redis: Arc<Redis>,
     pub(crate) store: RedisStore,
     pub(crate) limits: Limits,
@@ -29,14 +29,14 @@ pub(crate) fn standalone(url: &str) -> Settings {
 }
 
 /// Settings with a timeout that is never reached, even on a busy machine.
-pub(crate) fn patient(url: &str) -> Settings {
+pub(crate) fn without_timeout(url: &str) -> Settings {
     Settings {
         timeout: Duration::from_secs(30),
         ..standalone(url)
     }
 }
 
-impl Asked {
+impl StoreFixture {
     /// Creates a store with the limit `10/h`.
     pub(crate) fn with(settings: Settings) -> Self {
         let redis = Arc::new(Redis::start(settings, &Handle::current()));
@@ -99,10 +99,10 @@ impl Asked {
     }
 
     /// Waits for an error in the health of the servers, and returns its message.
-    pub(crate) async fn trouble(&self) -> String {
+    pub(crate) async fn error(&self) -> String {
         let health = self
-            .until("in trouble", |health| health.trouble.is_some())
+            .until("in error", |health| health.error.is_some())
             .await;
-        health.trouble.unwrap().to_string()
+        health.error.unwrap().to_string()
     }
 }

@@ -10,9 +10,9 @@ use redis::{Pipeline, Value, aio::MultiplexedConnection};
 
 use super::super::{
     error::ConnectError,
-    handshake::{self, Kind, text},
+    handshake::{self, ServerKind, as_text},
+    hash_slot::SLOTS,
     settings::{Address, Settings},
-    slots::SLOTS,
 };
 
 /// Timeout of reading one node's view, including the connection. It is independent of the timeout
@@ -23,7 +23,7 @@ pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct View {
     /// The id of the node that answered.
-    pub(super) informant: String,
+    pub(super) reporter: String,
     pub(super) state: State,
     pub(super) claims: Vec<Claim>,
 }
@@ -50,53 +50,53 @@ pub(super) struct Claim {
     pub(super) servers: Vec<Address>,
 }
 
-/// Reads the view of `informant` over the connection `open`, or over a new one if there is none.
+/// Reads the view of `node` over the connection `open`, or over a new one if there is none.
 pub(super) async fn read(
     settings: &Settings,
-    informant: &Address,
+    node: &Address,
     open: Option<MultiplexedConnection>,
 ) -> Result<View, ConnectError> {
-    let asked = async {
+    let query = async {
         let mut connection = match open {
             Some(connection) => connection,
-            None => handshake::connect(settings, (informant, Kind::ClusterNode), || {}).await?,
+            None => handshake::connect(settings, node, ServerKind::ClusterNode, || {}).await?,
         };
         connection.set_response_timeout(VIEW_TIMEOUT);
         // One pipeline, so that the node answers the three commands without processing cluster
         // messages in between.
-        let mut questions = Pipeline::with_capacity(3);
-        questions.cmd("CLUSTER").arg("SLOTS");
-        questions.cmd("CLUSTER").arg("NODES");
-        questions.cmd("CLUSTER").arg("INFO");
-        let answers = connection.send_packed_commands(&questions, 0, 3).await;
-        answers.map_err(|error| ConnectError::from_library(informant, &error))
+        let mut pipeline = Pipeline::with_capacity(3);
+        pipeline.cmd("CLUSTER").arg("SLOTS");
+        pipeline.cmd("CLUSTER").arg("NODES");
+        pipeline.cmd("CLUSTER").arg("INFO");
+        let replies = connection.send_packed_commands(&pipeline, 0, 3).await;
+        replies.map_err(|error| ConnectError::from_library(node, &error))
     };
-    let answers = tokio::time::timeout(VIEW_TIMEOUT, asked).await;
-    let answers = answers.unwrap_or_else(|_| {
+    let replies = tokio::time::timeout(VIEW_TIMEOUT, query).await;
+    let replies = replies.unwrap_or_else(|_| {
         Err(ConnectError::Slow {
-            address: informant.clone(),
+            address: node.clone(),
             problem: "it did not report its slots".to_owned(),
         })
     })?;
-    view(informant, answers)
+    parse_view(node, replies)
 }
 
-fn view(informant: &Address, answers: Vec<Value>) -> Result<View, ConnectError> {
-    let nonsense = |problem: String| ConnectError::Nonsense {
-        address: informant.clone(),
+fn parse_view(node: &Address, replies: Vec<Value>) -> Result<View, ConnectError> {
+    let nonsense = |problem: String| ConnectError::UnexpectedReply {
+        address: node.clone(),
         problem,
     };
-    let [slots, nodes, info] = <[Value; 3]>::try_from(answers)
+    let [slots, nodes, info] = <[Value; 3]>::try_from(replies)
         .map_err(|_| nonsense("three commands did not get three replies".to_owned()))?;
-    for answer in [&slots, &nodes, &info] {
-        if let Value::ServerError(error) = answer {
-            return Err(ConnectError::from_library(informant, &error.clone().into()));
+    for reply in [&slots, &nodes, &info] {
+        if let Value::ServerError(error) = reply {
+            return Err(ConnectError::from_library(node, &error.clone().into()));
         }
     }
-    let nodes = text(&nodes).and_then(|text| Nodes::read(&text));
+    let nodes = as_text(&nodes).and_then(|text| NodeTable::parse(&text));
     let nodes = nodes.ok_or_else(|| nonsense("CLUSTER NODES cannot be read".to_owned()))?;
-    let info = text(&info).ok_or_else(|| nonsense("CLUSTER INFO cannot be read".to_owned()))?;
-    let claims = claims(&slots, &nodes, informant)
+    let info = as_text(&info).ok_or_else(|| nonsense("CLUSTER INFO cannot be read".to_owned()))?;
+    let claims = parse_claims(&slots, &nodes, node)
         .ok_or_else(|| nonsense("CLUSTER SLOTS cannot be read".to_owned()))?;
     if claims.is_empty() {
         let problem = "no node has any slot yet; create the cluster first";
@@ -108,7 +108,7 @@ fn view(informant: &Address, answers: Vec<Value>) -> Result<View, ConnectError> 
         State::Failed
     };
     Ok(View {
-        informant: nodes.myself,
+        reporter: nodes.myself,
         state,
         claims,
     })
@@ -116,14 +116,14 @@ fn view(informant: &Address, answers: Vec<Value>) -> Result<View, ConnectError> 
 
 /// The parts of `CLUSTER NODES` that `CLUSTER SLOTS` lacks.
 #[derive(Debug, PartialEq, Eq)]
-struct Nodes {
+struct NodeTable {
     myself: String,
     epochs: HashMap<String, u64>,
 }
 
-impl Nodes {
+impl NodeTable {
     /// Parses one node per line: `ID HOST:PORT@BUS FLAGS PRIMARY PING PONG EPOCH LINK [SLOTS]…`.
-    fn read(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let (mut myself, mut epochs) = (None, HashMap::new());
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
             let mut fields = line.split_ascii_whitespace();
@@ -142,7 +142,7 @@ impl Nodes {
 }
 
 /// Parses the reply to `CLUSTER SLOTS`; `None` if it is malformed.
-fn claims(slots: &Value, nodes: &Nodes, informant: &Address) -> Option<Vec<Claim>> {
+fn parse_claims(slots: &Value, nodes: &NodeTable, node: &Address) -> Option<Vec<Claim>> {
     let Value::Array(entries) = slots else {
         return None;
     };
@@ -151,12 +151,12 @@ fn claims(slots: &Value, nodes: &Nodes, informant: &Address) -> Option<Vec<Claim
     }
     entries
         .iter()
-        .map(|entry| claim(entry, nodes, informant))
+        .map(|entry| parse_claim(entry, nodes, node))
         .collect()
 }
 
 /// Parses `[first, last, [host, port, id, …], …]`. A missing host means the node that answered.
-fn claim(entry: &Value, nodes: &Nodes, informant: &Address) -> Option<Claim> {
+fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim> {
     let Value::Array(parts) = entry else {
         return None;
     };
@@ -169,7 +169,7 @@ fn claim(entry: &Value, nodes: &Nodes, informant: &Address) -> Option<Claim> {
     }
     let servers = servers
         .iter()
-        .map(|server| named(server, informant))
+        .map(|server| parse_server(server, node))
         .collect::<Option<Vec<_>>>()?;
     let owner = servers.first()?.1.clone();
     Some(Claim {
@@ -184,17 +184,17 @@ fn claim(entry: &Value, nodes: &Nodes, informant: &Address) -> Option<Claim> {
 }
 
 /// Parses the address and the id in `[host, port, id, …]`.
-fn named(server: &Value, informant: &Address) -> Option<(Address, String)> {
+fn parse_server(server: &Value, node: &Address) -> Option<(Address, String)> {
     let Value::Array(parts) = server else {
         return None;
     };
     let [host, Value::Int(port), id, ..] = parts.as_slice() else {
         return None;
     };
-    let host = text(host).filter(|host| !host.is_empty() && host != "?");
-    let host = host.as_deref().unwrap_or(&informant.host);
+    let host = as_text(host).filter(|host| !host.is_empty() && host != "?");
+    let host = host.as_deref().unwrap_or(&node.host);
     let port = u16::try_from(*port).ok()?;
-    Some((informant.beside(host, port), text(id)?))
+    Some((node.with_endpoint(host, port), as_text(id)?))
 }
 
 #[cfg(test)]
@@ -210,7 +210,7 @@ mod tests {
         Value::BulkString(text.as_bytes().to_vec())
     }
 
-    fn informant() -> Address {
+    fn node() -> Address {
         Address::parse("redis://10.0.0.1:7000").unwrap().0
     }
 
@@ -234,13 +234,13 @@ mod tests {
             ),
             entry(100, 16_383, &[(bulk("host.internal"), 7_001, "bb")]),
         ]);
-        let here = informant();
-        let read = |state: &str| {
-            let answers = vec![slots.clone(), bulk(NODES), bulk(state)];
-            view(&here, answers).unwrap()
+        let here = node();
+        let view_in = |state: &str| {
+            let replies = vec![slots.clone(), bulk(NODES), bulk(state)];
+            parse_view(&here, replies).unwrap()
         };
-        let found = read("cluster_enabled:1\r\ncluster_state:ok\r\n");
-        assert_eq!((found.informant.as_str(), found.state), ("aa", State::Ok));
+        let found = view_in("cluster_enabled:1\r\ncluster_state:ok\r\n");
+        assert_eq!((found.reporter.as_str(), found.state), ("aa", State::Ok));
         assert_eq!(
             found.claims[0],
             Claim {
@@ -248,7 +248,7 @@ mod tests {
                 last: 99,
                 owner: "aa".to_owned(),
                 epoch: 3,
-                servers: vec![here.clone(), here.beside("10.0.0.3", 7_002)],
+                servers: vec![here.clone(), here.with_endpoint("10.0.0.3", 7_002)],
             }
         );
         assert_eq!(
@@ -257,18 +257,18 @@ mod tests {
         );
         assert_eq!(
             found.claims[1].servers,
-            [here.beside("host.internal", 7_001)]
+            [here.with_endpoint("host.internal", 7_001)]
         );
-        assert_eq!(read("cluster_state:fail\r\n").state, State::Failed);
+        assert_eq!(view_in("cluster_state:fail\r\n").state, State::Failed);
     }
 
     #[test]
     fn invalid_replies_are_refused() {
-        let (here, ok) = (informant(), bulk("cluster_state:ok\r\n"));
+        let (here, ok) = (node(), bulk("cluster_state:ok\r\n"));
         let server = [(bulk("h"), 1, "aa")];
         let good = Value::Array(vec![entry(0, 1, &server)]);
         let refused = |slots: Value, nodes: Value| {
-            let found = view(&here, vec![slots, nodes, ok.clone()]);
+            let found = parse_view(&here, vec![slots, nodes, ok.clone()]);
             found.expect_err("it cannot be read").to_string()
         };
         for (first, last) in [(5, 4), (0, 16_384), (-1, 3)] {
@@ -291,6 +291,6 @@ mod tests {
                 "{nodes}"
             );
         }
-        assert!(view(&here, vec![good]).is_err());
+        assert!(parse_view(&here, vec![good]).is_err());
     }
 }

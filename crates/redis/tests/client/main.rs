@@ -5,10 +5,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod asked;
 mod cluster;
 mod faults;
 mod login;
 mod refused;
 mod sentinels;
+mod store_fixture;
 mod tls;

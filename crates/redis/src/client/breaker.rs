@@ -45,16 +45,16 @@ impl Breaker {
 /// The waits between attempts to connect, with jitter so that nodes do not all reconnect at the
 /// same time.
 #[derive(Debug, Default)]
-pub(super) struct ReconnectWait {
+pub(super) struct ReconnectBackoff {
     attempts: u32,
 }
 
-impl ReconnectWait {
+impl ReconnectBackoff {
     const BACKOFF: Backoff = Backoff::new(Span::from_millis(50), Span::from_secs(1), Jitter::Equal);
 
     /// Returns the wait before the next attempt: zero before the first, then between half and all
     /// of the exponential wait.
-    pub(super) fn next(&mut self) -> Duration {
+    pub(super) fn next_wait(&mut self) -> Duration {
         let attempts = self.attempts;
         self.attempts = attempts.saturating_add(1);
         let Some(retry) = attempts.checked_sub(1) else {
@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn waits_grow_with_jitter_up_to_a_maximum() {
-        let mut reconnect = ReconnectWait::default();
-        let waits: Vec<Duration> = (0..20).map(|_| reconnect.next()).collect();
+        let mut reconnect = ReconnectBackoff::default();
+        let waits: Vec<Duration> = (0..20).map(|_| reconnect.next_wait()).collect();
         assert_eq!(waits[0], Duration::ZERO);
         let (first, longest) = (Duration::from_millis(50), Duration::from_secs(1));
         for (attempt, wait) in waits.iter().enumerate().skip(1) {
@@ -106,6 +106,6 @@ mod tests {
             "two waits are the same to the microsecond"
         );
         reconnect.reset();
-        assert_eq!(reconnect.next(), Duration::ZERO);
+        assert_eq!(reconnect.next_wait(), Duration::ZERO);
     }
 }

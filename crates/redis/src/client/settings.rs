@@ -128,7 +128,7 @@ impl fmt::Debug for Login {
 #[derive(Clone, Default)]
 pub struct Tls {
     /// Trust anchors (CA certificates) for the server's certificate.
-    pub authority: Option<Vec<u8>>,
+    pub ca: Option<Vec<u8>>,
     /// Client certificate and private key, for servers that require them.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
 }
@@ -137,7 +137,7 @@ pub struct Tls {
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")
-            .field("authority", &self.authority.is_some())
+            .field("ca", &self.ca.is_some())
             .field("client", &self.client.is_some())
             .finish()
     }
@@ -164,22 +164,22 @@ impl Address {
             ConnectionAddr::TcpTls { host, port, .. } => (host.clone(), *port, Transport::Tls),
             _ => return Err(expected()),
         };
-        let asked = info.redis_settings();
+        let redis_settings = info.redis_settings();
         let login = Login {
-            username: asked.username().map(str::to_owned),
-            password: asked.password().map(str::to_owned),
+            username: redis_settings.username().map(str::to_owned),
+            password: redis_settings.password().map(str::to_owned),
         };
         let address = Self {
             host,
             port,
             transport,
-            database: asked.db(),
+            database: redis_settings.db(),
         };
         Ok((address, login))
     }
 
     /// Returns an address with the same transport and database on another host.
-    pub(super) fn beside(&self, host: &str, port: u16) -> Self {
+    pub(super) fn with_endpoint(&self, host: &str, port: u16) -> Self {
         Self {
             host: host.to_owned(),
             port,
@@ -189,15 +189,15 @@ impl Address {
 
     /// Converts the address for the client library.
     pub(super) fn connection_info(&self, login: &Login) -> redis::RedisResult<ConnectionInfo> {
-        let mut asked = RedisConnectionInfo::default()
+        let mut redis_settings = RedisConnectionInfo::default()
             .set_protocol(ProtocolVersion::RESP3)
             .set_db(self.database)
             .set_lib_name("tidegate", env!("CARGO_PKG_VERSION"));
         if let Some(username) = &login.username {
-            asked = asked.set_username(username);
+            redis_settings = redis_settings.set_username(username);
         }
         if let Some(password) = &login.password {
-            asked = asked.set_password(password);
+            redis_settings = redis_settings.set_password(password);
         }
         let (host, port) = (self.host.clone(), self.port);
         let address = match self.transport {
@@ -214,7 +214,9 @@ impl Address {
         // Without `TCP_NODELAY`, Nagle's algorithm and delayed acknowledgements hold small requests
         // back for 40 ms.
         let tcp = TcpSettings::default().set_nodelay(true);
-        Ok(info.set_redis_settings(asked).set_tcp_settings(tcp))
+        Ok(info
+            .set_redis_settings(redis_settings)
+            .set_tcp_settings(tcp))
     }
 }
 

@@ -6,7 +6,7 @@
 //! `cluster_state:fail` are used only if every node that answered reports it.
 
 use super::{
-    super::{settings::Address, slots::SLOTS},
+    super::{hash_slot::SLOTS, settings::Address},
     view::{Claim, State, View},
 };
 
@@ -15,25 +15,25 @@ use super::{
 pub(super) struct SlotMap {
     /// Ranges of adjacent slots with one owner, in ascending order. Slots that no node claims are
     /// missing.
-    pub(super) runs: Vec<Run>,
+    pub(super) ranges: Vec<SlotRange>,
     /// Every address that a view names, including replicas.
     pub(super) addresses: Vec<Address>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct SlotRange {
     pub(super) first: u16,
     pub(super) last: u16,
     pub(super) owner: Address,
-    pub(super) decides: Decides,
+    pub(super) availability: Availability,
 }
 
 /// Whether the owner of a slot serves its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Decides {
-    Yes,
+pub(super) enum Availability {
+    Available,
     /// The owner reports `cluster_state:fail`, or every node that answered does.
-    No,
+    Unavailable,
 }
 
 /// Merges `views`, each of a different node.
@@ -44,36 +44,40 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
         views.iter().filter(usable)
     };
     let state_of = |id: &str| {
-        let own = views.iter().find(|view| view.informant == id);
+        let own = views.iter().find(|view| view.reporter == id);
         own.map(|view| view.state)
     };
-    let answered = |id: &str| trusted().any(|view| view.informant == id);
+    let answered = |id: &str| trusted().any(|view| view.reporter == id);
 
-    let mut best: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
+    let mut own_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for view in trusted() {
         for claim in &view.claims {
             // A node has the latest information about its own slots; other nodes may have older
             // information.
-            if claim.owner == view.informant || !answered(&claim.owner) {
-                take(&mut best, claim, |held| held.epoch < claim.epoch);
+            if claim.owner == view.reporter || !answered(&claim.owner) {
+                assign(&mut own_claims, claim, |current| {
+                    current.epoch < claim.epoch
+                });
             }
         }
     }
     // A slot may have no owner that claims it, for example briefly during a migration. In this case
     // the best claim of any node is used.
-    let mut second: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
+    let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
-        take(&mut second, claim, |held| held.epoch < claim.epoch);
+        assign(&mut any_claims, claim, |current| {
+            current.epoch < claim.epoch
+        });
     }
-    let chosen = best
+    let chosen = own_claims
         .iter()
-        .zip(&second)
-        .map(|(best, second)| best.or(*second));
-    let decides = |claim: &Claim| {
+        .zip(&any_claims)
+        .map(|(own, any)| own.or(*any));
+    let availability = |claim: &Claim| {
         if is_any_ok && state_of(&claim.owner) != Some(State::Failed) {
-            Decides::Yes
+            Availability::Available
         } else {
-            Decides::No
+            Availability::Unavailable
         }
     };
     let mut addresses = Vec::new();
@@ -87,44 +91,48 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
         }
     }
     SlotMap {
-        runs: runs(chosen, decides),
+        ranges: join_ranges(chosen, availability),
         addresses,
     }
 }
 
-/// Assigns the slots of `claim` to it if they are free, or if `outdoes` returns true for the
+/// Assigns the slots of `claim` to it if they are free, or if `replaces` returns true for the
 /// current claim.
-fn take<'c>(slots: &mut [Option<&'c Claim>], claim: &'c Claim, outdoes: impl Fn(&Claim) -> bool) {
-    // `view::claim` has checked `first <= last < SLOTS`.
+fn assign<'c>(
+    slots: &mut [Option<&'c Claim>],
+    claim: &'c Claim,
+    replaces: impl Fn(&Claim) -> bool,
+) {
+    // `view::parse_claim` has checked `first <= last < SLOTS`.
     for slot in &mut slots[usize::from(claim.first)..=usize::from(claim.last)] {
-        if slot.is_none_or(&outdoes) {
+        if slot.is_none_or(&replaces) {
             *slot = Some(claim);
         }
     }
 }
 
 /// Joins adjacent slots with the same owner.
-fn runs<'c>(
+fn join_ranges<'c>(
     chosen: impl Iterator<Item = Option<&'c Claim>>,
-    decides: impl Fn(&Claim) -> Decides,
-) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+    availability: impl Fn(&Claim) -> Availability,
+) -> Vec<SlotRange> {
+    let mut ranges: Vec<SlotRange> = Vec::new();
     for (slot, claim) in (0..SLOTS).zip(chosen) {
         let Some((claim, owner)) = claim.and_then(|claim| Some((claim, claim.servers.first()?)))
         else {
             continue;
         };
-        match runs.last_mut() {
-            Some(run) if run.last + 1 == slot && run.owner == *owner => run.last = slot,
-            _ => runs.push(Run {
+        match ranges.last_mut() {
+            Some(range) if range.last + 1 == slot && range.owner == *owner => range.last = slot,
+            _ => ranges.push(SlotRange {
                 first: slot,
                 last: slot,
                 owner: owner.clone(),
-                decides: decides(claim),
+                availability: availability(claim),
             }),
         }
     }
-    runs
+    ranges
 }
 
 #[cfg(test)]
@@ -145,22 +153,35 @@ mod tests {
         }
     }
 
-    fn view(informant: &str, state: State, claims: &[Claim]) -> View {
+    fn view(reporter: &str, state: State, claims: &[Claim]) -> View {
         View {
-            informant: informant.to_owned(),
+            reporter: reporter.to_owned(),
             state,
             claims: claims.to_vec(),
         }
     }
 
-    fn owners(views: &[View]) -> Vec<(u16, u16, String, Decides)> {
-        let runs = merge(views).runs.into_iter();
-        runs.map(|run| (run.first, run.last, run.owner.host, run.decides))
+    fn owners(views: &[View]) -> Vec<(u16, u16, String, Availability)> {
+        let ranges = merge(views).ranges.into_iter();
+        ranges
+            .map(|range| {
+                (
+                    range.first,
+                    range.last,
+                    range.owner.host,
+                    range.availability,
+                )
+            })
             .collect()
     }
 
-    fn run(first: u16, last: u16, owner: &str, decides: Decides) -> (u16, u16, String, Decides) {
-        (first, last, owner.to_owned(), decides)
+    fn range(
+        first: u16,
+        last: u16,
+        owner: &str,
+        availability: Availability,
+    ) -> (u16, u16, String, Availability) {
+        (first, last, owner.to_owned(), availability)
     }
 
     /// `a` was partitioned before its replica `r` took over. It still answers our queries, with its
@@ -170,8 +191,8 @@ mod tests {
         let old = [claim("a", 1, 0, 99), claim("b", 2, 100, 199)];
         let new = [claim("r", 7, 0, 99), claim("b", 2, 100, 199)];
         let expected = [
-            run(0, 99, "r", Decides::Yes),
-            run(100, 199, "b", Decides::Yes),
+            range(0, 99, "r", Availability::Available),
+            range(100, 199, "b", Availability::Available),
         ];
         for state in [State::Ok, State::Failed] {
             let (a, b) = (view("a", state, &old), view("b", State::Ok, &new));
@@ -190,16 +211,16 @@ mod tests {
         assert_eq!(
             owners(&[a.clone(), b]),
             [
-                run(0, 99, "a", Decides::No),
-                run(100, 199, "b", Decides::Yes)
+                range(0, 99, "a", Availability::Unavailable),
+                range(100, 199, "b", Availability::Available)
             ]
         );
         // Only nodes in the partition answer.
         assert_eq!(
             owners(&[a]),
             [
-                run(0, 99, "a", Decides::No),
-                run(100, 199, "b", Decides::No)
+                range(0, 99, "a", Availability::Unavailable),
+                range(100, 199, "b", Availability::Unavailable)
             ]
         );
     }
@@ -214,7 +235,10 @@ mod tests {
             State::Ok,
             &[claim("b", 13, 0, 4), claim("d", 12, 5, 9)],
         );
-        let expected = [run(0, 4, "b", Decides::Yes), run(5, 9, "d", Decides::Yes)];
+        let expected = [
+            range(0, 4, "b", Availability::Available),
+            range(5, 9, "d", Availability::Available),
+        ];
         assert_eq!(owners(&[c.clone(), b.clone()]), expected);
         let d = view(
             "d",
@@ -231,7 +255,10 @@ mod tests {
         let target = view("b", State::Ok, &[claim("a", 1, 0, 4)]);
         assert_eq!(
             owners(&[source, target]),
-            [run(0, 4, "a", Decides::Yes), run(5, 5, "b", Decides::Yes)]
+            [
+                range(0, 4, "a", Availability::Available),
+                range(5, 5, "b", Availability::Available)
+            ]
         );
     }
 
@@ -244,7 +271,10 @@ mod tests {
         );
         assert_eq!(
             owners(&[a]),
-            [run(0, 4, "a", Decides::Yes), run(10, 12, "a", Decides::Yes)]
+            [
+                range(0, 4, "a", Availability::Available),
+                range(10, 12, "a", Availability::Available)
+            ]
         );
         assert_eq!(owners(&[]), []);
     }

@@ -4,7 +4,7 @@ use tidegate_core::Decision;
 use tidegate_redis::{Settings, Topology};
 
 use crate::{
-    asked::{Asked, address, standalone},
+    store_fixture::{StoreFixture, address, standalone},
     support::{RedisServer, Sentinels, eventually, sentinels::PRIMARY},
 };
 
@@ -22,16 +22,16 @@ fn settings(sentinels: &Sentinels, primary: &str) -> Settings {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_is_followed() {
     let mut sentinels = Sentinels::start();
-    let unknown = Asked::with(settings(&sentinels, "nobody"));
+    let unknown = StoreFixture::with(settings(&sentinels, "nobody"));
     assert!(
         unknown
-            .trouble()
+            .error()
             .await
             .contains("no Sentinel knows a primary named `nobody`")
     );
 
-    let asked = Asked::with(settings(&sentinels, PRIMARY));
-    assert_eq!(asked.until_decided("k").await, Decision::Admitted);
+    let fixture = StoreFixture::with(settings(&sentinels, PRIMARY));
+    assert_eq!(fixture.until_decided("k").await, Decision::Admitted);
     sentinels.primary.kill();
     let successor = sentinels.replica.port();
     tokio::task::block_in_place(|| {
@@ -39,8 +39,8 @@ async fn a_failover_is_followed() {
             (sentinels.named()? == successor).then_some(())
         });
     });
-    asked.until_decided("k").await;
-    asked.until("up again", |health| health.up == 1).await;
+    fixture.until_decided("k").await;
+    fixture.until("up again", |health| health.up == 1).await;
     assert!(sentinels.replica.ask(&["DBSIZE"]).as_str() >= ":1");
 }
 
@@ -50,9 +50,9 @@ async fn a_failover_is_followed() {
 async fn a_stale_minority_does_not_replace_a_working_primary() {
     let (sentinels, stale) =
         tokio::task::block_in_place(|| (Sentinels::start(), RedisServer::start()));
-    let asked = Asked::with(settings(&sentinels, PRIMARY));
-    asked.until_decided("other").await;
-    assert_eq!(asked.admitted("k", 12).await, 10);
+    let fixture = StoreFixture::with(settings(&sentinels, PRIMARY));
+    fixture.until_decided("other").await;
+    assert_eq!(fixture.admitted("k", 12).await, 10);
     sentinels.pause(0);
     sentinels.pause(1);
     assert_eq!(sentinels.ask(2, &["SENTINEL", "REMOVE", PRIMARY]), "+OK");
@@ -68,10 +68,10 @@ async fn a_stale_minority_does_not_replace_a_working_primary() {
         });
     });
     assert_eq!(
-        asked.admitted("k", 12).await,
+        fixture.admitted("k", 12).await,
         0,
         "they were spent on the primary"
     );
-    assert_eq!(asked.redis.health().up, 1);
-    assert_eq!(asked.redis.health().trips, 0);
+    assert_eq!(fixture.redis.health().up, 1);
+    assert_eq!(fixture.redis.health().circuit_opens, 0);
 }

@@ -91,7 +91,7 @@ pub enum ConnectError {
     },
     /// The reply is not one that Redis sends.
     #[error("unexpected reply from {address}: {problem}; is this a Redis server?")]
-    Nonsense {
+    UnexpectedReply {
         /// The server's address.
         address: Address,
         /// The defect of the reply.
@@ -101,7 +101,7 @@ pub enum ConnectError {
     #[error(
         "the Redis Cluster does not serve {0} of 16384 slots; check `CLUSTER INFO` and `CLUSTER NODES` on its primaries"
     )]
-    Undecided(u32),
+    UnservedSlots(u32),
     /// The TLS certificates cannot be used.
     #[error("the certificates for Redis cannot be used: {0}; check `store.tls`")]
     Certificates(String),
@@ -131,7 +131,7 @@ impl ConnectError {
             }
             _ if error.is_timeout() => Self::Slow { address, problem },
             _ if error.is_io_error() => Self::Unreachable { address, problem },
-            _ => Self::Nonsense { address, problem },
+            _ => Self::UnexpectedReply { address, problem },
         }
     }
 }

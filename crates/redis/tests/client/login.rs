@@ -4,7 +4,7 @@ use tidegate_core::Decision;
 use tidegate_redis::{Login, Settings};
 
 use crate::{
-    asked::{Asked, standalone},
+    store_fixture::{StoreFixture, standalone},
     support::RedisServer,
 };
 
@@ -32,7 +32,7 @@ async fn the_documented_acl_suffices_and_missing_permissions_are_reported() {
         "ACL", "SETUSER", "nobody", "on", ">secret", "~test*", "-@all", "+ping",
     ]);
     let with = |username: &str| {
-        Asked::with(Settings {
+        StoreFixture::with(Settings {
             login: Login {
                 username: Some(username.into()),
                 password: Some("secret".into()),

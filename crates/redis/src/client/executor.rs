@@ -6,14 +6,14 @@ use futures_util::future::join_all;
 
 use super::{
     Redis, Routes,
-    link::{Fate, Order},
+    pipeline::{Command, NoReply},
 };
 use crate::{
     call::{Call, Reply},
-    exec::{self, Exec, ExecError, Replies, Text},
+    exec::{self, ExecError, Executor, Replies, ScriptForm},
 };
 
-impl Exec for Redis {
+impl Executor for Redis {
     fn run<'a>(&'a self, calls: &'a [Call]) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>> {
         Box::pin(async move {
             match calls {
@@ -24,36 +24,36 @@ impl Exec for Redis {
         })
     }
 
-    fn is_slotted(&self) -> bool {
-        matches!(self.routes, Routes::Many(_))
+    fn is_cluster(&self) -> bool {
+        matches!(self.routes, Routes::Cluster(_))
     }
 }
 
 impl Redis {
     async fn call(&self, call: &Call) -> Result<Reply, ExecError> {
         let key = call.keys.first().map_or(&[][..], Vec::as_slice);
-        let order = |text| Order {
-            command: exec::command(call, text),
+        let command = |text| Command {
+            cmd: exec::command(call, text),
             on_late_reply: call.on_late_reply.clone(),
         };
-        let mut answer = self.ask(key, order(Text::BySha)).await;
-        if answer.as_ref().is_ok_and(exec::is_no_script) {
+        let mut reply = self.send(key, command(ScriptForm::Sha)).await;
+        if reply.as_ref().is_ok_and(exec::is_no_script) {
             // `NOSCRIPT` means that the script did not run. `EVAL` runs it, and the server knows
             // the script from then on.
-            answer = self.ask(key, order(Text::InFull)).await;
+            reply = self.send(key, command(ScriptForm::Source)).await;
         }
-        match answer {
-            Ok(value) => exec::read(value),
-            Err(Fate::NotSent) => Err(ExecError::NotExecuted(self.why_not_sent())),
-            Err(Fate::Unknown) => Err(ExecError::Unknown(
+        match reply {
+            Ok(value) => exec::parse_reply(value),
+            Err(NoReply::NotSent) => Err(ExecError::NotExecuted(self.why_not_sent())),
+            Err(NoReply::Unknown) => Err(ExecError::Unknown(
                 "the request was sent, but no reply arrived in time".to_owned(),
             )),
         }
     }
 
     fn why_not_sent(&self) -> String {
-        match self.health().trouble {
-            Some(trouble) => trouble.to_string(),
+        match self.health().error {
+            Some(error) => error.to_string(),
             None => "too many requests are waiting, or the connection was just lost".to_owned(),
         }
     }

@@ -7,19 +7,19 @@ use tidegate_redis::StoreError;
 use tokio::time::Instant;
 
 use crate::{
-    asked::{Asked, patient, standalone},
+    store_fixture::{StoreFixture, standalone, without_timeout},
     support::{Proxy, RedisServer},
 };
 
 #[tokio::test]
 async fn a_server_that_starts_late_is_used_once_it_is_up() {
     let port = crate::support::free_port();
-    let asked = Asked::with(standalone(&format!("redis://127.0.0.1:{port}")));
-    asked.trouble().await;
+    let fixture = StoreFixture::with(standalone(&format!("redis://127.0.0.1:{port}")));
+    fixture.error().await;
     let _server = RedisServer::start_on(port, &[]);
-    assert_eq!(asked.until_decided("k").await, Decision::Admitted);
+    assert_eq!(fixture.until_decided("k").await, Decision::Admitted);
     assert_eq!(
-        asked.until("up", |health| health.up == 1).await.trouble,
+        fixture.until("up", |health| health.up == 1).await.error,
         None
     );
 }
@@ -27,14 +27,14 @@ async fn a_server_that_starts_late_is_used_once_it_is_up() {
 #[tokio::test]
 async fn a_killed_server_delays_nothing_and_is_used_again_after_its_restart() {
     let mut server = RedisServer::start();
-    let asked = Asked::with(standalone(&server.url()));
-    assert_eq!(asked.admitted("k", 12).await, 10);
+    let fixture = StoreFixture::with(standalone(&server.url()));
+    assert_eq!(fixture.admitted("k", 12).await, 10);
     server.kill();
-    asked.until("down", |health| health.up == 0).await;
+    fixture.until("down", |health| health.up == 0).await;
     let began = Instant::now();
     for _ in 0..100 {
         assert!(matches!(
-            asked.spend("k").await,
+            fixture.spend("k").await,
             Err(StoreError::NotExecuted(_))
         ));
     }
@@ -45,8 +45,8 @@ async fn a_killed_server_delays_nothing_and_is_used_again_after_its_restart() {
     );
     server.restart();
     // The counts are lost: the server stores nothing on disk.
-    assert_eq!(asked.until_decided("k").await, Decision::Admitted);
-    assert_eq!(asked.admitted("k", 12).await, 9);
+    assert_eq!(fixture.until_decided("k").await, Decision::Admitted);
+    assert_eq!(fixture.admitted("k", 12).await, 9);
 }
 
 #[tokio::test]
@@ -54,12 +54,12 @@ async fn a_request_to_a_paused_server_is_not_sent_again() {
     let server = RedisServer::start();
     let mut settings = standalone(&server.url());
     settings.timeout = Duration::from_millis(50);
-    let asked = Asked::with(settings);
-    asked.until_decided("k").await;
+    let fixture = StoreFixture::with(settings);
+    fixture.until_decided("k").await;
     server.pause();
     let mut unknown = 0;
-    while asked.redis.health().up == 1 {
-        match asked.spend("k").await {
+    while fixture.redis.health().up == 1 {
+        match fixture.spend("k").await {
             Err(StoreError::Unknown(_)) => unknown += 1,
             Err(StoreError::NotExecuted(_)) => {}
             other => panic!("{other:?}"),
@@ -70,10 +70,10 @@ async fn a_request_to_a_paused_server_is_not_sent_again() {
         "{unknown} questions before it was given up"
     );
     server.resume();
-    asked.until_decided("other").await;
+    fixture.until_decided("other").await;
     // Each of the unknown requests was executed at most once: those sent before the pause ended are
     // charged when it ends.
-    let left = asked.admitted("k", 12).await;
+    let left = fixture.admitted("k", 12).await;
     assert!(
         left >= 9_usize.saturating_sub(unknown) && left <= 9,
         "{left} left after {unknown}"
@@ -86,77 +86,77 @@ async fn a_slow_server_is_dropped_and_used_again_once_it_is_fast() {
     let proxy = Proxy::before(server.port());
     let mut settings = standalone(&proxy.url());
     settings.timeout = Duration::from_millis(100);
-    let asked = Asked::with(settings);
-    asked.until_decided("k").await;
+    let fixture = StoreFixture::with(settings);
+    fixture.until_decided("k").await;
     proxy.delay(Duration::from_millis(300));
-    while asked.redis.health().up == 1 {
-        assert!(asked.spend("k").await.is_err());
+    while fixture.redis.health().up == 1 {
+        assert!(fixture.spend("k").await.is_err());
     }
     // The loss is known immediately. The reason is known after the next attempt to connect.
-    asked
+    fixture
         .until("too slow", |health| {
-            let trouble = health.trouble.as_ref().map(ToString::to_string);
-            trouble.is_some_and(|trouble| trouble.contains(" timed out ("))
+            let error = health.error.as_ref().map(ToString::to_string);
+            error.is_some_and(|error| error.contains(" timed out ("))
         })
         .await;
     proxy.delay(Duration::ZERO);
-    asked.until_decided("k").await;
+    fixture.until_decided("k").await;
 }
 
 #[tokio::test]
 async fn broken_connections_are_reopened() {
     let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
-    let asked = Asked::with(standalone(&proxy.url()));
+    let fixture = StoreFixture::with(standalone(&proxy.url()));
     for _ in 0..5 {
-        asked.until_decided("k").await;
+        fixture.until_decided("k").await;
         proxy.reset();
     }
-    asked.until_decided("k").await;
-    assert!(asked.redis.health().trips >= 1);
+    fixture.until_decided("k").await;
+    assert!(fixture.redis.health().circuit_opens >= 1);
 }
 
 #[tokio::test]
 async fn a_flushed_script_is_sent_again_and_charges_once() {
     let server = RedisServer::start();
-    let asked = Asked::with(patient(&server.url()));
+    let fixture = StoreFixture::with(without_timeout(&server.url()));
     for _ in 0..10 {
-        assert_eq!(asked.spend("k").await, Ok(Decision::Admitted));
+        assert_eq!(fixture.spend("k").await, Ok(Decision::Admitted));
         server.ask(&["SCRIPT", "FLUSH"]);
     }
-    assert_eq!(asked.spend("k").await, Ok(Decision::Limited));
+    assert_eq!(fixture.spend("k").await, Ok(Decision::Limited));
 }
 
 #[tokio::test]
 async fn a_full_server_error_names_the_cause() {
     let server = RedisServer::start();
-    let asked = Asked::with(patient(&server.url()));
-    asked.until_decided("k").await;
+    let fixture = StoreFixture::with(without_timeout(&server.url()));
+    fixture.until_decided("k").await;
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
-    match asked.spend("new").await {
+    match fixture.spend("new").await {
         Err(StoreError::Refused(problem)) => assert!(problem.contains("OOM"), "{problem}"),
         other => panic!("{other:?}"),
     }
     server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert_eq!(asked.spend("new").await, Ok(Decision::Admitted));
+    assert_eq!(fixture.spend("new").await, Ok(Decision::Admitted));
 }
 
 #[tokio::test]
 async fn waiting_requests_are_pipelined() {
     let server = RedisServer::start();
-    let mut settings = patient(&server.url());
+    let mut settings = without_timeout(&server.url());
     settings.connections = 1;
-    let asked = Asked::with(settings);
-    asked.until_decided("first").await;
-    let before = asked.redis.health().batches;
+    let fixture = StoreFixture::with(settings);
+    fixture.until_decided("first").await;
+    let before = fixture.redis.health().batches;
     let keys: Vec<String> = (0..500).map(|key| key.to_string()).collect();
-    let together = keys.iter().map(|key| asked.spend(key));
+    let together = keys.iter().map(|key| fixture.spend(key));
     let decided = futures_util::future::join_all(together).await;
     assert!(
         decided
             .iter()
             .all(|decision| *decision == Ok(Decision::Admitted))
     );
-    let batches = asked.redis.health().batches - before;
+    let batches = fixture.redis.health().batches - before;
     assert!(batches <= 20, "500 questions in {batches} batches");
 }

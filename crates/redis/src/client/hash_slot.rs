@@ -5,7 +5,7 @@ pub(crate) const SLOTS: u16 = 16_384;
 
 /// Returns the slot of `key`. Only the part between the first `{` and the next `}` is hashed,
 /// unless it is empty.
-pub(crate) fn slot(key: &[u8]) -> u16 {
+pub(crate) fn hash_slot(key: &[u8]) -> u16 {
     let tagged = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
         let close = rest.iter().position(|byte| *byte == b'}')?;
@@ -52,12 +52,12 @@ mod tests {
     fn slots_are_those_of_redis() {
         // The test vector of the checksum, and replies of `CLUSTER KEYSLOT`.
         assert_eq!(crc16(b"123456789"), 0x31C3);
-        assert_eq!(slot(b"foo"), 12_182);
-        assert_eq!(slot(b"{user1000}.following"), slot(b"user1000"));
-        assert_eq!(slot(b"foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
-        assert_eq!(slot(b"foo{{bar}}zap"), slot(b"{bar"));
-        assert_eq!(slot(b"foo{bar}{zap}"), slot(b"bar"));
-        assert_eq!(slot(b"{open"), crc16(b"{open") % SLOTS);
-        assert_eq!(slot(b""), 0);
+        assert_eq!(hash_slot(b"foo"), 12_182);
+        assert_eq!(hash_slot(b"{user1000}.following"), hash_slot(b"user1000"));
+        assert_eq!(hash_slot(b"foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
+        assert_eq!(hash_slot(b"foo{{bar}}zap"), hash_slot(b"{bar"));
+        assert_eq!(hash_slot(b"foo{bar}{zap}"), hash_slot(b"bar"));
+        assert_eq!(hash_slot(b"{open"), crc16(b"{open") % SLOTS);
+        assert_eq!(hash_slot(b""), 0);
     }
 }

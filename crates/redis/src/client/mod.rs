@@ -6,25 +6,25 @@
 mod breaker;
 mod cluster;
 mod error;
+mod executor;
 mod handshake;
-mod link;
+mod hash_slot;
 mod node;
-mod run;
+mod pipeline;
 mod sentinel;
 mod settings;
-mod slots;
 
 use std::{sync::Arc, time::Duration};
 
 use redis::Value;
 use tokio::runtime::Handle;
 
-pub(crate) use self::slots::slot;
+pub(crate) use self::hash_slot::hash_slot;
 use self::{
     cluster::Cluster,
-    handshake::Kind,
-    link::{Answer, Order},
-    node::{Node, Place},
+    handshake::ServerKind,
+    node::{AddressSource, Node},
+    pipeline::{Command, ReplyResult},
     sentinel::Sentinels,
 };
 pub use self::{
@@ -41,8 +41,8 @@ pub struct Redis {
 
 #[derive(Debug)]
 enum Routes {
-    One(Node),
-    Many(Cluster),
+    Node(Node),
+    Cluster(Cluster),
 }
 
 /// Current health of the servers.
@@ -53,13 +53,13 @@ pub struct Health {
     /// Number of servers that are up.
     pub up: usize,
     /// Number of cluster slots that no node serves; 0 without a cluster.
-    pub undecided_slots: usize,
+    pub unserved_slots: usize,
     /// The current problem, as an error that says what to do; `None` without a problem.
-    pub trouble: Option<ConnectError>,
+    pub error: Option<ConnectError>,
     /// Server settings that will lose counts sooner or later, as messages that say what to do.
     pub warnings: Vec<String>,
     /// The number of times that the circuit breaker of a server opened.
-    pub trips: u64,
+    pub circuit_opens: u64,
     /// Number of batches that were sent.
     pub batches: u64,
 }
@@ -70,13 +70,17 @@ impl Redis {
     #[must_use]
     pub fn start(settings: Settings, runtime: &Handle) -> Self {
         let settings = Arc::new(settings);
-        let one = |place| Routes::One(Node::start(place, &settings, runtime));
+        let node = |source| Routes::Node(Node::start(source, &settings, runtime));
         let routes = match &settings.topology {
-            Topology::Standalone(address) => one(Place::At(address.clone(), Kind::Primary)),
-            Topology::Sentinel { sentinels, primary } => one(Place::Sentinels(Box::new(
+            Topology::Standalone(address) => {
+                node(AddressSource::Fixed(address.clone(), ServerKind::Primary))
+            }
+            Topology::Sentinel { sentinels, primary } => node(AddressSource::Sentinels(Box::new(
                 Sentinels::new(sentinels.clone(), primary.clone(), &settings),
             ))),
-            Topology::Cluster { seeds } => Routes::Many(Cluster::start(seeds, &settings, runtime)),
+            Topology::Cluster { seeds } => {
+                Routes::Cluster(Cluster::start(seeds, &settings, runtime))
+            }
         };
         Self {
             routes,
@@ -90,19 +94,19 @@ impl Redis {
     }
 
     /// Sends a command to the server that has the slot of `key`, within the timeout of a decision.
-    async fn ask(&self, key: &[u8], order: Order) -> Answer {
-        let hash = u64::from(slot(key));
+    async fn send(&self, key: &[u8], command: Command) -> ReplyResult {
+        let hash = u64::from(hash_slot(key));
         match &self.routes {
-            Routes::One(node) => {
-                let answer = node.ask(hash, order, false).await;
-                if let Ok(Value::ServerError(error)) = &answer
+            Routes::Node(node) => {
+                let reply = node.send(hash, command, false).await;
+                if let Ok(Value::ServerError(error)) = &reply
                     && let "READONLY" | "LOADING" | "MASTERDOWN" = error.code()
                 {
-                    node.give_up();
+                    node.mark_down();
                 }
-                answer
+                reply
             }
-            Routes::Many(cluster) => cluster.ask(key, hash, order).await,
+            Routes::Cluster(cluster) => cluster.send(key, hash, command).await,
         }
     }
 
@@ -111,20 +115,20 @@ impl Redis {
     /// # Errors
     ///
     /// The reason why the attempt failed. Further attempts follow.
-    pub async fn tried(&self) -> Result<(), ConnectError> {
+    pub async fn wait_for_first_attempt(&self) -> Result<(), ConnectError> {
         match &self.routes {
-            Routes::One(node) => node.tried().await,
-            Routes::Many(cluster) => cluster.tried().await,
+            Routes::Node(node) => node.wait_for_first_attempt().await,
+            Routes::Cluster(cluster) => cluster.wait_for_first_attempt().await,
         }
-        self.health().trouble.map_or(Ok(()), Err)
+        self.health().error.map_or(Ok(()), Err)
     }
 
     /// Returns the timeout of a decision.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         match &self.routes {
-            Routes::One(node) => node.timeout(),
-            Routes::Many(cluster) => cluster.timeout(),
+            Routes::Node(node) => node.timeout(),
+            Routes::Cluster(cluster) => cluster.timeout(),
         }
     }
 
@@ -132,8 +136,8 @@ impl Redis {
     #[must_use]
     pub fn is_down(&self) -> bool {
         match &self.routes {
-            Routes::One(node) => node.is_down(),
-            Routes::Many(cluster) => cluster.is_down(),
+            Routes::Node(node) => node.is_down(),
+            Routes::Cluster(cluster) => cluster.is_down(),
         }
     }
 
@@ -141,13 +145,13 @@ impl Redis {
     #[must_use]
     pub fn health(&self) -> Health {
         match &self.routes {
-            Routes::One(node) => Health::of(&[node], node.trouble()),
-            Routes::Many(cluster) => {
+            Routes::Node(node) => Health::new(&[node], node.error()),
+            Routes::Cluster(cluster) => {
                 let nodes = cluster.nodes();
                 let nodes: Vec<&Node> = nodes.iter().map(|node| &**node).collect();
                 Health {
-                    undecided_slots: cluster.undecided_slots(),
-                    ..Health::of(&nodes, cluster.trouble())
+                    unserved_slots: cluster.unserved_slots(),
+                    ..Health::new(&nodes, cluster.error())
                 }
             }
         }
@@ -155,14 +159,14 @@ impl Redis {
 }
 
 impl Health {
-    fn of(nodes: &[&Node], trouble: Option<ConnectError>) -> Self {
+    fn new(nodes: &[&Node], error: Option<ConnectError>) -> Self {
         Self {
             servers: nodes.len(),
             up: nodes.iter().filter(|node| node.is_up()).count(),
-            undecided_slots: 0,
-            trouble,
+            unserved_slots: 0,
+            error,
             warnings: nodes.iter().filter_map(|node| node.warning()).collect(),
-            trips: nodes.iter().map(|node| node.trips()).sum(),
+            circuit_opens: nodes.iter().map(|node| node.circuit_opens()).sum(),
             batches: nodes.iter().map(|node| node.batches()).sum(),
         }
     }

@@ -22,13 +22,13 @@ use tokio::time::MissedTickBehavior;
 
 use super::{
     error::ConnectError,
-    handshake::{self, text},
+    handshake::{self, as_text},
     settings::{Address, Settings},
 };
 
 /// Interval at which the Sentinels are asked for the primary. A former primary that is partitioned
 /// from them does not know that it was replaced, and still answers.
-const ASK_EVERY: Duration = Duration::from_secs(1);
+const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Timeout of a query to one Sentinel, including the connection. It is independent of the timeout
 /// of a decision, because no decision waits for a Sentinel.
@@ -70,9 +70,11 @@ impl Sentinels {
 
     /// Finds the primary to connect to. Returns as soon as a majority of the Sentinels agrees, and
     /// otherwise when all Sentinels have answered or timed out.
-    pub(super) async fn find(&self) -> Result<Address, ConnectError> {
+    pub(super) async fn find_primary(&self) -> Result<Address, ConnectError> {
         let known = self.epoch.load(Ordering::Relaxed);
-        let (reports, problem) = self.reports(|reports| self.agrees(reports, known)).await;
+        let (reports, problem) = self
+            .collect_reports(|reports| self.has_agreement(reports, known))
+            .await;
         match elect(&reports, self.addresses.len(), known) {
             Some(found) => {
                 self.epoch.store(found.epoch, Ordering::Relaxed);
@@ -88,12 +90,12 @@ impl Sentinels {
     }
 
     /// Completes when another server must be used instead of the primary at `address`.
-    pub(super) async fn replaced(&self, address: &Address) {
-        let mut asking = tokio::time::interval(ASK_EVERY);
-        asking.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    pub(super) async fn wait_until_replaced(&self, address: &Address) {
+        let mut interval = tokio::time::interval(QUERY_INTERVAL);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            asking.tick().await;
-            let (reports, _) = self.reports(|_| false).await;
+            interval.tick().await;
+            let (reports, _) = self.collect_reports(|_| false).await;
             let current = Report {
                 address: address.clone(),
                 epoch: self.epoch.load(Ordering::Relaxed),
@@ -109,7 +111,7 @@ impl Sentinels {
     }
 
     /// Returns whether a majority names one server with an epoch of at least `known`.
-    fn agrees(&self, reports: &[Report], known: u64) -> bool {
+    fn has_agreement(&self, reports: &[Report], known: u64) -> bool {
         reports.iter().any(|report| {
             report.epoch >= known && has_majority(reports, report, self.addresses.len())
         })
@@ -117,12 +119,15 @@ impl Sentinels {
 
     /// Collects the reports of the Sentinels, and the error of a Sentinel that returned none.
     /// Returns early if `enough` is true for the reports.
-    async fn reports(&self, enough: impl Fn(&[Report]) -> bool) -> (Vec<Report>, Option<String>) {
-        let asked = self.addresses.iter().map(|sentinel| self.ask(sentinel));
-        let mut asked: FuturesUnordered<_> = asked.collect();
+    async fn collect_reports(
+        &self,
+        enough: impl Fn(&[Report]) -> bool,
+    ) -> (Vec<Report>, Option<String>) {
+        let queries = self.addresses.iter().map(|sentinel| self.query(sentinel));
+        let mut queries: FuturesUnordered<_> = queries.collect();
         let (mut reports, mut problem) = (Vec::new(), None);
-        while let Some(answer) = asked.next().await {
-            match answer {
+        while let Some(result) = queries.next().await {
+            match result {
                 Ok(report) => reports.push(report),
                 Err(error) => problem = Some(error),
             }
@@ -133,35 +138,35 @@ impl Sentinels {
         (reports, problem)
     }
 
-    async fn ask(&self, sentinel: &Address) -> Result<Report, String> {
-        let asked = tokio::time::timeout(SENTINEL_TIMEOUT, self.converse(sentinel));
-        let answers = asked
+    async fn query(&self, sentinel: &Address) -> Result<Report, String> {
+        let replies = tokio::time::timeout(SENTINEL_TIMEOUT, self.send_query(sentinel));
+        let replies = replies
             .await
             .unwrap_or_else(|_| Err(format!("{sentinel} did not answer within a second")))?;
-        report(sentinel, &answers)
+        parse_report(sentinel, &replies)
     }
 
-    async fn converse(&self, sentinel: &Address) -> Result<Vec<Value>, String> {
+    async fn send_query(&self, sentinel: &Address) -> Result<Vec<Value>, String> {
         let login = &self.settings.sentinel_login;
-        let connected = handshake::open(&self.settings, (sentinel, login), || {}).await;
+        let connected = handshake::open(&self.settings, sentinel, login, || {}).await;
         let mut connection = connected.map_err(|error| error.to_string())?;
         // During a failover the first command already names the new primary, and the second still
         // names the old one with the new epoch. So the address is taken from the first, and the
         // epoch from the second.
-        let mut questions = Pipeline::with_capacity(2);
+        let mut pipeline = Pipeline::with_capacity(2);
         for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER"] {
-            questions.cmd("SENTINEL").arg(subcommand).arg(&self.primary);
+            pipeline.cmd("SENTINEL").arg(subcommand).arg(&self.primary);
         }
-        let answers = connection.send_packed_commands(&questions, 0, 2).await;
-        answers.map_err(|error| format!("{sentinel}: {error}"))
+        let replies = connection.send_packed_commands(&pipeline, 0, 2).await;
+        replies.map_err(|error| format!("{sentinel}: {error}"))
     }
 }
 
 /// Parses the replies of a Sentinel.
-fn report(sentinel: &Address, answers: &[Value]) -> Result<Report, String> {
-    let named = match answers.first() {
+fn parse_report(sentinel: &Address, replies: &[Value]) -> Result<Report, String> {
+    let named = match replies.first() {
         Some(Value::Array(parts)) => match parts.as_slice() {
-            [host, port] => text(host).zip(text(port).and_then(|port| port.parse().ok())),
+            [host, port] => as_text(host).zip(as_text(port).and_then(|port| port.parse().ok())),
             _ => None,
         },
         Some(Value::Nil) => return Err(format!("{sentinel} does not know it")),
@@ -173,15 +178,15 @@ fn report(sentinel: &Address, answers: &[Value]) -> Result<Report, String> {
     };
     let (host, port) = named.ok_or_else(|| format!("{sentinel} sent an unexpected reply"))?;
     Ok(Report {
-        address: sentinel.beside(&host, port),
-        epoch: answers.get(1).and_then(epoch).unwrap_or(0),
+        address: sentinel.with_endpoint(&host, port),
+        epoch: replies.get(1).and_then(parse_epoch).unwrap_or(0),
     })
 }
 
 /// Returns the `config-epoch` in the reply to `SENTINEL MASTER`. The reply is a map, or an array of
 /// alternating names and values.
-fn epoch(fields: &Value) -> Option<u64> {
-    let is_epoch = |name: &Value| text(name).as_deref() == Some("config-epoch");
+fn parse_epoch(fields: &Value) -> Option<u64> {
+    let is_epoch = |name: &Value| as_text(name).as_deref() == Some("config-epoch");
     let value = match fields {
         Value::Map(pairs) => pairs.iter().find(|(name, _)| is_epoch(name))?.1.clone(),
         Value::Array(parts) => {
@@ -190,7 +195,7 @@ fn epoch(fields: &Value) -> Option<u64> {
         }
         _ => return None,
     };
-    text(&value)?.parse().ok()
+    as_text(&value)?.parse().ok()
 }
 
 /// Chooses the report to use if no primary is known: the highest epoch, and among equal epochs the
@@ -245,7 +250,7 @@ mod tests {
         of.iter().map(report).collect()
     }
 
-    fn leaves(current: (&str, u64), of: &[(&str, u64)]) -> bool {
+    fn replaces(current: (&str, u64), of: &[(&str, u64)]) -> bool {
         is_replaced(&reports(of), 3, &reports(&[current])[0])
     }
 
@@ -267,7 +272,7 @@ mod tests {
             &[("other", 5), ("now", 4)],
             &[("old", 4), ("old", 4), ("old", 4)],
         ] {
-            assert!(!leaves(("now", 5), of), "{of:?}");
+            assert!(!replaces(("now", 5), of), "{of:?}");
         }
     }
 
@@ -280,10 +285,10 @@ mod tests {
             &[("old", 4), ("old", 4), ("new", 6)],
             &[("x", 5), ("new", 6), ("now", 5)],
         ] {
-            assert!(leaves(("now", 5), of), "{of:?}");
+            assert!(replaces(("now", 5), of), "{of:?}");
         }
         // The same primary with a higher epoch is not replaced.
-        assert!(!leaves(("now", 5), &[("now", 6)]));
+        assert!(!replaces(("now", 5), &[("now", 6)]));
     }
 
     /// This happens after an operator has reconfigured the Sentinels, which does not increase the
@@ -295,7 +300,7 @@ mod tests {
             &[("other", 5), ("other", 5), ("now", 5)],
             &[("other", 5), ("other", 6)],
         ] {
-            assert!(leaves(("now", 5), of), "{of:?}");
+            assert!(replaces(("now", 5), of), "{of:?}");
         }
     }
 
@@ -339,10 +344,10 @@ mod tests {
             (Value::Nil, 0),
         ];
         for (fields, epoch) in fields {
-            let found = report(&sentinel, &[named.clone(), fields]).unwrap();
+            let found = parse_report(&sentinel, &[named.clone(), fields]).unwrap();
             assert_eq!(
                 (found.address, found.epoch),
-                (sentinel.beside("10.0.0.1", 6_379), epoch)
+                (sentinel.with_endpoint("10.0.0.1", 6_379), epoch)
             );
         }
         for wrong in [
@@ -350,7 +355,7 @@ mod tests {
             &[Value::Nil],
             &[Value::Array(vec![bulk("h"), bulk("x")])],
         ] {
-            assert!(report(&sentinel, wrong).is_err());
+            assert!(parse_report(&sentinel, wrong).is_err());
         }
     }
 }

@@ -9,16 +9,16 @@ use std::{
 use tidegate_redis::{Login, Settings, StoreError, Topology};
 
 use crate::{
-    asked::{Asked, address, standalone},
+    store_fixture::{StoreFixture, address, standalone},
     support::{RedisServer, free_port},
 };
 
-async fn trouble(settings: Settings, advice: &str) {
-    let asked = Asked::with(settings);
-    let trouble = asked.trouble().await;
-    assert!(trouble.contains(advice), "{trouble}");
+async fn reports_error(settings: Settings, advice: &str) {
+    let fixture = StoreFixture::with(settings);
+    let error = fixture.error().await;
+    assert!(error.contains(advice), "{error}");
     // A request to such a server fails immediately, with the reason.
-    match asked.spend("k").await {
+    match fixture.spend("k").await {
         Err(StoreError::NotExecuted(problem)) => assert!(problem.contains(advice), "{problem}"),
         other => panic!("{other:?}"),
     }
@@ -28,14 +28,14 @@ async fn trouble(settings: Settings, advice: &str) {
 async fn an_unreachable_server_is_reported() {
     let port = free_port();
     let settings = standalone(&format!("redis://127.0.0.1:{port}"));
-    trouble(settings, &format!("cannot reach Redis at 127.0.0.1:{port}")).await;
+    reports_error(settings, &format!("cannot reach Redis at 127.0.0.1:{port}")).await;
 }
 
 #[tokio::test]
 async fn a_wrong_and_a_missing_password_are_reported() {
     let server = RedisServer::start_with(&["--requirepass", "secret"]);
     let advice = "set `store.username` and `store.password_env`";
-    trouble(standalone(&server.url()), advice).await;
+    reports_error(standalone(&server.url()), advice).await;
     let wrong = Login {
         username: None,
         password: Some("wrong".into()),
@@ -44,7 +44,7 @@ async fn a_wrong_and_a_missing_password_are_reported() {
         login: wrong,
         ..standalone(&server.url())
     };
-    trouble(settings, advice).await;
+    reports_error(settings, advice).await;
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn a_read_only_replica_is_reported() {
     let primary = RedisServer::start();
     let of = primary.port().to_string();
     let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &of]);
-    trouble(
+    reports_error(
         standalone(&replica.url()),
         "is a read-only replica; configure the primary",
     )
@@ -68,7 +68,7 @@ async fn a_standalone_server_and_a_cluster_node_are_not_confused() {
         },
         ..standalone(url)
     };
-    trouble(
+    reports_error(
         cluster(&server.url()),
         &format!("write `redis: {}`", server.url()),
     )
@@ -80,22 +80,22 @@ async fn a_standalone_server_and_a_cluster_node_are_not_confused() {
         &free_port().to_string(),
     ]);
     let advice = format!("write `redis: {{cluster: [{}]}}`", node.url());
-    trouble(standalone(&node.url()), &advice).await;
-    trouble(cluster(&node.url()), "create the cluster first").await;
+    reports_error(standalone(&node.url()), &advice).await;
+    reports_error(cluster(&node.url()), "create the cluster first").await;
 }
 
 #[tokio::test]
 async fn a_missing_database_is_reported() {
     let server = RedisServer::start();
     let url = format!("{}/99", server.url());
-    trouble(standalone(&url), "check the database number in the URL").await;
+    reports_error(standalone(&url), "check the database number in the URL").await;
 }
 
 #[tokio::test]
 async fn an_old_server_is_reported() {
     let url =
         pretender(b"%3\r\n+version\r\n+6.2.14\r\n+mode\r\n+standalone\r\n+role\r\n+master\r\n");
-    trouble(
+    reports_error(
         standalone(&url),
         "is version 6.2.14; Redis 7.0 or later, or Valkey, is needed",
     )
@@ -105,7 +105,7 @@ async fn an_old_server_is_reported() {
 #[tokio::test]
 async fn a_server_that_is_not_redis_is_reported() {
     let url = pretender(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-    trouble(standalone(&url), "is this a Redis server?").await;
+    reports_error(standalone(&url), "is this a Redis server?").await;
 }
 
 /// Starts a server that replies `answer` to every command.

@@ -15,7 +15,7 @@ const OLDEST_MAJOR: u64 = 7;
 
 /// The kind of server that is expected at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ServerKind {
     /// A standalone server that accepts writes.
     Primary,
     /// A node of a cluster, primary or replica.
@@ -26,16 +26,17 @@ pub(super) enum Kind {
 /// scripts.
 ///
 /// The last step is a command that must be answered within the timeout of a decision, so that a
-/// slow server is not put back into use. `lost` is called when the connection breaks, even while it
-/// is idle.
+/// slow server is not put back into use. `on_disconnect` is called when the connection breaks, even
+/// while it is idle.
 pub(super) async fn connect(
     settings: &Settings,
-    (address, kind): (&Address, Kind),
-    lost: impl Fn() + Send + Sync + 'static,
+    address: &Address,
+    kind: ServerKind,
+    on_disconnect: impl Fn() + Send + Sync + 'static,
 ) -> Result<MultiplexedConnection, ConnectError> {
-    let mut connection = open(settings, (address, &settings.login), lost).await?;
-    let hello = hello(settings, address, &mut connection).await?;
-    hello.suits(address, kind)?;
+    let mut connection = open(settings, address, &settings.login, on_disconnect).await?;
+    let hello = say_hello(settings, address, &mut connection).await?;
+    hello.verify(address, kind)?;
     Ok(connection)
 }
 
@@ -44,13 +45,13 @@ pub(super) async fn connect(
 ///
 /// The policy is read with `INFO`, because managed services forbid `CONFIG GET`.
 pub(super) async fn eviction_policy(connection: &mut MultiplexedConnection) -> Option<String> {
-    let question = redis::cmd("INFO").arg("memory").to_owned();
-    let info = text(&connection.send_packed_command(&question).await.ok()?)?;
-    evicting(&info)
+    let command = redis::cmd("INFO").arg("memory").to_owned();
+    let info = as_text(&connection.send_packed_command(&command).await.ok()?)?;
+    parse_eviction_policy(&info)
 }
 
 /// Returns the policy in `INFO memory`, if it evicts keys and `maxmemory` is set.
-fn evicting(info: &str) -> Option<String> {
+fn parse_eviction_policy(info: &str) -> Option<String> {
     let field = |name: &str| {
         let mut lines = info.lines();
         lines.find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'))
@@ -62,8 +63,9 @@ fn evicting(info: &str) -> Option<String> {
 /// Connects and logs in, without a check of the server.
 pub(super) async fn open(
     settings: &Settings,
-    (address, login): (&Address, &Login),
-    lost: impl Fn() + Send + Sync + 'static,
+    address: &Address,
+    login: &Login,
+    on_disconnect: impl Fn() + Send + Sync + 'static,
 ) -> Result<MultiplexedConnection, ConnectError> {
     let failed = |error: redis::RedisError| ConnectError::from_library(address, &error);
     let info = address.connection_info(login).map_err(failed)?;
@@ -79,7 +81,7 @@ pub(super) async fn open(
         .set_response_timeout(Some(settings.timeout))
         .set_push_sender(move |push: PushInfo| {
             if push.kind == PushKind::Disconnection {
-                lost();
+                on_disconnect();
             }
             Ok::<(), ()>(())
         });
@@ -98,52 +100,52 @@ fn certificates(settings: &Settings) -> Option<TlsCertificates> {
             client_cert: client_cert.clone(),
             client_key: client_key.clone(),
         });
-    (client_tls.is_some() || tls.authority.is_some()).then(|| TlsCertificates {
+    (client_tls.is_some() || tls.ca.is_some()).then(|| TlsCertificates {
         client_tls,
-        root_cert: tls.authority.clone(),
+        root_cert: tls.ca.clone(),
     })
 }
 
 /// The reply to `HELLO`, in which a server describes itself.
 #[derive(Debug, Default)]
-struct Hello {
+struct HelloReply {
     version: String,
     mode: String,
     role: String,
 }
 
-async fn hello(
+async fn say_hello(
     settings: &Settings,
     address: &Address,
     connection: &mut MultiplexedConnection,
-) -> Result<Hello, ConnectError> {
-    let mut questions = Pipeline::with_capacity(2);
-    questions
+) -> Result<HelloReply, ConnectError> {
+    let mut pipeline = Pipeline::with_capacity(2);
+    pipeline
         .cmd("CLIENT")
         .arg("SETNAME")
         .arg(&settings.client_name);
-    questions.cmd("HELLO");
-    let answers = connection
-        .send_packed_commands(&questions, 0, 2)
+    pipeline.cmd("HELLO");
+    let replies = connection
+        .send_packed_commands(&pipeline, 0, 2)
         .await
         .map_err(|error| ConnectError::from_library(address, &error))?;
     // The reply to `CLIENT SETNAME` is ignored: the name is informational, and a user without that
     // permission can still decide.
-    match answers.into_iter().nth(1) {
-        Some(Value::Map(pairs)) => Ok(Hello::read(pairs)),
+    match replies.into_iter().nth(1) {
+        Some(Value::Map(pairs)) => Ok(HelloReply::parse(pairs)),
         Some(Value::ServerError(error)) => Err(ConnectError::from_library(address, &error.into())),
-        other => Err(ConnectError::Nonsense {
+        other => Err(ConnectError::UnexpectedReply {
             address: address.clone(),
             problem: format!("{other:?} to HELLO"),
         }),
     }
 }
 
-impl Hello {
-    fn read(pairs: Vec<(Value, Value)>) -> Self {
+impl HelloReply {
+    fn parse(pairs: Vec<(Value, Value)>) -> Self {
         let mut hello = Self::default();
         for (name, value) in pairs {
-            let (Some(name), Some(value)) = (text(&name), text(&value)) else {
+            let (Some(name), Some(value)) = (as_text(&name), as_text(&value)) else {
                 continue;
             };
             match name.as_str() {
@@ -157,7 +159,7 @@ impl Hello {
         hello
     }
 
-    fn suits(&self, address: &Address, kind: Kind) -> Result<(), ConnectError> {
+    fn verify(&self, address: &Address, kind: ServerKind) -> Result<(), ConnectError> {
         let address = || address.clone();
         let major = self.version.split('.').next().map(str::parse::<u64>);
         if !matches!(major, Some(Ok(major)) if major >= OLDEST_MAJOR) {
@@ -169,16 +171,18 @@ impl Hello {
         }
         match (kind, self.mode.as_str()) {
             (_, "sentinel") => Err(ConnectError::IsSentinel(address())),
-            (Kind::Primary, "cluster") => Err(ConnectError::IsCluster(address())),
-            (Kind::ClusterNode, "standalone") => Err(ConnectError::NotCluster(address())),
-            (Kind::Primary, _) if self.role != "master" => Err(ConnectError::Replica(address())),
+            (ServerKind::Primary, "cluster") => Err(ConnectError::IsCluster(address())),
+            (ServerKind::ClusterNode, "standalone") => Err(ConnectError::NotCluster(address())),
+            (ServerKind::Primary, _) if self.role != "master" => {
+                Err(ConnectError::Replica(address()))
+            }
             _ => Ok(()),
         }
     }
 }
 
 /// Returns the text of a simple, bulk or verbatim string.
-pub(super) fn text(value: &Value) -> Option<String> {
+pub(super) fn as_text(value: &Value) -> Option<String> {
     match value {
         Value::SimpleString(text) => Some(text.clone()),
         Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
@@ -191,15 +195,20 @@ pub(super) fn text(value: &Value) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn judged(version: &str, mode: &str, role: &str, kind: Kind) -> Result<(), ConnectError> {
+    fn verified(
+        version: &str,
+        mode: &str,
+        role: &str,
+        kind: ServerKind,
+    ) -> Result<(), ConnectError> {
         let (address, _) = Address::parse("redis://127.0.0.1:7000").unwrap();
         let [version, mode, role] = [version, mode, role].map(str::to_owned);
-        Hello {
+        HelloReply {
             version,
             mode,
             role,
         }
-        .suits(&address, kind)
+        .verify(&address, kind)
     }
 
     #[test]
@@ -207,46 +216,47 @@ mod tests {
         let info = |max: u64, policy: &str| {
             format!("# Memory\r\nused_memory:1\r\nmaxmemory:{max}\r\nmaxmemory_policy:{policy}\r\n")
         };
-        let found = evicting(&info(1_000, "allkeys-lru"));
+        let found = parse_eviction_policy(&info(1_000, "allkeys-lru"));
         assert_eq!(found.as_deref(), Some("allkeys-lru"));
-        assert_eq!(evicting(&info(0, "allkeys-lru")), None);
-        assert_eq!(evicting(&info(1_000, "noeviction")), None);
-        assert_eq!(evicting("maxmemory_policy:\r\n"), None);
-        assert_eq!(evicting(""), None);
+        assert_eq!(parse_eviction_policy(&info(0, "allkeys-lru")), None);
+        assert_eq!(parse_eviction_policy(&info(1_000, "noeviction")), None);
+        assert_eq!(parse_eviction_policy("maxmemory_policy:\r\n"), None);
+        assert_eq!(parse_eviction_policy(""), None);
     }
 
     #[test]
     fn unusable_servers_are_distinguished() {
         assert_eq!(
-            judged("7.0.15", "standalone", "master", Kind::Primary),
+            verified("7.0.15", "standalone", "master", ServerKind::Primary),
             Ok(())
         );
         assert_eq!(
-            judged("10.1.0", "cluster", "replica", Kind::ClusterNode),
+            verified("10.1.0", "cluster", "replica", ServerKind::ClusterNode),
             Ok(())
         );
-        let refused =
-            |version, mode, role, kind| judged(version, mode, role, kind).unwrap_err().to_string();
+        let refused = |version, mode, role, kind| {
+            verified(version, mode, role, kind).unwrap_err().to_string()
+        };
         for (found, advice) in [
             (
-                refused("6.2.14", "standalone", "master", Kind::Primary),
+                refused("6.2.14", "standalone", "master", ServerKind::Primary),
                 "upgrade it",
             ),
-            (refused("", "", "", Kind::Primary), "upgrade it"),
+            (refused("", "", "", ServerKind::Primary), "upgrade it"),
             (
-                refused("7.0.0", "standalone", "replica", Kind::Primary),
+                refused("7.0.0", "standalone", "replica", ServerKind::Primary),
                 "configure the primary",
             ),
             (
-                refused("7.0.0", "cluster", "master", Kind::Primary),
+                refused("7.0.0", "cluster", "master", ServerKind::Primary),
                 "redis: {cluster: [redis://127.0.0.1:7000]}",
             ),
             (
-                refused("7.0.0", "standalone", "master", Kind::ClusterNode),
+                refused("7.0.0", "standalone", "master", ServerKind::ClusterNode),
                 "redis: redis://127.0.0.1:7000",
             ),
             (
-                refused("7.0.0", "sentinel", "master", Kind::Primary),
+                refused("7.0.0", "sentinel", "master", ServerKind::Primary),
                 "redis: {sentinel: [",
             ),
         ] {
