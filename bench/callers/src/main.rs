@@ -74,7 +74,7 @@ impl Load<'_> {
             .wait_for_first_attempt()
             .await
             .expect("a reachable server");
-        let store = RedisStore::on(redis, self.prefix);
+        let store = RedisStore::new(redis, self.prefix);
         let (began, is_over) = (Instant::now(), Cell::new(false));
         let callers = (0..self.callers).map(|caller| self.call(&store, caller, &is_over));
         let end = async {

@@ -33,12 +33,12 @@ impl RedisStore {
             reason.as_bytes().to_vec(),
             bounds::MAX_BLOCKS.to_string().into_bytes(),
         ];
-        match self.index(put.to_vec()).await? {
+        match self.call_index(put.to_vec()).await? {
             Reply::Int(-1) => Ok(false),
             reply => {
-                let until = decode::integer(&reply).ok_or_else(StoreError::unreadable)?;
+                let until = decode::integer(&reply).ok_or_else(StoreError::unexpected_reply)?;
                 let until = (until > 0).then(|| Timestamp::from_micros(until));
-                self.enforce(key, Some(until)).await?;
+                self.set_block(key, Some(until)).await?;
                 Ok(true)
             }
         }
@@ -50,9 +50,10 @@ impl RedisStore {
     ///
     /// [`StoreError`] if the block was not lifted, or if the outcome is unknown. Retrying is safe.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
-        let stood = self.enforce(key, None).await?;
-        self.index(vec![b"drop".to_vec(), key.to_vec()]).await?;
-        Ok(stood)
+        let was_blocked = self.set_block(key, None).await?;
+        self.call_index(vec![b"drop".to_vec(), key.to_vec()])
+            .await?;
+        Ok(was_blocked)
     }
 
     /// Returns those of `keys` for which the index has no block in effect.
@@ -60,11 +61,11 @@ impl RedisStore {
     /// # Errors
     ///
     /// [`StoreError`] if the server cannot be queried.
-    pub(crate) async fn lifted_of(&self, keys: &[Box<[u8]>]) -> Result<Vec<Vec<u8>>, StoreError> {
+    pub(crate) async fn find_lifted(&self, keys: &[Box<[u8]>]) -> Result<Vec<Vec<u8>>, StoreError> {
         let mut verb = vec![b"lifted".to_vec()];
         verb.extend(keys.iter().map(|key| key.to_vec()));
-        let reply = self.index(verb).await?;
-        decode::keys(reply).ok_or_else(StoreError::unreadable)
+        let reply = self.call_index(verb).await?;
+        decode::keys(reply).ok_or_else(StoreError::unexpected_reply)
     }
 
     /// Returns the block on `key`, if one is in effect.
@@ -73,11 +74,11 @@ impl RedisStore {
     ///
     /// [`StoreError`] if the server cannot be queried.
     pub async fn block_on(&self, key: &[u8]) -> Result<Option<Block>, StoreError> {
-        let (now, found) = self.look_at(key).await?;
-        let Some(until) = found.standing_block(now) else {
+        let (now, stored) = self.read_value(key).await?;
+        let Some(until) = stored.active_block(now) else {
             return Ok(None);
         };
-        let entry = self.index(vec![b"get".to_vec(), key.to_vec()]).await?;
+        let entry = self.call_index(vec![b"get".to_vec(), key.to_vec()]).await?;
         let entry = decode::bytes(entry).unwrap_or_default();
         let reason = entry.get(END_BYTES..).unwrap_or_default();
         Ok(Some(Block {
@@ -93,22 +94,22 @@ impl RedisStore {
     ///
     /// [`StoreError`] if the server cannot be queried.
     pub async fn blocks(&self) -> Result<Vec<Block>, StoreError> {
-        let (now, _) = self.look_at(b"#").await?;
+        let (now, _) = self.read_value(b"#").await?;
         let (mut found, mut cursor) = (HashMap::new(), b"0".to_vec());
         loop {
-            let reply = self.index(vec![b"scan".to_vec(), cursor]).await?;
-            let (next, entries) = decode::scanned(reply).ok_or_else(StoreError::unreadable)?;
+            let reply = self.call_index(vec![b"scan".to_vec(), cursor]).await?;
+            let page = decode::scan_page(reply).ok_or_else(StoreError::unexpected_reply)?;
             // A scan may return an entry twice while Redis resizes the hash.
-            found.extend(entries);
-            if next == b"0" {
-                return Ok(standing(found, now));
+            found.extend(page.entries);
+            if page.next == b"0" {
+                return Ok(parse_entries(found, now));
             }
-            cursor = next;
+            cursor = page.next;
         }
     }
 
     /// Calls the script that maintains the index.
-    async fn index(&self, verb: Vec<Vec<u8>>) -> Result<Reply, StoreError> {
+    async fn call_index(&self, verb: Vec<Vec<u8>>) -> Result<Reply, StoreError> {
         let mut args = vec![self.instant(), self.slack_ms().to_string().into_bytes()];
         args.extend(verb);
         self.call(&scripts::BLOCK_INDEX, vec![self.index_key()], args)
@@ -117,15 +118,15 @@ impl RedisStore {
 }
 
 /// Parses the entries of the index by key, without the blocks that have ended.
-fn standing(entries: HashMap<Vec<u8>, Vec<u8>>, now: Timestamp) -> Vec<Block> {
+fn parse_entries(entries: HashMap<Vec<u8>, Vec<u8>>, now: Timestamp) -> Vec<Block> {
     entries
         .into_iter()
-        .filter_map(|(key, entry)| block(key, &entry, now))
+        .filter_map(|(key, entry)| parse_entry(key, &entry, now))
         .collect()
 }
 
 /// Parses an entry of the index; `None` if the block has ended.
-fn block(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
+fn parse_entry(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
     let (end, reason) = entry.split_at_checked(END_BYTES)?;
     let end = end.iter().fold(0, |end, byte| end << 8 | u64::from(*byte));
     (end == 0 || end > now.as_micros()).then(|| Block {
@@ -156,7 +157,7 @@ mod tests {
         ];
         let mut found = HashMap::new();
         pages.into_iter().for_each(|entries| found.extend(entries));
-        let mut blocks = standing(found, Timestamp::from_micros(5));
+        let mut blocks = parse_entries(found, Timestamp::from_micros(5));
         blocks.sort_by(|one, other| one.key.cmp(&other.key));
         let shown: Vec<_> = blocks
             .iter()

@@ -48,7 +48,7 @@ pub(crate) struct Call {
 impl Call {
     /// Splits the call into one call per key. The first `shared` arguments are common to all keys;
     /// three follow for each key.
-    pub(crate) fn each(&self, shared: usize) -> Vec<Self> {
+    pub(crate) fn split_by_key(&self, shared: usize) -> Vec<Self> {
         let (shared, of_keys) = self.args.split_at(shared.min(self.args.len()));
         let keys = self.keys.iter().zip(of_keys.chunks(3));
         keys.map(|(key, args)| Self {
@@ -72,7 +72,7 @@ pub(crate) enum Intent {
     /// Charge if admitted, and return receipts for a later refund.
     Reserve,
     /// Charge nothing; find out whether a subsequent charge would be admitted.
-    Foresee,
+    Precheck,
     /// Charge only the limits that count denied requests, because another slot has denied the
     /// request.
     Deny,
@@ -83,7 +83,7 @@ pub(crate) enum Intent {
 }
 
 impl Intent {
-    pub(crate) fn of(effect: Effect) -> Self {
+    pub(crate) fn from_effect(effect: Effect) -> Self {
         match effect {
             Effect::Charge => Self::Charge,
             Effect::Peek => Self::Peek,
@@ -93,17 +93,17 @@ impl Intent {
 
     /// Returns whether the script stores a state converted to new parameters, instead of converting
     /// it only for the reply.
-    pub(crate) fn converts(self) -> bool {
+    pub(crate) fn can_store_conversion(self) -> bool {
         matches!(self, Self::Charge | Self::Reserve | Self::Deny)
     }
 
     /// Returns the name of the task in the script.
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Charge => "charge",
             Self::Reserve => "reserve",
             Self::Deny => "deny",
-            Self::Foresee | Self::Peek => "peek",
+            Self::Precheck | Self::Peek => "peek",
             Self::Look => "look",
         }
     }

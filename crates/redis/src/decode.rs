@@ -17,25 +17,25 @@ use crate::{
 
 /// The decoded value of a key.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct StoredValue {
     /// The end of the block, 0 for a block without an end; `None` without a block.
     pub(crate) block: Option<u64>,
     /// The encoded refund ledger; empty if there is none.
     pub(crate) ledger: Vec<u8>,
     /// The value without the block and the ledger.
-    pub(crate) state: Vec<u8>,
+    pub(crate) encoded_states: Vec<u8>,
     /// The states, each with the parameters that it was stored under; `None` for a key that has
     /// spent nothing.
-    pub(crate) held: Option<Vec<(Terms, RemoteState)>>,
+    pub(crate) states: Option<Vec<StoredState>>,
     /// The lead of each state: how far it was ahead of the clock when it was written, in the
     /// encoding of `lead.rs`; 0 for a state without a lead.
     pub(crate) leads: Vec<u8>,
 }
 
-impl Found {
+impl StoredValue {
     /// Returns the end of the block in effect at `now`: `Some(None)` for a block without an end,
     /// `None` without a block.
-    pub(crate) fn standing_block(&self, now: Timestamp) -> Option<Option<Timestamp>> {
+    pub(crate) fn active_block(&self, now: Timestamp) -> Option<Option<Timestamp>> {
         match self.block? {
             0 => Some(None),
             until if until > now.as_micros() => Some(Some(Timestamp::from_micros(until))),
@@ -49,9 +49,9 @@ impl Found {
     }
 
     /// Returns the instant at which the ledger begins, in microseconds; 0 without a ledger.
-    pub(crate) fn ledger_begun(&self) -> u64 {
-        let mut begun = Input(self.ledger.get(8..).unwrap_or_default());
-        begun.wide().unwrap_or(0)
+    pub(crate) fn ledger_start(&self) -> u64 {
+        let mut start = Input(self.ledger.get(8..).unwrap_or_default());
+        start.u56().unwrap_or(0)
     }
 
     /// Returns whether a conversion to other parameters created the ledger.
@@ -62,9 +62,9 @@ impl Found {
     }
 
     /// Returns the states without their parameters.
-    pub(crate) fn states(&self) -> Option<Vec<RemoteState>> {
-        let held = self.held.as_ref()?;
-        Some(held.iter().map(|(_, held)| held.clone()).collect())
+    pub(crate) fn remote_states(&self) -> Option<Vec<RemoteState>> {
+        let states = self.states.as_ref()?;
+        Some(states.iter().map(|(_, state)| state.clone()).collect())
     }
 }
 
@@ -72,27 +72,27 @@ impl Found {
 pub(crate) fn kept_until(ledger: &[u8]) -> Timestamp {
     let mut until = Input(ledger.get(1..).unwrap_or_default());
     until
-        .wide()
+        .u56()
         .map_or_else(|_| Timestamp::default(), Timestamp::from_micros)
 }
 
 /// Decodes the value under `key`.
-pub(crate) fn found(key: &[u8], bytes: &[u8]) -> Result<Found, StoreError> {
-    value(bytes).map_err(|problem| StoreError::Foreign {
+pub(crate) fn stored_value(key: &[u8], bytes: &[u8]) -> Result<StoredValue, StoreError> {
+    parse_value(bytes).map_err(|problem| StoreError::Foreign {
         key: key.escape_ascii().to_string(),
         problem: problem.to_owned(),
     })
 }
 
 /// Decodes a value; the error says what is wrong with it.
-fn value(bytes: &[u8]) -> Result<Found, &'static str> {
-    let mut found = Found::default();
+fn parse_value(bytes: &[u8]) -> Result<StoredValue, &'static str> {
+    let mut stored = StoredValue::default();
     let Some((first, rest)) = bytes.split_first() else {
-        return Ok(found);
+        return Ok(stored);
     };
     let mut input = Input(rest);
     if first & BLOCKED != 0 {
-        found.block = Some(input.wide()?);
+        stored.block = Some(input.u56()?);
     }
     if first & HAS_LEDGER != 0 {
         let sums = input.0.first().ok_or("it is too short")?;
@@ -101,16 +101,16 @@ fn value(bytes: &[u8]) -> Result<Found, &'static str> {
             .0
             .split_at_checked(length)
             .ok_or("its ledger is too short")?;
-        found.ledger = ledger.to_vec();
+        stored.ledger = ledger.to_vec();
         input = Input(rest);
     }
     if !input.0.is_empty() {
-        found.state = [&[first & !(BLOCKED | HAS_LEDGER)], input.0].concat();
-        let states = Input(&found.state).states()?;
-        let (held, leads) = states.into_iter().unzip();
-        (found.held, found.leads) = (Some(held), leads);
+        stored.encoded_states = [&[first & !(BLOCKED | HAS_LEDGER)], input.0].concat();
+        let states = Input(&stored.encoded_states).states()?;
+        let (states, leads) = states.into_iter().unzip();
+        (stored.states, stored.leads) = (Some(states), leads);
     }
-    Ok(found)
+    Ok(stored)
 }
 
 /// Mask of a running sum of a log, which is counted modulo 2^24.
@@ -127,7 +127,7 @@ fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
 }
 
 /// A state and the parameters that it was stored under.
-type State = (Terms, RemoteState);
+pub(crate) type StoredState = (Terms, RemoteState);
 
 /// Bytes that are still to be read.
 struct Input<'b>(&'b [u8]);
@@ -143,7 +143,7 @@ impl Input<'_> {
 
     /// Reads the states of a value without a block and a ledger, each with its parameters and its
     /// lead.
-    fn states(mut self) -> Result<Vec<(State, u8)>, &'static str> {
+    fn states(mut self) -> Result<Vec<(StoredState, u8)>, &'static str> {
         let mut kinds = Vec::new();
         if self.0.first() == Some(&SEVERAL) {
             self.number(1)?;
@@ -159,12 +159,12 @@ impl Input<'_> {
                 Terms::Gcra { denominator, .. } => bytes_below(denominator),
                 _ => 0,
             };
-            let held = self.state(kernel, usize::from(fraction_bytes))?;
-            let lead = match held {
+            let state = self.state(kernel, usize::from(fraction_bytes))?;
+            let lead = match state {
                 RemoteState::Gcra(_) | RemoteState::Interval { .. } => self.number(1)?,
                 _ => 0,
             };
-            states.push(((terms, held), u8::try_from(lead).unwrap_or(u8::MAX)));
+            states.push(((terms, state), u8::try_from(lead).unwrap_or(u8::MAX)));
         }
         if self.0.is_empty() {
             Ok(states)
@@ -196,7 +196,7 @@ impl Input<'_> {
                 encode::unit_of(count, RATE_PERIODS[period])
             }
             (kernel::SCHEDULE, 2) => {
-                let (numerator, denominator) = (self.wide()?, self.wide()?);
+                let (numerator, denominator) = (self.u56()?, self.u56()?);
                 self.number(1)?;
                 Terms::Gcra {
                     numerator,
@@ -208,14 +208,14 @@ impl Input<'_> {
                 every: self.scaled(4)?,
             },
             (kernel::INTERVAL, 2) => Terms::Interval {
-                refill: self.wide()?,
-                every: self.wide()?,
+                refill: self.u56()?,
+                every: self.u56()?,
             },
             (kernel::WINDOW, 1) => Terms::FirstRequest {
                 window: self.scaled(4)?,
             },
             (kernel::WINDOW, 2) => Terms::FirstRequest {
-                window: self.wide()?,
+                window: self.u56()?,
             },
             (kernel::WINDOW..=kernel::LEASE, 0) => {
                 Terms::Digest(u32::try_from(self.number(4)?).unwrap_or(0))
@@ -248,18 +248,18 @@ impl Input<'_> {
                 part: self.number(fraction_bytes)?,
             })),
             kernel::INTERVAL => Ok(RemoteState::Interval {
-                full_at: self.wide()?,
-                last: self.wide()?,
+                full_at: self.u56()?,
+                last: self.u56()?,
             }),
             kernel::WINDOW => Ok(RemoteState::Window {
-                count: self.wide()?,
-                end: self.wide()?,
+                count: self.u56()?,
+                end: self.u56()?,
             }),
             kernel::WEIGHTED => Ok(RemoteState::Weighted {
-                index: self.wide()?,
-                previous: self.wide()?,
-                current: self.wide()?,
-                window: self.wide()?,
+                index: self.u56()?,
+                previous: self.u56()?,
+                current: self.u56()?,
+                window: self.u56()?,
             }),
             kernel::BUCKETS => self.buckets(),
             kernel::LOG => {
@@ -275,8 +275,8 @@ impl Input<'_> {
     }
 
     fn buckets(&mut self) -> Result<RemoteState, &'static str> {
-        let (newest, width, _) = (self.wide()?, self.wide()?, self.wide()?);
-        let counts: Result<Vec<u64>, _> = (0..self.number(2)?).map(|_| self.wide()).collect();
+        let (newest, width, _) = (self.u56()?, self.u56()?, self.u56()?);
+        let counts: Result<Vec<u64>, _> = (0..self.number(2)?).map(|_| self.u56()).collect();
         Ok(RemoteState::Buckets {
             newest,
             width,
@@ -286,7 +286,7 @@ impl Input<'_> {
 
     /// Reads the longest window of a log, and its entries.
     fn log(&mut self) -> Result<(u64, Stamps), &'static str> {
-        let (longest, entries) = (self.wide()?, self.number(4)?);
+        let (longest, entries) = (self.u56()?, self.number(4)?);
         let (windows, mut sum) = (self.number(1)?, self.number(3)?);
         for _ in 0..windows {
             self.number(7)?;
@@ -294,7 +294,7 @@ impl Input<'_> {
         }
         let mut stamps = Vec::new();
         for _ in 0..entries {
-            let (at, before) = (self.wide()?, sum);
+            let (at, before) = (self.u56()?, sum);
             sum = self.number(3)?;
             let mut cost = sum.wrapping_sub(before) & SUMS;
             // `log_alone.lua` joins entries, so the cost of one may exceed that of a single stamp.
@@ -308,14 +308,14 @@ impl Input<'_> {
     }
 
     /// Reads an instant or a count.
-    fn wide(&mut self) -> Result<u64, &'static str> {
+    fn u56(&mut self) -> Result<u64, &'static str> {
         self.number(7)
     }
 }
 
 /// The reply of the script `check`.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Checked {
+pub(crate) enum CheckReply {
     /// The script made a decision: the values on which it is based, and the receipts of a
     /// reservation.
     Decided {
@@ -336,27 +336,27 @@ pub(crate) enum Checked {
         values: Vec<Vec<u8>>,
     },
     /// The instant is outside the calendar windows in the program; nothing was decided.
-    Lost { now: Timestamp },
+    OutsideCalendar { now: Timestamp },
     /// The slot of the keys is migrating and some keys are on another node already; nothing was
     /// decided.
-    Split,
+    SplitSlot,
 }
 
-impl Checked {
+impl CheckReply {
     /// Returns the server's instant, if the script ran.
     pub(crate) fn now(&self) -> Option<Timestamp> {
         match self {
-            Self::Split => None,
+            Self::SplitSlot => None,
             Self::Decided { now, .. }
             | Self::Blocked { now, .. }
             | Self::Outdated { now, .. }
-            | Self::Lost { now } => Some(*now),
+            | Self::OutsideCalendar { now } => Some(*now),
         }
     }
 }
 
 /// Decodes the reply of `check` on this number of charges.
-pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
+pub(crate) fn check_reply(reply: Reply, charges: usize) -> Option<CheckReply> {
     let Reply::Array(parts) = reply else {
         return None;
     };
@@ -367,10 +367,10 @@ pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
         let charge = usize::try_from(integer(&parts.next()?)?).ok()?;
         let until = integer(&parts.next()?)?;
         let until = (until > 0).then(|| Timestamp::from_micros(until));
-        return (charge < charges).then_some(Checked::Blocked { now, charge, until });
+        return (charge < charges).then_some(CheckReply::Blocked { now, charge, until });
     }
     if outcome == 4 {
-        return Some(Checked::Lost { now });
+        return Some(CheckReply::OutsideCalendar { now });
     }
     let mut values: Vec<Vec<u8>> = parts.map(bytes).collect::<Option<_>>()?;
     let receipts = values.split_off(charges.min(values.len()));
@@ -379,13 +379,13 @@ pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
         return None;
     }
     match outcome {
-        0 | 1 => Some(Checked::Decided {
+        0 | 1 => Some(CheckReply::Decided {
             admitted: outcome == 1,
             now,
             values,
             receipts,
         }),
-        2 => Some(Checked::Outdated { now, values }),
+        2 => Some(CheckReply::Outdated { now, values }),
         _ => None,
     }
 }
@@ -395,29 +395,29 @@ type Stamps = Vec<(u64, u64)>;
 
 /// The reply of a script that decides a single key.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Alone {
+pub(crate) enum FastPathReply {
     /// The script made a decision: how far the arrival time was ahead of the clock before it, in
     /// microseconds.
-    Ahead(u64),
+    AheadBy(u64),
     /// The script made a decision: its instant, and the value before it.
     Decided { now: Timestamp, value: Vec<u8> },
     /// The script made no decision, because the value has another header.
-    Other { now: Timestamp, value: Vec<u8> },
+    UnknownHeader { now: Timestamp, value: Vec<u8> },
 }
 
 /// Decodes the reply of such a script.
-pub(crate) fn alone(reply: Reply) -> Option<Alone> {
+pub(crate) fn fast_path_reply(reply: Reply) -> Option<FastPathReply> {
     match reply {
-        Reply::Int(_) => integer(&reply).map(Alone::Ahead),
+        Reply::Int(_) => integer(&reply).map(FastPathReply::AheadBy),
         Reply::BulkString(mut now) => {
             let value = now.split_off(now.len().min(7));
-            let now = Timestamp::from_micros(Input(&now).wide().ok()?);
-            Some(Alone::Decided { now, value })
+            let now = Timestamp::from_micros(Input(&now).u56().ok()?);
+            Some(FastPathReply::Decided { now, value })
         }
         Reply::Array(parts) => {
             let [value, now] = <[Reply; 2]>::try_from(parts).ok()?;
             let (now, value) = (Timestamp::from_micros(integer(&now)?), bytes(value)?);
-            Some(Alone::Other { now, value })
+            Some(FastPathReply::UnknownHeader { now, value })
         }
         _ => None,
     }
@@ -434,40 +434,60 @@ pub(crate) fn values(reply: Reply, keys: usize) -> Option<(Timestamp, Vec<Vec<u8
     (values.len() == keys).then_some((now, values))
 }
 
-/// Decodes the reply of `renew` for this number of charges: for each charge, whether its leases are
-/// held, and its receipt.
-pub(crate) fn renewed(reply: Reply, charges: usize) -> Option<Vec<(bool, Vec<u8>)>> {
-    let Reply::Array(answers) = reply else {
+/// The result of renewing the leases of one charge.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ChargeRenewal {
+    /// Whether the leases are held.
+    pub(crate) is_held: bool,
+    /// The new receipt of the charge.
+    pub(crate) receipt: Vec<u8>,
+}
+
+/// Decodes the reply of `renew` for this number of charges.
+pub(crate) fn renewals(reply: Reply, charges: usize) -> Option<Vec<ChargeRenewal>> {
+    let Reply::Array(replies) = reply else {
         return None;
     };
-    let answer = |answer: Reply| {
-        let Reply::Array(parts) = answer else {
+    let renewal = |reply: Reply| {
+        let Reply::Array(parts) = reply else {
             return None;
         };
         let [held, receipt] = <[Reply; 2]>::try_from(parts).ok()?;
-        Some((integer(&held)? == 1, bytes(receipt)?))
+        Some(ChargeRenewal {
+            is_held: integer(&held)? == 1,
+            receipt: bytes(receipt)?,
+        })
     };
-    let answers: Vec<_> = answers.into_iter().map(answer).collect::<Option<_>>()?;
-    (answers.len() == charges).then_some(answers)
+    let renewals: Vec<_> = replies.into_iter().map(renewal).collect::<Option<_>>()?;
+    (renewals.len() == charges).then_some(renewals)
 }
 
-/// The next cursor of a scan, and the keys and values that it returned.
-type Scanned = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>);
+/// A page of a scan.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ScanPage {
+    /// The cursor of the next page.
+    pub(crate) next: Vec<u8>,
+    /// Keys and values.
+    pub(crate) entries: Vec<(Vec<u8>, Vec<u8>)>,
+}
 
 /// Decodes the reply of a scan.
-pub(crate) fn scanned(reply: Reply) -> Option<Scanned> {
+pub(crate) fn scan_page(reply: Reply) -> Option<ScanPage> {
     let Reply::Array(parts) = reply else {
         return None;
     };
-    let [cursor, Reply::Array(entries)] = <[Reply; 2]>::try_from(parts).ok()? else {
+    let [next, Reply::Array(entries)] = <[Reply; 2]>::try_from(parts).ok()? else {
         return None;
     };
-    let mut entries = entries.into_iter().map(bytes);
-    let mut pairs = Vec::new();
-    while let Some(key) = entries.next() {
-        pairs.push((key?, entries.next()??));
+    let mut items = entries.into_iter().map(bytes);
+    let mut entries = Vec::new();
+    while let Some(key) = items.next() {
+        entries.push((key?, items.next()??));
     }
-    Some((bytes(cursor)?, pairs))
+    Some(ScanPage {
+        next: bytes(next)?,
+        entries,
+    })
 }
 
 /// Decodes a list of keys.

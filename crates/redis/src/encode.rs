@@ -45,7 +45,7 @@ use tidegate_core::{
 };
 
 use crate::{
-    decode::{Found, SUMS},
+    decode::{SUMS, StoredValue},
     lead::lead_of,
 };
 
@@ -233,12 +233,12 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
 /// A receipt from before the conversion does not name this ledger, and is not refunded, also if the
 /// parameters are changed back: in between, the charge may have drained at another rate. The ledger
 /// is kept until such a charge would have drained without the conversion.
-pub(crate) fn converted_ledger(found: &Found, now: Timestamp) -> Vec<u8> {
+pub(crate) fn converted_ledger(found: &StoredValue, now: Timestamp) -> Vec<u8> {
     let until = refundable_until(found).max(found.ledger_until());
     let mut ledger = Vec::new();
     if until > now {
         // Each conversion has an instant of its own, which identifies it.
-        let begun = now.as_micros().max(found.ledger_begun().saturating_add(1));
+        let begun = now.as_micros().max(found.ledger_start().saturating_add(1));
         put(&mut ledger, u64::from(CONVERTED), 1);
         put(&mut ledger, until.as_micros(), 7);
         put(&mut ledger, begun, 7);
@@ -248,8 +248,8 @@ pub(crate) fn converted_ledger(found: &Found, now: Timestamp) -> Vec<u8> {
 
 /// Returns when everything in the states of `found` has expired that a refund could take from them.
 /// Leases are found by when they began, and released under any parameters.
-fn refundable_until(found: &Found) -> Timestamp {
-    let held = found.held.iter().flatten().map(|(_, held)| held);
+fn refundable_until(found: &StoredValue) -> Timestamp {
+    let held = found.states.iter().flatten().map(|(_, held)| held);
     let refundable = held.filter(|held| !matches!(held, RemoteState::Lease { .. }));
     let refundable: Vec<RemoteState> = refundable.cloned().collect();
     remote_eval::expires(&refundable)
@@ -261,7 +261,7 @@ fn refundable_until(found: &Found) -> Timestamp {
 /// Leases that were acquired by that clock count as acquired at `now`, which the ledger stores. It
 /// is kept for at least the duration of a lease, so that receipts still find them. If the states
 /// were converted, too, the ledger is also kept until charges from before that have expired.
-pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &Found, now: Timestamp) -> Vec<u8> {
+pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &StoredValue, now: Timestamp) -> Vec<u8> {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     let count = members.len() as u64;
     let leases = members.filter_map(|member| match member.numbers {
@@ -271,7 +271,7 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &Found, now: Timestamp)
     let kept = leases.fold(LEDGER_MICROS, u64::max);
     let mut until = now.after(Span::from_micros(kept));
     // The charges in a state are refunded by the parameters that they were made under.
-    let is_same = found.state.starts_with(&head(charge));
+    let is_same = found.encoded_states.starts_with(&head(charge));
     if !is_same {
         // The instants of the clock that was ahead say nothing beyond a window from now.
         let windows = charge.limits.iter().map(Limit::window);
@@ -284,7 +284,7 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &Found, now: Timestamp)
         let length = found
             .ledger_until()
             .as_micros()
-            .saturating_sub(found.ledger_begun());
+            .saturating_sub(found.ledger_start());
         let latest = now.after(Span::from_micros(length));
         until = until.max(found.ledger_until().min(latest));
     }
@@ -532,11 +532,11 @@ mod tests {
             let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
             let held = RemoteState::Gcra(Exact { whole: START + ahead, part: 0 });
             let value = value(&charge, std::slice::from_ref(&held), Timestamp::from_micros(START));
-            let found = decode::found(b"key", &value).unwrap();
+            let found = decode::stored_value(b"key", &value).unwrap();
             let terms = remote_eval::terms(&limits).next().unwrap();
             prop_assert_eq!(found.leads, [lead_of(ahead)]);
-            prop_assert_eq!(found.held, Some(vec![(terms, held)]));
-            prop_assert_eq!(found.state, value);
+            prop_assert_eq!(found.states, Some(vec![(terms, held)]));
+            prop_assert_eq!(found.encoded_states, value);
         }
     }
 

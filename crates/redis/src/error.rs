@@ -30,18 +30,18 @@ pub enum StoreError {
 
 impl StoreError {
     /// Other clients changed the same keys during every attempt.
-    pub(crate) fn overtaken() -> Self {
+    pub(crate) fn contended() -> Self {
         let problem = "other clients changed the same keys during every attempt";
         Self::NotExecuted(problem.to_owned())
     }
 
     /// Several charges need one script call, but their keys are on two nodes.
-    pub(crate) fn split() -> Self {
+    pub(crate) fn slot_migrating() -> Self {
         let problem = "the slot of the keys is moving to another node";
         Self::NotExecuted(problem.to_owned())
     }
 
-    pub(crate) fn unreadable() -> Self {
+    pub(crate) fn unexpected_reply() -> Self {
         let problem = "unexpected reply from the script; is there a proxy in between?";
         Self::Unknown(problem.to_owned())
     }

@@ -15,7 +15,7 @@ pub(crate) enum ExecError {
     /// The script did not run, and may succeed on another try.
     NotExecuted(String),
     /// The script did not run, because some of its keys have already migrated to another node.
-    Split(String),
+    SplitSlot(String),
     /// The script may have run. It is never sent again.
     Unknown(String),
     /// The server refuses the call, and will refuse it again.
@@ -26,9 +26,11 @@ pub(crate) enum ExecError {
 
 impl ExecError {
     /// Converts the error to a [`StoreError`] about the keys of `call`.
-    pub(crate) fn of(self, call: &Call) -> StoreError {
+    pub(crate) fn into_store_error(self, call: &Call) -> StoreError {
         match self {
-            Self::NotExecuted(problem) | Self::Split(problem) => StoreError::NotExecuted(problem),
+            Self::NotExecuted(problem) | Self::SplitSlot(problem) => {
+                StoreError::NotExecuted(problem)
+            }
             Self::Unknown(problem) => StoreError::Unknown(problem),
             Self::Refused(problem) => StoreError::Refused(problem),
             Self::WrongType => {
@@ -74,14 +76,14 @@ pub(crate) fn command(call: &Call, form: ScriptForm) -> Cmd {
 }
 
 /// Returns whether the server does not know the script, and so did not run it.
-pub(crate) fn is_no_script(answer: &Value) -> bool {
-    matches!(answer, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+pub(crate) fn is_no_script(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
 /// Returns the reply, or an error that says whether the script ran.
-pub(crate) fn parse_reply(answer: Value) -> Result<Reply, ExecError> {
-    let Value::ServerError(error) = answer else {
-        return Ok(answer);
+pub(crate) fn parse_reply(reply: Value) -> Result<Reply, ExecError> {
+    let Value::ServerError(error) = reply else {
+        return Ok(reply);
     };
     let kind = error.kind();
     // An error raised inside a script has its code in the middle of the text.
@@ -103,7 +105,7 @@ pub(crate) fn parse_reply(answer: Value) -> Result<Reply, ExecError> {
     };
     let problem = RedisError::from(error).to_string();
     Err(match kind {
-        Some(ServerErrorKind::TryAgain) => ExecError::Split(problem),
+        Some(ServerErrorKind::TryAgain) => ExecError::SplitSlot(problem),
         Some(
             ServerErrorKind::BusyLoading
             | ServerErrorKind::ClusterDown

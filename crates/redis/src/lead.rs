@@ -22,7 +22,7 @@ use tidegate_core::{
     remote_eval::{self, CLOCK_JUMP, Numbers, RemoteState, Replay, Terms},
 };
 
-use crate::{decode::Found, encode};
+use crate::{decode::StoredValue, encode};
 
 /// The unit of a lead is 2^19 microseconds, about half a second.
 const UNIT_BITS: u32 = 19;
@@ -54,7 +54,7 @@ fn is_led(end: u64, lead: u8, now: Timestamp) -> bool {
     end.saturating_sub(now.as_micros()) > longest(lead) + CLOCK_JUMP.as_micros()
 }
 
-impl Found {
+impl StoredValue {
     /// Opens a replay of `charge` on the states. They are clamped if a clock that was ahead has
     /// written them.
     pub(crate) fn replay<'a>(
@@ -63,11 +63,11 @@ impl Found {
         now: Timestamp,
         effect: Effect,
     ) -> Replay<'a> {
-        match self.held.clone() {
-            Some(held) if self.is_from_ahead(charge, now) => {
-                Replay::open_clamped(charge, held, now, effect)
+        match self.states.clone() {
+            Some(states) if self.is_from_ahead(charge, now) => {
+                Replay::open_clamped(charge, states, now, effect)
             }
-            held => Replay::open(charge, held, now, effect),
+            states => Replay::open(charge, states, now, effect),
         }
     }
 
@@ -76,29 +76,33 @@ impl Found {
     /// A schedule that is within the limits of `charge` at `now` does not count. The scripts make
     /// the same check, so every state that they return without a decision is clamped.
     pub(crate) fn is_from_ahead(&self, charge: &Charge<'_>, now: Timestamp) -> bool {
-        let Some(held) = &self.held else {
+        let Some(states) = &self.states else {
             return false;
         };
-        let is_same = self.state.starts_with(&encode::head(charge));
+        let is_same = self.encoded_states.starts_with(&encode::head(charge));
         let mut members = remote_eval::numbers(charge.limits, charge.cost);
-        held.iter().zip(&self.leads).any(|((terms, held), lead)| {
-            let numbers = members.next().filter(|_| is_same);
-            let numbers = numbers.map(|member| member.numbers);
-            is_from_ahead((terms, held), *lead, numbers.as_ref(), now)
-        })
+        states
+            .iter()
+            .zip(&self.leads)
+            .any(|((terms, state), lead)| {
+                let numbers = members.next().filter(|_| is_same);
+                let numbers = numbers.map(|member| member.numbers);
+                is_from_ahead(terms, state, *lead, numbers.as_ref(), now)
+            })
     }
 }
 
-/// Works like [`Found::is_from_ahead`], for one state. `numbers` are the parameters of the limits
-/// if the state was stored under them.
+/// Works like [`StoredValue::is_from_ahead`], for one state. `numbers` are the parameters of the
+/// limits if the state was stored under them.
 fn is_from_ahead(
-    (terms, held): (&Terms, &RemoteState),
+    terms: &Terms,
+    state: &RemoteState,
     lead: u8,
     numbers: Option<&Numbers<'_>>,
     now: Timestamp,
 ) -> bool {
     let latest = now.after(CLOCK_JUMP);
-    match held {
+    match state {
         RemoteState::Gcra(arrival) => {
             let is_beyond = match numbers {
                 Some(Numbers::Gcra { tau, .. }) => {

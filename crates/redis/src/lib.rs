@@ -42,24 +42,24 @@
 //! The whole log is read by every peek, and by every decision if the log counts denied requests or
 //! is combined with other algorithms; `docs/fleet.md` has the cost of that.
 
-mod alone;
-mod amend;
-mod apart;
 mod blocks;
 mod call;
+mod cas;
 mod client;
+mod cross_slot;
 mod decode;
+mod denial_hint;
 mod encode;
 mod error;
 mod exec;
+mod fast_path;
 mod fleet;
 mod layout;
 mod lead;
-mod places;
+mod renew;
 mod reserve;
 mod scripts;
 mod store;
-mod wary;
 
 pub use self::{
     client::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},

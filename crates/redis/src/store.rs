@@ -16,15 +16,15 @@ use tokio::runtime::Handle;
 
 use crate::{
     Address, ConnectError, Redis, RedisReceipt, Settings, Topology,
-    alone::Attempt,
-    apart::Part,
     call::{Call, Intent, Reply, Script},
-    decode::{self, Checked},
+    cross_slot::SlotGroup,
+    decode::{self, CheckReply},
+    denial_hint::DenialHints,
     encode,
     error::StoreError,
     exec::{ExecError, Executor},
+    fast_path::FastPathResult,
     layout, scripts,
-    wary::Wariness,
 };
 
 /// Attempts per decision. A decision starts over if states must be converted while other clients
@@ -33,7 +33,7 @@ pub(crate) const MAX_TRIES: usize = 8;
 
 /// The decision after the last attempt: nothing was charged, because other clients were admitted in
 /// between.
-pub(crate) const OVERTAKEN: Decision = Decision::Full {
+pub(crate) const CONTENDED: Decision = Decision::Full {
     retry_after: Retry::After(Span::from_micros(100_000)),
 };
 
@@ -58,15 +58,15 @@ pub struct RedisStore {
     pinned: Arc<AtomicU64>,
     /// The instant of the latest decision. The windows of a calendar are computed around it.
     latest: Arc<AtomicU64>,
-    pub(crate) wariness: Arc<Wariness>,
+    pub(crate) denial_hints: Arc<DenialHints>,
 }
 
 impl RedisStore {
     /// Creates a store on `redis`. Its keys begin with `prefix`, so that several stores can share a
     /// server.
     #[must_use]
-    pub fn on(redis: Arc<Redis>, prefix: &str) -> Self {
-        Self::new(redis, prefix.as_bytes())
+    pub fn new(redis: Arc<Redis>, prefix: &str) -> Self {
+        Self::with_executor(redis, prefix.as_bytes())
     }
 
     /// Connects to the single server at `url`, `redis://127.0.0.1:6379` or
@@ -87,17 +87,17 @@ impl RedisStore {
         let redis = Redis::start(settings, &Handle::current());
         let refused = |error: ConnectError| StoreError::NotExecuted(error.to_string());
         redis.wait_for_first_attempt().await.map_err(refused)?;
-        Ok(Self::on(Arc::new(redis), prefix))
+        Ok(Self::new(Arc::new(redis), prefix))
     }
 
     /// Creates a store that runs its scripts on `executor`.
-    pub(crate) fn new(executor: Arc<dyn Executor>, prefix: &[u8]) -> Self {
+    pub(crate) fn with_executor(executor: Arc<dyn Executor>, prefix: &[u8]) -> Self {
         Self {
             executor,
             prefix: prefix.into(),
             pinned: Arc::new(AtomicU64::new(UNPINNED)),
             latest: Arc::default(),
-            wariness: Arc::default(),
+            denial_hints: Arc::default(),
         }
     }
 
@@ -137,34 +137,38 @@ impl RedisStore {
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decision, StoreError> {
-        self.decide((charges, effect), outcomes, None).await
+        self.decide(charges, effect, outcomes, None).await
     }
 
     /// Decides charges, and writes the receipts of the charges into `receipt` if there is one.
     pub(crate) async fn decide(
         &self,
-        asked: (&[Charge<'_>], Effect),
+        charges: &[Charge<'_>],
+        effect: Effect,
         outcomes: &mut Vec<Outcome>,
         receipt: Option<&mut RedisReceipt>,
     ) -> Result<Decision, StoreError> {
-        let (charges, _) = asked;
         if charges.len() > 1 && has_repeated_key(charges) {
             outcomes.clear();
             return Ok(Decision::REPEATED_KEY);
         }
         if charges.len() > 1 && self.executor.is_cluster() {
-            let parts = self.parts(charges);
-            if parts.len() > 1 {
-                return self.check_apart(asked, &parts, outcomes, receipt).await;
+            let groups = self.slot_groups(charges);
+            if groups.len() > 1 {
+                return self
+                    .check_across_slots(charges, effect, &groups, outcomes, receipt)
+                    .await;
             }
         }
-        self.check_together(asked, outcomes, receipt).await
+        self.check_in_one_call(charges, effect, outcomes, receipt)
+            .await
     }
 
     /// Decides charges whose keys can be in one script call.
-    async fn check_together(
+    async fn check_in_one_call(
         &self,
-        (charges, effect): (&[Charge<'_>], Effect),
+        charges: &[Charge<'_>],
+        effect: Effect,
         outcomes: &mut Vec<Outcome>,
         receipt: Option<&mut RedisReceipt>,
     ) -> Result<Decision, StoreError> {
@@ -174,55 +178,55 @@ impl RedisStore {
         }
         let intent = match receipt {
             Some(_) => Intent::Reserve,
-            None => Intent::of(effect),
+            None => Intent::from_effect(effect),
         };
         let mut conversions = Conversions::default();
         if let ([charge], Intent::Charge) = (charges, intent) {
-            match self.check_alone(charge, outcomes).await? {
-                Attempt::Decided(decision) => return Ok(decision),
-                Attempt::Other(now, value) => {
+            match self.try_fast_path(charge, outcomes).await? {
+                FastPathResult::Decided(decision) => return Ok(decision),
+                FastPathResult::UnknownHeader { now, value } => {
                     conversions = self.conversions(charges, vec![value], now, intent)?;
                 }
-                Attempt::Unsuited => {}
+                FastPathResult::Unsupported => {}
             }
         }
         for _ in 0..MAX_TRIES {
-            let call = self.question(charges, intent, &conversions);
-            match self.put(&call, charges.len()).await? {
-                Checked::Blocked { now, charge, until } => {
+            let call = self.check_call(charges, intent, &conversions);
+            match self.run_check(&call, charges.len()).await? {
+                CheckReply::Blocked { now, charge, until } => {
                     return Ok(Decision::blocked(charge, until, now));
                 }
-                Checked::Outdated { now, values } if intent.converts() => {
+                CheckReply::Outdated { now, values } if intent.can_store_conversion() => {
                     conversions = self.conversions(charges, values, now, intent)?;
                 }
-                Checked::Lost { .. } => {}
-                Checked::Split => {
-                    let parts = Part::each(charges);
+                CheckReply::OutsideCalendar { .. } => {}
+                CheckReply::SplitSlot => {
+                    let groups = SlotGroup::one_per_charge(charges);
                     return self
-                        .check_apart((charges, effect), &parts, outcomes, receipt)
+                        .check_across_slots(charges, effect, &groups, outcomes, receipt)
                         .await;
                 }
-                Checked::Decided {
+                CheckReply::Decided {
                     now,
                     values,
                     receipts,
                     ..
                 } => {
                     if let Some(receipt) = receipt {
-                        receipt.of_charges = receipts;
+                        receipt.charges = receipts;
                     }
-                    let settled = self.replay(charges, &values, now, intent)?;
-                    let decision = settled.report(now, outcomes);
+                    let replayed = self.replay(charges, &values, now, intent)?;
+                    let decision = replayed.report(now, outcomes);
                     conversions.lengthen_waits(charges, &values, outcomes);
                     return Ok(decision);
                 }
-                Checked::Outdated { now, values } => {
-                    let settled = self.replay(charges, &values, now, intent)?;
-                    return Ok(settled.report(now, outcomes));
+                CheckReply::Outdated { now, values } => {
+                    let replayed = self.replay(charges, &values, now, intent)?;
+                    return Ok(replayed.report(now, outcomes));
                 }
             }
         }
-        Ok(OVERTAKEN)
+        Ok(CONTENDED)
     }
 
     /// Converts the values of `charges` that were stored under other parameters to those of the
@@ -235,33 +239,33 @@ impl RedisStore {
         intent: Intent,
     ) -> Result<Conversions, StoreError> {
         let converted = charges.iter().zip(values).map(|(charge, value)| {
-            let found = decode::found(&self.key(charge.key), &value)?;
-            let is_same = found.state.starts_with(&encode::head(charge));
-            let is_from_ahead = found.is_from_ahead(charge, now);
-            if found.state.is_empty() || is_same && !is_from_ahead {
+            let stored = decode::stored_value(&self.key(charge.key), &value)?;
+            let is_same = stored.encoded_states.starts_with(&encode::head(charge));
+            let is_from_ahead = stored.is_from_ahead(charge, now);
+            if stored.encoded_states.is_empty() || is_same && !is_from_ahead {
                 return Ok(None);
             }
-            let replay = found.replay(charge, now, Effect::Charge);
-            let (held, expires) = replay.states();
-            let reserves = intent == Intent::Reserve || !found.ledger.is_empty();
+            let replay = stored.replay(charge, now, Effect::Charge);
+            let (states, expires) = replay.states();
+            let reserves = intent == Intent::Reserve || !stored.ledger.is_empty();
             let ledger = if !is_from_ahead {
-                encode::converted_ledger(&found, now)
+                encode::converted_ledger(&stored, now)
             } else if reserves || !is_same || charge.limits.has_slots() {
-                encode::clamped_ledger(charge, &found, now)
+                encode::clamped_ledger(charge, &stored, now)
             } else {
                 Vec::new()
             };
             // The ledger alone is no reason to keep a conversion of which nothing is left.
-            let keeps_until = if expires > now {
+            let keep_until = if expires > now {
                 expires.max(decode::kept_until(&ledger))
             } else {
                 expires
             };
-            let state = encode::sealed(None, &ledger, &encode::value(charge, &held, now));
+            let converted = encode::sealed(None, &ledger, &encode::value(charge, &states, now));
             Ok(Some(Conversion {
-                found: value,
-                state,
-                keeps_until: replay.is_exact().then_some(keeps_until),
+                stored: value,
+                converted,
+                keep_until: replay.is_exact().then_some(keep_until),
                 waits: replay.inexact().to_vec(),
             }))
         });
@@ -269,7 +273,7 @@ impl RedisStore {
     }
 
     /// Builds the call of the script `check` for charges whose keys share a cluster slot.
-    pub(crate) fn question(
+    pub(crate) fn check_call(
         &self,
         charges: &[Charge<'_>],
         intent: Intent,
@@ -278,13 +282,14 @@ impl RedisStore {
         let keys = self.keys(charges);
         let mut args = vec![
             self.instant(),
-            intent.word().as_bytes().to_vec(),
+            intent.name().as_bytes().to_vec(),
             self.slack_ms().to_string().into_bytes(),
         ];
         for charge in charges {
-            args.push(encode::program(charge, self.around()));
+            args.push(encode::program(charge, self.latest_time()));
         }
-        let on_late_reply = (intent == Intent::Reserve).then(|| self.giving_back(&keys, &args));
+        let on_late_reply =
+            (intent == Intent::Reserve).then(|| self.refund_on_late_reply(&keys, &args));
         for conversion in &conversions.0 {
             args.extend(Conversion::args(conversion.as_ref()));
         }
@@ -301,16 +306,20 @@ impl RedisStore {
     }
 
     /// Runs a call of `check` on this number of charges.
-    pub(crate) async fn put(&self, call: &Call, charges: usize) -> Result<Checked, StoreError> {
+    pub(crate) async fn run_check(
+        &self,
+        call: &Call,
+        charges: usize,
+    ) -> Result<CheckReply, StoreError> {
         let reply = match self.run_once(call).await {
-            Err(ExecError::Split(_)) if charges > 1 => return Ok(Checked::Split),
-            reply => reply.map_err(|error| error.of(call))?,
+            Err(ExecError::SplitSlot(_)) if charges > 1 => return Ok(CheckReply::SplitSlot),
+            reply => reply.map_err(|error| error.into_store_error(call))?,
         };
-        let checked = decode::checked(reply, charges).ok_or_else(StoreError::unreadable)?;
-        if let Some(now) = checked.now() {
+        let reply = decode::check_reply(reply, charges).ok_or_else(StoreError::unexpected_reply)?;
+        if let Some(now) = reply.now() {
             self.latest.store(now.as_micros(), Ordering::Relaxed);
         }
-        Ok(checked)
+        Ok(reply)
     }
 
     /// Repeats the decision on the states that the script found.
@@ -320,17 +329,17 @@ impl RedisStore {
         values: &[Vec<u8>],
         now: Timestamp,
         intent: Intent,
-    ) -> Result<Settled<'a>, StoreError> {
+    ) -> Result<ReplayedDecision<'a>, StoreError> {
         let effect = match intent {
             Intent::Look => Effect::Look,
             _ => Effect::Charge,
         };
         let mut replays = Vec::with_capacity(charges.len());
         for (charge, value) in charges.iter().zip(values) {
-            let found = decode::found(&self.key(charge.key), value)?;
-            replays.push(found.replay(charge, now, effect));
+            let stored = decode::stored_value(&self.key(charge.key), value)?;
+            replays.push(stored.replay(charge, now, effect));
         }
-        Ok(Settled::of(replays, now, intent))
+        Ok(ReplayedDecision::new(replays, now, intent))
     }
 
     pub(crate) async fn call(
@@ -350,7 +359,9 @@ impl RedisStore {
     }
 
     pub(crate) async fn run(&self, call: &Call) -> Result<Reply, StoreError> {
-        self.run_once(call).await.map_err(|error| error.of(call))
+        self.run_once(call)
+            .await
+            .map_err(|error| error.into_store_error(call))
     }
 
     pub(crate) async fn run_once(&self, call: &Call) -> Result<Reply, ExecError> {
@@ -368,9 +379,12 @@ impl RedisStore {
     }
 
     /// Groups the indices of `charges` by which keys can be in one script call.
-    pub(crate) fn slots(&self, charges: &[Charge<'_>]) -> Vec<Vec<usize>> {
+    pub(crate) fn group_by_slot(&self, charges: &[Charge<'_>]) -> Vec<Vec<usize>> {
         if self.executor.is_cluster() {
-            self.parts(charges).into_iter().map(Part::numbers).collect()
+            self.slot_groups(charges)
+                .into_iter()
+                .map(SlotGroup::into_indices)
+                .collect()
         } else {
             vec![(0..charges.len()).collect()]
         }
@@ -395,7 +409,7 @@ impl RedisStore {
         pinned.unwrap_or_default().into_bytes()
     }
 
-    pub(crate) fn around(&self) -> Timestamp {
+    pub(crate) fn latest_time(&self) -> Timestamp {
         let latest = || self.latest.load(Ordering::Relaxed);
         Timestamp::from_micros(self.pinned().unwrap_or_else(latest))
     }
@@ -418,13 +432,13 @@ pub(crate) struct Conversions(Vec<Option<Conversion>>);
 #[derive(Debug)]
 struct Conversion {
     /// The value that was found.
-    found: Vec<u8>,
+    stored: Vec<u8>,
     /// The value in the parameters of the charge, clamped if a clock that was ahead has written it.
-    state: Vec<u8>,
+    converted: Vec<u8>,
     /// How long the converted state is kept if nothing is charged. If the state exceeds the limits
     /// of the charge, the conversion would lose the excess. Such a state stays as it was stored
     /// until it has drained that far.
-    keeps_until: Option<Timestamp>,
+    keep_until: Option<Timestamp>,
     /// The limits that the state exceeds, each with the time until it admits the cost.
     waits: Vec<(usize, Retry)>,
 }
@@ -435,11 +449,11 @@ impl Conversion {
         let Some(conversion) = conversion else {
             return [const { Vec::new() }; 3];
         };
-        let keeps_until = conversion.keeps_until.unwrap_or_default().as_micros();
+        let keep_until = conversion.keep_until.unwrap_or_default().as_micros();
         [
-            conversion.found.clone(),
-            conversion.state.clone(),
-            keeps_until.to_string().into_bytes(),
+            conversion.stored.clone(),
+            conversion.converted.clone(),
+            keep_until.to_string().into_bytes(),
         ]
     }
 }
@@ -457,7 +471,7 @@ impl Conversions {
         for ((charge, value), conversion) in charges.iter().zip(values).zip(&self.0) {
             let (own, others) = rest.split_at_mut(charge.limits.len().min(rest.len()));
             if let Some(conversion) = conversion
-                && conversion.state == *value
+                && conversion.converted == *value
             {
                 lengthen(own, &conversion.waits);
             }
@@ -478,13 +492,13 @@ fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, Retry)]) {
 }
 
 /// Charges decided again, with the kernels of the memory store.
-pub(crate) struct Settled<'a> {
+pub(crate) struct ReplayedDecision<'a> {
     replays: Vec<Replay<'a>>,
     admitted: bool,
 }
 
-impl<'a> Settled<'a> {
-    pub(crate) fn of(mut replays: Vec<Replay<'a>>, now: Timestamp, intent: Intent) -> Self {
+impl<'a> ReplayedDecision<'a> {
+    pub(crate) fn new(mut replays: Vec<Replay<'a>>, now: Timestamp, intent: Intent) -> Self {
         let mut admitted = intent != Intent::Deny;
         for replay in &mut replays {
             admitted &= replay.evaluate(now);

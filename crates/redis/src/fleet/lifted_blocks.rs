@@ -132,7 +132,7 @@ async fn lift(
         return Ok(());
     }
     *copies.since_call() = Some(HashSet::new());
-    let lifted = store.lifted_of(&unchecked[rest..]).await;
+    let lifted = store.find_lifted(&unchecked[rest..]).await;
     if let Ok(lifted) = &lifted {
         // If such a key is blocked again at this moment, its next denied request copies that block.
         copies.drop_older(lifted);
@@ -202,7 +202,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_call_lifts_a_thousand_copies() {
         let (redis, local) = (Arc::new(AllLifted::default()), local(BLOCKS_PER_CALL + 1));
-        let store = RedisStore::new(redis, b"tg");
+        let store = RedisStore::with_executor(redis, b"tg");
         let _lifting = LiftedBlocks::start(store, Arc::clone(&local), &Handle::current());
         tokio::time::sleep(ASK_EVERY / 2).await;
         assert_eq!(local.blocked_keys().len(), 1);
@@ -218,7 +218,7 @@ mod tests {
             ..AllLifted::default()
         });
         let executor: Arc<dyn Executor> = redis.clone();
-        let store = RedisStore::new(executor, b"tg");
+        let store = RedisStore::with_executor(executor, b"tg");
         let copies = Copies::new(local(2));
         let mut unchecked = copies.local.blocked_keys();
         let again = 1_usize.to_be_bytes();

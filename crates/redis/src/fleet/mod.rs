@@ -101,7 +101,7 @@ impl Fleet {
         local: MemoryStore,
         settings: FleetSettings,
     ) -> Self {
-        let store = RedisStore::on(Arc::clone(&redis), prefix);
+        let store = RedisStore::new(Arc::clone(&redis), prefix);
         let counts = settings.share == NodeShare::Auto;
         let census = counts.then(|| Census::start(store.clone(), redis.runtime()));
         let local = Arc::new(local);

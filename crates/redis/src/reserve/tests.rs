@@ -15,30 +15,40 @@ use tidegate_core::{
 use tokio::runtime::Runtime;
 
 use self::{server::Server, strategies::Kind};
-use super::{Asked, give_back};
-use crate::{RedisStore, call::Intent, decode::Checked, store::Conversions};
+use super::{CheckCall, refund_call};
+use crate::{RedisStore, call::Intent, decode::CheckReply, store::Conversions};
 
 #[derive(Clone, Debug)]
-enum Deed {
+enum Step {
     /// Reserves this many units, after this many microseconds.
     Reserve(u64, u64),
     /// Refunds one of the reservations, after this many microseconds.
-    GiveBack(usize, u64),
+    Refund(usize, u64),
     /// Keeps one of the reservations, which is then never refunded.
     Keep(usize),
 }
 
-/// Charges that are neither refunded nor kept yet: the query, its receipts, and its instant and
-/// cost.
-type Reserved = (Asked, Vec<Vec<u8>>, (Timestamp, u64));
+/// A charge that is kept.
+#[derive(Clone, Copy)]
+struct KeptCharge {
+    at: Timestamp,
+    cost: u64,
+}
+
+/// A charge that is neither refunded nor kept yet.
+struct Reservation {
+    check: CheckCall,
+    receipts: Vec<Vec<u8>>,
+    charge: KeptCharge,
+}
 
 struct Trace<'r> {
     runtime: &'r Runtime,
     store: RedisStore,
     limits: Limits,
     now: u64,
-    reserved: Vec<Reserved>,
-    kept: Vec<(Timestamp, u64)>,
+    reserved: Vec<Reservation>,
+    kept: Vec<KeptCharge>,
 }
 
 impl Trace<'_> {
@@ -46,49 +56,60 @@ impl Trace<'_> {
         Charge::new(b"key", &self.limits, Cost::new(cost).unwrap()).unwrap()
     }
 
-    fn run(&mut self, deed: &Deed) {
-        match deed {
-            Deed::Reserve(cost, later) => {
+    fn run(&mut self, step: &Step) {
+        match step {
+            Step::Reserve(cost, later) => {
                 self.pass(*later);
-                let asked = Asked {
-                    call: self.store.question(
+                let check = CheckCall {
+                    call: self.store.check_call(
                         &[self.charge(*cost)],
                         Intent::Reserve,
                         &Conversions::default(),
                     ),
                     charges: 1,
                 };
-                let reply = self.runtime.block_on(asked.put(&self.store));
-                if let Checked::Decided {
+                let reply = self.runtime.block_on(check.run(&self.store));
+                if let CheckReply::Decided {
                     admitted: true,
                     now,
                     receipts,
                     ..
                 } = reply.unwrap()
                 {
-                    self.reserved.push((asked, receipts, (now, *cost)));
+                    self.reserved.push(Reservation {
+                        check,
+                        receipts,
+                        charge: KeptCharge {
+                            at: now,
+                            cost: *cost,
+                        },
+                    });
                 }
             }
-            Deed::GiveBack(which, later) => {
+            Step::Refund(which, later) => {
                 self.pass(*later);
                 if !self.reserved.is_empty() {
                     let at = which % self.reserved.len();
-                    self.give_back(at);
+                    self.refund(at);
                 }
             }
-            Deed::Keep(which) => {
+            Step::Keep(which) => {
                 if !self.reserved.is_empty() {
-                    let (_, _, kept) = self.reserved.remove(which % self.reserved.len());
-                    self.kept.push(kept);
+                    let reservation = self.reserved.remove(which % self.reserved.len());
+                    self.kept.push(reservation.charge);
                 }
             }
         }
     }
 
-    fn give_back(&mut self, at: usize) {
-        let (mut asked, receipts, _) = self.reserved.remove(at);
-        asked.call.args[0] = self.now.to_string().into_bytes();
-        let call = give_back(&asked.call.keys, &asked.call.args, &receipts);
+    fn refund(&mut self, at: usize) {
+        let Reservation {
+            mut check,
+            receipts,
+            ..
+        } = self.reserved.remove(at);
+        check.call.args[0] = self.now.to_string().into_bytes();
+        let call = refund_call(&check.call.keys, &check.call.args, &receipts);
         self.runtime.block_on(self.store.run(&call)).unwrap();
     }
 
@@ -98,7 +119,7 @@ impl Trace<'_> {
     }
 
     /// Returns the state of the limit in Redis.
-    fn standing(&self) -> Outcome {
+    fn limit_state(&self) -> Outcome {
         let (charges, mut outcomes) = ([self.charge(1)], Vec::new());
         let look = self.store.check(&charges, Effect::Look, &mut outcomes);
         self.runtime.block_on(look).unwrap();
@@ -107,12 +128,12 @@ impl Trace<'_> {
 
     /// Replays only the charges that were kept on a fresh memory store, which must admit all of
     /// them. Returns the state of the limit after that.
-    fn without_the_rest(&self) -> Result<Outcome, TestCaseError> {
+    fn state_of_kept_charges(&self) -> Result<Outcome, TestCaseError> {
         let memory = MemoryStore::new(MemoryBounds::default());
         let mut outcomes = Vec::new();
         let mut kept = self.kept.clone();
-        kept.sort_by_key(|(at, _)| *at);
-        for (at, cost) in kept {
+        kept.sort_by_key(|charge| charge.at);
+        for KeptCharge { at, cost } in kept {
             let decision = memory.check(&[self.charge(cost)], at, Effect::Charge, &mut outcomes);
             prop_assert_eq!(decision, Decision::Admitted, "{} at {:?}", cost, at);
         }
@@ -128,13 +149,13 @@ fn later() -> impl Strategy<Value = u64> {
     prop_oneof![3 => Just(0), 3 => 0..=5_u64, 2 => 0..=40_u64, 1 => 0..=2_000_u64]
 }
 
-fn deeds() -> impl Strategy<Value = Vec<Deed>> {
-    let deed = prop_oneof![
-        6 => (1..=4_u64, later()).prop_map(|(cost, later)| Deed::Reserve(cost, later)),
-        4 => (0..8_usize, later()).prop_map(|(which, later)| Deed::GiveBack(which, later)),
-        2 => (0..8_usize).prop_map(Deed::Keep),
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => (1..=4_u64, later()).prop_map(|(cost, later)| Step::Reserve(cost, later)),
+        4 => (0..8_usize, later()).prop_map(|(which, later)| Step::Refund(which, later)),
+        2 => (0..8_usize).prop_map(Step::Keep),
     ];
-    prop::collection::vec(deed, 1..=60)
+    prop::collection::vec(step, 1..=60)
 }
 
 /// A limit of `kind`, with up to 12 units and a period of up to 200 microseconds.
@@ -164,7 +185,7 @@ impl<'r> Trace<'r> {
     }
 }
 
-fn prove(server: &Server, kind: Kind) {
+fn check_kind(server: &Server, kind: Kind) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -174,20 +195,20 @@ fn prove(server: &Server, kind: Kind) {
         .unwrap();
     let mut config = strategies::cases(60);
     config.failure_persistence = None;
-    let traces = (limit(kind), deeds(), any::<bool>());
-    let result = TestRunner::new(config).run(&traces, |(limit, deeds, keeps_any)| {
+    let traces = (limit(kind), steps(), any::<bool>());
+    let result = TestRunner::new(config).run(&traces, |(limit, steps, keeps_any)| {
         server.command(&["FLUSHALL"]);
         let mut trace = Trace::of(limit, &runtime, &store);
-        for deed in deeds
+        for step in steps
             .iter()
-            .filter(|deed| keeps_any || !matches!(deed, Deed::Keep(_)))
+            .filter(|step| keeps_any || !matches!(step, Step::Keep(_)))
         {
-            trace.run(deed);
+            trace.run(step);
         }
         while !trace.reserved.is_empty() {
-            trace.give_back(0);
+            trace.refund(0);
         }
-        let (found, expected) = (trace.standing(), trace.without_the_rest()?);
+        let (found, expected) = (trace.limit_state(), trace.state_of_kept_charges()?);
         prop_assert!(
             found.remaining <= expected.remaining,
             "{:?}, {:?}",
@@ -219,13 +240,13 @@ fn counts_units(kind: Kind) -> bool {
 
 /// Whether the first charge after a pause determines when the next refill or window begins. If that
 /// charge is refunded, the charges that were kept would have been admitted at other times.
-fn has_a_grid_of_its_own(kind: Kind) -> bool {
+fn has_own_grid(kind: Kind) -> bool {
     matches!(kind, Kind::Interval | Kind::FirstRequestWindow)
 }
 
-/// Runs `deeds`, with units of 100 microseconds, and returns how long the schedule then takes to
+/// Runs `steps`, with units of 100 microseconds, and returns how long the schedule then takes to
 /// drain, in microseconds.
-fn lasts(kind: Kind, deeds: &[Deed]) -> u64 {
+fn drain_micros(kind: Kind, steps: &[Step]) -> u64 {
     let server = Server::redis();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -238,54 +259,51 @@ fn lasts(kind: Kind, deeds: &[Deed]) -> u64 {
     };
     let limit = Limit::new(kind.algorithm(10, rate, 1)).unwrap();
     let mut trace = Trace::of(limit, &runtime, &store.unwrap());
-    deeds.iter().for_each(|deed| trace.run(deed));
-    trace.standing().reset_after.as_micros()
+    steps.iter().for_each(|step| trace.run(step));
+    trace.limit_state().reset_after.as_micros()
 }
 
-fn reserve(later: u64) -> Deed {
-    Deed::Reserve(1, later)
+fn reserve(later: u64) -> Step {
+    Step::Reserve(1, later)
 }
 
-fn give_back_first(later: u64) -> Deed {
-    Deed::GiveBack(0, later)
+fn refund_first(later: u64) -> Step {
+    Step::Refund(0, later)
 }
 
 #[test]
 fn a_charge_served_early_is_not_refunded() {
     // |── first ──|── second ──|   the first is refunded at 10, the second is done at 110, a third
     //   |─ second ─|   |── third ──|   arrives at 140 and finds the schedule empty
-    let deeds = [reserve(0), reserve(0), give_back_first(10), reserve(130)];
-    assert_eq!(lasts(Kind::Gcra, &deeds), 100);
-    let deeds = [&deeds[..], &[give_back_first(10)]].concat();
-    assert_eq!(lasts(Kind::Gcra, &deeds), 90);
+    let steps = [reserve(0), reserve(0), refund_first(10), reserve(130)];
+    assert_eq!(drain_micros(Kind::Gcra, &steps), 100);
+    let steps = [&steps[..], &[refund_first(10)]].concat();
+    assert_eq!(drain_micros(Kind::Gcra, &steps), 90);
 }
 
 #[test]
 fn a_queued_charge_is_refunded_in_full_however_late() {
-    let deeds = [reserve(0), Deed::Keep(0), reserve(0)];
-    let deeds = [&deeds[..], &[give_back_first(90)]].concat();
-    assert_eq!(lasts(Kind::Gcra, &deeds), 10);
+    let steps = [reserve(0), Step::Keep(0), reserve(0)];
+    let steps = [&steps[..], &[refund_first(90)]].concat();
+    assert_eq!(drain_micros(Kind::Gcra, &steps), 10);
 }
 
 #[test]
 fn a_refund_moves_no_queued_request_forward() {
     let two = [reserve(0), reserve(0)];
-    let first_leaves = [&two[..], &[give_back_first(0)]].concat();
-    assert_eq!(lasts(Kind::Queue, &first_leaves), 200);
-    assert_eq!(lasts(Kind::Meter, &first_leaves), 100);
-    let last = Deed::GiveBack(1, 0);
+    let first_leaves = [&two[..], &[refund_first(0)]].concat();
+    assert_eq!(drain_micros(Kind::Queue, &first_leaves), 200);
+    assert_eq!(drain_micros(Kind::Meter, &first_leaves), 100);
+    let last = Step::Refund(1, 0);
     let last_leaves = [&two[..], &[last]].concat();
-    assert_eq!(lasts(Kind::Queue, &last_leaves), 100);
+    assert_eq!(drain_micros(Kind::Queue, &last_leaves), 100);
 }
 
 #[test]
 fn a_refund_admits_no_more_than_without_the_charge() {
     for server in Server::each() {
-        for kind in Kind::ALL
-            .into_iter()
-            .filter(|kind| !has_a_grid_of_its_own(*kind))
-        {
-            prove(&server, kind);
+        for kind in Kind::ALL.into_iter().filter(|kind| !has_own_grid(*kind)) {
+            check_kind(&server, kind);
         }
     }
 }

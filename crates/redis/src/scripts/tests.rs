@@ -361,7 +361,7 @@ impl Bench {
         let executor: Arc<dyn Executor> = machine.clone();
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let mut bench = Self {
-            store: RedisStore::new(executor, b"tg"),
+            store: RedisStore::with_executor(executor, b"tg"),
             machine,
             runtime: runtime.build().unwrap(),
             now: 1_767_225_600_000_000,
@@ -621,7 +621,9 @@ fn a_converted_key_is_decided_in_one_call() {
         bench.ask(&[before], Effect::Charge, Decision::Admitted);
         let after = charge(&new, b"key", 1);
         bench.ask(&[after], Effect::Charge, Decision::Admitted);
-        let ledger = crate::decode::found(b"key", &bench.value()).unwrap().ledger;
+        let ledger = crate::decode::stored_value(b"key", &bench.value())
+            .unwrap()
+            .ledger;
         assert!(!ledger.is_empty(), "{new:?}");
         for _ in 0..3 {
             bench.pass(1_000);
@@ -629,7 +631,7 @@ fn a_converted_key_is_decided_in_one_call() {
             assert_eq!((decision, calls), (Decision::Admitted, 1), "{new:?}");
             assert!(work.reply_bytes < 200, "{new:?}: {work:?}");
             assert!(work.bytes < 20_000, "{new:?}: {work:?}");
-            let found = crate::decode::found(b"key", &bench.value()).unwrap();
+            let found = crate::decode::stored_value(b"key", &bench.value()).unwrap();
             assert_eq!(found.ledger, ledger, "{new:?}");
         }
         // A denied cost changes nothing, and takes one call.
@@ -641,7 +643,7 @@ fn a_converted_key_is_decided_in_one_call() {
         bench.pass(2 * DAY.as_micros());
         let (decision, calls, _) = bench.calls_of(after);
         assert_eq!((decision, calls), (Decision::Admitted, 1), "{new:?}");
-        let found = crate::decode::found(b"key", &bench.value()).unwrap();
+        let found = crate::decode::stored_value(b"key", &bench.value()).unwrap();
         assert!(found.ledger.is_empty(), "{new:?}");
     }
 }
@@ -891,8 +893,8 @@ fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3]
         receipt.push(0xA7);
         receipt.extend(&at.to_be_bytes()[1..]);
         RedisReceipt {
-            of_charges: vec![receipt],
-            is_doubtful: false,
+            charges: vec![receipt],
+            has_unknown_renewal: false,
         }
     })
 }

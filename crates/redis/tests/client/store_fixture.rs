@@ -45,7 +45,7 @@ impl StoreFixture {
             .build()
             .unwrap();
         Self {
-            store: RedisStore::on(Arc::clone(&redis), "test"),
+            store: RedisStore::new(Arc::clone(&redis), "test"),
             redis,
             limits: Limits::new(vec![limit]).unwrap(),
         }

@@ -10,7 +10,7 @@ use tidegate_core::{
 use tidegate_redis::{RedisReceipt, RedisStore};
 
 use crate::{
-    START, apart, differential::strategies::Kind, same, server::Server, support::RedisServer,
+    START, cross_slot, differential::strategies::Kind, same, server::Server, support::RedisServer,
 };
 
 const SECOND: u64 = 1_000_000;
@@ -130,13 +130,13 @@ async fn limits_in_several_slots_are_clamped() {
             let limits = Limits::new(vec![limit(kind, 5)]).unwrap();
             let keys = [format!("{kind:?} one"), format!("{kind:?} two")];
             let both = [0, 1].map(|at| charge(&limits, keys[at].as_bytes(), 1));
-            let (ahead, mut outcomes) = (apart::store(&server.url()).await, Vec::new());
+            let (ahead, mut outcomes) = (cross_slot::store(&server.url()).await, Vec::new());
             ahead.pin_clock(at(START + 40 * DAY));
             for _ in 0..6 {
                 let decided = ahead.check(&both, Effect::Charge, &mut outcomes);
                 decided.await.unwrap();
             }
-            let right = apart::store(&server.url()).await;
+            let right = cross_slot::store(&server.url()).await;
             right.pin_clock(at(START));
             for _ in 0..2 {
                 let decided = right.check(&both, Effect::Charge, &mut outcomes);

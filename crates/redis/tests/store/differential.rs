@@ -391,7 +391,7 @@ where
     S: Strategy<Value = Trace>,
 {
     let runtime = crate::runtime();
-    let store = runtime.block_on(crate::apart::store(&server.url()));
+    let store = runtime.block_on(crate::cross_slot::store(&server.url()));
     let empty = || drop(server.ask(&["FLUSHALL"]));
     compare_on((&runtime, &store, &empty), cases, traces);
 }

@@ -2,8 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod apart;
 mod clock;
+mod cross_slot;
 mod differential;
 mod fleet;
 mod moving;

@@ -6,7 +6,8 @@ use tidegate_core::{Charge, Effect, Renewal, remote_eval::Replay};
 use crate::{
     RedisReceipt, RedisStore, StoreError,
     call::{Call, Reply},
-    decode, encode,
+    decode::{self, ChargeRenewal},
+    encode,
     exec::ExecError,
     scripts,
 };
@@ -29,75 +30,75 @@ impl RedisStore {
         charges: &[Charge<'_>],
         receipt: &mut RedisReceipt,
     ) -> Result<Renewal, StoreError> {
-        let holding: Vec<usize> = (0..charges.len().min(receipt.of_charges.len()))
-            .filter(|at| charges[*at].limits.has_slots() && !receipt.of_charges[*at].is_empty())
+        let leased: Vec<usize> = (0..charges.len().min(receipt.charges.len()))
+            .filter(|at| charges[*at].limits.has_slots() && !receipt.charges[*at].is_empty())
             .collect();
-        if holding.is_empty() {
+        if leased.is_empty() {
             return Ok(Renewal::Held);
         }
-        let held: Vec<Charge<'_>> = holding.iter().map(|at| charges[*at]).collect();
-        let slots = self.slots(&held);
+        let with_leases: Vec<Charge<'_>> = leased.iter().map(|at| charges[*at]).collect();
+        let slots = self.group_by_slot(&with_leases);
         let calls: Vec<Call> = slots
             .iter()
-            .map(|slot| self.renewing(slot.iter().map(|at| holding[*at]), (charges, receipt)))
+            .map(|slot| self.renewal_call(slot.iter().map(|at| leased[*at]), charges, receipt))
             .collect();
         let replies = join_all(calls.iter().map(|call| self.run_renewal(call))).await;
-        let (mut are_held, mut trouble) = (true, None);
+        let (mut are_held, mut failure) = (true, None);
         for (slot, reply) in slots.iter().zip(replies) {
             match reply {
-                Ok(renewed) => {
-                    for (at, (is_held, of_charge)) in slot.iter().zip(renewed) {
-                        are_held &= is_held;
-                        receipt.of_charges[holding[*at]] = of_charge;
+                Ok(renewals) => {
+                    for (at, renewal) in slot.iter().zip(renewals) {
+                        are_held &= renewal.is_held;
+                        receipt.charges[leased[*at]] = renewal.receipt;
                     }
                 }
-                Err(error) => trouble = Some(error),
+                Err(error) => failure = Some(error),
             }
         }
-        receipt.is_doubtful |= matches!(trouble, Some(StoreError::Unknown(_)));
-        match (trouble, are_held) {
-            (Some(trouble), _) => Err(trouble),
+        receipt.has_unknown_renewal |= matches!(failure, Some(StoreError::Unknown(_)));
+        match (failure, are_held) {
+            (Some(failure), _) => Err(failure),
             (None, true) => {
-                receipt.is_doubtful = false;
+                receipt.has_unknown_renewal = false;
                 Ok(Renewal::Held)
             }
             // Our own lease, from a renewal whose reply was lost, may occupy the missing slot.
-            (None, false) if receipt.is_doubtful => Ok(Renewal::Unknown),
+            (None, false) if receipt.has_unknown_renewal => Ok(Renewal::Unknown),
             (None, false) => Ok(Renewal::Lost),
         }
     }
 
-    /// Returns whether the leases of each charge of `call` are held, and its new receipt. If the
-    /// keys are on two nodes because their slot is migrating, each key is renewed in a separate
-    /// call.
-    async fn run_renewal(&self, call: &Call) -> Result<Vec<(bool, Vec<u8>)>, StoreError> {
+    /// Runs `call`, and returns the renewal of each of its charges. If the keys are on two nodes
+    /// because their slot is migrating, each key is renewed in a separate call.
+    async fn run_renewal(&self, call: &Call) -> Result<Vec<ChargeRenewal>, StoreError> {
         let calls = match self.run_once(call).await {
-            Err(ExecError::Split(_)) if call.keys.len() > 1 => call.each(2),
-            reply => return renewed(reply.map_err(|error| error.of(call))?, call),
+            Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => call.split_by_key(2),
+            reply => return renewals(reply.map_err(|error| error.into_store_error(call))?, call),
         };
-        let mut answers = Vec::with_capacity(calls.len());
+        let mut all = Vec::with_capacity(calls.len());
         for call in calls {
-            answers.extend(renewed(self.run(&call).await?, &call)?);
+            all.extend(renewals(self.run(&call).await?, &call)?);
         }
-        Ok(answers)
+        Ok(all)
     }
 
     /// Builds the call that renews charges of one slot.
-    fn renewing(
+    fn renewal_call(
         &self,
-        numbers: impl Iterator<Item = usize>,
-        (charges, receipt): (&[Charge<'_>], &RedisReceipt),
+        indices: impl Iterator<Item = usize>,
+        charges: &[Charge<'_>],
+        receipt: &RedisReceipt,
     ) -> Call {
         let slack = self.slack_ms().to_string().into_bytes();
         let (mut keys, mut args) = (Vec::new(), vec![self.instant(), slack]);
-        for number in numbers {
-            let charge = &charges[number];
-            let unspent = Replay::open(charge, None, self.around(), Effect::Look);
+        for index in indices {
+            let charge = &charges[index];
+            let unspent = Replay::open(charge, None, self.latest_time(), Effect::Look);
             keys.push(self.key(charge.key));
             args.extend([
-                encode::program(charge, self.around()),
-                receipt.of_charges[number].clone(),
-                encode::value(charge, &unspent.states().0, self.around()),
+                encode::program(charge, self.latest_time()),
+                receipt.charges[index].clone(),
+                encode::value(charge, &unspent.states().0, self.latest_time()),
             ]);
         }
         Call {
@@ -109,6 +110,6 @@ impl RedisStore {
     }
 }
 
-fn renewed(reply: Reply, call: &Call) -> Result<Vec<(bool, Vec<u8>)>, StoreError> {
-    decode::renewed(reply, call.keys.len()).ok_or_else(StoreError::unreadable)
+fn renewals(reply: Reply, call: &Call) -> Result<Vec<ChargeRenewal>, StoreError> {
+    decode::renewals(reply, call.keys.len()).ok_or_else(StoreError::unexpected_reply)
 }

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::{
     RedisStore, StoreError,
     call::{Call, OnLateReply},
-    decode::{self, Checked},
+    decode::{self, CheckReply},
     encode,
     exec::{self, ExecError},
     scripts,
@@ -23,29 +23,34 @@ use crate::{
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RedisReceipt {
     /// One per charge; empty if nothing was charged.
-    pub(crate) of_charges: Vec<Vec<u8>>,
+    pub(crate) charges: Vec<Vec<u8>>,
     /// Whether the outcome of a renewal since the last reply is unknown. The leases may then have
     /// been renewed at an instant that is not in this receipt.
-    pub(crate) is_doubtful: bool,
+    pub(crate) has_unknown_renewal: bool,
 }
 
 impl RedisReceipt {
     /// Returns whether nothing was charged, which leaves nothing to refund.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.of_charges.iter().all(Vec::is_empty)
+        self.charges.iter().all(Vec::is_empty)
     }
 }
 
-/// A charge, its receipt, and what to refund of it.
-type Settled<'s> = (&'s Charge<'s>, &'s [u8], Settlement);
+/// A charge to settle.
+#[derive(Clone, Copy, Debug)]
+struct ChargeToSettle<'s> {
+    charge: &'s Charge<'s>,
+    receipt: &'s [u8],
+    settlement: Settlement,
+}
 
 /// The argument that makes `give_back.lua` release only the leases.
 const LEASES: &[u8] = b"leases";
 
-/// A query to one slot, and the number of its charges.
+/// A call of the script `check`, and the number of its charges.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct CheckCall {
     pub(crate) call: Call,
     pub(crate) charges: usize,
 }
@@ -63,8 +68,9 @@ impl RedisStore {
         outcomes: &mut Vec<Outcome>,
     ) -> Result<(Decision, RedisReceipt), StoreError> {
         let mut receipt = RedisReceipt::default();
-        let asked = (charges, Effect::Charge);
-        let decision = self.decide(asked, outcomes, Some(&mut receipt)).await?;
+        let decision = self
+            .decide(charges, Effect::Charge, outcomes, Some(&mut receipt))
+            .await?;
         Ok((decision, receipt))
     }
 
@@ -91,40 +97,49 @@ impl RedisStore {
         receipt: RedisReceipt,
         settlements: &[Settlement],
     ) -> Result<(), StoreError> {
-        let settled = charges.iter().zip(&receipt.of_charges).zip(settlements);
-        let settled: Vec<Settled<'_>> = settled
+        let due = charges.iter().zip(&receipt.charges).zip(settlements);
+        let due: Vec<ChargeToSettle<'_>> = due
             .filter(|((charge, receipt), settlement)| {
                 let is_due = settlement.unused > 0 || charge.limits.has_slots();
                 is_due && !receipt.is_empty()
             })
-            .map(|((charge, receipt), settlement)| (charge, receipt.as_slice(), *settlement))
+            .map(|((charge, receipt), settlement)| ChargeToSettle {
+                charge,
+                receipt,
+                settlement: *settlement,
+            })
             .collect();
-        if settled.is_empty() {
+        if due.is_empty() {
             return Ok(());
         }
-        let charges: Vec<Charge<'_>> = settled.iter().map(|(charge, ..)| **charge).collect();
-        let slots = self.slots(&charges);
+        let charges: Vec<Charge<'_>> = due.iter().map(|due| *due.charge).collect();
+        let slots = self.group_by_slot(&charges);
         let calls: Vec<Call> = slots
             .iter()
-            .map(|slot| self.settling(slot.iter().map(|number| settled[*number])))
+            .map(|slot| self.settle_call(slot.iter().map(|index| due[*index])))
             .collect();
-        for answer in join_all(calls.iter().map(|call| self.run_whole(call))).await {
-            answer?;
+        for result in join_all(calls.iter().map(|call| self.run_refund(call))).await {
+            result?;
         }
         Ok(())
     }
 
     /// Builds the call that settles charges of one slot.
-    fn settling<'s>(&self, settled: impl Iterator<Item = Settled<'s>>) -> Call {
+    fn settle_call<'s>(&self, due: impl Iterator<Item = ChargeToSettle<'s>>) -> Call {
         let (mut charges, mut args) = (Vec::new(), vec![self.instant()]);
-        for (charge, receipt, settlement) in settled {
+        for ChargeToSettle {
+            charge,
+            receipt,
+            settlement,
+        } in due
+        {
             let unused = settlement.unused.min(charge.cost.units());
             let part = match Cost::new(unused) {
                 Ok(cost) if cost == charge.cost => Vec::new(),
-                Ok(cost) => encode::program(&Charge { cost, ..*charge }, self.around()),
+                Ok(cost) => encode::program(&Charge { cost, ..*charge }, self.latest_time()),
                 Err(_) => LEASES.to_vec(),
             };
-            let program = encode::program(charge, self.around());
+            let program = encode::program(charge, self.latest_time());
             args.extend([program, receipt.to_vec(), part]);
             charges.push(*charge);
         }
@@ -138,38 +153,40 @@ impl RedisStore {
 
     /// Runs a call of `give_back.lua`, split into one call per key if the keys are on two nodes
     /// because their slot is migrating.
-    async fn run_whole(&self, call: &Call) -> Result<(), StoreError> {
+    async fn run_refund(&self, call: &Call) -> Result<(), StoreError> {
         match self.run_once(call).await {
-            Err(ExecError::Split(_)) if call.keys.len() > 1 => {
-                for call in call.each(1) {
+            Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => {
+                for call in call.split_by_key(1) {
                     self.run(&call).await?;
                 }
                 Ok(())
             }
-            answer => answer.map(drop).map_err(|error| error.of(call)),
+            reply => reply
+                .map(drop)
+                .map_err(|error| error.into_store_error(call)),
         }
     }
 
     /// Returns the callback for a reservation whose reply arrives after the caller has stopped
     /// waiting: it refunds the reservation. `keys` and `args` are those of the reservation.
-    pub(crate) fn giving_back(&self, keys: &[Vec<u8>], args: &[Vec<u8>]) -> OnLateReply {
+    pub(crate) fn refund_on_late_reply(&self, keys: &[Vec<u8>], args: &[Vec<u8>]) -> OnLateReply {
         let (store, keys, args) = (self.clone(), keys.to_vec(), args.to_vec());
         OnLateReply(Arc::new(move |late| {
             let charges = keys.len();
-            let checked = exec::parse_reply(late).ok();
-            let checked = checked.and_then(|reply| decode::checked(reply, charges));
-            if let Some(Checked::Decided {
+            let reply = exec::parse_reply(late).ok();
+            let reply = reply.and_then(|reply| decode::check_reply(reply, charges));
+            if let Some(CheckReply::Decided {
                 admitted: true,
                 receipts,
                 ..
-            }) = checked
+            }) = reply
             {
-                let (store, call) = (store.clone(), give_back(&keys, &args, &receipts));
+                let (store, call) = (store.clone(), refund_call(&keys, &args, &receipts));
                 // The number of replies in flight bounds the number of these tasks.
                 tokio::spawn(async move {
-                    if let Err(trouble) = store.run_whole(&call).await {
+                    if let Err(error) = store.run_refund(&call).await {
                         tracing::debug!(
-                            "refund of an abandoned request failed, and it stays charged: {trouble}"
+                            "refund of an abandoned request failed, and it stays charged: {error}"
                         );
                     }
                 });
@@ -180,24 +197,24 @@ impl RedisStore {
     /// Charges every slot or none: if one slot denies the request, the other slots are refunded.
     pub(crate) async fn reserve_all(
         &self,
-        questions: Vec<Asked>,
-    ) -> Result<Vec<Checked>, StoreError> {
-        let (caller, answer) = oneshot::channel();
+        calls: Vec<CheckCall>,
+    ) -> Result<Vec<CheckReply>, StoreError> {
+        let (caller, replies) = oneshot::channel();
         // A task of its own, so that the refunds are sent even if the caller stops waiting.
-        tokio::spawn(all_or_none(self.clone(), questions, caller));
+        tokio::spawn(reserve_all_or_refund(self.clone(), calls, caller));
         let ended = |_| StoreError::Unknown("the runtime was shut down".to_owned());
-        answer.await.map_err(ended)?.into_iter().collect()
+        replies.await.map_err(ended)?.into_iter().collect()
     }
 }
 
-impl Asked {
-    pub(crate) async fn put(&self, store: &RedisStore) -> Result<Checked, StoreError> {
-        store.put(&self.call, self.charges).await
+impl CheckCall {
+    pub(crate) async fn run(&self, store: &RedisStore) -> Result<CheckReply, StoreError> {
+        store.run_check(&self.call, self.charges).await
     }
 }
 
 /// Builds the call that refunds `receipts` of a reservation with these keys and arguments.
-fn give_back(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
+fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
     // The programs come first. Conversions may follow; they are not needed here.
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("the arguments begin with an instant, an intent and a slack");
@@ -216,38 +233,36 @@ fn give_back(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
 
 /// Charges every slot, and refunds those that admit if another denies or if `caller` has stopped
 /// waiting.
-async fn all_or_none(
+async fn reserve_all_or_refund(
     store: RedisStore,
-    questions: Vec<Asked>,
-    caller: oneshot::Sender<Vec<Result<Checked, StoreError>>>,
+    calls: Vec<CheckCall>,
+    caller: oneshot::Sender<Vec<Result<CheckReply, StoreError>>>,
 ) {
-    let replies = join_all(questions.iter().map(|asked| asked.put(&store))).await;
-    let asked_and_replied = questions.iter().zip(&replies);
-    let reserved: Vec<Call> = asked_and_replied
-        .filter_map(|(asked, reply)| match reply {
-            Ok(Checked::Decided {
+    let replies = join_all(calls.iter().map(|call| call.run(&store))).await;
+    let calls_and_replies = calls.iter().zip(&replies);
+    let refunds: Vec<Call> = calls_and_replies
+        .filter_map(|(check, reply)| match reply {
+            Ok(CheckReply::Decided {
                 admitted: true,
                 receipts,
                 ..
-            }) => Some(give_back(&asked.call.keys, &asked.call.args, receipts)),
+            }) => Some(refund_call(&check.call.keys, &check.call.args, receipts)),
             _ => None,
         })
         .collect();
-    if reserved.len() < replies.len() {
-        give_all_back(&store, &reserved).await;
+    if refunds.len() < replies.len() {
+        run_refunds(&store, &refunds).await;
         // A caller that has stopped waiting does not need the reply.
         let _ = caller.send(replies);
     } else if caller.send(replies).is_err() {
-        give_all_back(&store, &reserved).await;
+        run_refunds(&store, &refunds).await;
     }
 }
 
-async fn give_all_back(store: &RedisStore, reserved: &[Call]) {
-    for answer in join_all(reserved.iter().map(|call| store.run_whole(call))).await {
-        if let Err(trouble) = answer {
-            tracing::debug!(
-                "refund of a denied request failed, and it may stay charged: {trouble}"
-            );
+async fn run_refunds(store: &RedisStore, refunds: &[Call]) {
+    for result in join_all(refunds.iter().map(|call| store.run_refund(call))).await {
+        if let Err(error) = result {
+            tracing::debug!("refund of a denied request failed, and it may stay charged: {error}");
         }
     }
 }

@@ -6,49 +6,49 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use tidegate_core::{Charge, remote_eval::fingerprint};
 
 /// After a denial, this many requests in a row are peeked before they are charged.
-const LASTS: u8 = 16;
+const PEEKED_REQUESTS: u8 = 16;
 
 /// Number of counters. Requests on the same limits share a counter. If unrelated limits share a
 /// counter, the only cost is an extra peek.
-const COUNTS: usize = 64;
+const COUNTERS: usize = 64;
 
 /// The number of further requests that are peeked first, per counter.
 #[derive(Debug)]
-pub(crate) struct Wariness([AtomicU8; COUNTS]);
+pub(crate) struct DenialHints([AtomicU8; COUNTERS]);
 
-impl Default for Wariness {
+impl Default for DenialHints {
     fn default() -> Self {
-        Self([const { AtomicU8::new(0) }; COUNTS])
+        Self([const { AtomicU8::new(0) }; COUNTERS])
     }
 }
 
-impl Wariness {
+impl DenialHints {
     /// Returns the counter for requests on the same limits as `charges`.
-    pub(crate) fn of(&self, charges: &[Charge<'_>]) -> Wary<'_> {
-        let mixed = charges.iter().fold(0_u32, |mixed, charge| {
-            mixed.rotate_left(5) ^ fingerprint(charge.limits)
+    pub(crate) fn hint_for(&self, charges: &[Charge<'_>]) -> DenialHint<'_> {
+        let hash = charges.iter().fold(0_u32, |hash, charge| {
+            hash.rotate_left(5) ^ fingerprint(charge.limits)
         });
         // A `usize` has at least 32 bits on all supported platforms.
-        let mixed = usize::try_from(mixed).unwrap_or(0);
-        Wary(&self.0[mixed % COUNTS])
+        let hash = usize::try_from(hash).unwrap_or(0);
+        DenialHint(&self.0[hash % COUNTERS])
     }
 }
 
 /// The counter for requests on the same limits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wary<'w>(&'w AtomicU8);
+pub(crate) struct DenialHint<'w>(&'w AtomicU8);
 
-impl Wary<'_> {
+impl DenialHint<'_> {
     /// Returns whether to peek before charging.
-    pub(crate) fn asks_first(self) -> bool {
+    pub(crate) fn should_peek(self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }
 
     /// Records whether a request was admitted.
-    pub(crate) fn note(self, admitted: bool) {
+    pub(crate) fn record(self, admitted: bool) {
         if !admitted {
-            self.0.store(LASTS, Ordering::Relaxed);
-        } else if self.asks_first() {
+            self.0.store(PEEKED_REQUESTS, Ordering::Relaxed);
+        } else if self.should_peek() {
             let _ = self
                 .0
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
@@ -73,14 +73,14 @@ mod tests {
         };
         let (one, other) = (limits("1/s"), limits("2/s"));
         let charge = |limits| Charge::new(b"key", limits, Cost::ONE).unwrap();
-        let wariness = Wariness::default();
-        assert!(!wariness.of(&[charge(&one)]).asks_first());
-        wariness.of(&[charge(&one)]).note(false);
-        assert!(!wariness.of(&[charge(&other)]).asks_first());
-        for _ in 0..LASTS {
-            assert!(wariness.of(&[charge(&one)]).asks_first());
-            wariness.of(&[charge(&one)]).note(true);
+        let hints = DenialHints::default();
+        assert!(!hints.hint_for(&[charge(&one)]).should_peek());
+        hints.hint_for(&[charge(&one)]).record(false);
+        assert!(!hints.hint_for(&[charge(&other)]).should_peek());
+        for _ in 0..PEEKED_REQUESTS {
+            assert!(hints.hint_for(&[charge(&one)]).should_peek());
+            hints.hint_for(&[charge(&one)]).record(true);
         }
-        assert!(!wariness.of(&[charge(&one)]).asks_first());
+        assert!(!hints.hint_for(&[charge(&one)]).should_peek());
     }
 }

@@ -9,60 +9,59 @@ use tidegate_core::{
 use crate::{
     RedisStore, StoreError,
     call::{Intent, Script},
-    decode::{self, Alone},
+    decode::{self, FastPathReply},
     encode,
     lead::lead_of,
     scripts,
-    store::Settled,
+    store::ReplayedDecision,
 };
 
 /// Length in bytes of the value header that `schedule_alone.lua` understands.
 const SCHEDULE_HEAD_BYTES: usize = 4;
 
 /// Result of trying a dedicated script.
-pub(crate) enum Attempt {
+pub(crate) enum FastPathResult {
     /// The script decided.
     Decided(Decision),
-    /// The script did not decide, because it does not understand the stored value: the instant, and
-    /// the value.
-    Other(Timestamp, Vec<u8>),
+    /// The script did not decide, because it does not understand the stored value.
+    UnknownHeader { now: Timestamp, value: Vec<u8> },
     /// No dedicated script handles these limits.
-    Unsuited,
+    Unsupported,
 }
 
 impl RedisStore {
     /// Decides `charge` with a dedicated script, if there is one for its limits.
-    pub(crate) async fn check_alone(
+    pub(crate) async fn try_fast_path(
         &self,
         charge: &Charge<'_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Result<Attempt, StoreError> {
-        let Some((script, mut args)) = script_of(charge) else {
-            return Ok(Attempt::Unsuited);
+    ) -> Result<FastPathResult, StoreError> {
+        let Some((script, mut args)) = select_script(charge) else {
+            return Ok(FastPathResult::Unsupported);
         };
         args.extend(self.pinned().map(|now| now.to_string().into_bytes()));
         let reply = self.call(script, vec![self.key(charge.key)], args).await?;
-        match decode::alone(reply).ok_or_else(StoreError::unreadable)? {
-            Alone::Ahead(whole) => {
+        match decode::fast_path_reply(reply).ok_or_else(StoreError::unexpected_reply)? {
+            FastPathReply::AheadBy(whole) => {
                 // The outcome depends only on how far the arrival time is ahead of `now`, so any
                 // instant will do.
                 let now = Timestamp::default();
                 let held = RemoteState::Gcra(Exact { whole, part: 0 });
                 let held = remote_eval::terms(charge.limits).map(|terms| (terms, held.clone()));
                 let replay = Replay::open(charge, Some(held.collect()), now, Effect::Charge);
-                let settled = Settled::of(vec![replay], now, Intent::Charge);
-                Ok(Attempt::Decided(settled.report(now, outcomes)))
+                let replayed = ReplayedDecision::new(vec![replay], now, Intent::Charge);
+                Ok(FastPathResult::Decided(replayed.report(now, outcomes)))
             }
-            Alone::Decided { now, value } => {
-                let alone = std::slice::from_ref(charge);
-                let settled = self.replay(alone, &[value], now, Intent::Charge)?;
-                Ok(Attempt::Decided(settled.report(now, outcomes)))
+            FastPathReply::Decided { now, value } => {
+                let charges = std::slice::from_ref(charge);
+                let replayed = self.replay(charges, &[value], now, Intent::Charge)?;
+                Ok(FastPathResult::Decided(replayed.report(now, outcomes)))
             }
-            Alone::Other { now, value } => {
-                let found = decode::found(&self.key(charge.key), &value)?;
-                Ok(match found.standing_block(now) {
-                    Some(until) => Attempt::Decided(Decision::blocked(0, until, now)),
-                    None => Attempt::Other(now, value),
+            FastPathReply::UnknownHeader { now, value } => {
+                let stored = decode::stored_value(&self.key(charge.key), &value)?;
+                Ok(match stored.active_block(now) {
+                    Some(until) => FastPathResult::Decided(Decision::blocked(0, until, now)),
+                    None => FastPathResult::UnknownHeader { now, value },
                 })
             }
         }
@@ -73,7 +72,7 @@ impl RedisStore {
 ///
 /// There is one for a log, and one for each sequence of up to [`MAX_MEMBERS`](scripts::MAX_MEMBERS)
 /// kernels with states of a fixed size. No limit may count denied requests.
-fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
+fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
     let cost = charge.cost.units();
     if encode::counts_denials(charge) || cost == 0 {
         return None;
@@ -86,9 +85,9 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
         },
     ] = members.as_slice()
     {
-        let mut args = vec![encode::head(charge), in_digits(cost)];
+        let mut args = vec![encode::head(charge), to_decimal(cost)];
         for (limit, span) in windows {
-            args.extend([*limit, span.as_micros()].map(in_digits));
+            args.extend([*limit, span.as_micros()].map(to_decimal));
         }
         return Some((&scripts::LOG_ALONE, args));
     }
@@ -153,6 +152,6 @@ fn put_numbers(arg: &mut Vec<u8>, numbers: &Numbers<'_>, charge: &Charge<'_>) ->
 }
 
 /// Encodes a number as an argument of a script: in decimal digits.
-fn in_digits(number: u64) -> Vec<u8> {
+fn to_decimal(number: u64) -> Vec<u8> {
     number.to_string().into_bytes()
 }

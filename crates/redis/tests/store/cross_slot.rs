@@ -29,7 +29,7 @@ pub(crate) async fn store(url: &str) -> RedisStore {
     };
     let redis = Redis::start(settings, &Handle::current());
     redis.wait_for_first_attempt().await.unwrap();
-    RedisStore::on(Arc::new(redis), "tg")
+    RedisStore::new(Arc::new(redis), "tg")
 }
 
 /// Returns limits with `count` units and `rate` per `period`, with an algorithm of this kind.

@@ -1,0 +1,199 @@
+//! Read-modify-write for rare changes that are not worth a script of their own. The new value is
+//! computed here, and written only if the stored value has not changed in between.
+
+use tidegate_core::{
+    Charge, Decision, Effect, Outcome, Timestamp,
+    remote_eval::{Replay, expires},
+};
+
+use crate::{
+    call::Intent,
+    decode::{self, StoredValue},
+    encode,
+    error::StoreError,
+    scripts,
+    store::{MAX_TRIES, RedisStore, ReplayedDecision},
+};
+
+/// The change to the value of a key.
+pub(crate) enum ValueChange {
+    /// Leave it unchanged.
+    Keep,
+    /// Write these bytes, or delete the key if there are none. The value expires at this instant,
+    /// or never if `None`.
+    Write(Vec<u8>, Option<Timestamp>),
+}
+
+impl RedisStore {
+    /// Reads the values of `keys`, which must share a cluster slot, lets `compute` return the new
+    /// ones, and writes them. Starts over, up to `MAX_TRIES` times, if another client has changed a
+    /// value in between.
+    pub(crate) async fn compare_and_set<T>(
+        &self,
+        keys: Vec<Vec<u8>>,
+        mut compute: impl FnMut(Timestamp, Vec<StoredValue>) -> (Vec<ValueChange>, T) + Send,
+    ) -> Result<T, StoreError> {
+        for _ in 0..MAX_TRIES {
+            let (now, values) = self.read_values(&keys).await?;
+            let stored: Result<Vec<StoredValue>, StoreError> = keys
+                .iter()
+                .zip(&values)
+                .map(|(key, value)| decode::stored_value(key, value))
+                .collect();
+            let (changes, result) = compute(now, stored?);
+            let mut args = Vec::with_capacity(3 * keys.len());
+            for (value, change) in values.into_iter().zip(changes) {
+                args.push(value);
+                let (bytes, millis) = match change {
+                    ValueChange::Keep => (Vec::new(), "-1".to_owned()),
+                    ValueChange::Write(bytes, None) => (bytes, "0".to_owned()),
+                    ValueChange::Write(bytes, Some(until)) => {
+                        let millis = until.since(now).as_millis_ceil() + self.slack_ms();
+                        (bytes, millis.to_string())
+                    }
+                };
+                args.push(bytes);
+                args.push(millis.into_bytes());
+            }
+            let reply = self.call(&scripts::REPLACE, keys.clone(), args).await?;
+            if decode::integer(&reply) == Some(1) {
+                return Ok(result);
+            }
+        }
+        Err(StoreError::contended())
+    }
+
+    /// Returns the server's time and the value stored under `key`.
+    pub(crate) async fn read_value(
+        &self,
+        key: &[u8],
+    ) -> Result<(Timestamp, StoredValue), StoreError> {
+        let key = self.key(key);
+        let (now, values) = self.read_values(std::slice::from_ref(&key)).await?;
+        Ok((now, decode::stored_value(&key, &values.concat())?))
+    }
+
+    async fn read_values(&self, keys: &[Vec<u8>]) -> Result<(Timestamp, Vec<Vec<u8>>), StoreError> {
+        let now = self.instant();
+        let reply = self.call(&scripts::READ, keys.to_vec(), vec![now]).await?;
+        decode::values(reply, keys.len()).ok_or_else(StoreError::unexpected_reply)
+    }
+
+    /// Applies [`Effect::Refund`] to the keys of `charges`.
+    pub(crate) async fn refund(
+        &self,
+        charges: &[Charge<'_>],
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Decision, StoreError> {
+        let compute = |now: Timestamp, stored: Vec<StoredValue>| {
+            outcomes.clear();
+            let mut changes = Vec::with_capacity(charges.len());
+            let mut replays = Vec::with_capacity(charges.len());
+            for (charge, stored) in charges.iter().zip(stored) {
+                let had_spent = stored.states.is_some() && !loses_everything(charge, &stored, now);
+                let replay = stored.replay(charge, now, Effect::Refund);
+                changes.push(if had_spent {
+                    updated_value(charge, &replay, &stored, now)
+                } else {
+                    ValueChange::Keep
+                });
+                replays.push(replay);
+            }
+            let decision = ReplayedDecision::new(replays, now, Intent::Look).report(now, outcomes);
+            (changes, decision)
+        };
+        self.compare_and_set(self.keys(charges), compute).await
+    }
+
+    /// Forgets what `key` has spent, and returns true if there was anything. A block on the key
+    /// stays. A value that was not written by this store is deleted.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if nothing was forgotten, or if that is unknown.
+    pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
+        let compute = |now: Timestamp, mut stored: Vec<StoredValue>| {
+            let stored = stored.pop().unwrap_or_default();
+            let had_spent = stored
+                .remote_states()
+                .is_some_and(|held| expires(&held) > now);
+            let change = match stored.active_block(now) {
+                Some(until) => ValueChange::Write(encode::sealed(Some(until), &[], &[]), until),
+                None => ValueChange::Write(Vec::new(), Some(now)),
+            };
+            (vec![change], had_spent)
+        };
+        let keys = vec![self.key(key)];
+        match self.compare_and_set(keys.clone(), compute).await {
+            Err(StoreError::Foreign { .. }) => {
+                self.call(&scripts::FORGET, keys, Vec::new()).await?;
+                Ok(true)
+            }
+            reset => reset,
+        }
+    }
+
+    /// Blocks a key until the instant in `block` (`Some(None)`: without an end), or lifts its block
+    /// if `block` is `None`. Returns whether the key was blocked before.
+    pub(crate) async fn set_block(
+        &self,
+        key: &[u8],
+        block: Option<Option<Timestamp>>,
+    ) -> Result<bool, StoreError> {
+        let compute = |now: Timestamp, mut stored: Vec<StoredValue>| {
+            let stored = stored.pop().unwrap_or_default();
+            let was_blocked = stored.active_block(now).is_some();
+            let spent_until = stored.remote_states().map_or(now, |held| expires(&held));
+            let keep_until = spent_until.max(stored.ledger_until());
+            let sealed = |block| encode::sealed(block, &stored.ledger, &stored.encoded_states);
+            let change = match block {
+                None if stored.block.is_none() => ValueChange::Keep,
+                None if keep_until <= now => ValueChange::Write(Vec::new(), Some(now)),
+                None => ValueChange::Write(sealed(None), Some(keep_until)),
+                Some(until) => {
+                    let expires_at = until.map(|until| until.max(keep_until));
+                    ValueChange::Write(sealed(Some(until)), expires_at)
+                }
+            };
+            (vec![change], was_blocked)
+        };
+        self.compare_and_set(vec![self.key(key)], compute).await
+    }
+}
+
+/// Returns whether the conversion of `stored` to the limits of `charge` keeps nothing of it. A
+/// refund then leaves the value as it is, for the limits that it was stored under.
+fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> bool {
+    !stored.encoded_states.starts_with(&encode::head(charge))
+        && stored
+            .remote_states()
+            .is_some_and(|held| expires(&held) > now)
+        && stored.replay(charge, now, Effect::Look).states().1 <= now
+}
+
+/// Returns the value after `replay`, which started from `stored`. A block that is still in force is
+/// kept.
+fn updated_value(
+    charge: &Charge<'_>,
+    replay: &Replay<'_>,
+    stored: &StoredValue,
+    now: Timestamp,
+) -> ValueChange {
+    let (held, expires) = replay.states();
+    let state = encode::value(charge, &held, now);
+    let is_from_ahead = stored.is_from_ahead(charge, now);
+    let ledger = if is_from_ahead {
+        encode::clamped_ledger(charge, stored, now)
+    } else if stored.encoded_states.starts_with(&encode::head(charge)) {
+        stored.ledger.clone()
+    } else {
+        encode::converted_ledger(stored, now)
+    };
+    let keep_until = expires.max(decode::kept_until(&ledger));
+    let block = stored.active_block(now);
+    let expires_at = match block {
+        None => Some(keep_until),
+        Some(until) => until.map(|until| until.max(keep_until)),
+    };
+    ValueChange::Write(encode::sealed(block, &ledger, &state), expires_at)
+}

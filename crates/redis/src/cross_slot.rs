@@ -1,0 +1,442 @@
+//! Decides charges that no single script call can decide: their keys are in several slots of a
+//! cluster, or in one slot that is migrating.
+//!
+//! ```text
+//!   every slot charges ─▶ all admit:   admitted, after one round trip
+//!                      └▶ one denies:  denied; a second round trip refunds the others
+//! ```
+//!
+//! **Never over the limit.** An admitted request was charged in every slot, and a slot never admits
+//! beyond its limits. Each slot returns a receipt of its charge. A refund with that receipt refunds
+//! what remains of this charge, and no charge of another client; core's `receipt.rs` explains why
+//! that is sound. The value holds a refund ledger for a minute. It records the refunds of other
+//! clients.
+//!
+//! **Denials by a charge that is refunded.** A charge that will be refunded can deny other requests
+//! for one round trip. If every denied request did that, a client far over its own limit would
+//! repeatedly occupy units of a limit that it shares with others. So if the same limits have denied
+//! one of the last sixteen requests, the slots are peeked first, and charged only if none denies.
+//! That takes two round trips, but a request that the peek denies is never charged. Limits that
+//! count denied requests are always peeked first, because only the peek shows whether there is a
+//! denial to count.
+//!
+//! **Unknown outcomes.** Nothing is sent twice. If the reply to a charge or a refund is lost, its
+//! cost may stay charged in that slot. The other slots are refunded, even if the caller has stopped
+//! waiting.
+//!
+//! **Lost states.** A receipt identifies a position in the state, not its owner. Suppose that a
+//! failover or a reset removed a charge before it was refunded, and that other clients have charged
+//! the same position since. The refund is then taken from their charge: once, and at most as much
+//! as the original charge.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::try_join_all;
+use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp};
+
+use crate::{
+    RedisReceipt, RedisStore, StoreError,
+    call::Intent,
+    client::hash_slot,
+    decode::CheckReply,
+    encode,
+    reserve::CheckCall,
+    store::{CONTENDED, Conversions, MAX_TRIES},
+};
+
+/// The charges of one cluster slot, and their indices among all charges of the request.
+#[derive(Debug)]
+pub(crate) struct SlotGroup<'c> {
+    indices: Vec<usize>,
+    charges: Vec<Charge<'c>>,
+}
+
+/// The reply of one slot.
+#[derive(Debug)]
+enum SlotReply {
+    /// The values that the slot had stored, and the receipts of a reservation.
+    Values {
+        now: Timestamp,
+        values: Vec<Vec<u8>>,
+        receipts: Vec<Vec<u8>>,
+    },
+    /// A key of the slot is blocked.
+    Blocked(Decision),
+}
+
+/// The decision of one slot.
+#[derive(Debug)]
+struct SlotDecision<'g> {
+    /// The indices of the slot's charges.
+    indices: &'g [usize],
+    decision: Decision,
+    outcomes: Vec<Outcome>,
+}
+
+impl<'c> SlotGroup<'c> {
+    /// Returns the indices of the group's charges among all charges.
+    pub(crate) fn into_indices(self) -> Vec<usize> {
+        self.indices
+    }
+
+    /// Makes one group per charge, for a slot that is migrating and has some of its keys on another
+    /// node already.
+    pub(crate) fn one_per_charge(charges: &[Charge<'c>]) -> Vec<Self> {
+        let groups = charges.iter().enumerate().map(|(index, charge)| Self {
+            indices: vec![index],
+            charges: vec![*charge],
+        });
+        groups.collect()
+    }
+}
+
+impl RedisStore {
+    /// Groups `charges` by cluster slot.
+    pub(crate) fn slot_groups<'c>(&self, charges: &[Charge<'c>]) -> Vec<SlotGroup<'c>> {
+        let mut groups: BTreeMap<u16, SlotGroup<'c>> = BTreeMap::new();
+        for (index, charge) in charges.iter().enumerate() {
+            let group = groups
+                .entry(hash_slot(&self.key(charge.key)))
+                .or_insert(SlotGroup {
+                    indices: Vec::new(),
+                    charges: Vec::new(),
+                });
+            group.indices.push(index);
+            group.charges.push(*charge);
+        }
+        groups.into_values().collect()
+    }
+
+    /// Decides charges in several cluster slots.
+    pub(crate) async fn check_across_slots(
+        &self,
+        charges: &[Charge<'_>],
+        effect: Effect,
+        groups: &[SlotGroup<'_>],
+        outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut RedisReceipt>,
+    ) -> Result<Decision, StoreError> {
+        match effect {
+            Effect::Refund => {
+                let mut decisions: Vec<SlotDecision<'_>> = Vec::with_capacity(groups.len());
+                for group in groups {
+                    let mut outcomes = Vec::new();
+                    let decision = self.refund(&group.charges, &mut outcomes).await?;
+                    decisions.push(SlotDecision {
+                        indices: &group.indices,
+                        decision,
+                        outcomes,
+                    });
+                }
+                Ok(combine(charges, &decisions, outcomes))
+            }
+            Effect::Peek | Effect::Look => {
+                let intent = Intent::from_effect(effect);
+                let Some(replies) = self.query_slots(groups, intent, Vec::new()).await? else {
+                    return Ok(CONTENDED);
+                };
+                self.decide_from_replies(charges, groups, &replies, intent, outcomes)
+            }
+            Effect::Charge => {
+                let hint = self.denial_hints.hint_for(charges);
+                let decided = self
+                    .charge_across_slots(charges, groups, outcomes, receipt)
+                    .await;
+                hint.record(decided == Ok(Decision::Admitted));
+                decided
+            }
+        }
+    }
+
+    async fn charge_across_slots(
+        &self,
+        charges: &[Charge<'_>],
+        groups: &[SlotGroup<'_>],
+        outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut RedisReceipt>,
+    ) -> Result<Decision, StoreError> {
+        let counts_denials = charges.iter().any(encode::counts_denials);
+        let mut conversions = Vec::new();
+        if counts_denials || self.denial_hints.hint_for(charges).should_peek() {
+            let intent = Intent::Precheck;
+            let Some(replies) = self.query_slots(groups, intent, Vec::new()).await? else {
+                return Ok(CONTENDED);
+            };
+            let decision = self.decide_from_replies(charges, groups, &replies, intent, outcomes)?;
+            // A limit that counts denied requests cannot refund a charge, so it is charged only
+            // after all other limits have replied.
+            conversions = self.conversions_per_slot(groups, &replies)?;
+            if decision == Decision::Limited && counts_denials {
+                self.query_slots(groups, Intent::Deny, conversions).await?;
+                return Ok(decision);
+            }
+            if decision != Decision::Admitted {
+                return Ok(decision);
+            }
+        }
+        let intent = Intent::Reserve;
+        let Some(replies) = self.query_slots(groups, intent, conversions).await? else {
+            return Ok(CONTENDED);
+        };
+        let decision = self.decide_from_replies(charges, groups, &replies, intent, outcomes)?;
+        if let Some(receipt) = receipt
+            && decision == Decision::Admitted
+        {
+            receipt.charges = receipts_in_order(groups, replies);
+        }
+        Ok(decision)
+    }
+
+    /// Converts the values that were stored under other parameters than those of the charges.
+    fn conversions_per_slot(
+        &self,
+        groups: &[SlotGroup<'_>],
+        replies: &[SlotReply],
+    ) -> Result<Vec<Conversions>, StoreError> {
+        let of_group = |(group, reply): (&SlotGroup<'_>, &SlotReply)| match reply {
+            SlotReply::Blocked(_) => Ok(Conversions::default()),
+            SlotReply::Values { now, values, .. } => {
+                self.conversions(&group.charges, values.clone(), *now, Intent::Reserve)
+            }
+        };
+        groups.iter().zip(replies).map(of_group).collect()
+    }
+
+    /// Queries every slot. If a slot cannot decide yet, because a state has to be converted or a
+    /// calendar window has ended, all slots are queried again, up to `MAX_TRIES` times. Returns
+    /// `None` if a slot still cannot decide.
+    async fn query_slots(
+        &self,
+        groups: &[SlotGroup<'_>],
+        intent: Intent,
+        mut conversions: Vec<Conversions>,
+    ) -> Result<Option<Vec<SlotReply>>, StoreError> {
+        conversions.resize_with(groups.len(), Conversions::default);
+        for _ in 0..MAX_TRIES {
+            let calls = groups.iter().zip(&conversions);
+            let calls = calls.map(|(group, conversions)| CheckCall {
+                call: self.check_call(&group.charges, intent, conversions),
+                charges: group.charges.len(),
+            });
+            let calls: Vec<CheckCall> = calls.collect();
+            let checked = if intent == Intent::Reserve {
+                self.reserve_all(calls).await?
+            } else {
+                try_join_all(calls.iter().map(|call| call.run(self))).await?
+            };
+            let is_blocked = |reply: &CheckReply| matches!(reply, CheckReply::Blocked { .. });
+            let converts = intent.can_store_conversion() && !checked.iter().any(is_blocked);
+            let mut replies = Vec::with_capacity(groups.len());
+            for ((group, reply), conversions) in groups.iter().zip(checked).zip(&mut conversions) {
+                match reply {
+                    CheckReply::Outdated { now, values } if converts => {
+                        *conversions = self.conversions(&group.charges, values, now, intent)?;
+                    }
+                    CheckReply::OutsideCalendar { .. } => {}
+                    CheckReply::SplitSlot => return Err(StoreError::slot_migrating()),
+                    CheckReply::Blocked { now, charge, until } => {
+                        replies.push(SlotReply::Blocked(Decision::blocked(charge, until, now)));
+                    }
+                    CheckReply::Decided {
+                        now,
+                        values,
+                        receipts,
+                        ..
+                    } => replies.push(SlotReply::Values {
+                        now,
+                        values,
+                        receipts,
+                    }),
+                    CheckReply::Outdated { now, values } => replies.push(SlotReply::Values {
+                        now,
+                        values,
+                        receipts: Vec::new(),
+                    }),
+                }
+            }
+            if replies.len() == groups.len() {
+                return Ok(Some(replies));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Combines the replies of all slots into one decision.
+    fn decide_from_replies(
+        &self,
+        charges: &[Charge<'_>],
+        groups: &[SlotGroup<'_>],
+        replies: &[SlotReply],
+        intent: Intent,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Decision, StoreError> {
+        let mut decisions: Vec<SlotDecision<'_>> = Vec::with_capacity(groups.len());
+        for (group, reply) in groups.iter().zip(replies) {
+            decisions.push(self.decide_slot(group, reply, intent)?);
+        }
+        let decision = combine(charges, &decisions, outcomes);
+        if decision != Decision::Limited {
+            return Ok(decision);
+        }
+        // Slots that would have admitted the request report their limits as if another limit had
+        // denied it.
+        for ((group, reply), slot) in groups.iter().zip(replies).zip(&mut decisions) {
+            if slot.decision == Decision::Admitted {
+                slot.outcomes = self.decide_slot(group, reply, Intent::Deny)?.outcomes;
+            }
+        }
+        Ok(combine(charges, &decisions, outcomes))
+    }
+
+    /// Computes the decision of one slot from its reply, including every number that a caller sees.
+    fn decide_slot<'g>(
+        &self,
+        group: &'g SlotGroup<'_>,
+        reply: &SlotReply,
+        intent: Intent,
+    ) -> Result<SlotDecision<'g>, StoreError> {
+        let mut outcomes = Vec::new();
+        let decision = match reply {
+            SlotReply::Blocked(decision) => decision.clone(),
+            SlotReply::Values { now, values, .. } => {
+                let replayed = self.replay(&group.charges, values, *now, intent)?;
+                replayed.report(*now, &mut outcomes)
+            }
+        };
+        Ok(SlotDecision {
+            indices: &group.indices,
+            decision,
+            outcomes,
+        })
+    }
+}
+
+/// Returns the receipts of all slots, in the order of the charges.
+fn receipts_in_order(groups: &[SlotGroup<'_>], replies: Vec<SlotReply>) -> Vec<Vec<u8>> {
+    let mut by_charge: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
+    for (group, reply) in groups.iter().zip(replies) {
+        if let SlotReply::Values { receipts, .. } = reply {
+            by_charge.extend(group.indices.iter().copied().zip(receipts));
+        }
+    }
+    by_charge.into_values().collect()
+}
+
+/// Combines the decisions of the slots, with their outcomes in the order of the charges. If several
+/// keys are blocked, the block that ends last is reported, as a single script call would.
+fn combine(
+    charges: &[Charge<'_>],
+    slots: &[SlotDecision<'_>],
+    outcomes: &mut Vec<Outcome>,
+) -> Decision {
+    outcomes.clear();
+    let ends = |until: Option<Timestamp>| until.unwrap_or(Timestamp::MAX);
+    let blocks = slots.iter().filter_map(|slot| match &slot.decision {
+        Decision::Blocked {
+            charge,
+            until,
+            retry_after,
+        } => Some((slot.indices.get(*charge).copied()?, *until, *retry_after)),
+        _ => None,
+    });
+    if let Some((charge, until, retry_after)) = blocks.max_by_key(|(_, until, _)| ends(*until)) {
+        return Decision::Blocked {
+            charge,
+            until,
+            retry_after,
+        };
+    }
+    let mut by_charge: BTreeMap<usize, &[Outcome]> = BTreeMap::new();
+    for slot in slots {
+        let mut rest = slot.outcomes.as_slice();
+        for index in slot.indices {
+            let (own, others) = rest.split_at(charges[*index].limits.len().min(rest.len()));
+            by_charge.insert(*index, own);
+            rest = others;
+        }
+    }
+    outcomes.extend(by_charge.into_values().flatten());
+    let full = slots.iter().find_map(|slot| match slot.decision {
+        Decision::Full { retry_after } => Some(retry_after),
+        _ => None,
+    });
+    match full {
+        Some(retry_after) => Decision::Full { retry_after },
+        None if slots.iter().any(|slot| slot.decision == Decision::Limited) => Decision::Limited,
+        None => Decision::Admitted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{
+        AlgorithmName, Cost, LimitSpec, Limits, MemoryBounds, MemoryStore, Retry, notation,
+    };
+
+    use super::*;
+
+    #[test]
+    fn outcomes_keep_the_order_of_charges_and_the_longest_block_wins() {
+        let limits = |rate: &str| {
+            let rate = notation::rate(rate).unwrap();
+            let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)
+                .build()
+                .unwrap();
+            Limits::new(vec![limit]).unwrap()
+        };
+        let (one, two, three) = (limits("1/h"), limits("2/h"), limits("3/h"));
+        let charge =
+            |limits, key: &'static str| Charge::new(key.as_bytes(), limits, Cost::ONE).unwrap();
+        let charges = [charge(&one, "a"), charge(&two, "b"), charge(&three, "c")];
+        let outcome = |number: usize| {
+            let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());
+            store.check(
+                &charges[number..=number],
+                Timestamp::default(),
+                Effect::Charge,
+                &mut outcomes,
+            );
+            outcomes.remove(0)
+        };
+        let first_slot = SlotDecision {
+            indices: &[1],
+            decision: Decision::Limited,
+            outcomes: vec![outcome(1)],
+        };
+        let second_slot = SlotDecision {
+            indices: &[0, 2],
+            decision: Decision::Admitted,
+            outcomes: vec![outcome(0), outcome(2)],
+        };
+        let mut outcomes = Vec::new();
+        let slots = [first_slot, second_slot];
+        assert_eq!(combine(&charges, &slots, &mut outcomes), Decision::Limited);
+        assert_eq!(
+            outcomes
+                .iter()
+                .map(|outcome| outcome.limit)
+                .collect::<Vec<_>>(),
+            [1, 2, 3]
+        );
+
+        let block = |charge, until| Decision::Blocked {
+            charge,
+            until,
+            retry_after: Retry::Never,
+        };
+        let early = Some(Timestamp::from_micros(1));
+        let first_slot = SlotDecision {
+            indices: &[1],
+            decision: block(0, early),
+            outcomes: Vec::new(),
+        };
+        let second_slot = SlotDecision {
+            indices: &[0, 2],
+            decision: block(1, None),
+            outcomes: Vec::new(),
+        };
+        let slots = [first_slot, second_slot];
+        assert_eq!(combine(&charges, &slots, &mut outcomes), block(2, None));
+        assert!(outcomes.is_empty());
+    }
+}
