@@ -21,22 +21,22 @@ use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
 use crate::{RedisStore, scripts};
 
 /// Interval between heartbeats.
-const BEAT_EVERY: Duration = Duration::from_secs(5);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Interval between attempts while Redis does not answer.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The time after its last heartbeat during which a server is counted, by the store's clock.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 
 /// The time for which a lower count must persist before it is used. A Redis that has lost its data
 /// counts one server, then two, until all servers have written their ids again.
-const FEWER_AFTER: Duration = Duration::from_secs(15);
+const DECREASE_DELAY: Duration = Duration::from_secs(15);
 
 /// The time after its first heartbeat during which a server uses at most the default share. Redis
 /// may have lost its data before that heartbeat. The other servers write their ids again within one
 /// heartbeat interval; the rest is a margin for late heartbeats.
-const STARTS_FOR: Duration = Duration::from_secs(15);
+const STARTUP_PERIOD: Duration = Duration::from_secs(15);
 
 /// Upper bound of the count.
 const MAX_SERVERS: u32 = 10_000;
@@ -44,13 +44,13 @@ const MAX_SERVERS: u32 = 10_000;
 /// Counts the servers on one Redis. Dropping it stops the counting.
 #[derive(Debug)]
 pub(super) struct Census {
-    known: Arc<Known>,
-    counting: AbortHandle,
+    latest: Arc<LatestCount>,
+    task: AbortHandle,
 }
 
 /// The latest count.
 #[derive(Debug, Default)]
-struct Known {
+struct LatestCount {
     /// The server count in use; 0 if the servers were never counted.
     servers: AtomicU32,
     /// Whether the count has been stable for long enough that a share may be larger than the
@@ -58,10 +58,10 @@ struct Known {
     is_settled: AtomicBool,
 }
 
-impl Known {
+impl LatestCount {
     /// Records a count, and returns the server count in use.
-    fn note(&self, count: &mut Count, counted: u32, now: Instant) -> u32 {
-        let servers = count.note(counted, now);
+    fn record(&self, count: &mut SteadyCount, counted: u32, now: Instant) -> u32 {
+        let servers = count.record(counted, now);
         self.servers.store(servers, Ordering::Relaxed);
         self.is_settled.store(count.is_settled(), Ordering::Relaxed);
         servers
@@ -89,50 +89,50 @@ impl Known {
 impl Census {
     /// Starts counting this server among those whose keys in `store` have the same prefix.
     pub(super) fn start(store: RedisStore, runtime: &Handle) -> Self {
-        let known = Arc::<Known>::default();
-        let counting = runtime
-            .spawn(keep(store, Arc::clone(&known)))
+        let latest = Arc::<LatestCount>::default();
+        let task = runtime
+            .spawn(keep_counting(store, Arc::clone(&latest)))
             .abort_handle();
-        Self { known, counting }
+        Self { latest, task }
     }
 
     /// Returns the number of servers; `None` if they have never been counted.
     pub(super) fn servers(&self) -> Option<u32> {
-        self.known.servers()
+        self.latest.servers()
     }
 
     /// Returns the share of one server.
     pub(super) fn share(&self) -> Share {
-        self.known.share()
+        self.latest.share()
     }
 }
 
 impl Drop for Census {
     fn drop(&mut self) {
-        self.counting.abort();
+        self.task.abort();
     }
 }
 
-async fn keep(store: RedisStore, known: Arc<Known>) {
-    let mut count = Count::default();
+async fn keep_counting(store: RedisStore, latest: Arc<LatestCount>) {
+    let mut count = SteadyCount::default();
     let seed = RandomState::new();
     let id = format!("{:016x}{:016x}", seed.hash_one(0), seed.hash_one(1));
     loop {
-        let pause = match beat(&store, &id).await {
+        let pause = match send_heartbeat(&store, &id).await {
             Some(counted) => {
                 let before = count.servers;
-                let servers = known.note(&mut count, counted, Instant::now());
+                let servers = latest.record(&mut count, counted, Instant::now());
                 if servers != before {
                     tracing::info!(
                         servers,
                         "number of servers on this Redis changed; each enforces its share of every limit while Redis is unreachable"
                     );
                 }
-                BEAT_EVERY
+                HEARTBEAT_INTERVAL
             }
             None => {
-                count.note_silence();
-                TRY_AGAIN
+                count.record_failure();
+                RETRY_INTERVAL
             }
         };
         tokio::time::sleep(pause).await;
@@ -140,7 +140,7 @@ async fn keep(store: RedisStore, known: Arc<Known>) {
 }
 
 /// Sends a heartbeat, and returns how many servers are alive; `None` if Redis does not answer.
-async fn beat(store: &RedisStore, id: &str) -> Option<u32> {
+async fn send_heartbeat(store: &RedisStore, id: &str) -> Option<u32> {
     let expiry = EXPIRES_AFTER.as_millis().to_string();
     let args = vec![id.as_bytes().to_vec(), expiry.into_bytes()];
     let counted = store.call(&scripts::CENSUS, vec![store.servers_key()], args);
@@ -157,15 +157,15 @@ async fn beat(store: &RedisStore, id: &str) -> Option<u32> {
 /// The server count in use. A higher count is used immediately and a lower count after a delay, so
 /// that errors make the shares too small rather than too large.
 #[derive(Debug, Default)]
-struct Count {
+struct SteadyCount {
     servers: u32,
-    fewer: Option<Fewer>,
-    start: Start,
+    decrease: Option<PendingDecrease>,
+    start: StartPhase,
 }
 
 /// Whether the first counts may come from a Redis that had lost its data.
 #[derive(Clone, Copy, Debug, Default)]
-enum Start {
+enum StartPhase {
     #[default]
     Uncounted,
     /// Counting without a failure since this instant.
@@ -175,47 +175,49 @@ enum Start {
 
 /// The highest count since the counts decreased.
 #[derive(Debug)]
-struct Fewer {
-    most: u32,
+struct PendingDecrease {
+    highest: u32,
     since: Instant,
 }
 
-impl Count {
+impl SteadyCount {
     /// Records a count, and returns the server count in use.
-    fn note(&mut self, counted: u32, now: Instant) -> u32 {
+    fn record(&mut self, counted: u32, now: Instant) -> u32 {
         let counted = counted.clamp(1, MAX_SERVERS);
         self.start = match self.start {
-            Start::Uncounted => Start::Counting(now),
-            Start::Counting(since) if now.duration_since(since) >= STARTS_FOR => Start::Over,
+            StartPhase::Uncounted => StartPhase::Counting(now),
+            StartPhase::Counting(since) if now.duration_since(since) >= STARTUP_PERIOD => {
+                StartPhase::Over
+            }
             start => start,
         };
         if counted >= self.servers {
-            (self.servers, self.fewer) = (counted, None);
+            (self.servers, self.decrease) = (counted, None);
             return counted;
         }
-        let fewer = self.fewer.get_or_insert(Fewer {
-            most: counted,
+        let decrease = self.decrease.get_or_insert(PendingDecrease {
+            highest: counted,
             since: now,
         });
-        fewer.most = fewer.most.max(counted);
-        if now.duration_since(fewer.since) >= FEWER_AFTER {
-            self.servers = fewer.most;
-            self.fewer = None;
+        decrease.highest = decrease.highest.max(counted);
+        if now.duration_since(decrease.since) >= DECREASE_DELAY {
+            self.servers = decrease.highest;
+            self.decrease = None;
         }
         self.servers
     }
 
     /// Returns whether the first counts were confirmed by later ones.
     fn is_settled(&self) -> bool {
-        matches!(self.start, Start::Over)
+        matches!(self.start, StartPhase::Over)
     }
 
     /// Records that Redis did not answer. When Redis answers again, it may have lost its data, so
     /// two delays restart: that for lower counts, and that after a start.
-    fn note_silence(&mut self) {
-        self.fewer = None;
+    fn record_failure(&mut self) {
+        self.decrease = None;
         if !self.is_settled() {
-            self.start = Start::Uncounted;
+            self.start = StartPhase::Uncounted;
         }
     }
 }
@@ -226,46 +228,50 @@ mod tests {
 
     #[test]
     fn a_higher_count_applies_at_once_and_a_lower_count_later() {
-        let (start, mut count) = (Instant::now(), Count::default());
+        let (start, mut count) = (Instant::now(), SteadyCount::default());
         let at = |secs: u64| start + Duration::from_secs(secs);
-        assert_eq!(count.note(1, at(0)), 1);
-        assert_eq!(count.note(50, at(5)), 50);
+        assert_eq!(count.record(1, at(0)), 1);
+        assert_eq!(count.record(50, at(5)), 50);
         // Redis was restarted and is empty: the servers register again one after the other.
         for (second, counted) in [(10, 1), (11, 20), (15, 45), (20, 50)] {
-            assert_eq!(count.note(counted, at(second)), 50);
+            assert_eq!(count.record(counted, at(second)), 50);
         }
         // Two servers have shut down.
-        assert_eq!(count.note(48, at(30)), 50);
-        assert_eq!(count.note(49, at(35)), 50);
-        assert_eq!(count.note(48, at(45)), 49);
-        assert_eq!(count.note(48, at(50)), 49);
-        assert_eq!(count.note(48, at(65)), 48);
+        assert_eq!(count.record(48, at(30)), 50);
+        assert_eq!(count.record(49, at(35)), 50);
+        assert_eq!(count.record(48, at(45)), 49);
+        assert_eq!(count.record(48, at(50)), 49);
+        assert_eq!(count.record(48, at(65)), 48);
     }
 
     #[test]
     fn an_outage_restarts_the_wait_and_keeps_the_count() {
-        let (start, mut count) = (Instant::now(), Count::default());
+        let (start, mut count) = (Instant::now(), SteadyCount::default());
         let at = |secs: u64| start + Duration::from_secs(secs);
-        assert_eq!(count.note(3, at(0)), 3);
-        assert_eq!(count.note(1, at(5)), 3);
-        count.note_silence();
-        assert_eq!(count.note(1, at(100)), 3);
-        assert_eq!(count.note(1, at(115)), 1);
+        assert_eq!(count.record(3, at(0)), 3);
+        assert_eq!(count.record(1, at(5)), 3);
+        count.record_failure();
+        assert_eq!(count.record(1, at(100)), 3);
+        assert_eq!(count.record(1, at(115)), 1);
     }
 
     /// Other servers may not have written their ids again.
     #[test]
     fn a_server_that_starts_alone_has_the_default_share_at_first() {
-        let (start, mut count, known) = (Instant::now(), Count::default(), Known::default());
+        let (start, mut count, latest) = (
+            Instant::now(),
+            SteadyCount::default(),
+            LatestCount::default(),
+        );
         let at = |secs: u64| start + Duration::from_secs(secs);
         let mut share = |counted: Option<u32>, secs| {
             match counted {
                 Some(counted) => {
-                    known.note(&mut count, counted, at(secs));
+                    latest.record(&mut count, counted, at(secs));
                 }
-                None => count.note_silence(),
+                None => count.record_failure(),
             }
-            known.share()
+            latest.share()
         };
         let one_of = |servers| Share::one_of(servers).unwrap();
         assert_eq!(share(Some(1), 0), Share::default());
@@ -282,8 +288,8 @@ mod tests {
 
     #[test]
     fn extreme_counts_are_bounded() {
-        let mut count = Count::default();
-        assert_eq!(count.note(0, Instant::now()), 1);
-        assert_eq!(count.note(u32::MAX, Instant::now()), MAX_SERVERS);
+        let mut count = SteadyCount::default();
+        assert_eq!(count.record(0, Instant::now()), 1);
+        assert_eq!(count.record(u32::MAX, Instant::now()), MAX_SERVERS);
     }
 }

@@ -9,12 +9,12 @@
 //! Requests that Redis admits are also charged to this node's share of the limits. So if Redis
 //! becomes unreachable, a client that has spent its limit does not get a fresh one.
 
+mod block_sync;
 mod census;
-mod denials;
-mod lifted_blocks;
+mod denial_cache;
 mod outage;
 mod receipt;
-mod refusals;
+mod server_errors;
 mod share;
 mod stats;
 
@@ -27,11 +27,11 @@ use tidegate_core::{
 use tokio::{runtime::Handle, time::Instant};
 
 use self::{
+    block_sync::BlockSync,
     census::Census,
-    denials::{Denials, Epoch},
-    lifted_blocks::LiftedBlocks,
+    denial_cache::{DecisionTime, DenialCache, Epoch},
     outage::Outage,
-    refusals::Refusals,
+    server_errors::ServerErrors,
     stats::Counters,
 };
 pub use self::{receipt::FleetReceipt, stats::FleetStats};
@@ -82,13 +82,13 @@ pub struct Fleet {
     redis: Arc<Redis>,
     local: Arc<MemoryStore>,
     settings: FleetSettings,
-    denials: Denials,
+    denial_cache: DenialCache,
     counters: Counters,
-    refusals: Refusals,
+    server_errors: ServerErrors,
     outage: Outage,
     /// Runs only if the share depends on the number of servers.
     census: Option<Census>,
-    lifted_blocks: LiftedBlocks,
+    block_sync: BlockSync,
 }
 
 impl Fleet {
@@ -105,18 +105,18 @@ impl Fleet {
         let counts = settings.share == NodeShare::Auto;
         let census = counts.then(|| Census::start(store.clone(), redis.runtime()));
         let local = Arc::new(local);
-        let lifted_blocks = LiftedBlocks::start(store.clone(), Arc::clone(&local), redis.runtime());
+        let block_sync = BlockSync::start(store.clone(), Arc::clone(&local), redis.runtime());
         Self {
             store,
             redis,
             local,
             settings,
-            denials: Denials::default(),
+            denial_cache: DenialCache::default(),
             counters: Counters::default(),
-            refusals: Refusals::default(),
+            server_errors: ServerErrors::default(),
             outage: Outage::default(),
             census,
-            lifted_blocks,
+            block_sync,
         }
     }
 
@@ -128,8 +128,8 @@ impl Fleet {
     ) -> Option<Decided> {
         let is_denied = question.effect.can_deny()
             && self
-                .denials
-                .recall(question.charges, question.now, outcomes);
+                .denial_cache
+                .find(question.charges, question.now, outcomes);
         is_denied.then(|| {
             self.counters.count(Source::Cache);
             Decided {
@@ -150,11 +150,13 @@ impl Fleet {
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decided, StoreError> {
-        let epoch = self.denials.epoch(question.charges);
+        let epoch = self.denial_cache.epoch(question.charges);
         let began = Instant::now();
         // The guard also invalidates if the caller stops waiting or the outcome is unknown.
-        let _forgotten = (question.effect == Effect::Refund)
-            .then(|| self.denials.forgetting(question.charges.iter()));
+        let _invalidation = (question.effect == Effect::Refund).then(|| {
+            self.denial_cache
+                .invalidate_on_drop(question.charges.iter())
+        });
         let asked = self
             .store
             .check(question.charges, question.effect, outcomes);
@@ -194,7 +196,7 @@ impl Fleet {
         };
         answered.inspect_err(|error| {
             self.counters.count_failure(error);
-            self.refusals.note(error, now);
+            self.server_errors.record(error, now);
         })
     }
 
@@ -211,9 +213,9 @@ impl Fleet {
     /// Records a decision by Redis. If it ends an outage, logs that.
     fn decided(&self, decision: Decision, now: Timestamp) -> Decided {
         self.counters.count(Source::Redis);
-        if let Some(over) = self.outage.note_exact(now) {
-            let outage_ms = over.lasted.as_millis_ceil();
-            let (local, policy) = (over.local, over.policy);
+        if let Some(summary) = self.outage.record_exact(now) {
+            let outage_ms = summary.lasted.as_millis_ceil();
+            let (local, policy) = (summary.local, summary.policy);
             tracing::info!(
                 outage_ms,
                 local,
@@ -249,7 +251,7 @@ impl Fleet {
     /// Copies a block that is in force in Redis to this node, which enforces it while Redis is
     /// unreachable. Returns false and changes nothing if there are too many blocks.
     pub fn block_here(&self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) -> bool {
-        self.lifted_blocks.copy(key, span, reason, now)
+        self.block_sync.copy(key, span, reason, now)
     }
 
     /// Returns the counters, and the health of Redis.
@@ -273,7 +275,7 @@ impl Fleet {
     /// do.
     #[must_use]
     pub fn refusal(&self, now: Timestamp) -> Option<String> {
-        self.refusals.latest(now)
+        self.server_errors.latest(now)
     }
 
     /// Copies the result of a decision by Redis: blocks into the local store, denials into the
@@ -287,11 +289,13 @@ impl Fleet {
         let Question { charges, now, .. } = question;
         match decision {
             Decision::Limited => {
-                let longest = self.settings.denials;
-                let found = (outcomes, epoch);
-                let after = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-                let asked = (*now, Span::from_micros(after));
-                self.denials.remember(charges, asked, longest, found);
+                let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+                let time = DecisionTime {
+                    sent_at: *now,
+                    elapsed: Span::from_micros(elapsed),
+                };
+                self.denial_cache
+                    .insert(charges, outcomes, epoch, time, self.settings.denials);
             }
             Decision::Blocked {
                 charge,
@@ -393,6 +397,6 @@ impl Store for Fleet {
     }
 
     fn forget_denials(&self) {
-        self.denials.forget();
+        self.denial_cache.invalidate_all();
     }
 }

@@ -2,8 +2,8 @@
 //! end of an outage are logged with one line each.
 //!
 //! ```text
-//!            a decision fell back             Redis decides, and no fallback for STEADY
-//!   exact ──────────────────────▶ lost (logged) ─────────────────────────▶ exact (logged)
+//!            a decision fell back               Redis decides, and no fallback for STEADY
+//!   exact ──────────────────────▶ outage (logged) ─────────────────────────▶ exact (logged)
 //! ```
 //!
 //! An outage that begins shortly after the end of the previous one is logged only if it lasts. So a
@@ -23,14 +23,14 @@ const STEADY: Span = Span::from_secs(1);
 const QUIET: Span = Span::from_secs(10);
 
 /// The minimum duration of such an outage before it is logged.
-const LASTS: Span = Span::from_secs(1);
+const MIN_LOGGED: Span = Span::from_secs(1);
 
 /// The current outage, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     /// Whether there is an outage. Decisions by Redis check this first, so that they take no lock
     /// without an outage.
-    is_on: AtomicBool,
+    is_ongoing: AtomicBool,
     phase: Mutex<Phase>,
 }
 
@@ -40,7 +40,7 @@ enum Phase {
     Exact {
         quiet_until: Timestamp,
     },
-    Lost(Loss),
+    Outage(OngoingOutage),
 }
 
 impl Default for Phase {
@@ -52,12 +52,12 @@ impl Default for Phase {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Loss {
+struct OngoingOutage {
     since: Timestamp,
     latest: Timestamp,
     /// The instant of the first decision by Redis after the latest fallback decision.
-    back: Option<Timestamp>,
-    told: bool,
+    recovered_at: Option<Timestamp>,
+    is_logged: bool,
     quiet_until: Timestamp,
     local: u64,
     policy: u64,
@@ -65,7 +65,7 @@ struct Loss {
 
 /// A summary of an outage, logged when decisions are exact again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Over {
+pub(super) struct OutageSummary {
     /// The time from the first fallback decision to the first decision by Redis after the last
     /// fallback.
     pub(super) lasted: Span,
@@ -78,58 +78,59 @@ pub(super) struct Over {
 impl Outage {
     /// Records a decision that `source` made because Redis did not. Returns true if the outage must
     /// be logged now.
-    pub(super) fn note_fallback(&self, source: Source, now: Timestamp) -> bool {
+    pub(super) fn record_fallback(&self, source: Source, now: Timestamp) -> bool {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
-        self.is_on.store(true, Ordering::Relaxed);
-        let mut loss = match *phase {
-            Phase::Lost(loss) => loss,
-            Phase::Exact { quiet_until } => Loss {
+        self.is_ongoing.store(true, Ordering::Relaxed);
+        let mut outage = match *phase {
+            Phase::Outage(outage) => outage,
+            Phase::Exact { quiet_until } => OngoingOutage {
                 since: now,
                 latest: now,
-                back: None,
-                told: false,
+                recovered_at: None,
+                is_logged: false,
                 quiet_until,
                 local: 0,
                 policy: 0,
             },
         };
-        (loss.latest, loss.back) = (loss.latest.max(now), None);
+        (outage.latest, outage.recovered_at) = (outage.latest.max(now), None);
         match source {
-            Source::Local => loss.local += 1,
-            _ => loss.policy += 1,
+            Source::Local => outage.local += 1,
+            _ => outage.policy += 1,
         }
-        let tells = !loss.told && (now >= loss.quiet_until || now >= loss.since.after(LASTS));
-        loss.told |= tells;
-        *phase = Phase::Lost(loss);
-        tells
+        let logs_now = !outage.is_logged
+            && (now >= outage.quiet_until || now >= outage.since.after(MIN_LOGGED));
+        outage.is_logged |= logs_now;
+        *phase = Phase::Outage(outage);
+        logs_now
     }
 
     /// Records a decision by Redis. Returns what to log, if an outage that was logged is over.
-    pub(super) fn note_exact(&self, now: Timestamp) -> Option<Over> {
-        if !self.is_on.load(Ordering::Relaxed) {
+    pub(super) fn record_exact(&self, now: Timestamp) -> Option<OutageSummary> {
+        if !self.is_ongoing.load(Ordering::Relaxed) {
             return None;
         }
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
-        let Phase::Lost(loss) = &mut *phase else {
+        let Phase::Outage(outage) = &mut *phase else {
             return None;
         };
-        let back = *loss.back.get_or_insert(now);
-        if now < loss.latest.after(STEADY) {
+        let recovered_at = *outage.recovered_at.get_or_insert(now);
+        if now < outage.latest.after(STEADY) {
             return None;
         }
-        let over = loss.told.then_some(Over {
-            lasted: back.since(loss.since),
-            local: loss.local,
-            policy: loss.policy,
+        let summary = outage.is_logged.then_some(OutageSummary {
+            lasted: recovered_at.since(outage.since),
+            local: outage.local,
+            policy: outage.policy,
         });
-        let quiet_until = if loss.told {
+        let quiet_until = if outage.is_logged {
             now.after(QUIET)
         } else {
-            loss.quiet_until
+            outage.quiet_until
         };
         *phase = Phase::Exact { quiet_until };
-        self.is_on.store(false, Ordering::Relaxed);
-        over
+        self.is_ongoing.store(false, Ordering::Relaxed);
+        summary
     }
 }
 
@@ -144,51 +145,54 @@ mod tests {
     #[test]
     fn an_outage_is_logged_once_and_its_end_once_with_duration_and_counts() {
         let outage = Outage::default();
-        assert_eq!(outage.note_exact(at(99_000)), None);
-        assert!(outage.note_fallback(Source::Local, at(100_000)));
+        assert_eq!(outage.record_exact(at(99_000)), None);
+        assert!(outage.record_fallback(Source::Local, at(100_000)));
         for millis in 100_001..104_000 {
-            assert!(!outage.note_fallback(Source::Local, at(millis)));
+            assert!(!outage.record_fallback(Source::Local, at(millis)));
         }
-        assert!(!outage.note_fallback(Source::Policy, at(104_000)));
-        assert_eq!(outage.note_exact(at(104_010)), None, "not steady yet");
-        assert_eq!(outage.note_exact(at(104_999)), None);
-        let over = Over {
+        assert!(!outage.record_fallback(Source::Policy, at(104_000)));
+        assert_eq!(outage.record_exact(at(104_010)), None, "not steady yet");
+        assert_eq!(outage.record_exact(at(104_999)), None);
+        let summary = OutageSummary {
             lasted: Span::from_millis(4_010),
             local: 4_000,
             policy: 1,
         };
-        assert_eq!(outage.note_exact(at(105_000)), Some(over));
-        assert_eq!(outage.note_exact(at(105_001)), None);
+        assert_eq!(outage.record_exact(at(105_000)), Some(summary));
+        assert_eq!(outage.record_exact(at(105_001)), None);
     }
 
     #[test]
     fn intermittent_replies_are_one_outage() {
         let outage = Outage::default();
-        let mut told = 0;
+        let mut logged = 0;
         for step in 0..100 {
-            told += u32::from(outage.note_fallback(Source::Local, at(100_000 + step * 900)));
-            assert_eq!(outage.note_exact(at(100_400 + step * 900)), None);
+            logged += u32::from(outage.record_fallback(Source::Local, at(100_000 + step * 900)));
+            assert_eq!(outage.record_exact(at(100_400 + step * 900)), None);
         }
-        assert_eq!(told, 1);
-        let over = outage.note_exact(at(200_000)).unwrap();
-        assert_eq!((over.local, over.lasted), (100, Span::from_millis(89_500)));
+        assert_eq!(logged, 1);
+        let summary = outage.record_exact(at(200_000)).unwrap();
+        assert_eq!(
+            (summary.local, summary.lasted),
+            (100, Span::from_millis(89_500))
+        );
     }
 
     #[test]
     fn an_outage_soon_after_another_is_logged_only_if_it_lasts() {
         let outage = Outage::default();
-        assert!(outage.note_fallback(Source::Local, at(100_000)));
-        assert!(outage.note_exact(at(101_000)).is_some());
+        assert!(outage.record_fallback(Source::Local, at(100_000)));
+        assert!(outage.record_exact(at(101_000)).is_some());
         // A single slow reply.
-        assert!(!outage.note_fallback(Source::Local, at(103_000)));
-        assert_eq!(outage.note_exact(at(104_000)), None);
+        assert!(!outage.record_fallback(Source::Local, at(103_000)));
+        assert_eq!(outage.record_exact(at(104_000)), None);
         // An outage that lasts.
-        assert!(!outage.note_fallback(Source::Local, at(106_000)));
-        assert!(!outage.note_fallback(Source::Local, at(106_999)));
-        assert!(outage.note_fallback(Source::Local, at(107_000)));
-        let over = outage.note_exact(at(108_000)).unwrap();
-        assert_eq!(over.local, 3);
+        assert!(!outage.record_fallback(Source::Local, at(106_000)));
+        assert!(!outage.record_fallback(Source::Local, at(106_999)));
+        assert!(outage.record_fallback(Source::Local, at(107_000)));
+        let summary = outage.record_exact(at(108_000)).unwrap();
+        assert_eq!(summary.local, 3);
         // Long after an outage, a new outage is logged immediately.
-        assert!(outage.note_fallback(Source::Local, at(118_000)));
+        assert!(outage.record_fallback(Source::Local, at(118_000)));
     }
 }

@@ -9,7 +9,7 @@ use tidegate_core::{
 };
 use tokio::time::Instant;
 
-use super::{Fleet, denials::Forgetting, later};
+use super::{Fleet, denial_cache::InvalidationGuard, later};
 use crate::{RedisReceipt, StoreError};
 
 /// The charges of a decision, in Redis and to this node's share.
@@ -73,7 +73,7 @@ impl Fleet {
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<(Decided, Option<FleetReceipt>), StoreError> {
-        let epoch = self.denials.epoch(question.charges);
+        let epoch = self.denial_cache.epoch(question.charges);
         let began = Instant::now();
         let asked = self.store.reserve(question.charges, outcomes);
         let asked = self.in_time(asked, question.within, question.now);
@@ -107,7 +107,7 @@ impl Fleet {
         let Err(FleetReceipt(Charged::There(there, warm))) = left else {
             return;
         };
-        let _forgotten = self.forgetting(charges, settlements);
+        let _invalidation = self.forgetting(charges, settlements);
         let settled = charges.iter().zip(warm).zip(settlements);
         for ((charge, receipt), settlement) in settled {
             self.on_share(std::slice::from_ref(charge), |shared| {
@@ -137,7 +137,7 @@ impl Fleet {
         let renewed = self.store.renew(charges, there).await;
         let renewed = renewed.inspect_err(|trouble| {
             self.counters.count_failure(trouble);
-            self.refusals.note(trouble, now);
+            self.server_errors.record(trouble, now);
             tracing::debug!("lease renewal failed: {trouble}");
         });
         renewed.unwrap_or(Renewal::Unknown)
@@ -166,7 +166,7 @@ impl Fleet {
             Charged::Here(receipt) => receipt,
             there @ Charged::There(..) => return Err(FleetReceipt(there)),
         };
-        let _forgotten = self.forgetting(charges, settlements);
+        let _invalidation = self.forgetting(charges, settlements);
         self.on_share(charges, |shared| {
             self.local.settle(shared, receipt, settlements, now);
         });
@@ -174,10 +174,14 @@ impl Fleet {
     }
 
     /// Returns the guard that invalidates, after the refund, the denials that the refund can lift.
-    fn forgetting(&self, charges: &[Charge<'_>], settlements: &[Settlement]) -> Forgetting<'_> {
+    fn forgetting(
+        &self,
+        charges: &[Charge<'_>],
+        settlements: &[Settlement],
+    ) -> InvalidationGuard<'_> {
         let settled = charges.iter().zip(settlements);
         let given_back = settled.filter(|(_, settlement)| settlement.unused > 0);
-        self.denials
-            .forgetting(given_back.map(|(charge, _)| charge))
+        self.denial_cache
+            .invalidate_on_drop(given_back.map(|(charge, _)| charge))
     }
 }

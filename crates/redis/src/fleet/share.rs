@@ -116,7 +116,7 @@ impl Fleet {
     /// begins.
     fn count_fallback(&self, source: Source, now: Timestamp) {
         self.counters.count(source);
-        if self.outage.note_fallback(source, now) {
+        if self.outage.record_fallback(source, now) {
             let error = self.redis.health().error.map(|error| error.to_string());
             let problem = error.or_else(|| self.refusal(now));
             let problem = problem.unwrap_or_else(|| "its replies arrive too late".to_owned());

@@ -17,10 +17,10 @@ use tokio::{runtime::Handle, task::AbortHandle};
 use crate::{RedisStore, StoreError};
 
 /// Interval between two calls.
-const ASK_EVERY: Duration = Duration::from_secs(5);
+const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Interval between attempts while Redis does not answer.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Maximum number of blocks in one call. A node with more of them asks about the rest in the next
 /// calls, so that the load on Redis stays small.
@@ -28,23 +28,23 @@ const BLOCKS_PER_CALL: usize = 1_000;
 
 /// Makes local copies of blocks, and lifts those of lifted blocks. Dropping it stops that.
 #[derive(Debug)]
-pub(super) struct LiftedBlocks {
-    copies: Arc<Copies>,
+pub(super) struct BlockSync {
+    copies: Arc<LocalCopies>,
     task: AbortHandle,
 }
 
-impl LiftedBlocks {
+impl BlockSync {
     /// Starts to compare the blocks in `local` with those in `store`.
     pub(super) fn start(store: RedisStore, local: Arc<MemoryStore>, runtime: &Handle) -> Self {
-        let copies = Arc::new(Copies::new(local));
-        let task = runtime.spawn(keep_lifting(store, Arc::clone(&copies)));
+        let copies = Arc::new(LocalCopies::new(local));
+        let task = runtime.spawn(keep_synced(store, Arc::clone(&copies)));
         Self {
             copies,
             task: task.abort_handle(),
         }
     }
 
-    /// Copies a block. Returns false if there are too many blocks.
+    /// LocalCopies a block. Returns false if there are too many blocks.
     pub(super) fn copy(
         &self,
         key: &[u8],
@@ -56,7 +56,7 @@ impl LiftedBlocks {
     }
 }
 
-impl Drop for LiftedBlocks {
+impl Drop for BlockSync {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -64,56 +64,60 @@ impl Drop for LiftedBlocks {
 
 /// The local copies of blocks.
 #[derive(Debug)]
-struct Copies {
+struct LocalCopies {
     local: Arc<MemoryStore>,
     /// The keys copied since the call in flight was sent; `None` while there is no such call. The
     /// reply may be older than these copies, so it does not lift them.
-    since_call: Mutex<Option<HashSet<Box<[u8]>>>>,
+    copied_during_call: Mutex<Option<HashSet<Box<[u8]>>>>,
 }
 
-impl Copies {
+impl LocalCopies {
     fn new(local: Arc<MemoryStore>) -> Self {
         Self {
             local,
-            since_call: Mutex::default(),
+            copied_during_call: Mutex::default(),
         }
     }
 
     fn copy(&self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) -> bool {
-        let mut since_call = self.since_call();
-        if let Some(keys) = since_call.as_mut() {
+        let mut copied_during_call = self.copied_during_call();
+        if let Some(keys) = copied_during_call.as_mut() {
             keys.insert(key.into());
         }
         self.local.block(key, span, reason, now)
     }
 
     /// Lifts the copies of `keys` that are older than the call.
-    fn drop_older(&self, keys: &[Vec<u8>]) {
-        let since_call = self.since_call();
-        let is_newer = |key: &[u8]| since_call.as_ref().is_some_and(|keys| keys.contains(key));
+    fn lift_older(&self, keys: &[Vec<u8>]) {
+        let copied_during_call = self.copied_during_call();
+        let is_newer = |key: &[u8]| {
+            copied_during_call
+                .as_ref()
+                .is_some_and(|keys| keys.contains(key))
+        };
         for key in keys.iter().filter(|key| !is_newer(key)) {
             self.local.drop_block(key);
         }
     }
 
-    fn since_call(&self) -> MutexGuard<'_, Option<HashSet<Box<[u8]>>>> {
-        self.since_call
+    fn copied_during_call(&self) -> MutexGuard<'_, Option<HashSet<Box<[u8]>>>> {
+        self.copied_during_call
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn keep_lifting(store: RedisStore, copies: Arc<Copies>) {
+async fn keep_synced(store: RedisStore, copies: Arc<LocalCopies>) {
     let mut unchecked = Vec::new();
     loop {
         if unchecked.is_empty() {
             unchecked = copies.local.blocked_keys();
         }
-        let pause = match lift(&store, &copies, &mut unchecked).await {
-            Ok(()) => ASK_EVERY,
+        let pause = match lift_batch(&store, &copies, &mut unchecked).await {
+            Ok(()) => SYNC_INTERVAL,
             Err(problem) => {
                 tracing::debug!("failed to ask Redis which blocks are in force: {problem}");
-                TRY_AGAIN
+                RETRY_INTERVAL
             }
         };
         tokio::time::sleep(pause).await;
@@ -122,23 +126,23 @@ async fn keep_lifting(store: RedisStore, copies: Arc<Copies>) {
 
 /// Asks about the last keys of `unchecked`, lifts the blocks that are not in force, and removes
 /// these keys from the list. The list is unchanged if Redis does not answer.
-async fn lift(
+async fn lift_batch(
     store: &RedisStore,
-    copies: &Copies,
+    copies: &LocalCopies,
     unchecked: &mut Vec<Box<[u8]>>,
 ) -> Result<(), StoreError> {
     let rest = unchecked.len().saturating_sub(BLOCKS_PER_CALL);
     if rest == unchecked.len() {
         return Ok(());
     }
-    *copies.since_call() = Some(HashSet::new());
+    *copies.copied_during_call() = Some(HashSet::new());
     let lifted = store.find_lifted(&unchecked[rest..]).await;
     if let Ok(lifted) = &lifted {
         // If such a key is blocked again at this moment, its next denied request copies that block.
-        copies.drop_older(lifted);
+        copies.lift_older(lifted);
         unchecked.truncate(rest);
     }
-    *copies.since_call() = None;
+    *copies.copied_during_call() = None;
     lifted.map(drop)
 }
 
@@ -158,7 +162,7 @@ mod tests {
     /// A Redis in which every block is lifted. It waits before each reply if `reply` is set.
     #[derive(Debug, Default)]
     struct AllLifted {
-        asked: Notify,
+        called: Notify,
         reply: Option<Notify>,
     }
 
@@ -173,7 +177,7 @@ mod tests {
                 Ok(Reply::Array(keys.map(Reply::BulkString).collect()))
             });
             let replies: Replies = replies.collect();
-            self.asked.notify_one();
+            self.called.notify_one();
             match &self.reply {
                 None => Box::pin(ready(replies)),
                 Some(reply) => Box::pin(async move {
@@ -203,10 +207,10 @@ mod tests {
     async fn each_call_lifts_a_thousand_copies() {
         let (redis, local) = (Arc::new(AllLifted::default()), local(BLOCKS_PER_CALL + 1));
         let store = RedisStore::with_executor(redis, b"tg");
-        let _lifting = LiftedBlocks::start(store, Arc::clone(&local), &Handle::current());
-        tokio::time::sleep(ASK_EVERY / 2).await;
+        let _sync = BlockSync::start(store, Arc::clone(&local), &Handle::current());
+        tokio::time::sleep(SYNC_INTERVAL / 2).await;
         assert_eq!(local.blocked_keys().len(), 1);
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(SYNC_INTERVAL).await;
         assert_eq!(local.blocked_keys().len(), 0);
     }
 
@@ -219,22 +223,22 @@ mod tests {
         });
         let executor: Arc<dyn Executor> = redis.clone();
         let store = RedisStore::with_executor(executor, b"tg");
-        let copies = Copies::new(local(2));
+        let copies = LocalCopies::new(local(2));
         let mut unchecked = copies.local.blocked_keys();
         let again = 1_usize.to_be_bytes();
         let set = async {
-            redis.asked.notified().await;
+            redis.called.notified().await;
             assert!(copies.copy(&again, None, "again", NOW));
             redis.reply.as_ref().unwrap().notify_one();
         };
-        let (lifted, ()) = tokio::join!(lift(&store, &copies, &mut unchecked), set);
+        let (lifted, ()) = tokio::join!(lift_batch(&store, &copies, &mut unchecked), set);
         lifted.unwrap();
         assert_eq!(copies.local.blocked_keys(), [Box::from(again)]);
 
         // The next call lifts it.
         unchecked = copies.local.blocked_keys();
         redis.reply.as_ref().unwrap().notify_one();
-        lift(&store, &copies, &mut unchecked).await.unwrap();
+        lift_batch(&store, &copies, &mut unchecked).await.unwrap();
         assert!(copies.local.blocked_keys().is_empty());
     }
 }

@@ -1,9 +1,9 @@
-//! Denial cache (a negative cache): a request that was just denied is denied again without a call
+//! CachedDenial cache (a negative cache): a request that was just denied is denied again without a call
 //! to Redis.
 //!
 //! A denial contains the instant until which it is valid, unless units are refunded. It is cached
 //! until then, but never longer than the configured maximum, so that a refund on another node is
-//! noticed after at most that time. Denials by concurrency limits are not cached, because their
+//! noticed after at most that time. DenialCache by concurrency limits are not cached, because their
 //! leases may be released at any time.
 //!
 //! A reply from Redis is already old when it arrives. It is cached only if no denial of its keys
@@ -29,7 +29,7 @@ const SLOTS: usize = 1 << 14;
 
 /// Number of invalidation counters, a power of two. A refund to a key invalidates every key that
 /// shares its counter.
-const KEYS: usize = 1 << 12;
+const COUNTERS: usize = 1 << 12;
 
 /// Upper bounds of a request whose denial is cached: total bytes of its keys, and its number of
 /// limits.
@@ -37,28 +37,28 @@ const MAX_KEY_BYTES: usize = 512;
 const MAX_LIMITS: usize = 16;
 
 #[derive(Debug)]
-pub(super) struct Denials {
+pub(super) struct DenialCache {
     hasher: RandomState,
     /// Every decision reads this cache first, so a read must not take a lock.
-    slots: Box<[ArcSwapOption<Denial>]>,
+    slots: Box<[ArcSwapOption<CachedDenial>]>,
     /// The number of times that the whole cache was invalidated.
-    all: AtomicU64,
+    full_invalidations: AtomicU64,
     /// The number of times that the denials of a key were invalidated, indexed by the hash of the
     /// key.
-    lifted: Box<[AtomicU64]>,
+    key_invalidations: Box<[AtomicU64]>,
 }
 
 #[derive(Debug)]
-struct Denial {
+struct CachedDenial {
     hash: u64,
-    charges: Box<[Charged]>,
+    charges: Box<[ChargeKey]>,
     epoch: Epoch,
     /// When the request was sent. Redis decided no earlier than this.
-    since: Timestamp,
+    sent_at: Timestamp,
     /// When the reply arrived. Redis decided no later than this; waits are measured from here, so
     /// they are never understated.
-    heard: Timestamp,
-    until: Timestamp,
+    received_at: Timestamp,
+    expires_at: Timestamp,
     outcomes: Box<[Outcome]>,
 }
 
@@ -67,20 +67,35 @@ struct Denial {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch(u64);
 
-/// One charge of a request: its key, its limits, its cost, and the longest wait that it accepts.
-type Charged = (Box<[u8]>, Deciding, u64, Option<Span>);
+/// What a denial depends on, of one charge of a request.
+#[derive(Debug)]
+struct ChargeKey {
+    key: Box<[u8]>,
+    limits: LimitsIdentity,
+    cost: u64,
+    longest_wait: Option<Span>,
+}
+
+/// The time of a decision by Redis, as far as it is known here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DecisionTime {
+    /// When the request was sent.
+    pub(super) sent_at: Timestamp,
+    /// The time from then to the reply.
+    pub(super) elapsed: Span,
+}
 
 /// Distinguishes limits that decide differently although their states are the same: elastic limits
 /// that use their headroom (stretched), and limits in shadow mode, which never deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Deciding {
+struct LimitsIdentity {
     numbers: u32,
     stretched: bool,
     shadow: bool,
 }
 
-impl Deciding {
-    fn by(limits: &Limits) -> Self {
+impl LimitsIdentity {
+    fn of(limits: &Limits) -> Self {
         Self {
             numbers: fingerprint(limits),
             stretched: limits.is_stretched(),
@@ -89,120 +104,115 @@ impl Deciding {
     }
 }
 
-impl Default for Denials {
+impl Default for DenialCache {
     fn default() -> Self {
         Self {
             hasher: RandomState::new(),
             slots: (0..SLOTS).map(|_| ArcSwapOption::empty()).collect(),
-            all: AtomicU64::new(0),
-            lifted: (0..KEYS).map(|_| AtomicU64::new(0)).collect(),
+            full_invalidations: AtomicU64::new(0),
+            key_invalidations: (0..COUNTERS).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 }
 
-impl Denials {
+impl DenialCache {
     /// Returns the epoch of the keys of `charges`. Call this method before a decision begins.
     pub(super) fn epoch(&self, charges: &[Charge<'_>]) -> Epoch {
-        let all = self.all.load(Ordering::Acquire);
-        let lifted = charges
-            .iter()
-            .map(|charge| self.lifted[self.number(charge)].load(Ordering::Acquire));
-        Epoch(lifted.fold(all, u64::wrapping_add))
+        let full = self.full_invalidations.load(Ordering::Acquire);
+        let of_keys = charges.iter().map(|charge| {
+            self.key_invalidations[self.counter_index(charge)].load(Ordering::Acquire)
+        });
+        Epoch(of_keys.fold(full, u64::wrapping_add))
     }
 
-    /// Caches that `charges` were denied with `outcomes`. They were sent to Redis at `now`, and the
-    /// reply came `after` that. `epoch` was taken before they were sent, and `longest` bounds how
-    /// long the denial is cached.
-    pub(super) fn remember(
+    /// Caches that `charges` were denied with `outcomes`, by a decision at `time`. `epoch` was taken
+    /// before the request was sent, and `max_ttl` bounds how long the denial is cached.
+    pub(super) fn insert(
         &self,
         charges: &[Charge<'_>],
-        (now, after): (Timestamp, Span),
-        longest: Span,
-        (outcomes, epoch): (&[Outcome], Epoch),
+        outcomes: &[Outcome],
+        epoch: Epoch,
+        time: DecisionTime,
+        max_ttl: Span,
     ) {
-        let Some(wait) = worth_keeping(charges, outcomes) else {
+        let Some(wait) = cacheable_wait(charges, outcomes) else {
             return;
         };
-        let until = now.after(wait.min(longest));
-        if until == now {
+        let DecisionTime { sent_at, elapsed } = time;
+        let expires_at = sent_at.after(wait.min(max_ttl));
+        if expires_at == sent_at {
             return;
         }
         let hash = self.hash(charges);
-        let denial = Denial {
+        let denial = CachedDenial {
             hash,
-            charges: charges
-                .iter()
-                .map(|charge| {
-                    (
-                        charge.key.into(),
-                        Deciding::by(charge.limits),
-                        charge.cost.units(),
-                        charge.longest_wait,
-                    )
-                })
-                .collect(),
+            charges: charges.iter().map(ChargeKey::of).collect(),
             epoch,
-            since: now,
-            heard: now.after(after),
-            until,
+            sent_at,
+            received_at: sent_at.after(elapsed),
+            expires_at,
             outcomes: outcomes.into(),
         };
-        self.slots[place(hash)].store(Some(Arc::new(denial)));
+        self.slots[slot_index(hash)].store(Some(Arc::new(denial)));
     }
 
     /// Returns whether a cached denial of `charges` is valid, and writes its outcomes, with the
     /// waits that remain, to `outcomes`.
-    pub(super) fn recall(
+    pub(super) fn find(
         &self,
         charges: &[Charge<'_>],
         now: Timestamp,
         outcomes: &mut Vec<Outcome>,
     ) -> bool {
         let hash = self.hash(charges);
-        let slot = self.slots[place(hash)].load();
+        let slot = self.slots[slot_index(hash)].load();
         let Some(denial) = slot.as_ref() else {
             return false;
         };
-        let stands = denial.hash == hash
+        let is_valid = denial.hash == hash
             && denial.epoch == self.epoch(charges)
-            && (denial.since..denial.until).contains(&now)
-            && denial.is_of(charges);
-        if stands {
-            let passed = now.since(denial.heard);
+            && (denial.sent_at..denial.expires_at).contains(&now)
+            && denial.matches(charges);
+        if is_valid {
+            let passed = now.since(denial.received_at);
             outcomes.clear();
-            outcomes.extend(denial.outcomes.iter().map(|outcome| later(outcome, passed)));
+            let cached = denial.outcomes.iter();
+            outcomes.extend(cached.map(|outcome| shorten_waits(outcome, passed)));
         }
-        stands
+        is_valid
     }
 
     /// Invalidates the denials of the keys of `charges` when the returned guard is dropped. A
     /// refund holds the guard, because the units that it returns may admit a request that was
     /// denied.
-    pub(super) fn forgetting<'c>(
+    pub(super) fn invalidate_on_drop<'c>(
         &self,
         charges: impl Iterator<Item = &'c Charge<'c>>,
-    ) -> Forgetting<'_> {
-        let keys = charges.map(|charge| self.number(charge));
-        Forgetting(self, keys.collect())
+    ) -> InvalidationGuard<'_> {
+        let counters = charges.map(|charge| self.counter_index(charge));
+        InvalidationGuard {
+            cache: self,
+            counters: counters.collect(),
+        }
     }
 
     /// Invalidates all denials.
-    pub(super) fn forget(&self) {
-        self.all.fetch_add(1, Ordering::AcqRel);
+    pub(super) fn invalidate_all(&self) {
+        self.full_invalidations.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Returns the index of the counter for a charge's key. Other keys may share the counter, so
     /// more denials may be invalidated than necessary.
-    fn number(&self, charge: &Charge<'_>) -> usize {
+    fn counter_index(&self, charge: &Charge<'_>) -> usize {
         let hash = self.hasher.hash_one(charge.key);
-        usize::try_from(hash >> 32).unwrap_or(0) % KEYS
+        usize::try_from(hash >> 32).unwrap_or(0) % COUNTERS
     }
 
     fn hash(&self, charges: &[Charge<'_>]) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         for charge in charges {
             charge.key.hash(&mut hasher);
-            Deciding::by(charge.limits).hash(&mut hasher);
+            LimitsIdentity::of(charge.limits).hash(&mut hasher);
             hasher.write_u64(charge.cost.units());
             charge.longest_wait.hash(&mut hasher);
         }
@@ -212,35 +222,49 @@ impl Denials {
 
 /// Guard that invalidates, when dropped, every denial of the keys with these counters.
 #[derive(Debug)]
-pub(super) struct Forgetting<'d>(&'d Denials, Box<[usize]>);
+pub(super) struct InvalidationGuard<'d> {
+    cache: &'d DenialCache,
+    counters: Box<[usize]>,
+}
 
-impl Drop for Forgetting<'_> {
+impl Drop for InvalidationGuard<'_> {
     fn drop(&mut self) {
-        for number in &self.1 {
-            self.0.lifted[*number].fetch_add(1, Ordering::AcqRel);
+        for counter in &self.counters {
+            self.cache.key_invalidations[*counter].fetch_add(1, Ordering::AcqRel);
         }
     }
 }
 
-impl Denial {
-    fn is_of(&self, charges: &[Charge<'_>]) -> bool {
-        self.charges.len() == charges.len()
-            && self.charges.iter().zip(charges).all(
-                |((key, limits, cost, longest_wait), charge)| {
-                    **key == *charge.key
-                        && *limits == Deciding::by(charge.limits)
-                        && *cost == charge.cost.units()
-                        && *longest_wait == charge.longest_wait
-                },
-            )
+impl ChargeKey {
+    fn of(charge: &Charge<'_>) -> Self {
+        Self {
+            key: charge.key.into(),
+            limits: LimitsIdentity::of(charge.limits),
+            cost: charge.cost.units(),
+            longest_wait: charge.longest_wait,
+        }
+    }
+
+    fn matches(&self, charge: &Charge<'_>) -> bool {
+        *self.key == *charge.key
+            && self.limits == LimitsIdentity::of(charge.limits)
+            && self.cost == charge.cost.units()
+            && self.longest_wait == charge.longest_wait
+    }
+}
+
+impl CachedDenial {
+    fn matches(&self, charges: &[Charge<'_>]) -> bool {
+        let mut pairs = self.charges.iter().zip(charges);
+        self.charges.len() == charges.len() && pairs.all(|(own, charge)| own.matches(charge))
     }
 }
 
 /// Returns how long to cache the denial, or `None` if it must not be cached. A limit that counts
 /// denied requests must see each request, and a concurrency lease may be released at any moment.
-fn worth_keeping(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
+fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let bytes: usize = charges.iter().map(|charge| charge.key.len()).sum();
-    let must_hear = |limit: &Limit| {
+    let must_reach_redis = |limit: &Limit| {
         limit.count_denied()
             || limit.counts_in_full()
             || matches!(limit.algorithm(), Algorithm::Concurrency { .. })
@@ -249,7 +273,7 @@ fn worth_keeping(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
         || outcomes.len() > MAX_LIMITS
         || charges
             .iter()
-            .any(|charge| charge.limits.iter().any(must_hear))
+            .any(|charge| charge.limits.iter().any(must_reach_redis))
     {
         return None;
     }
@@ -268,7 +292,7 @@ fn worth_keeping(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
 }
 
 /// Returns `outcome` with its waits shortened by `passed`.
-fn later(outcome: &Outcome, passed: Span) -> Outcome {
+fn shorten_waits(outcome: &Outcome, passed: Span) -> Outcome {
     let left = |span: Span| Span::from_micros(span.as_micros().saturating_sub(passed.as_micros()));
     Outcome {
         reset_after: left(outcome.reset_after),
@@ -281,7 +305,7 @@ fn later(outcome: &Outcome, passed: Span) -> Outcome {
 }
 
 /// Returns the index of the slot for a denial.
-fn place(hash: u64) -> usize {
+fn slot_index(hash: u64) -> usize {
     usize::try_from(hash >> 32).unwrap_or(0) % SLOTS
 }
 

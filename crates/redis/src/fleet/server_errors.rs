@@ -6,38 +6,38 @@ use std::sync::{Mutex, PoisonError};
 use crate::StoreError;
 use tidegate_core::{Span, Timestamp};
 
-/// The time for which a refusal is shown, and for which further refusals of its kind are not
+/// The time for which a refusal is shown, and for which further errors of its kind are not
 /// logged.
-const SHOWN: Span = Span::from_secs(60);
+const WINDOW: Span = Span::from_secs(60);
 
 /// The maximum number of kinds that are logged within that time; normally there are one or two.
-const MOST_KINDS: usize = 16;
+const MAX_KINDS: usize = 16;
 
-/// The latest refusal.
+/// The latest error, and the kinds that were just logged.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(Mutex<Refused>);
+pub(super) struct ServerErrors(Mutex<ErrorHistory>);
 
 #[derive(Debug, Default)]
-struct Refused {
+struct ErrorHistory {
     latest: Option<(StoreError, Timestamp)>,
     /// The kinds that were logged, each with the time.
     logged: Vec<(Box<str>, Timestamp)>,
 }
 
-impl Refusals {
+impl ServerErrors {
     /// Records `error` if an operator has to act on it. Logs the error, unless one of its kind was
     /// just logged. Ignores errors of servers that are unreachable or failing over, because the
     /// health of the servers shows them.
-    pub(super) fn note(&self, error: &StoreError, now: Timestamp) {
+    pub(super) fn record(&self, error: &StoreError, now: Timestamp) {
         let Some(kind) = kind(error) else { return };
-        let mut refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut refused.latest {
+        let mut history = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut history.latest {
             Some((latest, at)) if latest == error => *at = now,
             latest => *latest = Some((error.clone(), now)),
         }
-        let logged = &mut refused.logged;
-        logged.retain(|(_, at)| at.after(SHOWN) > now);
-        if logged.len() < MOST_KINDS && logged.iter().all(|(known, _)| **known != *kind) {
+        let logged = &mut history.logged;
+        logged.retain(|(_, at)| at.after(WINDOW) > now);
+        if logged.len() < MAX_KINDS && logged.iter().all(|(known, _)| **known != *kind) {
             tracing::warn!("{error}");
             logged.push((kind.into(), now));
         }
@@ -45,9 +45,9 @@ impl Refusals {
 
     /// Returns the latest refusal within the last minute, if any.
     pub(super) fn latest(&self, now: Timestamp) -> Option<String> {
-        let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (error, at) = refused.latest.as_ref()?;
-        (at.after(SHOWN) > now).then(|| error.to_string())
+        let history = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (error, at) = history.latest.as_ref()?;
+        (at.after(WINDOW) > now).then(|| error.to_string())
     }
 }
 
@@ -64,13 +64,13 @@ fn kind(error: &StoreError) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn logged(refusals: &Refusals) -> usize {
-        refusals.0.lock().unwrap().logged.len()
+    fn logged(errors: &ServerErrors) -> usize {
+        errors.0.lock().unwrap().logged.len()
     }
 
     #[test]
     fn each_kind_is_logged_once_a_minute_even_if_they_alternate() {
-        let refusals = Refusals::default();
+        let errors = ServerErrors::default();
         let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
         let refused = |problem: &str| StoreError::Refused(problem.to_owned());
         let foreign = |key: &str| StoreError::Foreign {
@@ -78,26 +78,26 @@ mod tests {
             problem: "a list".to_owned(),
         };
         for second in 0..30 {
-            refusals.note(&refused("OOM"), at(second));
-            refusals.note(&foreign(&second.to_string()), at(second));
-            refusals.note(&refused("NOPERM"), at(second));
+            errors.record(&refused("OOM"), at(second));
+            errors.record(&foreign(&second.to_string()), at(second));
+            errors.record(&refused("NOPERM"), at(second));
         }
-        assert_eq!(logged(&refusals), 3);
-        assert_eq!(refusals.latest(at(88)), Some(refused("NOPERM").to_string()));
-        assert_eq!(refusals.latest(at(89)), None);
-        refusals.note(&StoreError::Unknown("late".to_owned()), at(70));
-        assert_eq!(logged(&refusals), 3, "its health shows it");
-        refusals.note(&refused("OOM"), at(70));
-        assert_eq!(logged(&refusals), 1, "the minute is over");
+        assert_eq!(logged(&errors), 3);
+        assert_eq!(errors.latest(at(88)), Some(refused("NOPERM").to_string()));
+        assert_eq!(errors.latest(at(89)), None);
+        errors.record(&StoreError::Unknown("late".to_owned()), at(70));
+        assert_eq!(logged(&errors), 3, "its health shows it");
+        errors.record(&refused("OOM"), at(70));
+        assert_eq!(logged(&errors), 1, "the minute is over");
     }
 
     #[test]
     fn changing_errors_do_not_flood_the_log() {
-        let refusals = Refusals::default();
+        let errors = ServerErrors::default();
         for number in 0..1_000 {
             let error = StoreError::Refused(number.to_string());
-            refusals.note(&error, Timestamp::default());
+            errors.record(&error, Timestamp::default());
         }
-        assert_eq!(logged(&refusals), MOST_KINDS);
+        assert_eq!(logged(&errors), MAX_KINDS);
     }
 }
