@@ -7,14 +7,14 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use http::{Request, Response};
 use tidegate_client::{QueueSettings, ThrottleLayer, TokioClock, spaced};
 use tidegate_core::{MemoryBounds, MemoryStore};
-use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
+use tidegate_redis::{Address, FallbackSettings, FallbackStore, Redis, Settings, Topology};
 use tokio::{runtime::Handle, time::Instant};
 use tower::{Layer as _, ServiceExt as _};
 
 #[path = "../../redis/tests/support/mod.rs"]
 mod support;
 
-async fn process(url: &str) -> ThrottleLayer<Fleet> {
+async fn process(url: &str) -> ThrottleLayer<FallbackStore> {
     let topology = Topology::Standalone(Address::parse(url).unwrap().0);
     let settings = Settings {
         timeout: Duration::from_secs(5),
@@ -23,10 +23,10 @@ async fn process(url: &str) -> ThrottleLayer<Fleet> {
     let redis = Redis::start(settings, &Handle::current());
     redis.wait_for_first_attempt().await.unwrap();
     let local = MemoryStore::new(MemoryBounds::default());
-    let fleet = Fleet::new(Arc::new(redis), "tg", local, FleetSettings::default());
+    let fallback = FallbackStore::new(Arc::new(redis), "tg", local, FallbackSettings::default());
     let limits = spaced("50/s").unwrap();
     ThrottleLayer::with_store(
-        Arc::new(fleet),
+        Arc::new(fallback),
         "api",
         limits,
         QueueSettings::default(),

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use tidegate_core::{OnFailure, Share, Span, notation, remote_eval::CLOCK_JUMP};
-use tidegate_redis::{Address, FleetSettings, Login, NodeShare, Topology, Transport};
+use tidegate_redis::{Address, FallbackSettings, Login, NodeShare, Topology, Transport};
 
 use super::{
     limits::percent,
@@ -58,7 +58,7 @@ pub struct RedisConfig {
     /// `store.prefix`: the prefix of every key in Redis; default `tidegate`.
     pub prefix: String,
     /// `store.on_failure`, `store.fallback_share` and `store.denial_cache_ttl`.
-    pub fleet: FleetSettings,
+    pub fallback: FallbackSettings,
 }
 
 /// A password, or the environment variable that contains it.
@@ -105,7 +105,7 @@ pub(super) fn redis(
         .and_then(|value| value.text(report, "a user name"));
     let password = password(store, report);
     let (ca, certificate) = tls(store, report);
-    let fleet = fleet(store, report);
+    let fallback = fallback(store, report);
     let (topology, login, sentinel_login) = servers?;
     if report.count() > before {
         return None;
@@ -123,7 +123,7 @@ pub(super) fn redis(
         timeout: timeout.unwrap_or(Duration::from_millis(25)),
         connections: connections.unwrap_or(2),
         prefix: prefix.unwrap_or_else(|| "tidegate".into()),
-        fleet,
+        fallback,
     })
 }
 
@@ -274,18 +274,18 @@ fn tls(store: &Fields<'_>, report: &mut Report) -> Certificates {
     (ca, cert.zip(key))
 }
 
-fn fleet(store: &Fields<'_>, report: &mut Report) -> FleetSettings {
-    let default = FleetSettings::default();
+fn fallback(store: &Fields<'_>, report: &mut Report) -> FallbackSettings {
+    let default = FallbackSettings::default();
     let share = store
         .get("fallback_share")
         .and_then(|value| fallback_share(value, report));
-    let denials = store
+    let denial_ttl = store
         .get("denial_cache_ttl")
         .and_then(|value| denial_cache_ttl(value, report));
-    FleetSettings {
+    FallbackSettings {
         on_failure: on_failure(store, report).unwrap_or(default.on_failure),
         share: share.unwrap_or(default.share),
-        denials: denials.unwrap_or(default.denials),
+        denial_ttl: denial_ttl.unwrap_or(default.denial_ttl),
     }
 }
 

@@ -139,7 +139,7 @@ impl Evaluator<'_> {
         &self,
         descriptors: impl Iterator<Item = &'a mut AppliedLimit<'d>>,
     ) -> Result<(), RateLimitError> {
-        if self.limiter.fleet().is_none() {
+        if self.limiter.redis_store().is_none() {
             for applied in descriptors {
                 self.evaluate_one(applied).await?;
             }

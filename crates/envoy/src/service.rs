@@ -170,7 +170,7 @@ impl RateLimitService {
 
     /// Returns the deadline for the store; `None` for the memory store, which never waits.
     fn until(&self, within: Option<Duration>) -> Option<Instant> {
-        let within = self.limiter.fleet().and(within)?;
+        let within = self.limiter.redis_store().and(within)?;
         Instant::now().checked_add(within)
     }
 

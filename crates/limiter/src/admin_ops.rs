@@ -12,8 +12,8 @@ impl Limiter {
     ///
     /// Fails if the blocks are in Redis and Redis cannot be queried.
     pub async fn blocks(&self) -> Result<Vec<Block>, StoreError> {
-        match self.fleet() {
-            Some(fleet) => fleet.store().blocks().await,
+        match self.redis_store() {
+            Some(redis_store) => redis_store.store().blocks().await,
             None => Ok(self.local_store().blocks(self.now())),
         }
     }
@@ -24,8 +24,8 @@ impl Limiter {
     ///
     /// Fails if the blocks are in Redis and Redis cannot be queried.
     pub async fn block_on(&self, key: &[u8]) -> Result<Option<Block>, StoreError> {
-        match self.fleet() {
-            Some(fleet) => fleet.store().block_on(key).await,
+        match self.redis_store() {
+            Some(redis_store) => redis_store.store().block_on(key).await,
             None => Ok(self.local_store().block_on(key, self.now())),
         }
     }
@@ -43,11 +43,11 @@ impl Limiter {
         span: Option<Span>,
         reason: &str,
     ) -> Result<bool, StoreError> {
-        let Some(fleet) = self.fleet() else {
+        let Some(redis_store) = self.redis_store() else {
             return Ok(self.local_store().block(key, span, reason, self.now()));
         };
-        Ok(fleet.store().block(key, span, reason).await?
-            && fleet.block_here(key, span, reason, self.now()))
+        Ok(redis_store.store().block(key, span, reason).await?
+            && redis_store.block_locally(key, span, reason, self.now()))
     }
 
     /// Removes the block on `key`. Returns true if there was one.
@@ -58,11 +58,11 @@ impl Limiter {
     /// have been made.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
         let here = self.local_store().unblock(key, self.now());
-        let Some(fleet) = self.fleet() else {
+        let Some(redis_store) = self.redis_store() else {
             return Ok(here);
         };
-        fleet.forget_denials();
-        fleet.store().unblock(key).await
+        redis_store.forget_denials();
+        redis_store.store().unblock(key).await
     }
 
     /// Resets the counters of `key`. Returns true if there were any. A block on the key stays.
@@ -73,11 +73,11 @@ impl Limiter {
     /// not have been made.
     pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
         let here = self.local_store().reset(key);
-        let Some(fleet) = self.fleet() else {
+        let Some(redis_store) = self.redis_store() else {
             return Ok(here);
         };
-        let reset = fleet.store().reset(key).await;
-        fleet.forget_denials();
+        let reset = redis_store.store().reset(key).await;
+        redis_store.forget_denials();
         reset
     }
 
@@ -85,7 +85,7 @@ impl Limiter {
     /// effects.
     #[must_use]
     pub fn reset_now(&self, key: &[u8]) -> Option<bool> {
-        match self.fleet() {
+        match self.redis_store() {
             Some(_) => None,
             None => Some(self.local_store().reset(key)),
         }
@@ -109,9 +109,12 @@ impl Limiter {
             Effect::Charge | Effect::Peek => Effect::Peek,
             Effect::Look | Effect::Refund => Effect::Look,
         };
-        match self.fleet() {
-            Some(fleet) => {
-                fleet.store().check(&charges, effect, &mut outcomes).await?;
+        match self.redis_store() {
+            Some(redis_store) => {
+                redis_store
+                    .store()
+                    .check(&charges, effect, &mut outcomes)
+                    .await?;
             }
             None => {
                 self.local_store()

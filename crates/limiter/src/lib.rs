@@ -20,7 +20,7 @@ use tidegate_core::{
     Rule, RuleSet, Store, Timestamp, Verdict, free_key_in,
 };
 use tidegate_identity::Trust;
-use tidegate_redis::{Fleet, StoreError};
+use tidegate_redis::{FallbackStore, StoreError};
 
 pub use self::store::{Backend, LimiterReceipt};
 use crate::{
@@ -109,8 +109,8 @@ impl Limiter {
         let audit = EntryAudit::new(&rules, &self.metrics);
         self.audit.store(Arc::new(audit));
         self.rules.store(Arc::new(rules));
-        if let Some(fleet) = self.fleet() {
-            fleet.forget_denials();
+        if let Some(redis_store) = self.redis_store() {
+            redis_store.forget_denials();
         }
     }
 
@@ -120,16 +120,16 @@ impl Limiter {
     pub fn local_store(&self) -> &MemoryStore {
         match &self.backend {
             Backend::Memory(store) => store,
-            Backend::Fleet(fleet) => fleet.local(),
+            Backend::Redis(redis_store) => redis_store.local(),
         }
     }
 
     /// Returns the Redis-backed store, if there is one.
     #[must_use]
-    pub fn fleet(&self) -> Option<&Fleet> {
+    pub fn redis_store(&self) -> Option<&FallbackStore> {
         match &self.backend {
             Backend::Memory(_) => None,
-            Backend::Fleet(fleet) => Some(fleet),
+            Backend::Redis(redis_store) => Some(redis_store),
         }
     }
 
@@ -143,7 +143,7 @@ impl Limiter {
     /// Redis, and with working snapshots.
     #[must_use]
     pub fn keeps_blocks(&self) -> bool {
-        self.fleet().is_some() || self.snapshots.is_kept()
+        self.redis_store().is_some() || self.snapshots.is_kept()
     }
 
     /// Returns the metrics.
@@ -155,10 +155,12 @@ impl Limiter {
     /// Returns all metrics in the Prometheus text format.
     #[must_use]
     pub fn exposition(&self) -> String {
-        let fleet = self.fleet().map(Fleet::stats);
+        let redis_stats = self.redis_store().map(FallbackStore::stats);
         let store = self.local_store().stats();
         let missing = self.audit.load().missing_key_entries();
-        let mut text = self.metrics.exposition(&store, fleet.as_ref(), self.now());
+        let mut text = self
+            .metrics
+            .exposition(&store, redis_stats.as_ref(), self.now());
         text.push_str(&Metrics::key_entries(missing));
         text
     }
@@ -230,11 +232,11 @@ impl Limiter {
             effect,
             within,
         } = request;
-        let fleet = match &self.backend {
+        let redis_store = match &self.backend {
             Backend::Memory(store) => {
                 return Ok(self.decide_in_memory(store, charges, now, effect, outcomes));
             }
-            Backend::Fleet(fleet) => fleet,
+            Backend::Redis(redis_store) => redis_store,
         };
         let question = Question {
             charges: &mut charges.to_vec(),
@@ -242,10 +244,10 @@ impl Limiter {
             effect,
             within,
         };
-        match fleet.recall(&question, outcomes) {
+        match redis_store.cached_denial(&question, outcomes) {
             Some(decided) => Ok(decided),
             None => {
-                let decision = Box::pin(fleet.ask(&question, outcomes));
+                let decision = Box::pin(redis_store.decide_in_redis(&question, outcomes));
                 self.with_latency(decision).await
             }
         }
@@ -306,7 +308,7 @@ impl Limiter {
                 } = question;
                 Some(self.decide_in_memory(store, charges, *now, *effect, outcomes))
             }
-            Backend::Fleet(fleet) => fleet.decide_now(question, outcomes),
+            Backend::Redis(redis_store) => redis_store.decide_now(question, outcomes),
         }
     }
 
@@ -332,8 +334,8 @@ impl Limiter {
         Box::pin(async move {
             match &self.backend {
                 Backend::Memory(store) => store.decide_later(question, outcomes).await,
-                Backend::Fleet(fleet) => {
-                    self.with_latency(fleet.decide_later(question, outcomes))
+                Backend::Redis(redis_store) => {
+                    self.with_latency(redis_store.decide_later(question, outcomes))
                         .await
                 }
             }

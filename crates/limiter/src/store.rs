@@ -7,7 +7,7 @@ use tidegate_core::{
     Charge, Decided, MemoryStore, Outcome, Question, Receipt, Renewal, RuleSet, Settlement, Store,
     Timestamp,
 };
-use tidegate_redis::{Fleet, FleetReceipt};
+use tidegate_redis::{FallbackReceipt, FallbackStore};
 
 use super::Limiter;
 
@@ -21,7 +21,7 @@ pub enum Backend {
     /// The memory store of this process.
     Memory(MemoryStore),
     /// Redis, with this node's memory store as the fallback while Redis is unreachable.
-    Fleet(Fleet),
+    Redis(FallbackStore),
 }
 
 impl From<MemoryStore> for Backend {
@@ -30,9 +30,9 @@ impl From<MemoryStore> for Backend {
     }
 }
 
-impl From<Fleet> for Backend {
-    fn from(fleet: Fleet) -> Self {
-        Self::Fleet(fleet)
+impl From<FallbackStore> for Backend {
+    fn from(redis_store: FallbackStore) -> Self {
+        Self::Redis(redis_store)
     }
 }
 
@@ -42,7 +42,7 @@ pub enum LimiterReceipt {
     /// Issued by the memory store.
     Memory(Receipt),
     /// Issued by the Redis-backed store.
-    Fleet(FleetReceipt),
+    Redis(FallbackReceipt),
 }
 
 impl Gate for Limiter {
@@ -90,10 +90,10 @@ impl Store for Limiter {
                 let (decided, receipt) = Store::reserve(store, question, outcomes).await;
                 (decided, receipt.map(LimiterReceipt::Memory))
             }
-            Backend::Fleet(fleet) => {
-                let reserved = self.with_latency(fleet.reserve(question, outcomes));
+            Backend::Redis(redis_store) => {
+                let reserved = self.with_latency(redis_store.reserve(question, outcomes));
                 let (decided, receipt) = reserved.await;
-                (decided, receipt.map(LimiterReceipt::Fleet))
+                (decided, receipt.map(LimiterReceipt::Redis))
             }
         }
     }
@@ -110,9 +110,9 @@ impl Store for Limiter {
                 self.record_latency(began);
                 reserved.map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Memory)))
             }
-            Backend::Fleet(fleet) => {
-                let reserved = fleet.reserve_now(question, outcomes);
-                reserved.map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Fleet)))
+            Backend::Redis(redis_store) => {
+                let reserved = redis_store.reserve_now(question, outcomes);
+                reserved.map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Redis)))
             }
         }
     }
@@ -128,12 +128,12 @@ impl Store for Limiter {
             (Backend::Memory(store), LimiterReceipt::Memory(receipt)) => {
                 store.settle(charges, receipt, settlements, now);
             }
-            (Backend::Fleet(fleet), LimiterReceipt::Fleet(receipt)) => {
-                fleet.settle(charges, receipt, settlements, now).await;
+            (Backend::Redis(redis_store), LimiterReceipt::Redis(receipt)) => {
+                redis_store.settle(charges, receipt, settlements, now).await;
             }
             // A receipt that another backend issued cannot be settled here.
-            (Backend::Memory(_), LimiterReceipt::Fleet(_))
-            | (Backend::Fleet(_), LimiterReceipt::Memory(_)) => {}
+            (Backend::Memory(_), LimiterReceipt::Redis(_))
+            | (Backend::Redis(_), LimiterReceipt::Memory(_)) => {}
         }
     }
 
@@ -147,11 +147,11 @@ impl Store for Limiter {
             (Backend::Memory(store), LimiterReceipt::Memory(receipt)) => {
                 store.renew(charges, receipt, now)
             }
-            (Backend::Fleet(fleet), LimiterReceipt::Fleet(receipt)) => {
-                fleet.renew(charges, receipt, now).await
+            (Backend::Redis(redis_store), LimiterReceipt::Redis(receipt)) => {
+                redis_store.renew(charges, receipt, now).await
             }
-            (Backend::Memory(_), LimiterReceipt::Fleet(_))
-            | (Backend::Fleet(_), LimiterReceipt::Memory(_)) => Renewal::Unknown,
+            (Backend::Memory(_), LimiterReceipt::Redis(_))
+            | (Backend::Redis(_), LimiterReceipt::Memory(_)) => Renewal::Unknown,
         };
         self.metrics.observe_renewal(renewal);
         renewal
@@ -169,9 +169,9 @@ impl Store for Limiter {
                 store.settle(charges, receipt, settlements, now);
                 Ok(())
             }
-            (Backend::Fleet(fleet), LimiterReceipt::Fleet(receipt)) => {
-                let settled = fleet.settle_now(charges, receipt, settlements, now);
-                settled.map_err(LimiterReceipt::Fleet)
+            (Backend::Redis(redis_store), LimiterReceipt::Redis(receipt)) => {
+                let settled = redis_store.settle_now(charges, receipt, settlements, now);
+                settled.map_err(LimiterReceipt::Redis)
             }
             (_, other) => Err(other),
         }

@@ -52,8 +52,8 @@ mod denial_hint;
 mod encode;
 mod error;
 mod exec;
+mod fallback;
 mod fast_path;
-mod fleet;
 mod layout;
 mod lead;
 mod renew;
@@ -64,7 +64,7 @@ mod store;
 pub use self::{
     client::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},
     error::StoreError,
-    fleet::{Fleet, FleetReceipt, FleetSettings, FleetStats, NodeShare},
+    fallback::{FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare},
     reserve::RedisReceipt,
     store::RedisStore,
 };

@@ -7,7 +7,7 @@ use std::{fs, io, path::Path, sync::Arc, thread};
 
 use tidegate_config::{Password, RedisConfig};
 use tidegate_core::MemoryStore;
-use tidegate_redis::{Fleet, FleetSettings, Login, Redis, Settings, Tls};
+use tidegate_redis::{FallbackSettings, FallbackStore, Login, Redis, Settings, Tls};
 use tokio::{
     runtime::{Builder, Handle},
     sync::oneshot,
@@ -20,7 +20,7 @@ use crate::serve::ServeError;
 pub(crate) struct RedisRuntime {
     redis: Arc<Redis>,
     prefix: String,
-    settings: FleetSettings,
+    settings: FallbackSettings,
     _thread: RuntimeThread,
 }
 
@@ -33,20 +33,22 @@ impl RedisRuntime {
     /// Fails if a certificate cannot be read or the system cannot start a thread.
     pub(crate) fn start(config: RedisConfig, password: Option<String>) -> Result<Self, ServeError> {
         let thread = RuntimeThread::start()?;
-        let RedisConfig { prefix, fleet, .. } = config.clone();
+        let RedisConfig {
+            prefix, fallback, ..
+        } = config.clone();
         let redis = Arc::new(Redis::start(settings(config, password)?, &thread.runtime));
         Ok(Self {
             redis,
             prefix,
-            settings: fleet,
+            settings: fallback,
             _thread: thread,
         })
     }
 
     /// Creates the Redis-backed store, with `local` as its fallback.
-    pub(crate) fn fleet(&self, local: MemoryStore) -> Fleet {
+    pub(crate) fn fallback_store(&self, local: MemoryStore) -> FallbackStore {
         let redis = Arc::clone(&self.redis);
-        Fleet::new(redis, &self.prefix, local, self.settings)
+        FallbackStore::new(redis, &self.prefix, local, self.settings)
     }
 }
 

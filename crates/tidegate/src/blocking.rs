@@ -16,7 +16,7 @@ impl BlockingStore for MemoryStore {
 
 /// The futures of a store in Redis need the runtime of its connections.
 #[cfg(feature = "redis")]
-impl BlockingStore for tidegate_redis::Fleet {
+impl BlockingStore for tidegate_redis::FallbackStore {
     fn enter(&self) -> impl Sized {
         self.runtime().enter()
     }

@@ -3,19 +3,21 @@
 use std::sync::Arc;
 
 use tidegate_core::{MemoryBounds, MemoryStore};
-use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, StoreError, Topology};
+use tidegate_redis::{
+    Address, FallbackSettings, FallbackStore, Redis, Settings, StoreError, Topology,
+};
 use tokio::runtime::Handle;
 
 use crate::{Clock, IntoPolicy, Limiter};
 
-impl<P> Limiter<Fleet, P> {
+impl<P> Limiter<FallbackStore, P> {
     /// Creates a limiter that counts in the Redis or Valkey server at `url`, with default settings.
     /// Limiters with the same `prefix` share their counts, so use a separate prefix for each kind of
     /// limiter.
     ///
     /// The connection is opened in the background. While Redis is unreachable, this process uses
     /// its local share of the limits. For other settings, Sentinel or Redis Cluster, pass a
-    /// [`Fleet`] to [`Limiter::new`].
+    /// [`FallbackStore`] to [`Limiter::new`].
     ///
     /// # Errors
     ///
@@ -36,7 +38,7 @@ impl<P> Limiter<Fleet, P> {
         };
         let redis = Arc::new(Redis::start(settings, &Handle::current()));
         let local = MemoryStore::new(MemoryBounds::default());
-        let store = Fleet::new(redis, prefix, local, FleetSettings::default());
+        let store = FallbackStore::new(redis, prefix, local, FallbackSettings::default());
         Ok(Self::new(limits, store, Clock::real()))
     }
 }

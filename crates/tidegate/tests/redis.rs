@@ -11,7 +11,7 @@ use std::{sync::Arc, thread, time::Duration};
 use tidegate::{
     Clock, Cost, IntoPolicy, IteratorRateLimit as _, Key as _, Limit, Limiter, MemoryBounds,
     MemoryStore, Request, Rule, RuleSet, Verdict,
-    redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology},
+    redis::{Address, FallbackSettings, FallbackStore, Redis, Settings, Topology},
 };
 use tokio::{runtime::Handle, time::sleep};
 
@@ -26,7 +26,7 @@ fn limit(text: &str) -> Limit {
 async fn limiter<P>(
     server: &RedisServer,
     limits: impl IntoPolicy<Policy = P>,
-) -> Limiter<Fleet, P> {
+) -> Limiter<FallbackStore, P> {
     let (address, _) = Address::parse(&server.url()).unwrap();
     let settings = Settings {
         timeout: PATIENCE,
@@ -35,7 +35,7 @@ async fn limiter<P>(
     let redis = Redis::start(settings, &Handle::current());
     redis.wait_for_first_attempt().await.unwrap();
     let local = MemoryStore::new(MemoryBounds::default());
-    let store = Fleet::new(Arc::new(redis), "test", local, FleetSettings::default());
+    let store = FallbackStore::new(Arc::new(redis), "test", local, FallbackSettings::default());
     Limiter::new(limits, store, Clock::real())
 }
 

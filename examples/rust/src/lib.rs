@@ -3,7 +3,7 @@
 use std::{error::Error, sync::Arc};
 
 use tidegate_core::{AlgorithmName, Limit, LimitError, MemoryBounds, MemoryStore};
-use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
+use tidegate_redis::{Address, FallbackSettings, FallbackStore, Redis, Settings, Topology};
 use tokio::runtime::Handle;
 
 /// Compiles the program in the documentation of the layer.
@@ -51,15 +51,15 @@ pub fn in_memory() -> MemoryStore {
 /// # Errors
 ///
 /// `url` is not a valid URL.
-pub fn in_redis(url: &str) -> Result<Fleet, Box<dyn Error>> {
+pub fn in_redis(url: &str) -> Result<FallbackStore, Box<dyn Error>> {
     let (address, login) = Address::parse(url)?;
     let settings = Settings {
         login,
         ..Settings::new(Topology::Standalone(address))
     };
     let redis = Arc::new(Redis::start(settings, &Handle::current()));
-    let fleet = FleetSettings::default();
-    Ok(Fleet::new(redis, "example", in_memory(), fleet))
+    let fallback = FallbackSettings::default();
+    Ok(FallbackStore::new(redis, "example", in_memory(), fallback))
 }
 
 /// Compiles and runs the program in the README.

@@ -50,9 +50,9 @@ rules: [{name: r, limits: [1/s], on_failure: open}]
         (40, 4, "prod:limits")
     );
     assert!(redis.ca.is_some() && redis.certificate.is_some());
-    assert_eq!(redis.fleet.on_failure, OnFailure::Closed);
+    assert_eq!(redis.fallback.on_failure, OnFailure::Closed);
     assert_eq!(
-        (redis.fleet.share, redis.fleet.denials),
+        (redis.fallback.share, redis.fallback.denial_ttl),
         (NodeShare::Fixed(Share::percent(25).unwrap()), Span::ZERO)
     );
     assert_eq!(config.memory.max_keys, 1_000);

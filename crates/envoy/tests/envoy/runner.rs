@@ -82,8 +82,8 @@ pub(crate) async fn run_case<S: Subject>(case: &Case, place: Place<'_>) -> Vec<S
                 .map(|difference| format!("step {at}: {difference}")),
         );
     }
-    if let Some(fleet) = started.limiter.fleet() {
-        let [_, _, (_, local), (_, policy)] = fleet.stats().decisions;
+    if let Some(redis_store) = started.limiter.redis_store() {
+        let [_, _, (_, local), (_, policy)] = redis_store.stats().decisions;
         if local + policy > 0 {
             failures.push(format!(
                 "{local} local decisions and {policy} by policy, expected none"

@@ -10,7 +10,7 @@ use tidegate_envoy::{
     settings_from_variables,
 };
 use tidegate_limiter::{Backend, Limiter};
-use tidegate_redis::{Fleet, FleetSettings, Redis};
+use tidegate_redis::{FallbackSettings, FallbackStore, Redis};
 
 use crate::format::ConfigFile;
 
@@ -88,10 +88,10 @@ impl Started {
         let store = MemoryStore::new(MemoryBounds::default());
         let backend = match place {
             Place::Redis(redis, prefix) => {
-                let settings = FleetSettings::default();
-                let fleet = Fleet::new(Arc::clone(redis), prefix, store, settings);
-                fleet.store().pin_clock(at(seconds));
-                Backend::Fleet(fleet)
+                let settings = FallbackSettings::default();
+                let redis_store = FallbackStore::new(Arc::clone(redis), prefix, store, settings);
+                redis_store.store().pin_clock(at(seconds));
+                Backend::Redis(redis_store)
             }
             Place::Memory => Backend::Memory(store),
         };
@@ -110,8 +110,8 @@ impl Started {
 
     pub(crate) fn set_at(&self, now: Timestamp) {
         self.clock.set(now);
-        if let Some(fleet) = self.limiter.fleet() {
-            fleet.store().pin_clock(now);
+        if let Some(redis_store) = self.limiter.redis_store() {
+            redis_store.store().pin_clock(now);
         }
     }
 

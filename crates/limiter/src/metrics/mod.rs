@@ -10,8 +10,8 @@
 //! Latency is measured on one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
 //! cost as much as the decision.
 
-mod fleet;
 mod histogram;
+mod redis;
 mod rules;
 mod shard;
 mod store;
@@ -28,7 +28,7 @@ use rules::Rules;
 use shard::Shards;
 use tidegate_core::{Decided, Decision, MemoryStats, Reason, Renewal, Timestamp, Verdict};
 use tidegate_net::{Listener, auth::Authenticator, prometheus::Text};
-use tidegate_redis::FleetStats;
+use tidegate_redis::FallbackStats;
 
 pub use rules::MAX_RULE_LABELS;
 
@@ -303,13 +303,13 @@ impl Metrics {
             .push(Box::new(writer));
     }
 
-    /// Returns all metrics in the Prometheus text format. `store` and `fleet` are the statistics of
-    /// those components at `now`.
+    /// Returns all metrics in the Prometheus text format. `store` and `redis` are the statistics
+    /// of those components at `now`.
     #[must_use]
     pub fn exposition(
         &self,
         store: &MemoryStats,
-        fleet: Option<&FleetStats>,
+        redis: Option<&FallbackStats>,
         now: Timestamp,
     ) -> String {
         let mut text = Text::default();
@@ -326,8 +326,8 @@ impl Metrics {
             .unwrap_or_else(PoisonError::into_inner);
         writers.iter().for_each(|write| write(&mut text));
         drop(writers);
-        if let Some(fleet) = fleet {
-            fleet::write(&mut text, fleet);
+        if let Some(redis) = redis {
+            redis::write(&mut text, redis);
         }
         self.write_renewals(&mut text);
         self.write_reloads(&mut text);

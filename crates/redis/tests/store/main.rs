@@ -5,7 +5,7 @@
 mod clock;
 mod cross_slot;
 mod differential;
-mod fleet;
+mod fallback;
 mod moving;
 mod operate;
 mod refunds;

@@ -6,12 +6,14 @@ use tidegate_core::{
     Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Question, Rate,
     Renewal, Settlement, Source, Span, Store, Timestamp,
 };
-use tidegate_redis::{Address, Fleet, FleetReceipt, FleetSettings, Redis, Settings, Topology};
+use tidegate_redis::{
+    Address, FallbackReceipt, FallbackSettings, FallbackStore, Redis, Settings, Topology,
+};
 use tokio::runtime::Handle;
 
 use crate::{START, differential::strategies::Kind, support::RedisCluster};
 
-async fn node(cluster: &RedisCluster) -> Fleet {
+async fn node(cluster: &RedisCluster) -> FallbackStore {
     let (address, _) = Address::parse(&cluster.url()).unwrap();
     let settings = Settings {
         timeout: Duration::from_secs(10),
@@ -21,12 +23,12 @@ async fn node(cluster: &RedisCluster) -> Fleet {
     };
     let redis = Redis::start(settings, &Handle::current());
     redis.wait_for_first_attempt().await.unwrap();
-    let settings = FleetSettings {
-        denials: Span::ZERO,
-        ..FleetSettings::default()
+    let settings = FallbackSettings {
+        denial_ttl: Span::ZERO,
+        ..FallbackSettings::default()
     };
     let local = MemoryStore::new(MemoryBounds::default());
-    Fleet::new(Arc::new(redis), "tg", local, settings)
+    FallbackStore::new(Arc::new(redis), "tg", local, settings)
 }
 
 /// Twenty units, refilled at one per day.
@@ -49,7 +51,7 @@ impl Rules {
         self.keys.iter().map(charge).collect()
     }
 
-    async fn reserve(&self, node: &Fleet) -> (Decision, Option<FleetReceipt>) {
+    async fn reserve(&self, node: &FallbackStore) -> (Decision, Option<FallbackReceipt>) {
         let mut question = Question {
             charges: &mut self.charges(),
             now: Timestamp::from_micros(START),
@@ -61,7 +63,7 @@ impl Rules {
         (decided.decision, receipt)
     }
 
-    async fn settle(&self, node: &Fleet, receipt: FleetReceipt) {
+    async fn settle(&self, node: &FallbackStore, receipt: FallbackReceipt) {
         let charges = self.charges();
         let unused = vec![Settlement { unused: 1 }; charges.len()];
         let now = Timestamp::from_micros(START);
@@ -133,7 +135,7 @@ async fn reserve_through(cluster: &RedisCluster, kind: Kind, keys: &[&'static st
         keys: keys.iter().map(|key| key.as_bytes()).collect(),
     };
     let (mut moving, mut taken) = (None, 0);
-    let mut held: Option<FleetReceipt> = None;
+    let mut held: Option<FallbackReceipt> = None;
     for stage in 0..4 {
         tokio::task::block_in_place(|| match stage {
             0 => {}

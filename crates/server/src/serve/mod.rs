@@ -175,7 +175,7 @@ pub fn start(
     let redis = redis.transpose()?;
     let backend = match &redis {
         None => Backend::Memory(store),
-        Some(redis) => Backend::Fleet(redis.fleet(store)),
+        Some(redis) => Backend::Redis(redis.fallback_store(store)),
     };
     let limiter = Limiter::new(config.rules, backend, clock);
     let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));

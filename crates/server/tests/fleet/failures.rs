@@ -2,7 +2,7 @@
 //! extra requests.
 
 use tidegate_core::{Share, Source};
-use tidegate_redis::{FleetSettings, NodeShare};
+use tidegate_redis::{FallbackSettings, NodeShare};
 
 use crate::{
     listeners::json,
@@ -57,9 +57,9 @@ fn every_rule_has_its_own_failure_policy() {
 #[test]
 fn requests_admitted_by_redis_count_in_the_fallback() {
     let mut redis = RedisServer::start();
-    let quarter = FleetSettings {
+    let quarter = FallbackSettings {
         share: NodeShare::Fixed(Share::percent(20).unwrap()),
-        ..FleetSettings::default()
+        ..FallbackSettings::default()
     };
     let node = Node::with(&redis.url(), quarter);
     node.until_up(true);
@@ -177,7 +177,11 @@ fn a_reset_repairs_a_key_written_by_another_program() {
             format!("local k = redis.call('KEYS', '*')[1]; redis.call('DEL', k); return {write}");
         redis.ask(&["EVAL", &script, "0"]);
         assert_eq!(node.spend("local", "u").source, Source::Local);
-        let refusal = node.limiter.fleet().unwrap().refusal(node.limiter.now());
+        let refusal = node
+            .limiter
+            .redis_store()
+            .unwrap()
+            .last_server_error(node.limiter.now());
         let problem = refusal.unwrap();
         assert!(problem.contains("`tidegate reset` deletes it"), "{problem}");
         assert_eq!(node.run(node.limiter.reset(&key)), Ok(true));

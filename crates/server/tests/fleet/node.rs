@@ -12,7 +12,9 @@ use tidegate_core::{
 };
 use tidegate_limiter::Limiter;
 use tidegate_net::{Bounds, Server};
-use tidegate_redis::{Address, Fleet, FleetSettings, NodeShare, Redis, Settings, Topology};
+use tidegate_redis::{
+    Address, FallbackSettings, FallbackStore, NodeShare, Redis, Settings, Topology,
+};
 use tidegate_server::listener::{admin, http, resp};
 use tokio::runtime::Runtime;
 
@@ -51,14 +53,14 @@ pub(crate) struct Answer {
 
 impl Node {
     pub(crate) fn start(url: &str) -> Self {
-        let settings = FleetSettings {
+        let settings = FallbackSettings {
             share: NodeShare::Fixed(Share::default()),
-            ..FleetSettings::default()
+            ..FallbackSettings::default()
         };
         Self::with(url, settings)
     }
 
-    pub(crate) fn with(url: &str, settings: FleetSettings) -> Self {
+    pub(crate) fn with(url: &str, settings: FallbackSettings) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -74,9 +76,9 @@ impl Node {
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let rules = Config::parse(RULES).unwrap().rules;
         let store = MemoryStore::new(MemoryBounds::default());
-        let fleet = Fleet::new(redis, "test", store, settings);
+        let fallback = FallbackStore::new(redis, "test", store, settings);
         Self {
-            limiter: Arc::new(Limiter::new(rules, fleet, clock.clone())),
+            limiter: Arc::new(Limiter::new(rules, fallback, clock.clone())),
             clock,
             runtime,
             server: Server::start(1).unwrap(),
@@ -131,7 +133,7 @@ impl Node {
     /// Waits until Redis is reachable, or unreachable.
     pub(crate) fn until_up(&self, up: bool) {
         eventually("Redis is in the expected state", || {
-            let health = self.limiter.fleet().unwrap().stats().health;
+            let health = self.limiter.redis_store().unwrap().stats().health;
             ((health.up == 1) == up && (up || health.error.is_some())).then_some(())
         });
     }

@@ -1,7 +1,7 @@
 //! Tests of the state that nodes share: counts, blocks and the operator's resets.
 
 use tidegate_core::{Share, Source, Span};
-use tidegate_redis::{FleetSettings, NodeShare};
+use tidegate_redis::{FallbackSettings, NodeShare};
 
 use crate::{
     node::{Answer, Node},
@@ -134,10 +134,10 @@ fn a_reset_takes_effect_locally_at_once_and_elsewhere_within_the_ttl() {
 #[test]
 fn without_a_ttl_no_denial_is_cached() {
     let redis = RedisServer::start();
-    let settings = FleetSettings {
-        denials: Span::ZERO,
+    let settings = FallbackSettings {
+        denial_ttl: Span::ZERO,
         share: NodeShare::Fixed(Share::default()),
-        ..FleetSettings::default()
+        ..FallbackSettings::default()
     };
     let node = Node::with(&redis.url(), settings);
     node.until_up(true);

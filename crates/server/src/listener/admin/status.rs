@@ -53,7 +53,7 @@ impl Admin {
 
     fn store(&self) -> Value {
         let stats = self.limiter.local_store().stats();
-        let kind = match self.limiter.fleet() {
+        let kind = match self.limiter.redis_store() {
             Some(_) => "redis",
             None => "memory",
         };
@@ -94,8 +94,11 @@ impl Admin {
         }
         let now = self.limiter.now();
         degraded.extend(self.limiter.snapshots().problem(now));
-        let redis = self.limiter.fleet().map(|fleet| {
-            let document = redis(&fleet.stats().health, fleet.refusal(now));
+        let redis = self.limiter.redis_store().map(|redis_store| {
+            let document = redis(
+                &redis_store.stats().health,
+                redis_store.last_server_error(now),
+            );
             let state = document["state"].as_str().unwrap_or_default();
             if state != "ok" {
                 degraded.push(format!("Redis: {state}"));

@@ -12,7 +12,7 @@ pub(super) const REDIS_VERSION: &str = "7.4.0";
 pub(super) fn info(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     let keys = context.limiter.local_store().stats().keys;
     // With a Redis backend, the local keys are only the fallback for when Redis is unreachable.
-    let keyspace = if context.limiter.fleet().is_some() {
+    let keyspace = if context.limiter.redis_store().is_some() {
         format!("tidegate_store:redis\r\ntidegate_local_keys:{keys}\r\n")
     } else {
         format!("tidegate_store:memory\r\ndb0:keys={keys},expires={keys},avg_ttl=0\r\n")
@@ -59,7 +59,7 @@ pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut 
 /// Runs `DBSIZE`: the number of keys in the memory store. With a Redis backend it is an error,
 /// because that Redis may hold other keys too.
 pub(super) fn dbsize(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
-    if context.limiter.fleet().is_some() {
+    if context.limiter.redis_store().is_some() {
         reply.error(format_args!(
             "ERR this server stores its keys in Redis: run DBSIZE there"
         ));

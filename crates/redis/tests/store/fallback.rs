@@ -1,4 +1,5 @@
-//! A fleet node that charges with receipts, while Redis is reachable and after it has failed.
+//! A store with a fallback that charges with receipts, while Redis is reachable and after it has
+//! failed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +8,7 @@ use tidegate_core::{
     Renewal, Settlement, Share, Source, Span, Store, Timestamp,
 };
 use tidegate_redis::{
-    Address, Fleet, FleetReceipt, FleetSettings, NodeShare, Redis, Settings, Topology,
+    Address, FallbackReceipt, FallbackSettings, FallbackStore, NodeShare, Redis, Settings, Topology,
 };
 use tokio::runtime::Handle;
 
@@ -25,11 +26,11 @@ fn limits() -> Limits {
     Limits::new(vec![limit.unwrap()]).unwrap()
 }
 
-async fn node(url: &str) -> Fleet {
+async fn node(url: &str) -> FallbackStore {
     node_that_waits(url, Duration::from_secs(5)).await
 }
 
-async fn node_that_waits(url: &str, timeout: Duration) -> Fleet {
+async fn node_that_waits(url: &str, timeout: Duration) -> FallbackStore {
     let topology = Topology::Standalone(Address::parse(url).unwrap().0);
     let settings = Settings {
         timeout,
@@ -38,15 +39,15 @@ async fn node_that_waits(url: &str, timeout: Duration) -> Fleet {
     let redis = Redis::start(settings, &Handle::current());
     redis.wait_for_first_attempt().await.unwrap();
     let local = MemoryStore::new(MemoryBounds::default());
-    let settings = FleetSettings {
+    let settings = FallbackSettings {
         share: NodeShare::Fixed(Share::default()),
-        ..FleetSettings::default()
+        ..FallbackSettings::default()
     };
-    Fleet::new(Arc::new(redis), "tg", local, settings)
+    FallbackStore::new(Arc::new(redis), "tg", local, settings)
 }
 
 /// Returns a node that counts the servers on its Redis.
-async fn node_that_counts(url: &str) -> Fleet {
+async fn node_that_counts(url: &str) -> FallbackStore {
     let topology = Topology::Standalone(Address::parse(url).unwrap().0);
     let settings = Settings {
         timeout: Duration::from_secs(5),
@@ -54,7 +55,7 @@ async fn node_that_counts(url: &str) -> Fleet {
     };
     let redis = Redis::start(settings, &Handle::current());
     let local = MemoryStore::new(MemoryBounds::default());
-    Fleet::new(Arc::new(redis), "tg", local, FleetSettings::default())
+    FallbackStore::new(Arc::new(redis), "tg", local, FallbackSettings::default())
 }
 
 async fn until(what: &str, wanted: impl Fn() -> bool) {
@@ -75,13 +76,13 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     tokio::task::block_in_place(|| {
         redis.ask(&["ZADD", "tg#servers", "1", "old", "99999999999999", "ahead"]);
     });
-    let mut fleets = Vec::new();
+    let mut nodes = Vec::new();
     for number in 1..=4 {
-        fleets.push(node_that_counts(&redis.url()).await);
+        nodes.push(node_that_counts(&redis.url()).await);
         // A server that has just started and counts only itself has the default share: the others
         // may not have written their ids again.
         let share = Share::one_of(number.max(2)).unwrap();
-        let last = &fleets[fleets.len() - 1];
+        let last = &nodes[nodes.len() - 1];
         until("the last server has counted itself", || {
             last.stats().servers == Some(number)
         })
@@ -90,13 +91,13 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     }
     let quarter = Share::one_of(4).unwrap();
     until("all have counted all", || {
-        fleets.iter().all(|fleet| fleet.share() == quarter)
+        nodes.iter().all(|node| node.share() == quarter)
     })
     .await;
-    assert_eq!(fleets[0].stats().servers, Some(4));
+    assert_eq!(nodes[0].stats().servers, Some(4));
     redis.kill();
-    until("it is down", || fleets[0].stats().health.up == 0).await;
-    assert_eq!(fleets[0].share(), quarter);
+    until("it is down", || nodes[0].stats().health.up == 0).await;
+    assert_eq!(nodes[0].share(), quarter);
     // The default share of a server that was never able to count.
     let late = node_that_counts(&redis.url()).await;
     assert_eq!(
@@ -105,8 +106,7 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     );
     redis.restart();
     until("the count is empty and all have come back", || {
-        late.stats().servers == Some(5)
-            && fleets.iter().all(|fleet| fleet.stats().servers == Some(5))
+        late.stats().servers == Some(5) && nodes.iter().all(|node| node.stats().servers == Some(5))
     })
     .await;
 }
@@ -150,7 +150,10 @@ async fn an_evicting_redis_is_warned_about() {
     assert_eq!(reserve(&node, &limits()).await.1, Source::Redis);
 }
 
-async fn reserve(node: &Fleet, limits: &Limits) -> (Decision, Source, Option<FleetReceipt>) {
+async fn reserve(
+    node: &FallbackStore,
+    limits: &Limits,
+) -> (Decision, Source, Option<FallbackReceipt>) {
     let mut question = Question {
         charges: &mut vec![Charge::new(b"key", limits, Cost::ONE).unwrap()],
         now: Timestamp::from_micros(START),
@@ -164,7 +167,7 @@ async fn reserve(node: &Fleet, limits: &Limits) -> (Decision, Source, Option<Fle
 
 /// Settles a receipt, and returns where it was charged. A charge to this node is refunded
 /// immediately.
-async fn settle(node: &Fleet, limits: &Limits, receipt: Option<FleetReceipt>) -> Source {
+async fn settle(node: &FallbackStore, limits: &Limits, receipt: Option<FallbackReceipt>) -> Source {
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);
     let settled = [Settlement::default()];
@@ -213,7 +216,11 @@ async fn slots_are_released_in_redis_and_on_the_granting_node() {
 }
 
 /// Renews the lease of `receipt` at `now`, in Redis and at the node.
-async fn renew(node: &Fleet, receipt: &mut Option<FleetReceipt>, now: Timestamp) -> Renewal {
+async fn renew(
+    node: &FallbackStore,
+    receipt: &mut Option<FallbackReceipt>,
+    now: Timestamp,
+) -> Renewal {
     let (limits, receipt) = (limits(), receipt.as_mut().unwrap());
     let charges = [Charge::new(b"key", &limits, Cost::ONE).unwrap()];
     node.store().pin_clock(now);
@@ -293,7 +300,7 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
 }
 
 /// Charges one unit at the node, and returns the decision and its source.
-async fn ask(node: &Fleet, key: &'static [u8]) -> (Decision, Source) {
+async fn ask(node: &FallbackStore, key: &'static [u8]) -> (Decision, Source) {
     let limits = limits();
     let question = Question {
         charges: &mut vec![Charge::new(key, &limits, Cost::ONE).unwrap()],

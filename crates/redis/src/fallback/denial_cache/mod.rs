@@ -1,9 +1,9 @@
-//! CachedDenial cache (a negative cache): a request that was just denied is denied again without a call
+//! Denial cache (a negative cache): a request that was just denied is denied again without a call
 //! to Redis.
 //!
 //! A denial contains the instant until which it is valid, unless units are refunded. It is cached
 //! until then, but never longer than the configured maximum, so that a refund on another node is
-//! noticed after at most that time. DenialCache by concurrency limits are not cached, because their
+//! noticed after at most that time. Denials by concurrency limits are not cached, because their
 //! leases may be released at any time.
 //!
 //! A reply from Redis is already old when it arrives. It is cached only if no denial of its keys
@@ -125,8 +125,8 @@ impl DenialCache {
         Epoch(of_keys.fold(full, u64::wrapping_add))
     }
 
-    /// Caches that `charges` were denied with `outcomes`, by a decision at `time`. `epoch` was taken
-    /// before the request was sent, and `max_ttl` bounds how long the denial is cached.
+    /// Caches that `charges` were denied with `outcomes`, by a decision at `time`. `epoch` was
+    /// taken before the request was sent, and `max_ttl` bounds how long the denial is cached.
     pub(super) fn insert(
         &self,
         charges: &[Charge<'_>],

@@ -1,26 +1,26 @@
 //! Metrics of a node that uses Redis, and of the Redis servers.
 
 use tidegate_net::prometheus::Text;
-use tidegate_redis::FleetStats;
+use tidegate_redis::FallbackStats;
 
-pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
+pub(super) fn write(text: &mut Text, redis: &FallbackStats) {
     let name = "tidegate_decisions_by_source_total";
     text.family(name, "counter", "Decisions by source.");
-    for (source, count) in fleet.decisions {
+    for (source, count) in redis.decisions {
         text.sample(name, &[("source", source.as_str())], count);
     }
     let name = "tidegate_redis_failures_total";
     let help = "Failed Redis requests by reason.";
     text.family(name, "counter", help);
-    for (failure, count) in fleet.failures {
+    for (failure, count) in redis.failures {
         text.sample(name, &[("failure", failure)], count);
     }
     let help =
         "Tidegate servers that share this Redis, as last counted; 0 if they are not counted.";
-    let servers = fleet.servers.map_or(0, u64::from);
+    let servers = redis.servers.map_or(0, u64::from);
     text.single("tidegate_fleet_servers", "gauge", help, servers);
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    let health = &fleet.health;
+    let health = &redis.health;
     let help = "Known Redis servers.";
     text.single(
         "tidegate_redis_servers",

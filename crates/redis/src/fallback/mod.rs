@@ -1,4 +1,5 @@
-//! A node of a fleet: decisions in the shared Redis, and the fallback while Redis is unreachable.
+//! A store with a fallback: decisions in the shared Redis, and on this server while Redis is
+//! unreachable.
 //!
 //! ```text
 //! question ─▶ denial cached? ─▶ Redis ─▶ answered: exact, and the local counts are updated
@@ -34,15 +35,15 @@ use self::{
     server_errors::ServerErrors,
     stats::Counters,
 };
-pub use self::{receipt::FleetReceipt, stats::FleetStats};
+pub use self::{receipt::FallbackReceipt, stats::FallbackStats};
 use crate::{Redis, RedisStore, StoreError};
 
 /// Retry-after of a denial by the `closed` policy.
-const ASK_AGAIN: Span = Span::from_secs(1);
+const CLOSED_RETRY_AFTER: Span = Span::from_secs(1);
 
-/// The settings with which a node of a fleet decides without Redis.
+/// The settings with which a server decides without Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FleetSettings {
+pub struct FallbackSettings {
     /// The failure policy of rules without one of their own, while Redis is unreachable; default
     /// [`OnFailure::Local`].
     pub on_failure: OnFailure,
@@ -50,15 +51,15 @@ pub struct FleetSettings {
     pub share: NodeShare,
     /// Maximum time to live of a cached denial; zero disables the cache. Default 1 s. It is also
     /// how long this node may take to notice a reset or a lifted block on another node.
-    pub denials: Span,
+    pub denial_ttl: Span,
 }
 
-impl Default for FleetSettings {
+impl Default for FallbackSettings {
     fn default() -> Self {
         Self {
             on_failure: OnFailure::default(),
             share: NodeShare::default(),
-            denials: Span::from_secs(1),
+            denial_ttl: Span::from_secs(1),
         }
     }
 }
@@ -75,13 +76,14 @@ pub enum NodeShare {
     Fixed(Share),
 }
 
-/// A node of a fleet. It makes its decisions in Redis.
+/// A store that decides in Redis, and falls back to the local counts of this server (a node of the
+/// fleet that shares Redis) while Redis is unreachable.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct FallbackStore {
     store: RedisStore,
     redis: Arc<Redis>,
     local: Arc<MemoryStore>,
-    settings: FleetSettings,
+    settings: FallbackSettings,
     denial_cache: DenialCache,
     counters: Counters,
     server_errors: ServerErrors,
@@ -91,15 +93,15 @@ pub struct Fleet {
     block_sync: BlockSync,
 }
 
-impl Fleet {
-    /// Creates a node that decides in `redis`, under keys that begin with `prefix`. `local` holds
+impl FallbackStore {
+    /// Creates a store that decides in `redis`, under keys that begin with `prefix`. `local` holds
     /// this node's own counts, which decide while Redis is unreachable.
     #[must_use]
     pub fn new(
         redis: Arc<Redis>,
         prefix: &str,
         local: MemoryStore,
-        settings: FleetSettings,
+        settings: FallbackSettings,
     ) -> Self {
         let store = RedisStore::new(Arc::clone(&redis), prefix);
         let counts = settings.share == NodeShare::Auto;
@@ -121,7 +123,7 @@ impl Fleet {
     }
 
     /// Returns a cached denial of `question`, if one is valid.
-    pub fn recall(
+    pub fn cached_denial(
         &self,
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
@@ -145,7 +147,7 @@ impl Fleet {
     /// # Errors
     ///
     /// [`StoreError`] if no decision was made, or if that is unknown. The error is counted.
-    pub async fn ask(
+    pub async fn decide_in_redis(
         &self,
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
@@ -157,44 +159,46 @@ impl Fleet {
             self.denial_cache
                 .invalidate_on_drop(question.charges.iter())
         });
-        let asked = self
+        let call = self
             .store
             .check(question.charges, question.effect, outcomes);
-        let decision = self.in_time(asked, question.within, question.now).await?;
+        let decision = self
+            .with_timeout(call, question.within, question.now)
+            .await?;
         match question.effect {
             Effect::Charge => {
-                self.learn(question, &decision, (outcomes, epoch, began));
+                self.cache_result(question, &decision, outcomes, epoch, began);
                 if decision == Decision::Admitted {
-                    self.keep_warm(question, later(question.now, began), Effect::Charge);
+                    self.update_share(question, add_elapsed(question.now, began), Effect::Charge);
                 }
             }
             Effect::Refund => {
-                self.keep_warm(question, later(question.now, began), Effect::Refund);
+                self.update_share(question, add_elapsed(question.now, began), Effect::Refund);
             }
             Effect::Peek | Effect::Look => {}
         }
-        Ok(self.decided(decision, question.now))
+        Ok(self.record_decision(decision, question.now))
     }
 
     /// Waits for Redis, at most as long as a decision may take (which may need several calls), and
     /// at most `within`. If this time has already passed, Redis is not called, because the caller
     /// would never learn of the charge.
-    async fn in_time<T>(
+    async fn with_timeout<T>(
         &self,
-        asked: impl Future<Output = Result<T, StoreError>>,
+        call: impl Future<Output = Result<T, StoreError>>,
         within: Option<Duration>,
         now: Timestamp,
     ) -> Result<T, StoreError> {
         let longest = self.redis.timeout();
         let within = within.map_or(longest, |within| within.min(longest));
         let too_late = "it takes longer than the timeout of a decision";
-        let answered = if within.is_zero() {
+        let result = if within.is_zero() {
             Err(StoreError::NotExecuted(too_late.to_owned()))
         } else {
-            let asked = tokio::time::timeout(within, asked).await;
-            asked.unwrap_or_else(|_| Err(StoreError::Unknown(too_late.to_owned())))
+            let result = tokio::time::timeout(within, call).await;
+            result.unwrap_or_else(|_| Err(StoreError::Unknown(too_late.to_owned())))
         };
-        answered.inspect_err(|error| {
+        result.inspect_err(|error| {
             self.counters.count_failure(error);
             self.server_errors.record(error, now);
         })
@@ -211,7 +215,7 @@ impl Fleet {
     }
 
     /// Records a decision by Redis. If it ends an outage, logs that.
-    fn decided(&self, decision: Decision, now: Timestamp) -> Decided {
+    fn record_decision(&self, decision: Decision, now: Timestamp) -> Decided {
         self.counters.count(Source::Redis);
         if let Some(summary) = self.outage.record_exact(now) {
             let outage_ms = summary.lasted.as_millis_ceil();
@@ -250,13 +254,19 @@ impl Fleet {
 
     /// Copies a block that is in force in Redis to this node, which enforces it while Redis is
     /// unreachable. Returns false and changes nothing if there are too many blocks.
-    pub fn block_here(&self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) -> bool {
+    pub fn block_locally(
+        &self,
+        key: &[u8],
+        span: Option<Span>,
+        reason: &str,
+        now: Timestamp,
+    ) -> bool {
         self.block_sync.copy(key, span, reason, now)
     }
 
     /// Returns the counters, and the health of Redis.
     #[must_use]
-    pub fn stats(&self) -> FleetStats {
+    pub fn stats(&self) -> FallbackStats {
         let servers = self.census.as_ref().and_then(Census::servers);
         self.counters.stats(self.redis.health(), servers)
     }
@@ -274,17 +284,19 @@ impl Fleet {
     /// Returns the latest refusal by Redis within the last minute, as a message that says what to
     /// do.
     #[must_use]
-    pub fn refusal(&self, now: Timestamp) -> Option<String> {
+    pub fn last_server_error(&self, now: Timestamp) -> Option<String> {
         self.server_errors.latest(now)
     }
 
     /// Copies the result of a decision by Redis: blocks into the local store, denials into the
     /// cache. The request was sent at `began`, in `epoch`.
-    fn learn(
+    fn cache_result(
         &self,
         question: &Question<'_, '_>,
         decision: &Decision,
-        (outcomes, epoch, began): (&[Outcome], Epoch, Instant),
+        outcomes: &[Outcome],
+        epoch: Epoch,
+        began: Instant,
     ) {
         let Question { charges, now, .. } = question;
         match decision {
@@ -295,7 +307,7 @@ impl Fleet {
                     elapsed: Span::from_micros(elapsed),
                 };
                 self.denial_cache
-                    .insert(charges, outcomes, epoch, time, self.settings.denials);
+                    .insert(charges, outcomes, epoch, time, self.settings.denial_ttl);
             }
             Decision::Blocked {
                 charge,
@@ -303,7 +315,7 @@ impl Fleet {
                 ..
             } => {
                 if let Some(charge) = charges.get(*charge) {
-                    self.block_here(charge.key, retry_after.span(), "", *now);
+                    self.block_locally(charge.key, retry_after.span(), "", *now);
                 }
             }
             Decision::Admitted | Decision::Full { .. } => {}
@@ -314,22 +326,22 @@ impl Fleet {
 /// Returns the time `now`, read at `began`, plus the time that has elapsed since. The local store
 /// must not get the time from before a call: after a long call, it would look as if the clock had
 /// been set back.
-fn later(now: Timestamp, began: Instant) -> Timestamp {
+fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
     let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     now.after(Span::from_micros(elapsed))
 }
 
 /// The `_now` methods answer without a call to Redis: from a cached denial, or, while every server
 /// is down, by the rules' failure policies.
-impl Store for Fleet {
-    type Receipt = FleetReceipt;
+impl Store for FallbackStore {
+    type Receipt = FallbackReceipt;
 
     fn decide_now(
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
-        self.recall(question, outcomes).or_else(|| {
+        self.cached_denial(question, outcomes).or_else(|| {
             let is_down = self.is_unavailable();
             is_down.then(|| self.fall_back(question, outcomes, None))
         })
@@ -341,10 +353,10 @@ impl Store for Fleet {
         outcomes: &mut Vec<Outcome>,
     ) -> Decided {
         let began = Instant::now();
-        match self.ask(&question, outcomes).await {
+        match self.decide_in_redis(&question, outcomes).await {
             Ok(decided) => decided,
             Err(_) => {
-                question.now = later(question.now, began);
+                question.now = add_elapsed(question.now, began);
                 self.fall_back(&mut question, outcomes, None)
             }
         }
@@ -354,14 +366,14 @@ impl Store for Fleet {
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<FleetReceipt>) {
+    ) -> (Decided, Option<FallbackReceipt>) {
         self.reserve_anywhere(question, outcomes).await
     }
 
     async fn settle(
         &self,
         charges: &[Charge<'_>],
-        receipt: FleetReceipt,
+        receipt: FallbackReceipt,
         settlements: &[Settlement],
         now: Timestamp,
     ) {
@@ -372,7 +384,7 @@ impl Store for Fleet {
     async fn renew(
         &self,
         charges: &[Charge<'_>],
-        receipt: &mut FleetReceipt,
+        receipt: &mut FallbackReceipt,
         now: Timestamp,
     ) -> Renewal {
         self.renew_anywhere(charges, receipt, now).await
@@ -382,17 +394,17 @@ impl Store for Fleet {
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<(Decided, Option<FleetReceipt>)> {
+    ) -> Option<(Decided, Option<FallbackReceipt>)> {
         self.reserve_here(question, outcomes)
     }
 
     fn settle_now(
         &self,
         charges: &[Charge<'_>],
-        receipt: FleetReceipt,
+        receipt: FallbackReceipt,
         settlements: &[Settlement],
         now: Timestamp,
-    ) -> Result<(), FleetReceipt> {
+    ) -> Result<(), FallbackReceipt> {
         self.settle_here(charges, receipt, settlements, now)
     }
 

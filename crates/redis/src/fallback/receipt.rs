@@ -9,12 +9,12 @@ use tidegate_core::{
 };
 use tokio::time::Instant;
 
-use super::{Fleet, denial_cache::InvalidationGuard, later};
+use super::{FallbackStore, add_elapsed, denial_cache::InvalidationGuard};
 use crate::{RedisReceipt, StoreError};
 
 /// The charges of a decision, in Redis and to this node's share.
 #[derive(Debug)]
-pub struct FleetReceipt(Charged);
+pub struct FallbackReceipt(Charged);
 
 #[derive(Debug)]
 enum Charged {
@@ -24,12 +24,12 @@ enum Charged {
     Here(Receipt),
 }
 
-impl Fleet {
+impl FallbackStore {
     pub(super) async fn reserve_anywhere(
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<FleetReceipt>) {
+    ) -> (Decided, Option<FallbackReceipt>) {
         if let Some(answer) = self.reserve_here(question, outcomes) {
             return answer;
         }
@@ -37,7 +37,7 @@ impl Fleet {
         match self.reserve_there(question, outcomes).await {
             Ok(answer) => answer,
             Err(_) => {
-                question.now = later(question.now, began);
+                question.now = add_elapsed(question.now, began);
                 self.reserve_share(question, outcomes)
             }
         }
@@ -48,9 +48,9 @@ impl Fleet {
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<(Decided, Option<FleetReceipt>)> {
+    ) -> Option<(Decided, Option<FallbackReceipt>)> {
         question.effect = Effect::Charge;
-        if let Some(decided) = self.recall(question, outcomes) {
+        if let Some(decided) = self.cached_denial(question, outcomes) {
             return Some((decided, None));
         }
         let is_down = self.is_unavailable();
@@ -61,10 +61,10 @@ impl Fleet {
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<FleetReceipt>) {
+    ) -> (Decided, Option<FallbackReceipt>) {
         let mut receipt = Receipt::default();
         let decided = self.fall_back(question, outcomes, Some(&mut receipt));
-        let receipt = (!receipt.is_empty()).then_some(FleetReceipt(Charged::Here(receipt)));
+        let receipt = (!receipt.is_empty()).then_some(FallbackReceipt(Charged::Here(receipt)));
         (decided, receipt)
     }
 
@@ -72,18 +72,18 @@ impl Fleet {
         &self,
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Result<(Decided, Option<FleetReceipt>), StoreError> {
+    ) -> Result<(Decided, Option<FallbackReceipt>), StoreError> {
         let epoch = self.denial_cache.epoch(question.charges);
         let began = Instant::now();
         let asked = self.store.reserve(question.charges, outcomes);
-        let asked = self.in_time(asked, question.within, question.now);
+        let asked = self.with_timeout(asked, question.within, question.now);
         let (decision, there) = asked.await?;
-        self.learn(question, &decision, (outcomes, epoch, began));
-        let now = later(question.now, began);
+        self.cache_result(question, &decision, outcomes, epoch, began);
+        let now = add_elapsed(question.now, began);
         let receipt = (decision == Decision::Admitted).then(|| {
             let warm = question.charges.iter().map(|charge| {
                 let mut receipt = Receipt::default();
-                self.warm(charge, now, |shared| {
+                self.apply_to_share(charge, now, |shared| {
                     let mut outcomes = Vec::new();
                     let kept = self.local.reserve(&[*shared], now, &mut outcomes);
                     receipt = kept.1;
@@ -91,31 +91,31 @@ impl Fleet {
                 });
                 receipt
             });
-            FleetReceipt(Charged::There(there, warm.collect()))
+            FallbackReceipt(Charged::There(there, warm.collect()))
         });
-        Ok((self.decided(decision, question.now), receipt))
+        Ok((self.record_decision(decision, question.now), receipt))
     }
 
     pub(super) async fn settle_everywhere(
         &self,
         charges: &[Charge<'_>],
-        receipt: FleetReceipt,
+        receipt: FallbackReceipt,
         settlements: &[Settlement],
         now: Timestamp,
     ) {
         let left = self.settle_here(charges, receipt, settlements, now);
-        let Err(FleetReceipt(Charged::There(there, warm))) = left else {
+        let Err(FallbackReceipt(Charged::There(there, warm))) = left else {
             return;
         };
         let _invalidation = self.forgetting(charges, settlements);
         let settled = charges.iter().zip(warm).zip(settlements);
         for ((charge, receipt), settlement) in settled {
-            self.on_share(std::slice::from_ref(charge), |shared| {
+            self.with_share(std::slice::from_ref(charge), |shared| {
                 self.local.settle(shared, receipt, &[*settlement], now);
             });
         }
         let asked = self.store.settle(charges, there, settlements);
-        if let Err(trouble) = self.in_time(asked, None, now).await {
+        if let Err(trouble) = self.with_timeout(asked, None, now).await {
             tracing::debug!("refund failed, and unused units stay charged: {trouble}");
         }
     }
@@ -123,7 +123,7 @@ impl Fleet {
     pub(super) async fn renew_anywhere(
         &self,
         charges: &[Charge<'_>],
-        FleetReceipt(charged): &mut FleetReceipt,
+        FallbackReceipt(charged): &mut FallbackReceipt,
         now: Timestamp,
     ) -> Renewal {
         let (there, warm) = match charged {
@@ -150,7 +150,7 @@ impl Fleet {
         receipt: &mut Receipt,
         now: Timestamp,
     ) -> Renewal {
-        self.on_share(charges, |shared| self.local.renew(shared, receipt, now))
+        self.with_share(charges, |shared| self.local.renew(shared, receipt, now))
     }
 
     /// Settles a receipt that was charged to this node's share only; returns any other receipt as
@@ -158,16 +158,16 @@ impl Fleet {
     pub(super) fn settle_here(
         &self,
         charges: &[Charge<'_>],
-        FleetReceipt(charged): FleetReceipt,
+        FallbackReceipt(charged): FallbackReceipt,
         settlements: &[Settlement],
         now: Timestamp,
-    ) -> Result<(), FleetReceipt> {
+    ) -> Result<(), FallbackReceipt> {
         let receipt = match charged {
             Charged::Here(receipt) => receipt,
-            there @ Charged::There(..) => return Err(FleetReceipt(there)),
+            there @ Charged::There(..) => return Err(FallbackReceipt(there)),
         };
         let _invalidation = self.forgetting(charges, settlements);
-        self.on_share(charges, |shared| {
+        self.with_share(charges, |shared| {
             self.local.settle(shared, receipt, settlements, now);
         });
         Ok(())

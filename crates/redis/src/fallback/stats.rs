@@ -1,11 +1,11 @@
-//! Counters of a fleet node.
+//! Counters of a store with a fallback.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Health, StoreError};
 use tidegate_core::Source;
 
-/// The sources of a fleet's decisions.
+/// The sources of the decisions.
 const SOURCES: [Source; 4] = [Source::Redis, Source::Cache, Source::Local, Source::Policy];
 
 /// The reasons why Redis requests fail, as labels of a metric.
@@ -20,9 +20,9 @@ pub(super) struct Counters {
     failures: [AtomicU64; FAILURES.len()],
 }
 
-/// The counters of a fleet node, and the health of Redis.
+/// The counters of a [`FallbackStore`](crate::FallbackStore), and the health of Redis.
 #[derive(Clone, Debug)]
-pub struct FleetStats {
+pub struct FallbackStats {
     /// Number of decisions by Redis, from the denial cache, on this node's share, and by policy.
     pub decisions: [(Source, u64); SOURCES.len()],
     /// Number of requests to Redis that were `not_executed`, of `unknown` outcome, `refused` by
@@ -56,9 +56,9 @@ impl Counters {
         self.failures[UNAVAILABLE].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn stats(&self, health: Health, servers: Option<u32>) -> FleetStats {
+    pub(super) fn stats(&self, health: Health, servers: Option<u32>) -> FallbackStats {
         let counted = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        FleetStats {
+        FallbackStats {
             decisions: std::array::from_fn(|at| (SOURCES[at], counted(&self.decisions[at]))),
             failures: std::array::from_fn(|at| (FAILURES[at], counted(&self.failures[at]))),
             servers,

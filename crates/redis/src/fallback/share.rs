@@ -8,27 +8,27 @@ use tidegate_core::{
     Retry, Source, Timestamp,
 };
 
-use super::{ASK_AGAIN, Fleet};
+use super::{CLOSED_RETRY_AFTER, FallbackStore};
 
-impl Fleet {
+impl FallbackStore {
     /// Applies a decision of Redis to this node's share. Charges the units that Redis admitted, as
     /// far as the share allows. Refunds the units that Redis refunded, as far as they were charged
     /// to the share.
     ///
     /// `now` is when Redis answered.
-    pub(super) fn keep_warm(&self, question: &Question<'_, '_>, now: Timestamp, effect: Effect) {
+    pub(super) fn update_share(&self, question: &Question<'_, '_>, now: Timestamp, effect: Effect) {
         let charge_local = |shared: &Charge<'_>| {
             let mut outcomes = Vec::new();
             self.local.check(&[*shared], now, effect, &mut outcomes)
         };
         for charge in question.charges.iter() {
-            self.warm(charge, now, charge_local);
+            self.apply_to_share(charge, now, charge_local);
         }
     }
 
     /// Applies `charge_local` to this node's share of `charge`, if that share decides while Redis
     /// is unreachable.
-    pub(super) fn warm(
+    pub(super) fn apply_to_share(
         &self,
         charge: &Charge<'_>,
         now: Timestamp,
@@ -49,7 +49,7 @@ impl Fleet {
     }
 
     /// Calls `answer` with `charges` reduced to this node's share of their limits.
-    pub(super) fn on_share<T>(
+    pub(super) fn with_share<T>(
         &self,
         charges: &[Charge<'_>],
         answer: impl FnOnce(&[Charge<'_>]) -> T,
@@ -88,7 +88,7 @@ impl Fleet {
         if closed {
             self.count_fallback(Source::Policy, now);
             return by_policy(Decision::Full {
-                retry_after: Retry::After(ASK_AGAIN),
+                retry_after: Retry::After(CLOSED_RETRY_AFTER),
             });
         }
         charges.retain(|charge| self.policy(charge) == OnFailure::Local);
@@ -97,7 +97,7 @@ impl Fleet {
             return by_policy(Decision::Admitted);
         }
         self.count_fallback(Source::Local, now);
-        let decision = self.on_share(charges, |shared| match receipt {
+        let decision = self.with_share(charges, |shared| match receipt {
             None => self.local.check(shared, now, effect, outcomes),
             Some(receipt) => {
                 let (decision, reserved) = self.local.reserve(shared, now, outcomes);
@@ -118,7 +118,7 @@ impl Fleet {
         self.counters.count(source);
         if self.outage.record_fallback(source, now) {
             let error = self.redis.health().error.map(|error| error.to_string());
-            let problem = error.or_else(|| self.refusal(now));
+            let problem = error.or_else(|| self.last_server_error(now));
             let problem = problem.unwrap_or_else(|| "its replies arrive too late".to_owned());
             tracing::warn!(
                 "Redis is unavailable ({problem}); the rules' `on_failure` policies decide until it recovers"

@@ -44,7 +44,7 @@ impl BlockSync {
         }
     }
 
-    /// LocalCopies a block. Returns false if there are too many blocks.
+    /// Copies a block. Returns false if there are too many blocks.
     pub(super) fn copy(
         &self,
         key: &[u8],
