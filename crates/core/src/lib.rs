@@ -19,7 +19,7 @@
 //!
 //! The layers, from the lowest; none imports from a higher one: `time`, `limit`, `algorithm`,
 //! `eval`, then `rules` and `memory`, then `store`. `concurrency` and `backoff` need only
-//! `time`.
+//! `time`, and `maybe_ready` needs nothing.
 
 pub mod concurrency;
 
@@ -29,6 +29,7 @@ mod digest;
 mod error;
 mod eval;
 mod limit;
+mod maybe_ready;
 mod memory;
 mod rules;
 mod store;
@@ -52,6 +53,7 @@ pub use eval::{
 pub use limit::{
     Algorithm, AlgorithmName, Anchor, Counting, Limit, LimitSpec, Rate, RefillMode, Window, bounds,
 };
+pub use maybe_ready::{MaybeReady, MaybeReadyFuture, Never};
 pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
 pub use rules::{
     ActiveHours, Bypass, Condition, CostSource, DESCRIPTOR_KEY, Days, Headroom, Hours,
