@@ -60,5 +60,5 @@ pub use rules::{
     MAX_KEY_SPACE, Mode, Parents, Pattern, Request, ResponseCost, Rule, RuleError, RuleErrors,
     RuleSet, Scratch, UnusedShare, When, canonical_net, free_key, free_key_in,
 };
-pub use store::{Decided, Question, Store};
+pub use store::{Decided, DecisionAndReceipt, Question, Store};
 pub use time::{Calendar, CalendarUnit, Span, Timestamp};

@@ -5,13 +5,14 @@
 //! can become unreachable has a fallback policy for that, and [`Decided`] says how the decision was
 //! made.
 
-use std::{fmt, future, time::Duration};
+use std::{fmt, time::Duration};
 
 use crate::{
     algorithm::Outcome,
     eval::{
         Charge, Decision, Effect, Exactness, Limits, Receipt, Renewal, Settlement, Source, Verdict,
     },
+    maybe_ready::{MaybeReady, Never},
     memory::MemoryStore,
     time::Timestamp,
 };
@@ -33,15 +34,21 @@ pub struct Question<'q, 'c> {
 }
 
 impl<'q, 'c> Question<'q, 'c> {
-    /// Creates a question that reads the current state of `charges` and charges nothing.
+    /// Creates a question with no time limit other than the store's own.
     #[must_use]
-    pub fn look(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
+    pub fn new(charges: &'q mut Vec<Charge<'c>>, now: Timestamp, effect: Effect) -> Self {
         Self {
             charges,
             now,
-            effect: Effect::Look,
+            effect,
             within: None,
         }
+    }
+
+    /// Creates a question that reads the current state of `charges` and charges nothing.
+    #[must_use]
+    pub fn look(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
+        Self::new(charges, now, Effect::Look)
     }
 }
 
@@ -87,139 +94,88 @@ impl Decided {
     }
 }
 
+/// A decision, and a receipt if anything was charged.
+pub type DecisionAndReceipt<R> = (Decided, Option<R>);
+
 /// A store of limit states with atomic decisions.
 ///
 /// A decision charges all charges of a question or none. It clears `outcomes` and then fills it
 /// with one outcome for each limit, in the order of the charges and their limits. `outcomes` stays
 /// empty if no limit was evaluated.
+///
+/// The result of an operation is [ready](MaybeReady::Ready) if no remote store had to be called. If
+/// it is [pending](MaybeReady::Pending), nothing has changed yet: neither the state, nor the
+/// arguments. Dropping a future that was never polled changes nothing either, but if it is dropped
+/// while it waits, the operation may or may not have been made.
 pub trait Store: Send + Sync {
     /// The receipt with which charges are settled. Dropping a receipt refunds nothing. That is
     /// safe: the charge stays, and leases expire.
     type Receipt: fmt::Debug + Send + Sync + 'static;
 
-    /// Decides without waiting. Returns `None` and changes nothing if the decision requires
-    /// waiting.
-    fn decide_now(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<Decided>;
-
-    /// Decides a question for which [`Self::decide_now`] has just returned `None`.
-    ///
-    /// If the future is dropped, the charges may or may not have been made.
-    fn decide_later(
+    /// Decides the question.
+    fn decide(
         &self,
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> impl Future<Output = Decided> + Send;
+    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send>;
 
     /// Decides and charges, and returns a receipt. With it, the charges that remain in
     /// `question.charges` can be [settled](Self::settle). There is no receipt if nothing was
     /// charged.
     ///
-    /// The limits are always evaluated, whatever the effect of the question. If the future is
-    /// dropped, the charges may or may not have been made.
+    /// The limits are always evaluated, whatever the effect of the question.
     fn reserve(
         &self,
-        question: &mut Question<'_, '_>,
+        question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> impl Future<Output = (Decided, Option<Self::Receipt>)> + Send;
+    ) -> MaybeReady<
+        DecisionAndReceipt<Self::Receipt>,
+        impl Future<Output = DecisionAndReceipt<Self::Receipt>> + Send,
+    >;
 
     /// Settles `charges`, which must be those that [`reserve`](Self::reserve) left in its question,
     /// with one settlement each. Their leases end, and unused units are refunded if they are still
-    /// in the state.
+    /// in the state. This takes the receipt out of the option. Without a receipt there is nothing
+    /// to settle.
     ///
-    /// If a remote store is unreachable, nothing is refunded there. If the future is dropped, the
-    /// refund may or may not have been made.
+    /// If a remote store is unreachable, nothing is refunded there.
     fn settle(
         &self,
         charges: &[Charge<'_>],
-        receipt: Self::Receipt,
+        receipt: &mut Option<Self::Receipt>,
         settlements: &[Settlement],
         now: Timestamp,
-    ) -> impl Future<Output = ()> + Send;
+    ) -> MaybeReady<(), impl Future<Output = ()> + Send>;
 
     /// Renews the leases of `charges`, which must be those that [`reserve`](Self::reserve) left in
     /// its question. The new leases start now. A request that runs longer than its
     /// [lease](crate::Limits::lease) must renew the lease before it expires. Charges without
     /// concurrency slots are not affected.
-    ///
-    /// If the future is dropped, the leases may or may not have been renewed.
     fn renew(
         &self,
         charges: &[Charge<'_>],
         receipt: &mut Self::Receipt,
         now: Timestamp,
-    ) -> impl Future<Output = Renewal> + Send;
-
-    /// Does the same as [`Self::reserve`] without waiting. Returns `None` and changes nothing if
-    /// the reservation requires waiting.
-    fn reserve_now(
-        &self,
-        _question: &mut Question<'_, '_>,
-        _outcomes: &mut Vec<Outcome>,
-    ) -> Option<(Decided, Option<Self::Receipt>)> {
-        None
-    }
-
-    /// Does the same as [`Self::settle`] without waiting.
-    ///
-    /// # Errors
-    ///
-    /// Returns the receipt and changes nothing if settling requires waiting.
-    fn settle_now(
-        &self,
-        _charges: &[Charge<'_>],
-        receipt: Self::Receipt,
-        _settlements: &[Settlement],
-        _now: Timestamp,
-    ) -> Result<(), Self::Receipt> {
-        Err(receipt)
-    }
+    ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send>;
 
     /// Clears the denial cache. Callers do this after activating other rules.
     fn forget_denials(&self) {}
-
-    /// Decides, and waits if necessary.
-    fn decide(
-        &self,
-        mut question: Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> impl Future<Output = Decided> + Send {
-        async move {
-            match self.decide_now(&mut question, outcomes) {
-                Some(decided) => decided,
-                None => self.decide_later(question, outcomes).await,
-            }
-        }
-    }
 }
 
-/// The memory store never suspends.
+/// The memory store never waits.
+#[expect(
+    refining_impl_trait_reachable,
+    reason = "callers may rely on a result that is always ready"
+)]
 impl Store for MemoryStore {
     type Receipt = Receipt;
 
-    fn decide_now(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<Decided> {
-        let Question {
-            charges,
-            now,
-            effect,
-            ..
-        } = question;
-        let decision = self.check(charges, *now, *effect, outcomes);
-        Some(Decided::in_memory(decision))
-    }
-
-    fn decide_later(
+    #[inline]
+    fn decide(
         &self,
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> impl Future<Output = Decided> + Send {
+    ) -> MaybeReady<Decided, Never<Decided>> {
         let Question {
             charges,
             now,
@@ -227,79 +183,52 @@ impl Store for MemoryStore {
             ..
         } = question;
         let decision = self.check(charges, now, effect, outcomes);
-        future::ready(Decided::in_memory(decision))
+        MaybeReady::Ready(Decided::in_memory(decision))
     }
 
+    #[inline]
     fn reserve(
         &self,
-        question: &mut Question<'_, '_>,
+        question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> impl Future<Output = (Decided, Option<Receipt>)> + Send {
-        future::ready(reserved(self, question, outcomes))
+    ) -> MaybeReady<DecisionAndReceipt<Receipt>, Never<DecisionAndReceipt<Receipt>>> {
+        let (decision, receipt) = self.reserve(question.charges, question.now, outcomes);
+        let receipt = Some(receipt).filter(|receipt| !receipt.is_empty());
+        MaybeReady::Ready((Decided::in_memory(decision), receipt))
     }
 
-    fn reserve_now(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<(Decided, Option<Receipt>)> {
-        Some(reserved(self, question, outcomes))
-    }
-
-    fn settle_now(
+    #[inline]
+    fn settle(
         &self,
         charges: &[Charge<'_>],
-        receipt: Receipt,
+        receipt: &mut Option<Receipt>,
         settlements: &[Settlement],
         now: Timestamp,
-    ) -> Result<(), Receipt> {
-        self.settle(charges, receipt, settlements, now);
-        Ok(())
+    ) -> MaybeReady<(), Never<()>> {
+        if let Some(receipt) = receipt.take() {
+            self.settle(charges, receipt, settlements, now);
+        }
+        MaybeReady::Ready(())
     }
 
+    #[inline]
     fn renew(
         &self,
         charges: &[Charge<'_>],
         receipt: &mut Receipt,
         now: Timestamp,
-    ) -> impl Future<Output = Renewal> + Send {
-        future::ready(self.renew(charges, receipt, now))
+    ) -> MaybeReady<Renewal, Never<Renewal>> {
+        MaybeReady::Ready(self.renew(charges, receipt, now))
     }
-
-    fn settle(
-        &self,
-        charges: &[Charge<'_>],
-        receipt: Receipt,
-        settlements: &[Settlement],
-        now: Timestamp,
-    ) -> impl Future<Output = ()> + Send {
-        self.settle(charges, receipt, settlements, now);
-        future::ready(())
-    }
-}
-
-fn reserved(
-    store: &MemoryStore,
-    question: &Question<'_, '_>,
-    outcomes: &mut Vec<Outcome>,
-) -> (Decided, Option<Receipt>) {
-    let (decision, receipt) = store.reserve(question.charges, question.now, outcomes);
-    let receipt = Some(receipt).filter(|receipt| !receipt.is_empty());
-    (Decided::in_memory(decision), receipt)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        pin::pin,
-        task::{Context, Poll, Waker},
-    };
-
     use super::*;
     use crate::{AlgorithmName, Cost, LimitSpec, MemoryBounds, notation};
 
     #[test]
-    fn memory_decides_now_and_charges_once() {
+    fn memory_is_always_ready_and_charges_once() {
         let rate = notation::rate("1/h").unwrap();
         let limit = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow).build();
         let limits = Limits::new(vec![limit.unwrap()]).unwrap();
@@ -313,9 +242,8 @@ mod tests {
                 effect: Effect::Charge,
                 within: None,
             };
-            let decided = pin!(store.decide(question, &mut outcomes));
-            let decided = decided.poll(&mut Context::from_waker(Waker::noop()));
-            assert_eq!(decided, Poll::Ready(Decided::in_memory(expected)));
+            let decided = store.decide(question, &mut outcomes);
+            assert_eq!(decided.into_inner(), Decided::in_memory(expected));
         }
         assert_eq!(outcomes.len(), 1);
     }

@@ -1,8 +1,8 @@
 //! The limiter that all listeners share: the current rules, one store, one clock.
 //!
-//! Decisions are async, because they may need a call to Redis. A decision that the memory store
-//! makes, or that needs no call to Redis, never suspends. Callers that are not async use the
-//! functions that end in `_now`, and await only decisions that these functions cannot make.
+//! A decision may need a call to Redis, so its result is a [`MaybeReady`]: ready if the memory store
+//! decides, or if no call to Redis is needed. A caller that is not async takes a result that is
+//! ready, and leaves the others to a task.
 
 mod admin_ops;
 pub mod date;
@@ -11,13 +11,13 @@ pub mod metrics;
 pub mod snapshot;
 mod store;
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidegate::Clock;
 use tidegate_core::{
-    Charge, Decided, Effect, Limits, MAX_KEY_SPACE, MemoryStore, Outcome, Question, RequestError,
-    Rule, RuleSet, Store, Timestamp, Verdict, free_key_in,
+    Charge, Decided, Effect, Limits, MAX_KEY_SPACE, MaybeReady, MemoryStore, Outcome, Question,
+    RequestError, Rule, RuleSet, Store, Timestamp, Verdict, free_key_in,
 };
 use tidegate_identity::Trust;
 use tidegate_redis::{FallbackStore, StoreError};
@@ -190,29 +190,47 @@ impl Limiter {
         }
     }
 
-    /// Decides `request`. Clears and fills `outcomes`, a buffer that the caller can reuse. It stays
-    /// empty if the fallback policy `open` or `closed` decides.
-    pub async fn decide(
+    /// Decides `request`. The result is ready if it needs no call to Redis. Clears and fills
+    /// `outcomes`, a buffer that the caller can reuse. It stays empty if the fallback policy `open`
+    /// or `closed` decides.
+    pub fn decide(
         &self,
         request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
+    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
         let DecisionRequest {
             charges,
             now,
             effect,
             within,
         } = request;
-        if let Backend::Memory(store) = &self.backend {
-            return self.decide_in_memory(store, charges, now, effect, outcomes);
-        }
+        let redis_store = match &self.backend {
+            Backend::Memory(store) => {
+                let decided = self.decide_in_memory(store, charges, now, effect, outcomes);
+                return MaybeReady::Ready(decided);
+            }
+            Backend::Redis(redis_store) => redis_store,
+        };
+        let mut charges = charges.to_vec();
         let question = Question {
-            charges: &mut charges.to_vec(),
+            charges: &mut charges,
             now,
             effect,
             within,
         };
-        self.decide_question(question, outcomes).await
+        if let Some(decided) = redis_store.decide(question, outcomes).ready() {
+            return MaybeReady::Ready(decided);
+        }
+        MaybeReady::Pending(async move {
+            let question = Question {
+                charges: &mut charges,
+                now,
+                effect,
+                within,
+            };
+            self.with_latency(redis_store.decide(question, outcomes))
+                .await
+        })
     }
 
     /// Works like [`Self::decide`], but returns an error instead of applying the fallback policy
@@ -253,97 +271,8 @@ impl Limiter {
         }
     }
 
-    /// Decides a limit that was sent with the request. `now` is read by the caller, and `outcomes`
-    /// is a buffer that the caller can reuse.
-    pub async fn throttle(
-        &self,
-        charge: Charge<'_>,
-        now: Timestamp,
-        effect: Effect,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
-        let request = DecisionRequest {
-            charges: &[charge],
-            now,
-            effect,
-            within: None,
-        };
-        self.decide(request, outcomes).await
-    }
-
-    /// Works like [`Self::throttle`] if the decision needs no call to Redis. Otherwise returns
-    /// `None` without side effects.
-    pub fn throttle_now(
-        &self,
-        charge: Charge<'_>,
-        now: Timestamp,
-        effect: Effect,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<Decided> {
-        if let Backend::Memory(store) = &self.backend {
-            return Some(self.decide_in_memory(store, &[charge], now, effect, outcomes));
-        }
-        let mut question = Question {
-            charges: &mut vec![charge],
-            now,
-            effect,
-            within: None,
-        };
-        self.try_decide(&mut question, outcomes)
-    }
-
-    /// Decides in memory, or with Redis only if no call is needed; otherwise returns `None`.
-    fn try_decide(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<Decided> {
-        match &self.backend {
-            Backend::Memory(store) => {
-                let Question {
-                    charges,
-                    now,
-                    effect,
-                    ..
-                } = question;
-                Some(self.decide_in_memory(store, charges, *now, *effect, outcomes))
-            }
-            Backend::Redis(redis_store) => redis_store.decide_now(question, outcomes),
-        }
-    }
-
-    /// Decides, with a call to Redis if necessary.
-    async fn decide_question(
-        &self,
-        mut question: Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
-        match self.try_decide(&mut question, outcomes) {
-            Some(decided) => decided,
-            None => self.decide_remotely(question, outcomes).await,
-        }
-    }
-
-    /// Decides what [`Self::try_decide`] left undecided. The future is boxed to keep the future of
-    /// an in-memory decision small.
-    fn decide_remotely<'f, 'c: 'f>(
-        &'f self,
-        question: Question<'f, 'c>,
-        outcomes: &'f mut Vec<Outcome>,
-    ) -> Pin<Box<dyn Future<Output = Decided> + Send + 'f>> {
-        Box::pin(async move {
-            match &self.backend {
-                Backend::Memory(store) => store.decide_later(question, outcomes).await,
-                Backend::Redis(redis_store) => {
-                    self.with_latency(redis_store.decide_later(question, outcomes))
-                        .await
-                }
-            }
-        })
-    }
-
     /// Awaits `decided` and, for sampled decisions, records the latency.
-    async fn with_latency<T>(&self, decided: impl Future<Output = T>) -> T {
+    async fn with_latency<T>(&self, decided: impl IntoFuture<Output = T>) -> T {
         let began = self.sample_start();
         let decided = decided.await;
         self.record_latency(began);

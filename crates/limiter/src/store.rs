@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tidegate::Gate;
 use tidegate_core::{
-    Charge, Decided, MemoryStore, Outcome, Question, Receipt, Renewal, RuleSet, Settlement, Store,
-    Timestamp,
+    Charge, Decided, DecisionAndReceipt, MaybeReady, MemoryStore, Outcome, Question, Receipt,
+    Renewal, RuleSet, Settlement, Store, Timestamp,
 };
 use tidegate_redis::{FallbackReceipt, FallbackStore};
 
@@ -64,116 +64,109 @@ impl Gate for Limiter {
 impl Store for Limiter {
     type Receipt = LimiterReceipt;
 
-    fn decide_now(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<Decided> {
-        self.try_decide(question, outcomes)
-    }
-
-    async fn decide_later(
+    fn decide(
         &self,
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
-        self.decide_remotely(question, outcomes).await
-    }
-
-    async fn reserve(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<LimiterReceipt>) {
+    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
         match &self.backend {
             Backend::Memory(store) => {
-                let (decided, receipt) = Store::reserve(store, question, outcomes).await;
-                (decided, receipt.map(LimiterReceipt::Memory))
+                let Question {
+                    charges,
+                    now,
+                    effect,
+                    ..
+                } = question;
+                let decided = self.decide_in_memory(store, charges, now, effect, outcomes);
+                MaybeReady::Ready(decided)
             }
-            Backend::Redis(redis_store) => {
-                let reserved = self.with_latency(redis_store.reserve(question, outcomes));
-                let (decided, receipt) = reserved.await;
-                (decided, receipt.map(LimiterReceipt::Redis))
-            }
+            Backend::Redis(redis_store) => redis_store
+                .decide(question, outcomes)
+                .map_pending(|decided| self.with_latency(decided)),
         }
     }
 
-    fn reserve_now(
+    fn reserve(
         &self,
-        question: &mut Question<'_, '_>,
+        question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<(Decided, Option<LimiterReceipt>)> {
+    ) -> MaybeReady<
+        DecisionAndReceipt<LimiterReceipt>,
+        impl Future<Output = DecisionAndReceipt<LimiterReceipt>> + Send,
+    > {
         match &self.backend {
             Backend::Memory(store) => {
                 let began = self.sample_start();
-                let reserved = store.reserve_now(question, outcomes);
+                let (decided, receipt) = Store::reserve(store, question, outcomes).into_inner();
                 self.record_latency(began);
-                reserved.map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Memory)))
+                MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Memory)))
             }
-            Backend::Redis(redis_store) => {
-                let reserved = redis_store.reserve_now(question, outcomes);
-                reserved.map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Redis)))
-            }
+            Backend::Redis(redis_store) => redis_store
+                .reserve(question, outcomes)
+                .map_pending(|reserved| self.with_latency(reserved))
+                .map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Redis))),
         }
     }
 
-    async fn settle(
+    fn settle(
         &self,
         charges: &[Charge<'_>],
-        receipt: LimiterReceipt,
+        receipt: &mut Option<LimiterReceipt>,
         settlements: &[Settlement],
         now: Timestamp,
-    ) {
-        match (&self.backend, receipt) {
-            (Backend::Memory(store), LimiterReceipt::Memory(receipt)) => {
+    ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
+        match (&self.backend, receipt.take()) {
+            (Backend::Memory(store), Some(LimiterReceipt::Memory(receipt))) => {
                 store.settle(charges, receipt, settlements, now);
             }
-            (Backend::Redis(redis_store), LimiterReceipt::Redis(receipt)) => {
-                redis_store.settle(charges, receipt, settlements, now).await;
+            (Backend::Redis(redis_store), Some(LimiterReceipt::Redis(shared))) => {
+                let mut shared = Some(shared);
+                let is_settled = redis_store
+                    .settle(charges, &mut shared, settlements, now)
+                    .is_ready();
+                if !is_settled {
+                    // The caller keeps the receipt unless the future is polled.
+                    *receipt = shared.map(LimiterReceipt::Redis);
+                    return MaybeReady::Pending(async move {
+                        if let Some(LimiterReceipt::Redis(shared)) = receipt.take() {
+                            let mut shared = Some(shared);
+                            redis_store
+                                .settle(charges, &mut shared, settlements, now)
+                                .await;
+                        }
+                    });
+                }
             }
             // A receipt that another backend issued cannot be settled here.
-            (Backend::Memory(_), LimiterReceipt::Redis(_))
-            | (Backend::Redis(_), LimiterReceipt::Memory(_)) => {}
+            (Backend::Memory(_), Some(LimiterReceipt::Redis(_)))
+            | (Backend::Redis(_), Some(LimiterReceipt::Memory(_)))
+            | (_, None) => {}
         }
+        MaybeReady::Ready(())
     }
 
-    async fn renew(
+    fn renew(
         &self,
         charges: &[Charge<'_>],
         receipt: &mut LimiterReceipt,
         now: Timestamp,
-    ) -> Renewal {
-        let renewal = match (&self.backend, receipt) {
-            (Backend::Memory(store), LimiterReceipt::Memory(receipt)) => {
-                store.renew(charges, receipt, now)
-            }
-            (Backend::Redis(redis_store), LimiterReceipt::Redis(receipt)) => {
-                redis_store.renew(charges, receipt, now).await
-            }
-            (Backend::Memory(_), LimiterReceipt::Redis(_))
-            | (Backend::Redis(_), LimiterReceipt::Memory(_)) => Renewal::Unknown,
+    ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
+        let observed = |renewal| {
+            self.metrics.observe_renewal(renewal);
+            renewal
         };
-        self.metrics.observe_renewal(renewal);
-        renewal
-    }
-
-    fn settle_now(
-        &self,
-        charges: &[Charge<'_>],
-        receipt: LimiterReceipt,
-        settlements: &[Settlement],
-        now: Timestamp,
-    ) -> Result<(), LimiterReceipt> {
         match (&self.backend, receipt) {
             (Backend::Memory(store), LimiterReceipt::Memory(receipt)) => {
-                store.settle(charges, receipt, settlements, now);
-                Ok(())
+                MaybeReady::Ready(observed(store.renew(charges, receipt, now)))
             }
             (Backend::Redis(redis_store), LimiterReceipt::Redis(receipt)) => {
-                let settled = redis_store.settle_now(charges, receipt, settlements, now);
-                settled.map_err(LimiterReceipt::Redis)
+                redis_store.renew(charges, receipt, now).map(observed)
             }
-            (_, other) => Err(other),
+            // A receipt that another backend issued cannot be renewed here.
+            (Backend::Memory(_), LimiterReceipt::Redis(_))
+            | (Backend::Redis(_), LimiterReceipt::Memory(_)) => {
+                MaybeReady::Ready(observed(Renewal::Unknown))
+            }
         }
     }
 }

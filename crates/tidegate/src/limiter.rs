@@ -1,8 +1,8 @@
 //! [`Limiter`]: limits, a store, a clock and the requests that wait.
 
 use tidegate_core::{
-    Charge, Decided, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Question, RuleSet,
-    Span, Store, Timestamp,
+    Charge, Decided, Effect, Limit, Limits, MaybeReady, MemoryBounds, MemoryStore, Outcome,
+    Question, RuleSet, Span, Store, Timestamp,
 };
 
 use crate::{Clock, Rules, WaitBounds, waiters::Waiters};
@@ -173,22 +173,21 @@ impl<S: Store, P> Limiter<S, P> {
                 charge.longest_wait = Some(Span::ZERO);
             }
         }
-        let mut question = Question {
-            charges,
-            now,
-            effect,
-            // The store has its own timeout, after which it uses a fallback policy. A short
-            // remaining wait must not shorten that timeout.
-            within: None,
-        };
-        if let Some(decided) = self.store.decide_now(&mut question, outcomes) {
+        // The store has its own timeout, after which it uses a fallback policy. A short remaining
+        // wait must not shorten that timeout, so the question has no other one.
+        let decided = self
+            .store
+            .decide(Question::new(charges, now, effect), outcomes);
+        if let MaybeReady::Ready(decided) = decided {
             return (decided, now);
         }
         let decided = if waits == Waits::InLine && effect == Effect::Charge {
+            drop(decided);
             // If the caller stops waiting for the answer, a reservation is refunded.
-            self.store.reserve(&mut question, outcomes).await.0
+            let question = Question::new(charges, now, effect);
+            self.store.reserve(question, outcomes).await.0
         } else {
-            self.store.decide_later(question, outcomes).await
+            decided.await
         };
         (decided, self.clock.now())
     }

@@ -12,7 +12,7 @@ use tidegate_core::{
 use crate::timer::TokioTimer;
 use crate::{
     AcquireError, BlockingStore, Gate, Limiter,
-    gate::{Patient, at_once, stretch},
+    gate::stretch,
     limiter::Waits,
     timer::{Timer, block_on},
     waiters::Turn,
@@ -96,7 +96,7 @@ impl CurrentRules<'_, MemoryStore> {
     ///
     /// Returns an error if [`RuleSet::charges`] rejects the request.
     pub fn check(&self, request: &Request<'_>) -> Result<Verdict<'_>, RequestError> {
-        self.decide_now(request, Effect::Charge)
+        self.decide_in_memory(request, Effect::Charge)
     }
 
     /// Returns the same verdict as [`check`](Self::check), but charges nothing.
@@ -105,10 +105,11 @@ impl CurrentRules<'_, MemoryStore> {
     ///
     /// Returns an error if [`RuleSet::charges`] rejects the request.
     pub fn peek(&self, request: &Request<'_>) -> Result<Verdict<'_>, RequestError> {
-        self.decide_now(request, Effect::Peek)
+        self.decide_in_memory(request, Effect::Peek)
     }
 
-    fn decide_now(
+    /// Does what [`decide`](CurrentRules::decide) does in any store.
+    fn decide_in_memory(
         &self,
         request: &Request<'_>,
         effect: Effect,
@@ -116,11 +117,22 @@ impl CurrentRules<'_, MemoryStore> {
         thread_local! {
             static SCRATCH: RefCell<Scratch> = RefCell::default();
         }
-        // The memory store never waits.
-        let decide =
-            |scratch: &mut Scratch| at_once(self.decide(request, scratch, effect, Waits::No));
-        let decided = SCRATCH.with_borrow_mut(decide);
-        decided.map(|(verdict, _)| verdict)
+        let Limiter { store, clock, .. } = self.limiter;
+        SCRATCH.with_borrow_mut(|scratch| {
+            let now = clock.now();
+            let mut charges = self.rules.charges(request, now, scratch)?;
+            if charges.is_empty() {
+                return Ok(Verdict::unlimited());
+            }
+            let mut outcomes = Vec::new();
+            if let Some(parents) = self.rules.parents(&charges) {
+                store.check(&parents.charges, now, Effect::Look, &mut outcomes);
+                parents.stretch(&mut charges, &outcomes);
+            }
+            let decision = store.check(&charges, now, effect, &mut outcomes);
+            let decided = Decided::in_memory(decision);
+            Ok(self.verdict(&decided, &charges, &outcomes))
+        })
     }
 }
 
@@ -217,7 +229,7 @@ impl<S: Store> CurrentRules<'_, S> {
         if charges.is_empty() {
             return Ok((Verdict::unlimited(), now));
         }
-        stretch(Patient, (store, rules), &mut charges, now).await;
+        stretch(store, rules, &mut charges, now).await;
         let mut outcomes = Vec::new();
         let decided = self
             .limiter
@@ -290,7 +302,6 @@ fn queue_key(charges: &[Charge<'_>]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
     use tidegate_core::{
         AlgorithmName, Cost, Effect, Headroom, LimitSpec, MemoryBounds, MemoryStore, Request, Rule,
         Scratch, Span, UnusedShare, notation,
@@ -310,10 +321,7 @@ mod tests {
         let request = Request::new(&[], Cost::ONE).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let verdict = limiter.check(&rules, &mut scratch, &request, effect);
-        let verdict = verdict
-            .now_or_never()
-            .expect("a decision in memory never suspends");
-        verdict.unwrap().allowed
+        verdict.ready().unwrap().unwrap().allowed
     }
 
     #[test]

@@ -68,23 +68,27 @@ impl<S: Store + 'static> fmt::Debug for ThrottlePermit<S> {
 
 impl<S: Store + 'static> Drop for ThrottlePermit<S> {
     fn drop(&mut self) {
-        let Some(receipt) = self.receipt.take() else {
+        if self.receipt.is_none() {
             return;
-        };
+        }
         let (charge, queue) = (Arc::clone(&self.charge), Arc::clone(&self.queue));
-        let (settlement, now) = ([self.settlement], self.clock.now());
-        let settled = charge
+        let (mut receipt, settlement) = (self.receipt.take(), [self.settlement]);
+        let now = self.clock.now();
+        let is_settled = charge
             .store
-            .settle_now(&[charge.as_charge()], receipt, &settlement, now);
-        let Err(receipt) = settled else {
+            .settle(&[charge.as_charge()], &mut receipt, &settlement, now)
+            .is_ready();
+        if is_settled {
             queue.wake_head();
             return;
-        };
+        }
         // Without a runtime no request can wait for the slot, and its lease expires by itself.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 let charges = [charge.as_charge()];
-                let settled = charge.store.settle(&charges, receipt, &settlement, now);
+                let settled = charge
+                    .store
+                    .settle(&charges, &mut receipt, &settlement, now);
                 settled.await;
                 queue.wake_head();
             });

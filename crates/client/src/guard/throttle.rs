@@ -194,14 +194,9 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         let key = self.key(request);
         let mut charges = vec![self.charge(&key, request.cost)?];
         let mut outcomes = Vec::new();
-        let mut question = Question {
-            charges: &mut charges,
-            now: self.clock.now(),
-            effect: Effect::Charge,
-            within: None,
-        };
+        let question = Question::new(&mut charges, self.clock.now(), Effect::Charge);
         let (decided, receipt) = if self.needs_receipt {
-            self.store.reserve(&mut question, &mut outcomes).await
+            self.store.reserve(question, &mut outcomes).await
         } else {
             (self.store.decide(question, &mut outcomes).await, None)
         };
@@ -246,12 +241,8 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         let key = self.key(request);
         let mut outcomes = Vec::new();
         if let Ok(charge) = self.charge(&key, cost) {
-            let question = Question {
-                charges: &mut vec![charge],
-                now: self.clock.now(),
-                effect,
-                within: None,
-            };
+            let mut charges = vec![charge];
+            let question = Question::new(&mut charges, self.clock.now(), effect);
             self.store.decide(question, &mut outcomes).await;
         }
         outcomes

@@ -208,8 +208,8 @@ fn an_elastic_rule_expands_while_another_has_a_share_unused() {
         entries.extend(team.map(|team| ("team", team)));
         let request = Request::new(&entries, Cost::ONE).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
-        let verdict = limiter.check_now(&rules, &mut scratch, &request, Effect::Charge);
-        verdict.unwrap().unwrap().allowed
+        let verdict = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
+        verdict.ready().unwrap().unwrap().allowed
     };
     // Four of the team's eight remain before the fifth request.
     for user in ["a", "a", "a", "a"] {

@@ -38,8 +38,8 @@ fn a_schedule_applies_on_every_listener() {
         let request = Request::new(&entries, Cost::ONE).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let asked = |scratch: &mut Scratch, effect| {
-            let verdict = limiter.check_now(&rules, scratch, &request, effect);
-            let verdict: Verdict<'_> = verdict.unwrap().unwrap();
+            let verdict = limiter.check(&rules, scratch, &request, effect);
+            let verdict: Verdict<'_> = verdict.ready().unwrap().unwrap();
             (verdict.allowed, verdict.rule.map(str::to_owned))
         };
         let peeked = asked(&mut scratch, Effect::Peek);

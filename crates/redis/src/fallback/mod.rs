@@ -22,8 +22,8 @@ mod stats;
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Charge, Decided, Decision, Effect, Exactness, MemoryStore, OnFailure, Outcome, Question,
-    Renewal, Settlement, Share, Source, Span, Store, Timestamp,
+    Charge, Decided, Decision, DecisionAndReceipt, Effect, Exactness, MaybeReady, MemoryStore,
+    OnFailure, Outcome, Question, Renewal, Settlement, Share, Source, Span, Store, Timestamp,
 };
 use tokio::{runtime::Handle, time::Instant};
 
@@ -180,6 +180,22 @@ impl FallbackStore {
         Ok(self.record_decision(decision, question.now))
     }
 
+    /// Decides in Redis, or by the failure policies if that fails.
+    async fn decide_remotely(
+        &self,
+        mut question: Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decided {
+        let began = Instant::now();
+        match self.decide_in_redis(&question, outcomes).await {
+            Ok(decided) => decided,
+            Err(_) => {
+                question.now = add_elapsed(question.now, began);
+                self.fall_back(&mut question, outcomes, None)
+            }
+        }
+    }
+
     /// Waits for Redis, at most as long as a decision may take (which may need several calls), and
     /// at most `within`. If this time has already passed, Redis is not called, because the caller
     /// would never learn of the charge.
@@ -331,81 +347,54 @@ fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
     now.after(Span::from_micros(elapsed))
 }
 
-/// The `_now` methods answer without a call to Redis: from a cached denial, or, while every server
-/// is down, by the rules' failure policies.
+/// An operation is ready if it needs no call to Redis: if a cached denial is valid, or if every
+/// server is down, so that the rules' failure policies decide. The calls are boxed, which keeps the
+/// futures of the callers small.
 impl Store for FallbackStore {
     type Receipt = FallbackReceipt;
 
-    fn decide_now(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<Decided> {
-        self.cached_denial(question, outcomes).or_else(|| {
-            let is_down = self.is_unavailable();
-            is_down.then(|| self.fall_back(question, outcomes, None))
-        })
-    }
-
-    async fn decide_later(
+    fn decide(
         &self,
         mut question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
-        let began = Instant::now();
-        match self.decide_in_redis(&question, outcomes).await {
-            Ok(decided) => decided,
-            Err(_) => {
-                question.now = add_elapsed(question.now, began);
-                self.fall_back(&mut question, outcomes, None)
-            }
+    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
+        if let Some(decided) = self.cached_denial(&question, outcomes) {
+            return MaybeReady::Ready(decided);
         }
+        if self.is_unavailable() {
+            return MaybeReady::Ready(self.fall_back(&mut question, outcomes, None));
+        }
+        MaybeReady::Pending(async move { Box::pin(self.decide_remotely(question, outcomes)).await })
     }
 
-    async fn reserve(
+    fn reserve(
         &self,
-        question: &mut Question<'_, '_>,
+        question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<FallbackReceipt>) {
-        self.reserve_anywhere(question, outcomes).await
+    ) -> MaybeReady<
+        DecisionAndReceipt<FallbackReceipt>,
+        impl Future<Output = DecisionAndReceipt<FallbackReceipt>> + Send,
+    > {
+        self.reserve_anywhere(question, outcomes)
     }
 
-    async fn settle(
+    fn settle(
         &self,
         charges: &[Charge<'_>],
-        receipt: FallbackReceipt,
+        receipt: &mut Option<FallbackReceipt>,
         settlements: &[Settlement],
         now: Timestamp,
-    ) {
-        self.settle_everywhere(charges, receipt, settlements, now)
-            .await;
+    ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
+        self.settle_anywhere(charges, receipt, settlements, now)
     }
 
-    async fn renew(
+    fn renew(
         &self,
         charges: &[Charge<'_>],
         receipt: &mut FallbackReceipt,
         now: Timestamp,
-    ) -> Renewal {
-        self.renew_anywhere(charges, receipt, now).await
-    }
-
-    fn reserve_now(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<(Decided, Option<FallbackReceipt>)> {
-        self.reserve_here(question, outcomes)
-    }
-
-    fn settle_now(
-        &self,
-        charges: &[Charge<'_>],
-        receipt: FallbackReceipt,
-        settlements: &[Settlement],
-        now: Timestamp,
-    ) -> Result<(), FallbackReceipt> {
-        self.settle_here(charges, receipt, settlements, now)
+    ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
+        self.renew_anywhere(charges, receipt, now)
     }
 
     fn forget_denials(&self) {

@@ -5,7 +5,8 @@
 //! reachable again by then.
 
 use tidegate_core::{
-    Charge, Decided, Decision, Effect, Outcome, Question, Receipt, Renewal, Settlement, Timestamp,
+    Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Question, Receipt, Renewal,
+    Settlement, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -18,66 +19,79 @@ pub struct FallbackReceipt(Charged);
 
 #[derive(Debug)]
 enum Charged {
-    /// Charged in Redis, with a receipt per charge for this node's share.
-    There(RedisReceipt, Vec<Receipt>),
+    /// Charged in Redis, and to this node's share.
+    There(ReceiptPair),
     /// Charged to this node's share only.
     Here(Receipt),
 }
 
+/// The receipts of charges in Redis.
+#[derive(Debug)]
+struct ReceiptPair {
+    redis: RedisReceipt,
+    /// For each charge, the receipt for this node's share.
+    local: Vec<Receipt>,
+}
+
 impl FallbackStore {
-    pub(super) async fn reserve_anywhere(
+    /// Decides without Redis if a cached denial is valid, or if Redis is down.
+    pub(super) fn reserve_anywhere(
         &self,
-        question: &mut Question<'_, '_>,
+        mut question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<FallbackReceipt>) {
-        if let Some(answer) = self.reserve_here(question, outcomes) {
-            return answer;
+    ) -> MaybeReady<
+        DecisionAndReceipt<FallbackReceipt>,
+        impl Future<Output = DecisionAndReceipt<FallbackReceipt>> + Send,
+    > {
+        question.effect = Effect::Charge;
+        if let Some(decided) = self.cached_denial(&question, outcomes) {
+            return MaybeReady::Ready((decided, None));
         }
-        let began = Instant::now();
-        match self.reserve_there(question, outcomes).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                question.now = add_elapsed(question.now, began);
-                self.reserve_share(question, outcomes)
-            }
+        if self.is_unavailable() {
+            return MaybeReady::Ready(self.reserve_share(&mut question, outcomes));
         }
+        MaybeReady::Pending(
+            async move { Box::pin(self.reserve_remotely(question, outcomes)).await },
+        )
     }
 
-    /// Decides without Redis if a cached denial is valid, or if Redis is down.
-    pub(super) fn reserve_here(
+    /// Decides in Redis, or on this node's share if that fails.
+    async fn reserve_remotely(
         &self,
-        question: &mut Question<'_, '_>,
+        mut question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<(Decided, Option<FallbackReceipt>)> {
-        question.effect = Effect::Charge;
-        if let Some(decided) = self.cached_denial(question, outcomes) {
-            return Some((decided, None));
+    ) -> DecisionAndReceipt<FallbackReceipt> {
+        let began = Instant::now();
+        match self.reserve_in_redis(&question, outcomes).await {
+            Ok(reserved) => reserved,
+            Err(_) => {
+                question.now = add_elapsed(question.now, began);
+                self.reserve_share(&mut question, outcomes)
+            }
         }
-        let is_down = self.is_unavailable();
-        is_down.then(|| self.reserve_share(question, outcomes))
     }
 
     fn reserve_share(
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<FallbackReceipt>) {
+    ) -> DecisionAndReceipt<FallbackReceipt> {
         let mut receipt = Receipt::default();
         let decided = self.fall_back(question, outcomes, Some(&mut receipt));
         let receipt = (!receipt.is_empty()).then_some(FallbackReceipt(Charged::Here(receipt)));
         (decided, receipt)
     }
 
-    async fn reserve_there(
+    async fn reserve_in_redis(
         &self,
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Result<(Decided, Option<FallbackReceipt>), StoreError> {
+    ) -> Result<DecisionAndReceipt<FallbackReceipt>, StoreError> {
         let epoch = self.denial_cache.epoch(question.charges);
         let began = Instant::now();
         let asked = self.store.reserve(question.charges, outcomes);
         let asked = self.with_timeout(asked, question.within, question.now);
-        let (decision, there) = asked.await?;
+        let (decision, redis) = asked.await?;
         self.cache_result(question, &decision, outcomes, epoch, began);
         let now = add_elapsed(question.now, began);
         let receipt = (decision == Decision::Admitted).then(|| {
@@ -91,50 +105,86 @@ impl FallbackStore {
                 });
                 receipt
             });
-            FallbackReceipt(Charged::There(there, warm.collect()))
+            FallbackReceipt(Charged::There(ReceiptPair {
+                redis,
+                local: warm.collect(),
+            }))
         });
         Ok((self.record_decision(decision, question.now), receipt))
     }
 
-    pub(super) async fn settle_everywhere(
+    /// Settles without Redis what was charged without it.
+    pub(super) fn settle_anywhere(
         &self,
         charges: &[Charge<'_>],
-        receipt: FallbackReceipt,
+        receipt: &mut Option<FallbackReceipt>,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
+        match receipt.take() {
+            None => MaybeReady::Ready(()),
+            Some(FallbackReceipt(Charged::Here(receipt))) => {
+                self.settle_share(charges, receipt, settlements, now);
+                MaybeReady::Ready(())
+            }
+            in_redis => {
+                // The caller keeps the receipt unless the future is polled.
+                *receipt = in_redis;
+                MaybeReady::Pending(async move {
+                    if let Some(FallbackReceipt(Charged::There(pair))) = receipt.take() {
+                        Box::pin(self.settle_remotely(charges, pair, settlements, now)).await;
+                    }
+                })
+            }
+        }
+    }
+
+    async fn settle_remotely(
+        &self,
+        charges: &[Charge<'_>],
+        ReceiptPair { redis, local }: ReceiptPair,
         settlements: &[Settlement],
         now: Timestamp,
     ) {
-        let left = self.settle_here(charges, receipt, settlements, now);
-        let Err(FallbackReceipt(Charged::There(there, warm))) = left else {
-            return;
-        };
         let _invalidation = self.forgetting(charges, settlements);
-        let settled = charges.iter().zip(warm).zip(settlements);
+        let settled = charges.iter().zip(local).zip(settlements);
         for ((charge, receipt), settlement) in settled {
             self.with_share(std::slice::from_ref(charge), |shared| {
                 self.local.settle(shared, receipt, &[*settlement], now);
             });
         }
-        let asked = self.store.settle(charges, there, settlements);
+        let asked = self.store.settle(charges, redis, settlements);
         if let Err(trouble) = self.with_timeout(asked, None, now).await {
             tracing::debug!("refund failed, and unused units stay charged: {trouble}");
         }
     }
 
-    pub(super) async fn renew_anywhere(
+    /// Renews without Redis what was charged without it.
+    pub(super) fn renew_anywhere(
         &self,
         charges: &[Charge<'_>],
         FallbackReceipt(charged): &mut FallbackReceipt,
         now: Timestamp,
+    ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
+        match charged {
+            Charged::Here(receipt) => MaybeReady::Ready(self.renew_share(charges, receipt, now)),
+            Charged::There(pair) => MaybeReady::Pending(async move {
+                Box::pin(self.renew_remotely(charges, pair, now)).await
+            }),
+        }
+    }
+
+    async fn renew_remotely(
+        &self,
+        charges: &[Charge<'_>],
+        ReceiptPair { redis, local }: &mut ReceiptPair,
+        now: Timestamp,
     ) -> Renewal {
-        let (there, warm) = match charged {
-            Charged::Here(receipt) => return self.renew_share(charges, receipt, now),
-            Charged::There(there, warm) => (there, warm),
-        };
-        for (charge, receipt) in charges.iter().zip(warm) {
+        for (charge, receipt) in charges.iter().zip(local) {
             self.renew_share(std::slice::from_ref(charge), receipt, now);
         }
         // No request waits for a renewal, so only the timeout of each call bounds it.
-        let renewed = self.store.renew(charges, there).await;
+        let renewed = self.store.renew(charges, redis).await;
         let renewed = renewed.inspect_err(|trouble| {
             self.counters.count_failure(trouble);
             self.server_errors.record(trouble, now);
@@ -153,24 +203,18 @@ impl FallbackStore {
         self.with_share(charges, |shared| self.local.renew(shared, receipt, now))
     }
 
-    /// Settles a receipt that was charged to this node's share only; returns any other receipt as
-    /// an error.
-    pub(super) fn settle_here(
+    /// Settles a receipt that was charged to this node's share only.
+    fn settle_share(
         &self,
         charges: &[Charge<'_>],
-        FallbackReceipt(charged): FallbackReceipt,
+        receipt: Receipt,
         settlements: &[Settlement],
         now: Timestamp,
-    ) -> Result<(), FallbackReceipt> {
-        let receipt = match charged {
-            Charged::Here(receipt) => receipt,
-            there @ Charged::There(..) => return Err(FallbackReceipt(there)),
-        };
+    ) {
         let _invalidation = self.forgetting(charges, settlements);
         self.with_share(charges, |shared| {
             self.local.settle(shared, receipt, settlements, now);
         });
-        Ok(())
     }
 
     /// Returns the guard that invalidates, after the refund, the denials that the refund can lift.

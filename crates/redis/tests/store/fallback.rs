@@ -123,13 +123,8 @@ async fn decisions_not_sent_during_an_outage_count_as_failures() {
     let mut charges = vec![Charge::new(b"key", &limits, Cost::ONE).unwrap()];
     for _ in 0..10 {
         assert_eq!(reserve(&node, &limits).await.1, Source::Local);
-        let mut question = Question {
-            charges: &mut charges,
-            now: Timestamp::from_micros(START),
-            effect: Effect::Charge,
-            within: None,
-        };
-        let decided = node.decide_now(&mut question, &mut Vec::new()).unwrap();
+        let question = question(&mut charges);
+        let decided = node.decide(question, &mut Vec::new()).ready().unwrap();
         assert_eq!(decided.source, Source::Local);
     }
     assert_eq!(failures() - before, 20);
@@ -150,18 +145,17 @@ async fn an_evicting_redis_is_warned_about() {
     assert_eq!(reserve(&node, &limits()).await.1, Source::Redis);
 }
 
+fn question<'q, 'c>(charges: &'q mut Vec<Charge<'c>>) -> Question<'q, 'c> {
+    Question::new(charges, Timestamp::from_micros(START), Effect::Charge)
+}
+
 async fn reserve(
     node: &FallbackStore,
     limits: &Limits,
 ) -> (Decision, Source, Option<FallbackReceipt>) {
-    let mut question = Question {
-        charges: &mut vec![Charge::new(b"key", limits, Cost::ONE).unwrap()],
-        now: Timestamp::from_micros(START),
-        effect: Effect::Charge,
-        within: None,
-    };
+    let mut charges = vec![Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let mut outcomes = Vec::new();
-    let (decided, receipt) = node.reserve(&mut question, &mut outcomes).await;
+    let (decided, receipt) = node.reserve(question(&mut charges), &mut outcomes).await;
     (decided.decision, decided.source, receipt)
 }
 
@@ -171,12 +165,17 @@ async fn settle(node: &FallbackStore, limits: &Limits, receipt: Option<FallbackR
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);
     let settled = [Settlement::default()];
-    match node.settle_now(&charges, receipt.unwrap(), &settled, now) {
-        Ok(()) => Source::Local,
-        Err(receipt) => {
-            node.settle(&charges, receipt, &settled, now).await;
-            Source::Redis
-        }
+    let mut receipt = Some(receipt.unwrap());
+    let is_local = node
+        .settle(&charges, &mut receipt, &settled, now)
+        .is_ready();
+    assert_eq!(receipt.is_none(), is_local, "a pending receipt is kept");
+    node.settle(&charges, &mut receipt, &settled, now).await;
+    assert!(receipt.is_none());
+    if is_local {
+        Source::Local
+    } else {
+        Source::Redis
     }
 }
 
@@ -302,13 +301,8 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
 /// Charges one unit at the node, and returns the decision and its source.
 async fn ask(node: &FallbackStore, key: &'static [u8]) -> (Decision, Source) {
     let limits = limits();
-    let question = Question {
-        charges: &mut vec![Charge::new(key, &limits, Cost::ONE).unwrap()],
-        now: Timestamp::from_micros(START),
-        effect: Effect::Charge,
-        within: None,
-    };
-    let decided = node.decide_later(question, &mut Vec::new()).await;
+    let mut charges = vec![Charge::new(key, &limits, Cost::ONE).unwrap()];
+    let decided = node.decide(question(&mut charges), &mut Vec::new()).await;
     (decided.decision, decided.source)
 }
 
@@ -373,17 +367,12 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
     let decide = |key: &'static [u8], receipt: bool| {
         let (node, limits) = (&node, &limits);
         async move {
-            let mut question = Question {
-                charges: &mut vec![Charge::new(key, limits, Cost::ONE).unwrap()],
-                now: start,
-                effect: Effect::Charge,
-                within: None,
-            };
-            let mut outcomes = Vec::new();
+            let mut charges = vec![Charge::new(key, limits, Cost::ONE).unwrap()];
+            let (question, mut outcomes) = (question(&mut charges), Vec::new());
             let decided = if receipt {
-                node.reserve(&mut question, &mut outcomes).await.0
+                node.reserve(question, &mut outcomes).await.0
             } else {
-                node.decide_later(question, &mut outcomes).await
+                node.decide(question, &mut outcomes).await
             };
             assert_eq!(decided.source, Source::Local);
             decided.decision
@@ -409,13 +398,11 @@ async fn an_abandoned_slot_is_released() {
     node.store().pin_clock(Timestamp::from_micros(START));
     tokio::task::block_in_place(|| redis.ask(&["CLIENT", "PAUSE", "300", "ALL"]));
     let mut charges = vec![Charge::new(b"key", &limits, Cost::ONE).unwrap()];
-    let mut question = Question {
-        charges: &mut charges,
-        now: Timestamp::from_micros(START),
-        effect: Effect::Charge,
+    let question = Question {
         within: Some(Duration::from_millis(100)),
+        ..question(&mut charges)
     };
-    let (decided, receipt) = node.reserve(&mut question, &mut Vec::new()).await;
+    let (decided, receipt) = node.reserve(question, &mut Vec::new()).await;
     assert_eq!(decided.source, Source::Local, "Redis has not answered");
     drop(receipt);
     // The server runs these requests after the first, so it has charged the first when it answers

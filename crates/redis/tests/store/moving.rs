@@ -52,13 +52,9 @@ impl Rules {
     }
 
     async fn reserve(&self, node: &FallbackStore) -> (Decision, Option<FallbackReceipt>) {
-        let mut question = Question {
-            charges: &mut self.charges(),
-            now: Timestamp::from_micros(START),
-            effect: Effect::Charge,
-            within: None,
-        };
-        let (decided, receipt) = node.reserve(&mut question, &mut Vec::new()).await;
+        let (mut charges, now) = (self.charges(), Timestamp::from_micros(START));
+        let question = Question::new(&mut charges, now, Effect::Charge);
+        let (decided, receipt) = node.reserve(question, &mut Vec::new()).await;
         assert_eq!(decided.source, Source::Redis, "{:?}", decided.decision);
         (decided.decision, receipt)
     }
@@ -67,7 +63,8 @@ impl Rules {
         let charges = self.charges();
         let unused = vec![Settlement { unused: 1 }; charges.len()];
         let now = Timestamp::from_micros(START);
-        node.settle(&charges, receipt, &unused, now).await;
+        node.settle(&charges, &mut Some(receipt), &unused, now)
+            .await;
     }
 }
 

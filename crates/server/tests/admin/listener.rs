@@ -116,7 +116,8 @@ impl TestListener {
         let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
         let verdict: Verdict<'_> = self
             .limiter
-            .check_now(&rules, &mut scratch, &request, Effect::Charge)
+            .check(&rules, &mut scratch, &request, Effect::Charge)
+            .ready()
             .unwrap()
             .unwrap();
         self.limiter.observe(metrics::ListenerKind::Http, &verdict);

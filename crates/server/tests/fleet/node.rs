@@ -113,7 +113,7 @@ impl Node {
         let request = Request::new(&entries, Cost::ONE).unwrap();
         let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
         let asked = self.limiter.check(&rules, &mut scratch, &request, effect);
-        let verdict = self.runtime.block_on(asked).unwrap();
+        let verdict = self.run(asked).unwrap();
         Answer {
             allowed: verdict.allowed,
             reason: verdict.reason.map(|reason| reason.as_str()),
@@ -139,7 +139,7 @@ impl Node {
     }
 
     /// Runs a future on the runtime of the node's Redis connections.
-    pub(crate) fn run<T>(&self, future: impl Future<Output = T>) -> T {
+    pub(crate) fn run<T>(&self, future: impl IntoFuture<Output = T>) -> T {
         self.runtime
             .block_on(async { tokio::time::timeout(PATIENCE, future).await.unwrap() })
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use tidegate_core::{Exactness, Reason, RequestError, Source, Span, Timestamp, Verdict};
 
-use super::reservation::Reservation;
+use super::{admit::Admission, reservation::Reservation};
 use crate::{
     HeaderWriter, RuleNames,
     denial::{Denial, malformed},
@@ -108,25 +108,28 @@ impl Default for ActionPolicy {
 }
 
 impl ActionPolicy {
-    /// Returns the action for `verdict`, which was decided at `now`. `call` is the content type of
-    /// a gRPC call.
+    /// Returns the action for a request that was decided at `now`. `call` is the content type of a
+    /// gRPC call.
     pub(super) fn action(
         &self,
-        (verdict, reservation): (&Verdict<'_>, Reservation),
+        Admission {
+            verdict,
+            reservation,
+        }: Admission<'_>,
         now: Timestamp,
         call: Option<&HeaderValue>,
     ) -> Action {
         let mut headers = HeaderMap::new();
-        self.headers.clone().write(verdict, now, &mut headers);
+        self.headers.clone().write(&verdict, now, &mut headers);
         if verdict.allowed {
             return Action::Forward(Forward {
-                status: self.inserts_status.then(|| RateLimitStatus::of(verdict)),
+                status: self.inserts_status.then(|| RateLimitStatus::of(&verdict)),
                 delay: Duration::from_micros(verdict.delay.as_micros()),
                 headers,
                 reservation,
             });
         }
-        let denial = Denial::of(verdict, self.headers.rule_names());
+        let denial = Denial::of(&verdict, self.headers.rule_names());
         let mut response = denial.response(call);
         response.headers_mut().extend(headers);
         response.extensions_mut().insert(DenialInfo {

@@ -6,25 +6,30 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use tidegate::gate::{Asks, stretch};
+use tidegate::{Gate, gate::stretch};
 use tidegate_core::{
-    Charge, Effect, Outcome, Question, Request, RequestError, RuleSet, Scratch, Store, Timestamp,
-    Verdict,
+    Charge, Effect, MaybeReady, Outcome, Question, Request, RequestError, RuleSet, Scratch, Store,
+    Timestamp, Verdict,
 };
 use tokio::runtime::Handle;
 
 use super::{
     RateLimitLayer, action::Action, receipt_guard::ReceiptGuard, reservation::Reservation,
 };
-use tidegate::Gate;
 
-/// The result of deciding a request.
-pub(super) enum Admission<'v> {
-    /// A verdict, and the charges that may be refunded.
-    Decided(Verdict<'v>, Reservation),
-    /// Not decided yet, because the store requires waiting. `reserves` is whether charges may be
-    /// refunded.
-    Pending { reserves: bool },
+/// A decided request.
+pub(super) struct Admission<'v> {
+    pub(super) verdict: Verdict<'v>,
+    /// The charges that may be refunded.
+    pub(super) reservation: Reservation,
+}
+
+/// A request that is not decided yet, because the store has to wait.
+pub(super) struct PendingCharge<F> {
+    /// Whether charges may be refunded.
+    pub(super) reserves: bool,
+    /// The future of the [`Admission`].
+    pub(super) admission: F,
 }
 
 /// Buffers for keys and outcomes, reused for all requests of a thread.
@@ -35,52 +40,68 @@ pub(super) struct Buffers {
 }
 
 /// Charges `request`, which arrived at `now`, with the settings of `layer`.
-pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
-    asks: A,
+#[inline]
+pub(super) fn charge<'a, G: Gate + 'static>(
     layer: &RateLimitLayer<G>,
     rules: &'a Arc<RuleSet>,
     buffers: &'a mut Buffers,
-    (request, now): (&Request<'_>, Timestamp),
-) -> Result<Admission<'a>, RequestError> {
+    request: &Request<'_>,
+    now: Timestamp,
+) -> MaybeReady<
+    Result<Admission<'a>, RequestError>,
+    PendingCharge<impl Future<Output = Admission<'a>> + Send>,
+> {
     let Buffers { scratch, outcomes } = buffers;
     let store = layer.gate.store();
-    let mut charges = rules.charges(request, now, scratch)?;
-    if charges.is_empty() {
-        return Ok(Admission::Decided(
-            Verdict::unlimited(),
-            Reservation::default(),
-        ));
-    }
-    let reserves = rules.wants_receipt(&charges);
-    if stretch(asks, (store, rules), &mut charges, now)
-        .await
-        .is_none()
-    {
-        return Ok(Admission::Pending { reserves });
-    }
+    let mut charges = match rules.charges(request, now, scratch) {
+        Ok(charges) if charges.is_empty() => {
+            return MaybeReady::Ready(Ok(Admission {
+                verdict: Verdict::unlimited(),
+                reservation: Reservation::default(),
+            }));
+        }
+        Ok(charges) => charges,
+        Err(error) => return MaybeReady::Ready(Err(error)),
+    };
     for charge in &mut charges {
         charge.longest_wait = Some(layer.settings.policy.longest_wait);
     }
-    let mut question = Question {
-        charges: &mut charges,
-        now,
-        effect: Effect::Charge,
-        within: None,
+    let reserves = rules.wants_receipt(&charges);
+    let is_stretched = stretch(store, rules, &mut charges, now).is_ready();
+    if is_stretched {
+        let question = Question::new(&mut charges, now, Effect::Charge);
+        let decided = if reserves {
+            store.reserve(question, outcomes).ready()
+        } else {
+            let decided = store.decide(question, outcomes).ready();
+            decided.map(|decided| (decided, None))
+        };
+        if let Some((decided, receipt)) = decided {
+            return MaybeReady::Ready(Ok(Admission {
+                verdict: decided.verdict(&charges, outcomes),
+                reservation: reserved(layer, rules, &charges, receipt),
+            }));
+        }
+    }
+    let admission = async move {
+        if !is_stretched {
+            stretch(store, rules, &mut charges, now).await;
+        }
+        let question = Question::new(&mut charges, now, Effect::Charge);
+        let (decided, receipt) = if reserves {
+            store.reserve(question, outcomes).await
+        } else {
+            (store.decide(question, outcomes).await, None)
+        };
+        Admission {
+            verdict: decided.verdict(&charges, outcomes),
+            reservation: reserved(layer, rules, &charges, receipt),
+        }
     };
-    let decided = if reserves {
-        asks.reserve(store, &mut question, outcomes).await
-    } else {
-        let decided = asks.decide(store, question, outcomes).await;
-        decided.map(|decided| (decided, None))
-    };
-    let Some((decided, receipt)) = decided else {
-        return Ok(Admission::Pending { reserves });
-    };
-    let reserved = reserved(layer, rules, &charges, receipt);
-    Ok(Admission::Decided(
-        decided.verdict(&charges, outcomes),
-        reserved,
-    ))
+    MaybeReady::Pending(PendingCharge {
+        reserves,
+        admission,
+    })
 }
 
 fn reserved<G: Gate + 'static>(

@@ -14,8 +14,8 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Cost, Decided, Decision, Effect, Outcome, Question, Renewal, Rule, RuleSet, Settlement,
-    Span, Store, Timestamp,
+    Charge, Cost, Decided, Decision, Effect, MaybeReady, Outcome, Question, Renewal, Rule, RuleSet,
+    Settlement, Span, Store, Timestamp,
 };
 use tokio::runtime::Handle;
 
@@ -86,10 +86,15 @@ impl<G: Gate + 'static> ReceiptGuard<G> {
             })
             .collect();
         let (store, charges) = (self.gate.store(), self.charges.as_charges());
-        let left = store.settle_now(&charges, receipt, &settlements, now);
+        let mut receipt = Some(receipt);
+        let is_settled = store
+            .settle(&charges, &mut receipt, &settlements, now)
+            .is_ready();
         let mut excess = excess(&charges, due);
-        if left.is_ok() {
-            excess.retain(|(at, cost)| !charge_now(store, with(charges[*at], *cost), now));
+        if is_settled {
+            excess.retain(|(at, cost)| {
+                !charge_excess(store, with(charges[*at], *cost), now).is_ready()
+            });
             if excess.is_empty() {
                 return;
             }
@@ -101,11 +106,12 @@ impl<G: Gate + 'static> ReceiptGuard<G> {
         };
         runtime.spawn(async move {
             let (store, charges) = (self.gate.store(), self.charges.as_charges());
-            if let Err(receipt) = left {
-                store.settle(&charges, receipt, &settlements, now).await;
-            }
+            // If the receipt has been settled already, it is gone, and nothing happens here.
+            store
+                .settle(&charges, &mut receipt, &settlements, now)
+                .await;
             for (at, cost) in excess {
-                charge_later(store, with(charges[at], cost), now).await;
+                charge_excess(store, with(charges[at], cost), now).await;
             }
         });
     }
@@ -274,42 +280,38 @@ fn with(charge: Charge<'_>, cost: Cost) -> Charge<'_> {
 }
 
 /// Charges the part of a request's cost that exceeds its reservation: all of it, or as much as the
-/// limits admit. Returns false if that requires waiting.
-fn charge_now<S: Store>(store: &S, charge: Charge<'_>, now: Timestamp) -> bool {
+/// limits admit.
+fn charge_excess<S: Store>(
+    store: &S,
+    charge: Charge<'_>,
+    now: Timestamp,
+) -> MaybeReady<(), impl Future<Output = ()> + Send> {
     let mut outcomes = Vec::new();
-    let mut ask = |charge| {
-        store
-            .decide_now(&mut question(&mut vec![charge], now), &mut outcomes)
-            .map(|decided| room(&decided, &outcomes))
-    };
-    match ask(charge) {
+    let mut charges = vec![charge];
+    let question = Question::new(&mut charges, now, Effect::Charge);
+    let decided = store.decide(question, &mut outcomes).ready();
+    let is_charged = match decided.map(|decided| room(&decided, &outcomes)) {
         None => false,
         Some(None) => true,
-        Some(Some(room)) => ask(with(charge, room)).is_some(),
+        Some(Some(room)) => {
+            charges = vec![with(charge, room)];
+            let question = Question::new(&mut charges, now, Effect::Charge);
+            store.decide(question, &mut outcomes).is_ready()
+        }
+    };
+    if is_charged {
+        return MaybeReady::Ready(());
     }
-}
-
-/// Does the same as [`charge_now`] and waits if necessary.
-async fn charge_later<S: Store>(store: &S, charge: Charge<'_>, now: Timestamp) {
-    let mut outcomes = Vec::new();
-    let decided = store
-        .decide(question(&mut vec![charge], now), &mut outcomes)
-        .await;
-    if let Some(room) = room(&decided, &outcomes) {
-        let mut charges = vec![with(charge, room)];
-        store
-            .decide(question(&mut charges, now), &mut outcomes)
-            .await;
-    }
-}
-
-fn question<'q, 'c>(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Question<'q, 'c> {
-    Question {
-        charges,
-        now,
-        effect: Effect::Charge,
-        within: None,
-    }
+    MaybeReady::Pending(async move {
+        let mut charges = vec![charge];
+        let question = Question::new(&mut charges, now, Effect::Charge);
+        let decided = store.decide(question, &mut outcomes).await;
+        if let Some(room) = room(&decided, &outcomes) {
+            charges = vec![with(charge, room)];
+            let question = Question::new(&mut charges, now, Effect::Charge);
+            store.decide(question, &mut outcomes).await;
+        }
+    })
 }
 
 /// Returns the number of units that the denying limits would still admit, if any.

@@ -13,18 +13,15 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, request::Parts};
 use http_body::Body;
 use smallvec::SmallVec;
-use tidegate::{
-    Gate,
-    gate::{ANSWERED, AtOnce, Patient, at_once},
-};
-use tidegate_core::{Cost, RequestError, RuleSet};
+use tidegate::Gate;
+use tidegate_core::{Cost, MaybeReady, RequestError, RuleSet};
 use tidegate_identity::{AmbiguousRequest, RequestEntries};
 use tower_service::Service;
 
 use super::{
     LimitedBody, RateLimitLayer, ResponseFuture,
     action::{Action, ActionPolicy},
-    admit::{self, Admission, Buffers, PendingAdmission},
+    admit::{self, Buffers, PendingAdmission, PendingCharge},
 };
 use crate::denial::grpc_content_type;
 
@@ -36,12 +33,6 @@ thread_local! {
 pub struct RateLimit<S, G> {
     inner: S,
     layer: RateLimitLayer<G>,
-}
-
-/// The result of the first attempt to decide a request.
-enum FirstAttempt {
-    Decided(Action),
-    Pending(PendingAdmission),
 }
 
 impl<S, G> RateLimit<S, G> {
@@ -86,13 +77,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, body) = request.into_parts();
-        let attempt = self.layer.decide(&parts);
+        let action = self.layer.decide(&parts);
         let request = Request::from_parts(parts, body);
-        match attempt {
-            FirstAttempt::Decided(action) => {
-                ResponseFuture::decided(action, request, &mut self.inner)
-            }
-            FirstAttempt::Pending(admission) => {
+        match action {
+            MaybeReady::Ready(action) => ResponseFuture::decided(action, request, &mut self.inner),
+            MaybeReady::Pending(admission) => {
                 ResponseFuture::admitting(admission, request, &mut self.inner)
             }
         }
@@ -100,7 +89,7 @@ where
 }
 
 impl<G: Gate + 'static> RateLimitLayer<G> {
-    fn decide(&self, parts: &Parts) -> FirstAttempt {
+    fn decide(&self, parts: &Parts) -> MaybeReady<Action, PendingAdmission> {
         let (gate, settings) = (&self.gate, &self.settings);
         let call = grpc_content_type(&parts.method, &parts.headers);
         let now = gate.now();
@@ -110,7 +99,7 @@ impl<G: Gate + 'static> RateLimitLayer<G> {
         let found = match used_entries(&request, &rules) {
             Ok(found) => found,
             Err(ambiguous) => {
-                return FirstAttempt::Decided(ActionPolicy::refusal(&ambiguous, call));
+                return MaybeReady::Ready(ActionPolicy::refusal(&ambiguous, call));
             }
         };
         let entries: Few<(&str, &str)> = found
@@ -120,56 +109,53 @@ impl<G: Gate + 'static> RateLimitLayer<G> {
         let cost = settings.cost.of(parts);
         let known = BUFFERS.with_borrow_mut(|buffers| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            let asked = admit::charge(AtOnce, self, &rules, buffers, (&described, now));
-            let asked = at_once(asked)?;
-            Ok(match asked {
-                Admission::Decided(verdict, reservation) => {
-                    gate.observe(&verdict);
-                    let decided = (&verdict, reservation);
-                    FirstAttempt::Decided(settings.policy.action(decided, now, call))
+            match admit::charge(self, &rules, buffers, &described, now) {
+                MaybeReady::Ready(admission) => {
+                    let admission = admission?;
+                    gate.observe(&admission.verdict);
+                    let action = settings.policy.action(admission, now, call);
+                    Ok(MaybeReady::Ready(action))
                 }
-                Admission::Pending { reserves } => {
-                    let owned = DetachedRequest {
+                MaybeReady::Pending(PendingCharge { reserves, .. }) => {
+                    let detached = DetachedRequest {
                         entries: owned(&entries),
                         cost,
                         call: call.cloned(),
                         rules: Arc::clone(&rules),
                     };
-                    FirstAttempt::Pending(PendingAdmission::new(
-                        self.clone().decide_later(owned),
-                        reserves,
-                    ))
+                    let action = self.clone().decide_detached(detached);
+                    let admission = PendingAdmission::new(action, reserves);
+                    Ok(MaybeReady::Pending(admission))
                 }
-            })
+            }
         });
         known.unwrap_or_else(|error: RequestError| {
-            FirstAttempt::Decided(settings.policy.uncounted(error, call))
+            MaybeReady::Ready(settings.policy.uncounted(error, call))
         })
     }
 
-    /// Decides a request for which the store requires waiting.
-    async fn decide_later(self, asked: DetachedRequest) -> Action {
-        let (gate, call) = (&self.gate, asked.call.as_ref());
+    /// Decides a request for which the store has to wait.
+    async fn decide_detached(self, request: DetachedRequest) -> Action {
+        let (gate, call) = (&self.gate, request.call.as_ref());
         let now = gate.now();
-        let verdict: Result<Action, RequestError> = async {
-            let entries: Vec<(&str, &str)> = asked
+        let action: Result<Action, RequestError> = async {
+            let entries: Vec<(&str, &str)> = request
                 .entries
                 .iter()
                 .map(|(name, value)| (&**name, &**value))
                 .collect();
-            let described = tidegate_core::Request::new(&entries, asked.cost)?;
+            let described = tidegate_core::Request::new(&entries, request.cost)?;
             let mut buffers = Buffers::default();
-            let policy = &self.settings.policy;
-            let asking = (&described, now);
-            let charged = admit::charge(Patient, &self, &asked.rules, &mut buffers, asking);
-            let Admission::Decided(verdict, reservation) = charged.await? else {
-                unreachable!("{ANSWERED}");
-            };
-            gate.observe(&verdict);
-            Ok(policy.action((&verdict, reservation), now, call))
+            let admission =
+                match admit::charge(&self, &request.rules, &mut buffers, &described, now) {
+                    MaybeReady::Ready(admission) => admission?,
+                    MaybeReady::Pending(PendingCharge { admission, .. }) => admission.await,
+                };
+            gate.observe(&admission.verdict);
+            Ok(self.settings.policy.action(admission, now, call))
         }
         .await;
-        verdict.unwrap_or_else(|error| self.settings.policy.uncounted(error, call))
+        action.unwrap_or_else(|error| self.settings.policy.uncounted(error, call))
     }
 }
 

@@ -15,8 +15,8 @@ use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use http_body_util::{Full, StreamBody, combinators::UnsyncBoxBody};
 use tidegate_core::{
-    Charge, Decided, MemoryBounds, MemoryStore, Outcome, Question, Receipt, Renewal, Settlement,
-    Span, Store, Timestamp,
+    Charge, Decided, DecisionAndReceipt, MaybeReady, MemoryBounds, MemoryStore, Outcome, Question,
+    Receipt, Renewal, Settlement, Span, Store, Timestamp,
 };
 use tidegate_tower::{LongLivedPermit, RateLimitLayer};
 use tokio::runtime::{Builder, Runtime};
@@ -109,52 +109,47 @@ enum Oddity {
 impl Store for Odd {
     type Receipt = Receipt;
 
-    fn decide_now(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<Decided> {
-        self.0.decide_now(question, outcomes)
-    }
-
-    async fn decide_later(
+    fn decide(
         &self,
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
-        self.0.decide_later(question, outcomes).await
+    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
+        self.0.decide(question, outcomes)
     }
 
-    async fn reserve(
+    fn reserve(
         &self,
-        question: &mut Question<'_, '_>,
+        question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<Receipt>) {
-        Store::reserve(&self.0, question, outcomes).await
+    ) -> MaybeReady<
+        DecisionAndReceipt<Receipt>,
+        impl Future<Output = DecisionAndReceipt<Receipt>> + Send,
+    > {
+        Store::reserve(&self.0, question, outcomes)
     }
 
-    async fn settle(
+    fn settle(
         &self,
         charges: &[Charge<'_>],
-        receipt: Receipt,
+        receipt: &mut Option<Receipt>,
         settlements: &[Settlement],
         now: Timestamp,
-    ) {
-        self.0.settle(charges, receipt, settlements, now);
+    ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
+        Store::settle(&self.0, charges, receipt, settlements, now)
     }
 
-    async fn renew(
+    fn renew(
         &self,
         charges: &[Charge<'_>],
         receipt: &mut Receipt,
         now: Timestamp,
-    ) -> Renewal {
+    ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
         match &self.1 {
-            Oddity::Refuses => Renewal::Unknown,
+            Oddity::Refuses => MaybeReady::Ready(Renewal::Unknown),
             Oddity::HangsOnce(has_hung) if !has_hung.swap(true, Ordering::Relaxed) => {
-                future::pending().await
+                MaybeReady::Pending(future::pending())
             }
-            Oddity::HangsOnce(_) => self.0.renew(charges, receipt, now),
+            Oddity::HangsOnce(_) => MaybeReady::Ready(self.0.renew(charges, receipt, now)),
         }
     }
 }

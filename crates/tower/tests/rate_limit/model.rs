@@ -52,8 +52,8 @@ async fn answer(request: Request<()>) -> Result<Response<Full<Bytes>>, Infallibl
 fn left(limiter: &Limiter) -> Vec<u64> {
     let request = tidegate_core::Request::new(&[], Cost::ONE).unwrap();
     let (rules, mut scratch) = (limiter.rules(), Scratch::default());
-    let looked = limiter.check_now(&rules, &mut scratch, &request, Effect::Look);
-    let verdict = looked.unwrap().unwrap();
+    let looked = limiter.check(&rules, &mut scratch, &request, Effect::Look);
+    let verdict = looked.ready().unwrap().unwrap();
     let lines = verdict.lines.iter();
     lines.map(|line| line.outcome.remaining).collect()
 }

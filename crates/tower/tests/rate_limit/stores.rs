@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tidegate_core::{
-    Charge, Decided, Decision, Exactness, MemoryBounds, MemoryStore, Outcome, Question, Receipt,
-    Renewal, Retry, Settlement, Source, Span, Store, Timestamp,
+    Charge, Decided, Decision, DecisionAndReceipt, Exactness, MaybeReady, MemoryBounds,
+    MemoryStore, Never, Outcome, Question, Receipt, Renewal, Retry, Settlement, Source, Span,
+    Store, Timestamp,
 };
 use tidegate_tower::RateLimitLayer;
 use tower::{Layer, Service, ServiceExt};
@@ -18,47 +19,57 @@ pub(crate) struct Far(pub(crate) MemoryStore);
 impl Store for Far {
     type Receipt = Receipt;
 
-    fn decide_now(&self, _: &mut Question<'_, '_>, _: &mut Vec<Outcome>) -> Option<Decided> {
-        None
-    }
-
-    async fn decide_later(
+    fn decide(
         &self,
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        self.0.decide(question, outcomes).await
+    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
+        MaybeReady::Pending(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            self.0.decide(question, outcomes).into_inner()
+        })
     }
 
-    async fn reserve(
+    fn reserve(
         &self,
-        question: &mut Question<'_, '_>,
+        question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<Receipt>) {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        Store::reserve(&self.0, question, outcomes).await
+    ) -> MaybeReady<
+        DecisionAndReceipt<Receipt>,
+        impl Future<Output = DecisionAndReceipt<Receipt>> + Send,
+    > {
+        MaybeReady::Pending(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Store::reserve(&self.0, question, outcomes).into_inner()
+        })
     }
 
-    async fn renew(
+    fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut Option<Receipt>,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
+        if receipt.is_none() {
+            return MaybeReady::Ready(());
+        }
+        MaybeReady::Pending(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Store::settle(&self.0, charges, receipt, settlements, now).into_inner();
+        })
+    }
+
+    fn renew(
         &self,
         charges: &[Charge<'_>],
         receipt: &mut Receipt,
         now: Timestamp,
-    ) -> Renewal {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        self.0.renew(charges, receipt, now)
-    }
-
-    async fn settle(
-        &self,
-        charges: &[Charge<'_>],
-        receipt: Receipt,
-        settlements: &[Settlement],
-        now: Timestamp,
-    ) {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        self.0.settle(charges, receipt, settlements, now);
+    ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
+        MaybeReady::Pending(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            self.0.renew(charges, receipt, now)
+        })
     }
 }
 
@@ -68,9 +79,13 @@ pub(crate) struct Closed;
 impl Store for Closed {
     type Receipt = ();
 
-    fn decide_now(&self, _: &mut Question<'_, '_>, outcomes: &mut Vec<Outcome>) -> Option<Decided> {
+    fn decide(
+        &self,
+        _: Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
         outcomes.clear();
-        Some(Decided {
+        MaybeReady::<_, Never<_>>::Ready(Decided {
             decision: Decision::Full {
                 retry_after: Retry::After(Span::from_millis(1_200)),
             },
@@ -79,24 +94,32 @@ impl Store for Closed {
         })
     }
 
-    async fn decide_later(&self, _: Question<'_, '_>, _: &mut Vec<Outcome>) -> Decided {
-        unreachable!("it has already replied")
-    }
-
-    async fn reserve(
+    fn reserve(
         &self,
-        question: &mut Question<'_, '_>,
+        question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> (Decided, Option<()>) {
-        (self.decide_now(question, outcomes).unwrap(), None)
+    ) -> MaybeReady<(Decided, Option<()>), impl Future<Output = (Decided, Option<()>)> + Send> {
+        self.decide(question, outcomes)
+            .map(|decided| (decided, None))
     }
 
-    async fn renew(&self, _: &[Charge<'_>], (): &mut (), _: Timestamp) -> Renewal {
-        unreachable!("nothing was charged")
+    fn settle(
+        &self,
+        _: &[Charge<'_>],
+        _: &mut Option<()>,
+        _: &[Settlement],
+        _: Timestamp,
+    ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
+        MaybeReady::<_, Never<_>>::Ready(())
     }
 
-    async fn settle(&self, _: &[Charge<'_>], (): (), _: &[Settlement], _: Timestamp) {
-        unreachable!("nothing was charged")
+    fn renew(
+        &self,
+        _: &[Charge<'_>],
+        (): &mut (),
+        _: Timestamp,
+    ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
+        MaybeReady::Pending(async { unreachable!("nothing was charged") })
     }
 }
 

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use tidegate_core::{
     AlgorithmName, Charge, Cost, Effect, LimitSpec, Outcome, bounds::MAX_LIMITS_PER_RULE,
 };
-use tidegate_limiter::{Limiter, metrics::ListenerKind};
+use tidegate_limiter::{DecisionRequest, Limiter, metrics::ListenerKind};
 use tidegate_net::{
     Problem,
     json::{self, Json, Members},
@@ -101,10 +101,13 @@ async fn answer(
     let key = Limiter::throttle_key(key.as_bytes(), &mut buffers.key)?;
     let charge = Charge::new(key, &parameters.limits, parameters.cost)?;
     let now = context.limiter.now();
-    let decided = context
-        .limiter
-        .throttle(charge, now, parameters.effect, &mut buffers.outcomes)
-        .await;
+    let request = DecisionRequest {
+        charges: &[charge],
+        now,
+        effect: parameters.effect,
+        within: None,
+    };
+    let decided = context.limiter.decide(request, &mut buffers.outcomes).await;
     if parameters.effect == Effect::Charge {
         context
             .limiter

@@ -2,7 +2,7 @@
 
 use tidegate::Gate as _;
 use tidegate_core::{
-    Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
+    Cost, Effect, MaybeReady, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
     bounds::MAX_ENTRIES,
 };
 use tidegate_limiter::{
@@ -104,14 +104,15 @@ impl<'a> CheckCommand<'a> {
         let scratch = &mut context.buffers.scratch;
         let verdict = context
             .limiter
-            .check_now(&rules, scratch, &request, self.effect)?;
+            .check(&rules, scratch, &request, self.effect);
         match verdict {
-            Some(verdict) => {
+            MaybeReady::Ready(verdict) => {
+                let verdict = verdict?;
                 let now = context.now;
                 let audited = audited(&request, &rules, now);
                 give(context.limiter, audited, &verdict, self.effect, reply);
             }
-            None => {
+            MaybeReady::Pending(_) => {
                 let later = PendingCommand::Check(PendingCheck::new(&self, request.entries()));
                 context.pending.push(PendingReply::new(later, reply));
             }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{Charge, Cost, Decision, Effect, Limits, Outcome, Span, Timestamp, bounds};
-use tidegate_limiter::{Limiter, metrics::ListenerKind};
+use tidegate_limiter::{DecisionRequest, Limiter, metrics::ListenerKind};
 
 use super::{
     super::{
@@ -123,10 +123,14 @@ impl<'a> ThrottleCommand<'a> {
         };
         let charge = Charge::new(key, limits, self.cost.unwrap_or(Cost::ONE)).map_err(refused)?;
         let now = context.now;
-        let decided = context
-            .limiter
-            .throttle_now(charge, now, effect, &mut buffers.outcomes);
-        let Some(decided) = decided else {
+        let request = DecisionRequest {
+            charges: &[charge],
+            now,
+            effect,
+            within: None,
+        };
+        let decided = context.limiter.decide(request, &mut buffers.outcomes);
+        let Some(decided) = decided.ready() else {
             let later = PendingCommand::Throttle(PendingThrottle {
                 key: key.into(),
                 limits: Arc::clone(limits),
@@ -172,10 +176,14 @@ impl PendingThrottle {
             cost: self.cost,
             longest_wait: None,
         };
+        let request = DecisionRequest {
+            charges: &[charge],
+            now: self.now,
+            effect: self.effect,
+            within: None,
+        };
         let mut outcomes = Vec::new();
-        let decided = limiter
-            .throttle(charge, self.now, self.effect, &mut outcomes)
-            .await;
+        let decided = limiter.decide(request, &mut outcomes).await;
         if self.effect == Effect::Charge {
             limiter.observe_throttle(ListenerKind::Resp, &decided);
         }
