@@ -1,6 +1,6 @@
 //! Admin operations on one key, applied to this node or, with Redis, to all nodes.
 
-use tidegate_core::{Block, Charge, Effect, Outcome, Span, Store};
+use tidegate_core::{Block, Charge, Effect, MaybeReady, Outcome, Span, Store};
 use tidegate_redis::StoreError;
 
 use crate::Limiter;
@@ -65,30 +65,26 @@ impl Limiter {
         redis_store.store().unblock(key).await
     }
 
-    /// Resets the counters of `key`. Returns true if there were any. A block on the key stays.
+    /// Resets the counters of `key`. The result is ready if there is no Redis; it is true if there
+    /// were any counters. A block on the key stays.
     ///
     /// # Errors
     ///
     /// Fails if the counters are in Redis and Redis did not confirm the change, which may or may
     /// not have been made.
-    pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
-        let here = self.local_store().reset(key);
+    pub fn reset(
+        &self,
+        key: &[u8],
+    ) -> MaybeReady<Result<bool, StoreError>, impl Future<Output = Result<bool, StoreError>>> {
         let Some(redis_store) = self.redis_store() else {
-            return Ok(here);
+            return MaybeReady::Ready(Ok(self.local_store().reset(key)));
         };
-        let reset = redis_store.store().reset(key).await;
-        redis_store.forget_denials();
-        reset
-    }
-
-    /// Works like [`Self::reset`] if Redis is not involved. Otherwise returns `None` without side
-    /// effects.
-    #[must_use]
-    pub fn reset_now(&self, key: &[u8]) -> Option<bool> {
-        match self.redis_store() {
-            Some(_) => None,
-            None => Some(self.local_store().reset(key)),
-        }
+        MaybeReady::Pending(async move {
+            self.local_store().reset(key);
+            let reset = redis_store.store().reset(key).await;
+            redis_store.forget_denials();
+            reset
+        })
     }
 
     /// Returns the state of the limits without charging: the current state ([`Effect::Look`]),

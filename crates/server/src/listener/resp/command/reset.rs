@@ -3,6 +3,7 @@
 
 use futures_util::future::join_all;
 use tidegate_limiter::Limiter;
+use tidegate_redis::StoreError;
 
 use super::{
     super::{
@@ -36,12 +37,15 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     }
     let mut count = 0;
     for key in &bytes {
-        let Some(was_there) = context.limiter.reset_now(key) else {
+        let Some(reset) = context.limiter.reset(key).ready() else {
             let later = PendingCommand::Reset(PendingReset { keys: bytes });
             context.pending.push(PendingReply::new(later, reply));
             return;
         };
-        count += u64::from(was_there);
+        match reset {
+            Ok(was_there) => count += u64::from(was_there),
+            Err(error) => return fail(&error, reply),
+        }
     }
     reply.count(count);
 }
@@ -59,18 +63,20 @@ impl PendingReset {
     }
 
     pub(in crate::listener::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
-        let resets = join_all(self.keys.iter().map(|key| limiter.reset(key))).await;
+        let resets = self.keys.iter().map(|key| limiter.reset(key).into_future());
         let mut count = 0;
-        for reset in resets {
+        for reset in join_all(resets).await {
             match reset {
                 Ok(was_there) => count += u64::from(was_there),
-                Err(error) => {
-                    let error = error.to_string().replace(['\r', '\n'], " ");
-                    reply.error(format_args!("ERR {error}"));
-                    return;
-                }
+                Err(error) => return fail(&error, reply),
             }
         }
         reply.count(count);
     }
+}
+
+/// Replies that Redis did not confirm a reset.
+fn fail(error: &StoreError, reply: &mut Reply<'_>) {
+    let error = error.to_string().replace(['\r', '\n'], " ");
+    reply.error(format_args!("ERR {error}"));
 }
