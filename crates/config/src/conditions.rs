@@ -24,7 +24,7 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
         if is_misplaced(entry, &value) {
             let message = "is not part of a schedule, which has only `time`, `days` and `zone`; to match an \
                 entry of this name, write {is: …}";
-            value.wrong(report, message);
+            value.wrong_key(report, message);
         } else if is_schedule(entry, &value) {
             scheduled.push((entry, value));
         } else if let Some(pattern) = pattern(&value, report) {

@@ -42,7 +42,7 @@ fn count(value: &Value<'_>, report: &mut Report) -> ResponseCost {
         if !is_known(entry, RESPONSE_ENTRIES) {
             let advice = advice(entry, RESPONSE_ENTRIES);
             let entry = shown(entry);
-            value.wrong(
+            value.wrong_key(
                 report,
                 format!("a response at the proxy has no entry \"{entry}\"; {advice}"),
             );
@@ -124,12 +124,12 @@ pub(super) fn check_seen(file: &Fields<'_>, listen: &Listen, report: &mut Report
         let why = "depends on the response, which only the reverse proxy sees";
         if file.get("proxy").is_none() {
             let advice = "add a `proxy` section, or remove this field";
-            field.wrong(report, format!("{why}; {advice}"));
+            field.wrong_key(report, format!("{why}; {advice}"));
         } else if !blind.is_empty() {
             let listeners = blind.join(" and ");
             let advice =
                 "are charged in full and not refunded; disable unused listeners with `off`";
-            field.warn(
+            field.warn_of_key(
                 report,
                 format!("blind-listener: {why}; requests at {listeners} {advice}"),
             );

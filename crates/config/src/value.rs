@@ -15,6 +15,8 @@ use super::{
 pub struct Value<'n> {
     path: String,
     node: &'n Node<'n>,
+    /// The line of the key in a map. A value in block style begins on a later line.
+    key_line: usize,
 }
 
 /// The fields of a map after its unknown keys were reported and removed.
@@ -45,6 +47,7 @@ impl<'n> Value<'n> {
         Self {
             path: String::new(),
             node,
+            key_line: node.line,
         }
     }
 
@@ -66,6 +69,16 @@ impl<'n> Value<'n> {
     /// Adds a warning at this value.
     pub fn warn(&self, report: &mut Report, message: impl Into<String>) {
         report.warn(self.at(&self.path, message.into()));
+    }
+
+    /// Reports a mistake in the key of this value.
+    pub fn wrong_key(&self, report: &mut Report, message: impl Into<String>) {
+        report.mistake(self.at_key(message.into()));
+    }
+
+    /// Adds a warning about the key of this value.
+    pub fn warn_of_key(&self, report: &mut Report, message: impl Into<String>) {
+        report.warn(self.at_key(message.into()));
     }
 
     /// Reports that this value should have been `what`.
@@ -201,6 +214,7 @@ impl<'n> Value<'n> {
                 let item = |(at, node)| Self {
                     path: format!("{}[{at}]", self.path),
                     node,
+                    key_line: node.line,
                 };
                 Some(items.iter().enumerate().map(item).collect())
             }
@@ -232,7 +246,7 @@ impl<'n> Value<'n> {
         fields.retain(|(key, value)| {
             let is_known = known.contains(key);
             if !is_known {
-                value.wrong(report, unknown_key(key, known));
+                value.wrong_key(report, unknown_key(key, known));
                 misspelt.extend(renamed(key, known).or_else(|| nearest(key, known)));
             }
             is_known
@@ -282,6 +296,7 @@ impl<'n> Value<'n> {
             let value = Self {
                 path: self.path_of(name),
                 node,
+                key_line: key.line,
             };
             if seen.insert(&**name) {
                 read.push((&**name, value));
@@ -317,6 +332,7 @@ impl<'n> Value<'n> {
                     Self {
                         path: self.path.clone(),
                         node,
+                        key_line: key.line,
                     },
                 );
             };
@@ -325,6 +341,7 @@ impl<'n> Value<'n> {
                 Self {
                     path: self.path_of(name),
                     node,
+                    key_line: key.line,
                 },
             )
         };
@@ -341,6 +358,13 @@ impl<'n> Value<'n> {
             path: path.to_owned(),
             line: Some(self.node.line),
             message,
+        }
+    }
+
+    fn at_key(&self, message: String) -> Mistake {
+        Mistake {
+            line: Some(self.key_line),
+            ..self.at(&self.path, message)
         }
     }
 

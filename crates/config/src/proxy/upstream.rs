@@ -221,7 +221,7 @@ fn conditions(value: &Value<'_>, report: &mut Report) -> Option<When> {
     for (entry, value) in value.pairs(report, what)? {
         if !ENTRIES.contains(&entry) {
             let advice = advice(entry, ENTRIES);
-            value.wrong(
+            value.wrong_key(
                 report,
                 format!("upstreams are selected by path, host and method; {advice}"),
             );

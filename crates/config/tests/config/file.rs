@@ -220,6 +220,37 @@ fn every_mistake_is_reported_at_once_with_its_path_and_line() {
     assert_eq!(mistakes(MISTAKEN).join("\n"), REPORT);
 }
 
+/// A value in block style begins on a later line than its key.
+#[test]
+fn a_mistake_in_a_key_has_the_line_of_the_key() {
+    let file = "\
+lisen:
+  http: 127.0.0.1:1
+rules:
+  - name: a
+    limitz:
+
+      - 5/s
+    limits:
+      - algorithm: gcra
+        rat:
+          # the rate
+          5/s
+        rate: 5/s
+    when:
+      until:
+        - '06:00'
+";
+    let expected = [
+        "lisen (line 1): unknown key `lisen`; did you mean `listen`?",
+        "rules[0].limitz (line 5): unknown key `limitz`; did you mean `limits`?",
+        "rules[0].limits[0].rat (line 10): unknown key `rat`; did you mean `rate`?",
+        "rules[0].when.until (line 15): is not part of a schedule, which has only `time`, `days` and `zone`; to \
+         match an entry of this name, write {is: …}",
+    ];
+    assert_eq!(mistakes(file), expected);
+}
+
 #[test]
 fn invalid_yaml_is_reported_with_its_line() {
     let cases = [

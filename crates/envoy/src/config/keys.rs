@@ -100,7 +100,7 @@ pub(super) fn check(value: &Value<'_>, kind: MapKind, report: &mut Report) {
         let is_effective = kind.has(name);
         if !is_effective && KNOWN.contains(&name) {
             let message = format!("`{}` has no effect here; move it {}", name, home_of(name));
-            value.warn(report, message);
+            value.warn_of_key(report, message);
         } else if !is_effective {
             let known: Vec<&str> = kind
                 .effective()
@@ -115,7 +115,7 @@ pub(super) fn check(value: &Value<'_>, kind: MapKind, report: &mut Report) {
                 shown(name),
                 guess.unwrap_or_default()
             );
-            value.wrong(report, message);
+            value.wrong_key(report, message);
             continue;
         }
         if let Some(inside) = kind.inside(name) {
