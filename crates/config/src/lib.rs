@@ -460,6 +460,7 @@ impl Config {
             config.proxy = proxy::proxy(&file, &config.listen, &config.rules, &mut report);
             response_cost::check_seen(&file, &config.listen, &mut report);
             lint::exact_path::warn(&file, &mut report);
+            lint::no_burst::warn(&file, &mut report);
             lint::dead_conditions::warn(&file, &config, &mut report);
         }
         config.warnings = report.finish()?;

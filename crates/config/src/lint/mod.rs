@@ -4,4 +4,5 @@ pub(super) mod bypass;
 pub(super) mod dead_conditions;
 pub(super) mod exact_path;
 mod misread;
+pub(super) mod no_burst;
 pub(super) mod proxy;

@@ -142,7 +142,11 @@ rules:
         .collect();
     assert_eq!(
         policies,
-        ["10/s", "5/month Europe/Berlin from 15", "3/min capacity 9"]
+        [
+            "10/s burst 0",
+            "5/month Europe/Berlin from 15",
+            "3/min capacity 9"
+        ]
     );
 }
 

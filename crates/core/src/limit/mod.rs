@@ -281,7 +281,8 @@ fn fill_time(quota: u64, rate: Rate) -> Span {
 
 fn policy_text(algorithm: &Algorithm) -> String {
     match algorithm {
-        Algorithm::Gcra { rate, burst: 0 } => rate.to_string(),
+        // With `burst 0` too: a bare rate is the policy of windows, which admit the whole count at
+        // once.
         Algorithm::Gcra { rate, burst } => format!("{rate} burst {burst}"),
         Algorithm::TokenBucket {
             capacity, refill, ..

@@ -93,7 +93,7 @@ fn every_algorithm_is_accepted_with_every_field() {
         ),
         (
             r#""algorithm": "gcra", "rate": "7/s", "burst": null"#,
-            "7/s",
+            "7/s burst 0",
             1,
         ),
     ];

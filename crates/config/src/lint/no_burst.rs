@@ -1,0 +1,116 @@
+//! Warns about limits such as `{rate: 5/min}`, which look like the shorthand `5/min`.
+//!
+//! The shorthand admits 5 requests in any minute. The limit with the field `rate` is a GCRA, which
+//! without `burst` admits one request every 12 seconds. `burst: 0` and `algorithm: gcra` declare
+//! that this is meant and silence the warning.
+
+use tidegate_core::{Rate, Span, notation};
+
+use crate::{
+    report::Report,
+    value::{Fields, Shape, Value},
+};
+
+/// The code of the warning, for log searches.
+const CODE: &str = "no-burst";
+
+/// The maximum number of these warnings.
+const MAX_WARNINGS: usize = 20;
+
+/// Warns about the limits of the rules in `file` that are a GCRA without a burst only because they
+/// have the field `rate`.
+pub(crate) fn warn(file: &Fields<'_>, report: &mut Report) {
+    let quiet = &mut Report::default();
+    let defaults = file.get("defaults");
+    let defaults = defaults.and_then(|defaults| defaults.fields_among(&["algorithm"]));
+    if defaults.is_some_and(|defaults| defaults.get("algorithm").is_some()) {
+        return;
+    }
+    let rules = file.get("rules").and_then(|rules| rules.items(quiet, ""));
+    let limits = rules.iter().flatten().flat_map(|rule| {
+        let fields = rule.fields_among(&["algorithm", "limits"]);
+        let fields = fields.filter(|fields| fields.get("algorithm").is_none());
+        let limits = fields.as_ref().and_then(|fields| fields.get("limits"));
+        limits.map_or_else(Vec::new, |limits| {
+            limits.one_or_more(&mut Report::default())
+        })
+    });
+    let unaware = limits.filter_map(|limit| Some((rate_alone(&limit)?, limit)));
+    for (rate, limit) in unaware.take(MAX_WARNINGS) {
+        limit.warn(report, message(rate));
+    }
+}
+
+/// Returns the rate of a limit that has neither `burst` nor `algorithm`. A rate of one request per
+/// period is the same with and without `burst`.
+fn rate_alone(limit: &Value<'_>) -> Option<Rate> {
+    if limit.shape() != Shape::Map {
+        return None;
+    }
+    let fields = limit.fields_among(&["rate", "burst", "algorithm"])?;
+    let is_alone = fields.get("burst").is_none() && fields.get("algorithm").is_none();
+    let rate = fields.get("rate").filter(|_| is_alone)?.scalar()?;
+    notation::rate(rate).ok().filter(|rate| rate.count > 1)
+}
+
+fn message(rate: Rate) -> String {
+    let micros = rate.period.as_micros();
+    let every = if micros.is_multiple_of(rate.count) {
+        Span::from_micros(micros / rate.count).to_string()
+    } else {
+        format!("{}/{}", rate.period, rate.count)
+    };
+    let (count, burst) = (rate.count, rate.count - 1);
+    format!(
+        "{CODE}: this is a GCRA without a burst, which admits 1 request at once and then one every {every}; write \
+         {rate} to admit {count} in any period, add `burst: {burst}` to admit {count} at once, or add `burst: 0` if \
+         the even spacing is intended"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    fn warnings(file: &str) -> Vec<String> {
+        let config = Config::parse(file).unwrap();
+        config.warnings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_rate_without_a_burst_is_a_warning() {
+        let rules = "rules:\n  - {name: a, limits: [9/s, {rate: 5/min}]}\n  - {name: b, limits: {rate: 7/s, soft: 10%}}\n";
+        let expected = [
+            "rules[0].limits[1] (line 2): no-burst: this is a GCRA without a burst, which admits 1 request at once \
+             and then one every 12s; write 5/min to admit 5 in any period, add `burst: 4` to admit 5 at once, or add \
+             `burst: 0` if the even spacing is intended",
+            "rules[1].limits (line 3): no-burst: this is a GCRA without a burst, which admits 1 request at once and \
+             then one every 1s/7; write 7/s to admit 7 in any period, add `burst: 6` to admit 7 at once, or add \
+             `burst: 0` if the even spacing is intended",
+        ];
+        assert_eq!(warnings(rules), expected);
+    }
+
+    #[test]
+    fn a_declared_algorithm_or_burst_is_no_warning() {
+        for file in [
+            "rules: [{name: a, limits: [5/min]}]",
+            "rules: [{name: a, limits: [{rate: 5/min, burst: 0}]}]",
+            "rules: [{name: a, limits: [{rate: 5/min, burst: 4}]}]",
+            "rules: [{name: a, limits: [{rate: 5/min, algorithm: gcra}]}]",
+            "rules: [{name: a, limits: [{rate: 5/min}], algorithm: gcra}]",
+            "rules: [{name: a, limits: [5/min], algorithm: gcra}]",
+            "rules: [{name: a, limits: [{rate: 1/12s}]}]",
+            "{defaults: {algorithm: gcra}, rules: [{name: a, limits: [{rate: 5/min}]}]}",
+        ] {
+            assert!(warnings(file).is_empty(), "{file}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_warnings_is_bounded() {
+        let rule = |at: usize| format!("  - {{name: r{at}, limits: [{{rate: 5/min}}]}}\n");
+        let rules: String = (0..50).map(rule).collect();
+        assert_eq!(warnings(&format!("rules:\n{rules}")).len(), 20);
+    }
+}
