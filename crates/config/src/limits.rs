@@ -1,4 +1,4 @@
-//! Limits: shorthands such as `20/min`, and the full form with named fields.
+//! Limits: shorthands such as `20/min` and `100/s burst 20`, and the full form with named fields.
 
 use tidegate_core::{
     AlgorithmName, Anchor, Calendar, CalendarUnit, Limit, LimitSpec, RefillMode, notation,

@@ -197,7 +197,7 @@ headers.legacy (line 4): expected one of off, delta, epoch, got \"yes\"
 admin.token (line 5): must be 1 to 4096 printable ASCII characters without spaces
 allow[0] (line 6): has no condition, so every request would pass; name at least one
 rules[0].limits[0].capcity (line 9): unknown key `capcity`; did you mean `capacity`?
-rules[0].limits[0].refill (line 9): expected a rate such as 20/min or 5/10s, got \"1/fortnight\"
+rules[0].limits[0].refill (line 9): expected a rate such as 20/min or 5/10s, got \"1/fortnight\"; unknown unit \"fortnight\": use us, ms, s, min, h, d or w
 rules[1].name (line 10): is missing; give each rule its own name
 rules[1].mode (line 11): expected one of enforce, shadow, got \"shadwo\"; did you mean `shadow`?
 rules[1].soft (line 12): expected a percentage such as 10%, got the number 10

@@ -265,3 +265,39 @@ fn an_unknown_algorithm_of_a_limit_is_one_mistake() {
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].ends_with("did you mean `concurrency`?"), "{said:?}");
 }
+
+#[test]
+fn a_shorthand_may_have_a_burst_or_a_capacity() {
+    let limits = "limits: ['100/s burst 20', 5/min capacity 10]";
+    let config = Config::parse(&format!("rules: [{{name: a, {limits}}}]")).unwrap();
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+    let rule = config.rules.rule("a").unwrap();
+    let policies: Vec<&str> = rule
+        .limits()
+        .iter()
+        .map(|limit| &**limit.policy())
+        .collect();
+    assert_eq!(policies, ["100/s burst 20", "5/min capacity 10"]);
+    for (fields, expected) in [
+        (
+            "limits: [100/s burst 20], algorithm: fixed_window",
+            "`burst` is not a field of fixed_window; write {algorithm: gcra, rate: 100/s, burst: 20}",
+        ),
+        (
+            "limits: [100/s burst few]",
+            "expected a whole number after `burst`, got \"few\"",
+        ),
+        (
+            "limits: [100/s bursts 20]",
+            "expected a limit such as 20/min, 100/s burst 20 or 100/s capacity 20, got \"100/s bursts 20\"",
+        ),
+        (
+            "limits: [100 per second burst 20]",
+            "expected a rate such as 20/min or 5/10s, got \"100 per second\"; a slash separates the count and the \
+             period: write 100/s",
+        ),
+    ] {
+        let said = mistakes(&format!("rules: [{{name: a, {fields}}}]"));
+        assert_eq!(said, [format!("rules[0].limits[0] (line 1): {expected}")]);
+    }
+}

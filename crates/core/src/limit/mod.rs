@@ -3,6 +3,7 @@
 mod algorithm;
 pub mod bounds;
 mod rate;
+mod rate_guess;
 mod spec;
 mod text;
 

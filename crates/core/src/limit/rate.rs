@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::bounds;
+use super::{bounds, rate_guess::probably_meant};
 use crate::time::{
     Span,
     notation::{NotationError, leading_digits, span, unit_micros},
@@ -49,22 +49,23 @@ fn bare_unit(period: &str) -> &str {
 /// assert_eq!(rate.to_string(), "5/10s");
 /// ```
 pub fn rate(text: &str) -> Result<Rate, NotationError> {
-    let expected = || {
-        NotationError(format!(
-            "expected a rate such as 20/min or 5/10s, got \"{text}\""
-        ))
+    let Some((count, period)) = text.trim().split_once('/') else {
+        return Err(without_slash(text));
     };
-    let (count, period) = text.trim().split_once('/').ok_or_else(expected)?;
-    let count = count.trim();
+    let (count, period) = (count.trim(), period.trim());
     if let Some(whole) = in_whole_units(count, period) {
         return Err(NotationError(format!(
             "the count of a rate must be a whole number, got \"{text}\"; write {whole}"
         )));
     }
-    if count.is_empty() || leading_digits(count).len() != count.len() {
-        return Err(expected());
+    if count.is_empty() {
+        return Err(malformed(text, "the count is missing", None));
     }
-    let count = count
+    if leading_digits(count).len() != count.len() {
+        let why = "the count must be written in digits only";
+        return Err(malformed(text, why, None));
+    }
+    let number = count
         .parse::<u64>()
         .ok()
         .filter(|n| *n <= bounds::MAX_COUNT)
@@ -74,17 +75,104 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
                 bounds::MAX_COUNT
             ))
         })?;
-    let period = period.trim();
-    let period = if leading_digits(period).is_empty() {
-        Span::from_micros(unit_micros(period).ok_or_else(expected)?)
-    } else {
-        span(period).map_err(|_| expected())?
+    let period = period_of(text, count, period)?;
+    Ok(Rate {
+        count: number,
+        period,
+    })
+}
+
+/// Parses the two parts of a rate, without an error that says what is wrong.
+pub(super) fn strict(count: &str, period: &str) -> Option<Rate> {
+    let is_number = !count.is_empty() && leading_digits(count).len() == count.len();
+    let count = count.parse::<u64>().ok().filter(|_| is_number)?;
+    let period = match unit_micros(period) {
+        Some(micros) => Span::from_micros(micros),
+        None => span(period).ok()?,
     };
-    Ok(Rate { count, period })
+    (count <= bounds::MAX_COUNT).then_some(Rate { count, period })
+}
+
+/// Parses the period of the rate `text`: a unit or a duration.
+fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationError> {
+    let digits = leading_digits(period);
+    let unit = period[digits.len()..].trim();
+    if let Some(micros) = unit_micros(unit) {
+        if digits.is_empty() {
+            return Ok(Span::from_micros(micros));
+        }
+        return span(period).map_err(|_| {
+            if digits.bytes().all(|digit| digit == b'0') {
+                let advice = format!("write {count}/{unit}");
+                return malformed(text, "the period must be longer than zero", Some(advice));
+            }
+            let why = "the period is over the maximum of 10 years";
+            malformed(text, why, None)
+        });
+    }
+    if let Some((first, more)) = unit.split_once(char::is_whitespace)
+        && unit_micros(first).is_some()
+    {
+        let why = format!("\"{}\" is not part of a rate", more.trim());
+        let advice = format!("write {count}/{digits}{first}");
+        return Err(malformed(text, &why, Some(advice)));
+    }
+    if unit.contains('/') {
+        let first = unit.split('/').find(|part| !part.is_empty());
+        let known = first.filter(|first| unit_micros(first.trim()).is_some());
+        let advice = known.map(|first| format!("write {count}/{digits}{}", first.trim()));
+        return Err(malformed(text, "a rate has only one slash", advice));
+    }
+    let why = match (digits, unit) {
+        ("", "") => {
+            let advice = units_advice(count, "");
+            return Err(malformed(text, "the period is missing", Some(advice)));
+        }
+        (_, "") => {
+            let advice = units_advice(count, digits);
+            return Err(malformed(text, "the period has no unit", Some(advice)));
+        }
+        (_, unit) if unit.starts_with('.') => "the period must be a whole number".to_owned(),
+        (_, unit) if unit.starts_with("month") => {
+            let advice =
+                format!("write {count}/30d, or a window with `anchor: {{calendar: month}}`");
+            return Err(malformed(text, "a month has no fixed length", Some(advice)));
+        }
+        (_, unit) => format!("unknown unit \"{unit}\""),
+    };
+    let units = "use us, ms, s, min, h, d or w".to_owned();
+    Err(malformed(text, &why, Some(units)))
+}
+
+/// Returns the error about a rate without a slash.
+fn without_slash(text: &str) -> NotationError {
+    let count = text.trim();
+    if !count.is_empty() && leading_digits(count).len() == count.len() {
+        let advice = units_advice(count, "");
+        return malformed(text, "the period is missing", Some(advice));
+    }
+    let why = "a slash separates the count and the period";
+    malformed(text, why, None)
+}
+
+fn units_advice(count: &str, number: &str) -> String {
+    format!("write {count}/{number}s, {count}/{number}min or {count}/{number}h")
+}
+
+/// Returns the error about a malformed rate, with the rate that was probably meant, else with
+/// `advice`.
+fn malformed(text: &str, why: &str, advice: Option<String>) -> NotationError {
+    let meant = probably_meant(text).map(|rate| format!("write {rate}"));
+    let advice = meant.or(advice);
+    let advice = advice.map(|advice| format!(": {advice}"));
+    NotationError(format!(
+        "expected a rate such as 20/min or 5/10s, got \"{text}\"; {why}{}",
+        advice.unwrap_or_default()
+    ))
 }
 
 /// Converts a rate with a fractional count to whole units: `1.5/s` becomes `3/2s`.
-fn in_whole_units(count: &str, period: &str) -> Option<Rate> {
+pub(super) fn in_whole_units(count: &str, period: &str) -> Option<Rate> {
     let (whole, fraction) = count.split_once('.')?;
     let digits = format!("{whole}{fraction}");
     let places = u32::try_from(fraction.len())
@@ -95,7 +183,7 @@ fn in_whole_units(count: &str, period: &str) -> Option<Rate> {
     }
     let (count, parts) = (digits.parse::<u64>().ok()?, 10_u64.pow(places));
     let common = common_divisor(count, parts);
-    let one = rate(&format!("1/{}", period.trim())).ok()?.period;
+    let one = strict("1", period.trim())?.period;
     let period = one.as_micros().checked_mul(parts / common)?;
     let rate = Rate {
         count: count / common,
@@ -153,6 +241,92 @@ mod tests {
                 !rate(text).unwrap_err().to_string().contains("write"),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn an_error_says_what_is_wrong_and_names_the_nearest_rate() {
+        for (text, problem) in [
+            ("5", "the period is missing: write 5/s, 5/min or 5/h"),
+            ("5/", "the period is missing: write 5/s, 5/min or 5/h"),
+            (
+                "5/10",
+                "the period has no unit: write 5/10s, 5/10min or 5/10h",
+            ),
+            ("5/0s", "the period must be longer than zero: write 5/s"),
+            ("5/9999w", "the period is over the maximum of 10 years"),
+            (
+                "5/1.5s",
+                "the period must be a whole number: write 5/1500ms",
+            ),
+            (
+                "5/fortnight",
+                "unknown unit \"fortnight\": use us, ms, s, min, h, d or w",
+            ),
+            ("5/10 mins", "unknown unit \"mins\": write 5/10min"),
+            ("5/Hour", "unknown unit \"Hour\": write 5/h"),
+            ("5/year", "unknown unit \"year\": write 5/365d"),
+            (
+                "5/month",
+                "a month has no fixed length: write 5/30d, or a window with `anchor: {calendar: month}`",
+            ),
+            ("1/s/s", "a rate has only one slash: write 1/s"),
+            ("5//10s", "a rate has only one slash"),
+            (
+                "1,000/s",
+                "the count must be written in digits only: write 1000/s",
+            ),
+            ("1,5/s", "the count must be written in digits only"),
+            (
+                "5/min burst 3",
+                "\"burst 3\" is not part of a rate: write 5/min",
+            ),
+            ("/s", "the count is missing: write 1/s"),
+            ("-1/s", "the count must be written in digits only"),
+            (
+                "5r/s",
+                "the count must be written in digits only: write 5/s",
+            ),
+            (
+                "1k/s",
+                "the count must be written in digits only: write 1000/s",
+            ),
+            (
+                "1_000/s",
+                "the count must be written in digits only: write 1000/s",
+            ),
+            (
+                "1e3/s",
+                "the count must be written in digits only: write 1000/s",
+            ),
+            (
+                "min/5",
+                "the count must be written in digits only: write 5/min",
+            ),
+            (
+                "5 per minute",
+                "a slash separates the count and the period: write 5/min",
+            ),
+            (
+                "5 requests per 10 seconds",
+                "a slash separates the count and the period: write 5/10s",
+            ),
+            (
+                "1.5 per second",
+                "a slash separates the count and the period: write 3/2s",
+            ),
+            (
+                "5rps",
+                "a slash separates the count and the period: write 5/s",
+            ),
+            ("often", "a slash separates the count and the period"),
+        ] {
+            let expected =
+                format!("expected a rate such as 20/min or 5/10s, got \"{text}\"; {problem}");
+            assert_eq!(rate(text).unwrap_err().to_string(), expected);
+        }
+        for text in ["5 / min", " 5/ 10 s ", "100/second", "100/1 minute"] {
+            assert!(rate(text).is_ok(), "{text}");
         }
     }
 

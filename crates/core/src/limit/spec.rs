@@ -9,7 +9,8 @@ use crate::{
     limit::{
         Algorithm, Counting, Limit, Rate, RefillMode, Window,
         bounds::{check_count, check_period, check_rate, least_capacity},
-        check_soft_percent, rate as parse_rate,
+        check_soft_percent,
+        text::{self, LimitText, Size},
     },
     time::{Calendar, Span},
 };
@@ -161,15 +162,35 @@ impl LimitSpec {
 
     /// Parses a shorthand such as `20/min` and interprets it as [`Self::shorthand`] does.
     ///
+    /// A shorthand may also have the burst of a GCRA or the capacity of a bucket: `100/s burst 20`,
+    /// `100/s capacity 20`. Without an algorithm, these are a GCRA and a token bucket.
+    ///
     /// # Errors
     ///
-    /// Returns an error for `rate` if the text is not a rate, or if the count is 0 and the
-    /// algorithm does not support that.
+    /// Returns an error for `rate`, `burst`, `capacity` or the whole `limit` if the text has another
+    /// form, if the algorithm has no such field, or if the count is 0 and the algorithm does not
+    /// support that.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_core::{AlgorithmName, LimitSpec};
+    ///
+    /// let spec = LimitSpec::parse_shorthand("100/s burst 20", None)?;
+    /// assert_eq!((spec.algorithm, spec.burst), (Some(AlgorithmName::Gcra), Some(20)));
+    /// let refused = LimitSpec::parse_shorthand("100/s burst 20", Some(AlgorithmName::FixedWindow));
+    /// assert_eq!(refused.unwrap_err().field, "burst");
+    /// # Ok::<(), tidegate_core::LimitError>(())
+    /// ```
     pub fn parse_shorthand(
         text: &str,
         algorithm: Option<AlgorithmName>,
     ) -> Result<Self, LimitError> {
-        let rate = parse_rate(text).map_err(|error| LimitError::new("rate", error.to_string()))?;
+        let LimitText { rate, size } = text::parse(text)?;
+        let algorithm = match size {
+            Some(size) => Some(sized_algorithm(rate, size, algorithm)?),
+            None => algorithm,
+        };
         let is_rate = matches!(
             algorithm,
             Some(AlgorithmName::Gcra | AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket)
@@ -177,7 +198,18 @@ impl LimitSpec {
         if is_rate {
             check_rate("rate", rate)?;
         }
-        Ok(Self::shorthand(rate, algorithm))
+        let spec = Self::shorthand(rate, algorithm);
+        Ok(match size {
+            Some(Size::Burst(burst)) => Self {
+                burst: Some(burst),
+                ..spec
+            },
+            Some(Size::Capacity(capacity)) => Self {
+                capacity: Some(capacity),
+                ..spec
+            },
+            None => spec,
+        })
     }
 
     /// Returns the spec for a shorthand such as `20/min` under `algorithm`.
@@ -513,6 +545,30 @@ impl LimitSpec {
     }
 }
 
+/// Returns the algorithm of a shorthand with a burst or a capacity. `algorithm` is the one that the
+/// rule or the request names.
+fn sized_algorithm(
+    rate: Rate,
+    size: Size,
+    algorithm: Option<AlgorithmName>,
+) -> Result<AlgorithmName, LimitError> {
+    let usual = match size {
+        Size::Burst(_) => AlgorithmName::Gcra,
+        Size::Capacity(_) => AlgorithmName::TokenBucket,
+    };
+    let algorithm = algorithm.unwrap_or(usual);
+    let (field, number) = size.field();
+    if fields_of(algorithm).contains(&field) {
+        return Ok(algorithm);
+    }
+    let (name, usual) = (algorithm.as_str(), usual.as_str());
+    let rate_field = if field == "burst" { "rate" } else { "refill" };
+    let problem = format!(
+        "`{field}` is not a field of {name}; write {{algorithm: {usual}, {rate_field}: {rate}, {field}: {number}}}"
+    );
+    Err(LimitError::new(field, problem))
+}
+
 /// Returns the number of sub-windows for a shorthand. The result is the largest number up to
 /// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into whole microseconds. If `window` is a
 /// whole number of milliseconds, the result is at least 50.
@@ -667,6 +723,53 @@ mod tests {
                 "{algorithm:?} admitted {seen} of {most}"
             );
         }
+    }
+
+    #[test]
+    fn a_shorthand_may_have_a_burst_or_a_capacity() {
+        let leaky = Some(AlgorithmName::LeakyBucket);
+        for (text, algorithm, policy) in [
+            ("100/s burst 20", None, "100/s burst 20"),
+            ("100/s burst 0", None, "100/s burst 0"),
+            (
+                " 100 / s  burst 20 ",
+                Some(AlgorithmName::Gcra),
+                "100/s burst 20",
+            ),
+            ("100/s capacity 20", None, "100/s capacity 20"),
+            ("5/10 seconds capacity 20", leaky, "5/10s capacity 20"),
+        ] {
+            let limit = LimitSpec::parse_shorthand(text, algorithm).unwrap();
+            assert_eq!(&**limit.build().unwrap().policy(), policy, "{text}");
+        }
+        let leaky = LimitSpec::parse_shorthand("1/s capacity 3", leaky).unwrap();
+        assert_eq!(leaky.algorithm, Some(AlgorithmName::LeakyBucket));
+        for (text, algorithm, expected) in [
+            (
+                "100/s burst 20",
+                AlgorithmName::SlidingWindowLog,
+                "burst: `burst` is not a field of sliding_window_log; write {algorithm: gcra, rate: 100/s, burst: 20}",
+            ),
+            (
+                "100/s capacity 20",
+                AlgorithmName::Gcra,
+                "capacity: `capacity` is not a field of gcra; write {algorithm: token_bucket, refill: 100/s, capacity: 20}",
+            ),
+        ] {
+            let error = LimitSpec::parse_shorthand(text, Some(algorithm)).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+
+    /// Otherwise `{rate: 5/min}` looks like the shorthand `5/min`, which is a window.
+    #[test]
+    fn the_policy_of_a_gcra_without_burst_differs_from_that_of_a_window() {
+        let policy = |algorithm| {
+            let spec = LimitSpec::parse_shorthand("5/min", algorithm).unwrap();
+            spec.build().unwrap().policy().to_string()
+        };
+        assert_eq!(policy(Some(AlgorithmName::Gcra)), "5/min burst 0");
+        assert_eq!(policy(None), "5/min");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::{AlgorithmName, Limit, LimitSpec, rate};
+use super::{Limit, LimitSpec, Rate, rate};
 use crate::error::LimitError;
 
 /// Parses a limit as [`Limit::policy`] writes it.
@@ -32,52 +32,85 @@ impl FromStr for Limit {
     type Err = LimitError;
 
     fn from_str(text: &str) -> Result<Self, LimitError> {
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let spec = match words[..] {
-            [rate] => LimitSpec::parse_shorthand(rate, None)?,
-            [rate, "burst", burst] => LimitSpec {
-                algorithm: Some(AlgorithmName::Gcra),
-                rate: Some(parse_rate(rate)?),
-                burst: Some(parse_count("burst", burst)?),
-                ..LimitSpec::default()
-            },
-            [rate, "capacity", capacity] => LimitSpec {
-                algorithm: Some(AlgorithmName::TokenBucket),
-                capacity: Some(parse_count("capacity", capacity)?),
-                refill: Some(parse_rate(rate)?),
-                ..LimitSpec::default()
-            },
-            _ => {
-                let problem = format!(
-                    "expected a limit such as 20/min, 100/s burst 20 or 100/s capacity 20, got \
-                     \"{text}\""
-                );
-                return Err(LimitError::new("limit", problem));
-            }
-        };
         // `build` never returns an empty list of errors.
-        spec.build().map_err(|mut wrong| wrong.swap_remove(0))
+        let built = LimitSpec::parse_shorthand(text, None)?.build();
+        built.map_err(|mut wrong| wrong.swap_remove(0))
     }
 }
 
-fn parse_rate(text: &str) -> Result<super::Rate, LimitError> {
-    rate(text).map_err(|error| LimitError::new("rate", error.to_string()))
+/// A limit in one line: a rate, and the burst or the capacity.
+pub(super) struct LimitText {
+    pub(super) rate: Rate,
+    pub(super) size: Option<Size>,
+}
+
+/// The number of requests that a limit admits at once, in one of its two notations.
+#[derive(Clone, Copy)]
+pub(super) enum Size {
+    /// `burst 20`: 20 more than one.
+    Burst(u64),
+    /// `capacity 20`.
+    Capacity(u64),
+}
+
+impl Size {
+    /// Returns the name of the field, and its value.
+    pub(super) fn field(self) -> (&'static str, u64) {
+        match self {
+            Self::Burst(burst) => ("burst", burst),
+            Self::Capacity(capacity) => ("capacity", capacity),
+        }
+    }
+}
+
+/// Parses a rate, `RATE burst N` or `RATE capacity N`.
+pub(super) fn parse(text: &str) -> Result<LimitText, LimitError> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let (rate_words, size) = match &words[..] {
+        [rate @ .., "burst", burst] => (rate, Some(Size::Burst(parse_count("burst", burst)?))),
+        [rate @ .., "capacity", capacity] => {
+            let capacity = parse_count("capacity", capacity)?;
+            (rate, Some(Size::Capacity(capacity)))
+        }
+        words => (words, None),
+    };
+    let rate_text = match size {
+        Some(_) => rate_words.join(" "),
+        None => text.to_owned(),
+    };
+    rate(&rate_text)
+        .map(|rate| LimitText { rate, size })
+        .map_err(|error| match rate_words {
+            [_] => LimitError::new("rate", error.to_string()),
+            [] => LimitError::new("limit", expected(text)),
+            // The words after a rate are wrong, and not the rate.
+            [first, ..] if rate(first).is_ok() => LimitError::new("limit", expected(text)),
+            _ => LimitError::new("limit", error.to_string()),
+        })
+}
+
+fn expected(text: &str) -> String {
+    format!("expected a limit such as 20/min, 100/s burst 20 or 100/s capacity 20, got \"{text}\"")
 }
 
 fn parse_count(field: &'static str, text: &str) -> Result<u64, LimitError> {
-    let expected = |_| LimitError::new(field, format!("expected a whole number, got \"{text}\""));
-    text.parse().map_err(expected)
+    let problem = |_| {
+        let problem = format!("expected a whole number after `{field}`, got \"{text}\"");
+        LimitError::new(field, problem)
+    };
+    text.parse().map_err(problem)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::AlgorithmName;
 
     #[test]
     fn a_policy_is_parsed_to_the_same_limit() {
         let written = [
             Limit::shorthand(AlgorithmName::SlidingWindowLog, "20/min"),
-            "20000/min".parse(),
+            "20000/min".parse::<Limit>(),
             "100/s burst 20".parse(),
             "5/10s burst 0".parse(),
             "100/s capacity 20".parse(),

@@ -142,7 +142,8 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     ),
     (
         r#""algorithm": "gcra", "rate": "5 per minute""#,
-        "rate: expected a rate such as 20/min or 5/10s, got \"5 per minute\"",
+        "rate: expected a rate such as 20/min or 5/10s, got \"5 per minute\"; a slash separates the count and the \
+         period: write 5/min",
     ),
     (
         r#""algorithm": "gcra", "rate": 5"#,
@@ -220,6 +221,10 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     (
         r#""limits": ["1/s", {"algorithm": "gcra", "rat": "1/s"}]"#,
         "limits[1].rat: unknown field; did you mean `rate`?",
+    ),
+    (
+        r#""limits": ["1/s burst 5"], "algorithm": "fixed_window""#,
+        "limits[0]: `burst` is not a field of fixed_window; write {algorithm: gcra, rate: 1/s, burst: 5}",
     ),
     (
         r#""limits": ["1/s", {"algorithm": "gcra"}]"#,

@@ -96,6 +96,8 @@ fn every_algorithm_is_accepted_with_every_field() {
             "7/s burst 0",
             1,
         ),
+        (r#""limits": ["100/s burst 20"]"#, "100/s burst 20", 21),
+        (r#""limits": ["1/h capacity 9"]"#, "1/h capacity 9", 9),
     ];
     for (number, (limit, policy, quota)) in cases.into_iter().enumerate() {
         let (status, verdict) = ask(&listener, &format!("k{number}"), limit);
