@@ -4,6 +4,8 @@
 //! be checked. The proxy and forward-auth derive the standard entries themselves, always in one
 //! form. If the proxy is the only listener, no other entries exist.
 
+use std::collections::HashMap;
+
 use tidegate_identity::{bare_host, normalize_path};
 use tidegate_net::{
     TlsFiles,
@@ -42,79 +44,114 @@ pub(crate) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
         .flat_map(|proxy| &proxy.upstreams)
         .map(Upstream::room_entry)
         .collect();
-    let known = known(config, &rooms);
-    let mut room = MAX_WARNINGS;
-    let mut say = |value: &Value<'_>, message: Option<String>| {
-        if let Some(message) = message
-            && room > 0
-        {
-            room -= 1;
-            value.warn(report, message);
-        }
+    let provided = provided(config, &rooms);
+    let known = is_closed(config).then_some(&provided);
+    let (conditions, counted) = (conditions_of(file), counted_by(file));
+    let misspelt = match known {
+        Some(_) => HashMap::new(),
+        None => EntryNames::new(&provided, &counted, &conditions).misspelt(),
     };
-    for (entry, pattern) in held(file) {
+    let mut warnings = Warnings {
+        room: MAX_WARNINGS,
+        report,
+    };
+    for condition in &conditions {
+        let (entry, pattern) = (condition.entry, &condition.pattern);
         for PatternText {
             value, comparison, ..
-        } in conditions::texts(&pattern)
+        } in conditions::texts(pattern)
         {
-            let message = value.scalar().and_then(|text| {
-                misread::message(entry, comparison, text)
-                    .or_else(|| unmatchable_text(entry, comparison, text))
-            });
-            say(&value, message);
+            let text = value.scalar();
+            let message = text.and_then(|text| text_message(entry, comparison, text));
+            warnings.of_value(&value, message);
         }
-        say(&pattern, misspelt(entry));
+        let meant = misspelt.get(entry).filter(|_| !condition.is_signal);
+        let message = meant.map(|meant| misspelt_condition(entry, meant));
+        warnings.of_key(pattern, message);
+        warnings.of_key(pattern, wrong_case(entry));
         // A `room.*` entry of an upstream without `adaptive` has a separate warning
         // (`untold-room`).
         let known = known
-            .as_ref()
-            .filter(|_| misspelt(entry).is_none())
+            .filter(|_| wrong_case(entry).is_none())
             .filter(|_| !rooms.iter().any(|room| room == entry));
         let message = known.and_then(|known| unknown_entry(entry, known));
-        say(&pattern, message);
+        warnings.of_key(pattern, message);
     }
-    let counted = counted_by(file);
-    let names: Vec<&str> = counted.iter().filter_map(Value::scalar).collect();
-    for value in counted {
-        if known.is_none() {
-            let message = value.scalar().and_then(|entry| unlikely(entry, &names));
-            say(&value, message);
-        }
-        say(&value, value.scalar().and_then(misspelt));
-        let message = value
-            .scalar()
-            .filter(|entry| misspelt(entry).is_none())
-            .and_then(|entry| unknown_entry(entry, known.as_ref()?));
-        say(&value, message);
+    for value in &counted {
+        let Some(entry) = value.scalar() else {
+            continue;
+        };
+        let meant = misspelt.get(entry);
+        warnings.of_value(value, meant.map(|meant| misspelt_key(entry, meant)));
+        warnings.of_value(value, wrong_case(entry));
+        let known = known.filter(|_| wrong_case(entry).is_none());
+        warnings.of_value(value, known.and_then(|known| unknown_entry(entry, known)));
     }
 }
 
-/// Returns the names of all entries that can exist, except those with [`DERIVED_PREFIXES`]. Returns
-/// `None` if the HTTP or the RESP listener is on, because its callers choose the entries.
-fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
-    let proxy = config.proxy.as_ref()?;
-    if config.listen.http.is_some() || config.listen.resp.is_some() {
-        return None;
+/// Adds warnings to the report, up to a maximum.
+struct Warnings<'r> {
+    room: usize,
+    report: &'r mut Report,
+}
+
+impl Warnings<'_> {
+    fn of_value(&mut self, value: &Value<'_>, message: Option<String>) {
+        if let Some(message) = message.filter(|_| self.has_room()) {
+            value.warn(self.report, message);
+        }
     }
+
+    /// Adds a warning about the key of `value`.
+    fn of_key(&mut self, value: &Value<'_>, message: Option<String>) {
+        if let Some(message) = message.filter(|_| self.has_room()) {
+            value.warn_of_key(self.report, message);
+        }
+    }
+
+    /// Takes the room of one warning. Returns whether there was any.
+    fn has_room(&mut self) -> bool {
+        let has_room = self.room > 0;
+        self.room = self.room.saturating_sub(1);
+        has_room
+    }
+}
+
+/// Returns a warning for a `text` that `entry` is compared with, if it can never match or does not
+/// mean what it seems to.
+pub(super) fn text_message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
+    misread::message(entry, comparison, text).or_else(|| unmatchable_text(entry, comparison, text))
+}
+
+/// Returns whether the proxy is the only listener. The callers of the HTTP and RESP listeners
+/// choose the entries.
+fn is_closed(config: &Config) -> bool {
+    config.proxy.is_some() && config.listen.http.is_none() && config.listen.resp.is_none()
+}
+
+/// Returns the names of the entries that the proxy and this file provide, except those with
+/// [`DERIVED_PREFIXES`].
+fn provided<'c>(config: &'c Config, rooms: &'c [String]) -> Vec<&'c str> {
     let derived = config.identity.derived.iter().map(|(name, _)| &**name);
     let places = config.geoip.iter().map(|(place, _)| place.as_str());
     let has_names = |tls: &TlsFiles| tls.client_ca.is_some();
-    let client = proxy.tls.as_ref().is_some_and(has_names);
-    let client = client.then_some("tls.client");
+    let tls = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
+    let client = tls.is_some_and(has_names).then_some("tls.client");
     let of_proxy = PROXY_ENTRIES.iter().copied();
-    let rooms = proxy.upstreams.iter().zip(rooms);
+    let upstreams = config.proxy.iter().flat_map(|proxy| &proxy.upstreams);
+    let rooms = upstreams.zip(rooms);
     let rooms = rooms.filter_map(|(upstream, room)| upstream.adaptive.as_ref().map(|_| &**room));
-    let known = of_proxy
+    of_proxy
         .chain(derived)
         .chain(places)
         .chain(client)
-        .chain(rooms);
-    Some(known.collect())
+        .chain(rooms)
+        .collect()
 }
 
 /// Returns a warning for an entry that differs from a standard one only in case. A service might
 /// send it, but forward-auth and the proxy never do.
-fn misspelt(entry: &str) -> Option<String> {
+fn wrong_case(entry: &str) -> Option<String> {
     let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES);
     let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
     (*meant != entry).then(|| {
@@ -135,35 +172,121 @@ const NEARLY_FOUND: [(&str, &str); 6] = [
     ("header_", "header."),
 ];
 
-/// Returns a warning for a key entry of a rule that is probably misspelt, for listeners whose
-/// callers choose the entries. The name is similar to that of a standard entry, or of an entry that
-/// more rules use. `names` are the entries of all rules.
-fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
-    let prefixed = NEARLY_FOUND.iter().find_map(|(wrong, right)| {
-        entry
-            .strip_prefix(wrong)
-            .map(|rest| format!("{right}{rest}"))
-    });
-    let is_usual = PROXY_ENTRIES.contains(&entry) || FORWARD_AUTH_ENTRIES.contains(&entry);
-    let count = |name: &str| names.iter().filter(|known| **known == name).count();
-    let first = |name: &str| names.iter().position(|known| *known == name);
-    let is_rarer = |name: &&str| {
-        let (own, other) = (count(entry), count(name));
-        own < other || (own == other && first(entry) > first(name))
-    };
-    let near = |known: &&str| is_slip(entry, known);
-    let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES).copied();
-    let of_rules = || names.iter().copied().filter(is_rarer).find(near);
-    let meant = match prefixed {
-        Some(meant) => meant,
-        None if is_usual => return None,
-        None => usual.find(near).or_else(of_rules)?.to_owned(),
-    };
-    let (entry, meant) = (shown(entry), shown(&meant));
-    Some(format!(
+/// Words that are similar to a standard entry, but that an application may well use as the name of
+/// an entry of its own.
+const WORDS: [&str; 6] = ["county", "ghost", "hot", "pat", "patch", "schema"];
+
+/// The maximum number of different names in a file that are compared with each other.
+const MAX_COMPARED: usize = 1_000;
+
+/// The names of entries, to find out which one a misspelt name means. Used if the callers of a
+/// listener choose the entries, so that any name may be right.
+struct EntryNames<'p, 'c> {
+    /// The entries that the proxy and this file provide.
+    provided: &'p [&'p str],
+    /// The names that rules use: how often, and their order in the file.
+    used: HashMap<&'c str, (usize, usize)>,
+}
+
+impl<'p, 'c> EntryNames<'p, 'c> {
+    fn new(
+        provided: &'p [&'p str],
+        counted: &[Value<'c>],
+        conditions: &[EntryCondition<'c>],
+    ) -> Self {
+        let tested = conditions.iter().filter(|condition| !condition.is_signal);
+        let names = counted
+            .iter()
+            .filter_map(Value::scalar)
+            .chain(tested.map(|condition| condition.entry));
+        let mut used = HashMap::new();
+        for name in names {
+            let next = used.len();
+            used.entry(name).or_insert((0, next)).0 += 1;
+        }
+        Self { provided, used }
+    }
+
+    /// Returns the misspelt names, and what each of them probably means.
+    fn misspelt(&self) -> HashMap<&'c str, String> {
+        let meant = |name: &&'c str| Some((*name, self.meant_by(name)?));
+        self.used.keys().filter_map(meant).collect()
+    }
+
+    /// Returns the name that the misspelt `entry` probably means: a standard entry, an entry of
+    /// this file, or an entry that more rules use. Returns `None` if `entry` is not misspelt.
+    fn meant_by(&self, entry: &str) -> Option<String> {
+        for (wrong, right) in NEARLY_FOUND {
+            if let Some(rest) = entry.strip_prefix(wrong) {
+                return Some(format!("{right}{rest}"));
+            }
+        }
+        let mut standard = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES).copied();
+        let is_derived = DERIVED_PREFIXES
+            .iter()
+            .any(|prefix| entry.starts_with(prefix));
+        if is_derived
+            || WORDS.contains(&entry)
+            || self.provided.contains(&entry)
+            || standard
+                .clone()
+                .any(|known| known.eq_ignore_ascii_case(entry))
+        {
+            return None;
+        }
+        let provided = || {
+            let mut provided = self.provided.iter().copied();
+            provided.find(|known| is_slip(entry, known))
+        };
+        let meant = standard
+            .find(|known| is_slip_of_standard(entry, known))
+            .or_else(provided)
+            .or_else(|| self.more_used(entry))?;
+        Some(meant.to_owned())
+    }
+
+    /// Returns a name similar to `entry` that more rules use, or as many, beginning earlier.
+    fn more_used(&self, entry: &str) -> Option<&'c str> {
+        if self.used.len() > MAX_COMPARED {
+            return None;
+        }
+        let (count, order) = *self.used.get(entry)?;
+        let is_rarer = |(other, first): (usize, usize)| (other, order) > (count, first);
+        let similar = self
+            .used
+            .iter()
+            .filter(|(name, of_name)| is_rarer(**of_name) && is_slip(entry, name));
+        let first = similar.min_by_key(|(_, (_, order))| *order);
+        first.map(|(name, _)| *name)
+    }
+}
+
+fn misspelt_condition(entry: &str, meant: &str) -> String {
+    let (entry, meant) = (shown(entry), shown(meant));
+    format!(
+        "{NO_ENTRY}: no listener derives an entry \"{entry}\" from requests, so a request has it only if a caller \
+         sends it; did you mean `{meant}`?"
+    )
+}
+
+fn misspelt_key(entry: &str, meant: &str) -> String {
+    let (entry, meant) = (shown(entry), shown(meant));
+    format!(
         "{NO_ENTRY}: no listener derives an entry \"{entry}\" from requests, so this rule applies only if a \
          caller sends it; did you mean `{meant}`?"
-    ))
+    )
+}
+
+/// Returns whether `word` is the standard entry `known` with one letter inserted, missing or
+/// swapped with the next one. In a long name, one other letter or two missing letters count too.
+fn is_slip_of_standard(word: &str, known: &str) -> bool {
+    let (is_long, is_short) = (known.len() >= 6, known.len() < 4 || word.len() < 3);
+    let distance = strsim::damerau_levenshtein(word, known);
+    match distance {
+        1 if !is_short => is_long || is_edit_without_substitution(word, known),
+        2 if is_long => known.len() == word.len() + 2,
+        _ => false,
+    }
 }
 
 /// Returns whether `word` is `known` with one letter inserted, one letter missing, or two letters
@@ -171,16 +294,19 @@ fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
 /// `key_b`.
 fn is_slip(word: &str, known: &str) -> bool {
     let is_long = word.len().min(known.len()) >= 4;
-    let is_exchange = word.len() == known.len() && {
-        let sorted = |text: &str| {
-            let mut bytes = text.as_bytes().to_vec();
-            bytes.sort_unstable();
-            bytes
-        };
-        sorted(word) == sorted(known)
+    is_long
+        && strsim::damerau_levenshtein(word, known) == 1
+        && is_edit_without_substitution(word, known)
+}
+
+/// Returns whether the one edit between `word` and `known` is not a substituted letter.
+fn is_edit_without_substitution(word: &str, known: &str) -> bool {
+    let sorted = |text: &str| {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.sort_unstable();
+        bytes
     };
-    let near = strsim::damerau_levenshtein(word, known) == 1;
-    is_long && near && (word.len() != known.len() || is_exchange)
+    word.len() != known.len() || sorted(word) == sorted(known)
 }
 
 /// Returns a warning for an entry that is not in `known`.
@@ -219,7 +345,7 @@ fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<S
     let (form, usual) = match entry {
         "path" => usual_path(text)?,
         "method" => ("methods are uppercase", text.to_ascii_uppercase()),
-        "host" => ("hosts are lowercase and have no port", bare_host(text)),
+        "host" => usual_host(text),
         "country" if text.len() == 2 => ("country codes are uppercase", text.to_ascii_uppercase()),
         "ip" | "ip.exact" if text.contains('/') => {
             let network = format!("{{cidr: {text}}}");
@@ -234,6 +360,23 @@ fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<S
         )
     };
     (usual != text).then(message)
+}
+
+/// Returns how a host must be written, and `text` in that form.
+fn usual_host(text: &str) -> (&'static str, String) {
+    let authority = misread::split_url(text).map_or(text, |(authority, _)| authority);
+    let authority = authority.strip_prefix("//").unwrap_or(authority);
+    let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
+    // The host comes after the name and the password of a user.
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    if host == text {
+        return ("hosts are lowercase and have no port", bare_host(text));
+    }
+    let form = "a host has no scheme, no path and no user name";
+    match bare_host(host) {
+        name if name.is_empty() => (form, "only the name, such as example.com,".to_owned()),
+        name => (form, name),
+    }
 }
 
 /// Returns whether `text` is probably a regular expression. No entry of a request begins with `^`,
@@ -262,9 +405,18 @@ fn usual_path(text: &str) -> Option<(&'static str, String)> {
     })
 }
 
-/// Returns every condition on a request in `file`: the entry and its pattern.
-fn held<'v>(file: &Fields<'v>) -> Vec<(&'v str, Value<'v>)> {
+/// A condition on one entry.
+struct EntryCondition<'v> {
+    entry: &'v str,
+    pattern: Value<'v>,
+    /// Whether it is part of `elastic.when`, whose entries are usually signals of an application.
+    is_signal: bool,
+}
+
+/// Returns every condition on a request in `file`.
+fn conditions_of<'v>(file: &Fields<'v>) -> Vec<EntryCondition<'v>> {
     let quiet = &mut Report::default();
+    let mut signals: Vec<Value<'_>> = Vec::new();
     let mut whens: Vec<Value<'_>> = file
         .get("allow")
         .map_or_else(Vec::new, |allow| allow.one_or_more(quiet));
@@ -281,7 +433,7 @@ fn held<'v>(file: &Fields<'v>) -> Vec<(&'v str, Value<'v>)> {
         let elastic = fields
             .get("elastic")
             .and_then(|elastic| elastic.fields_among(&["when"]));
-        whens.extend(elastic.and_then(|elastic| elastic.get("when").cloned()));
+        signals.extend(elastic.and_then(|elastic| elastic.get("when").cloned()));
     }
     let upstreams = file
         .get("proxy")
@@ -294,10 +446,21 @@ fn held<'v>(file: &Fields<'v>) -> Vec<(&'v str, Value<'v>)> {
         whens.extend(fields.get("when").cloned());
         whens.extend(classes(&fields));
     }
-    let pairs = whens.iter().filter_map(|when| when.pairs(quiet, ""));
-    let pairs = pairs.flatten();
-    pairs
-        .filter(|(entry, value)| !conditions::is_schedule(entry, value))
+    let conditions = |whens: Vec<Value<'v>>, is_signal: bool| {
+        let pairs = whens
+            .into_iter()
+            .filter_map(|when| when.pairs(&mut Report::default(), ""));
+        let pairs = pairs.flatten();
+        pairs
+            .filter(|(entry, value)| !conditions::is_schedule(entry, value))
+            .map(move |(entry, pattern)| EntryCondition {
+                entry,
+                pattern,
+                is_signal,
+            })
+    };
+    conditions(whens, false)
+        .chain(conditions(signals, true))
         .collect()
 }
 

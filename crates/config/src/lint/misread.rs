@@ -1,6 +1,7 @@
 //! Warns about patterns that readers take for something else: regular expressions for a part of a
 //! value, globs that end within a segment, and the path parameters of web frameworks.
 
+use tidegate_identity::normalize_path;
 use tidegate_net::input::shown;
 
 use super::dead_conditions::NO_MATCH;
@@ -14,9 +15,14 @@ const OPEN_END: &str = "open-end";
 /// Returns a warning for a `text` that `entry` is compared with, if it does not mean what it seems
 /// to.
 pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
+    let not_a_path = || {
+        url(comparison, text)
+            .or_else(|| fragment(comparison, text))
+            .or_else(|| query(text))
+    };
     let of_path = || match comparison {
-        Comparison::Is => query(text),
-        Comparison::Plain | Comparison::Route => query(text)
+        Comparison::Is => not_a_path(),
+        Comparison::Plain | Comparison::Route => not_a_path()
             .or_else(|| parameter(comparison, text))
             .or_else(|| open_glob(text)),
         Comparison::Regex => query_expression(text)
@@ -26,6 +32,49 @@ pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option
     let is_path = entry == "path";
     let of_path = if is_path { of_path() } else { None };
     of_path.or_else(|| part_expression(comparison, text))
+}
+
+/// Splits a URL with a scheme into its authority and the rest: `https://example.com/login` into
+/// `example.com` and `/login`.
+pub(super) fn split_url(text: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = text.split_once("://")?;
+    let is_scheme = !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    is_scheme.then(|| rest.split_at(end))
+}
+
+/// Returns a warning for a URL in place of a path, such as `https://example.com/login`.
+fn url(comparison: Comparison, text: &str) -> Option<String> {
+    let (_, rest) = split_url(text)?;
+    let end = rest.find(['?', '#']).unwrap_or(rest.len());
+    let advice = path_advice(comparison, &rest[..end]);
+    Some(format!(
+        "{NO_MATCH}: a path never contains a scheme and a host; write {advice}, and match the host with the \
+         entry `host`"
+    ))
+}
+
+/// Returns a warning for a path with a fragment, such as `/login#top`.
+fn fragment(comparison: Comparison, text: &str) -> Option<String> {
+    let (path, _) = text.split_once('#')?;
+    let why = "a path never contains a fragment (`#` and what follows), because clients do not send it to a server";
+    let path = path.split('?').next().unwrap_or_default();
+    if path.is_empty() {
+        return Some(format!("{NO_MATCH}: {why}; write the path of the page"));
+    }
+    let advice = path_advice(comparison, path);
+    Some(format!("{NO_MATCH}: {why}; write {advice}"))
+}
+
+/// Returns the condition for `path` alone. A route is safer than an exact path.
+fn path_advice(comparison: Comparison, path: &str) -> String {
+    let normal = normalize_path(path);
+    let path = shown(normal.as_deref().unwrap_or(path));
+    match comparison {
+        Comparison::Is => format!("{{is: {path}}}"),
+        _ if path == "/" => path,
+        _ => format!("{{route: {path}}}"),
+    }
 }
 
 /// Returns a warning for a path with a query, such as `/login?x=1`.
