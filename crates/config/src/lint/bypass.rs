@@ -107,7 +107,9 @@ mod tests {
     #[test]
     fn at_most_twenty_rules_are_named() {
         let rule = |at: usize| {
-            format!("  - {{name: r{at}, when: {{path: /{at}}}, key: key_id, limits: [1/s]}}\n")
+            format!(
+                "  - {{name: r{at}, when: {{path: {{route: /{at}}}}}, key: key_id, limits: [1/s]}}\n"
+            )
         };
         let said = warnings(&(0..50).map(rule).collect::<String>());
         assert_eq!(said.len(), 21);

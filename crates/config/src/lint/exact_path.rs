@@ -1,13 +1,12 @@
 //! Warns about rules that a client bypasses by spelling the path differently.
 //!
 //! A plain path under `when` is compared byte by byte, but many web frameworks treat `/login/`,
-//! `/LOGIN`, `/login;x` and `/login%20` like `/login`. Only rules keyed by client address are
-//! checked: they protect a path against abuse, so a bypass is useful to an abuser. One warning
-//! covers all of these rules. `{is: /login}` declares that the exact path is meant and silences it.
+//! `/LOGIN`, `/login;x` and `/login%20` like `/login`. `{is: /login}` declares that the exact path
+//! is meant and silences the warning. Rules in shadow mode limit nothing and are not checked.
 
 use tidegate_net::input::shown;
 
-use super::misread;
+use super::{dead_conditions, misread};
 use crate::{
     conditions::{self, Comparison, PatternText},
     report::Report,
@@ -17,59 +16,97 @@ use crate::{
 /// The code of the warning, for log searches.
 const CODE: &str = "exact-path";
 
-/// Warns about the first rule in `file` that protects an exact path, and counts the others.
+/// The maximum number of rules that are named.
+const MAX_NAMED: usize = 20;
+
+/// Warns about each rule in `file` that limits requests to an exact path.
 pub(crate) fn warn(file: &Fields<'_>, report: &mut Report) {
     let rules = file.get("rules");
     let rules = rules.and_then(|rules| rules.items(&mut Report::default(), ""));
     let rules = rules.unwrap_or_default();
-    let mut guarded = rules.iter().filter_map(guarded_path);
-    let Some((value, path)) = guarded.next() else {
-        return;
-    };
-    let others = match guarded.count() {
-        0 => String::new(),
-        1 => " (1 more rule has the same problem)".to_owned(),
-        others => format!(" ({others} more rules have the same problem)"),
-    };
-    let path = shown(path);
-    let message = format!(
-        "{CODE}: {path}/, {}, {path};x and {path}%20 bypass this rule, and many services treat them like \
-         {path}{others}; write {{route: {path}}}, or {{is: {path}}} if the service distinguishes them",
-        path.to_ascii_uppercase(),
-    );
-    value.warn(report, message);
+    let mut bypassed = rules.iter().filter_map(BypassedRule::find);
+    for rule in bypassed.by_ref().take(MAX_NAMED) {
+        rule.value.warn(report, rule.message());
+    }
+    if let Some(rule) = bypassed.next() {
+        let message = match bypassed.count() {
+            0 => format!("{CODE}: this rule has the same problem"),
+            later => format!("{CODE}: this rule and {later} later ones have the same problem"),
+        };
+        rule.value.warn(report, message);
+    }
 }
 
-/// Returns the exact path that `rule` protects, if the rule enforces a limit by client address.
-fn guarded_path<'v>(rule: &Value<'v>) -> Option<(Value<'v>, &'v str)> {
-    let quiet = &mut Report::default();
-    let fields = rule.fields_among(&["when", "key", "mode"])?;
-    let keys = fields.get("key")?.one_or_more(quiet);
-    let by_address = |key: &Value<'_>| matches!(key.scalar(), Some("ip" | "ip.exact"));
-    let is_shadow = fields.get("mode").and_then(Value::scalar) == Some("shadow");
-    if is_shadow || !keys.iter().any(by_address) {
-        return None;
-    }
-    let conditions = fields.get("when")?.pairs(quiet, "")?;
-    let path = conditions.into_iter().find(|(entry, _)| *entry == "path");
-    let (_, path) = path?;
-    conditions::texts(&path).into_iter().find_map(|text| {
-        let PatternText {
+/// A rule that a client bypasses by spelling the path differently.
+struct BypassedRule<'v> {
+    name: &'v str,
+    /// The first exact path of the rule, and its place in the file.
+    path: &'v str,
+    value: Value<'v>,
+    /// The number of other exact paths of the rule.
+    others: usize,
+}
+
+impl<'v> BypassedRule<'v> {
+    fn find(rule: &Value<'v>) -> Option<Self> {
+        let fields = rule.fields_among(&["name", "when", "mode"])?;
+        if fields.get("mode").and_then(Value::scalar) == Some("shadow") {
+            return None;
+        }
+        let conditions = fields.get("when")?.pairs(&mut Report::default(), "")?;
+        let path = conditions.into_iter().find(|(entry, _)| *entry == "path");
+        let texts = conditions::texts(&path?.1);
+        let mut exact = texts.into_iter().filter_map(exact_path);
+        let (value, path) = exact.next()?;
+        Some(Self {
+            name: fields.get("name").and_then(Value::scalar)?,
+            path,
             value,
-            comparison,
-            is_negated,
-        } = text;
-        let text = value.scalar()?;
-        let exact = match comparison {
-            Comparison::Plain => (text.starts_with('/') && !text.contains('*')).then_some(text)?,
-            Comparison::Regex => misread::exact_expression(text)?,
-            Comparison::Is | Comparison::Route => return None,
+            others: exact.count(),
+        })
+    }
+
+    fn message(&self) -> String {
+        let (name, path) = (shown(self.name), shown(self.path));
+        let bare = path.trim_end_matches('/');
+        let mut spellings = vec![if bare == path {
+            format!("{path}/")
+        } else {
+            bare.to_owned()
+        }];
+        let other_case = [path.to_ascii_uppercase(), path.to_ascii_lowercase()];
+        spellings.extend(other_case.into_iter().find(|other| *other != path));
+        spellings.push(format!("{bare};x"));
+        let spellings = spellings.join(", ");
+        let others = match self.others {
+            0 => String::new(),
+            1 => " (1 more path of the rule has the same problem)".to_owned(),
+            others => format!(" ({others} more paths of the rule have the same problem)"),
         };
-        // A text with another warning gets no second one.
-        let has_warning = || misread::message("path", comparison, text).is_some();
-        let is_bypassed = !is_negated && exact.len() > 1 && !has_warning();
-        is_bypassed.then_some((value, exact))
-    })
+        format!(
+            "{CODE}: {spellings} and {bare}%20 bypass the rule `{name}`, and many services treat them like \
+             {path}{others}; write {{route: {bare}}}, or {{is: {path}}} if the service distinguishes them"
+        )
+    }
+}
+
+/// Returns the value and the path of a text that matches only one spelling of a path. A text with
+/// another warning gets no second one.
+fn exact_path<'v>(text: PatternText<'v>) -> Option<(Value<'v>, &'v str)> {
+    let PatternText {
+        value,
+        comparison,
+        is_negated,
+    } = text;
+    let text = value.scalar()?;
+    let exact = match comparison {
+        Comparison::Plain => (text.starts_with('/') && !text.contains('*')).then_some(text)?,
+        Comparison::Regex => misread::exact_expression(text)?,
+        Comparison::Is | Comparison::Route => return None,
+    };
+    let has_warning = || dead_conditions::text_message("path", comparison, text).is_some();
+    let is_bypassed = !is_negated && exact.len() > 1 && !has_warning();
+    is_bypassed.then_some((value, exact))
 }
 
 #[cfg(test)]
@@ -81,51 +118,123 @@ mod tests {
         config.warnings.iter().map(ToString::to_string).collect()
     }
 
+    fn rule(path: &str, rest: &str) -> String {
+        format!("  - {{name: '{path}{rest}', when: {{path: {path}}}, limits: [5/min], {rest}}}\n")
+    }
+
     #[test]
-    fn an_exact_path_with_a_limit_by_address_is_a_warning() {
-        let rule = |when: &str, rest: &str| {
-            format!(
-                "  - {{name: '{when}{rest}', when: {{path: {when}}}, limits: [5/min], {rest}}}\n"
-            )
-        };
-        let login = rule("/login", "key: [ip]");
-        let expected = "rules[0].when.path (line 2): exact-path: /login/, /LOGIN, /login;x and /login%20 bypass \
-            this rule, and many services treat them like /login; write {route: /login}, or {is: /login} if the \
-            service distinguishes them";
-        assert_eq!(warnings(&login), [expected]);
+    fn an_exact_path_is_a_warning_whatever_the_key_is() {
+        for rest in ["key: [ip]", "key: [customer]", "mode: enforce"] {
+            let expected = format!(
+                "rules[0].when.path (line 2): exact-path: /login/, /LOGIN, /login;x and /login%20 bypass the rule \
+                 `/login{rest}`, and many services treat them like /login; write {{route: /login}}, or {{is: /login}} \
+                 if the service distinguishes them"
+            );
+            assert_eq!(warnings(&rule("/login", rest)), [expected]);
+        }
         // An expression without operators is an exact path, too.
-        let regex = warnings(&rule("{regex: ^/login$}", "key: [ip]"));
-        let expected = expected.replace(".path (", ".path.regex (");
-        assert_eq!(regex, [expected]);
-        // A condition with another warning gets no second one.
-        for once in ["\"/login?x=1\"", "\"/users/:id\"", "{regex: ^/login}"] {
+        let said = warnings(&rule("{regex: ^/login$}", "key: [ip]"));
+        let begins = "rules[0].when.path.regex (line 2): exact-path: /login/, /LOGIN, ";
+        assert!(said.len() == 1 && said[0].starts_with(begins), "{said:?}");
+        assert!(said[0].contains("write {route: /login}, "), "{said:?}");
+    }
+
+    #[test]
+    fn the_advice_fits_the_path() {
+        for (path, parts) in [
+            (
+                "/a/",
+                [
+                    ": /a, /A/, /a;x and /a%20 bypass",
+                    "write {route: /a}, or {is: /a/}",
+                ],
+            ),
+            (
+                "/1",
+                [
+                    ": /1/, /1;x and /1%20 bypass",
+                    "write {route: /1}, or {is: /1}",
+                ],
+            ),
+            (
+                "/LOGIN",
+                [": /LOGIN/, /login, /LOGIN;x", "write {route: /LOGIN}, or"],
+            ),
+        ] {
+            let said = warnings(&rule(path, "key: [ip]"));
+            assert_eq!(said.len(), 1, "{said:?}");
+            for part in parts {
+                assert!(said[0].contains(part), "no {part:?} in {said:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_condition_with_another_warning_gets_no_second_one() {
+        for once in [
+            "\"/login?x=1\"",
+            "\"/users/:id\"",
+            "{regex: ^/login}",
+            "/%6Cogin",
+            "//login",
+            "\"/login#top\"",
+        ] {
             let said = warnings(&rule(once, "key: [ip]"));
             assert_eq!(said.len(), 1, "{said:?}");
             assert!(!said[0].contains("exact-path"), "{said:?}");
         }
+    }
+
+    #[test]
+    fn a_path_that_is_not_exact_is_no_warning() {
         for silent in [
             rule("{not: /login}", "key: [ip]"),
             rule("{route: /login}", "key: [ip]"),
             rule("{is: /login}", "key: [ip]"),
             rule("/login/**", "key: [ip]"),
             rule("/", "key: [ip]"),
-            rule("/login", "key: [customer]"),
-            rule("/login", "mode: enforce"),
             rule("/login", "key: [ip], mode: shadow"),
+            "  - {name: a, key: [ip], limits: [5/min], allow: {path: /health}}\n".to_owned(),
         ] {
             assert!(warnings(&silent).is_empty(), "{silent}");
         }
+    }
+
+    #[test]
+    fn each_rule_has_one_warning() {
         let three = [
-            login,
-            rule("[/a/**, /b]", "key: ip"),
-            rule("/c", "key: ip.exact"),
+            rule("/login", "key: [ip]"),
+            rule("[/a/**, /b, /c, /d]", "key: ip"),
+            rule("/e", "key: customer"),
         ]
         .concat();
         let said = warnings(&three);
-        assert_eq!(said.len(), 1, "{said:?}");
+        assert_eq!(said.len(), 3, "{said:?}");
+        let of_list =
+            "rules[1].when.path[1] (line 3): exact-path: /b/, /B, /b;x and /b%20 bypass the rule";
+        assert!(said[1].starts_with(of_list), "{said:?}");
+        let others =
+            "like /b (2 more paths of the rule have the same problem); write {route: /b}, or";
+        assert!(said[1].contains(others), "{said:?}");
         assert!(
-            said[0].contains("(2 more rules have the same problem); write"),
+            said[2].starts_with("rules[2].when.path (line 4): "),
             "{said:?}"
         );
+    }
+
+    #[test]
+    fn at_most_twenty_rules_are_named() {
+        let rules = |count: usize| {
+            let rules = (0..count).map(|at| rule(&format!("/{at}"), "key: [ip]"));
+            warnings(&rules.collect::<String>())
+        };
+        assert_eq!(rules(20).len(), 20);
+        let last = |said: Vec<String>| said.last().cloned().unwrap();
+        let expected = "rules[20].when.path (line 22): exact-path: this rule has the same problem";
+        assert_eq!(last(rules(21)), expected);
+        let said = rules(50);
+        assert_eq!(said.len(), 21);
+        let expected = "exact-path: this rule and 29 later ones have the same problem";
+        assert!(last(said).ends_with(expected));
     }
 }

@@ -263,10 +263,11 @@ pub(super) fn exact_expression(text: &str) -> Option<&str> {
 mod tests {
     use crate::Config;
 
-    /// Returns the warnings about a rule whose condition on `entry` is `pattern`.
+    /// Returns the warnings about a rule whose condition on `entry` is `pattern`. The rule is in
+    /// shadow mode, which has no `exact-path` warnings.
     fn warnings(entry: &str, pattern: &str) -> Vec<String> {
         let when = format!("{{{entry}: {pattern}}}");
-        let rules = format!("rules: [{{name: a, when: {when}, limits: [9/s]}}]");
+        let rules = format!("rules: [{{name: a, when: {when}, limits: [9/s], mode: shadow}}]");
         let config = Config::parse(&rules).unwrap();
         config.warnings.iter().map(ToString::to_string).collect()
     }

@@ -20,7 +20,7 @@ fn impossible_texts_are_warnings_with_the_normal_form() {
             "paths begin with a slash and are normalized; write /login",
         ),
         (
-            "when: {path: [/a, //b]}",
+            "when: {path: [{route: /a}, //b]}",
             "when.path[1]",
             "paths begin with a slash and are normalized; write /b",
         ),
@@ -75,7 +75,7 @@ fn impossible_texts_are_warnings_with_the_normal_form() {
 #[test]
 fn possible_texts_are_not_warnings() {
     for fields in [
-        "when: {path: /login, method: [GET, PURGE], host: '*.example.com'}",
+        "when: {path: {is: /login}, method: [GET, PURGE], host: '*.example.com'}",
         "when: {path: ['*.php', /api/**, '/a*b', {regex: 'x'}]}",
         "when: {ip: {cidr: 10.0.0.0/8}, country: {not: DE}, host: '[::1]'}",
         "when: {time: '01:00-02:00', days: mon, zone: Europe/Berlin}",
@@ -164,7 +164,7 @@ fn a_regular_expression_compared_as_text_is_a_warning() {
     }
     for sound in [
         "{path: '/static/*.*'}",
-        "{path: '/a$b'}",
+        "{path: {is: '/a$b'}}",
         "{header.x: 'a+$'}",
     ] {
         assert!(of_rule("", &format!("when: {sound}")).is_empty(), "{sound}");
