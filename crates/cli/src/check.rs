@@ -54,8 +54,20 @@ struct Findings {
     format: Format,
     /// Whether the server will run on this machine (`--this-machine`).
     is_this_machine: bool,
+    /// Whether warnings change the exit code (`--strict`).
+    is_strict: bool,
     collected: Vec<Value>,
     worst: CheckResult,
+    /// The findings of the file that is being checked, to sum them up.
+    of_file: FileFindings,
+}
+
+/// The findings of one file that are not mistakes in it.
+#[derive(Clone, Copy, Debug, Default)]
+struct FileFindings {
+    warnings: usize,
+    /// The reasons why the server would not start on this machine, if it will run on this machine.
+    obstacles: usize,
 }
 
 /// Validates files as `serve` would read them. The exit code is 0 if the configuration is usable
@@ -66,8 +78,10 @@ pub(crate) fn check(args: &Check) -> ExitCode {
     let mut findings = Findings {
         format: args.format,
         is_this_machine: args.this_machine,
+        is_strict: args.strict,
         collected: Vec::new(),
         worst: CheckResult::Valid,
+        of_file: FileFindings::default(),
     };
     if let Some(file) = &args.file {
         findings.check_file(file);
@@ -120,9 +134,8 @@ impl Findings {
             self.note(&name, &what, CheckResult::HasWarnings);
         }
         let rules = counted(config.rules.len(), "rule");
-        let valid = format!("{name}: {rules}, no mistakes");
         let Some(envoy) = config.envoy else {
-            return self.report_success(&valid);
+            return self.conclude(&name, &rules);
         };
         let loaded = load_files(&envoy.folder);
         // Do not report success for a rules file whose Envoy rules cannot be read.
@@ -131,7 +144,7 @@ impl Findings {
             let found = plain(&name, "unreadable", &problem, Severity::Error);
             return self.report_failure(CheckResult::Unreadable, &problem, [found]);
         }
-        self.report_success(&valid);
+        self.conclude(&name, &rules);
         self.check_envoy(loaded, &envoy.folder.path, "envoy.config: ");
     }
 
@@ -173,8 +186,7 @@ impl Findings {
                 for warning in &loaded.warnings {
                     self.warn(warning, of_envoy(warning, Severity::Warning));
                 }
-                let domains = counted(loaded.domains(), "domain");
-                self.report_success(&format!("{name}: {domains}, no mistakes"));
+                self.conclude(&name, &counted(loaded.domains(), "domain"));
             }
             Err(error) => {
                 let problem = format!("{prefix}{error}");
@@ -209,6 +221,10 @@ impl Findings {
         self.collected.push(plain(file, "machine", text, severity));
         if self.is_this_machine {
             self.worst = self.worst.max(result);
+            match result {
+                CheckResult::HasWarnings => self.of_file.warnings += 1,
+                _ => self.of_file.obstacles += 1,
+            }
         }
     }
 
@@ -218,6 +234,7 @@ impl Findings {
         }
         self.collected.push(found);
         self.worst = self.worst.max(CheckResult::HasWarnings);
+        self.of_file.warnings += 1;
     }
 
     fn report_failure(
@@ -233,9 +250,29 @@ impl Findings {
         self.worst = self.worst.max(worst);
     }
 
-    fn report_success(&self, text: &str) {
-        if self.format == Format::Text {
-            answer(text);
+    /// Prints the last line about a file without mistakes, which holds `content`. The line agrees
+    /// with the exit code.
+    fn conclude(&mut self, file: &str, content: &str) {
+        let FileFindings {
+            warnings,
+            obstacles,
+        } = std::mem::take(&mut self.of_file);
+        if self.format != Format::Text {
+            return;
+        }
+        let warned = counted(warnings, "warning");
+        if obstacles > 0 {
+            complain(&format!(
+                "{file}: {content}, no mistakes, but the server would not start on this machine"
+            ));
+        } else if warnings > 0 && self.is_strict {
+            complain(&format!(
+                "{file}: {content}, {warned}; --strict allows none"
+            ));
+        } else if warnings > 0 {
+            answer(&format!("{file}: {content}, no mistakes, {warned}"));
+        } else {
+            answer(&format!("{file}: {content}, no mistakes"));
         }
     }
 }

@@ -279,6 +279,57 @@ fn strict_exits_with_1_on_warnings() {
     assert_eq!(strict("nowhere.yaml").status.code(), Some(2));
 }
 
+/// The last line used to be "no mistakes" even if the exit code was 1.
+#[test]
+fn the_last_line_agrees_with_the_exit_code() {
+    let scratch = Scratch::new();
+    let rule = "rules: [{name: login, when: {path: /login}, limits: [5/min]}]\n";
+    let secret = "admin: {token_env: TIDEGATE_TEST_UNSET}\n";
+    let snapshot = "store: {memory: {snapshot: /nowhere/counters.snapshot}}\n";
+    for (file, options, code, last) in [
+        (rule, &[][..], 0, "1 rule, no mistakes, 1 warning"),
+        (
+            rule,
+            &["--strict"],
+            1,
+            "1 rule, 1 warning; --strict allows none",
+        ),
+        (secret, &["--strict"], 0, "0 rules, no mistakes"),
+        (
+            secret,
+            &["--this-machine"],
+            1,
+            "0 rules, no mistakes, but the server would not start on this machine",
+        ),
+        (
+            snapshot,
+            &["--this-machine"],
+            0,
+            "0 rules, no mistakes, 1 warning",
+        ),
+        (
+            snapshot,
+            &["--this-machine", "--strict"],
+            1,
+            "0 rules, 1 warning; --strict allows none",
+        ),
+    ] {
+        let file = scratch.write("rules.yaml", file);
+        let file = file.to_str().unwrap();
+        let output = run(&mut tidegate(&[&["check", file], options].concat()));
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        // Only success is on standard output.
+        let (said, prefix) = if code == 0 {
+            (text(&output.stdout), "")
+        } else {
+            assert_eq!(text(&output.stdout), "");
+            (text_of(&output), "tidegate: ")
+        };
+        let last = format!("{prefix}{file}: {last}");
+        assert_eq!(said.lines().last(), Some(&*last), "{output:?}");
+    }
+}
+
 #[test]
 fn findings_are_printed_as_json() {
     let scratch = Scratch::new();
