@@ -6,7 +6,12 @@
 //! in tables may have any value.
 
 use std::{
-    collections::BTreeSet, fs, iter::Peekable, net::SocketAddr, path::Path, process::Command,
+    collections::BTreeSet,
+    fs,
+    iter::Peekable,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
     str::Lines,
 };
 
@@ -137,30 +142,92 @@ fn the_fleet_example_matches_the_output() {
     assert_true_with("examples/fleet/README.md", &first, &others);
 }
 
+/// Checks every YAML block of the documentation, and every example, with `check --strict`.
 #[test]
-fn every_rules_file_in_the_documentation_is_valid() {
-    for document in [
-        "docs/fleet.md",
-        "docs/rules-file.md",
-        "docs/grpc.md",
-        "docs/operating.md",
-        "docs/proxy.md",
-    ] {
-        let text = fs::read_to_string(repository().join(document)).unwrap();
-        let files = blocks(&text, "yaml");
-        assert!(!files.is_empty(), "{document} has no yaml block");
-        for lines in files {
-            let scratch = Scratch::new();
-            let file = scratch.write("rules.yaml", &lines.join("\n"));
-            let output = run(tidegate(&["check"]).arg(file));
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(
-                output.status.success(),
-                "{document}: {said}\n{}",
-                lines.join("\n")
-            );
+fn every_rules_file_in_the_documentation_passes_a_strict_check() {
+    let mut wrong = String::new();
+    let mut checked = BTreeSet::new();
+    for document in files("docs", "md")
+        .into_iter()
+        .chain([repository().join("README.md")])
+    {
+        let text = fs::read_to_string(&document).unwrap();
+        let name = document.file_name().unwrap().to_str().unwrap();
+        for lines in blocks(&text, "yaml") {
+            // The recording rules of Prometheus.
+            if lines[0] == "groups:" {
+                continue;
+            }
+            checked.insert(name.to_owned());
+            let said = strictly_checked(&lines.join("\n"));
+            wrong.extend(said.map(|said| format!("{name}: {said}\n{}\n\n", lines.join("\n"))));
         }
     }
+    for folder in [
+        "examples",
+        "examples/envoy",
+        "examples/fleet",
+        "examples/proxy",
+    ] {
+        for file in files(folder, "yaml") {
+            // The configuration of Envoy itself.
+            if file.ends_with("envoy.yaml") {
+                continue;
+            }
+            let said = strictly_checked(&fs::read_to_string(&file).unwrap());
+            wrong.extend(said.map(|said| format!("{}: {said}\n", file.display())));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    let documents = [
+        "envoy.md",
+        "fleet.md",
+        "grpc.md",
+        "operating.md",
+        "proxy.md",
+        "rules-file.md",
+        "security.md",
+        "throttling.md",
+    ];
+    assert!(checked.iter().eq(documents), "{checked:?}");
+}
+
+/// Returns what `check --strict` says about a file that does not pass: a rules file, or a file of
+/// envoyproxy/ratelimit.
+fn strictly_checked(text: &str) -> Option<String> {
+    const DOMAIN: &str =
+        "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]\n";
+    let scratch = Scratch::new();
+    // The file or folder of `envoy.config` is not on this machine.
+    let domain = scratch.write("domain.yaml", DOMAIN);
+    let config = |line: &str| match line.split_once("config: ") {
+        Some((before, _)) if !line.contains('{') => {
+            format!("{before}config: {}", domain.display())
+        }
+        _ => line.to_owned(),
+    };
+    let lines: Vec<String> = text.lines().map(config).collect();
+    let file = scratch.write("rules.yaml", &lines.join("\n"));
+    let mut check = tidegate(&["check", "--strict"]);
+    let is_of_envoy = lines.iter().any(|line| line.starts_with("domain:"));
+    let check = if is_of_envoy {
+        check.arg("--envoy").arg(file)
+    } else {
+        check.arg(file)
+    };
+    let output = run(check.current_dir(repository()));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (!output.status.success()).then_some(said)
+}
+
+/// Returns the files in a folder of the repository with this extension, sorted by name.
+fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(repository().join(folder)).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let found = paths.filter(|path| path.extension().is_some_and(|found| found == extension));
+    let mut found: Vec<PathBuf> = found.collect();
+    found.sort();
+    found
 }
 
 #[test]
