@@ -80,13 +80,16 @@ pub(crate) fn rules(rules: &Value) -> String {
 pub(crate) fn reloaded(reloaded: &Value) -> String {
     let members = reloaded.as_object().into_iter().flatten();
     let parts: Vec<String> = members
-        .filter(|(what, _)| *what != "restart_required")
+        .filter(|(what, _)| !matches!(what.as_str(), "restart_required" | "warnings"))
         .map(|(what, came)| match came {
             Value::Number(count) => format!("{count} {what}"),
             came => format!("{what} {}", text(came)),
         })
         .collect();
     let mut out = format!("reloaded: {}\n", parts.join(", "));
+    for warning in list(&reloaded["warnings"]) {
+        let _ = writeln!(out, "warning: {}", text(warning));
+    }
     out.extend(restart_required(reloaded));
     out
 }

@@ -56,6 +56,42 @@ fn the_admin_listener_reloads() {
     assert_eq!(remaining(&server), 5, "1 was spent of 5, and now 2 of 7");
 }
 
+#[test]
+fn every_reload_reports_the_warnings_for_the_new_file() {
+    let mut server = Server::start(&rules(5));
+    let rule = "rules: [{name: api, when: {path: /login}, limits: [5/h]}]\n";
+    rewrite(&server, rule);
+    let warning = "exact-path: /login/, /LOGIN, ";
+    let logged = ["WARN", "rules[0].when.path", warning];
+    server.wait_for(&logged);
+    server.wait_for(&["reloaded the rules", "warnings=1"]);
+
+    server.signal("HUP");
+    server.wait_for(&logged);
+    server.wait_for(&["reloaded the rules", "warnings=1"]);
+
+    let answer = Ask::new("POST", server.admin, "/v1/reload").send();
+    let warnings = &answer.json()["warnings"];
+    assert_eq!(
+        warnings.as_array().map(Vec::len),
+        Some(1),
+        "{}",
+        answer.body
+    );
+    let text = warnings[0].as_str().unwrap();
+    assert!(text.starts_with("rules[0].when.path (line "), "{text}");
+    assert!(text.contains(warning), "{text}");
+
+    let output = server.operate(&["reload"]);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(printed, format!("reloaded: 1 rules\nwarning: {text}\n"));
+
+    rewrite(&server, &rules(5));
+    server.wait_for(&["reloaded the rules", "warnings=0"]);
+    let answer = Ask::new("POST", server.admin, "/v1/reload").send();
+    assert_eq!(answer.json(), json!({"rules": 1}));
+}
+
 /// Some programs truncate a file before they write it.
 #[test]
 fn an_empty_file_removes_no_limits() {

@@ -113,6 +113,15 @@ fn says_nothing(text: &str) -> bool {
     })
 }
 
+/// What a reload applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reloaded {
+    /// The number of rules.
+    pub rules: usize,
+    /// The warnings for the file. They are also logged.
+    pub warnings: Vec<Mistake>,
+}
+
 /// Reloads the rules file on request or when it has changed.
 #[derive(Debug)]
 pub struct Reloader {
@@ -163,14 +172,14 @@ impl Reloader {
         }
     }
 
-    /// Reads the file and applies its rules, keeping counters. Returns the number of rules.
+    /// Reads the file and applies its rules, keeping counters. Returns what was applied.
     ///
     /// Listeners, bounds and the store do not change until the server is restarted.
     ///
     /// # Errors
     ///
     /// Returns a [`LoadError`]. The current rules stay in use.
-    pub fn reload(&self) -> Result<usize, LoadError> {
+    pub fn reload(&self) -> Result<Reloaded, LoadError> {
         let mut last = self.last();
         last.read.seen = stamp(&self.path);
         self.activate(load(&self.path), &mut last)
@@ -180,7 +189,7 @@ impl Reloader {
     ///
     /// A file that could not be read is tried again at every check, but reported only when the
     /// result changes. A missing file is reported at the second check that finds it missing.
-    pub fn reload_if_changed(&self) -> Option<Result<usize, LoadError>> {
+    pub fn reload_if_changed(&self) -> Option<Result<Reloaded, LoadError>> {
         let mut last = self.last();
         let now = stamp(&self.path);
         // A missing file is probably being replaced, so it is reported only at the second check.
@@ -201,7 +210,7 @@ impl Reloader {
         &self,
         read: Result<Config, LoadError>,
         last: &mut Last,
-    ) -> Result<usize, LoadError> {
+    ) -> Result<Reloaded, LoadError> {
         let loaded = read.and_then(|mut config| {
             let mut restart_required = self.restart_only.check(&config)?;
             let proxy = self.prepare_proxy(config.proxy.take(), &mut restart_required)?;
@@ -229,7 +238,10 @@ impl Reloader {
                 );
             }
             last.restart_required = restart_required;
-            Ok(count)
+            Ok(Reloaded {
+                rules: count,
+                warnings: config.warnings,
+            })
         });
         self.limiter.metrics().count_reload(loaded.is_err());
         let last = &mut last.read;
@@ -238,7 +250,10 @@ impl Reloader {
         last.mistakes = error.map(LoadError::problems).unwrap_or_default();
         let file = self.path.display();
         match &loaded {
-            Ok(rules) => tracing::info!(%file, rules, "reloaded the rules"),
+            Ok(Reloaded { rules, warnings }) => {
+                let warnings = warnings.len();
+                tracing::info!(%file, rules, warnings, "reloaded the rules");
+            }
             Err(error) if error.may_pass() => tracing::error!(
                 %file, "kept the old rules: {error}; retrying until the file can be read"
             ),

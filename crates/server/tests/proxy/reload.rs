@@ -50,7 +50,7 @@ impl ReloadableListener {
 
     pub(crate) fn reload(&self, text: &str) -> Result<usize, LoadError> {
         fs::write(self.file.path(), text).unwrap();
-        self.reloader.reload()
+        self.reloader.reload().map(|reloaded| reloaded.rules)
     }
 }
 

@@ -12,6 +12,9 @@ use tidegate_net::{
 
 use crate::{geoip::GeoIp, reload::Reloader};
 
+/// The maximum number of warnings in a response. The log has all of them.
+const MAX_WARNINGS: usize = 100;
+
 /// Everything that can be reloaded.
 pub(super) struct ReloadTargets {
     pub(super) rules: Option<Arc<Reloader>>,
@@ -37,7 +40,7 @@ impl ReloadTargets {
             let detail = "the rules file cannot be used; the old rules stay active";
             let reloaded = rules.reload();
             reloaded
-                .map(|count| (count, rules.restart_required()))
+                .map(|reloaded| (reloaded, rules.restart_required()))
                 .map_err(|error| refused(detail, error.problems()))
         });
         let domains = self.envoy.map(|envoy| {
@@ -65,8 +68,13 @@ impl ReloadTargets {
         });
         let mut members = serde_json::Map::new();
         if let Some(rules) = rules {
-            let (count, restart_required) = rules?;
-            members.insert("rules".into(), json!(count));
+            let (reloaded, restart_required) = rules?;
+            members.insert("rules".into(), json!(reloaded.rules));
+            let warnings = reloaded.warnings.iter().take(MAX_WARNINGS);
+            let warnings: Vec<String> = warnings.map(ToString::to_string).collect();
+            if !warnings.is_empty() {
+                members.insert("warnings".into(), json!(warnings));
+            }
             if !restart_required.is_empty() {
                 members.insert("restart_required".into(), json!(restart_required));
             }
