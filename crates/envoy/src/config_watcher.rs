@@ -199,8 +199,16 @@ pub struct ConfigWatcher {
     folder: ConfigFiles,
     service: Arc<RateLimitService>,
     /// Held until the result of a read is applied, so that concurrent reloads are applied in order.
-    last: Mutex<LastRead<Vec<ListedFile>>>,
+    last: Mutex<Last>,
     loads: [AtomicU64; 2],
+}
+
+/// The state of the last check of the files.
+#[derive(Debug)]
+struct Last {
+    read: LastRead<Vec<ListedFile>>,
+    /// The warnings for the files in use.
+    warnings: Vec<String>,
 }
 
 impl ConfigWatcher {
@@ -210,7 +218,10 @@ impl ConfigWatcher {
         Self {
             folder,
             service,
-            last: Mutex::new(LastRead::new(None)),
+            last: Mutex::new(Last {
+                read: LastRead::new(None),
+                warnings: Vec::new(),
+            }),
             loads: Default::default(),
         }
     }
@@ -238,15 +249,15 @@ impl ConfigWatcher {
     pub fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
         let mut last = self.last();
         let now = files(&self.folder.path).ok();
-        let has_changed = now != last.seen;
-        if !has_changed && !last.is_unread {
+        let has_changed = now != last.read.seen;
+        if !has_changed && !last.read.is_unread {
             return None;
         }
         let read = load_files(&self.folder);
         if !has_changed && read.as_ref().is_err_and(ConfigFilesError::may_pass) {
             return None;
         }
-        last.seen = now;
+        last.read.seen = now;
         let loaded = self.activate(read, &mut last);
         drop(last);
         self.log_result(&loaded);
@@ -262,28 +273,28 @@ impl ConfigWatcher {
     /// [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
     pub fn load(&self) -> Result<usize, ConfigFilesError> {
         let mut last = self.last();
-        last.seen = files(&self.folder.path).ok();
+        last.read.seen = files(&self.folder.path).ok();
         self.activate(load_files(&self.folder), &mut last)
     }
 
     fn activate(
         &self,
         read: Result<LoadedConfig, ConfigFilesError>,
-        last: &mut LastRead<Vec<ListedFile>>,
+        last: &mut Last,
     ) -> Result<usize, ConfigFilesError> {
         let loaded = read.map(|loaded| {
-            loaded
-                .warnings
-                .iter()
-                .for_each(|warning| tracing::warn!("{warning}"));
+            last.warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+            for warning in &last.warnings {
+                tracing::warn!("{warning}");
+            }
             let domains = loaded.domains();
             self.service.load(loaded);
             domains
         });
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
         let error = loaded.as_ref().err();
-        last.is_unread = error.is_some_and(ConfigFilesError::may_pass);
-        last.mistakes = error.map(ConfigFilesError::problems).unwrap_or_default();
+        last.read.is_unread = error.is_some_and(ConfigFilesError::may_pass);
+        last.read.mistakes = error.map(ConfigFilesError::problems).unwrap_or_default();
         loaded
     }
 
@@ -328,7 +339,13 @@ impl ConfigWatcher {
     /// Returns the problems of the last load; empty if it succeeded.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
-        self.last().mistakes.clone()
+        self.last().read.mistakes.clone()
+    }
+
+    /// Returns the warnings for the files in use. They were logged when the files were loaded.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        self.last().warnings.clone()
     }
 
     /// Returns the number of successful and of failed loads.
@@ -341,7 +358,7 @@ impl ConfigWatcher {
         )
     }
 
-    fn last(&self) -> MutexGuard<'_, LastRead<Vec<ListedFile>>> {
+    fn last(&self) -> MutexGuard<'_, Last> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

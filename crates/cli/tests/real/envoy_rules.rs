@@ -168,6 +168,20 @@ fn the_start_logs_the_active_configuration() {
     assert!(said.lines().any(says_it), "{said}");
 }
 
+#[test]
+fn a_reload_reports_the_warnings_for_the_files() {
+    let server = Server::start_in(shop(), &format!("{EVERY_DOOR}envoy: {{config: config}}\n"));
+    let file = server.directory().join("config/shop.yaml");
+    let text = "domain: shop\ndescriptors: [{key: api_key, rate_limit: {unit: hour}}]\n";
+    std::fs::write(file, text).unwrap();
+    let answer = Ask::new("POST", server.admin, "/v1/reload").send();
+    let expected = json!([
+        "shop.yaml: descriptors[0].rate_limit (line 2): requests_per_unit is missing and defaults to 0: every \
+         request is over the limit"
+    ]);
+    assert_eq!(answer.json()["warnings"], expected, "{}", answer.body);
+}
+
 /// A read that failed because of exhausted file descriptors is retried until it succeeds, without
 /// any change to the file.
 #[test]

@@ -45,8 +45,9 @@ impl ReloadTargets {
         });
         let domains = self.envoy.map(|envoy| {
             let detail = "the configuration of the rate limit service cannot be used; the old one stays active";
-            envoy
-                .reload()
+            let reloaded = envoy.reload();
+            reloaded
+                .map(|domains| (domains, envoy.warnings()))
                 .map_err(|error| refused(detail, error.problems()))
         });
         // `collect` into a `Vec` reloads all certificates, even after an error.
@@ -67,20 +68,19 @@ impl ReloadTargets {
                 .map_err(|errors| refused(detail, errors.iter().map(ToString::to_string).collect()))
         });
         let mut members = serde_json::Map::new();
+        let mut warnings: Vec<String> = Vec::new();
         if let Some(rules) = rules {
             let (reloaded, restart_required) = rules?;
             members.insert("rules".into(), json!(reloaded.rules));
-            let warnings = reloaded.warnings.iter().take(MAX_WARNINGS);
-            let warnings: Vec<String> = warnings.map(ToString::to_string).collect();
-            if !warnings.is_empty() {
-                members.insert("warnings".into(), json!(warnings));
-            }
+            warnings.extend(reloaded.warnings.iter().map(ToString::to_string));
             if !restart_required.is_empty() {
                 members.insert("restart_required".into(), json!(restart_required));
             }
         }
         if let Some(domains) = domains {
-            members.insert("domains".into(), json!(domains?));
+            let (domains, of_envoy) = domains?;
+            members.insert("domains".into(), json!(domains));
+            warnings.extend(of_envoy);
         }
         if !certificates.is_empty() {
             certificates.into_iter().collect::<Result<(), Problem>>()?;
@@ -89,6 +89,10 @@ impl ReloadTargets {
         if let Some(geoip) = geoip {
             geoip?;
             members.insert("geoip".into(), json!("ok"));
+        }
+        if !warnings.is_empty() {
+            warnings.truncate(MAX_WARNINGS);
+            members.insert("warnings".into(), json!(warnings));
         }
         Ok(json(StatusCode::OK, &members))
     }
