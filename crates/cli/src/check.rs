@@ -4,14 +4,11 @@ use std::{fmt::Display, path::Path, process::ExitCode};
 
 use serde_json::{Value, json};
 use tidegate_config::{
-    Mistake,
+    Config, Mistake, ReadError,
     envoy::{ConfigFiles, DomainFiles},
 };
 use tidegate_envoy::{ConfigFilesError, FileMistake, LoadedConfig, load_files};
-use tidegate_server::{
-    reload::{self, LoadError},
-    serve::{preflight_errors, preflight_warnings},
-};
+use tidegate_server::serve::{preflight_errors, preflight_warnings};
 
 use crate::{
     NO, TROUBLE, answer,
@@ -115,7 +112,7 @@ impl Findings {
     /// that it names may be missing on this machine; that is only a note, unless the server will
     /// run on this machine.
     fn check_file(&mut self, file: &Path) {
-        let config = match reload::load(file) {
+        let config = match Config::read(file) {
             Ok(config) => config,
             Err(error) => return self.refused(&error, file),
         };
@@ -148,10 +145,10 @@ impl Findings {
         self.check_envoy(loaded, &envoy.folder.path, "envoy.config: ");
     }
 
-    fn refused(&mut self, error: &LoadError, file: &Path) {
+    fn refused(&mut self, error: &ReadError, file: &Path) {
         let name = file.display().to_string();
         match error {
-            LoadError::Mistaken { mistakes, .. } => {
+            ReadError::Mistaken { mistakes, .. } => {
                 let found = mistakes.iter();
                 let found = found.map(|mistake| as_json(&name, mistake, Severity::Error));
                 self.report_failure(CheckResult::HasMistakes, error, found);

@@ -4,10 +4,7 @@ use std::process::ExitCode;
 
 use tidegate_config::{AdminToken, Config, Listener, Password, RedisConfig};
 use tidegate_envoy::{self as envoy, Variables};
-use tidegate_server::{
-    reload,
-    serve::{self as server, Secrets},
-};
+use tidegate_server::serve::{self as server, Secrets};
 
 use crate::{args::Serve, complain, log};
 
@@ -75,7 +72,7 @@ fn read_settings(args: &Serve) -> Result<StartSettings, String> {
         });
     }
     let config = match &args.config {
-        Some(path) => reload::load(path).map_err(|error| error.to_string())?,
+        Some(path) => Config::read(path).map_err(|error| error.to_string())?,
         None => Config::default(),
     };
     Ok(StartSettings {

@@ -3,10 +3,11 @@
 //! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path and
 //! its line. The result needs no further validation: addresses are parsed, limits are built and
 //! rules are indexed. Parsing reads no environment variables and opens no files or sockets; the
-//! code that starts the server does.
+//! code that starts the server does. [`Config::read`] reads the file from disk.
 
 mod conditions;
 pub mod envoy;
+mod file;
 mod geoip;
 mod grpc;
 mod identity;
@@ -44,6 +45,7 @@ use yaml::Dialect;
 
 pub use conditions::entry_name;
 pub use envoy::Envoy;
+pub use file::ReadError;
 pub use listen::open_listener;
 pub use proxy::{
     AccessLog, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, MinRate, Proxy,

@@ -3,13 +3,12 @@
 mod restart_only;
 
 use std::{
-    fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tidegate_config::{Config, MAX_FILE_BYTES, Mistake, Proxy};
+use tidegate_config::{Config, Mistake, Proxy, ReadError};
 use tidegate_envoy::quota::Quotas;
 use tidegate_limiter::Limiter;
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
@@ -29,22 +28,9 @@ pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The file could not be read: its path or its permissions are wrong.
-    #[error("cannot read {path}: {source}")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The error of the file system.
-        source: io::Error,
-    },
-    /// The file was read, but its content is invalid.
-    #[error("{path} has {} mistake{}:\n{}{}", mistakes.len(), plural(mistakes.len()), lines(mistakes), hint(mistakes, path))]
-    Mistaken {
-        /// The file.
-        path: PathBuf,
-        /// All mistakes in it.
-        mistakes: Vec<Mistake>,
-    },
+    /// The file could not be read, or its content is invalid.
+    #[error(transparent)]
+    File(#[from] ReadError),
     /// TLS to an upstream of the proxy cannot be set up, for example because its trust anchors are
     /// missing.
     #[error(transparent)]
@@ -59,58 +45,17 @@ impl LoadError {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         match self {
-            Self::Unreadable { .. } | Self::Proxy(_) | Self::Start(_) => vec![self.to_string()],
-            Self::Mistaken { mistakes, .. } => mistakes.iter().map(Mistake::to_string).collect(),
+            Self::File(ReadError::Mistaken { mistakes, .. }) => {
+                mistakes.iter().map(Mistake::to_string).collect()
+            }
+            Self::File(_) | Self::Proxy(_) | Self::Start(_) => vec![self.to_string()],
         }
     }
 
     /// Returns whether the error may disappear without a visible change of the file.
     fn may_pass(&self) -> bool {
-        matches!(self, Self::Unreadable { source, .. } if may_pass(source))
+        matches!(self, Self::File(ReadError::Unreadable { source, .. }) if may_pass(source))
     }
-}
-
-/// Reads and parses a rules file.
-///
-/// # Errors
-///
-/// Returns a [`LoadError`]; see its variants.
-pub fn load(path: &Path) -> Result<Config, LoadError> {
-    let unreadable = |source| LoadError::Unreadable {
-        path: path.to_owned(),
-        source,
-    };
-    let size = fs::metadata(path).map_err(unreadable)?.len();
-    if size > MAX_FILE_BYTES as u64 {
-        let problem = format!("{size} bytes is over the maximum of {MAX_FILE_BYTES}");
-        return Err(unreadable(io::Error::new(
-            io::ErrorKind::FileTooLarge,
-            problem,
-        )));
-    }
-    let text = fs::read_to_string(path).map_err(unreadable)?;
-    let mistaken = |mistakes| LoadError::Mistaken {
-        path: path.to_owned(),
-        mistakes,
-    };
-    // An editor may truncate the file before it writes it. Without this check, no limit would be in
-    // effect in the meantime.
-    if says_nothing(&text) {
-        let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
-        return Err(mistaken(vec![Mistake {
-            path: String::new(),
-            line: None,
-            message,
-        }]));
-    }
-    Config::parse(&text).map_err(mistaken)
-}
-
-/// Returns whether the file contains only comments, document markers and null values.
-fn says_nothing(text: &str) -> bool {
-    text.lines().map(str::trim).all(|line| {
-        line.is_empty() || line.starts_with('#') || matches!(line, "---" | "..." | "null" | "~")
-    })
 }
 
 /// What a reload applied.
@@ -182,7 +127,7 @@ impl Reloader {
     pub fn reload(&self) -> Result<Reloaded, LoadError> {
         let mut last = self.last();
         last.read.seen = stamp(&self.path);
-        self.activate(load(&self.path), &mut last)
+        self.activate(Config::read(&self.path).map_err(LoadError::from), &mut last)
     }
 
     /// Reloads the file if it has changed. Returns the result if there is a new one.
@@ -198,7 +143,7 @@ impl Reloader {
         if !has_changed && !last.read.is_unread {
             return None;
         }
-        let read = load(&self.path);
+        let read = Config::read(&self.path).map_err(LoadError::from);
         if !has_changed && read.as_ref().is_err_and(LoadError::may_pass) {
             return None;
         }
@@ -310,49 +255,4 @@ impl Reloader {
     fn last(&self) -> MutexGuard<'_, Last> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn plural(count: usize) -> &'static str {
-    if count == 1 { "" } else { "s" }
-}
-
-/// Suggests what to do with a file of another rate limiter: envoyproxy/ratelimit, with `domain` and
-/// `descriptors`, or Limitador, a list of limits.
-fn hint(mistakes: &[Mistake], path: &Path) -> String {
-    let has = |key: &str| mistakes.iter().any(|mistake| mistake.path == key);
-    if has("domain") && has("descriptors") {
-        return format!(
-            "\nthis looks like a file of envoyproxy/ratelimit: check it with `tidegate check --envoy {0}`, and serve it \
-             with `envoy: {{config: {0}}}` in a rules file",
-            path.display()
-        );
-    }
-    // The file is read again only after it was rejected.
-    if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
-        return "\nthis looks like a limits file of Limitador: write each limit as a rule; \
-            {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} is \
-            {name: api, key: [user_id], limits: [10/60s]}, and its conditions go under `when`"
-            .to_owned();
-    }
-    String::new()
-}
-
-/// Returns whether `text` has the keys of Limitador's limits.
-fn is_of_limitador(text: &str) -> bool {
-    let keys: Vec<&str> = text
-        .lines()
-        .filter_map(|line| line.trim_start_matches(['-', ' ']).split_once(':'))
-        .map(|(key, _)| key.trim())
-        .collect();
-    ["namespace", "max_value", "seconds"]
-        .iter()
-        .all(|key| keys.contains(key))
-}
-
-fn lines(mistakes: &[Mistake]) -> String {
-    mistakes
-        .iter()
-        .map(|mistake| format!("  {mistake}"))
-        .collect::<Vec<_>>()
-        .join("\n")
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tempfile::NamedTempFile;
-use tidegate_config::Config;
+use tidegate_config::{Config, ReadError};
 use tidegate_server::reload::{LoadError, Reloader, RestartOnlySettings};
 
 use crate::{
@@ -229,7 +229,7 @@ fn an_invalid_file_changes_nothing() {
     let mistaken = file(&new, &format!("  max_boddy: 1\n{rule}"));
     assert!(matches!(
         reloaded.reload(&mistaken),
-        Err(LoadError::Mistaken { .. })
+        Err(LoadError::File(ReadError::Mistaken { .. }))
     ));
     let stranger = format!(
         "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: 'https://localhost:1', ca: /nowhere.pem}}]\n{rule}"
@@ -405,7 +405,10 @@ fn a_missing_file_is_reported_once_and_read_when_it_returns() {
         "the file may be in the middle of a replacement"
     );
     let told = reloaded.reloader.reload_if_changed().unwrap().unwrap_err();
-    assert!(matches!(told, LoadError::Unreadable { .. }), "{told}");
+    assert!(
+        matches!(told, LoadError::File(ReadError::Unreadable { .. })),
+        "{told}"
+    );
     assert!((0..3).all(|_| reloaded.reloader.reload_if_changed().is_none()));
     assert_eq!(failed(), "1");
     assert!(!reloaded.reloader.last_mistakes().is_empty());

@@ -1,0 +1,122 @@
+//! Reads a rules file from disk.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{Config, MAX_FILE_BYTES, Mistake};
+
+/// The reason why a rules file could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The file could not be read: its path or its permissions are wrong.
+    #[error("cannot read {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The error of the file system.
+        source: io::Error,
+    },
+    /// The file was read, but its content is invalid.
+    #[error("{path} has {} mistake{}:\n{}{}", mistakes.len(), plural(mistakes.len()), lines(mistakes), hint(mistakes, path))]
+    Mistaken {
+        /// The file.
+        path: PathBuf,
+        /// All mistakes in it.
+        mistakes: Vec<Mistake>,
+    },
+}
+
+impl Config {
+    /// Reads and parses the rules file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`ReadError`] if the file cannot be read, is larger than [`MAX_FILE_BYTES`], says
+    /// nothing, or has mistakes.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, ReadError> {
+        let path = path.as_ref();
+        let unreadable = |source| ReadError::Unreadable {
+            path: path.to_owned(),
+            source,
+        };
+        let size = fs::metadata(path).map_err(unreadable)?.len();
+        if size > MAX_FILE_BYTES as u64 {
+            let problem = format!("{size} bytes is over the maximum of {MAX_FILE_BYTES}");
+            return Err(unreadable(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                problem,
+            )));
+        }
+        let text = fs::read_to_string(path).map_err(unreadable)?;
+        let mistaken = |mistakes| ReadError::Mistaken {
+            path: path.to_owned(),
+            mistakes,
+        };
+        // An editor may truncate the file before it writes it. Without this check, no limit would be in
+        // effect in the meantime.
+        if says_nothing(&text) {
+            let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
+            return Err(mistaken(vec![Mistake {
+                path: String::new(),
+                line: None,
+                message,
+            }]));
+        }
+        Self::parse(&text).map_err(mistaken)
+    }
+}
+
+/// Returns whether the file contains only comments, document markers and null values.
+fn says_nothing(text: &str) -> bool {
+    text.lines().map(str::trim).all(|line| {
+        line.is_empty() || line.starts_with('#') || matches!(line, "---" | "..." | "null" | "~")
+    })
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+/// Suggests what to do with a file of another rate limiter: envoyproxy/ratelimit, with `domain` and
+/// `descriptors`, or Limitador, a list of limits.
+fn hint(mistakes: &[Mistake], path: &Path) -> String {
+    let has = |key: &str| mistakes.iter().any(|mistake| mistake.path == key);
+    if has("domain") && has("descriptors") {
+        return format!(
+            "\nthis looks like a file of envoyproxy/ratelimit: check it with `tidegate check --envoy {0}`, and serve it \
+             with `envoy: {{config: {0}}}` in a rules file",
+            path.display()
+        );
+    }
+    // The file is read again only after it was rejected.
+    if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
+        return "\nthis looks like a limits file of Limitador: write each limit as a rule; \
+            {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} is \
+            {name: api, key: [user_id], limits: [10/60s]}, and its conditions go under `when`"
+            .to_owned();
+    }
+    String::new()
+}
+
+/// Returns whether `text` has the keys of Limitador's limits.
+fn is_of_limitador(text: &str) -> bool {
+    let keys: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.trim_start_matches(['-', ' ']).split_once(':'))
+        .map(|(key, _)| key.trim())
+        .collect();
+    ["namespace", "max_value", "seconds"]
+        .iter()
+        .all(|key| keys.contains(key))
+}
+
+fn lines(mistakes: &[Mistake]) -> String {
+    mistakes
+        .iter()
+        .map(|mistake| format!("  {mistake}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
