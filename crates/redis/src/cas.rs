@@ -116,7 +116,7 @@ impl RedisStore {
             let stored = stored.pop().unwrap_or_default();
             let had_spent = stored
                 .remote_states()
-                .is_some_and(|held| expires(&held) > now);
+                .is_some_and(|states| expires(&states) > now);
             let change = match stored.active_block(now) {
                 Some(until) => ValueChange::Write(encode::sealed(Some(until), &[], &[]), until),
                 None => ValueChange::Write(Vec::new(), Some(now)),
@@ -143,7 +143,9 @@ impl RedisStore {
         let compute = |now: Timestamp, mut stored: Vec<StoredValue>| {
             let stored = stored.pop().unwrap_or_default();
             let was_blocked = stored.active_block(now).is_some();
-            let spent_until = stored.remote_states().map_or(now, |held| expires(&held));
+            let spent_until = stored
+                .remote_states()
+                .map_or(now, |states| expires(&states));
             let keep_until = spent_until.max(stored.ledger_until());
             let sealed = |block| encode::sealed(block, &stored.ledger, &stored.encoded_states);
             let change = match block {
@@ -167,7 +169,7 @@ fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -
     !stored.encoded_states.starts_with(&encode::head(charge))
         && stored
             .remote_states()
-            .is_some_and(|held| expires(&held) > now)
+            .is_some_and(|states| expires(&states) > now)
         && stored.replay(charge, now, Effect::Look).states().1 <= now
 }
 
@@ -179,8 +181,8 @@ fn updated_value(
     stored: &StoredValue,
     now: Timestamp,
 ) -> ValueChange {
-    let (held, expires) = replay.states();
-    let state = encode::value(charge, &held, now);
+    let (states, expires) = replay.states();
+    let state = encode::value(charge, &states, now);
     let is_from_ahead = stored.is_from_ahead(charge, now);
     let ledger = if is_from_ahead {
         encode::clamped_ledger(charge, stored, now)

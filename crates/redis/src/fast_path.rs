@@ -46,9 +46,9 @@ impl RedisStore {
                 // The outcome depends only on how far the arrival time is ahead of `now`, so any
                 // instant will do.
                 let now = Timestamp::default();
-                let held = RemoteState::Gcra(Exact { whole, part: 0 });
-                let held = remote_eval::terms(charge.limits).map(|terms| (terms, held.clone()));
-                let replay = Replay::open(charge, Some(held.collect()), now, Effect::Charge);
+                let state = RemoteState::Gcra(Exact { whole, part: 0 });
+                let states = remote_eval::terms(charge.limits).map(|terms| (terms, state.clone()));
+                let replay = Replay::open(charge, Some(states.collect()), now, Effect::Charge);
                 let replayed = ReplayedDecision::new(vec![replay], now, Intent::Charge);
                 Ok(FastPathResult::Decided(replayed.report(now, outcomes)))
             }

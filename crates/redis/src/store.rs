@@ -431,7 +431,7 @@ pub(crate) struct Conversions(Vec<Option<Conversion>>);
 /// A value that was stored under other parameters, or written by a clock that was ahead.
 #[derive(Debug)]
 struct Conversion {
-    /// The value that was found.
+    /// The value as it was stored.
     stored: Vec<u8>,
     /// The value in the parameters of the charge, clamped if a clock that was ahead has written it.
     converted: Vec<u8>,

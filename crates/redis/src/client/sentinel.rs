@@ -76,9 +76,9 @@ impl Sentinels {
             .collect_reports(|reports| self.has_agreement(reports, known))
             .await;
         match elect(&reports, self.addresses.len(), known) {
-            Some(found) => {
-                self.epoch.store(found.epoch, Ordering::Relaxed);
-                Ok(found.address)
+            Some(elected) => {
+                self.epoch.store(elected.epoch, Ordering::Relaxed);
+                Ok(elected.address)
             }
             None => Err(ConnectError::NoPrimary {
                 primary: self.primary.clone(),

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::whole;
+use super::expand_markers;
 use crate::{call::Script, encode::kernel};
 
 /// Most members that a script of the fast path has. The number of scripts grows as a power of it.
@@ -126,5 +126,5 @@ fn assemble(members: &[&FastKernel], head_bytes: usize) -> String {
             "-- (the members come here)\n",
             &all(|member| member.code, ""),
         );
-    whole(&text)
+    expand_markers(&text)
 }

@@ -935,12 +935,15 @@ fn the_longest_log_is_rarely_rewritten() {
             bench.ask(&[large], Effect::Charge, Decision::Limited),
         ));
         if !count_denied {
-            for (at, place) in ["first", "middle", "last"].into_iter().enumerate() {
+            for (at, position) in ["first", "middle", "last"].into_iter().enumerate() {
                 let mut receipts = filled(&mut bench, &limits, most);
-                all.push((place, bench.settle(one, std::mem::take(&mut receipts[at]))));
+                all.push((
+                    position,
+                    bench.settle(one, std::mem::take(&mut receipts[at])),
+                ));
                 if limits.has_slots() {
                     let mut receipts = filled(&mut bench, &limits, most);
-                    all.push((place, bench.renew(one, &mut receipts[at])));
+                    all.push((position, bench.renew(one, &mut receipts[at])));
                 }
             }
         }

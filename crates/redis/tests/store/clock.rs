@@ -69,7 +69,7 @@ struct Pair {
 impl Pair {
     /// Charges `limits` with a clock that is ahead by `jump` until they deny, and sets the clock
     /// back.
-    async fn after_a_jump(server: &Server, (limits, key): (&Limits, &[u8]), jump: u64) -> Self {
+    async fn after_a_jump(server: &Server, limits: &Limits, key: &[u8], jump: u64) -> Self {
         let (ahead, memory) = (
             store(server).await,
             MemoryStore::new(MemoryBounds::default()),
@@ -77,7 +77,7 @@ impl Pair {
         let one = [charge(limits, key, 1)];
         for step in 0..10 {
             let now = at(START + jump + step * 1_000);
-            same(&ahead, &memory, &one, (now, Effect::Charge)).await;
+            same(&ahead, &memory, &one, now, Effect::Charge).await;
         }
         Self {
             redis: store(server).await,
@@ -86,7 +86,7 @@ impl Pair {
     }
 
     async fn ask(&self, charge: Charge<'_>, now: u64, effect: Effect) -> Decision {
-        same(&self.redis, &self.memory, &[charge], (at(now), effect)).await
+        same(&self.redis, &self.memory, &[charge], at(now), effect).await
     }
 }
 
@@ -102,7 +102,7 @@ async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
             for (number, limits) in rules(kind).into_iter().enumerate() {
                 let key = format!("{kind:?} {jump} {number}");
                 let one = charge(&limits, key.as_bytes(), 1);
-                let pair = Pair::after_a_jump(&server, (&limits, key.as_bytes()), jump).await;
+                let pair = Pair::after_a_jump(&server, &limits, key.as_bytes(), jump).await;
                 pair.ask(one, START, Effect::Look).await;
                 for effect in [Effect::Peek, Effect::Charge, Effect::Charge] {
                     let decision = pair.ask(one, START, effect).await;
@@ -172,7 +172,7 @@ async fn a_state_under_other_parameters_is_clamped() {
             );
             let new = Limits::new(vec![Limit::new(other).unwrap()]).unwrap();
             let new = new.inheriting_from(&old);
-            let pair = Pair::after_a_jump(&server, (&old, key.as_bytes()), jump).await;
+            let pair = Pair::after_a_jump(&server, &old, key.as_bytes(), jump).await;
             for step in 0..30 {
                 let now = START + step * 5 * SECOND;
                 let effect = [Effect::Charge, Effect::Peek][usize::from(step % 4 == 1)];
@@ -212,7 +212,7 @@ async fn a_debt_of_a_larger_limit_is_not_clamped() {
                 for (limits, units) in [(&large, 1_000), (&*small, 1), (&large, 1), (&*small, 2)] {
                     now += SECOND;
                     let asked = [charge(limits, key, units)];
-                    let decision = same(&redis, &memory, &asked, (at(now), Effect::Charge)).await;
+                    let decision = same(&redis, &memory, &asked, at(now), Effect::Charge).await;
                     assert_eq!(decision == Decision::Admitted, units == 1_000);
                 }
             }
@@ -223,11 +223,7 @@ async fn a_debt_of_a_larger_limit_is_not_clamped() {
 /// Both receipts of a charge.
 struct Receipts(RedisReceipt, Receipt);
 
-async fn reserve(
-    (redis, memory): (&RedisStore, &MemoryStore),
-    one: Charge<'_>,
-    now: u64,
-) -> Receipts {
+async fn reserve(redis: &RedisStore, memory: &MemoryStore, one: Charge<'_>, now: u64) -> Receipts {
     redis.pin_clock(at(now));
     let mut outcomes = Vec::new();
     let (decision, there) = redis.reserve(&[one], &mut outcomes).await.unwrap();
@@ -249,7 +245,7 @@ async fn a_receipt_of_a_clock_that_was_ahead_releases_only_leases() {
             let mut receipts = Vec::new();
             for step in 0..3 {
                 let now = START + 600 * SECOND + step * SECOND;
-                receipts.push(reserve((&ahead, &memory), one, now).await);
+                receipts.push(reserve(&ahead, &memory, one, now).await);
             }
             let pair = Pair {
                 redis: store(&server).await,
@@ -295,7 +291,7 @@ async fn a_manual_refund_is_applied_after_the_clamp() {
                 format!("{kind:?}"),
             );
             let one = charge(&limits, key.as_bytes(), 1);
-            let pair = Pair::after_a_jump(&server, (&limits, key.as_bytes()), JUMPS[1]).await;
+            let pair = Pair::after_a_jump(&server, &limits, key.as_bytes(), JUMPS[1]).await;
             pair.ask(one, START, Effect::Refund).await;
             assert_eq!(
                 pair.ask(one, START, Effect::Charge).await,
@@ -382,7 +378,7 @@ async fn a_short_step_back_does_not_clamp() {
                 format!("{kind:?}"),
             );
             let one = charge(&limits, key.as_bytes(), 1);
-            Pair::after_a_jump(&server, (&limits, key.as_bytes()), 9 * SECOND).await;
+            Pair::after_a_jump(&server, &limits, key.as_bytes(), 9 * SECOND).await;
             let before = server.command(&["GET", &format!("tg:{key}")]);
             let right = store(&server).await;
             right.pin_clock(at(START));

@@ -47,7 +47,7 @@ impl Rule {
 }
 
 #[derive(Clone, Debug)]
-enum Deed {
+enum Step {
     /// Charges or peeks the rules whose bits are set.
     Ask {
         rules: u8,
@@ -99,27 +99,27 @@ fn limits() -> impl Strategy<Value = Vec<Limit>> {
     )
 }
 
-fn deed() -> impl Strategy<Value = Deed> {
+fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        20 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Deed::Ask { rules, ask }),
-        8 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Deed::Reserve { rules, ask }),
+        20 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Step::Ask { rules, ask }),
+        8 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Step::Reserve { rules, ask }),
         6 => settle(),
-        6 => any::<Index>().prop_map(|which| Deed::Renew { which }),
-        1 => (any::<Index>(), 1..=1_000_000_u64).prop_map(|(rule, micros)| Deed::Block { rule, micros }),
-        1 => any::<Index>().prop_map(|rule| Deed::Unblock { rule }),
-        1 => any::<Index>().prop_map(|rule| Deed::Reset { rule }),
-        2 => (any::<Index>(), limits()).prop_map(|(rule, limits)| Deed::Change { rule, limits }),
-        2 => any::<Index>().prop_map(|rule| Deed::ChangeBack { rule }),
+        6 => any::<Index>().prop_map(|which| Step::Renew { which }),
+        1 => (any::<Index>(), 1..=1_000_000_u64).prop_map(|(rule, micros)| Step::Block { rule, micros }),
+        1 => any::<Index>().prop_map(|rule| Step::Unblock { rule }),
+        1 => any::<Index>().prop_map(|rule| Step::Reset { rule }),
+        2 => (any::<Index>(), limits()).prop_map(|(rule, limits)| Step::Change { rule, limits }),
+        2 => any::<Index>().prop_map(|rule| Step::ChangeBack { rule }),
     ]
 }
 
-fn settle() -> impl Strategy<Value = Deed> {
+fn settle() -> impl Strategy<Value = Step> {
     let unused = prop_oneof![3 => Just(u64::MAX), 2 => 0..=4_u64, 1 => any::<u64>()];
-    (any::<Index>(), unused).prop_map(|(which, unused)| Deed::Settle { which, unused })
+    (any::<Index>(), unused).prop_map(|(which, unused)| Step::Settle { which, unused })
 }
 
 /// The rules, each with its limits and whether it is in shadow mode; the start time; and the steps.
-type Trace = (Vec<(Vec<Limit>, bool)>, u64, Vec<Deed>);
+type Trace = (Vec<(Vec<Limit>, bool)>, u64, Vec<Step>);
 
 /// A trace with up to three rules of any kinds.
 fn trace() -> impl Strategy<Value = Trace> {
@@ -127,26 +127,26 @@ fn trace() -> impl Strategy<Value = Trace> {
     (
         rules,
         strategies::start(),
-        prop::collection::vec(deed(), 1..=40),
+        prop::collection::vec(step(), 1..=40),
     )
 }
 
 /// A trace with one rule of this kind, so that every kind is drawn often enough.
 fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     let rules = strategies::limit(kind).prop_map(|limit| vec![(vec![limit], false)]);
-    let deeds = prop::collection::vec(
+    let steps = prop::collection::vec(
         prop_oneof![
-            12 => strategies::ask().prop_map(|ask| Deed::Ask { rules: 1, ask }),
-            8 => strategies::ask().prop_map(|ask| Deed::Reserve { rules: 1, ask }),
+            12 => strategies::ask().prop_map(|ask| Step::Ask { rules: 1, ask }),
+            8 => strategies::ask().prop_map(|ask| Step::Reserve { rules: 1, ask }),
             6 => settle(),
-            6 => any::<Index>().prop_map(|which| Deed::Renew { which }),
+            6 => any::<Index>().prop_map(|which| Step::Renew { which }),
             1 => (any::<Index>(), strategies::limit(kind))
-                .prop_map(|(rule, limit)| Deed::Change { rule, limits: vec![limit] }),
-            1 => any::<Index>().prop_map(|rule| Deed::ChangeBack { rule }),
+                .prop_map(|(rule, limit)| Step::Change { rule, limits: vec![limit] }),
+            1 => any::<Index>().prop_map(|rule| Step::ChangeBack { rule }),
         ],
         1..=40,
     );
-    (rules, strategies::start(), deeds)
+    (rules, strategies::start(), steps)
 }
 
 /// Whether a state of `old` may hold more units than `new` allows, and so lose some of them when it
@@ -175,8 +175,15 @@ fn may_hold_more(old: &Limits, new: &Limits) -> bool {
 /// The number of former limits per rule that the memory store remembers.
 const MAX_FORMER: u64 = 4;
 
-/// A reservation in both stores: the rules at that time, the cost of each, and the receipts.
-type Reserved = (Vec<Rule>, u64, Receipt, RedisReceipt);
+/// A reservation in both stores.
+struct Reservation {
+    /// The rules at that time.
+    rules: Vec<Rule>,
+    /// The cost of each charge.
+    cost: u64,
+    memory_receipt: Receipt,
+    redis_receipt: RedisReceipt,
+}
 
 /// The two stores, at one instant.
 struct Pair<'r> {
@@ -186,57 +193,57 @@ struct Pair<'r> {
     rules: Vec<Rule>,
     now: u64,
     last: Vec<Outcome>,
-    reserved: Vec<Reserved>,
+    reserved: Vec<Reservation>,
     changes: u64,
 }
 
 impl Pair<'_> {
-    fn run(&mut self, deeds: &[Deed]) -> Result<(), TestCaseError> {
-        for (number, deed) in deeds.iter().enumerate() {
-            let (expected, got) = self.both(deed);
-            prop_assert_eq!(got, expected, "deed {} {:?} at {}", number, deed, self.now);
+    fn run(&mut self, steps: &[Step]) -> Result<(), TestCaseError> {
+        for (number, step) in steps.iter().enumerate() {
+            let (expected, got) = self.both(step);
+            prop_assert_eq!(got, expected, "deed {} {:?} at {}", number, step, self.now);
         }
         Ok(())
     }
 
     /// Runs a step, and returns the answers of the memory store and of the server.
-    fn both(&mut self, deed: &Deed) -> (String, String) {
-        match deed {
-            Deed::Ask { rules, ask } => return self.ask(*rules, ask, false),
-            Deed::Reserve { rules, ask } => return self.ask(*rules, ask, true),
-            Deed::Settle { which, unused } => return self.settle(which, *unused),
-            Deed::Renew { which } => return self.renew(which),
+    fn both(&mut self, step: &Step) -> (String, String) {
+        match step {
+            Step::Ask { rules, ask } => return self.ask(*rules, ask, false),
+            Step::Reserve { rules, ask } => return self.ask(*rules, ask, true),
+            Step::Settle { which, unused } => return self.settle(which, *unused),
+            Step::Renew { which } => return self.renew(which),
             _ => {}
         }
         let now = Timestamp::from_micros(self.now);
-        if let Deed::Block { .. } | Deed::Unblock { .. } = deed {
+        if let Step::Block { .. } | Step::Unblock { .. } = step {
             self.redis.pin_clock(now);
         }
-        match deed {
-            Deed::Ask { .. } | Deed::Reserve { .. } | Deed::Settle { .. } | Deed::Renew { .. } => {}
-            Deed::Block { rule, micros } => {
+        match step {
+            Step::Ask { .. } | Step::Reserve { .. } | Step::Settle { .. } | Step::Renew { .. } => {}
+            Step::Block { rule, micros } => {
                 let (key, span) = (&rule.get(&self.rules).key, Some(Span::from_micros(*micros)));
                 let there = self
                     .runtime
                     .block_on(self.redis.block(key, span, "by hand"));
                 return shown(self.memory.block(key, span, "by hand", now), there);
             }
-            Deed::Unblock { rule } => {
+            Step::Unblock { rule } => {
                 let key = &rule.get(&self.rules).key;
                 let there = self.runtime.block_on(self.redis.unblock(key));
                 return shown(self.memory.unblock(key, now), there);
             }
-            Deed::Reset { rule } => {
+            Step::Reset { rule } => {
                 let key = &rule.get(&self.rules).key;
                 // Expired states may or may not have been deleted, so the results of the reset are
                 // not compared.
                 self.memory.reset(key);
                 self.runtime.block_on(self.redis.reset(key)).unwrap();
             }
-            Deed::Change { rule, limits } => {
+            Step::Change { rule, limits } => {
                 self.change(rule.index(self.rules.len()), limits.clone());
             }
-            Deed::ChangeBack { rule } => {
+            Step::ChangeBack { rule } => {
                 let at = rule.index(self.rules.len());
                 if let Some(former) = self.rules[at].former.clone() {
                     self.change(at, former);
@@ -303,7 +310,12 @@ impl Pair<'_> {
                 format!("{here:?} {expected:?}"),
                 format!("{there:?} {got:?}"),
             );
-            self.reserved.push((chosen, cost, receipt, remote));
+            self.reserved.push(Reservation {
+                rules: chosen,
+                cost,
+                memory_receipt: receipt,
+                redis_receipt: remote,
+            });
             answers
         } else {
             let here = self
@@ -325,13 +337,20 @@ impl Pair<'_> {
         if self.reserved.is_empty() {
             return (String::new(), String::new());
         }
-        let (rules, cost, receipt, remote) = self.reserved.remove(which.index(self.reserved.len()));
+        let reservation = self.reserved.remove(which.index(self.reserved.len()));
+        let Reservation {
+            rules,
+            cost,
+            memory_receipt,
+            redis_receipt,
+        } = reservation;
         let charges: Vec<Charge<'_>> = rules.iter().map(|rule| rule.charge(cost)).collect();
         let settlements = vec![Settlement { unused }; charges.len()];
         let now = Timestamp::from_micros(self.now);
         self.redis.pin_clock(now);
-        self.memory.settle(&charges, receipt, &settlements, now);
-        let settled = self.redis.settle(&charges, remote, &settlements);
+        self.memory
+            .settle(&charges, memory_receipt, &settlements, now);
+        let settled = self.redis.settle(&charges, redis_receipt, &settlements);
         self.runtime.block_on(settled).unwrap();
         self.look()
     }
@@ -359,10 +378,15 @@ impl Pair<'_> {
         let now = Timestamp::from_micros(self.now);
         self.redis.pin_clock(now);
         let at = which.index(self.reserved.len());
-        let (rules, cost, receipt, remote) = &mut self.reserved[at];
+        let Reservation {
+            rules,
+            cost,
+            memory_receipt,
+            redis_receipt,
+        } = &mut self.reserved[at];
         let charges: Vec<Charge<'_>> = rules.iter().map(|rule| rule.charge(*cost)).collect();
-        let here = self.memory.renew(&charges, receipt, now);
-        let there = self.redis.renew(&charges, remote);
+        let here = self.memory.renew(&charges, memory_receipt, now);
+        let there = self.redis.renew(&charges, redis_receipt);
         let there = self.runtime.block_on(there).unwrap();
         let (expected, got) = self.look();
         (format!("{here:?} {expected}"), format!("{there:?} {got}"))
@@ -382,22 +406,24 @@ where
     let runtime = crate::runtime();
     let redis = runtime.block_on(RedisStore::connect(&server.url(), "tg"));
     let empty = || drop(server.command(&["FLUSHALL"]));
-    compare_on((&runtime, &redis.unwrap(), &empty), cases, traces);
+    compare_on(&runtime, &redis.unwrap(), &empty, cases, traces);
 }
 
 /// Like [`compare`], on a cluster where every rule's key is in a different slot.
-fn compare_apart<S>(server: &RedisServer, cases: u32, traces: impl Fn() -> S)
+fn compare_across_slots<S>(server: &RedisServer, cases: u32, traces: impl Fn() -> S)
 where
     S: Strategy<Value = Trace>,
 {
     let runtime = crate::runtime();
     let store = runtime.block_on(crate::cross_slot::store(&server.url()));
     let empty = || drop(server.ask(&["FLUSHALL"]));
-    compare_on((&runtime, &store, &empty), cases, traces);
+    compare_on(&runtime, &store, &empty, cases, traces);
 }
 
 fn compare_on<S>(
-    (runtime, redis, empty): (&Runtime, &RedisStore, &dyn Fn()),
+    runtime: &Runtime,
+    redis: &RedisStore,
+    empty: &dyn Fn(),
     cases: u32,
     traces: impl Fn() -> S,
 ) where
@@ -405,7 +431,7 @@ fn compare_on<S>(
 {
     let mut config = strategies::cases(cases);
     config.failure_persistence = None;
-    let result = TestRunner::new(config).run(&traces(), |(rules, now, deeds)| {
+    let result = TestRunner::new(config).run(&traces(), |(rules, now, steps)| {
         empty();
         let rules = (0_u8..).zip(rules).map(|(number, (limits, shadow))| Rule {
             key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k' + number],
@@ -429,7 +455,7 @@ fn compare_on<S>(
             reserved: Vec::new(),
             changes: 0,
         };
-        pair.run(&deeds)
+        pair.run(&steps)
     });
     if let Err(failure) = result {
         panic!("{failure}");
@@ -457,17 +483,17 @@ fn trace_of_schedules() -> impl Strategy<Value = Trace> {
     let kinds = [Kind::Gcra, Kind::TokenBucket, Kind::Meter, Kind::Queue];
     let kind = prop::sample::select(kinds.to_vec());
     let limits = prop::collection::vec(kind.prop_flat_map(strategies::plain_limit), 2..=4);
-    let deed = prop_oneof![
-        12 => strategies::ask().prop_map(|ask| Deed::Ask { rules: 1, ask }),
-        1 => (any::<Index>(), 1..=1_000_u64).prop_map(|(rule, micros)| Deed::Block { rule, micros }),
-        1 => any::<Index>().prop_map(|rule| Deed::Unblock { rule }),
-        1 => any::<Index>().prop_map(|rule| Deed::Reset { rule }),
+    let step = prop_oneof![
+        12 => strategies::ask().prop_map(|ask| Step::Ask { rules: 1, ask }),
+        1 => (any::<Index>(), 1..=1_000_u64).prop_map(|(rule, micros)| Step::Block { rule, micros }),
+        1 => any::<Index>().prop_map(|rule| Step::Unblock { rule }),
+        1 => any::<Index>().prop_map(|rule| Step::Reset { rule }),
     ];
     let rules = (limits, any::<bool>()).prop_map(|rule| vec![rule]);
     (
         rules,
         strategies::start(),
-        prop::collection::vec(deed, 1..=40),
+        prop::collection::vec(step, 1..=40),
     )
 }
 
@@ -489,25 +515,33 @@ fn rules_decide_together_as_in_memory_in_valkey() {
 }
 
 /// A trace with rules in different slots that are charged together.
-fn trace_apart() -> impl Strategy<Value = Trace> {
+fn trace_across_slots() -> impl Strategy<Value = Trace> {
     let rules = prop::collection::vec((limits(), prop::bool::weighted(0.2)), 2..=3);
-    let deed = prop_oneof![
-        12 => strategies::ask().prop_map(|ask| Deed::Ask { rules: 7, ask }),
-        2 => deed(),
+    let step = prop_oneof![
+        12 => strategies::ask().prop_map(|ask| Step::Ask { rules: 7, ask }),
+        2 => step(),
     ];
     (
         rules,
         strategies::start(),
-        prop::collection::vec(deed, 1..=40),
+        prop::collection::vec(step, 1..=40),
     )
 }
 
 #[test]
 fn rules_in_several_slots_decide_as_in_memory_in_redis() {
-    compare_apart(&RedisServer::slotted("redis-server"), 150, trace_apart);
+    compare_across_slots(
+        &RedisServer::slotted("redis-server"),
+        150,
+        trace_across_slots,
+    );
 }
 
 #[test]
 fn rules_in_several_slots_decide_as_in_memory_in_valkey() {
-    compare_apart(&RedisServer::slotted("valkey-server"), 150, trace_apart);
+    compare_across_slots(
+        &RedisServer::slotted("valkey-server"),
+        150,
+        trace_across_slots,
+    );
 }

@@ -47,7 +47,8 @@ async fn same(
     redis: &RedisStore,
     memory: &MemoryStore,
     charges: &[Charge<'_>],
-    (now, effect): (Timestamp, Effect),
+    now: Timestamp,
+    effect: Effect,
 ) -> Decision {
     let (mut expected, mut got) = (Vec::<Outcome>::new(), Vec::new());
     let decision = memory.check(charges, now, effect, &mut expected);
@@ -80,7 +81,7 @@ async fn schedules_decide_as_in_memory() {
             let effect = [Effect::Charge, Effect::Charge, Effect::Peek, Effect::Look]
                 [(step % 7 % 4) as usize];
             if !charges.is_empty() {
-                same(&redis, &memory, &charges, (now, effect)).await;
+                same(&redis, &memory, &charges, now, effect).await;
             }
         }
     }
@@ -127,7 +128,8 @@ async fn long_logs_decide_as_in_memory() {
                 &redis,
                 &memory,
                 &[charge],
-                (Timestamp::from_micros(now), effect),
+                Timestamp::from_micros(now),
+                effect,
             )
             .await;
             if step % 400 == 0 {
@@ -153,7 +155,7 @@ async fn a_state_of_changed_limits_is_converted() {
             for effect in [Effect::Peek, Effect::Charge, Effect::Charge] {
                 let charge = Charge::new(b"user:1", limits, Cost::new(4).unwrap()).unwrap();
                 let now = Timestamp::from_micros(START + second * 1_000_000);
-                same(&redis, &memory, &[charge], (now, effect)).await;
+                same(&redis, &memory, &[charge], now, effect).await;
             }
         }
     }
@@ -189,7 +191,7 @@ async fn a_server_with_a_lower_limit_takes_nothing_from_others() {
                 let now = Timestamp::from_micros(START);
                 for limits in [&more; 11].into_iter().chain([&less]) {
                     let charge = Charge::new(key.as_bytes(), limits, Cost::ONE).unwrap();
-                    let decision = same(&redis, &memory, &[charge], (now, Effect::Charge)).await;
+                    let decision = same(&redis, &memory, &[charge], now, Effect::Charge).await;
                     admitted += usize::from(decision == Decision::Admitted);
                 }
             }

@@ -39,7 +39,7 @@ async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
         for (here, there) in receipts {
             memory.settle(&charges, here, &refund, at(4_000));
             redis.settle(&charges, there, &refund).await.unwrap();
-            same(&redis, &memory, &charges, (at(4_000), Effect::Look)).await;
+            same(&redis, &memory, &charges, at(4_000), Effect::Look).await;
         }
     }
 }
@@ -88,16 +88,18 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
                     let there = redis.reserve(&before, &mut outcomes).await.unwrap().1;
                     for _ in 0..charged_between {
                         let between = [charge(&second, 1)];
-                        same(&redis, &memory, &between, (at(100_000), Effect::Charge)).await;
+                        same(&redis, &memory, &between, at(100_000), Effect::Charge).await;
                     }
                     let after = [charge(&third, 1)];
-                    let charged = (at(200_000), Effect::Charge);
-                    while same(&redis, &memory, &after, charged).await == Decision::Admitted {}
+                    let now = at(200_000);
+                    while same(&redis, &memory, &after, now, Effect::Charge).await
+                        == Decision::Admitted
+                    {}
                     let left = remaining(&memory, &after, at(200_000));
                     let refund = [Settlement { unused: 5 }];
                     memory.settle(&before, here, &refund, at(200_000));
                     redis.settle(&before, there, &refund).await.unwrap();
-                    same(&redis, &memory, &after, (at(200_000), Effect::Look)).await;
+                    same(&redis, &memory, &after, at(200_000), Effect::Look).await;
                     let returned = remaining(&memory, &after, at(200_000)) - left;
                     // Calendar windows do not depend on the rate, and slots are always released.
                     let is_converted = charged_between == 1
@@ -137,9 +139,9 @@ async fn a_refund_under_limits_that_keep_nothing_leaves_the_slots() {
         let (_, mut here) = memory.reserve(&held, now, &mut outcomes);
         let (_, mut there) = redis.reserve(&held, &mut outcomes).await.unwrap();
         let refund = [charge(&rates)];
-        same(&redis, &memory, &refund, (now, Effect::Refund)).await;
+        same(&redis, &memory, &refund, now, Effect::Refund).await;
         let asked = [charge(&slots_again)];
-        let decision = same(&redis, &memory, &asked, (now, Effect::Charge)).await;
+        let decision = same(&redis, &memory, &asked, now, Effect::Charge).await;
         assert_eq!(decision, Decision::Limited, "the slot was lost");
         let renewed = redis.renew(&held, &mut there).await.unwrap();
         let expected = memory.renew(&held, &mut here, now);

@@ -5,48 +5,48 @@ use std::sync::{LazyLock, OnceLock};
 use crate::{call::Script, encode::kernel};
 
 /// Marker in a script, in place of which the kernels that the call needs are inserted.
-const ROOM: &str = "-- (the kernels that the programs name come here)\n";
+const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\n";
 
 /// Marker in a script that is replaced if any of these kernels has long states.
-const LONG_STATES: &str = "-- (has_long_states = true)\n";
+const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
 /// Code that several scripts share, each with the marker that it replaces.
 const SHARED: [(&str, &str); 7] = [
-    ("-- (program.lua)\n", include_str!("scripts/program.lua")),
-    ("-- (members.lua)\n", include_str!("scripts/members.lua")),
-    ("-- (lead.lua)\n", include_str!("scripts/lead.lua")),
-    ("-- (ledger.lua)\n", include_str!("scripts/ledger.lua")),
-    ("-- (value.lua)\n", include_str!("scripts/value.lua")),
-    ("-- (weight.lua)\n", include_str!("scripts/weight.lua")),
-    ("-- (states.lua)\n", include_str!("scripts/states.lua")),
+    ("-- (program.lua)\n", include_str!("program.lua")),
+    ("-- (members.lua)\n", include_str!("members.lua")),
+    ("-- (lead.lua)\n", include_str!("lead.lua")),
+    ("-- (ledger.lua)\n", include_str!("ledger.lua")),
+    ("-- (value.lua)\n", include_str!("value.lua")),
+    ("-- (weight.lua)\n", include_str!("weight.lua")),
+    ("-- (states.lua)\n", include_str!("states.lua")),
 ];
 
 /// Returns `text` with the shared code in place of its markers.
-fn whole(text: &str) -> String {
+fn expand_markers(text: &str) -> String {
     SHARED
         .iter()
-        .fold(text.to_owned(), |text, (place, shared)| {
-            text.replace(place, shared)
+        .fold(text.to_owned(), |text, (marker, shared)| {
+            text.replace(marker, shared)
         })
 }
 
 /// Decides one key with one schedule that does not count denied requests, and whose unit is a whole
 /// number of microseconds.
 pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(whole(include_str!("scripts/schedule_alone.lua"))));
+    LazyLock::new(|| Script::new(expand_markers(include_str!("schedule_alone.lua"))));
 
 /// Decides one key whose limits share one log.
 pub(crate) static LOG_ALONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(whole(include_str!("scripts/log_alone.lua"))));
+    LazyLock::new(|| Script::new(expand_markers(include_str!("log_alone.lua"))));
 
 /// The kernels, indexed by the constants of [`kernel`](crate::encode::kernel).
 const KERNELS: [&str; 7] = [
-    include_str!("scripts/schedule.lua"),
-    include_str!("scripts/interval.lua"),
-    include_str!("scripts/window.lua"),
-    include_str!("scripts/log.lua"),
-    include_str!("scripts/buckets.lua"),
-    include_str!("scripts/weighted.lua"),
+    include_str!("schedule.lua"),
+    include_str!("interval.lua"),
+    include_str!("window.lua"),
+    include_str!("log.lua"),
+    include_str!("buckets.lua"),
+    include_str!("weighted.lua"),
     // The kernel of leases is that of the log.
     "",
 ];
@@ -62,10 +62,10 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
         let has = |kernel: usize| kernels >> kernel & 1 == 1;
         let needed = (0..KERNELS.len()).filter(|kernel| has(*kernel));
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
-        let mut text = whole(&include_str!("scripts/check.lua").replace(ROOM, &texts));
+        let mut text = expand_markers(&include_str!("check.lua").replace(KERNELS_MARKER, &texts));
         // The states of leases are long, too: they need the kernel of the log.
         if has(kernel::LOG.into()) || has(kernel::BUCKETS.into()) {
-            text = text.replace(LONG_STATES, "has_long_states = true\n");
+            text = text.replace(LONG_STATES_MARKER, "has_long_states = true\n");
         }
         Script::new(text)
     })
@@ -73,15 +73,15 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
 
 /// Refunds reservations.
 pub(crate) static GIVE_BACK: LazyLock<Script> =
-    LazyLock::new(|| Script::new(whole(include_str!("scripts/give_back.lua"))));
+    LazyLock::new(|| Script::new(expand_markers(include_str!("give_back.lua"))));
 
 /// Renews concurrency leases.
 pub(crate) static RENEW: LazyLock<Script> =
-    LazyLock::new(|| Script::new(whole(include_str!("scripts/renew.lua"))));
+    LazyLock::new(|| Script::new(expand_markers(include_str!("renew.lua"))));
 
 /// Reads values unchanged.
 pub(crate) static READ: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/read.lua").to_owned()));
+    LazyLock::new(|| Script::new(include_str!("read.lua").to_owned()));
 
 /// Deletes a key with any value.
 pub(crate) static FORGET: LazyLock<Script> =
@@ -89,15 +89,15 @@ pub(crate) static FORGET: LazyLock<Script> =
 
 /// Writes values if the stored values have not changed since they were read.
 pub(crate) static REPLACE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/replace.lua").to_owned()));
+    LazyLock::new(|| Script::new(include_str!("replace.lua").to_owned()));
 
 /// Counts the servers that share a Redis.
 pub(crate) static CENSUS: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/census.lua").to_owned()));
+    LazyLock::new(|| Script::new(include_str!("census.lua").to_owned()));
 
 /// Maintains the index of blocks.
 pub(crate) static BLOCK_INDEX: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/block_index.lua").to_owned()));
+    LazyLock::new(|| Script::new(include_str!("block_index.lua").to_owned()));
 
 mod fast_path;
 
