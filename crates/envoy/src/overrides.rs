@@ -1,41 +1,38 @@
 //! A cache of the limits in descriptors, because building a limit takes longer than a decision.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use tidegate_core::{Algorithm, Limit, LimitError, Limits, Window};
+use tidegate_limiter::BuildCache;
 
 use super::{LimitOverride, rules::RuleLimits};
 
-/// The maximum number of cached limits. A typical Envoy configuration has a few; even per-tenant
-/// limits have few distinct values.
-const KEPT: usize = 4_096;
+/// The number of cached limits. A typical Envoy configuration has a few; even per-tenant limits
+/// have few distinct values.
+const CACHED_LIMITS: usize = 4_096;
 
 /// Limits by override and mode.
-#[derive(Debug, Default)]
-pub(super) struct Overrides(RwLock<HashMap<(LimitOverride, Denied), Arc<RuleLimits>>>);
+#[derive(Debug)]
+pub(super) struct Overrides(RwLock<BuildCache<(LimitOverride, Denied), Arc<RuleLimits>>>);
+
+impl Default for Overrides {
+    fn default() -> Self {
+        Self(RwLock::new(BuildCache::new(CACHED_LIMITS)))
+    }
+}
 
 impl Overrides {
     /// Returns the limits of `asked`; `None` if its unit is unknown.
     pub(super) fn limits(&self, asked: LimitOverride, denied: Denied) -> Option<Arc<RuleLimits>> {
-        let known = self
-            .0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&(asked, denied))
-            .cloned();
-        if known.is_some() {
-            return known;
+        let key = (asked, denied);
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(limits) = known.get(&key) {
+            return Some(Arc::clone(limits));
         }
+        drop(known);
         let built = Arc::new(fixed_window(asked, denied).ok()?);
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= KEPT {
-            known.clear();
-        }
-        known.insert((asked, denied), Arc::clone(&built));
-        Some(built)
+        Some(Arc::clone(known.insert(key, built)))
     }
 }
 

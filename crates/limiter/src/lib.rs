@@ -5,6 +5,7 @@
 //! ready, and leaves the others to a task.
 
 mod admin_ops;
+mod build_cache;
 pub mod date;
 pub mod entries;
 pub mod metrics;
@@ -22,7 +23,10 @@ use tidegate_core::{
 use tidegate_identity::Trust;
 use tidegate_redis::{FallbackStore, StoreError};
 
-pub use self::store::{Backend, LimiterReceipt};
+pub use self::{
+    build_cache::BuildCache,
+    store::{Backend, LimiterReceipt},
+};
 use crate::{
     entries::{AuditedRequest, EntryAudit},
     metrics::{ListenerKind, Metrics},

@@ -43,7 +43,7 @@ impl Limit {
 }
 
 /// The names of the algorithms in a rules file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each variant has the name of its algorithm")]
 pub enum AlgorithmName {
     Gcra,
@@ -88,7 +88,7 @@ impl AlgorithmName {
 }
 
 /// The start of the windows of a fixed window limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Anchor {
     /// Windows start at whole multiples of their length since the Unix epoch.
     #[default]
@@ -101,7 +101,7 @@ pub enum Anchor {
 
 /// The fields of a limit, by their names in the rules file. `None` means that the field was not
 /// given.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(
     missing_docs,
     reason = "the fields are those of the variants of `Algorithm`, documented there"

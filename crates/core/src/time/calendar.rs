@@ -5,7 +5,10 @@
 //! If a month does not have the anchor day, its window begins on its last day: with anchor 31, on
 //! January 31 and on April 30.
 
-use std::fmt;
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+};
 
 use jiff::{
     ToSpan,
@@ -44,6 +47,13 @@ pub struct Calendar {
     unit: CalendarUnit,
     zone: Zone,
     day: i8,
+}
+
+/// The zone is left out, because its rules cannot be hashed.
+impl Hash for Calendar {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.unit, self.day).hash(state);
+    }
 }
 
 impl Calendar {

@@ -7,10 +7,10 @@
 
 mod authorize;
 mod body;
+mod build_limits;
 mod check;
 mod fields;
 mod limit_fields;
-mod limits_cache;
 pub(super) mod serve;
 mod stream;
 mod template_cache;

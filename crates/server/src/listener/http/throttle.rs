@@ -1,11 +1,11 @@
 //! `POST /v1/throttle`: the limit is sent with the request.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, sync::Arc};
 
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Effect, LimitSpec, Outcome, bounds::MAX_LIMITS_PER_RULE,
+    AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, Outcome, bounds::MAX_LIMITS_PER_RULE,
 };
-use tidegate_limiter::{DecisionRequest, Limiter, metrics::ListenerKind};
+use tidegate_limiter::{BuildCache, DecisionRequest, Limiter, metrics::ListenerKind};
 use tidegate_net::{
     Problem,
     json::{self, Json, Members},
@@ -14,9 +14,9 @@ use tidegate_net::{
 
 use super::{
     ConnectionContext,
+    build_limits::build_limits,
     fields::{Field, FieldLocation},
     limit_fields::{is_field, listed, set, unknown},
-    limits_cache::LimitsCache,
     status,
     template_cache::{TemplateCache, ThrottleParameters},
 };
@@ -24,11 +24,15 @@ use super::{
 /// The fields of a request other than those of its limit.
 const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 
+/// The number of limits that each worker keeps. Callers rarely use more than a few.
+const CACHED_LIMITS: usize = 64;
+
 thread_local! {
     /// Buffers and caches that the requests of this worker share.
     static BUFFERS: RefCell<ThrottleBuffers> = RefCell::default();
     static TEMPLATES: RefCell<TemplateCache> = RefCell::default();
-    static CACHE: RefCell<LimitsCache> = RefCell::default();
+    static LIMITS: RefCell<BuildCache<Vec<LimitSpec>, Arc<Limits>>> =
+        RefCell::new(BuildCache::new(CACHED_LIMITS));
 }
 
 #[derive(Debug, Default)]
@@ -82,7 +86,10 @@ fn parse_and_cache<'b>(
         specs,
         location,
     } = read(members)?;
-    let limits = CACHE.with_borrow_mut(|cache| cache.limits(specs, location))?;
+    let limits = LIMITS.with_borrow_mut(|cache| {
+        let limits = cache.get_or_build(specs, |specs| build_limits(specs, location).map(Arc::new));
+        limits.cloned()
+    })?;
     let parameters = ThrottleParameters {
         cost,
         effect,

@@ -18,7 +18,7 @@ pub mod bounds;
 mod command;
 mod connection;
 mod inline;
-mod limits_cache;
+mod limit_parameters;
 mod parse;
 mod pending;
 mod reply;

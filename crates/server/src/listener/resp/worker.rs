@@ -6,18 +6,21 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Outcome, Scratch, Timestamp};
-use tidegate_limiter::{Limiter, metrics::ListenerKind};
+use tidegate_core::{Limits, Outcome, Scratch, Timestamp};
+use tidegate_limiter::{BuildCache, Limiter, metrics::ListenerKind};
 
 use super::{
     bounds::{MAX_WAITING, OUTPUT_BYTES},
     command,
-    limits_cache::LimitsCache,
+    limit_parameters::LimitParameters,
     parse::Parser,
     pending::{PendingBatch, PendingReply},
     reply::Reply,
     session::{Ending, Replies, Session},
 };
+
+/// The number of limits that each worker keeps.
+const CACHED_LIMITS: usize = 64;
 
 /// A worker's buffers for commands and replies.
 #[derive(Debug, Default)]
@@ -31,12 +34,24 @@ pub(super) struct CommandExecutor {
 }
 
 /// Buffers and caches that commands reuse.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CommandBuffers {
-    pub(super) limits: LimitsCache,
+    /// The limits that are sent with commands. Applications use the same few again and again.
+    pub(super) limits: BuildCache<LimitParameters, Arc<Limits>>,
     pub(super) outcomes: Vec<Outcome>,
     pub(super) key: Vec<u8>,
     pub(super) scratch: Scratch,
+}
+
+impl Default for CommandBuffers {
+    fn default() -> Self {
+        Self {
+            limits: BuildCache::new(CACHED_LIMITS),
+            outcomes: Vec::new(),
+            key: Vec::new(),
+            scratch: Scratch::default(),
+        }
+    }
 }
 
 /// Everything that a command needs to run.

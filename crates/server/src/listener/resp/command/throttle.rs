@@ -11,7 +11,7 @@ use tidegate_limiter::{DecisionRequest, Limiter, metrics::ListenerKind};
 
 use super::{
     super::{
-        limits_cache::{Face, Numbers},
+        limit_parameters::{Dialect, LimitParameters},
         parse::Arguments,
         pending::{PendingCommand, PendingReply},
         reply::Reply,
@@ -28,7 +28,7 @@ pub(super) fn cl_throttle(
     arguments: Arguments<'_>,
     reply: &mut Reply<'_>,
 ) {
-    if let Err(refusal) = run(context, arguments, Face::Gcra, reply) {
+    if let Err(refusal) = run(context, arguments, Dialect::RedisCell, reply) {
         let refusal = CellRefusal(&refusal);
         let error = format_args!("Cell error: Store error: {refusal}");
         refuse(context, reply, error);
@@ -46,7 +46,7 @@ pub(super) fn usage(context: &mut Context<'_>, reply: &mut Reply<'_>) {
 /// Runs `THROTTLE key max_burst count_per_period period [quantity]` → `[allowed, limit, remaining,
 /// reset_after_s, retry_after_s or 0 or -1]`.
 pub(super) fn throttle(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    if let Err(refusal) = run(context, arguments, Face::Bucket, reply) {
+    if let Err(refusal) = run(context, arguments, Dialect::Throttlecrab, reply) {
         let refusal = CrabRefusal(&refusal);
         refuse(context, reply, format_args!("ERR {refusal}"));
     }
@@ -55,12 +55,12 @@ pub(super) fn throttle(context: &mut Context<'_>, arguments: Arguments<'_>, repl
 fn run<'a>(
     context: &mut Context<'_>,
     arguments: Arguments<'a>,
-    face: Face,
+    dialect: Dialect,
     reply: &mut Reply<'_>,
 ) -> Result<(), Refusal<'a>> {
-    let answer = ThrottleCommand::read(arguments, face)?.decide(context, reply)?;
+    let answer = ThrottleCommand::read(arguments, dialect)?.decide(context, reply)?;
     if let Some(answer) = answer {
-        answer.write(face, reply);
+        answer.write(dialect, reply);
     }
     Ok(())
 }
@@ -69,14 +69,14 @@ fn run<'a>(
 #[derive(Debug)]
 struct ThrottleCommand<'a> {
     key: &'a [u8],
-    numbers: Numbers,
+    parameters: LimitParameters,
     /// `None` for a quantity of 0, which only reads the current state.
     cost: Option<Cost>,
 }
 
 impl<'a> ThrottleCommand<'a> {
-    fn read(arguments: Arguments<'a>, face: Face) -> Result<Self, Refusal<'a>> {
-        let least_burst = u64::from(face == Face::Bucket);
+    fn read(arguments: Arguments<'a>, dialect: Dialect) -> Result<Self, Refusal<'a>> {
+        let least_burst = u64::from(dialect == Dialect::Throttlecrab);
         let burst = Number::read(arguments, 2, "max_burst")?;
         let count = Number::read(arguments, 3, "count_per_period")?;
         let period = Number::read(arguments, 4, "period")?;
@@ -87,11 +87,11 @@ impl<'a> ThrottleCommand<'a> {
             },
             Some(_) => Number::read(arguments, 5, "quantity")?,
         };
-        if face == Face::Gcra && (count.value == 0 || period.value == 0) {
+        if dialect == Dialect::RedisCell && (count.value == 0 || period.value == 0) {
             return Err(Refusal::ZeroRate);
         }
-        let numbers = Numbers {
-            face,
+        let parameters = LimitParameters {
+            dialect,
             burst: burst.within(least_burst, bounds::MAX_COUNT)?,
             count: count.within(1, bounds::MAX_COUNT)?,
             period_secs: period.within(1, bounds::MAX_PERIOD.as_micros() / 1_000_000)?,
@@ -99,7 +99,7 @@ impl<'a> ThrottleCommand<'a> {
         let cost = Cost::new(quantity.within(0, bounds::MAX_COUNT)?).ok();
         Ok(Self {
             key: arguments.get(1).unwrap_or_default(),
-            numbers,
+            parameters,
             cost,
         })
     }
@@ -115,7 +115,10 @@ impl<'a> ThrottleCommand<'a> {
         let refused = |error: tidegate_core::RequestError| Refusal::Key(error.problem);
         let key =
             Limiter::throttle_key_in(database, self.key, &mut buffers.key).map_err(refused)?;
-        let limits = buffers.limits.get(self.numbers).map_err(Refusal::Limit)?;
+        let limits = buffers.limits.get_or_build(self.parameters, |parameters| {
+            parameters.compile().map(Arc::new)
+        });
+        let limits = limits.map_err(Refusal::Limit)?;
         let effect = if self.cost.is_some() {
             Effect::Charge
         } else {
@@ -134,7 +137,7 @@ impl<'a> ThrottleCommand<'a> {
             let later = PendingCommand::Throttle(PendingThrottle {
                 key: key.into(),
                 limits: Arc::clone(limits),
-                numbers: self.numbers,
+                parameters: self.parameters,
                 cost: charge.cost,
                 effect,
                 now,
@@ -147,7 +150,7 @@ impl<'a> ThrottleCommand<'a> {
                 .limiter
                 .observe_throttle(ListenerKind::Resp, &decided);
         }
-        let answer = Answer::of(&decided.decision, buffers.outcomes.first(), self.numbers);
+        let answer = Answer::of(&decided.decision, buffers.outcomes.first(), self.parameters);
         Ok(Some(answer))
     }
 }
@@ -157,7 +160,7 @@ impl<'a> ThrottleCommand<'a> {
 pub(in crate::listener::resp) struct PendingThrottle {
     key: Box<[u8]>,
     limits: Arc<Limits>,
-    numbers: Numbers,
+    parameters: LimitParameters,
     cost: Cost,
     effect: Effect,
     now: Timestamp,
@@ -187,8 +190,8 @@ impl PendingThrottle {
         if self.effect == Effect::Charge {
             limiter.observe_throttle(ListenerKind::Resp, &decided);
         }
-        let answer = Answer::of(&decided.decision, outcomes.first(), self.numbers);
-        answer.write(self.numbers.face, reply);
+        let answer = Answer::of(&decided.decision, outcomes.first(), self.parameters);
+        answer.write(self.parameters.dialect, reply);
     }
 }
 
@@ -251,9 +254,9 @@ struct Answer {
 }
 
 impl Answer {
-    /// Summarises a decision on the limit with these numbers.
-    fn of(decision: &Decision, outcome: Option<&Outcome>, numbers: Numbers) -> Self {
-        let quota = numbers.burst + u64::from(numbers.face == Face::Gcra);
+    /// Summarises a decision on the limit with these parameters.
+    fn of(decision: &Decision, outcome: Option<&Outcome>, parameters: LimitParameters) -> Self {
+        let quota = parameters.burst + u64::from(parameters.dialect == Dialect::RedisCell);
         let allowed = *decision == Decision::Admitted;
         if let Some(outcome) = outcome {
             let Outcome {
@@ -287,23 +290,25 @@ impl Answer {
         }
     }
 
-    fn write(&self, face: Face, reply: &mut Reply<'_>) {
-        let wait = match (self.allowed, face) {
+    fn write(&self, dialect: Dialect, reply: &mut Reply<'_>) {
+        let wait = match (self.allowed, dialect) {
             (false, _) => self.retry_after_secs(),
-            (true, Face::Gcra) => -1,
-            (true, Face::Bucket) => 0,
+            (true, Dialect::RedisCell) => -1,
+            (true, Dialect::Throttlecrab) => 0,
         };
         let reset_after = self.reset_after.as_secs_ceil();
         reply.array(5);
-        reply.integer(i64::from(self.allowed == (face == Face::Bucket)));
+        reply.integer(i64::from(
+            self.allowed == (dialect == Dialect::Throttlecrab),
+        ));
         reply.count(self.limit);
         reply.count(self.remaining);
-        match face {
-            Face::Gcra => {
+        match dialect {
+            Dialect::RedisCell => {
                 reply.integer(wait);
                 reply.count(reset_after);
             }
-            Face::Bucket => {
+            Dialect::Throttlecrab => {
                 reply.count(reset_after);
                 reply.integer(wait);
             }
