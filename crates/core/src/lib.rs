@@ -54,11 +54,13 @@ pub use limit::{
     Algorithm, AlgorithmName, Anchor, Counting, Limit, LimitSpec, Rate, RefillMode, Window, bounds,
 };
 pub use maybe_ready::{MaybeReady, MaybeReadyFuture, Never};
-pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
+pub use memory::{
+    Block, BlockNote, BlockedRule, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull,
+};
 pub use rules::{
     ActiveHours, Bypass, Condition, CostSource, DESCRIPTOR_KEY, Days, Headroom, Hours,
     MAX_KEY_SPACE, Mode, Parents, Pattern, Request, ResponseCost, Rule, RuleError, RuleErrors,
-    RuleSet, Scratch, UnusedShare, When, canonical_net, free_key, free_key_in,
+    RuleSet, Scratch, UnusedShare, When, canonical_net, former_key, free_key, free_key_in,
 };
 pub use store::{Decided, DecisionAndReceipt, Question, Store};
 pub use time::{Calendar, CalendarUnit, Span, Timestamp};

@@ -3,12 +3,16 @@
 
 use std::collections::HashMap;
 
-use tidegate_core::{Block, Span, Timestamp, bounds};
+use tidegate_core::{Block, BlockNote, BlockedRule, Span, Timestamp, bounds};
 
 use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
 
 /// Length in bytes of the end time of a block, the first field of an index entry.
 const END_BYTES: usize = 7;
+
+/// Separates the reason of an entry from the rule. It occurs in no reason, because UTF-8 never has
+/// this byte.
+const RULE_MARK: u8 = 0xFF;
 
 impl RedisStore {
     /// Blocks `key` for the duration `span`, or until the block is lifted if `span` is `None`.
@@ -19,18 +23,19 @@ impl RedisStore {
     /// # Errors
     ///
     /// [`StoreError`] if the key was not blocked, or if the outcome is unknown. Retrying is safe.
-    pub async fn block(
+    pub async fn block<'a>(
         &self,
         key: &[u8],
         span: Option<Span>,
-        reason: &str,
+        note: impl Into<BlockNote<'a>>,
     ) -> Result<bool, StoreError> {
+        let note = encode_note(note.into());
         let micros = span.map_or(0, |span| span.as_micros().max(1));
         let put = [
             b"put".to_vec(),
             key.to_vec(),
             micros.to_string().into_bytes(),
-            reason.as_bytes().to_vec(),
+            note,
             bounds::MAX_BLOCKS.to_string().into_bytes(),
         ];
         match self.call_index(put.to_vec()).await? {
@@ -80,11 +85,12 @@ impl RedisStore {
         };
         let entry = self.call_index(vec![b"get".to_vec(), key.to_vec()]).await?;
         let entry = decode::bytes(entry).unwrap_or_default();
-        let reason = entry.get(END_BYTES..).unwrap_or_default();
+        let (reason, rule) = decode_note(entry.get(END_BYTES..).unwrap_or_default());
         Ok(Some(Block {
             key: key.into(),
             until,
-            reason: String::from_utf8_lossy(reason).into_owned(),
+            reason,
+            rule,
         }))
     }
 
@@ -127,13 +133,45 @@ fn parse_entries(entries: HashMap<Vec<u8>, Vec<u8>>, now: Timestamp) -> Vec<Bloc
 
 /// Parses an entry of the index; `None` if the block has ended.
 fn parse_entry(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
-    let (end, reason) = entry.split_at_checked(END_BYTES)?;
+    let (end, note) = entry.split_at_checked(END_BYTES)?;
     let end = end.iter().fold(0, |end, byte| end << 8 | u64::from(*byte));
-    (end == 0 || end > now.as_micros()).then(|| Block {
-        key: key.into(),
-        until: (end > 0).then(|| Timestamp::from_micros(end)),
-        reason: String::from_utf8_lossy(reason).into_owned(),
+    (end == 0 || end > now.as_micros()).then(|| {
+        let (reason, rule) = decode_note(note);
+        Block {
+            key: key.into(),
+            until: (end > 0).then(|| Timestamp::from_micros(end)),
+            reason,
+            rule,
+        }
     })
+}
+
+/// Encodes what follows the end in an entry: the reason and, if there is a rule, [`RULE_MARK`], the
+/// number of its key entries in one byte, and its name. Earlier versions store only the reason.
+fn encode_note(note: BlockNote<'_>) -> Vec<u8> {
+    let mut bytes = note.reason.as_bytes().to_vec();
+    if let Some(rule) = note.rule {
+        let key_entries = u8::try_from(rule.key_entries).unwrap_or(u8::MAX);
+        bytes.extend([RULE_MARK, key_entries]);
+        bytes.extend(rule.name.as_bytes());
+    }
+    bytes
+}
+
+fn decode_note(note: &[u8]) -> (String, Option<BlockedRule>) {
+    let lossy = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let Some(mark) = note.iter().position(|byte| *byte == RULE_MARK) else {
+        return (lossy(note), None);
+    };
+    let (reason, rule) = note.split_at(mark);
+    let rule = match rule {
+        [_, key_entries, name @ ..] => Some(BlockedRule {
+            name: lossy(name).into(),
+            key_entries: usize::from(*key_entries),
+        }),
+        _ => None,
+    };
+    (lossy(reason), rule)
 }
 
 #[cfg(test)]

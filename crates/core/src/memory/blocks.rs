@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::{Block, shard::Shard};
+use super::{Block, BlockNote, BlockedRule, shard::Shard};
 use crate::{
     limit::bounds,
     time::{Span, Timestamp},
@@ -39,7 +39,7 @@ impl BlockCount {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     by_key: HashMap<Box<[u8]>, BlockRecord>,
-    /// Total bytes of keys and reasons.
+    /// Total bytes of keys, reasons and names of rules.
     text_bytes: usize,
 }
 
@@ -49,6 +49,7 @@ struct BlockRecord {
     /// The duration for which the block was set. The block is shortened to it after a clock jump.
     span: Option<Span>,
     reason: Box<str>,
+    rule: Option<BlockedRule>,
 }
 
 impl Blocks {
@@ -73,7 +74,7 @@ impl Blocks {
             // little to the cost of growing.
             dropped = self.drop_ended(now);
         }
-        self.text_bytes += key.len() + record.reason.len();
+        self.text_bytes += key.len() + record.text_bytes();
         self.by_key.insert(key.into(), record);
         dropped
     }
@@ -82,7 +83,7 @@ impl Blocks {
     fn remove(&mut self, key: &[u8]) -> bool {
         let removed = self.by_key.remove(key);
         if let Some(record) = &removed {
-            self.text_bytes -= key.len() + record.reason.len();
+            self.text_bytes -= key.len() + record.text_bytes();
         }
         removed.is_some()
     }
@@ -103,7 +104,7 @@ impl Blocks {
         self.by_key.retain(|key, record| {
             let is_active = !record.is_over(now);
             if !is_active {
-                *text_bytes -= key.len() + record.reason.len();
+                *text_bytes -= key.len() + record.text_bytes();
             }
             is_active
         });
@@ -116,11 +117,17 @@ impl BlockRecord {
         self.until.is_some_and(|until| until <= now)
     }
 
+    fn text_bytes(&self) -> usize {
+        let rule = self.rule.as_ref().map_or(0, |rule| rule.name.len());
+        self.reason.len() + rule
+    }
+
     fn as_block(&self, key: &[u8]) -> Block {
         Block {
             key: key.into(),
             until: self.until,
             reason: self.reason.to_string(),
+            rule: self.rule.clone(),
         }
     }
 }
@@ -140,7 +147,7 @@ impl Shard {
         &mut self,
         key: &[u8],
         span: Option<Span>,
-        reason: &str,
+        note: BlockNote<'_>,
         now: Timestamp,
     ) -> bool {
         if self.active_block(key, now).is_none() && !self.cold.block_count.try_add() {
@@ -149,7 +156,8 @@ impl Shard {
         let record = BlockRecord {
             until: span.map(|span| now.after(span)),
             span,
-            reason: reason.into(),
+            reason: note.reason.into(),
+            rule: note.rule.cloned(),
         };
         let blocks = self.blocks.get_or_insert_default();
         let dropped = blocks.insert(key, record, now);
@@ -233,6 +241,7 @@ mod tests {
                 until: None,
                 span: None,
                 reason: "abuse".into(),
+                rule: None,
             };
             blocks.insert(&number.to_be_bytes(), record, Timestamp::from_micros(1));
         }

@@ -69,6 +69,7 @@ use crate::{
         prefetch::{PREFETCHES, prefetch},
         sync::Mutex,
     },
+    rules::{former_values, is_of_rule},
     time::{Span, Timestamp},
 };
 
@@ -95,8 +96,8 @@ pub struct MemoryBounds {
     /// GiB.
     ///
     /// Manual blocks are not included, so that an operator can still block a client that fills the
-    /// store. There are at most [`bounds::MAX_BLOCKS`] blocks; each takes its key, its reason and
-    /// about 100 bytes.
+    /// store. There are at most [`bounds::MAX_BLOCKS`] blocks; each takes its key, its reason, the
+    /// name of its rule and about 150 bytes.
     pub max_bytes: usize,
     /// The policy when the store is full; default [`WhenFull::Evict`].
     pub when_full: WhenFull,
@@ -175,6 +176,51 @@ pub struct Block {
     pub until: Option<Timestamp>,
     /// The reason that the operator gave.
     pub reason: String,
+    /// The rule of the key when the block was made; `None` if the block was made without one, or by
+    /// a version that did not store it.
+    pub rule: Option<BlockedRule>,
+}
+
+impl Block {
+    /// Returns true if the key belongs to a rule, whether or not the rule still exists, and not to
+    /// a limit that was sent with a request.
+    #[must_use]
+    pub fn is_of_rule(&self) -> bool {
+        is_of_rule(&self.key)
+    }
+
+    /// Returns the values of the key under the rule for which the block was made. Returns `None` if
+    /// that rule is not known.
+    #[must_use]
+    pub fn values(&self) -> Option<Vec<&str>> {
+        former_values(&self.key, self.rule.as_ref()?.key_entries)
+    }
+}
+
+/// The rule of a block, as it was when the block was made. A key contains only a hash of the rule's
+/// name and the values of the key, so after the rule was renamed or removed, the block can be
+/// described only with this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockedRule {
+    /// The name of the rule.
+    pub name: Box<str>,
+    /// The number of entries in the rule's key.
+    pub key_entries: usize,
+}
+
+/// What is stored with a block for operators. It does not affect decisions.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockNote<'a> {
+    /// The reason of the block, at most [`bounds::MAX_REASON_BYTES`].
+    pub reason: &'a str,
+    /// The rule of the key, if it has one.
+    pub rule: Option<&'a BlockedRule>,
+}
+
+impl<'a> From<&'a str> for BlockNote<'a> {
+    fn from(reason: &'a str) -> Self {
+        Self { reason, rule: None }
+    }
 }
 
 /// A store that keeps its state in the memory of this process.
@@ -275,14 +321,21 @@ impl MemoryStore {
     /// Returns false, and changes nothing, if there are already [`bounds::MAX_BLOCKS`] blocks, the
     /// key is longer than [`bounds::MAX_KEY_BYTES`], or the reason is longer than
     /// [`bounds::MAX_REASON_BYTES`].
-    pub fn block(&self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) -> bool {
-        if key.len() > bounds::MAX_KEY_BYTES || reason.len() > bounds::MAX_REASON_BYTES {
+    pub fn block<'a>(
+        &self,
+        key: &[u8],
+        span: Option<Span>,
+        note: impl Into<BlockNote<'a>>,
+        now: Timestamp,
+    ) -> bool {
+        let note = note.into();
+        if key.len() > bounds::MAX_KEY_BYTES || note.reason.len() > bounds::MAX_REASON_BYTES {
             return false;
         }
         let block = || {
             let mut shard = self.lock_of(hash_with(&self.hasher, key));
             let now = shard.latest(now);
-            shard.block(key, span, reason, now)
+            shard.block(key, span, note, now)
         };
         if block() {
             return true;

@@ -4,7 +4,7 @@
 //! lock only while it copies, and restores a store from such bytes. The caller writes the bytes to
 //! a file and adds a checksum. Nevertheless, this module does not trust any length in the bytes.
 
-use super::{MemoryStore, entry::Entry, shard::hash_with};
+use super::{BlockNote, BlockedRule, MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
     algorithm::State,
     eval::KeyState,
@@ -32,6 +32,9 @@ const BLOCK: u8 = 2;
 /// The tag of a record with the time at which the following records were written. Each part starts
 /// with such a record.
 const TIME: u8 = 3;
+/// The tag of a block with the rule for which it was made. Blocks without a rule have the tag
+/// [`BLOCK`], as do all blocks of earlier versions.
+const BLOCK_OF_RULE: u8 = 4;
 
 impl MemoryStore {
     /// Returns the number of parts for [`Self::save`].
@@ -63,10 +66,14 @@ impl MemoryStore {
             }
         }
         for block in shard.blocks(now) {
-            out.push(BLOCK);
+            out.push(block.rule.as_ref().map_or(BLOCK, |_| BLOCK_OF_RULE));
             put_bytes(out, &block.key);
             put(out, block.until.map_or(u64::MAX, Timestamp::as_micros));
             put_bytes(out, block.reason.as_bytes());
+            if let Some(rule) = &block.rule {
+                put_bytes(out, rule.name.as_bytes());
+                put(out, rule.key_entries as u64);
+            }
         }
         if out.len() == empty {
             out.truncate(start);
@@ -120,11 +127,20 @@ impl MemoryStore {
                 self.lock_of(hash).restore(hash, entry, now)
             }
             Record::Time(_) => false,
-            Record::Block { key, until, reason } => {
+            Record::Block {
+                key,
+                until,
+                reason,
+                rule,
+            } => {
                 let stands = until.is_none_or(|until| until > now);
                 let span = until.map(|until| until.since(now));
                 // A block that does not fit is skipped, as a key is.
-                let _ = stands && self.block(key, span, reason, now);
+                let note = BlockNote {
+                    reason,
+                    rule: rule.as_ref(),
+                };
+                let _ = stands && self.block(key, span, note, now);
                 false
             }
         }
@@ -161,6 +177,7 @@ enum Record<'b> {
         key: &'b [u8],
         until: Option<Timestamp>,
         reason: &'b str,
+        rule: Option<BlockedRule>,
     },
 }
 
@@ -219,16 +236,31 @@ impl<'b> Input<'b> {
                 entry.mark_unclamped();
                 Some(Record::Key(entry))
             }
-            [BLOCK] => {
+            [tag @ (BLOCK | BLOCK_OF_RULE)] => {
                 let key = self.counted_bytes()?;
                 let until = Some(self.number()?)
                     .filter(|micros| *micros != u64::MAX)
                     .map(|micros| Timestamp::from_micros(micros).before(ahead));
                 let reason = std::str::from_utf8(self.counted_bytes()?).ok()?;
-                Some(Record::Block { key, until, reason })
+                let rule = match *tag {
+                    BLOCK_OF_RULE => Some(self.blocked_rule()?),
+                    _ => None,
+                };
+                Some(Record::Block {
+                    key,
+                    until,
+                    reason,
+                    rule,
+                })
             }
             _ => None,
         }
+    }
+
+    fn blocked_rule(&mut self) -> Option<BlockedRule> {
+        let name = std::str::from_utf8(self.counted_bytes()?).ok()?.into();
+        let key_entries = usize::try_from(self.number()?).ok()?;
+        (key_entries <= bounds::MAX_KEY_ENTRIES).then_some(BlockedRule { name, key_entries })
     }
 
     fn key_state(&mut self) -> Option<KeyState> {

@@ -90,6 +90,31 @@ pub(super) fn split(key: &[u8]) -> Option<(Scope, &[u8])> {
     (scope[0] >= FIRST).then_some((*scope, values))
 }
 
+/// Returns the key of `values` under the rule `name`, whether or not the rule exists, so that the
+/// block on a key can be removed after its rule was renamed. Unlike [`super::Rule::encode_key`] it
+/// checks neither the number of values nor their lengths.
+#[must_use]
+pub fn former_key(name: &str, values: &[&str]) -> Vec<u8> {
+    let mut key = Vec::new();
+    begin(&mut key, scope(name));
+    for (at, value) in values.iter().enumerate() {
+        push(&mut key, value, at + 1 == values.len());
+    }
+    key
+}
+
+/// Returns true if `key` belongs to a rule, whether or not the rule exists.
+pub(crate) fn is_of_rule(key: &[u8]) -> bool {
+    split(key).is_some()
+}
+
+/// Decodes the values of a rule's key that has `count` values. Returns `None` if the bytes do not
+/// encode that many values, or are not the key of a rule.
+pub(crate) fn former_values(key: &[u8], count: usize) -> Option<Vec<&str>> {
+    let (_, rest) = split(key)?;
+    values(rest, count)
+}
+
 /// Decodes the `count` values after the scope. Returns `None` if the bytes do not encode that many
 /// values.
 pub(super) fn values(mut rest: &[u8], count: usize) -> Option<Vec<&str>> {

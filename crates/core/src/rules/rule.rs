@@ -11,6 +11,7 @@ use super::{
 use crate::{
     eval::{Cost, Limits, OnFailure, RequestError},
     limit::{Limit, bounds},
+    memory::BlockedRule,
     time::{Span, Timestamp},
 };
 
@@ -180,6 +181,15 @@ impl Rule {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns what a block on a key of this rule stores about the rule.
+    #[must_use]
+    pub fn blocked_rule(&self) -> BlockedRule {
+        BlockedRule {
+            name: self.name().into(),
+            key_entries: self.key.len(),
+        }
     }
 
     /// Returns the conditions under which the rule applies.

@@ -107,8 +107,8 @@ fn an_invalid_key_and_a_long_reason_are_refused() {
         vec![7; bounds::MAX_KEY_BYTES],
         "y".repeat(bounds::MAX_REASON_BYTES),
     );
-    assert!(store.block(&key, None, &reason, NOW));
+    assert!(store.block(&key, None, reason.as_str(), NOW));
     assert!(!store.block(&[key.as_slice(), &[7]].concat(), None, "", NOW));
-    assert!(!store.block(b"key", None, &format!("{reason}."), NOW));
+    assert!(!store.block(b"key", None, format!("{reason}.").as_str(), NOW));
     assert_eq!(store.stats().blocks, 1);
 }

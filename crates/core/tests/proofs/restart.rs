@@ -2,7 +2,10 @@
 //! snapshots are rejected, and never cause a panic.
 
 use proptest::{prelude::*, sample::Index};
-use tidegate_core::{Effect, Limit, MemoryBounds, MemoryStore, Rate, Span, Timestamp, WhenFull};
+use tidegate_core::{
+    BlockNote, BlockedRule, Effect, Limit, MemoryBounds, MemoryStore, Rate, Span, Timestamp,
+    WhenFull, former_key,
+};
 
 use crate::{
     promises::{ask, walk},
@@ -59,6 +62,51 @@ fn an_invalid_record_restores_nothing() {
     assert_eq!(again.restore_parts(&[&whole, &whole], now), Ok(1));
 }
 
+/// After a restart with other rules, an operator can still see to which rule a block belonged.
+#[test]
+fn a_block_keeps_the_name_of_its_rule() {
+    let rule = BlockedRule {
+        name: "login".into(),
+        key_entries: 2,
+    };
+    let note = BlockNote {
+        reason: "why",
+        rule: Some(&rule),
+    };
+    let (store, now) = (one_shard(), Timestamp::from_micros(1_000_000));
+    let key = former_key("login", &["a", "b"]);
+    assert!(store.block(&key, None, note, now));
+    let again = many_shards();
+    again.restore(&saved(&store, 1_000_000), now).unwrap();
+    let block = again.block_on(&key, now).unwrap();
+    assert_eq!(
+        (block.reason.as_str(), &block.rule),
+        ("why", &Some(rule.clone()))
+    );
+    assert_eq!(block.values(), Some(vec!["a", "b"]));
+    assert!(block.is_of_rule());
+}
+
+/// Blocks of earlier versions have no rule.
+#[test]
+fn a_block_without_a_rule_is_restored() {
+    // The tag, a key of three bytes, no end, and a reason of one byte.
+    let bytes = [
+        &[2_u8][..],
+        &3_u64.to_le_bytes(),
+        b"key",
+        &u64::MAX.to_le_bytes(),
+        &1_u64.to_le_bytes(),
+        b"r",
+    ];
+    let (store, now) = (one_shard(), Timestamp::from_micros(1_000_000));
+    store.restore(&bytes.concat(), now).unwrap();
+    let block = store.block_on(b"key", now).unwrap();
+    assert_eq!((block.reason.as_str(), &block.rule), ("r", &None));
+    assert_eq!(block.values(), None);
+    assert!(!block.is_of_rule());
+}
+
 proptest! {
     #![proptest_config(strategies::cases(1_000))]
 
@@ -97,7 +145,7 @@ proptest! {
         let store = one_shard();
         let now = Timestamp::from_micros(start);
         let refused = store.restore(&noise, now);
-        prop_assert!(refused.is_err() || noise.is_empty() || noise[0] <= 3);
+        prop_assert!(refused.is_err() || noise.is_empty() || noise[0] <= 4);
         let store = one_shard();
         let latest = walk(&rule, &store, start, &asks, |_, _, _| Ok(()))?;
         let mut bytes = saved(&store, latest);

@@ -4,14 +4,15 @@
 -- KEYS[1]  the index
 -- ARGV     the instant, empty for the server's own clock; how many milliseconds the index outlives
 --          its last block; then one of
---          'put', key, microseconds or 0 for no end, reason, maximum number of blocks: returns the
+--          'put', key, microseconds or 0 for no end, note, maximum number of blocks: returns the
 --          end, 0 for none, or -1 if there are too many blocks
 --          'drop', key
 --          'get', key: returns the entry
 --          'lifted', keys: returns those without a block that is in force
 --          'scan', cursor: returns the next cursor, and keys that are each followed by the entry
 --
--- An entry is the end of the block in 7 bytes, followed by the reason.
+-- An entry is the end of the block in 7 bytes, followed by the note: the reason and, if the block
+-- was made for a rule, byte 255, the number of key entries of the rule in one byte, and its name.
 local call, now, slack, verb, key = redis.call, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 if not now then
   local time = call('TIME')

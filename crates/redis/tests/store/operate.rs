@@ -1,6 +1,6 @@
 //! The operator's commands, and what remains on the server.
 
-use tidegate_core::{Charge, Cost, Decision, Effect, Span};
+use tidegate_core::{BlockNote, BlockedRule, Charge, Cost, Decision, Effect, Span, former_key};
 use tidegate_redis::RedisStore;
 
 use crate::{limits, server::Server};
@@ -94,6 +94,35 @@ async fn blocks_are_listed_enforced_and_lifted() {
             .unwrap();
         assert_eq!(outcomes[0].remaining, 2);
         assert_eq!(store.blocks().await.unwrap().len(), 1);
+    }
+}
+
+/// A key contains only a hash of the rule's name, so the name is stored with the block.
+#[tokio::test]
+async fn a_block_keeps_the_name_of_its_rule() {
+    for server in Server::each() {
+        let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let rule = BlockedRule {
+            name: "login".into(),
+            key_entries: 2,
+        };
+        let note = BlockNote {
+            reason: "why",
+            rule: Some(&rule),
+        };
+        let key = former_key("login", &["a", "b"]);
+        assert!(store.block(&key, None, note).await.unwrap());
+        let block = store.block_on(&key).await.unwrap().unwrap();
+        assert_eq!(
+            (block.reason.as_str(), &block.rule),
+            ("why", &Some(rule.clone()))
+        );
+        assert_eq!(block.values(), Some(vec!["a", "b"]));
+        assert_eq!(store.blocks().await.unwrap(), [block]);
+        // Without a rule, as by earlier versions.
+        assert!(store.block(&key, None, "why").await.unwrap());
+        let block = store.block_on(&key).await.unwrap().unwrap();
+        assert_eq!((block.reason.as_str(), &block.rule), ("why", &None));
     }
 }
 
