@@ -44,7 +44,8 @@ pub(crate) enum Command {
         /// The reason, shown in the list of blocks
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,
-        /// Use the values unchanged, for a service that sends its entries with `raw`
+        /// Accept values in a form that the listeners never count, for services that send their entries
+        /// with `raw`
         #[arg(long)]
         raw: bool,
         #[command(flatten)]

@@ -332,12 +332,18 @@ fn a_block_that_can_never_deny_is_refused() {
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     assert_eq!(
         String::from_utf8_lossy(&refused.stderr),
-        "tidegate: cannot block login 10.0.0.0/8: key: a network of this size is not a key, so it has no counter and \
-         no block; match it with `cidr` in a rule's `when`\n"
+        "tidegate: cannot block login 10.0.0.0/8: key: the listeners keep no counter and no block for a network of \
+         this size: match it with `cidr` in a rule's `when`; if services send this form with `raw`, pass --raw \
+         (`\"raw\": true`)\n"
     );
     let raw = printed(&server.operate(&["block", "login", "unix", "--raw"]));
     assert!(raw.starts_with("blocked login unix until"), "{raw}");
     assert!(raw.contains("note: \"unix\" is not an IP address"), "{raw}");
+    // The note must not say that the block, which was just made, cannot exist.
+    let network = printed(&server.operate(&["block", "login", "10.0.0.0/8", "--raw"]));
+    let note = "note: the listeners keep no counter and no block for a network of this size: only requests that \
+        services send with `raw` have this key; ";
+    assert!(network.contains(note), "{network}");
 }
 
 /// Users do not know the paths and status codes of the admin API, so errors must not rely on them.

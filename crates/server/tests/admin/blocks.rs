@@ -98,32 +98,40 @@ fn a_key_that_no_request_has_is_refused() {
     for (path, problem) in [
         (
             "/v1/blocks/r/%2Fa/nobody",
-            "key: \"nobody\" is not an IP address; a key of rule \"r\" is (path, ip), and ip is an address such \
+            "key: \"nobody\" is not an IP address: a key of rule \"r\" is (path, ip), and ip is an address such \
              as 203.0.113.9",
         ),
         (
             "/v1/blocks/r/%2Fa/1.2.3.4%2Fx",
-            "key: \"1.2.3.4/x\" is not an IP address; a key of rule \"r\" is (path, ip), and ip is an address \
+            "key: \"1.2.3.4/x\" is not an IP address: a key of rule \"r\" is (path, ip), and ip is an address \
              such as 203.0.113.9",
         ),
         (
             "/v1/blocks/r/%2Fa%3Fx=1/192.0.2.1",
-            "key: the listeners count this path as `/a`: use that instead, unless clients send this form with `raw`",
+            "key: the listeners count this path as `/a`: use that instead",
         ),
         (
             "/v1/blocks/r/%2Fa%2F..%2Fb/192.0.2.1",
-            "key: a path with the segments `.` or `..` is rejected, so it has no counter and no block; use the \
-             resolved path",
+            "key: the listeners reject a path with the segments `.` or `..`: use the resolved path",
         ),
     ] {
         let refused = listener.ask("PUT", path, "");
-        assert_eq!((refused.status, refused.problem().as_str()), (400, problem));
+        let raw = "; if services send this form with `raw`, pass --raw (`\"raw\": true`)";
+        let expected = (400, format!("{problem}{raw}"));
+        assert_eq!((refused.status, refused.problem()), expected);
         // A service that sends entries with `raw` may send this key.
-        assert_eq!(listener.ask("PUT", path, r#"{"raw": true}"#).status, 200);
+        let blocked = listener.ask("PUT", path, r#"{"raw": true}"#);
+        assert_eq!(blocked.status, 200);
+        let hint = problem.strip_prefix("key: ").unwrap();
+        let (what, _) = hint.split_once(": ").unwrap();
+        let raw = format!("{what}: only requests that services send with `raw` have this key; ");
+        let blocked = blocked.json()["hint"].as_str().unwrap().to_owned();
+        assert!(blocked.starts_with(&raw), "{blocked}");
         assert_eq!(listener.ask("DELETE", path, "").status, 200);
         let nothing = listener.ask("DELETE", path, "").problem();
-        let hint = problem.strip_prefix("key: ").unwrap();
-        assert_eq!(nothing, format!("this key is not blocked; {hint}"));
+        let expected =
+            format!("this key is not blocked; {hint}, unless services send this form with `raw`");
+        assert_eq!(nothing, expected);
     }
     let wrong = listener.ask("PUT", &path(), r#"{"raw": 1}"#);
     assert_eq!(wrong.problem(), "raw: expected true or false, got 1");

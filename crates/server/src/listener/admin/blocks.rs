@@ -88,7 +88,7 @@ pub(super) async fn put(
     if !limiter.keeps_blocks() {
         document["hint"] = not_kept(limiter).into();
     }
-    Ok(json(StatusCode::OK, &target.hinted(document, rule)))
+    Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
 }
 
 fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, Problem> {

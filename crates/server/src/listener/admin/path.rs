@@ -48,7 +48,7 @@ impl KeyTarget<'_> {
     /// Returns the rule of that name and the encoded key.
     pub(super) fn find<'r>(&self, rules: &'r RuleSet) -> Result<(&'r Rule, Vec<u8>), Problem> {
         let rule = rules.rule(self.rule);
-        let rule = rule.ok_or_else(|| no_rule(rules, self.rule))?;
+        let rule = rule.ok_or_else(|| no_rule(rules, self.rule, self.key))?;
         Ok((rule, rule.encode_key(self.key)?))
     }
 
@@ -56,7 +56,7 @@ impl KeyTarget<'_> {
     /// [`Spelling::Raw`], services send values in any form.
     pub(super) fn check(&self, rule: &Rule, spelling: Spelling) -> Result<(), Problem> {
         let foreign = || match spelling {
-            Spelling::Normalized => self.foreign_value(rule),
+            Spelling::Normalized => Some(self.foreign_value(rule)?.refusal()),
             Spelling::Raw => None,
         };
         match self.contradiction(rule).or_else(foreign) {
@@ -66,9 +66,9 @@ impl KeyTarget<'_> {
     }
 
     /// Returns a hint if no request can have the key, or if a request with the key is unlikely.
-    pub(super) fn hint(&self, rule: &Rule) -> Option<String> {
+    fn hint(&self, rule: &Rule, foreign: impl Fn(ForeignValue) -> String) -> Option<String> {
         self.contradiction(rule)
-            .or_else(|| self.foreign_value(rule))
+            .or_else(|| self.foreign_value(rule).map(foreign))
             .or_else(|| self.unlikely_value(rule))
     }
 
@@ -89,7 +89,7 @@ impl KeyTarget<'_> {
     }
 
     /// Describes a value that the listeners never use in a key, because they normalise it.
-    fn foreign_value(&self, rule: &Rule) -> Option<String> {
+    fn foreign_value(&self, rule: &Rule) -> Option<ForeignValue> {
         self.pairs(rule).find_map(|(name, value)| {
             let counted = match name {
                 "ip" => self.trust.counted_text(value).ok_or(name),
@@ -104,16 +104,20 @@ impl KeyTarget<'_> {
             };
             match counted {
                 Ok(counted) if counted == value => None,
-                Ok(counted) => Some(format!(
-                    "the listeners count this {what} as `{}`: use that instead, unless clients send this form with `raw`",
-                    shown(&counted)
-                )),
-                Err("path") => Some(String::from(
-                    "a path with the segments `.` or `..` is rejected, so it has no counter and no block; use the resolved path",
-                )),
-                Err(_) if is_network(value) => Some(String::from(
-                    "a network of this size is not a key, so it has no counter and no block; match it with `cidr` in a rule's `when`",
-                )),
+                Ok(counted) => Some(ForeignValue {
+                    problem: format!("the listeners count this {what} as `{}`", shown(&counted)),
+                    instead: "use that instead".to_owned(),
+                }),
+                Err("path") => Some(ForeignValue {
+                    problem: "the listeners reject a path with the segments `.` or `..`".to_owned(),
+                    instead: "use the resolved path".to_owned(),
+                }),
+                Err(_) if is_network(value) => Some(ForeignValue {
+                    problem:
+                        "the listeners keep no counter and no block for a network of this size"
+                            .to_owned(),
+                    instead: "match it with `cidr` in a rule's `when`".to_owned(),
+                }),
                 Err(_) => Some(not_an_address(rule, name, value)),
             }
         })
@@ -133,9 +137,18 @@ impl KeyTarget<'_> {
         })
     }
 
-    /// Adds the hint, if there is one, to `document`.
-    pub(super) fn hinted(&self, mut document: Value, rule: &Rule) -> Value {
-        if let (Some(hint), Value::Object(members)) = (self.hint(rule), &mut document) {
+    /// Adds the hint about a key that was looked up, if there is one, to `document`.
+    pub(super) fn hinted(&self, document: Value, rule: &Rule) -> Value {
+        Self::with_hint(document, self.hint(rule, ForeignValue::lookup_hint))
+    }
+
+    /// Adds the hint about a key that was blocked, if there is one, to `document`.
+    pub(super) fn hinted_block(&self, document: Value, rule: &Rule) -> Value {
+        Self::with_hint(document, self.hint(rule, ForeignValue::block_hint))
+    }
+
+    fn with_hint(mut document: Value, hint: Option<String>) -> Value {
+        if let (Some(hint), Value::Object(members)) = (hint, &mut document) {
             let hint = match members.get("hint").and_then(Value::as_str) {
                 Some(other) => format!("{hint}; {other}"),
                 None => hint,
@@ -147,9 +160,40 @@ impl KeyTarget<'_> {
 
     /// Builds a 404 with the hint, if there is one.
     pub(super) fn nothing(&self, what: &str, rule: &Rule) -> Problem {
-        let hint = self.hint(rule).map(|hint| format!("; {hint}"));
+        let hint = self.hint(rule, ForeignValue::lookup_hint);
+        let hint = hint.map(|hint| format!("; {hint}"));
         let detail = format!("{what}{}", hint.unwrap_or_default());
         Problem::new(StatusCode::NOT_FOUND, detail)
+    }
+}
+
+/// A value that the listeners never use in a key. Only a service that sends its entries with `raw`
+/// can.
+struct ForeignValue {
+    problem: String,
+    /// What to do if no service does.
+    instead: String,
+}
+
+impl ForeignValue {
+    /// The error for a block of such a key.
+    fn refusal(self) -> String {
+        let Self { problem, instead } = self;
+        format!(
+            "{problem}: {instead}; if services send this form with `raw`, pass --raw (`\"raw\": true`)"
+        )
+    }
+
+    /// The hint about a block of such a key, which the operator made with `raw`.
+    fn block_hint(self) -> String {
+        let problem = self.problem;
+        format!("{problem}: only requests that services send with `raw` have this key")
+    }
+
+    /// The hint for a key that was looked up.
+    fn lookup_hint(self) -> String {
+        let Self { problem, instead } = self;
+        format!("{problem}: {instead}, unless services send this form with `raw`")
     }
 }
 
@@ -159,9 +203,11 @@ fn is_network(written: &str) -> bool {
     })
 }
 
-fn no_rule(rules: &RuleSet, wanted: &str) -> Problem {
+fn no_rule(rules: &RuleSet, wanted: &str, key: &[&str]) -> Problem {
     let names: Vec<&str> = rules.iter().map(Rule::name).collect();
+    let swapped = key.iter().find(|value| rules.rule(value).is_some());
     let hint = match nearest(wanted, &names) {
+        None if let Some(rule) = swapped => format!("\"{rule}\" is a rule: write it first"),
         Some(near) => format!("did you mean \"{near}\"?"),
         None if names.is_empty() => "no rules are loaded".to_owned(),
         None if names.len() <= MAX_NAMED => format!("the rules are {}", names.join(", ")),
@@ -175,12 +221,14 @@ fn no_rule(rules: &RuleSet, wanted: &str) -> Problem {
 }
 
 /// Describes a value that is not an address, for a key that is one.
-fn not_an_address(rule: &Rule, name: &str, value: &str) -> String {
+fn not_an_address(rule: &Rule, name: &str, value: &str) -> ForeignValue {
     let key: Vec<&str> = rule.key().collect();
-    format!(
-        "\"{}\" is not an IP address; a key of rule \"{}\" is ({}), and {name} is an address such as 203.0.113.9",
-        shown(value),
-        rule.name(),
-        key.join(", ")
-    )
+    ForeignValue {
+        problem: format!("\"{}\" is not an IP address", shown(value)),
+        instead: format!(
+            "a key of rule \"{}\" is ({}), and {name} is an address such as 203.0.113.9",
+            rule.name(),
+            key.join(", ")
+        ),
+    }
 }
