@@ -80,7 +80,12 @@ pub(crate) fn rules(rules: &Value) -> String {
 pub(crate) fn reloaded(reloaded: &Value) -> String {
     let members = reloaded.as_object().into_iter().flatten();
     let parts: Vec<String> = members
-        .filter(|(what, _)| !matches!(what.as_str(), "restart_required" | "warnings"))
+        .filter(|(what, _)| {
+            !matches!(
+                what.as_str(),
+                "restart_required" | "warnings" | "inactive_blocks" | "hint"
+            )
+        })
         .map(|(what, came)| match came {
             Value::Number(count) => format!("{count} {what}"),
             came => format!("{what} {}", text(came)),
@@ -91,6 +96,7 @@ pub(crate) fn reloaded(reloaded: &Value) -> String {
         let _ = writeln!(out, "warning: {}", text(warning));
     }
     out.extend(restart_required(reloaded));
+    out.extend(hint(reloaded));
     out
 }
 
@@ -103,16 +109,38 @@ fn restart_required(document: &Value) -> Option<String> {
     })
 }
 
+/// Returns the hint of a document as a line, if it has one.
+fn hint(document: &Value) -> Option<String> {
+    let hint = document["hint"].as_str()?;
+    Some(format!("note: {}\n", printable(hint)))
+}
+
+/// Returns the end of a block.
+fn until(block: &Value) -> String {
+    match &block["until_ms"] {
+        Value::Null => "until it is lifted".to_owned(),
+        _ => format!(
+            "until {} ({})",
+            text(&block["until"]),
+            wait(&block["left_ms"])
+        ),
+    }
+}
+
+/// Returns the end and the reason of a block.
+fn until_and_reason(block: &Value) -> String {
+    let until = until(block);
+    match block["reason"].as_str() {
+        None | Some("") => until,
+        Some(reason) => format!("{until}: {}", printable(reason)),
+    }
+}
+
 /// Formats a response to `PUT /v1/blocks/…`.
 pub(crate) fn blocked(block: &Value) -> String {
-    let until = match &block["until"] {
-        Value::Null => "until it is lifted".to_owned(),
-        until => format!("until {} ({})", text(until), wait(&block["left_ms"])),
-    };
+    let until = until(block);
     let mut out = format!("blocked {} {until}\n", key(block));
-    if let Some(hint) = block["hint"].as_str() {
-        let _ = writeln!(out, "note: {}", printable(hint));
-    }
+    out.extend(hint(block));
     out
 }
 
@@ -135,7 +163,7 @@ pub(crate) fn blocks(blocks: &Value) -> String {
                 }
             };
             vec![
-                text(&block["rule"]),
+                rule_of(block),
                 joined(&block["key"]),
                 or_lifted(wait(&block["left_ms"])),
                 if has_end {
@@ -151,13 +179,26 @@ pub(crate) fn blocks(blocks: &Value) -> String {
         return "no blocks".to_owned();
     }
     let is_lost = list(&blocks["blocks"]).any(|block| block["persistent"] == false);
+    let has_inactive = list(&blocks["blocks"]).any(|block| block["inactive"].is_string());
     let mut out = headed(&head, rows);
-    if let Some(hint) = blocks["hint"].as_str() {
-        let _ = writeln!(out, "note: {}", printable(hint));
+    if has_inactive {
+        out.push_str("note: a block of a former rule or key denies nothing; lift it with `tidegate unblock`, the name of that rule and the key\n");
+    }
+    if let Some(hint) = hint(blocks) {
+        out.push_str(&hint);
     } else if is_lost {
         out.push_str("note: these blocks are lost when the server restarts; set `store.memory.snapshot` to keep them\n");
     }
     out
+}
+
+/// Returns the rule of a block, and why the block denies nothing if that is so.
+fn rule_of(block: &Value) -> String {
+    match (block["rule"].as_str(), block["inactive"].as_str()) {
+        (None, Some(inactive)) => format!("({})", printable(inactive)),
+        (Some(rule), Some(inactive)) => format!("{} ({})", printable(rule), printable(inactive)),
+        _ => text(&block["rule"]),
+    }
 }
 
 /// Formats `/v1/keys/…`.
@@ -165,15 +206,7 @@ pub(crate) fn inspected(inspected: &Value) -> String {
     let mut out = format!("{} ({})\n", key(inspected), text(&inspected["mode"]));
     let block = &inspected["block"];
     if !block.is_null() {
-        let until = match &block["until"] {
-            Value::Null => "until it is lifted".to_owned(),
-            until => format!("until {} ({})", text(until), wait(&block["left_ms"])),
-        };
-        let reason = match block["reason"].as_str() {
-            None | Some("") => String::new(),
-            Some(reason) => format!(": {}", printable(reason)),
-        };
-        let _ = writeln!(out, "blocked {until}{reason}");
+        let _ = writeln!(out, "blocked {}", until_and_reason(block));
     }
     let head = ["LIMIT", "REMAINING", "OF", "NEXT REQUEST", "FULL AGAIN"];
     let is_blocked = !block.is_null();
@@ -196,9 +229,7 @@ pub(crate) fn inspected(inspected: &Value) -> String {
         ]
     });
     out.push_str(&headed(&head, rows.collect()));
-    if let Some(hint) = inspected["hint"].as_str() {
-        let _ = writeln!(out, "note: {}", printable(hint));
-    }
+    out.extend(hint(inspected));
     out
 }
 

@@ -1,6 +1,6 @@
 //! Admin operations on one key, applied to this node or, with Redis, to all nodes.
 
-use tidegate_core::{Block, Charge, Effect, MaybeReady, Outcome, Span, Store};
+use tidegate_core::{Block, BlockNote, Charge, Effect, MaybeReady, Outcome, Span, Store};
 use tidegate_redis::StoreError;
 
 use crate::Limiter;
@@ -37,17 +37,19 @@ impl Limiter {
     ///
     /// Fails if the blocks are in Redis and Redis did not confirm the change, which may or may not
     /// have been made.
-    pub async fn block(
+    pub async fn block<'a>(
         &self,
         key: &[u8],
         span: Option<Span>,
-        reason: &str,
+        note: impl Into<BlockNote<'a>>,
     ) -> Result<bool, StoreError> {
+        let note = note.into();
         let Some(redis_store) = self.redis_store() else {
-            return Ok(self.local_store().block(key, span, reason, self.now()));
+            return Ok(self.local_store().block(key, span, note, self.now()));
         };
-        Ok(redis_store.store().block(key, span, reason).await?
-            && redis_store.block_locally(key, span, reason, self.now()))
+        // Blocks are listed from Redis, so the local copy needs no rule.
+        Ok(redis_store.store().block(key, span, note).await?
+            && redis_store.block_locally(key, span, note.reason, self.now()))
     }
 
     /// Removes the block on `key`. Returns true if there was one.

@@ -5,6 +5,7 @@
 //! ready, and leaves the others to a task.
 
 mod admin_ops;
+pub mod blocks;
 mod build_cache;
 pub mod date;
 pub mod entries;

@@ -4,7 +4,7 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::support::{Ask, Scratch, Server, authority, run, signed, tidegate, tool};
+use crate::support::{Ask, EVERY_DOOR, Scratch, Server, authority, run, signed, tidegate, tool};
 
 const RULES: &str =
     "rules: [{name: api, key: [user, route], limits: [5/h], algorithm: fixed_window}]\n";
@@ -53,6 +53,40 @@ fn a_block_denies_until_it_is_lifted() {
             .to_string()
             .contains("abuse")
     );
+}
+
+/// A renamed rule does not enforce the blocks of its former name. Their rows used to have neither a
+/// rule nor a key, and could not be removed.
+#[test]
+fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
+    let server = Server::start(RULES);
+    let key = ["api", "u1", "/x"];
+    let block = [&["block"], &key[..], &["--reason", "abuse"]].concat();
+    assert!(server.operate(&block).status.success());
+    let renamed = format!("{EVERY_DOOR}{}", RULES.replace("api", "public-api"));
+    std::fs::write(server.rules_file(), renamed).unwrap();
+    let reloaded = printed(&server.operate(&["reload"]));
+    assert!(
+        reloaded.starts_with(
+            "reloaded: 1 rules\nnote: 1 block denies nothing, because its rule no longer exists or has another \
+             key: \"api\"; "
+        ),
+        "{reloaded}"
+    );
+    let blocks = printed(&server.operate(&["blocks"]));
+    assert!(
+        blocks.contains("\napi (rule no longer exists)  u1, /x  "),
+        "{blocks}"
+    );
+    assert!(
+        blocks.contains("\nnote: a block of a former rule or key denies nothing; lift it with"),
+        "{blocks}"
+    );
+    let lifted = printed(&server.operate(&[&["unblock"], &key[..]].concat()));
+    assert_eq!(lifted, "unblocked api u1, /x\n");
+    assert_eq!(printed(&server.operate(&["blocks"])), "no blocks\n");
+    let reloaded = printed(&server.operate(&["reload"]));
+    assert_eq!(reloaded, "reloaded: 1 rules\n");
 }
 
 #[test]

@@ -92,6 +92,18 @@ fn every_reload_reports_the_warnings_for_the_new_file() {
     assert_eq!(answer.json(), json!({"rules": 1}));
 }
 
+/// The blocks of the former name are not enforced any more, which nobody would notice otherwise.
+#[test]
+fn a_reload_that_renames_a_rule_logs_its_blocks() {
+    let mut server = Server::start(&rules(5));
+    let blocked = server.operate(&["block", "api", "u1"]);
+    assert!(blocked.status.success(), "{blocked:?}");
+    rewrite(&server, &rules(5).replace("name: api", "name: public"));
+    let said = server.wait_for(&["WARN", "1 block denies nothing"]);
+    let named = "because its rule no longer exists or has another key: \"api\"; ";
+    assert!(said.contains(named), "{said}");
+}
+
 /// Some programs truncate a file before they write it.
 #[test]
 fn an_empty_file_removes_no_limits() {

@@ -1,5 +1,6 @@
 //! Hot reload of the rules file: a new version is applied as a whole or not at all.
 
+mod inactive_blocks;
 mod restart_only;
 
 use std::{
@@ -14,7 +15,7 @@ use tidegate_limiter::Limiter;
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
 use tidegate_proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError};
 
-pub use self::restart_only::RestartOnlySettings;
+pub use self::{inactive_blocks::report_inactive_blocks, restart_only::RestartOnlySettings};
 
 /// The target of the log records of this module.
 pub const LOG_TARGET: &str = module_path!();

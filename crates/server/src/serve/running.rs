@@ -15,7 +15,7 @@ use tokio::{
 use crate::{
     geoip::GeoIp,
     redis_runtime::RedisRuntime,
-    reload::{CHECK_INTERVAL, Reloader},
+    reload::{CHECK_INTERVAL, Reloader, report_inactive_blocks},
 };
 
 /// The signals that the server handles.
@@ -86,6 +86,8 @@ impl Running {
     ///
     /// Fails if the last snapshot cannot be written.
     pub async fn until_stopped(self, mut signals: Signals) -> io::Result<()> {
+        // A snapshot or Redis may hold blocks of rules that were removed while the server was down.
+        self.report_inactive_blocks();
         self.serve(&mut signals, None).await;
         self.server.announce_shutdown();
         let delay = self.shutdown.pre_stop_delay;
@@ -164,8 +166,9 @@ impl Running {
 
     fn reload(&self) {
         // Each reload reports its own result in the log, on the admin listener and as a metric.
-        if let Some(reloader) = &self.reloader {
-            drop(reloader.reload());
+        let reloaded = self.reloader.as_ref().map(|reloader| reloader.reload());
+        if let Some(Ok(_)) = reloaded {
+            self.report_inactive_blocks();
         }
         if let Some(envoy) = &self.envoy {
             drop(envoy.reload());
@@ -182,8 +185,10 @@ impl Running {
     }
 
     fn reload_if_changed(&self) {
-        if let Some(reloader) = &self.reloader {
-            drop(reloader.reload_if_changed());
+        let reloaded = self.reloader.as_ref();
+        let reloaded = reloaded.and_then(|reloader| reloader.reload_if_changed());
+        if let Some(Ok(_)) = reloaded {
+            self.report_inactive_blocks();
         }
         if let Some(envoy) = &self.envoy {
             drop(envoy.reload_if_changed());
@@ -196,6 +201,14 @@ impl Running {
         if let Some(geoip) = &self.geoip {
             geoip.reload_if_changed();
         }
+    }
+
+    /// Logs the blocks that the active rules do not enforce. A slow Redis must not delay signals,
+    /// so this does not wait for the result.
+    fn report_inactive_blocks(&self) {
+        let limiter = Arc::clone(&self.limiter);
+        // The result is in the log.
+        tokio::spawn(async move { drop(report_inactive_blocks(&limiter).await) });
     }
 
     fn save(&self) {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tidegate_core::bounds::MAX_BLOCKS;
 
-use crate::listener::{KEY, TestListener};
+use crate::listener::{KEY, RULES, TestListener};
 
 fn path() -> String {
     format!("/v1/blocks/{KEY}")
@@ -309,4 +309,127 @@ fn the_number_of_blocks_is_limited() {
     assert_eq!(listener.ask("DELETE", "/v1/blocks/r/%2F/7", "").status, 200);
     assert_eq!(listener.ask("PUT", &path(), "").status, 200);
     assert!(!listener.spend());
+}
+
+fn reload(listener: &TestListener, rules: &str) -> Value {
+    std::fs::write(listener.file.path(), rules).unwrap();
+    let reloaded = listener.ask("POST", "/v1/reload", "");
+    assert_eq!(reloaded.status, 200, "{reloaded:?}");
+    reloaded.json()
+}
+
+/// A block is found by a hash of its rule's name, so a renamed rule does not enforce it.
+#[test]
+fn a_reload_that_renames_a_rule_reports_its_blocks() {
+    let listener = TestListener::open();
+    for path in [path(), "/v1/blocks/r/%2Fb/::1".to_owned()] {
+        let put = listener.ask("PUT", &path, r#"{"raw": true, "reason": "abuse"}"#);
+        assert_eq!(put.status, 200, "{put:?}");
+    }
+    assert_eq!(
+        listener.ask("PUT", "/v1/blocks/all%20of%20it", "").status,
+        200
+    );
+    assert_eq!(reload(&listener, RULES), json!({"rules": 2}));
+
+    let reloaded = reload(&listener, &RULES.replace("name: r", "name: renamed"));
+    assert_eq!(
+        reloaded["inactive_blocks"],
+        json!([{"rule": "r", "blocks": 2}])
+    );
+    let hint = reloaded["hint"].as_str().unwrap();
+    let expected =
+        "2 blocks deny nothing, because their rules no longer exist or have another key: \"r\"; ";
+    assert!(hint.starts_with(expected), "{hint}");
+    assert!(hint.contains("`tidegate unblock`"), "{hint}");
+    let other = listener.ask("DELETE", "/v1/blocks/all%20of%20it", "");
+    assert_eq!(other.status, 200, "{other:?}");
+    assert!(listener.spend(), "the new rule has no blocks");
+
+    let listed = listener.ask("GET", "/v1/blocks", "").json();
+    let named: Vec<_> = listed["blocks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|block| block["inactive"] == "rule no longer exists")
+        .map(|block| (&block["rule"], &block["key"], &block["reason"]))
+        .collect();
+    assert_eq!(named.len(), 2, "{listed}");
+    let (rule, reason) = (json!("r"), json!("abuse"));
+    assert!(named.contains(&(&rule, &json!(["/a b", "::"]), &reason)));
+    assert!(named.contains(&(&rule, &json!(["/b", "::1"]), &reason)));
+    let shown = listener.ask("GET", &path(), "").json();
+    assert_eq!(
+        (&shown["rule"], &shown["inactive"]),
+        (&rule, &json!("rule no longer exists"))
+    );
+
+    // The block is lifted by the name that the rule had.
+    let lifted = listener.ask("DELETE", &path(), "");
+    assert_eq!(
+        (lifted.status, lifted.json()),
+        (
+            200,
+            json!({"rule": "r", "key": ["/a b", "::"], "unblocked": true})
+        )
+    );
+    let again = listener.ask("DELETE", &path(), "");
+    assert_eq!(again.status, 404);
+    assert!(again.problem().starts_with("there is no rule \"r\""));
+
+    // The other block denies again under the former name.
+    assert_eq!(reload(&listener, RULES), json!({"rules": 2}));
+    let block = listener.ask("GET", "/v1/blocks/r/%2Fb/::1", "").json();
+    assert_eq!(block["inactive"], Value::Null, "{block}");
+}
+
+/// With another number of key entries, no request has the key of the block.
+#[test]
+fn a_reload_that_changes_a_key_reports_its_blocks() {
+    let listener = TestListener::open();
+    let (two, one) = ("key: [path, ip]", "key: [path]");
+    assert_eq!(listener.ask("PUT", &path(), "").status, 200);
+    let reloaded = reload(&listener, &RULES.replace(two, one));
+    assert_eq!(
+        reloaded["inactive_blocks"],
+        json!([{"rule": "r", "blocks": 1}])
+    );
+    let listed = listener.ask("GET", "/v1/blocks", "").json();
+    let block = &listed["blocks"][0];
+    assert_eq!(
+        (&block["rule"], &block["key"], &block["inactive"]),
+        (
+            &json!("r"),
+            &json!(["/a b", "::"]),
+            &json!("rule has another key now")
+        )
+    );
+    assert_eq!(listener.ask("DELETE", &path(), "").status, 200);
+    assert_eq!(listener.ask("DELETE", &path(), "").status, 400);
+    assert_eq!(
+        listener.ask("GET", "/v1/blocks", "").json(),
+        json!({"blocks": []})
+    );
+}
+
+/// Blocks of earlier versions have no name of a rule.
+#[test]
+fn a_block_of_an_unknown_former_rule_can_be_lifted_too() {
+    let listener = TestListener::open();
+    let key = tidegate_core::former_key("gone", &["x"]);
+    let (store, now) = (listener.limiter.local_store(), listener.limiter.now());
+    assert!(store.block(&key, None, "abuse", now));
+    let listed = listener.ask("GET", "/v1/blocks", "").json();
+    let block = &listed["blocks"][0];
+    assert_eq!(
+        (&block["rule"], &block["key"], &block["inactive"]),
+        (&Value::Null, &Value::Null, &json!("rule no longer exists"))
+    );
+    let reloaded = reload(&listener, RULES);
+    assert_eq!(
+        reloaded["inactive_blocks"],
+        json!([{"rule": null, "blocks": 1}])
+    );
+    assert_eq!(listener.ask("DELETE", "/v1/blocks/gone/x", "").status, 200);
+    assert_eq!(reload(&listener, RULES), json!({"rules": 2}));
 }

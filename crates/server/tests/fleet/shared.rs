@@ -1,6 +1,7 @@
 //! Tests of the state that nodes share: counts, blocks and the operator's resets.
 
-use tidegate_core::{Share, Source, Span};
+use tidegate_core::{BlockNote, RuleSet, Share, Source, Span};
+use tidegate_limiter::blocks::InactiveBlocks;
 use tidegate_redis::{FallbackSettings, NodeShare};
 
 use crate::{
@@ -112,6 +113,29 @@ fn setting_and_lifting_a_block_takes_effect_on_all_nodes_at_once() {
         assert_eq!(node.run(node.limiter.blocks()).unwrap(), []);
     }
     assert_eq!(b.run(b.limiter.unblock(&key)), Ok(false));
+}
+
+/// The name of the rule is stored in Redis, so every node can show it after the rule is gone.
+#[test]
+fn blocks_of_a_removed_rule_are_counted_by_its_name() {
+    let (_redis, a, b) = two();
+    let key = a.key("local", "u");
+    let rule = a.limiter.rules().rule("local").unwrap().blocked_rule();
+    let note = BlockNote {
+        reason: "abuse",
+        rule: Some(&rule),
+    };
+    assert_eq!(a.run(a.limiter.block(&key, None, note)), Ok(true));
+    assert_eq!(
+        b.run(b.limiter.inactive_blocks()),
+        Ok(InactiveBlocks::default())
+    );
+    b.limiter.swap_rules(RuleSet::default());
+    let inactive = b.run(b.limiter.inactive_blocks()).unwrap();
+    assert_eq!(
+        inactive.0.into_iter().collect::<Vec<_>>(),
+        [(Some("local".to_owned()), 1)]
+    );
 }
 
 #[test]

@@ -2,8 +2,10 @@
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BYTES, notation};
-use tidegate_limiter::{Limiter, date::date, entries::Spelling};
+use tidegate_core::{
+    Block, BlockNote, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BYTES, notation,
+};
+use tidegate_limiter::{Limiter, blocks::BlockedKey, date::date, entries::Spelling};
 use tidegate_net::{
     Problem,
     input::{advice, shown},
@@ -47,9 +49,13 @@ pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
 
 pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
-    let (rule, key) = target.find(&rules)?;
+    let (found, key) = target.find_or_former(&rules);
     let block = limiter.block_on(&key).await.map_err(store_problem)?;
-    let block = block.ok_or_else(|| target.nothing(NO_BLOCK, rule))?;
+    let block = match (block, found) {
+        (Some(block), _) => block,
+        (None, Ok(rule)) => return Err(target.nothing(NO_BLOCK, rule)),
+        (None, Err(problem)) => return Err(problem),
+    };
     let document = document(limiter, &rules, &block, now);
     Ok(json(StatusCode::OK, &document))
 }
@@ -71,8 +77,12 @@ pub(super) async fn put(
         spelling,
     } = read(&members, rule)?;
     target.check(rule, spelling)?;
+    let note = BlockNote {
+        reason,
+        rule: Some(&rule.blocked_rule()),
+    };
     if !limiter
-        .block(&key, span, reason)
+        .block(&key, span, note)
         .await
         .map_err(store_problem)?
     {
@@ -127,7 +137,8 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
                 return Err(Problem::bad("raw", problem));
             }
             _ => {
-                let problem = format!("unknown field; {}", advice(name, &["for", "reason", "raw"]));
+                let known = ["for", "reason", "raw"];
+                let problem = format!("unknown field; {}", advice(name, &known));
                 return Err(Problem::bad(shown(name), problem));
             }
         }
@@ -141,14 +152,16 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
 
 pub(super) async fn lift(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, bytes) = target.find(&rules)?;
-    if !limiter.unblock(&bytes).await.map_err(store_problem)? {
-        return Err(target.nothing(NO_BLOCK, rule));
+    let (found, bytes) = target.find_or_former(&rules);
+    let is_lifted = limiter.unblock(&bytes).await.map_err(store_problem)?;
+    match found {
+        _ if is_lifted => Ok(json(
+            StatusCode::OK,
+            &json!({"rule": target.rule, "key": target.key, "unblocked": true}),
+        )),
+        Ok(rule) => Err(target.nothing(NO_BLOCK, rule)),
+        Err(problem) => Err(problem),
     }
-    Ok(json(
-        StatusCode::OK,
-        &json!({"rule": rule.name(), "key": target.key, "unblocked": true}),
-    ))
 }
 
 /// Explains why a block does not survive a restart, and what to do about it.
@@ -171,23 +184,33 @@ struct BlockView<'a> {
 }
 
 impl BlockView<'_> {
-    /// Serialises a block. `until`, `until_ms` and `left_ms` are null for a block without an end.
+    /// Serialises a block. `inactive` is present only if the block denies nothing.
     fn document(&self, block: &Block) -> Value {
-        let (rule, key) = match self.rules.decode_key(&block.key) {
-            Some((rule, values)) => (Some(rule.name()), Some(values)),
-            None => (None, None),
-        };
-        let left = block.until.map(|until| until.since(self.now));
-        json!({
-            "rule": rule,
-            "key": key,
-            "reason": block.reason,
-            "until": block.until.and_then(date),
-            "until_ms": block.until.map(|until| until.as_micros() / 1_000),
-            "left_ms": left.map(Span::as_millis_ceil),
-            "persistent": self.is_persistent,
-        })
+        let BlockedKey {
+            rule,
+            values,
+            inactive,
+        } = BlockedKey::of(block, self.rules);
+        let mut document = end_document(block, self.now);
+        document["rule"] = json!(rule);
+        document["key"] = json!(values);
+        document["reason"] = json!(block.reason);
+        document["persistent"] = self.is_persistent.into();
+        if let Some(inactive) = inactive {
+            document["inactive"] = inactive.into();
+        }
+        document
     }
+}
+
+/// Serialises the end of a block. All members are null for a block without an end.
+fn end_document(block: &Block, now: Timestamp) -> Value {
+    let left = block.until.map(|until| until.since(now));
+    json!({
+        "until": block.until.and_then(date),
+        "until_ms": block.until.map(|until| until.as_micros() / 1_000),
+        "left_ms": left.map(Span::as_millis_ceil),
+    })
 }
 
 pub(super) fn document(limiter: &Limiter, rules: &RuleSet, block: &Block, now: Timestamp) -> Value {

@@ -249,10 +249,15 @@ impl Admin {
         // Reading a large file takes a while and must not block the other connections of this
         // worker.
         let reloaded = tokio::task::spawn_blocking(move || targets.reload()).await;
-        reloaded.unwrap_or_else(|_| {
+        let reloaded = reloaded.unwrap_or_else(|_| {
             let detail = "the server is shutting down";
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
-        })
+        });
+        let mut members = reloaded?;
+        if self.reloader.is_some() {
+            reload::add_inactive_blocks(&self.limiter, &mut members).await;
+        }
+        Ok(json(StatusCode::OK, &members))
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use hyper::StatusCode;
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
-use tidegate_core::{Rule, RuleSet};
+use tidegate_core::{Rule, RuleSet, former_key};
 use tidegate_identity::Trust;
 use tidegate_limiter::entries::Spelling;
 use tidegate_net::{
@@ -50,6 +50,18 @@ impl KeyTarget<'_> {
         let rule = rules.rule(self.rule);
         let rule = rule.ok_or_else(|| no_rule(rules, self.rule, self.key))?;
         Ok((rule, rule.encode_key(self.key)?))
+    }
+
+    /// Does the same for the key of a block. If no current rule has such a key, the key is that of
+    /// a former rule of this name, returned with the problem. The block on it can still be lifted.
+    pub(super) fn find_or_former<'r>(
+        &self,
+        rules: &'r RuleSet,
+    ) -> (Result<&'r Rule, Problem>, Vec<u8>) {
+        match self.find(rules) {
+            Ok((rule, key)) => (Ok(rule), key),
+            Err(problem) => (Err(problem), former_key(self.rule, self.key)),
+        }
     }
 
     /// Refuses a key that no request can have, because a block on it would deny nothing. With

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use hyper::StatusCode;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tidegate_envoy::ConfigWatcher;
-use tidegate_net::{
-    Problem, Tls,
-    response::{Answer, json},
-};
+use tidegate_limiter::Limiter;
+use tidegate_net::{Problem, Tls};
 
-use crate::{geoip::GeoIp, reload::Reloader};
+use crate::{
+    geoip::GeoIp,
+    reload::{Reloader, report_inactive_blocks},
+};
 
 /// The maximum number of warnings in a response. The log has all of them.
 const MAX_WARNINGS: usize = 100;
@@ -34,8 +35,9 @@ impl ReloadTargets {
         rules.is_none() && envoy.is_none() && certificates.is_empty() && geoip.is_none()
     }
 
-    /// Reloads everything. An invalid file does not prevent the reload of the others.
-    pub(super) fn reload(self) -> Result<Answer, Problem> {
+    /// Reloads everything, and returns the members of the response. An invalid file does not prevent
+    /// the reload of the others.
+    pub(super) fn reload(self) -> Result<Map<String, Value>, Problem> {
         let rules = self.rules.map(|rules| {
             let detail = "the rules file cannot be used; the old rules stay active";
             let reloaded = rules.reload();
@@ -67,7 +69,7 @@ impl ReloadTargets {
                 .reload()
                 .map_err(|errors| refused(detail, errors.iter().map(ToString::to_string).collect()))
         });
-        let mut members = serde_json::Map::new();
+        let mut members = Map::new();
         let mut warnings: Vec<String> = Vec::new();
         if let Some(rules) = rules {
             let (reloaded, restart_required) = rules?;
@@ -94,7 +96,24 @@ impl ReloadTargets {
             warnings.truncate(MAX_WARNINGS);
             members.insert("warnings".into(), json!(warnings));
         }
-        Ok(json(StatusCode::OK, &members))
+        Ok(members)
+    }
+}
+
+/// Adds the blocks that the new rules do not enforce, if there are any.
+pub(super) async fn add_inactive_blocks(limiter: &Limiter, members: &mut Map<String, Value>) {
+    match report_inactive_blocks(limiter).await {
+        Ok(found) => {
+            let Some(advice) = found.advice() else { return };
+            let by_rule = found.0.iter();
+            let by_rule = by_rule.map(|(rule, blocks)| json!({"rule": rule, "blocks": blocks}));
+            members.insert("inactive_blocks".into(), by_rule.collect());
+            members.insert("hint".into(), advice.into());
+        }
+        Err(error) => {
+            let hint = format!("cannot tell whether each block belongs to an active rule: {error}");
+            members.insert("hint".into(), hint.into());
+        }
     }
 }
 

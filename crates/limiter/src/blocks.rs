@@ -1,0 +1,105 @@
+//! Blocks in relation to the current rules.
+//!
+//! A block is identified by its key, which contains a hash of the rule's name. So a block stays in
+//! the store when its rule is renamed, removed or given another key, but then denies nothing.
+
+use std::collections::BTreeMap;
+
+use tidegate_core::{Block, RuleSet};
+use tidegate_redis::StoreError;
+
+use crate::Limiter;
+
+/// The rule and the values of a block's key, for display.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BlockedKey<'a> {
+    /// The name of the rule; `None` if it is not known.
+    pub rule: Option<&'a str>,
+    /// The values of the key entries; `None` if they cannot be decoded.
+    pub values: Option<Vec<&'a str>>,
+    /// Why the block denies nothing; `None` if it is enforced.
+    pub inactive: Option<&'static str>,
+}
+
+impl<'a> BlockedKey<'a> {
+    /// Decodes the key of `block`: under the current rule, or else as it was when the block was
+    /// made.
+    #[must_use]
+    pub fn of(block: &'a Block, rules: &'a RuleSet) -> Self {
+        let rule = rules.rule_of(&block.key);
+        let former = block.rule.as_ref();
+        // A changed number of key entries could decode to wrong values.
+        let has_same_key = former
+            .is_none_or(|former| rule.is_some_and(|rule| rule.key().count() == former.key_entries));
+        if has_same_key && let Some((rule, values)) = rules.decode_key(&block.key) {
+            return Self {
+                rule: Some(rule.name()),
+                values: Some(values),
+                inactive: None,
+            };
+        }
+        let inactive = match rule {
+            Some(_) => "rule has another key now",
+            None => "rule no longer exists",
+        };
+        let name = former.map(|former| &*former.name);
+        Self {
+            rule: name.or_else(|| rule.map(tidegate_core::Rule::name)),
+            values: block.values(),
+            // A key of a limit that was sent with a request needs no rule.
+            inactive: block.is_of_rule().then_some(inactive),
+        }
+    }
+}
+
+/// The number of blocks that deny nothing because their rule no longer exists or has another key,
+/// by the rule's name, if it is known.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
+
+/// The maximum number of rules that [`InactiveBlocks::advice`] names.
+const MAX_NAMED: usize = 10;
+
+impl InactiveBlocks {
+    /// Describes the blocks and what to do about them; `None` if there are none.
+    #[must_use]
+    pub fn advice(&self) -> Option<String> {
+        let blocks: usize = self.0.values().sum();
+        let (deny, rules) = match blocks {
+            0 => return None,
+            1 => ("block denies", "its rule no longer exists or has"),
+            _ => ("blocks deny", "their rules no longer exist or have"),
+        };
+        let named = self.0.keys().take(MAX_NAMED).map(|rule| match rule {
+            Some(rule) => format!("\"{}\"", rule.escape_debug()),
+            None => "(unknown)".to_owned(),
+        });
+        let mut named = named.collect::<Vec<_>>().join(", ");
+        if self.0.len() > MAX_NAMED {
+            let more = self.0.len() - MAX_NAMED;
+            named = format!("{named} and {more} more");
+        }
+        Some(format!(
+            "{blocks} {deny} nothing, because {rules} another key: {named}; list them with `tidegate blocks`, lift them with \
+             `tidegate unblock`, and block the keys again under the new rule"
+        ))
+    }
+}
+
+impl Limiter {
+    /// Counts the blocks that the current rules do not enforce.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the blocks are in Redis and Redis cannot be queried.
+    pub async fn inactive_blocks(&self) -> Result<InactiveBlocks, StoreError> {
+        let (rules, mut inactive) = (self.rules(), InactiveBlocks::default());
+        for block in self.blocks().await? {
+            let key = BlockedKey::of(&block, &rules);
+            if key.inactive.is_some() {
+                *inactive.0.entry(key.rule.map(str::to_owned)).or_default() += 1;
+            }
+        }
+        Ok(inactive)
+    }
+}

@@ -1,0 +1,22 @@
+//! Reports blocks that the active rules do not enforce, because an operator who renames a rule does
+//! not expect that its blocks are lifted.
+
+use tidegate_limiter::{Limiter, blocks::InactiveBlocks};
+use tidegate_redis::StoreError;
+
+/// Finds the blocks that the active rules do not enforce, and logs them.
+///
+/// # Errors
+///
+/// Fails if the blocks are in Redis and Redis cannot be queried. That is logged too.
+pub async fn report_inactive_blocks(limiter: &Limiter) -> Result<InactiveBlocks, StoreError> {
+    let found = limiter.inactive_blocks().await;
+    match found.as_ref().map(InactiveBlocks::advice) {
+        Ok(Some(advice)) => tracing::warn!("{advice}"),
+        Ok(None) => {}
+        Err(error) => {
+            tracing::info!("cannot tell whether each block belongs to an active rule: {error}");
+        }
+    }
+    found
+}
