@@ -48,6 +48,10 @@ pub(crate) enum Command {
         /// with `raw`
         #[arg(long)]
         raw: bool,
+        /// Let the block end earlier than the block that the key already has; without this, such a
+        /// block is refused. A block that lasts longer always replaces the earlier one
+        #[arg(long)]
+        shorten: bool,
         #[command(flatten)]
         admin: Admin,
     },

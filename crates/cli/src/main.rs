@@ -33,8 +33,17 @@ fn main() -> ExitCode {
             span,
             reason,
             raw,
+            shorten,
             admin,
-        } => operate::block(&admin, &key, span, reason, raw),
+        } => {
+            let block = operate::BlockOptions {
+                span,
+                reason,
+                is_raw: raw,
+                may_shorten: shorten,
+            };
+            operate::block(&admin, &key, block)
+        }
         Command::Unblock { key, admin } => operate::unblock(&admin, &key),
         Command::Blocks { admin } => operate::blocks(&admin),
         Command::Inspect { key, admin } => operate::inspect(&admin, &key),

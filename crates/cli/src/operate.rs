@@ -25,6 +25,14 @@ struct AdminRequest<'a> {
     body: Option<Value>,
 }
 
+/// The options of `block`.
+pub(crate) struct BlockOptions {
+    pub(crate) span: Option<String>,
+    pub(crate) reason: Option<String>,
+    pub(crate) is_raw: bool,
+    pub(crate) may_shorten: bool,
+}
+
 /// The response of the server.
 enum AdminResponse {
     /// Success, with the document.
@@ -56,17 +64,18 @@ pub(crate) fn reload(admin: &Admin) -> Result<ExitCode, String> {
     Ok(show(admin, request.send()?, print::reloaded))
 }
 
-pub(crate) fn block(
-    admin: &Admin,
-    key: &Key,
-    span: Option<String>,
-    reason: Option<String>,
-    is_raw: bool,
-) -> Result<ExitCode, String> {
+pub(crate) fn block(admin: &Admin, key: &Key, options: BlockOptions) -> Result<ExitCode, String> {
+    let BlockOptions {
+        span,
+        reason,
+        is_raw,
+        may_shorten,
+    } = options;
     let mut body = serde_json::Map::new();
     body.extend(span.map(|span| ("for".to_owned(), json!(span))));
     body.extend(reason.map(|reason| ("reason".to_owned(), json!(reason))));
     body.extend(is_raw.then(|| ("raw".to_owned(), json!(true))));
+    body.extend(may_shorten.then(|| ("shorten".to_owned(), json!(true))));
     let request = AdminRequest {
         method: Method::PUT,
         body: Some(Value::Object(body)),

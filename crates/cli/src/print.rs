@@ -140,6 +140,10 @@ fn until_and_reason(block: &Value) -> String {
 pub(crate) fn blocked(block: &Value) -> String {
     let until = until(block);
     let mut out = format!("blocked {} {until}\n", key(block));
+    let replaced = &block["replaced"];
+    if !replaced.is_null() {
+        let _ = writeln!(out, "replaced the block {}", until_and_reason(replaced));
+    }
     out.extend(hint(block));
     out
 }

@@ -90,6 +90,43 @@ fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
 }
 
 #[test]
+fn a_shorter_block_is_refused_and_a_longer_one_names_what_it_replaced() {
+    let server = Server::start(RULES);
+    let block = |more: &[&str]| {
+        let arguments = [&["block", "api", "u1", "/x"], more].concat();
+        server.operate(&arguments)
+    };
+    assert!(
+        block(&["--for", "1d", "--reason", "abuse"])
+            .status
+            .success()
+    );
+    let refused = block(&[]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        said.starts_with("tidegate: cannot block api u1, /x: the key is already blocked until 2")
+            && said.contains("pass --shorten"),
+        "{said}"
+    );
+    let longer = printed(&block(&["--for", "forever"]));
+    let mut lines = longer.lines();
+    assert_eq!(lines.next(), Some("blocked api u1, /x until it is lifted"));
+    let replaced = lines.next().unwrap();
+    assert!(
+        replaced.starts_with("replaced the block until 2") && replaced.ends_with(": abuse"),
+        "{replaced}"
+    );
+    let shortened = printed(&block(&["--for", "1min", "--shorten"]));
+    assert!(
+        shortened.contains("\nreplaced the block until it is lifted\n"),
+        "{shortened}"
+    );
+    let json = answer(&block(&["--for", "2min", "--json"]));
+    assert!(json["replaced"]["until"].is_string(), "{json}");
+}
+
+#[test]
 fn unblocking_a_key_that_is_not_blocked_exits_with_1() {
     let server = Server::start(RULES);
     let output = server.operate(&["unblock", "api", "u1", "/x"]);

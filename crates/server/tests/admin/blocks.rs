@@ -433,3 +433,63 @@ fn a_block_of_an_unknown_former_rule_can_be_lifted_too() {
     assert_eq!(listener.ask("DELETE", "/v1/blocks/gone/x", "").status, 200);
     assert_eq!(reload(&listener, RULES), json!({"rules": 2}));
 }
+
+#[test]
+fn a_block_says_which_block_it_replaced() {
+    let listener = TestListener::open();
+    let first = listener.ask("PUT", &path(), r#"{"for": "10min", "reason": "one"}"#);
+    assert_eq!(first.json()["replaced"], Value::Null, "{first:?}");
+    listener.at_secs(60);
+    let second = listener.ask("PUT", &path(), r#"{"for": "forever", "reason": "two"}"#);
+    assert_eq!(
+        second.json()["replaced"],
+        json!({
+            "reason": "one", "until": "2023-11-14T22:23:00Z", "until_ms": 1_700_000_580_000_u64,
+            "left_ms": 540_000,
+        })
+    );
+    let third = listener.ask("PUT", &path(), r#"{"for": "1min", "shorten": true}"#);
+    assert_eq!(
+        third.json()["replaced"],
+        json!({"reason": "two", "until": null, "until_ms": null, "left_ms": null})
+    );
+    listener.at_secs(120);
+    let fourth = listener.ask("PUT", &path(), r#"{"for": "1min"}"#).json();
+    assert_eq!(fourth["replaced"], Value::Null, "the third has ended");
+}
+
+/// Without a duration, the default would end a longer block early without a word.
+#[test]
+fn a_block_does_not_end_before_the_current_one_unless_that_is_requested() {
+    let listener = TestListener::open();
+    let shorter = r#"{"for": "1min"}"#;
+    for (first, lasts) in [
+        (
+            r#"{"for": "2h", "reason": "x"}"#,
+            "until 2023-11-15T00:13:00Z",
+        ),
+        (r#"{"for": "forever", "reason": "x"}"#, "until it is lifted"),
+    ] {
+        assert_eq!(listener.ask("PUT", &path(), first).status, 200);
+        for body in ["", shorter] {
+            let refused = listener.ask("PUT", &path(), body);
+            assert_eq!(refused.status, 409, "{body}: {refused:?}");
+            let problem = refused.problem();
+            let expected = format!(
+                "the key is already blocked {lasts}, which is longer than requested, so nothing was changed"
+            );
+            assert!(problem.starts_with(&expected), "{problem}");
+            assert!(problem.ends_with("pass --shorten (`\"shorten\": true`)"));
+            assert_eq!(listener.ask("GET", &path(), "").json()["reason"], "x");
+        }
+    }
+    let shortened = listener.ask("PUT", &path(), r#"{"for": "1min", "shorten": true}"#);
+    assert_eq!(shortened.json()["left_ms"], 60_000, "{shortened:?}");
+    // The same block again, although its clock may be some milliseconds behind.
+    assert_eq!(listener.ask("PUT", &path(), shorter).status, 200);
+    let wrong = listener.ask("PUT", &path(), r#"{"shorten": "yes"}"#);
+    assert_eq!(
+        wrong.problem(),
+        "shorten: expected true or false, got \"yes\""
+    );
+}

@@ -17,6 +17,10 @@ use super::{path::KeyTarget, store_problem};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
+/// A block that ends earlier than the current one by at most this is not refused. The clocks of
+/// this server and of Redis may differ, and a repeated command must not fail.
+const END_TOLERANCE: Span = Span::from_secs(5);
+
 /// The parsed body of a request to block a key.
 #[derive(Debug)]
 struct BlockRequest<'b> {
@@ -24,6 +28,8 @@ struct BlockRequest<'b> {
     span: Option<Span>,
     reason: &'b str,
     spelling: Spelling,
+    /// Whether the block may end before the current block of the key.
+    may_shorten: bool,
 }
 
 pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
@@ -75,8 +81,16 @@ pub(super) async fn put(
         span,
         reason,
         spelling,
+        may_shorten,
     } = read(&members, rule)?;
     target.check(rule, spelling)?;
+    let now = limiter.now();
+    let replaced = limiter.block_on(&key).await.map_err(store_problem)?;
+    if let Some(current) = &replaced
+        && !may_shorten
+    {
+        refuse_shorter(current, span, now)?;
+    }
     let note = BlockNote {
         reason,
         rule: Some(&rule.blocked_rule()),
@@ -95,15 +109,40 @@ pub(super) async fn put(
     // The clock is read after the block was made, so that `left_ms` does not exceed the requested
     // duration.
     let mut document = document(limiter, &rules, &block, limiter.now());
+    if let Some(replaced) = replaced {
+        let mut former = end_document(&replaced, now);
+        former["reason"] = replaced.reason.into();
+        document["replaced"] = former;
+    }
     if !limiter.keeps_blocks() {
         document["hint"] = not_kept(limiter).into();
     }
     Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
 }
 
+/// Refuses a block for `span` from `now` on if `current` ends later.
+fn refuse_shorter(current: &Block, span: Option<Span>, now: Timestamp) -> Result<(), Problem> {
+    let Some(end) = span.map(|span| now.after(span).after(END_TOLERANCE)) else {
+        return Ok(());
+    };
+    let lasts = match current.until {
+        Some(until) if until <= end => return Ok(()),
+        Some(until) => {
+            let date = date(until).map(|date| format!(" until {date}"));
+            date.unwrap_or_default()
+        }
+        None => " until it is lifted".to_owned(),
+    };
+    let detail = format!(
+        "the key is already blocked{lasts}, which is longer than requested, so nothing was changed; to let the \
+         block end earlier, pass --shorten (`\"shorten\": true`)"
+    );
+    Err(Problem::new(StatusCode::CONFLICT, detail))
+}
+
 fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, Problem> {
     let (mut span, mut reason) = (Some(rule.longest_window()), "");
-    let mut spelling = Spelling::Normalized;
+    let (mut spelling, mut may_shorten) = (Spelling::Normalized, false);
     for (name, value) in members {
         match (&**name, value) {
             ("for", Json::Text(text)) if text == "forever" => span = None,
@@ -132,12 +171,13 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
             }
             ("raw", Json::Truth(true)) => spelling = Spelling::Raw,
             ("raw", Json::Truth(false)) => spelling = Spelling::Normalized,
-            ("raw", other) => {
+            ("shorten", Json::Truth(truth)) => may_shorten = *truth,
+            (field @ ("raw" | "shorten"), other) => {
                 let problem = format!("expected true or false, got {other}");
-                return Err(Problem::bad("raw", problem));
+                return Err(Problem::bad(field, problem));
             }
             _ => {
-                let known = ["for", "reason", "raw"];
+                let known = ["for", "reason", "raw", "shorten"];
                 let problem = format!("unknown field; {}", advice(name, &known));
                 return Err(Problem::bad(shown(name), problem));
             }
@@ -147,6 +187,7 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
         span,
         reason,
         spelling,
+        may_shorten,
     })
 }
 
