@@ -109,7 +109,8 @@ pub(crate) struct KeyOrThrottle {
 /// The admin endpoint of a running server, and how to print its answers.
 #[derive(Debug, Arguments)]
 pub(crate) struct Admin {
-    /// The address of the running server's admin endpoint
+    /// The address of the running server's admin endpoint: PORT (of 127.0.0.1), HOST (port 8082),
+    /// HOST:PORT or a URL
     #[arg(
         long = "admin",
         env = "TIDEGATE_ADMIN",
@@ -148,6 +149,13 @@ pub(crate) struct Admin {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Admin {
+    /// Returns the token. An empty one, as in `TIDEGATE_ADMIN_TOKEN=`, is none.
+    pub(crate) fn token(&self) -> Option<&str> {
+        self.token.as_deref().filter(|token| !token.is_empty())
+    }
 }
 
 #[derive(Debug, Arguments)]

@@ -1,5 +1,6 @@
 //! `tidegate`: serving, checking, and operating a running server.
 
+mod admin_address;
 mod args;
 mod check;
 mod log;
@@ -7,6 +8,7 @@ mod operate;
 mod print;
 mod serve;
 mod tls;
+mod unreachable;
 
 use std::{
     io::{self, Write},

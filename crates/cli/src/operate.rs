@@ -7,13 +7,20 @@ use serde_json::{Value, json};
 use ureq::http::{HeaderValue, Method};
 
 use crate::{
-    NO, answer,
+    NO,
+    admin_address::{AdminAddress, Scheme},
+    answer,
     args::{Admin, Key, KeyOrThrottle},
     complain, print, tls,
+    unreachable::{describe, unreachable},
 };
 
 /// The timeout of a request.
-const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+pub(crate) const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// The longest response in bytes, so that a wrong address cannot fill the memory. A list of the
+/// maximum of 100,000 blocks is usually about 20 MB long.
+const MAX_RESPONSE_BYTES: u64 = 1 << 30;
 
 /// A request to the admin endpoint.
 struct AdminRequest<'a> {
@@ -177,16 +184,22 @@ impl AdminRequest<'_> {
 
     fn exchange(self) -> Result<AdminResponse, String> {
         let admin = self.admin;
-        let given = admin.address.trim_end_matches('/');
-        let (address, is_https) = match given.strip_prefix("https://") {
-            Some(address) => (address, true),
-            None => (given.trim_start_matches("http://"), false),
-        };
+        let address = AdminAddress::parse(&admin.address)?;
         let tls = tls::config(admin)?;
-        if is_https && tls.is_none() {
-            return Err(format!(
-                "{given}: name the authority of its certificate with --admin-ca"
-            ));
+        match address.scheme {
+            Some(Scheme::Https) if tls.is_none() => {
+                return Err(format!(
+                    "https://{address} needs the authority of its certificate; pass it with --admin-ca or \
+                     TIDEGATE_ADMIN_CA"
+                ));
+            }
+            Some(Scheme::Http) if tls.is_some() => {
+                return Err(format!(
+                    "http://{address} is without TLS, and --admin-ca or TIDEGATE_ADMIN_CA asks for TLS; write \
+                     https://, or leave out the authority"
+                ));
+            }
+            _ => {}
         }
         let is_tls = tls.is_some();
         let scheme = if is_tls { "https" } else { "http" };
@@ -201,7 +214,7 @@ impl AdminRequest<'_> {
             .build()
             .into();
         let mut request = ureq::http::Request::builder().method(self.method).uri(&url);
-        if let Some(token) = &admin.token {
+        if let Some(token) = admin.token() {
             let Ok(token) = HeaderValue::from_str(&format!("Bearer {token}")) else {
                 return Err(
                     "the admin token has characters that cannot be sent, such as a line break; check --token or \
@@ -212,21 +225,25 @@ impl AdminRequest<'_> {
             request = request.header("authorization", token);
         }
         let text = self.body.map(|body| body.to_string()).unwrap_or_default();
-        let request = request.body(text).map_err(|_| not_an_address(given))?;
+        let request = request
+            .body(text)
+            .map_err(|error| format!("the request is not valid HTTP: {error}"))?;
         let mut response = agent
             .run(request)
-            .map_err(|error| unreachable(given, address, &error, is_tls))?;
-        let text = response.body_mut().read_to_string().map_err(|error| {
-            format!("the response of {address} broke off: {error}; try again, and see the log of the server")
+            .map_err(|error| unreachable(&address, &error, is_tls))?;
+        let body = response.body_mut().with_config().limit(MAX_RESPONSE_BYTES);
+        let text = body.read_to_string().map_err(|error| {
+            let problem = describe(&error);
+            format!("cannot read the response of {address}: {problem}; try again, and see the log of the server")
         })?;
-        answered(admin, address, response.status().as_u16(), &text)
+        answered(admin, &address, response.status().as_u16(), &text)
     }
 }
 
 /// Interprets a response of the server at `address`.
 fn answered(
     admin: &Admin,
-    address: &str,
+    address: &AdminAddress,
     status: u16,
     text: &str,
 ) -> Result<AdminResponse, String> {
@@ -252,7 +269,7 @@ fn answered(
                 std::iter::once(problem).chain(mistakes).collect(),
             ))
         }
-        401 => Err(match &admin.token {
+        401 => Err(match admin.token() {
             None => "the server requires its admin token; pass it with --token, or in TIDEGATE_ADMIN_TOKEN",
             Some(_) => {
                 "the server has a different admin token than that of --token or TIDEGATE_ADMIN_TOKEN; see `admin` in \
@@ -260,7 +277,7 @@ fn answered(
             }
         }
         .to_owned()),
-        403 if is_problem && admin.token.is_none() => Err(format!(
+        403 if is_problem && admin.token().is_none() => Err(format!(
             "the server at {address} has no admin token, so it serves only requests to 127.0.0.1, [::1] or \
              localhost; pass such an address with --admin, or set `admin.token_env` in its rules file"
         )),
@@ -277,51 +294,7 @@ fn answered(
     }
 }
 
-/// Returns the reason why there was no response from `address`, which the user wrote as `given`.
-fn unreachable(given: &str, address: &str, error: &ureq::Error, is_tls: bool) -> String {
-    use std::io::ErrorKind::{ConnectionRefused, TimedOut};
-    let other =
-        "if its admin listener has another address, pass that with --admin or TIDEGATE_ADMIN";
-    let (problem, advice) = match error {
-        ureq::Error::Io(error) if error.kind() == ConnectionRefused => (
-            "no program accepts connections there".to_owned(),
-            format!("is the server running? {other}"),
-        ),
-        ureq::Error::HostNotFound => (
-            "the host is not known".to_owned(),
-            "check the host of --admin or TIDEGATE_ADMIN".to_owned(),
-        ),
-        ureq::Error::Timeout(_) => (silence(), format!("is the server running? {other}")),
-        ureq::Error::Io(error) if error.kind() == TimedOut => {
-            (silence(), format!("is the server running? {other}"))
-        }
-        ureq::Error::BadUri(_) | ureq::Error::Http(_) => return not_an_address(given),
-        error if is_tls => (
-            error.to_string(),
-            "check that the listener has TLS, that --admin names a host of its certificate, that --admin-ca has the \
-             authority of that certificate, and whether it requires --admin-cert and --admin-key"
-                .to_owned(),
-        ),
-        error => (
-            error.to_string(),
-            format!("is the server running? if its admin listener has TLS, pass --admin-ca; {other}"),
-        ),
-    };
-    format!("cannot reach the admin endpoint at {address}: {problem}; {advice}")
-}
-
-fn silence() -> String {
-    format!("no response within {} s", TIMEOUT.as_secs())
-}
-
-fn not_an_address(given: &str) -> String {
-    format!(
-        "\"{}\" is not an address; pass HOST:PORT with --admin or TIDEGATE_ADMIN, such as 127.0.0.1:8082",
-        print::printable(given)
-    )
-}
-
-fn not_admin(address: &str) -> String {
+fn not_admin(address: &AdminAddress) -> String {
     format!(
         "{address} is not a Tidegate admin endpoint; pass its address with --admin or TIDEGATE_ADMIN"
     )

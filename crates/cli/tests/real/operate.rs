@@ -209,6 +209,135 @@ fn the_address_may_be_a_url() {
     assert!(output.status.success(), "{output:?}");
 }
 
+#[test]
+fn the_address_may_be_a_port() {
+    let server = Server::start(RULES);
+    let port = server.admin.port().to_string();
+    let output = run(&mut tidegate(&["blocks", "--admin", &port]));
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Errors name the address that was used, whatever was left out.
+#[test]
+fn errors_name_the_complete_address() {
+    let port = crate::support::free_port();
+    for (given, expected) in [
+        (port.to_string(), format!("at 127.0.0.1:{port}: ")),
+        (
+            format!("http://127.0.0.1:{port}/"),
+            format!("at 127.0.0.1:{port}: "),
+        ),
+        (
+            "nowhere.invalid".to_owned(),
+            "at nowhere.invalid:8082: ".to_owned(),
+        ),
+    ] {
+        let output = run(&mut tidegate(&["blocks", "--admin", &given]));
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr);
+        let begins = "tidegate: cannot list the blocks: cannot reach the admin endpoint ";
+        assert!(said.starts_with(&format!("{begins}{expected}")), "{said}");
+    }
+}
+
+/// Accepts one connection, reads the request, sends `response` and closes the connection. Returns
+/// what `tidegate blocks` printed on standard error.
+fn blocks_of_a_program_that_sends(response: &'static [u8]) -> String {
+    use std::io::{Read as _, Write as _};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    // The client may connect again, to find out whether the listener has TLS.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            assert!(stream.read(&mut [0; 4_096]).unwrap() > 0);
+            // The client may have closed the connection.
+            let _ = stream.write_all(response);
+        }
+    });
+    let output = run(&mut tidegate(&["blocks", "--admin", &address]));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    let begins =
+        format!("tidegate: cannot list the blocks: cannot reach the admin endpoint at {address}: ");
+    let problem = said.strip_prefix(&begins);
+    problem.unwrap_or_else(|| panic!("{said}")).to_owned()
+}
+
+/// Texts of libraries and of the operating system mean nothing to an operator, and advice about TLS
+/// misleads one whose problem is another.
+#[test]
+fn connection_errors_are_in_plain_words() {
+    let is_it = "does the admin listener have this address? if its admin listener has another address, pass that \
+        with --admin or TIDEGATE_ADMIN\n";
+    for (response, expected) in [
+        (
+            &b""[..],
+            format!("the connection was closed before the response was complete; {is_it}"),
+        ),
+        (
+            b"-ERR unknown command 'GET'\r\n",
+            format!("the program there does not answer with HTTP; {is_it}"),
+        ),
+        (
+            // An alert of TLS: unexpected message.
+            b"\x15\x03\x01\x00\x02\x02\x0a",
+            "the listener there uses TLS; if it is the admin listener, pass the authority of its certificate with \
+             --admin-ca; else pass the address of the admin listener with --admin\n"
+                .to_owned(),
+        ),
+    ] {
+        assert_eq!(blocks_of_a_program_that_sends(response), expected);
+    }
+    let output = run(&mut tidegate(&["blocks", "--admin", "nowhere.invalid:1"]));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "tidegate: cannot list the blocks: cannot reach the admin endpoint at nowhere.invalid:1: the host \
+         \"nowhere.invalid\" is not known; check the host of --admin or TIDEGATE_ADMIN\n"
+    );
+}
+
+#[test]
+fn a_response_that_is_cut_off_is_an_error_in_plain_words() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let other = std::thread::spawn(move || {
+        use std::io::{Read as _, Write as _};
+        let (mut stream, _) = listener.accept().unwrap();
+        assert!(stream.read(&mut [0; 4_096]).unwrap() > 0);
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+            .unwrap();
+    });
+    let output = run(&mut tidegate(&["blocks", "--admin", &address]));
+    other.join().unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        format!(
+            "tidegate: cannot list the blocks: cannot read the response of {address}: the connection was closed \
+             before the response was complete; try again, and see the log of the server\n"
+        )
+    );
+}
+
+/// The HTTP client's own limit of 10 MB is less than a list of 100,000 blocks.
+#[test]
+fn a_long_list_of_blocks_is_printed() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let other = std::thread::spawn(move || {
+        use std::io::{Read as _, Write as _};
+        let (mut stream, _) = listener.accept().unwrap();
+        assert!(stream.read(&mut [0; 4_096]).unwrap() > 0);
+        let body = format!("{{\"blocks\": [{}{{}}]}}", "{}, ".repeat(3_000_000));
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all((head + &body).as_bytes()).unwrap();
+    });
+    let output = run(&mut tidegate(&["blocks", "--admin", &address]));
+    other.join().unwrap();
+    assert!(output.status.success(), "{:?}", output.stderr);
+}
+
 /// A proxy for web traffic would see the admin token.
 #[test]
 fn the_proxies_of_the_environment_are_not_used() {
@@ -263,6 +392,14 @@ fn the_admin_token_is_required() {
             .operate(&["blocks", "--token", "s3cret"])
             .status
             .success()
+    );
+    // An empty variable is no token, not a wrong one.
+    let mut empty = tidegate(&["blocks", "--admin", &server.admin.to_string()]);
+    let output = run(empty.env("TIDEGATE_ADMIN_TOKEN", ""));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("--token, or in TIDEGATE_ADMIN_TOKEN"),
+        "{said}"
     );
 }
 
@@ -569,7 +706,17 @@ fn the_admin_listener_speaks_tls() {
     assert!(metrics.contains(loaded), "{metrics}");
 
     let in_the_clear = status(&server, "");
-    assert!(!in_the_clear.0, "{in_the_clear:?}");
+    let expected = "the listener there uses TLS; if it is the admin listener, pass the authority";
+    assert!(
+        !in_the_clear.0 && in_the_clear.1.contains(expected),
+        "{in_the_clear:?}"
+    );
+    let contradiction = format!("--admin-ca ours.pem --admin http://{}", server.admin);
+    let contradiction = status(&server, &contradiction);
+    assert!(
+        !contradiction.0 && contradiction.1.contains("write https://"),
+        "{contradiction:?}"
+    );
     let unknown = status(&server, "--admin-ca other.pem");
     assert!(
         !unknown.0 && unknown.1.contains("UnknownIssuer"),
@@ -587,6 +734,15 @@ fn the_admin_listener_speaks_tls() {
 }
 
 #[test]
+fn a_listener_without_tls_is_recognized() {
+    let server = Server::start(RULES);
+    authority(server.directory(), "ours");
+    let (is_reached, said) = status(&server, "--admin-ca ours.pem");
+    let expected = "the listener there does not use TLS; leave out --admin-ca";
+    assert!(!is_reached && said.contains(expected), "{said}");
+}
+
+#[test]
 fn a_client_ca_of_the_admin_listener_requires_a_certificate() {
     let server = behind_tls(", client_ca: ours.pem");
     let shown = |name: &str| {
@@ -595,7 +751,11 @@ fn a_client_ca_of_the_admin_listener_requires_a_certificate() {
     };
     let (is_reached, said) = shown("operator");
     assert!(is_reached, "{said}");
-    assert!(!shown("stranger").0);
-    assert!(!status(&server, "--admin-ca ours.pem").0);
+    let stranger = shown("stranger");
+    let expected = "the listener rejected the client certificate; pass one that is from its";
+    assert!(!stranger.0 && stranger.1.contains(expected), "{stranger:?}");
+    let none = status(&server, "--admin-ca ours.pem");
+    let expected = "the listener requires a client certificate; pass one with --admin-cert";
+    assert!(!none.0 && none.1.contains(expected), "{none:?}");
     server.stop();
 }

@@ -1,0 +1,276 @@
+//! Explains why an operator command got no response: what happened, in plain words, and what to do.
+
+use std::{
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{TcpStream, ToSocketAddrs as _},
+    time::Duration,
+};
+
+use rustls::{AlertDescription, CertificateError};
+
+use crate::{admin_address::AdminAddress, operate::TIMEOUT};
+
+const OTHER_ADDRESS: &str =
+    "if its admin listener has another address, pass that with --admin or TIDEGATE_ADMIN";
+
+/// The timeout of the connection that finds out whether a listener has TLS.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Returns the reason why there was no response from `address`, and what to do.
+pub(crate) fn unreachable(address: &AdminAddress, error: &ureq::Error, is_tls: bool) -> String {
+    let (problem, advice) = explain(address, error, is_tls);
+    format!("cannot reach the admin endpoint at {address}: {problem}; {advice}")
+}
+
+fn explain(address: &AdminAddress, error: &ureq::Error, is_tls: bool) -> (String, String) {
+    if let Some(error) = tls_error(error) {
+        return explain_tls(address, error);
+    }
+    if is_unknown(address, error) {
+        return (
+            format!("the host \"{}\" is not known", address.host),
+            "check the host of --admin or TIDEGATE_ADMIN".to_owned(),
+        );
+    }
+    let is_running = format!("is the server running? {OTHER_ADDRESS}");
+    let advice = match kind(error) {
+        Some(ErrorKind::ConnectionRefused) => format!(
+            "{is_running}; it is `listen.admin` in its rules file, and with `off` there is no admin listener"
+        ),
+        Some(ErrorKind::TimedOut) => {
+            format!("{is_running}; if it is, a firewall may drop the connection")
+        }
+        Some(ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable) => {
+            "check the address of --admin or TIDEGATE_ADMIN, and the network of this machine"
+                .to_owned()
+        }
+        _ if !is_tls && has_tls(address) => {
+            return (
+                "the listener there uses TLS".to_owned(),
+                "if it is the admin listener, pass the authority of its certificate with --admin-ca; else pass the \
+                 address of the admin listener with --admin"
+                    .to_owned(),
+            );
+        }
+        _ => format!("does the admin listener have this address? {OTHER_ADDRESS}"),
+    };
+    (describe(error), advice)
+}
+
+/// Describes what happened, in plain words.
+pub(crate) fn describe(error: &ureq::Error) -> String {
+    match (kind(error), error) {
+        (Some(ErrorKind::ConnectionRefused), _) => "no program accepts connections there",
+        (Some(ErrorKind::TimedOut), _) => {
+            return format!("no response within {} s", TIMEOUT.as_secs());
+        }
+        (Some(ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable), _) => {
+            "this machine has no route to that address"
+        }
+        (
+            Some(
+                ErrorKind::UnexpectedEof
+                | ErrorKind::ConnectionReset
+                | ErrorKind::ConnectionAborted
+                | ErrorKind::BrokenPipe,
+            ),
+            _,
+        ) => "the connection was closed before the response was complete",
+        (_, ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..)) => {
+            "the program there does not answer with HTTP"
+        }
+        (_, ureq::Error::Io(error)) => return system_error(error),
+        (_, error) => return format!("the request failed ({error})"),
+    }
+    .to_owned()
+}
+
+/// Returns the text of an error of the operating system, without its number.
+fn system_error(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    format!("the connection failed ({text})")
+}
+
+fn kind(error: &ureq::Error) -> Option<ErrorKind> {
+    match error {
+        ureq::Error::Io(error) => Some(error.kind()),
+        ureq::Error::Timeout(_) => Some(ErrorKind::TimedOut),
+        _ => None,
+    }
+}
+
+/// Returns whether the host has no address. The error of the resolver has no kind of its own, so
+/// this asks again.
+fn is_unknown(address: &AdminAddress, error: &ureq::Error) -> bool {
+    let is_of_resolver = match error {
+        ureq::Error::HostNotFound => return true,
+        ureq::Error::Io(error) => error.raw_os_error().is_none(),
+        _ => false,
+    };
+    let resolve = || (address.host.as_str(), address.port).to_socket_addrs();
+    is_of_resolver && !address.is_ip() && resolve().is_err()
+}
+
+/// Returns whether the program at `address` answers a request in cleartext with a TLS alert.
+fn has_tls(address: &AdminAddress) -> bool {
+    let probe = || {
+        let mut found = (address.host.as_str(), address.port).to_socket_addrs()?;
+        let socket = found.next().ok_or(ErrorKind::NotFound)?;
+        let mut stream = TcpStream::connect_timeout(&socket, PROBE_TIMEOUT)?;
+        stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
+        stream.write_all(b"GET /healthz HTTP/1.1\r\n\r\n")?;
+        let mut head = [0; 2];
+        stream.read_exact(&mut head)?;
+        Ok::<_, io::Error>(head)
+    };
+    // The record type of an alert, and the major version of TLS.
+    probe().is_ok_and(|head| head == [21, 3])
+}
+
+fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
+    match error {
+        ureq::Error::Rustls(error) => Some(error),
+        ureq::Error::Io(error) => error.get_ref()?.downcast_ref(),
+        _ => None,
+    }
+}
+
+/// Explains a failure of TLS. The name that rustls has for it is in parentheses, because search
+/// engines know it.
+fn explain_tls(address: &AdminAddress, error: &rustls::Error) -> (String, String) {
+    use CertificateError as Invalid;
+    let authority = "pass the authority that issued it with --admin-ca or TIDEGATE_ADMIN_CA";
+    let renew = "renew it, and check the clock of this machine";
+    let (problem, advice) = match error {
+        rustls::Error::InvalidCertificate(invalid) => match invalid {
+            Invalid::UnknownIssuer => (
+                "the server's certificate is not from an authority in --admin-ca (UnknownIssuer)",
+                authority,
+            ),
+            Invalid::NotValidForName | Invalid::NotValidForNameContext { .. } => {
+                let host = &address.host;
+                return (
+                    format!("the server's certificate is not for the host \"{host}\""),
+                    "pass a host that its certificate names with --admin or TIDEGATE_ADMIN"
+                        .to_owned(),
+                );
+            }
+            Invalid::Expired | Invalid::ExpiredContext { .. } => {
+                ("the server's certificate has expired", renew)
+            }
+            Invalid::NotValidYet | Invalid::NotValidYetContext { .. } => {
+                ("the server's certificate is not valid yet", renew)
+            }
+            invalid => {
+                return (
+                    format!("the server's certificate is not accepted ({invalid:?})"),
+                    "check the certificate of the listener, and --admin-ca".to_owned(),
+                );
+            }
+        },
+        rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => (
+            "the listener requires a client certificate",
+            "pass one with --admin-cert and --admin-key",
+        ),
+        rustls::Error::AlertReceived(
+            AlertDescription::UnknownCA
+            | AlertDescription::DecryptError
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown,
+        ) => (
+            "the listener rejected the client certificate",
+            "pass one that is from its `client_ca` and still valid with --admin-cert and --admin-key",
+        ),
+        rustls::Error::InvalidMessage(_) => (
+            "the listener there does not use TLS",
+            "leave out --admin-ca and TIDEGATE_ADMIN_CA, or pass the address of a listener with TLS",
+        ),
+        error => {
+            return (
+                format!("TLS cannot be established ({error})"),
+                "check the `tls` settings of the listener, and --admin-ca".to_owned(),
+            );
+        }
+    };
+    (problem.to_owned(), advice.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only the name that rustls has for a problem may be in the text, in parentheses.
+    #[test]
+    fn failures_of_tls_have_advice_of_their_own() {
+        let address = AdminAddress::parse("limits.internal").unwrap();
+        let invalid = rustls::Error::InvalidCertificate;
+        for (error, expected) in [
+            (
+                invalid(CertificateError::NotValidForName),
+                "the server's certificate is not for the host \"limits.internal\"; pass a host",
+            ),
+            (
+                invalid(CertificateError::Expired),
+                "the server's certificate has expired; renew it",
+            ),
+            (
+                invalid(CertificateError::UnknownIssuer),
+                "the server's certificate is not from an authority in --admin-ca (UnknownIssuer); pass",
+            ),
+            (
+                rustls::Error::AlertReceived(AlertDescription::CertificateRequired),
+                "the listener requires a client certificate; pass one",
+            ),
+        ] {
+            // ureq returns these errors in both forms.
+            let inside = io::Error::new(ErrorKind::InvalidData, error.clone());
+            for error in [ureq::Error::Rustls(error), ureq::Error::Io(inside)] {
+                let said = unreachable(&address, &error, true);
+                let begins = "cannot reach the admin endpoint at limits.internal:8082: ";
+                assert!(said.starts_with(&format!("{begins}{expected}")), "{said}");
+            }
+        }
+    }
+
+    #[test]
+    fn errors_of_the_system_have_no_number() {
+        let address = AdminAddress::parse("9").unwrap();
+        for (number, expected) in [
+            (
+                errno::ENETUNREACH,
+                "this machine has no route to that address; check the address",
+            ),
+            (
+                errno::EACCES,
+                "the connection failed (Permission denied); does",
+            ),
+            (
+                errno::ECONNRESET,
+                "the connection was closed before the response was complete; does",
+            ),
+            (
+                errno::ECONNREFUSED,
+                "no program accepts connections there; is the server running? ",
+            ),
+        ] {
+            let error = ureq::Error::Io(io::Error::from_raw_os_error(number));
+            let said = unreachable(&address, &error, true);
+            let begins = "cannot reach the admin endpoint at 127.0.0.1:9: ";
+            assert!(said.starts_with(&format!("{begins}{expected}")), "{said}");
+            assert!(
+                !said.contains("os error") && !said.contains("TLS"),
+                "{said}"
+            );
+        }
+    }
+
+    /// Error numbers of Linux.
+    mod errno {
+        pub(super) const EACCES: i32 = 13;
+        pub(super) const ENETUNREACH: i32 = 101;
+        pub(super) const ECONNRESET: i32 = 104;
+        pub(super) const ECONNREFUSED: i32 = 111;
+    }
+}
