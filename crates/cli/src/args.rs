@@ -1,12 +1,72 @@
 //! The command line arguments. Doc comments of arguments are their help texts.
 
-use std::path::PathBuf;
+use std::{convert::Infallible, path::PathBuf};
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 
+use crate::print;
+
+const ROOT_HELP: &str = "\
+Examples:
+  tidegate check rules.yaml && tidegate serve --config rules.yaml
+  tidegate status
+  tidegate block login 203.0.113.9 --for 1h --reason \"credential stuffing\"
+
+All commands but `serve` and `check` need the admin listener of a running server (`listen.admin`).
+
+Exit codes:
+  0  success, or the answer is yes
+  1  the answer is no: mistakes in a file, no such rule, no such block
+  2  error: the command could not be executed or understood";
+
+const SERVE_HELP: &str = "\
+Examples:
+  tidegate serve --config rules.yaml
+  TIDEGATE_LOG=debug tidegate serve --config rules.yaml";
+
+const CHECK_HELP: &str = "\
+Examples:
+  tidegate check rules.yaml
+  tidegate check rules.yaml --strict --format json
+  tidegate check --envoy /etc/ratelimit/config
+
+Exit codes: 0 if the file can be used, 1 if it has mistakes, 2 if it cannot be read.";
+
+/// Explains the arguments of all commands with a key.
+macro_rules! key_help {
+    ($examples:literal) => {
+        concat!(
+            "Examples:\n",
+            $examples,
+            "\n\n`tidegate rules` shows the key of each rule. A rule without a key takes no values. Options go \
+             before `--` if a value begins with a dash: `tidegate inspect api -- -1`."
+        )
+    };
+}
+
+const BLOCK_HELP: &str = key_help!(
+    "  tidegate block login 203.0.113.9 --for 1h --reason \"credential stuffing\"
+  tidegate block api acme /v1/export --for forever
+  tidegate block login 203.0.113.9 --for 1min --shorten"
+);
+
+const UNBLOCK_HELP: &str = key_help!(
+    "  tidegate unblock login 203.0.113.9
+  tidegate unblock OLD-NAME 203.0.113.9    the block of a rule that no longer exists"
+);
+
+const INSPECT_HELP: &str = key_help!("  tidegate inspect login 203.0.113.9");
+
+const RESET_HELP: &str = key_help!(
+    "  tidegate reset login 203.0.113.9
+  tidegate reset --throttle user:42"
+);
+
+const KEY_USAGE: &str = "[OPTIONS] <RULE> [VALUES]...";
+
 /// A rate limiter: decides for every request whether it may pass now and, if not, exactly when.
 #[derive(Debug, Parser)]
-#[command(name = "tidegate", version, arg_required_else_help = true)]
+#[command(name = "tidegate", version, arg_required_else_help = true, after_help = ROOT_HELP)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -15,9 +75,11 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the server until SIGTERM or SIGINT
+    #[command(after_help = SERVE_HELP)]
     Serve(Serve),
     /// Validate a rules file, or the configuration of Envoy's rate limit service, and report every
     /// mistake
+    #[command(after_help = CHECK_HELP)]
     Check(Check),
     /// Show the status of the running server: version, readiness, store, rules and listeners
     Status {
@@ -35,6 +97,7 @@ pub(crate) enum Command {
         admin: Admin,
     },
     /// Deny every request of a key, regardless of its limits
+    #[command(after_help = BLOCK_HELP, override_usage = key_usage("block"))]
     Block {
         #[command(flatten)]
         key: Key,
@@ -55,7 +118,8 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Lift the block on a key
+    /// Lift the block on a key, also of a rule that no longer exists
+    #[command(after_help = UNBLOCK_HELP, override_usage = key_usage("unblock"))]
     Unblock {
         #[command(flatten)]
         key: Key,
@@ -67,20 +131,35 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Show what remains of each limit of a rule for a key
+    /// Show what remains of each limit of a rule for a key, and its block
+    #[command(after_help = INSPECT_HELP, override_usage = key_usage("inspect"))]
     Inspect {
         #[command(flatten)]
         key: Key,
         #[command(flatten)]
         admin: Admin,
     },
-    /// Reset the counters of a key
+    /// Reset the counters of a key; a block on it stays
+    #[command(after_help = RESET_HELP, override_usage = reset_usage())]
     Reset {
         #[command(flatten)]
         key: KeyOrThrottle,
         #[command(flatten)]
         admin: Admin,
     },
+    /// Print the version of this program; `status` shows that of the server
+    Version,
+}
+
+/// Returns the usage of a command with a key. The generated one would show every option that has a
+/// value, even if the value is from an environment variable.
+fn key_usage(command: &str) -> String {
+    format!("tidegate {command} {KEY_USAGE}")
+}
+
+fn reset_usage() -> String {
+    let throttle = "tidegate reset [OPTIONS] --throttle <KEY>";
+    format!("{}\n       {throttle}", key_usage("reset"))
 }
 
 /// A key of a rule.
@@ -196,6 +275,9 @@ pub(crate) struct Serve {
     /// The rules file; without one, only limits sent with requests apply
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// `check` takes the file without an option, so users expect the same here.
+    #[arg(hide = true, value_parser = name_the_option)]
+    pub(crate) file: Option<Infallible>,
     /// Read the settings from the environment variables of envoyproxy/ratelimit
     #[arg(long, conflicts_with = "config")]
     pub(crate) from_envoy_env: bool,
@@ -203,6 +285,13 @@ pub(crate) struct Serve {
     /// info]
     #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,
+}
+
+fn name_the_option(file: &str) -> Result<Infallible, String> {
+    let file = print::printable(file);
+    Err(format!(
+        "pass the rules file with --config: `tidegate serve --config {file}`"
+    ))
 }
 
 #[cfg(test)]

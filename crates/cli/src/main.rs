@@ -13,15 +13,19 @@ mod unreachable;
 use std::{
     io::{self, Write},
     process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 
 use crate::args::{Args, Command};
 
 /// Exit codes like those of `grep`: 0 for success, 1 for a negative result, 2 for errors.
 const NO: u8 = 1;
 const TROUBLE: u8 = 2;
+
+/// Whether a result could not be written to standard output.
+static IS_OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
     let done = match Args::parse().command {
@@ -50,11 +54,19 @@ fn main() -> ExitCode {
         Command::Blocks { admin } => operate::blocks(&admin),
         Command::Inspect { key, admin } => operate::inspect(&admin, &key),
         Command::Reset { key, admin } => operate::reset(&admin, &key),
+        Command::Version => {
+            answer(&Args::command().render_version());
+            Ok(ExitCode::SUCCESS)
+        }
     };
-    done.unwrap_or_else(|problem| {
+    let code = done.unwrap_or_else(|problem| {
         complain(&problem);
         ExitCode::from(TROUBLE)
-    })
+    });
+    if IS_OUTPUT_LOST.load(Ordering::Relaxed) {
+        return ExitCode::from(TROUBLE);
+    }
+    code
 }
 
 /// Prints a problem to standard error. Write errors are ignored, because they mean that the output
@@ -63,7 +75,18 @@ fn complain(problem: &str) {
     let _ = writeln!(io::stderr(), "tidegate: {problem}");
 }
 
-/// Prints a result to standard output. A closed pipe, as with `head`, is not an error.
+/// Prints a result to standard output. A closed pipe, as with `head`, is not an error; a full disk
+/// is.
 fn answer(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
+    let mut out = io::stdout();
+    let written = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            complain(&format!(
+                "cannot write the result to standard output: {error}"
+            ));
+            IS_OUTPUT_LOST.store(true, Ordering::Relaxed);
+        }
+        _ => {}
+    }
 }

@@ -164,7 +164,7 @@ fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> St
             ExitCode::SUCCESS
         }
         AdminResponse::Document(document) => {
-            answer(print(&document).trim_end());
+            answer(&print(&document));
             ExitCode::SUCCESS
         }
         AdminResponse::Problems(problems) => {

@@ -371,6 +371,74 @@ fn a_closed_output_is_not_an_error() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
+/// A lost result is an error, unlike a closed pipe.
+#[test]
+fn a_result_that_cannot_be_written_is_an_error() {
+    let server = Server::start(RULES);
+    let full = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut command = tidegate(&["blocks", "--admin", &server.admin.to_string()]);
+    let asked = command.stdout(full).stderr(Stdio::piped()).spawn();
+    let output = asked.unwrap().wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.starts_with("tidegate: cannot write the result to standard output: No space left"),
+        "{said}"
+    );
+}
+
+#[test]
+fn help_has_examples_and_exit_codes() {
+    let help = printed(&run(&mut tidegate(&["--help"])));
+    for part in ["Examples:\n", "Exit codes:\n  0  success", "  1  ", "  2  "] {
+        assert!(help.contains(part), "no {part:?} in {help}");
+    }
+    for command in ["serve", "check", "block", "unblock", "inspect", "reset"] {
+        let help = printed(&run(&mut tidegate(&[command, "--help"])));
+        assert!(help.contains("Examples:\n  tidegate"), "{help}");
+    }
+}
+
+#[test]
+fn a_missing_argument_shows_a_usage_that_can_be_followed() {
+    for (arguments, expected) in [
+        (
+            &["block"][..],
+            "Usage: tidegate block [OPTIONS] <RULE> [VALUES]...\n",
+        ),
+        (
+            &["inspect"],
+            "Usage: tidegate inspect [OPTIONS] <RULE> [VALUES]...\n",
+        ),
+        (&["reset"], "tidegate reset [OPTIONS] --throttle <KEY>\n"),
+        (
+            &["serve", "rules.yaml"],
+            "pass the rules file with --config: `tidegate serve --config rules.yaml`\n",
+        ),
+        (
+            &["bloks"],
+            "tip: some similar subcommands exist: 'block', 'blocks'\n",
+        ),
+    ] {
+        // The value of a variable is not part of the usage.
+        let output = run(tidegate(arguments).env("TIDEGATE_ADMIN", "18082"));
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(expected), "no {expected:?} in {said}");
+    }
+}
+
+#[test]
+fn the_version_is_printed_with_and_without_dashes() {
+    for arguments in ["version", "--version", "-V"] {
+        let version = printed(&run(&mut tidegate(&[arguments])));
+        assert_eq!(version, format!("tidegate {}\n", env!("CARGO_PKG_VERSION")));
+    }
+}
+
 #[test]
 fn the_admin_token_is_required() {
     let server = Server::start(&format!("admin: {{token: s3cret}}\n{RULES}"));
@@ -595,6 +663,11 @@ fn errors_say_what_was_asked_and_what_to_do() {
             "there is no rule \"nothing\"; the rules are api",
         ),
         (
+            &["block", "203.0.113.9", "api"],
+            &admin,
+            "there is no rule \"203.0.113.9\"; \"api\" is a rule: write it first",
+        ),
+        (
             &["blocks", "--token", "a\nb"],
             &admin,
             "cannot list the blocks: the admin token has characters that cannot be sent",
@@ -657,6 +730,10 @@ fn a_throttle_key_is_reset() {
     assert_eq!((reset.as_str(), ask()), ("reset user:1\n", 200));
     let nobody = server.operate(&["reset", "--throttle", "nobody"]);
     assert_eq!(nobody.status.code(), Some(1));
+    assert_eq!(
+        String::from_utf8_lossy(&nobody.stderr),
+        "tidegate: no limit that was sent with a request has counters for this key in database 0\n"
+    );
     assert_eq!(server.operate(&["reset"]).status.code(), Some(2));
 }
 

@@ -4,6 +4,8 @@
 use tidegate_limiter::{Limiter, blocks::InactiveBlocks};
 use tidegate_redis::StoreError;
 
+use super::LOG_TARGET;
+
 /// Finds the blocks that the active rules do not enforce, and logs them.
 ///
 /// # Errors
@@ -12,10 +14,13 @@ use tidegate_redis::StoreError;
 pub async fn report_inactive_blocks(limiter: &Limiter) -> Result<InactiveBlocks, StoreError> {
     let found = limiter.inactive_blocks().await;
     match found.as_ref().map(InactiveBlocks::advice) {
-        Ok(Some(advice)) => tracing::warn!("{advice}"),
+        Ok(Some(advice)) => tracing::warn!(target: LOG_TARGET, "{advice}"),
         Ok(None) => {}
         Err(error) => {
-            tracing::info!("cannot tell whether each block belongs to an active rule: {error}");
+            tracing::info!(
+                target: LOG_TARGET,
+                "cannot tell whether each block belongs to an active rule: {error}"
+            );
         }
     }
     found

@@ -70,7 +70,8 @@ pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answe
     let mut buffer = Vec::new();
     let bytes = Limiter::throttle_key(key.as_bytes(), &mut buffer)?;
     if !limiter.reset(bytes).await.map_err(store_problem)? {
-        let detail = "this key has no counters; limits sent with the request belong to no rule";
+        let detail =
+            "no limit that was sent with a request has counters for this key in database 0";
         return Err(Problem::new(StatusCode::NOT_FOUND, detail));
     }
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
