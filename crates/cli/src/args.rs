@@ -12,7 +12,7 @@ Examples:
   tidegate status
   tidegate block login 203.0.113.9 --for 1h --reason \"credential stuffing\"
 
-All commands but `serve` and `check` need the admin listener of a running server (`listen.admin`).
+All commands but `serve`, `check` and `version` need the admin listener of a running server (`listen.admin`).
 
 Exit codes:
   0  success, or the answer is yes

@@ -85,6 +85,7 @@ pub(super) async fn put(
     } = read(&members, rule)?;
     target.check(rule, spelling)?;
     let now = limiter.now();
+    // Of two requests at the same time, both may see the same current block; the later one wins.
     let replaced = limiter.block_on(&key).await.map_err(store_problem)?;
     if let Some(current) = &replaced
         && !may_shorten
