@@ -9,7 +9,7 @@
 //! ```text
 //! rules      Request, RuleSet::charges    the rules that apply, as charges: limits, key and cost
 //! eval       Charge, Effect               the input of a store
-//! store      Store: Question -> Decided   the interface to the state, in memory or in Redis
+//! store      Store::decide                the interface to the state, in memory or in Redis
 //! memory     MemoryStore::check           manual blocks, eviction, locks; charges all or none
 //! eval       Limits: groups               the state of one key, one part for each kernel
 //! algorithm  state, now, cost -> state    the algorithms: pure functions, with their guarantees
@@ -62,5 +62,5 @@ pub use rules::{
     MAX_KEY_SPACE, Mode, Parents, Pattern, Request, ResponseCost, Rule, RuleError, RuleErrors,
     RuleSet, Scratch, UnusedShare, When, canonical_net, former_key, free_key, free_key_in,
 };
-pub use store::{Decided, DecisionAndReceipt, Question, Store};
+pub use store::{DecisionAndReceipt, Store, StoreDecision, StoreRequest};
 pub use time::{Calendar, CalendarUnit, Span, Timestamp};

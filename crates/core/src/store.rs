@@ -2,7 +2,7 @@
 //! several servers.
 //!
 //! [`Store`] separates the callers from the state. A store always returns a decision. A store that
-//! can become unreachable has a fallback policy for that, and [`Decided`] says how the decision was
+//! can become unreachable has a fallback policy for that, and [`StoreDecision`] says how the decision was
 //! made.
 
 use std::{fmt, time::Duration};
@@ -19,7 +19,7 @@ use crate::{
 
 /// The input of a decision.
 #[derive(Debug)]
-pub struct Question<'q, 'c> {
+pub struct StoreRequest<'q, 'c> {
     /// The charges to decide. If two charges have the same key, nothing is charged and the decision
     /// is [`Decision::REPEATED_KEY`]. If a fallback policy decides a charge without its limits, the
     /// store removes that charge from the list, so that the outcomes always belong to the remaining
@@ -33,8 +33,8 @@ pub struct Question<'q, 'c> {
     pub within: Option<Duration>,
 }
 
-impl<'q, 'c> Question<'q, 'c> {
-    /// Creates a question with no time limit other than the store's own.
+impl<'q, 'c> StoreRequest<'q, 'c> {
+    /// Creates a request with no time limit other than the store's own.
     #[must_use]
     pub fn new(charges: &'q mut Vec<Charge<'c>>, now: Timestamp, effect: Effect) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl<'q, 'c> Question<'q, 'c> {
         }
     }
 
-    /// Creates a question that reads the current state of `charges` and charges nothing.
+    /// Creates a request that reads the current state of `charges` and charges nothing.
     #[must_use]
     pub fn look(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
         Self::new(charges, now, Effect::Look)
@@ -54,7 +54,7 @@ impl<'q, 'c> Question<'q, 'c> {
 
 /// A decision, with the component that made it and its exactness.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decided {
+pub struct StoreDecision {
     /// The decision: admitted, limited, blocked or full.
     pub decision: Decision,
     /// How exact the decision is.
@@ -63,7 +63,7 @@ pub struct Decided {
     pub source: Source,
 }
 
-impl Decided {
+impl StoreDecision {
     /// Returns `decision` as one of a memory store that is the only store.
     #[must_use]
     pub fn in_memory(decision: Decision) -> Self {
@@ -95,11 +95,11 @@ impl Decided {
 }
 
 /// A decision, and a receipt if anything was charged.
-pub type DecisionAndReceipt<R> = (Decided, Option<R>);
+pub type DecisionAndReceipt<R> = (StoreDecision, Option<R>);
 
 /// A store of limit states with atomic decisions.
 ///
-/// A decision charges all charges of a question or none. It clears `outcomes` and then fills it
+/// A decision charges all charges of a request or none. It clears `outcomes` and then fills it
 /// with one outcome for each limit, in the order of the charges and their limits. `outcomes` stays
 /// empty if no limit was evaluated.
 ///
@@ -112,28 +112,28 @@ pub trait Store: Send + Sync {
     /// safe: the charge stays, and leases expire.
     type Receipt: fmt::Debug + Send + Sync + 'static;
 
-    /// Decides the question.
+    /// Decides the request.
     fn decide(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send>;
+    ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send>;
 
     /// Decides and charges, and returns a receipt. With it, the charges that remain in
-    /// `question.charges` can be [settled](Self::settle). There is no receipt if nothing was
+    /// `request.charges` can be [settled](Self::settle). There is no receipt if nothing was
     /// charged.
     ///
-    /// The limits are always evaluated, whatever the effect of the question.
+    /// The limits are always evaluated, whatever the effect of the request.
     fn reserve(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<
         DecisionAndReceipt<Self::Receipt>,
         impl Future<Output = DecisionAndReceipt<Self::Receipt>> + Send,
     >;
 
-    /// Settles `charges`, which must be those that [`reserve`](Self::reserve) left in its question,
+    /// Settles `charges`, which must be those that [`reserve`](Self::reserve) left in its request,
     /// with one settlement each. Their leases end, and unused units are refunded if they are still
     /// in the state. This takes the receipt out of the option. Without a receipt there is nothing
     /// to settle.
@@ -148,7 +148,7 @@ pub trait Store: Send + Sync {
     ) -> MaybeReady<(), impl Future<Output = ()> + Send>;
 
     /// Renews the leases of `charges`, which must be those that [`reserve`](Self::reserve) left in
-    /// its question. The new leases start now. A request that runs longer than its
+    /// its request. The new leases start now. A request that runs longer than its
     /// [lease](crate::Limits::lease) must renew the lease before it expires. Charges without
     /// concurrency slots are not affected.
     fn renew(
@@ -173,28 +173,28 @@ impl Store for MemoryStore {
     #[inline]
     fn decide(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<Decided, Never<Decided>> {
-        let Question {
+    ) -> MaybeReady<StoreDecision, Never<StoreDecision>> {
+        let StoreRequest {
             charges,
             now,
             effect,
             ..
-        } = question;
+        } = request;
         let decision = self.check(charges, now, effect, outcomes);
-        MaybeReady::Ready(Decided::in_memory(decision))
+        MaybeReady::Ready(StoreDecision::in_memory(decision))
     }
 
     #[inline]
     fn reserve(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<DecisionAndReceipt<Receipt>, Never<DecisionAndReceipt<Receipt>>> {
-        let (decision, receipt) = self.reserve(question.charges, question.now, outcomes);
+        let (decision, receipt) = self.reserve(request.charges, request.now, outcomes);
         let receipt = Some(receipt).filter(|receipt| !receipt.is_empty());
-        MaybeReady::Ready((Decided::in_memory(decision), receipt))
+        MaybeReady::Ready((StoreDecision::in_memory(decision), receipt))
     }
 
     #[inline]
@@ -236,14 +236,14 @@ mod tests {
         let mut outcomes = Vec::new();
         for expected in [Decision::Admitted, Decision::Limited] {
             let mut charges = vec![Charge::new(b"k", &limits, Cost::ONE).unwrap()];
-            let question = Question {
+            let request = StoreRequest {
                 charges: &mut charges,
                 now: Timestamp::from_micros(1),
                 effect: Effect::Charge,
                 within: None,
             };
-            let decided = store.decide(question, &mut outcomes);
-            assert_eq!(decided.into_inner(), Decided::in_memory(expected));
+            let decided = store.decide(request, &mut outcomes);
+            assert_eq!(decided.into_inner(), StoreDecision::in_memory(expected));
         }
         assert_eq!(outcomes.len(), 1);
     }

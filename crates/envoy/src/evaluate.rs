@@ -9,7 +9,7 @@ use std::{
 use futures_util::future::join_all;
 use tidegate_config::envoy::{Ratio, StoreFailure};
 use tidegate_core::{
-    Charge, Cost, Decided, Decision, Effect, Exactness, Limits, Outcome, Timestamp,
+    Charge, Cost, Decision, Effect, Exactness, Limits, Outcome, StoreDecision, Timestamp,
 };
 use tidegate_limiter::{DecisionRequest, Limiter};
 use tokio::time::Instant;
@@ -215,7 +215,7 @@ impl Evaluator<'_> {
         &self,
         charges: &[Charge<'_>],
         effect: Effect,
-    ) -> Result<(Decided, Vec<Outcome>), RateLimitError> {
+    ) -> Result<(StoreDecision, Vec<Outcome>), RateLimitError> {
         let (limiter, mut outcomes) = (self.limiter, Vec::new());
         let request = DecisionRequest {
             charges,

@@ -18,8 +18,8 @@ use std::{sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use tidegate::Clock;
 use tidegate_core::{
-    Charge, Decided, Effect, Limits, MAX_KEY_SPACE, MaybeReady, MemoryStore, Outcome, Question,
-    RequestError, Rule, RuleSet, Store, Timestamp, Verdict, free_key_in,
+    Charge, Effect, Limits, MAX_KEY_SPACE, MaybeReady, MemoryStore, Outcome, RequestError, Rule,
+    RuleSet, Store, StoreDecision, StoreRequest, Timestamp, Verdict, free_key_in,
 };
 use tidegate_identity::Trust;
 use tidegate_redis::{FallbackStore, StoreError};
@@ -183,7 +183,7 @@ impl Limiter {
 
     /// Counts a decision on a limit that was sent with the request, which `listener` is about to
     /// return.
-    pub fn observe_throttle(&self, listener: ListenerKind, decided: &Decided) {
+    pub fn observe_throttle(&self, listener: ListenerKind, decided: &StoreDecision) {
         self.metrics.observe_throttle(listener, decided);
     }
 
@@ -202,7 +202,7 @@ impl Limiter {
         &self,
         request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
+    ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
         let DecisionRequest {
             charges,
             now,
@@ -217,23 +217,23 @@ impl Limiter {
             Backend::Redis(redis_store) => redis_store,
         };
         let mut charges = charges.to_vec();
-        let question = Question {
+        let store_request = StoreRequest {
             charges: &mut charges,
             now,
             effect,
             within,
         };
-        if let Some(decided) = redis_store.decide(question, outcomes).ready() {
+        if let Some(decided) = redis_store.decide(store_request, outcomes).ready() {
             return MaybeReady::Ready(decided);
         }
         MaybeReady::Pending(async move {
-            let question = Question {
+            let store_request = StoreRequest {
                 charges: &mut charges,
                 now,
                 effect,
                 within,
             };
-            self.with_latency(redis_store.decide(question, outcomes))
+            self.with_latency(redis_store.decide(store_request, outcomes))
                 .await
         })
     }
@@ -248,7 +248,7 @@ impl Limiter {
         &self,
         request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Result<Decided, StoreError> {
+    ) -> Result<StoreDecision, StoreError> {
         let DecisionRequest {
             charges,
             now,
@@ -261,16 +261,16 @@ impl Limiter {
             }
             Backend::Redis(redis_store) => redis_store,
         };
-        let question = Question {
+        let store_request = StoreRequest {
             charges: &mut charges.to_vec(),
             now,
             effect,
             within,
         };
-        match redis_store.cached_denial(&question, outcomes) {
+        match redis_store.cached_denial(&store_request, outcomes) {
             Some(decided) => Ok(decided),
             None => {
-                let decision = Box::pin(redis_store.decide_in_redis(&question, outcomes));
+                let decision = Box::pin(redis_store.decide_in_redis(&store_request, outcomes));
                 self.with_latency(decision).await
             }
         }
@@ -292,11 +292,11 @@ impl Limiter {
         now: Timestamp,
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
+    ) -> StoreDecision {
         let began = self.sample_start();
         let decision = store.check(charges, now, effect, outcomes);
         self.record_latency(began);
-        Decided::in_memory(decision)
+        StoreDecision::in_memory(decision)
     }
 
     /// Returns the start time in nanoseconds if this decision is sampled for the latency metric.

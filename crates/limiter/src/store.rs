@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tidegate::Gate;
 use tidegate_core::{
-    Charge, Decided, DecisionAndReceipt, MaybeReady, MemoryStore, Outcome, Question, Receipt,
-    Renewal, RuleSet, Settlement, Store, Timestamp,
+    Charge, DecisionAndReceipt, MaybeReady, MemoryStore, Outcome, Receipt, Renewal, RuleSet,
+    Settlement, Store, StoreDecision, StoreRequest, Timestamp,
 };
 use tidegate_redis::{FallbackReceipt, FallbackStore};
 
@@ -66,29 +66,29 @@ impl Store for Limiter {
 
     fn decide(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
+    ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
         match &self.backend {
             Backend::Memory(store) => {
-                let Question {
+                let StoreRequest {
                     charges,
                     now,
                     effect,
                     ..
-                } = question;
+                } = request;
                 let decided = self.decide_in_memory(store, charges, now, effect, outcomes);
                 MaybeReady::Ready(decided)
             }
             Backend::Redis(redis_store) => redis_store
-                .decide(question, outcomes)
+                .decide(request, outcomes)
                 .map_pending(|decided| self.with_latency(decided)),
         }
     }
 
     fn reserve(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<
         DecisionAndReceipt<LimiterReceipt>,
@@ -97,12 +97,12 @@ impl Store for Limiter {
         match &self.backend {
             Backend::Memory(store) => {
                 let began = self.sample_start();
-                let (decided, receipt) = Store::reserve(store, question, outcomes).into_inner();
+                let (decided, receipt) = Store::reserve(store, request, outcomes).into_inner();
                 self.record_latency(began);
                 MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Memory)))
             }
             Backend::Redis(redis_store) => redis_store
-                .reserve(question, outcomes)
+                .reserve(request, outcomes)
                 .map_pending(|reserved| self.with_latency(reserved))
                 .map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Redis))),
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Charge, Effect, MaybeReady, Question, Request, RequestError, RuleSet, Scratch, Store,
+    Charge, Effect, MaybeReady, Request, RequestError, RuleSet, Scratch, Store, StoreRequest,
     Timestamp, Verdict,
 };
 
@@ -54,8 +54,8 @@ pub trait Gate: Send + Sync {
         let mut outcomes = Vec::new();
         let is_stretched = stretch(store, rules, &mut charges, now).is_ready();
         if is_stretched {
-            let question = Question::new(&mut charges, now, effect);
-            if let Some(decided) = store.decide(question, &mut outcomes).ready() {
+            let store_request = StoreRequest::new(&mut charges, now, effect);
+            if let Some(decided) = store.decide(store_request, &mut outcomes).ready() {
                 return MaybeReady::Ready(Ok(decided.verdict(&charges, &outcomes)));
             }
         }
@@ -63,8 +63,8 @@ pub trait Gate: Send + Sync {
             if !is_stretched {
                 stretch(store, rules, &mut charges, now).await;
             }
-            let question = Question::new(&mut charges, now, effect);
-            let decided = store.decide(question, &mut outcomes).await;
+            let store_request = StoreRequest::new(&mut charges, now, effect);
+            let decided = store.decide(store_request, &mut outcomes).await;
             Ok(decided.verdict(&charges, &outcomes))
         })
     }
@@ -85,13 +85,13 @@ pub fn stretch<'a, S: Store>(
         return MaybeReady::Ready(());
     };
     let mut outcomes = Vec::new();
-    let look = Question::look(&mut parents.charges, now);
+    let look = StoreRequest::look(&mut parents.charges, now);
     if store.decide(look, &mut outcomes).is_ready() {
         parents.stretch(charges, &outcomes);
         return MaybeReady::Ready(());
     }
     MaybeReady::Pending(async move {
-        let look = Question::look(&mut parents.charges, now);
+        let look = StoreRequest::look(&mut parents.charges, now);
         store.decide(look, &mut outcomes).await;
         parents.stretch(charges, &outcomes);
     })

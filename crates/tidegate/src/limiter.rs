@@ -1,8 +1,8 @@
 //! [`Limiter`]: limits, a store, a clock and the requests that wait.
 
 use tidegate_core::{
-    Charge, Decided, Effect, Limit, Limits, MaybeReady, MemoryBounds, MemoryStore, Outcome,
-    Question, RuleSet, Span, Store, Timestamp,
+    Charge, Effect, Limit, Limits, MaybeReady, MemoryBounds, MemoryStore, Outcome, RuleSet, Span,
+    Store, StoreDecision, StoreRequest, Timestamp,
 };
 
 use crate::{Clock, Rules, WaitBounds, waiters::Waiters};
@@ -164,7 +164,7 @@ impl<S: Store, P> Limiter<S, P> {
         outcomes: &mut Vec<Outcome>,
         effect: Effect,
         waits: Waits,
-    ) -> (Decided, Timestamp) {
+    ) -> (StoreDecision, Timestamp) {
         let now = self.clock.now();
         if waits == Waits::InLine {
             for charge in &mut *charges {
@@ -174,18 +174,18 @@ impl<S: Store, P> Limiter<S, P> {
             }
         }
         // The store has its own timeout, after which it uses a fallback policy. A short remaining
-        // wait must not shorten that timeout, so the question has no other one.
+        // wait must not shorten that timeout, so the request has no other one.
         let decided = self
             .store
-            .decide(Question::new(charges, now, effect), outcomes);
+            .decide(StoreRequest::new(charges, now, effect), outcomes);
         if let MaybeReady::Ready(decided) = decided {
             return (decided, now);
         }
         let decided = if waits == Waits::InLine && effect == Effect::Charge {
             drop(decided);
             // If the caller stops waiting for the answer, a reservation is refunded.
-            let question = Question::new(charges, now, effect);
-            self.store.reserve(question, outcomes).await.0
+            let request = StoreRequest::new(charges, now, effect);
+            self.store.reserve(request, outcomes).await.0
         } else {
             decided.await
         };

@@ -4,8 +4,8 @@ use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
-    Charge, Decided, Effect, Limits, MemoryStore, Outcome, Request, RequestError, RuleSet, Scratch,
-    Store, Timestamp, Verdict,
+    Charge, Effect, Limits, MemoryStore, Outcome, Request, RequestError, RuleSet, Scratch, Store,
+    StoreDecision, Timestamp, Verdict,
 };
 
 #[cfg(feature = "tokio")]
@@ -130,7 +130,7 @@ impl CurrentRules<'_, MemoryStore> {
                 parents.stretch(&mut charges, &outcomes);
             }
             let decision = store.check(&charges, now, effect, &mut outcomes);
-            let decided = Decided::in_memory(decision);
+            let decided = StoreDecision::in_memory(decision);
             Ok(self.verdict(&decided, &charges, &outcomes))
         })
     }
@@ -241,7 +241,7 @@ impl<S: Store> CurrentRules<'_, S> {
     /// Returns the verdict on `charges`. The verdict borrows from the rules, but not from the keys.
     fn verdict(
         &self,
-        decided: &Decided,
+        decided: &StoreDecision,
         charges: &[Charge<'_>],
         outcomes: &[Outcome],
     ) -> Verdict<'_> {

@@ -4,8 +4,8 @@
 use http::HeaderMap;
 use proptest::prelude::*;
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Decided, Decision, Exactness, LimitSpec, Limits, Outcome, Retry,
-    Span, Timestamp, Verdict, notation,
+    AlgorithmName, Charge, Cost, Decision, Exactness, LimitSpec, Limits, Outcome, Retry, Span,
+    StoreDecision, Timestamp, Verdict, notation,
 };
 use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
 
@@ -91,9 +91,9 @@ fn a_local_share_does_not_show_the_full_reset_time() {
     let limits = limits(Some("api"), &["1/min"]);
     let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
     let outcomes = [admitted(1, 0, Span::from_secs(120))];
-    let decided = Decided {
+    let decided = StoreDecision {
         exactness: Exactness::Local,
-        ..Decided::in_memory(Decision::Admitted)
+        ..StoreDecision::in_memory(Decision::Admitted)
     };
     let verdict = decided.verdict(&charges, &outcomes);
     let mut headers = HeaderMap::new();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_core::{
     Algorithm, AlgorithmName, Charge, Cost, Effect, Limit, LimitError, Limits, MemoryBounds,
-    MemoryStore, Outcome, Question, Retry, Span, Store,
+    MemoryStore, Outcome, Retry, Span, Store, StoreRequest,
 };
 use tokio::time::{sleep, timeout};
 
@@ -194,11 +194,11 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         let key = self.key(request);
         let mut charges = vec![self.charge(&key, request.cost)?];
         let mut outcomes = Vec::new();
-        let question = Question::new(&mut charges, self.clock.now(), Effect::Charge);
+        let store_request = StoreRequest::new(&mut charges, self.clock.now(), Effect::Charge);
         let (decided, receipt) = if self.needs_receipt {
-            self.store.reserve(question, &mut outcomes).await
+            self.store.reserve(store_request, &mut outcomes).await
         } else {
-            (self.store.decide(question, &mut outcomes).await, None)
+            (self.store.decide(store_request, &mut outcomes).await, None)
         };
         let verdict = decided.verdict(&charges, &outcomes);
         let delay = if verdict.allowed {
@@ -242,8 +242,8 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         let mut outcomes = Vec::new();
         if let Ok(charge) = self.charge(&key, cost) {
             let mut charges = vec![charge];
-            let question = Question::new(&mut charges, self.clock.now(), effect);
-            self.store.decide(question, &mut outcomes).await;
+            let store_request = StoreRequest::new(&mut charges, self.clock.now(), effect);
+            self.store.decide(store_request, &mut outcomes).await;
         }
         outcomes
     }

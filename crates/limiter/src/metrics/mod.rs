@@ -26,7 +26,7 @@ use std::{
 
 use rules::Rules;
 use shard::Shards;
-use tidegate_core::{Decided, Decision, MemoryStats, Reason, Renewal, Timestamp, Verdict};
+use tidegate_core::{Decision, MemoryStats, Reason, Renewal, StoreDecision, Timestamp, Verdict};
 use tidegate_net::{Listener, auth::Authenticator, prometheus::Text};
 use tidegate_redis::FallbackStats;
 
@@ -168,7 +168,7 @@ impl Metrics {
             .count(listener.index(), answer_index(answer));
     }
 
-    pub(crate) fn observe_throttle(&self, listener: ListenerKind, decided: &Decided) {
+    pub(crate) fn observe_throttle(&self, listener: ListenerKind, decided: &StoreDecision) {
         let answer = match decided.decision {
             Decision::Admitted => None,
             Decision::Limited => Some(Reason::Limit),

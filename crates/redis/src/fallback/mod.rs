@@ -2,7 +2,7 @@
 //! unreachable.
 //!
 //! ```text
-//! question ─▶ denial cached? ─▶ Redis ─▶ answered: exact, and the local counts are updated
+//! request ─▶ denial cached? ─▶ Redis ─▶ answered: exact, and the local counts are updated
 //!                  │               └───▶ unreachable: the rules' `on_failure` policy decides
 //!                  └─▶ denied, without a call
 //! ```
@@ -22,8 +22,9 @@ mod stats;
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Charge, Decided, Decision, DecisionAndReceipt, Effect, Exactness, MaybeReady, MemoryStore,
-    OnFailure, Outcome, Question, Renewal, Settlement, Share, Source, Span, Store, Timestamp,
+    Charge, Decision, DecisionAndReceipt, Effect, Exactness, MaybeReady, MemoryStore, OnFailure,
+    Outcome, Renewal, Settlement, Share, Source, Span, Store, StoreDecision, StoreRequest,
+    Timestamp,
 };
 use tokio::{runtime::Handle, time::Instant};
 
@@ -122,19 +123,19 @@ impl FallbackStore {
         }
     }
 
-    /// Returns a cached denial of `question`, if one is valid.
+    /// Returns a cached denial of `request`, if one is valid.
     pub fn cached_denial(
         &self,
-        question: &Question<'_, '_>,
+        request: &StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<Decided> {
-        let is_denied = question.effect.can_deny()
+    ) -> Option<StoreDecision> {
+        let is_denied = request.effect.can_deny()
             && self
                 .denial_cache
-                .find(question.charges, question.now, outcomes);
+                .find(request.charges, request.now, outcomes);
         is_denied.then(|| {
             self.counters.count(Source::Cache);
-            Decided {
+            StoreDecision {
                 decision: Decision::Limited,
                 exactness: Exactness::Exact,
                 source: Source::Cache,
@@ -149,49 +150,43 @@ impl FallbackStore {
     /// [`StoreError`] if no decision was made, or if that is unknown. The error is counted.
     pub async fn decide_in_redis(
         &self,
-        question: &Question<'_, '_>,
+        request: &StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Result<Decided, StoreError> {
-        let epoch = self.denial_cache.epoch(question.charges);
+    ) -> Result<StoreDecision, StoreError> {
+        let epoch = self.denial_cache.epoch(request.charges);
         let began = Instant::now();
         // The guard also invalidates if the caller stops waiting or the outcome is unknown.
-        let _invalidation = (question.effect == Effect::Refund).then(|| {
-            self.denial_cache
-                .invalidate_on_drop(question.charges.iter())
-        });
-        let call = self
-            .store
-            .check(question.charges, question.effect, outcomes);
-        let decision = self
-            .with_timeout(call, question.within, question.now)
-            .await?;
-        match question.effect {
+        let _invalidation = (request.effect == Effect::Refund)
+            .then(|| self.denial_cache.invalidate_on_drop(request.charges.iter()));
+        let call = self.store.check(request.charges, request.effect, outcomes);
+        let decision = self.with_timeout(call, request.within, request.now).await?;
+        match request.effect {
             Effect::Charge => {
-                self.cache_result(question, &decision, outcomes, epoch, began);
+                self.cache_result(request, &decision, outcomes, epoch, began);
                 if decision == Decision::Admitted {
-                    self.update_share(question, add_elapsed(question.now, began), Effect::Charge);
+                    self.update_share(request, add_elapsed(request.now, began), Effect::Charge);
                 }
             }
             Effect::Refund => {
-                self.update_share(question, add_elapsed(question.now, began), Effect::Refund);
+                self.update_share(request, add_elapsed(request.now, began), Effect::Refund);
             }
             Effect::Peek | Effect::Look => {}
         }
-        Ok(self.record_decision(decision, question.now))
+        Ok(self.record_decision(decision, request.now))
     }
 
     /// Decides in Redis, or by the failure policies if that fails.
     async fn decide_remotely(
         &self,
-        mut question: Question<'_, '_>,
+        mut request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
+    ) -> StoreDecision {
         let began = Instant::now();
-        match self.decide_in_redis(&question, outcomes).await {
+        match self.decide_in_redis(&request, outcomes).await {
             Ok(decided) => decided,
             Err(_) => {
-                question.now = add_elapsed(question.now, began);
-                self.fall_back(&mut question, outcomes, None)
+                request.now = add_elapsed(request.now, began);
+                self.fall_back(&mut request, outcomes, None)
             }
         }
     }
@@ -231,7 +226,7 @@ impl FallbackStore {
     }
 
     /// Records a decision by Redis. If it ends an outage, logs that.
-    fn record_decision(&self, decision: Decision, now: Timestamp) -> Decided {
+    fn record_decision(&self, decision: Decision, now: Timestamp) -> StoreDecision {
         self.counters.count(Source::Redis);
         if let Some(summary) = self.outage.record_exact(now) {
             let outage_ms = summary.lasted.as_millis_ceil();
@@ -243,7 +238,7 @@ impl FallbackStore {
                 "Redis recovered and decisions are exact again; local and policy count the decisions made during the outage"
             );
         }
-        Decided {
+        StoreDecision {
             decision,
             exactness: Exactness::Exact,
             source: Source::Redis,
@@ -308,13 +303,13 @@ impl FallbackStore {
     /// cache. The request was sent at `began`, in `epoch`.
     fn cache_result(
         &self,
-        question: &Question<'_, '_>,
+        request: &StoreRequest<'_, '_>,
         decision: &Decision,
         outcomes: &[Outcome],
         epoch: Epoch,
         began: Instant,
     ) {
-        let Question { charges, now, .. } = question;
+        let StoreRequest { charges, now, .. } = request;
         match decision {
             Decision::Limited => {
                 let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -355,27 +350,27 @@ impl Store for FallbackStore {
 
     fn decide(
         &self,
-        mut question: Question<'_, '_>,
+        mut request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
-        if let Some(decided) = self.cached_denial(&question, outcomes) {
+    ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
+        if let Some(decided) = self.cached_denial(&request, outcomes) {
             return MaybeReady::Ready(decided);
         }
         if self.is_unavailable() {
-            return MaybeReady::Ready(self.fall_back(&mut question, outcomes, None));
+            return MaybeReady::Ready(self.fall_back(&mut request, outcomes, None));
         }
-        MaybeReady::Pending(async move { Box::pin(self.decide_remotely(question, outcomes)).await })
+        MaybeReady::Pending(async move { Box::pin(self.decide_remotely(request, outcomes)).await })
     }
 
     fn reserve(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<
         DecisionAndReceipt<FallbackReceipt>,
         impl Future<Output = DecisionAndReceipt<FallbackReceipt>> + Send,
     > {
-        self.reserve_anywhere(question, outcomes)
+        self.reserve_anywhere(request, outcomes)
     }
 
     fn settle(

@@ -5,8 +5,8 @@
 //! reachable again by then.
 
 use tidegate_core::{
-    Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Question, Receipt, Renewal,
-    Settlement, Timestamp,
+    Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Renewal,
+    Settlement, StoreRequest, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -37,65 +37,63 @@ impl FallbackStore {
     /// Decides without Redis if a cached denial is valid, or if Redis is down.
     pub(super) fn reserve_anywhere(
         &self,
-        mut question: Question<'_, '_>,
+        mut request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<
         DecisionAndReceipt<FallbackReceipt>,
         impl Future<Output = DecisionAndReceipt<FallbackReceipt>> + Send,
     > {
-        question.effect = Effect::Charge;
-        if let Some(decided) = self.cached_denial(&question, outcomes) {
+        request.effect = Effect::Charge;
+        if let Some(decided) = self.cached_denial(&request, outcomes) {
             return MaybeReady::Ready((decided, None));
         }
         if self.is_unavailable() {
-            return MaybeReady::Ready(self.reserve_share(&mut question, outcomes));
+            return MaybeReady::Ready(self.reserve_share(&mut request, outcomes));
         }
-        MaybeReady::Pending(
-            async move { Box::pin(self.reserve_remotely(question, outcomes)).await },
-        )
+        MaybeReady::Pending(async move { Box::pin(self.reserve_remotely(request, outcomes)).await })
     }
 
     /// Decides in Redis, or on this node's share if that fails.
     async fn reserve_remotely(
         &self,
-        mut question: Question<'_, '_>,
+        mut request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> DecisionAndReceipt<FallbackReceipt> {
         let began = Instant::now();
-        match self.reserve_in_redis(&question, outcomes).await {
+        match self.reserve_in_redis(&request, outcomes).await {
             Ok(reserved) => reserved,
             Err(_) => {
-                question.now = add_elapsed(question.now, began);
-                self.reserve_share(&mut question, outcomes)
+                request.now = add_elapsed(request.now, began);
+                self.reserve_share(&mut request, outcomes)
             }
         }
     }
 
     fn reserve_share(
         &self,
-        question: &mut Question<'_, '_>,
+        request: &mut StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> DecisionAndReceipt<FallbackReceipt> {
         let mut receipt = Receipt::default();
-        let decided = self.fall_back(question, outcomes, Some(&mut receipt));
+        let decided = self.fall_back(request, outcomes, Some(&mut receipt));
         let receipt = (!receipt.is_empty()).then_some(FallbackReceipt(Charged::Here(receipt)));
         (decided, receipt)
     }
 
     async fn reserve_in_redis(
         &self,
-        question: &Question<'_, '_>,
+        request: &StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<DecisionAndReceipt<FallbackReceipt>, StoreError> {
-        let epoch = self.denial_cache.epoch(question.charges);
+        let epoch = self.denial_cache.epoch(request.charges);
         let began = Instant::now();
-        let asked = self.store.reserve(question.charges, outcomes);
-        let asked = self.with_timeout(asked, question.within, question.now);
+        let asked = self.store.reserve(request.charges, outcomes);
+        let asked = self.with_timeout(asked, request.within, request.now);
         let (decision, redis) = asked.await?;
-        self.cache_result(question, &decision, outcomes, epoch, began);
-        let now = add_elapsed(question.now, began);
+        self.cache_result(request, &decision, outcomes, epoch, began);
+        let now = add_elapsed(request.now, began);
         let receipt = (decision == Decision::Admitted).then(|| {
-            let warm = question.charges.iter().map(|charge| {
+            let warm = request.charges.iter().map(|charge| {
                 let mut receipt = Receipt::default();
                 self.apply_to_share(charge, now, |shared| {
                     let mut outcomes = Vec::new();
@@ -110,7 +108,7 @@ impl FallbackStore {
                 local: warm.collect(),
             }))
         });
-        Ok((self.record_decision(decision, question.now), receipt))
+        Ok((self.record_decision(decision, request.now), receipt))
     }
 
     /// Settles without Redis what was charged without it.

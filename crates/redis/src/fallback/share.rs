@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Charge, Decided, Decision, Effect, Exactness, Limits, OnFailure, Outcome, Question, Receipt,
-    Retry, Source, Timestamp,
+    Charge, Decision, Effect, Exactness, Limits, OnFailure, Outcome, Receipt, Retry, Source,
+    StoreDecision, StoreRequest, Timestamp,
 };
 
 use super::{CLOSED_RETRY_AFTER, FallbackStore};
@@ -16,12 +16,17 @@ impl FallbackStore {
     /// to the share.
     ///
     /// `now` is when Redis answered.
-    pub(super) fn update_share(&self, question: &Question<'_, '_>, now: Timestamp, effect: Effect) {
+    pub(super) fn update_share(
+        &self,
+        request: &StoreRequest<'_, '_>,
+        now: Timestamp,
+        effect: Effect,
+    ) {
         let charge_local = |shared: &Charge<'_>| {
             let mut outcomes = Vec::new();
             self.local.check(&[*shared], now, effect, &mut outcomes)
         };
-        for charge in question.charges.iter() {
+        for charge in request.charges.iter() {
             self.apply_to_share(charge, now, charge_local);
         }
     }
@@ -69,14 +74,14 @@ impl FallbackStore {
 
     pub(super) fn fall_back(
         &self,
-        question: &mut Question<'_, '_>,
+        request: &mut StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
         receipt: Option<&mut Receipt>,
-    ) -> Decided {
+    ) -> StoreDecision {
         outcomes.clear();
-        let (now, effect) = (question.now, question.effect);
-        let charges = &mut *question.charges;
-        let by_policy = |decision| Decided {
+        let (now, effect) = (request.now, request.effect);
+        let charges = &mut *request.charges;
+        let by_policy = |decision| StoreDecision {
             decision,
             exactness: Exactness::None,
             source: Source::Policy,
@@ -105,7 +110,7 @@ impl FallbackStore {
                 decision
             }
         });
-        Decided {
+        StoreDecision {
             decision,
             exactness: Exactness::Local,
             source: Source::Local,

@@ -4,8 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Question,
-    Renewal, Settlement, Share, Source, Span, Store, Timestamp,
+    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Renewal,
+    Settlement, Share, Source, Span, Store, StoreRequest, Timestamp,
 };
 use tidegate_redis::{
     Address, FallbackReceipt, FallbackSettings, FallbackStore, NodeShare, Redis, Settings, Topology,
@@ -123,8 +123,8 @@ async fn decisions_not_sent_during_an_outage_count_as_failures() {
     let mut charges = vec![Charge::new(b"key", &limits, Cost::ONE).unwrap()];
     for _ in 0..10 {
         assert_eq!(reserve(&node, &limits).await.1, Source::Local);
-        let question = question(&mut charges);
-        let decided = node.decide(question, &mut Vec::new()).ready().unwrap();
+        let request = request(&mut charges);
+        let decided = node.decide(request, &mut Vec::new()).ready().unwrap();
         assert_eq!(decided.source, Source::Local);
     }
     assert_eq!(failures() - before, 20);
@@ -145,8 +145,8 @@ async fn an_evicting_redis_is_warned_about() {
     assert_eq!(reserve(&node, &limits()).await.1, Source::Redis);
 }
 
-fn question<'q, 'c>(charges: &'q mut Vec<Charge<'c>>) -> Question<'q, 'c> {
-    Question::new(charges, Timestamp::from_micros(START), Effect::Charge)
+fn request<'q, 'c>(charges: &'q mut Vec<Charge<'c>>) -> StoreRequest<'q, 'c> {
+    StoreRequest::new(charges, Timestamp::from_micros(START), Effect::Charge)
 }
 
 async fn reserve(
@@ -155,7 +155,7 @@ async fn reserve(
 ) -> (Decision, Source, Option<FallbackReceipt>) {
     let mut charges = vec![Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let mut outcomes = Vec::new();
-    let (decided, receipt) = node.reserve(question(&mut charges), &mut outcomes).await;
+    let (decided, receipt) = node.reserve(request(&mut charges), &mut outcomes).await;
     (decided.decision, decided.source, receipt)
 }
 
@@ -302,7 +302,7 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
 async fn ask(node: &FallbackStore, key: &'static [u8]) -> (Decision, Source) {
     let limits = limits();
     let mut charges = vec![Charge::new(key, &limits, Cost::ONE).unwrap()];
-    let decided = node.decide(question(&mut charges), &mut Vec::new()).await;
+    let decided = node.decide(request(&mut charges), &mut Vec::new()).await;
     (decided.decision, decided.source)
 }
 
@@ -368,11 +368,11 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
         let (node, limits) = (&node, &limits);
         async move {
             let mut charges = vec![Charge::new(key, limits, Cost::ONE).unwrap()];
-            let (question, mut outcomes) = (question(&mut charges), Vec::new());
+            let (request, mut outcomes) = (request(&mut charges), Vec::new());
             let decided = if receipt {
-                node.reserve(question, &mut outcomes).await.0
+                node.reserve(request, &mut outcomes).await.0
             } else {
-                node.decide(question, &mut outcomes).await
+                node.decide(request, &mut outcomes).await
             };
             assert_eq!(decided.source, Source::Local);
             decided.decision
@@ -398,11 +398,11 @@ async fn an_abandoned_slot_is_released() {
     node.store().pin_clock(Timestamp::from_micros(START));
     tokio::task::block_in_place(|| redis.ask(&["CLIENT", "PAUSE", "300", "ALL"]));
     let mut charges = vec![Charge::new(b"key", &limits, Cost::ONE).unwrap()];
-    let question = Question {
+    let request = StoreRequest {
         within: Some(Duration::from_millis(100)),
-        ..question(&mut charges)
+        ..request(&mut charges)
     };
-    let (decided, receipt) = node.reserve(question, &mut Vec::new()).await;
+    let (decided, receipt) = node.reserve(request, &mut Vec::new()).await;
     assert_eq!(decided.source, Source::Local, "Redis has not answered");
     drop(receipt);
     // The server runs these requests after the first, so it has charged the first when it answers

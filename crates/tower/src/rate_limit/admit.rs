@@ -8,8 +8,8 @@ use std::{
 
 use tidegate::{Gate, gate::stretch};
 use tidegate_core::{
-    Charge, Effect, MaybeReady, Outcome, Question, Request, RequestError, RuleSet, Scratch, Store,
-    Timestamp, Verdict,
+    Charge, Effect, MaybeReady, Outcome, Request, RequestError, RuleSet, Scratch, Store,
+    StoreRequest, Timestamp, Verdict,
 };
 use tokio::runtime::Handle;
 
@@ -69,11 +69,11 @@ pub(super) fn charge<'a, G: Gate + 'static>(
     let reserves = rules.wants_receipt(&charges);
     let is_stretched = stretch(store, rules, &mut charges, now).is_ready();
     if is_stretched {
-        let question = Question::new(&mut charges, now, Effect::Charge);
+        let store_request = StoreRequest::new(&mut charges, now, Effect::Charge);
         let decided = if reserves {
-            store.reserve(question, outcomes).ready()
+            store.reserve(store_request, outcomes).ready()
         } else {
-            let decided = store.decide(question, outcomes).ready();
+            let decided = store.decide(store_request, outcomes).ready();
             decided.map(|decided| (decided, None))
         };
         if let Some((decided, receipt)) = decided {
@@ -87,11 +87,11 @@ pub(super) fn charge<'a, G: Gate + 'static>(
         if !is_stretched {
             stretch(store, rules, &mut charges, now).await;
         }
-        let question = Question::new(&mut charges, now, Effect::Charge);
+        let store_request = StoreRequest::new(&mut charges, now, Effect::Charge);
         let (decided, receipt) = if reserves {
-            store.reserve(question, outcomes).await
+            store.reserve(store_request, outcomes).await
         } else {
-            (store.decide(question, outcomes).await, None)
+            (store.decide(store_request, outcomes).await, None)
         };
         Admission {
             verdict: decided.verdict(&charges, outcomes),

@@ -14,8 +14,8 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Cost, Decided, Decision, Effect, MaybeReady, Outcome, Question, Renewal, Rule, RuleSet,
-    Settlement, Span, Store, Timestamp,
+    Charge, Cost, Decision, Effect, MaybeReady, Outcome, Renewal, Rule, RuleSet, Settlement, Span,
+    Store, StoreDecision, StoreRequest, Timestamp,
 };
 use tokio::runtime::Handle;
 
@@ -288,15 +288,15 @@ fn charge_excess<S: Store>(
 ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
     let mut outcomes = Vec::new();
     let mut charges = vec![charge];
-    let question = Question::new(&mut charges, now, Effect::Charge);
-    let decided = store.decide(question, &mut outcomes).ready();
+    let request = StoreRequest::new(&mut charges, now, Effect::Charge);
+    let decided = store.decide(request, &mut outcomes).ready();
     let is_charged = match decided.map(|decided| room(&decided, &outcomes)) {
         None => false,
         Some(None) => true,
         Some(Some(room)) => {
             charges = vec![with(charge, room)];
-            let question = Question::new(&mut charges, now, Effect::Charge);
-            store.decide(question, &mut outcomes).is_ready()
+            let request = StoreRequest::new(&mut charges, now, Effect::Charge);
+            store.decide(request, &mut outcomes).is_ready()
         }
     };
     if is_charged {
@@ -304,18 +304,18 @@ fn charge_excess<S: Store>(
     }
     MaybeReady::Pending(async move {
         let mut charges = vec![charge];
-        let question = Question::new(&mut charges, now, Effect::Charge);
-        let decided = store.decide(question, &mut outcomes).await;
+        let request = StoreRequest::new(&mut charges, now, Effect::Charge);
+        let decided = store.decide(request, &mut outcomes).await;
         if let Some(room) = room(&decided, &outcomes) {
             charges = vec![with(charge, room)];
-            let question = Question::new(&mut charges, now, Effect::Charge);
-            store.decide(question, &mut outcomes).await;
+            let request = StoreRequest::new(&mut charges, now, Effect::Charge);
+            store.decide(request, &mut outcomes).await;
         }
     })
 }
 
 /// Returns the number of units that the denying limits would still admit, if any.
-fn room(decided: &Decided, outcomes: &[Outcome]) -> Option<Cost> {
+fn room(decided: &StoreDecision, outcomes: &[Outcome]) -> Option<Cost> {
     if decided.decision != Decision::Limited {
         return None;
     }

@@ -15,8 +15,8 @@ use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use http_body_util::{Full, StreamBody, combinators::UnsyncBoxBody};
 use tidegate_core::{
-    Charge, Decided, DecisionAndReceipt, MaybeReady, MemoryBounds, MemoryStore, Outcome, Question,
-    Receipt, Renewal, Settlement, Span, Store, Timestamp,
+    Charge, DecisionAndReceipt, MaybeReady, MemoryBounds, MemoryStore, Outcome, Receipt, Renewal,
+    Settlement, Span, Store, StoreDecision, StoreRequest, Timestamp,
 };
 use tidegate_tower::{LongLivedPermit, RateLimitLayer};
 use tokio::runtime::{Builder, Runtime};
@@ -111,21 +111,21 @@ impl Store for Odd {
 
     fn decide(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
-        self.0.decide(question, outcomes)
+    ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
+        self.0.decide(request, outcomes)
     }
 
     fn reserve(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<
         DecisionAndReceipt<Receipt>,
         impl Future<Output = DecisionAndReceipt<Receipt>> + Send,
     > {
-        Store::reserve(&self.0, question, outcomes)
+        Store::reserve(&self.0, request, outcomes)
     }
 
     fn settle(

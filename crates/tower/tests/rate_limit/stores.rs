@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tidegate_core::{
-    Charge, Decided, Decision, DecisionAndReceipt, Exactness, MaybeReady, MemoryBounds,
-    MemoryStore, Never, Outcome, Question, Receipt, Renewal, Retry, Settlement, Source, Span,
-    Store, Timestamp,
+    Charge, Decision, DecisionAndReceipt, Exactness, MaybeReady, MemoryBounds, MemoryStore, Never,
+    Outcome, Receipt, Renewal, Retry, Settlement, Source, Span, Store, StoreDecision, StoreRequest,
+    Timestamp,
 };
 use tidegate_tower::RateLimitLayer;
 use tower::{Layer, Service, ServiceExt};
@@ -21,18 +21,18 @@ impl Store for Far {
 
     fn decide(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
+    ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
         MaybeReady::Pending(async move {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            self.0.decide(question, outcomes).into_inner()
+            self.0.decide(request, outcomes).into_inner()
         })
     }
 
     fn reserve(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<
         DecisionAndReceipt<Receipt>,
@@ -40,7 +40,7 @@ impl Store for Far {
     > {
         MaybeReady::Pending(async move {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            Store::reserve(&self.0, question, outcomes).into_inner()
+            Store::reserve(&self.0, request, outcomes).into_inner()
         })
     }
 
@@ -81,11 +81,11 @@ impl Store for Closed {
 
     fn decide(
         &self,
-        _: Question<'_, '_>,
+        _: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<Decided, impl Future<Output = Decided> + Send> {
+    ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
         outcomes.clear();
-        MaybeReady::<_, Never<_>>::Ready(Decided {
+        MaybeReady::<_, Never<_>>::Ready(StoreDecision {
             decision: Decision::Full {
                 retry_after: Retry::After(Span::from_millis(1_200)),
             },
@@ -96,10 +96,13 @@ impl Store for Closed {
 
     fn reserve(
         &self,
-        question: Question<'_, '_>,
+        request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<(Decided, Option<()>), impl Future<Output = (Decided, Option<()>)> + Send> {
-        self.decide(question, outcomes)
+    ) -> MaybeReady<
+        (StoreDecision, Option<()>),
+        impl Future<Output = (StoreDecision, Option<()>)> + Send,
+    > {
+        self.decide(request, outcomes)
             .map(|decided| (decided, None))
     }
 

@@ -123,8 +123,8 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use tidegate_core::{
-        AlgorithmName, Anchor, Calendar, CalendarUnit, Charge, Cost, Decided, Decision, Effect,
-        LimitSpec, Limits, MemoryBounds, MemoryStore, Timestamp, notation,
+        AlgorithmName, Anchor, Calendar, CalendarUnit, Charge, Cost, Decision, Effect, LimitSpec,
+        Limits, MemoryBounds, MemoryStore, StoreDecision, Timestamp, notation,
     };
 
     use super::*;
@@ -141,7 +141,7 @@ mod tests {
 
     /// Parses the document with serde_json, which is independent of the writer.
     fn read(decision: Decision, charges: &[Charge<'_>], outcomes: &[Outcome]) -> serde_json::Value {
-        let decided = Decided::in_memory(decision);
+        let decided = StoreDecision::in_memory(decision);
         serde_json::from_slice(&body(&decided.verdict(charges, outcomes), RuleNames::Shown))
             .unwrap()
     }
@@ -188,9 +188,9 @@ mod tests {
         let charge = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
         let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());
         let decision = store.check(&charge, Timestamp::default(), Effect::Charge, &mut outcomes);
-        let decided = Decided {
+        let decided = StoreDecision {
             source: Source::Redis,
-            ..Decided::in_memory(decision)
+            ..StoreDecision::in_memory(decision)
         };
         let body = body(&decided.verdict(&charge, &outcomes), RuleNames::Shown);
         let read: serde_json::Value = serde_json::from_slice(&body).unwrap();
