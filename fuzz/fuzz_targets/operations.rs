@@ -12,8 +12,8 @@ mod world;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{
-    Algorithm, Calendar, CalendarUnit, Counting, Effect, Limit, Outcome, Rate, RefillMode, Retry, Span, Timestamp, Window,
-    bounds,
+    Algorithm, Calendar, CalendarUnit, Counting, Effect, Limit, Outcome, Rate, RefillMode,
+    RetryAfter, Span, Timestamp, Window, bounds,
 };
 
 use world::{Rule, World, one_shard};
@@ -258,8 +258,8 @@ impl Clock {
     fn from(&self, now: u64, last: &[Outcome]) -> u64 {
         let reset = last.last().map_or(1, |last| last.reset_after.as_micros());
         let retry = last.last().and_then(|last| match last.retry_after {
-            Retry::After(span) => Some(span.as_micros()),
-            Retry::Never => None,
+            RetryAfter::After(span) => Some(span.as_micros()),
+            RetryAfter::Never => None,
         });
         let then = match self {
             Self::Stay => now,

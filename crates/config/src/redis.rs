@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use tidegate_core::{OnFailure, Share, Span, notation, remote_eval::CLOCK_JUMP};
+use tidegate_core::{FallbackShare, OnFailure, Span, notation, remote_eval::CLOCK_JUMP};
 use tidegate_redis::{Address, FallbackSettings, Login, NodeShare, Topology, Transport};
 
 use super::{
@@ -300,7 +300,7 @@ fn fallback_share(value: &Value<'_>, report: &mut Report) -> Option<NodeShare> {
     if value.scalar() == Some("auto") {
         return Some(NodeShare::Auto);
     }
-    let share = Share::percent(percent(value, report)?);
+    let share = FallbackShare::percent(percent(value, report)?);
     if share.is_none() {
         value.wrong(
             report,

@@ -43,12 +43,13 @@ pub mod notation {
     };
 }
 
-pub use algorithm::{Outcome, Retry};
+pub use algorithm::{Outcome, RetryAfter};
 pub use backoff::{Backoff, Jitter};
 pub use error::LimitError;
 pub use eval::{
-    Charge, Cost, Decision, Effect, Exactness, Limits, Line, Lines, OnFailure, Reason, Receipt,
-    Renewal, RequestError, Settlement, Share, Source, Verdict, has_repeated_key, remote_eval,
+    Charge, Cost, Decision, Effect, Exactness, FallbackShare, Limits, Line, Lines, OnFailure,
+    Reason, Receipt, Renewal, RequestError, Settlement, Source, Verdict, has_repeated_key,
+    remote_eval,
 };
 pub use limit::{
     Algorithm, AlgorithmName, Anchor, Counting, Limit, LimitSpec, Rate, RefillMode, Window, bounds,

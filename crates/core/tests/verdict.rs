@@ -4,7 +4,7 @@
 
 use tidegate_core::{
     AlgorithmName, Charge, Cost, Decision, Effect, Limit, LimitSpec, Limits, MemoryBounds,
-    MemoryStore, Reason, Retry, Span, Timestamp, Verdict, WhenFull, notation,
+    MemoryStore, Reason, RetryAfter, Span, Timestamp, Verdict, WhenFull, notation,
 };
 
 const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -39,8 +39,8 @@ fn policy_of_leader<'v>(verdict: &'v Verdict<'_>) -> Option<&'v str> {
     verdict.leading().map(|line| &**line.limit.policy())
 }
 
-fn seconds(seconds: u64) -> Retry {
-    Retry::After(Span::from_secs(seconds))
+fn seconds(seconds: u64) -> RetryAfter {
+    RetryAfter::After(Span::from_secs(seconds))
 }
 
 #[test]
@@ -54,7 +54,10 @@ fn the_limit_with_the_least_remaining_leads_and_ties_go_to_the_slower() {
     assert!(verdict.allowed);
     assert_eq!((verdict.rule, verdict.reason), (Some("tight"), None));
     assert_eq!(policy_of_leader(&verdict), Some("5/h"));
-    assert_eq!((verdict.retry_after, verdict.lines.len()), (Retry::NOW, 4));
+    assert_eq!(
+        (verdict.retry_after, verdict.lines.len()),
+        (RetryAfter::NOW, 4)
+    );
 }
 
 #[test]
@@ -81,7 +84,7 @@ fn the_longest_denial_leads_and_never_is_the_longest() {
         Some("2/min"),
         "the first of those"
     );
-    assert_eq!(hopeless.retry_after, Retry::Never);
+    assert_eq!(hopeless.retry_after, RetryAfter::Never);
 }
 
 #[test]
@@ -93,7 +96,7 @@ fn a_shadow_limit_neither_denies_nor_leads() {
         assert!(verdict.allowed);
         assert_eq!(
             (verdict.rule, verdict.retry_after),
-            (Some("real"), Retry::NOW)
+            (Some("real"), RetryAfter::NOW)
         );
         let leader = verdict.leading().expect("an enforced limit");
         assert_eq!(
@@ -144,7 +147,7 @@ fn a_full_store_verdict_names_no_rule() {
 fn a_request_without_rules_passes() {
     let verdict = Verdict::of(&Decision::Admitted, &[], &[]);
     assert!(verdict.allowed && verdict.lines.is_empty() && verdict.leading().is_none());
-    assert_eq!((verdict.rule, verdict.retry_after), (None, Retry::NOW));
+    assert_eq!((verdict.rule, verdict.retry_after), (None, RetryAfter::NOW));
 }
 
 /// The verdict of the memory store on one charge equals the one computed from its outcomes, with

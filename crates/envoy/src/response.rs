@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_config::envoy::{HeaderNames, Settings};
-use tidegate_core::{Algorithm, Limit, Outcome, Retry, Span, Timestamp, Window};
+use tidegate_core::{Algorithm, Limit, Outcome, RetryAfter, Span, Timestamp, Window};
 
 use super::{
     Code, CurrentLimit, Descriptor, DescriptorStatus, Metadata, RateLimitAnswer, RateLimitRequest,
@@ -88,7 +88,7 @@ fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span
             _,
             Some(Outcome {
                 allowed: false,
-                retry_after: Retry::After(wait),
+                retry_after: RetryAfter::After(wait),
                 ..
             }),
         ) => *wait,

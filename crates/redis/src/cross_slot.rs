@@ -370,7 +370,7 @@ fn combine(
 #[cfg(test)]
 mod tests {
     use tidegate_core::{
-        AlgorithmName, Cost, LimitSpec, Limits, MemoryBounds, MemoryStore, Retry, notation,
+        AlgorithmName, Cost, LimitSpec, Limits, MemoryBounds, MemoryStore, RetryAfter, notation,
     };
 
     use super::*;
@@ -422,7 +422,7 @@ mod tests {
         let block = |charge, until| Decision::Blocked {
             charge,
             until,
-            retry_after: Retry::Never,
+            retry_after: RetryAfter::Never,
         };
         let early = Some(Timestamp::from_micros(1));
         let first_slot = SlotDecision {

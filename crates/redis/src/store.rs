@@ -9,7 +9,7 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Decision, Effect, Outcome, Retry, Span, Timestamp, has_repeated_key,
+    Charge, Decision, Effect, Outcome, RetryAfter, Span, Timestamp, has_repeated_key,
     remote_eval::Replay,
 };
 use tokio::runtime::Handle;
@@ -34,7 +34,7 @@ pub(crate) const MAX_TRIES: usize = 8;
 /// The decision after the last attempt: nothing was charged, because other clients were admitted in
 /// between.
 pub(crate) const CONTENDED: Decision = Decision::Full {
-    retry_after: Retry::After(Span::from_micros(100_000)),
+    retry_after: RetryAfter::After(Span::from_micros(100_000)),
 };
 
 /// How long a key outlives its state, in milliseconds: its time to live has a resolution of 1 ms,
@@ -440,7 +440,7 @@ struct Conversion {
     /// until it has drained that far.
     keep_until: Option<Timestamp>,
     /// The limits that the state exceeds, each with the time until it admits the cost.
-    waits: Vec<(usize, Retry)>,
+    waits: Vec<(usize, RetryAfter)>,
 }
 
 impl Conversion {
@@ -481,7 +481,7 @@ impl Conversions {
 }
 
 /// Raises the wait of each denying limit in `waits` to the wait given there.
-fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, Retry)]) {
+fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, RetryAfter)]) {
     for (limit, wait) in waits {
         if let Some(outcome) = outcomes.get_mut(*limit)
             && !outcome.allowed

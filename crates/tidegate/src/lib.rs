@@ -40,8 +40,8 @@ mod waiters;
 pub use tidegate_core::{
     ActiveHours, Algorithm, AlgorithmName, Condition, Cost, Limit, LimitError, LimitSpec, Limits,
     Line, Lines, MemoryBounds, MemoryStore, OnFailure, Pattern, Rate, Reason, Request,
-    RequestError, Retry, Rule, RuleErrors, RuleSet, Source, Span, Store, Timestamp, Verdict, When,
-    WhenFull, bounds, notation,
+    RequestError, RetryAfter, Rule, RuleErrors, RuleSet, Source, Span, Store, Timestamp, Verdict,
+    When, WhenFull, bounds, notation,
 };
 #[cfg(feature = "redis")]
 pub use tidegate_redis as redis;

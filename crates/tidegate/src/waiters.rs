@@ -23,7 +23,7 @@ use std::{
     task::{Poll, Waker},
 };
 
-use tidegate_core::{Effect, Retry, Span, Timestamp, Verdict};
+use tidegate_core::{Effect, RetryAfter, Span, Timestamp, Verdict};
 
 use crate::{AcquireError, Clock, timer::Timer};
 
@@ -195,15 +195,15 @@ impl<'a> Turn<'a> {
             return Ok(true);
         }
         self.next = match verdict.retry_after {
-            Retry::Never => return Err(AcquireError::Never),
-            Retry::After(span) if now.after(span) > self.deadline => {
+            RetryAfter::Never => return Err(AcquireError::Never),
+            RetryAfter::After(span) if now.after(span) > self.deadline => {
                 let retry_after = Some(span);
                 return Err(AcquireError::Timeout { retry_after });
             }
             // The request has only peeked so far, so it tries to be charged as soon as it is first.
-            Retry::After(_) if self.effect == Effect::Peek => now,
+            RetryAfter::After(_) if self.effect == Effect::Peek => now,
             // A denial without a wait would make this a busy loop.
-            Retry::After(span) => now.after(span.max(Span::from_micros(1))),
+            RetryAfter::After(span) => now.after(span.max(Span::from_micros(1))),
         };
         if self.ticket.is_none() {
             self.ticket = Some(self.waiters.enter(self.key)?);

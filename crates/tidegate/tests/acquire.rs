@@ -11,7 +11,7 @@ use std::{
 
 use tidegate::{
     AcquireError, AlgorithmName, Clock, Key as _, Limit, LimitSpec, Limiter, MemoryBounds,
-    MemoryStore, Reason, Retry, Span, Timestamp, WaitBounds,
+    MemoryStore, Reason, RetryAfter, Span, Timestamp, WaitBounds,
 };
 use tokio::{
     task::{JoinHandle, yield_now},
@@ -187,7 +187,7 @@ async fn a_request_that_can_never_be_admitted_does_not_wait() {
         (denied.allowed, denied.reason),
         (false, Some(Reason::Store))
     );
-    assert_eq!(denied.retry_after, Retry::Never);
+    assert_eq!(denied.retry_after, RetryAfter::Never);
 }
 
 #[tokio::test(start_paused = true)]

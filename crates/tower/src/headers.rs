@@ -30,7 +30,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
-    Algorithm, Exactness, Limit, Line, Outcome, Rate, RefillMode, Retry, Span, Timestamp, Verdict,
+    Algorithm, Exactness, Limit, Line, Outcome, Rate, RefillMode, RetryAfter, Span, Timestamp,
+    Verdict,
 };
 
 use crate::structured_fields;
@@ -395,8 +396,8 @@ fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
 fn more_after_secs(line: &Line<'_>) -> Option<u64> {
     let outcome = &line.outcome;
     match (outcome.allowed, outcome.retry_after) {
-        (false, Retry::After(span)) => Some(span.as_secs_ceil().max(1)),
-        (false, Retry::Never) => None,
+        (false, RetryAfter::After(span)) => Some(span.as_secs_ceil().max(1)),
+        (false, RetryAfter::Never) => None,
         (true, _) if outcome.remaining == 0 && !is_concurrency(line.limit) => {
             Some(next_unit(line.limit, outcome).as_secs_ceil())
         }

@@ -4,7 +4,7 @@
 use http::HeaderMap;
 use proptest::prelude::*;
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Decision, Exactness, LimitSpec, Limits, Outcome, Retry, Span,
+    AlgorithmName, Charge, Cost, Decision, Exactness, LimitSpec, Limits, Outcome, RetryAfter, Span,
     StoreDecision, Timestamp, Verdict, notation,
 };
 use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
@@ -25,7 +25,7 @@ fn limits(rule: Option<&str>, rates: &[&str]) -> Limits {
 }
 
 fn admitted(limit: u64, remaining: u64, reset: Span) -> Outcome {
-    let retry_after = Retry::NOW;
+    let retry_after = RetryAfter::NOW;
     Outcome {
         allowed: true,
         over_limit: false,
@@ -38,7 +38,7 @@ fn admitted(limit: u64, remaining: u64, reset: Span) -> Outcome {
     }
 }
 
-fn denied(limit: u64, retry_after: Retry) -> Outcome {
+fn denied(limit: u64, retry_after: RetryAfter) -> Outcome {
     let reset_after = Span::from_secs(90);
     Outcome {
         allowed: false,
@@ -105,9 +105,9 @@ fn a_local_share_does_not_show_the_full_reset_time() {
 fn a_denied_response_has_retry_after() {
     let limits = limits(Some("api"), &["1/s", "20/min", "5/100ms"]);
     let outcomes = [
-        denied(1, Retry::After(Span::from_millis(400))),
+        denied(1, RetryAfter::After(Span::from_millis(400))),
         admitted(20, 7, Span::from_secs(39)),
-        denied(5, Retry::After(Span::from_micros(20_000))),
+        denied(5, RetryAfter::After(Span::from_micros(20_000))),
     ];
     let headers = headers(&Decision::Limited, &[&limits], &outcomes, Legacy::Delta);
     let policy = "\"api:1/s\";q=1;w=1, \"api:5/100ms\";q=5, \"api:20/min\";q=20;w=60";
@@ -129,7 +129,7 @@ fn a_permanent_denial_has_no_retry_after() {
     let headers = headers(
         &Decision::Limited,
         &[&limits],
-        &[denied(5, Retry::Never)],
+        &[denied(5, RetryAfter::Never)],
         Legacy::Epoch,
     );
     assert_eq!(line(&headers, "ratelimit"), Some("\"default\";r=0"));
@@ -144,7 +144,7 @@ fn a_blocked_response_shows_only_the_end_of_the_block() {
     let blocked = Decision::Blocked {
         charge: 0,
         until,
-        retry_after: Retry::After(Span::from_millis(59_001)),
+        retry_after: RetryAfter::After(Span::from_millis(59_001)),
     };
     let headers = headers(&blocked, &[&limits], &[], Legacy::Delta);
     assert_eq!(line(&headers, "retry-after"), Some("60"));
@@ -158,7 +158,7 @@ fn shadow_limits_are_not_in_the_headers() {
         limits(Some("unseen"), &["1/s"]).in_shadow(true),
     );
     let outcomes = [
-        denied(1, Retry::After(Span::from_secs(1))),
+        denied(1, RetryAfter::After(Span::from_secs(1))),
         admitted(5, 4, Span::from_millis(200)),
     ];
     let headers = headers(
@@ -212,7 +212,7 @@ fn an_allowed_answer_of_a_concurrency_limit_has_no_reset() {
 #[test]
 fn a_denial_of_a_concurrency_limit_has_the_estimate_for_every_time() {
     let limits = concurrency();
-    let outcomes = [denied(2, Retry::After(Span::from_millis(1_500)))];
+    let outcomes = [denied(2, RetryAfter::After(Span::from_millis(1_500)))];
     let headers = headers(&Decision::Limited, &[&limits], &outcomes, Legacy::Delta);
     assert_eq!(line(&headers, "ratelimit"), Some("\"in-flight\";r=0;t=2"));
     assert_eq!(line(&headers, "retry-after"), Some("2"));
@@ -232,8 +232,8 @@ fn every_rule_name_makes_a_valid_header() {
 
 fn any_outcome() -> impl Strategy<Value = Outcome> {
     let retry = prop_oneof![
-        Just(Retry::Never),
-        any::<u64>().prop_map(|micros| Retry::After(Span::from_micros(micros)))
+        Just(RetryAfter::Never),
+        any::<u64>().prop_map(|micros| RetryAfter::After(Span::from_micros(micros)))
     ];
     (
         any::<bool>(),
@@ -276,7 +276,7 @@ proptest! {
         prop_assert!(remaining.iter().all(|r| *r <= most && outcomes.iter().any(|o| o.remaining.min(most) == *r)));
 
         let longest = outcomes.iter().filter(|outcome| !outcome.allowed).map(|outcome| outcome.retry_after).max();
-        let expected = longest.and_then(Retry::span).map(|span| span.as_secs_ceil().max(1));
+        let expected = longest.and_then(RetryAfter::span).map(|span| span.as_secs_ceil().max(1));
         let retry_after = line(&headers, "retry-after").map(|secs| secs.parse::<u64>().unwrap());
         prop_assert_eq!(retry_after, expected);
         if let Some(secs) = retry_after {

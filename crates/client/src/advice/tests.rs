@@ -2,7 +2,7 @@ use base64::Engine as _;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
 use tidegate_core::{
-    Algorithm, Charge, Cost, Effect, Limit, Limits, MemoryStore, Rate, Retry, Verdict,
+    Algorithm, Charge, Cost, Effect, Limit, Limits, MemoryStore, Rate, RetryAfter, Verdict,
 };
 use tidegate_tower::{HeaderWriter, Legacy};
 
@@ -294,10 +294,10 @@ fn assert_understood(limits: &Limits, ratelimit: bool, legacy: Legacy) {
         let read = Advice::from_response(StatusCode::from_u16(status).unwrap(), &headers, NOW);
 
         let expected = match verdict.retry_after {
-            Retry::After(span) if !verdict.allowed => {
+            RetryAfter::After(span) if !verdict.allowed => {
                 Some(Wait::After(Span::from_secs(span.as_secs_ceil())))
             }
-            Retry::After(_) | Retry::Never => None,
+            RetryAfter::After(_) | RetryAfter::Never => None,
         };
         assert_eq!(read.wait, expected, "{headers:?}");
         if ratelimit || legacy != Legacy::Off {

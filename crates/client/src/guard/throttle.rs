@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_core::{
     Algorithm, AlgorithmName, Charge, Cost, Effect, Limit, LimitError, Limits, MemoryBounds,
-    MemoryStore, Outcome, Retry, Span, Store, StoreRequest,
+    MemoryStore, Outcome, RetryAfter, Span, Store, StoreRequest,
 };
 use tokio::time::{sleep, timeout};
 
@@ -97,7 +97,7 @@ impl<S: Store + 'static> ThrottleLayer<S> {
 /// The answer of the limits to one request.
 struct LimitDecision<R> {
     /// The delay of the admitted request, or the time after which to ask again.
-    delay: Result<Span, Retry>,
+    delay: Result<Span, RetryAfter>,
     /// The receipt, if the request was charged and holds something to release.
     receipt: Option<R>,
 }
@@ -155,11 +155,11 @@ impl<S: Store + 'static> ThrottleGuard<S> {
                     }
                     return Ok(permit);
                 }
-                Err(Retry::Never) => {
+                Err(RetryAfter::Never) => {
                     let cost = request.cost.units();
                     return Err(Error::NeverFits { cost });
                 }
-                Err(Retry::After(wait)) => self.wait_for_retry(queue, wait).await?,
+                Err(RetryAfter::After(wait)) => self.wait_for_retry(queue, wait).await?,
             }
             // Another request may have been refused in the meantime.
             queue.wait_while_closed().await;

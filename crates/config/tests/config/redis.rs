@@ -1,7 +1,7 @@
 //! `store: {redis: …}` in the rules file: valid settings, and every mistake with its line.
 
 use tidegate_config::{Config, Password};
-use tidegate_core::{OnFailure, Share, Span};
+use tidegate_core::{FallbackShare, OnFailure, Span};
 use tidegate_redis::{NodeShare, Topology};
 
 use crate::mistakes;
@@ -53,7 +53,10 @@ rules: [{name: r, limits: [1/s], on_failure: open}]
     assert_eq!(redis.fallback.on_failure, OnFailure::Closed);
     assert_eq!(
         (redis.fallback.share, redis.fallback.denial_ttl),
-        (NodeShare::Fixed(Share::percent(25).unwrap()), Span::ZERO)
+        (
+            NodeShare::Fixed(FallbackShare::percent(25).unwrap()),
+            Span::ZERO
+        )
     );
     assert_eq!(config.memory.max_keys, 1_000);
     let rule = config.rules.rule("r").unwrap();

@@ -1,6 +1,6 @@
 //! The interface of a kernel.
 
-use super::{ChargePosition, LimitStatus, Mark, Numbers, Retry, Terms};
+use super::{ChargePosition, LimitStatus, Mark, Numbers, RetryAfter, Terms};
 use crate::{
     limit::bounds,
     time::{Span, Timestamp},
@@ -84,7 +84,7 @@ pub(crate) trait Counter: Sized {
 
     fn status(&self, state: &Self::State, now: Timestamp, part: usize) -> LimitStatus;
 
-    fn retry(&self, state: &Self::State, now: Timestamp, part: usize, cost: u64) -> Retry;
+    fn retry(&self, state: &Self::State, now: Timestamp, part: usize, cost: u64) -> RetryAfter;
 
     fn excess(&self, _state: &Self::State, _now: Timestamp) -> u64 {
         0

@@ -14,7 +14,9 @@
 
 use crate::{
     algorithm::counter::is_count,
-    algorithm::{ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Retry, Terms},
+    algorithm::{
+        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
+    },
     digest::Digest,
     error::LimitError,
     limit::{
@@ -233,11 +235,11 @@ impl Counter for FixedWindow {
         }
     }
 
-    fn retry(&self, state: &WindowState, now: Timestamp, _part: usize, cost: u64) -> Retry {
+    fn retry(&self, state: &WindowState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
-            return Retry::Never;
+            return RetryAfter::Never;
         }
-        Retry::After(state.end().since(now))
+        RetryAfter::After(state.end().since(now))
     }
 
     /// Returns how far the count exceeds the limit.

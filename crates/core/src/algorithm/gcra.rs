@@ -29,7 +29,8 @@
 
 use crate::{
     algorithm::{
-        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Outcome, Retry, Terms,
+        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Outcome, RetryAfter,
+        Terms,
     },
     error::LimitError,
     limit::{
@@ -204,11 +205,11 @@ impl Gcra {
             },
             reset_after: spent.ceil().since(now),
             retry_after: if allowed {
-                Retry::NOW
+                RetryAfter::NOW
             } else if end == Exact::NEVER {
-                Retry::Never
+                RetryAfter::Never
             } else {
-                Retry::After(self.minus(end, brim).as_span())
+                RetryAfter::After(self.minus(end, brim).as_span())
             },
             delay: if self.queue && allowed {
                 base.ceil().since(now)
@@ -504,13 +505,13 @@ impl Counter for Gcra {
         }
     }
 
-    fn retry(&self, tat: &Exact, now: Timestamp, _part: usize, cost: u64) -> Retry {
+    fn retry(&self, tat: &Exact, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.capacity {
-            return Retry::Never;
+            return RetryAfter::Never;
         }
         let end = self.plus(self.base(*tat, now), self.span_of(cost));
         let wait = self.minus(end, self.brim(now));
-        Retry::After(wait.as_span())
+        RetryAfter::After(wait.as_span())
     }
 
     /// Returns the current wait of the queue minus `longest`, or zero if the wait is shorter. Zero
@@ -581,7 +582,7 @@ mod tests {
             let status = gcra.status(&after, now, 0);
             prop_assert_eq!((outcome.remaining, outcome.reset_after), (status.remaining, status.reset_after));
             let (retry, delay) = match outcome.allowed {
-                true => (Retry::NOW, gcra.delay(&after, now, cost)),
+                true => (RetryAfter::NOW, gcra.delay(&after, now, cost)),
                 false => (gcra.retry(&tat, now, 0, cost), Span::ZERO),
             };
             prop_assert_eq!((outcome.retry_after, outcome.delay), (retry, delay));

@@ -27,7 +27,8 @@
 use crate::{
     algorithm::counter::is_count,
     algorithm::{
-        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Retry, Terms, narrow,
+        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
+        narrow,
     },
     error::LimitError,
     limit::{
@@ -300,19 +301,19 @@ impl Counter for Interval {
         }
     }
 
-    fn retry(&self, state: &IntervalState, now: Timestamp, _part: usize, cost: u64) -> Retry {
+    fn retry(&self, state: &IntervalState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.capacity {
-            return Retry::Never;
+            return RetryAfter::Never;
         }
         let missing = self.missing(state, now);
         let short = missing.tokens.saturating_sub((self.capacity - cost).into());
         if short == 0 {
-            return Retry::NOW;
+            return RetryAfter::NOW;
         }
         let refills = narrow(short.div_ceil(self.refill.into()));
         let at = missing
             .next_refill
             .saturating_add((refills - 1).saturating_mul(self.every));
-        Retry::After(Timestamp::from_micros(at).since(now))
+        RetryAfter::After(Timestamp::from_micros(at).since(now))
     }
 }

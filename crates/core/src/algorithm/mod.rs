@@ -47,7 +47,7 @@ pub(crate) use self::{
 pub use self::{
     gcra::Exact,
     numbers::{Numbers, Terms},
-    outcome::{Outcome, Retry},
+    outcome::{Outcome, RetryAfter},
 };
 use crate::time::{Span, Timestamp};
 
@@ -308,7 +308,7 @@ macro_rules! kernels {
                 now: Timestamp,
                 part: usize,
                 cost: u64,
-            ) -> Retry {
+            ) -> RetryAfter {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
                         kernel.retry(state, now, part, cost)

@@ -4,7 +4,7 @@ use crate::time::Span;
 
 /// The time after which a denied request would be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Retry {
+pub enum RetryAfter {
     /// After this time, exact to the microsecond if no other request is charged. Zero if the
     /// request is allowed. For [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is an
     /// estimate of when a slot becomes free.
@@ -13,7 +13,7 @@ pub enum Retry {
     Never,
 }
 
-impl Retry {
+impl RetryAfter {
     /// Immediately: the request is admitted now.
     pub const NOW: Self = Self::After(Span::ZERO);
 
@@ -44,7 +44,7 @@ pub struct Outcome {
     /// lease ends, although released slots become free earlier.
     pub reset_after: Span,
     /// The time until the same request would be admitted; zero if allowed.
-    pub retry_after: Retry,
+    pub retry_after: RetryAfter,
     /// How long to delay an admitted request. Only a queue returns more than zero.
     pub delay: Span,
     /// By how much the count exceeds the limit after this decision. It is above 0 only for a fixed
@@ -60,7 +60,7 @@ impl Outcome {
         limit: 0,
         remaining: 0,
         reset_after: Span::ZERO,
-        retry_after: Retry::Never,
+        retry_after: RetryAfter::Never,
         delay: Span::ZERO,
         excess: 0,
     };

@@ -22,7 +22,9 @@
 
 use crate::{
     algorithm::counter::{is_count, is_instant},
-    algorithm::{ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Retry, Terms},
+    algorithm::{
+        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
+    },
     digest::Digest,
     error::LimitError,
     limit::bounds::{self, check_count, check_period},
@@ -326,21 +328,21 @@ impl Counter for Buckets {
     }
 
     /// Returns the wait until enough of the oldest buckets have expired.
-    fn retry(&self, state: &BucketsState, now: Timestamp, _part: usize, cost: u64) -> Retry {
+    fn retry(&self, state: &BucketsState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
-            return Retry::Never;
+            return RetryAfter::Never;
         }
         let len = self.summed as u64;
         let mut short = (state.total + cost).saturating_sub(self.limit);
         for bucket in (state.newest + 1).saturating_sub(len)..=state.newest {
             let count = state.count(bucket);
             if short <= count {
-                return Retry::After(
+                return RetryAfter::After(
                     Timestamp::from_micros((bucket + len).saturating_mul(self.width)).since(now),
                 );
             }
             short -= count;
         }
-        Retry::NOW
+        RetryAfter::NOW
     }
 }

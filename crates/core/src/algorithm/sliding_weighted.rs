@@ -24,7 +24,9 @@
 
 use crate::{
     algorithm::counter::{is_count, is_instant},
-    algorithm::{ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, Retry, Terms},
+    algorithm::{
+        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
+    },
     digest::Digest,
     error::LimitError,
     limit::bounds::{check_count, check_period},
@@ -251,9 +253,9 @@ impl Counter for Weighted {
     /// Returns the time until enough of the previous window no longer counts, if that happens
     /// within the current window. Otherwise returns the time until enough of the current window no
     /// longer counts, during the next window.
-    fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> Retry {
+    fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
-            return Retry::Never;
+            return RetryAfter::Never;
         }
         let free = self.limit - cost;
         let (windows, weighed, free) = if state.current <= free {
@@ -265,6 +267,6 @@ impl Counter for Weighted {
         let at = (state.index + windows)
             .saturating_mul(self.window)
             .saturating_add(elapsed);
-        Retry::After(Timestamp::from_micros(at).since(now))
+        RetryAfter::After(Timestamp::from_micros(at).since(now))
     }
 }

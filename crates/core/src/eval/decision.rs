@@ -1,6 +1,6 @@
 //! The decision of a store.
 
-use crate::{algorithm::Retry, time::Timestamp};
+use crate::{algorithm::RetryAfter, time::Timestamp};
 
 /// The decision of a store, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,24 +18,24 @@ pub enum Decision {
         /// When the block ends; `None` if it lasts until it is lifted.
         until: Option<Timestamp>,
         /// The time from now until the block ends.
-        retry_after: Retry,
+        retry_after: RetryAfter,
     },
     /// The store is full and none of the sampled entries may be evicted. Or the store is
     /// unreachable, and the rule's fallback policy is to deny. Nothing was charged.
     ///
-    /// A call with two charges on the same key also gets this decision, with [`Retry::Never`],
+    /// A call with two charges on the same key also gets this decision, with [`RetryAfter::Never`],
     /// because no store can decide it ([`has_repeated_key`](crate::has_repeated_key)).
     Full {
         /// The time until the first of the sampled entries expires. `Never` if the new entry is too
         /// large for the store.
-        retry_after: Retry,
+        retry_after: RetryAfter,
     },
 }
 
 impl Decision {
     /// The decision for a call with two charges on the same key.
     pub const REPEATED_KEY: Self = Self::Full {
-        retry_after: Retry::Never,
+        retry_after: RetryAfter::Never,
     };
 
     /// Returns the decision of the limits, given whether all enforced limits admit the request.
@@ -53,7 +53,9 @@ impl Decision {
     /// ends at `until`, or never if that is `None`.
     #[must_use]
     pub fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
-        let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));
+        let retry_after = until.map_or(RetryAfter::Never, |until| {
+            RetryAfter::After(until.since(now))
+        });
         Self::Blocked {
             charge,
             until,

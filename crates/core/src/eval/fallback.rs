@@ -14,7 +14,7 @@ pub enum OnFailure {
     Open,
     /// Fails closed: denies requests.
     Closed,
-    /// Decides locally, with this node's [`Share`] of the limits.
+    /// Decides locally, with this node's [`FallbackShare`] of the limits.
     #[default]
     Local,
 }
@@ -36,13 +36,13 @@ impl OnFailure {
 /// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. If a limit is
 /// so small that its share would be 0, each node admits 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Share {
+pub struct FallbackShare {
     /// The fraction is in lowest terms and at most 1.
     numerator: u32,
     denominator: u32,
 }
 
-impl Default for Share {
+impl Default for FallbackShare {
     fn default() -> Self {
         Self {
             numerator: 1,
@@ -51,7 +51,7 @@ impl Default for Share {
     }
 }
 
-impl Share {
+impl FallbackShare {
     /// Returns a share of `percent`, or `None` unless it is between 1 and 100.
     #[must_use]
     pub const fn percent(percent: u32) -> Option<Self> {
@@ -204,7 +204,7 @@ mod tests {
 
     fn of(percent: u32, algorithm: Algorithm) -> Algorithm {
         let limit = Limit::new(algorithm).unwrap();
-        Share::percent(percent)
+        FallbackShare::percent(percent)
             .unwrap()
             .of(&limit)
             .algorithm()
@@ -270,7 +270,10 @@ mod tests {
             };
             let whole = Limit::new(queue).unwrap();
             for nodes in [1, 2, 4, 5] {
-                let share = Share::percent(100 / nodes).unwrap().of(&whole).quota();
+                let share = FallbackShare::percent(100 / nodes)
+                    .unwrap()
+                    .of(&whole)
+                    .quota();
                 let together = share * u64::from(nodes);
                 assert!(
                     together <= whole.quota() || share == 1,
@@ -284,7 +287,10 @@ mod tests {
             (fixed.clone(), false),
             (fixed.counting_in_full().unwrap(), true),
         ] {
-            assert_eq!(Share::default().of(&limit).counts_in_full(), in_full);
+            assert_eq!(
+                FallbackShare::default().of(&limit).counts_in_full(),
+                in_full
+            );
         }
     }
 
@@ -306,10 +312,10 @@ mod tests {
             };
             assert!(rate.count >= 1 && rate.count <= bounds::MAX_COUNT && burst == 0);
         }
-        assert_eq!(Share::one_of(0), None);
-        assert_eq!(Share::one_of(2), Some(Share::default()));
-        assert_eq!(Share::one_of(4), Share::percent(25));
-        assert_eq!(Share::percent(0), None);
-        assert_eq!(Share::percent(101), None);
+        assert_eq!(FallbackShare::one_of(0), None);
+        assert_eq!(FallbackShare::one_of(2), Some(FallbackShare::default()));
+        assert_eq!(FallbackShare::one_of(4), FallbackShare::percent(25));
+        assert_eq!(FallbackShare::percent(0), None);
+        assert_eq!(FallbackShare::percent(101), None);
     }
 }

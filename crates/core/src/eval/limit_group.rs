@@ -2,7 +2,7 @@
 //! decides several.
 
 use crate::{
-    algorithm::{Kernel, Outcome, Retry, State},
+    algorithm::{Kernel, Outcome, RetryAfter, State},
     eval::Mask,
     limit::Limit,
     time::{Span, Timestamp},
@@ -94,10 +94,10 @@ impl LimitGroup {
             },
             reset_after: status.reset_after,
             retry_after: if allowed {
-                Retry::NOW
+                RetryAfter::NOW
             } else {
                 let retry = self.kernel.retry(state, now, part, result.cost);
-                retry.max(Retry::After(excess_delay))
+                retry.max(RetryAfter::After(excess_delay))
             },
             delay: if result.charged {
                 self.kernel.delay(state, now, result.cost)

@@ -14,7 +14,7 @@ mod verdict;
 pub use self::{
     charge::{Charge, Cost, Effect, RequestError, has_repeated_key},
     decision::Decision,
-    fallback::{OnFailure, Share},
+    fallback::{FallbackShare, OnFailure},
     limit_group::DenialCounting,
     limits::Limits,
     receipt::{Receipt, Renewal, Settlement},

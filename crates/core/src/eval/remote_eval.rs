@@ -13,7 +13,7 @@
 
 use crate::{
     algorithm::{
-        BucketsState, IntervalState, LogState, Outcome, Retry, Stamp, State, WeightedState,
+        BucketsState, IntervalState, LogState, Outcome, RetryAfter, Stamp, State, WeightedState,
         WindowState,
     },
     eval::{Charge, Cost, Effect, Evaluation, KeyState, Limits},
@@ -120,7 +120,7 @@ pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
     /// The limits that their state exceeds, so that its conversion loses spent units. Each limit
     /// has the time until the original state would admit the cost.
-    inexact: Vec<(usize, Retry)>,
+    inexact: Vec<(usize, RetryAfter)>,
 }
 
 impl<'a> Replay<'a> {
@@ -189,7 +189,7 @@ impl<'a> Replay<'a> {
     /// Returns the limits, by index in the rule, whose state was not converted exactly because it
     /// exceeds them. The second value is the time until the original state would admit the cost.
     #[must_use]
-    pub fn inexact(&self) -> &[(usize, Retry)] {
+    pub fn inexact(&self) -> &[(usize, RetryAfter)] {
         &self.inexact
     }
 

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Outcome, Retry},
+    algorithm::{Outcome, RetryAfter},
     eval::{Charge, Decision, Limits},
     limit::Limit,
     time::Span,
@@ -137,7 +137,7 @@ pub struct Verdict<'r> {
     /// The time until the same request would be admitted: the longest wait of the denying limits,
     /// the time until the manual block ends, or the time until a full store may have room. Zero if
     /// admitted.
-    pub retry_after: Retry,
+    pub retry_after: RetryAfter,
     /// How long to delay an admitted request: the longest delay of its queues.
     pub delay: Span,
     /// How exact the decision is.
@@ -158,7 +158,7 @@ impl<'r> Verdict<'r> {
             allowed: true,
             reason: None,
             rule: None,
-            retry_after: Retry::NOW,
+            retry_after: RetryAfter::NOW,
             delay: Span::ZERO,
             exactness: Exactness::Exact,
             source: Source::Memory,
@@ -276,7 +276,7 @@ impl<'r> Verdict<'r> {
         self.leading.and_then(|index| self.lines.get(index))
     }
 
-    fn deny(&mut self, reason: Reason, retry_after: Retry) {
+    fn deny(&mut self, reason: Reason, retry_after: RetryAfter) {
         self.allowed = false;
         self.reason = Some(reason);
         self.retry_after = retry_after;
@@ -288,17 +288,17 @@ impl<'r> Verdict<'r> {
             .filter(|line| !line.shadow && !line.outcome.allowed)
     }
 
-    fn longest_wait(&self) -> Retry {
+    fn longest_wait(&self) -> RetryAfter {
         self.enforced_denials()
             .map(|line| line.outcome.retry_after)
             .max()
-            .unwrap_or(Retry::NOW)
+            .unwrap_or(RetryAfter::NOW)
     }
 
     /// Selects the tightest limit and sets the rule and the delay. The tightest limit is the one
     /// that denies longest. If none denies, it is the enforced limit with the fewest remaining
     /// units; of several, the one that takes longest to recover.
-    fn lead_with(&mut self, denied_for: Option<Retry>) {
+    fn lead_with(&mut self, denied_for: Option<RetryAfter>) {
         let lines = self
             .lines
             .iter()

@@ -12,7 +12,7 @@ use super::{
     shard::Shard,
 };
 use crate::{
-    algorithm::Retry,
+    algorithm::RetryAfter,
     eval::{Charge, Effect},
     time::{Span, Timestamp},
 };
@@ -85,7 +85,7 @@ impl Reservation {
 /// The shard is full. Contains the time after which it may have room again.
 #[derive(Debug)]
 pub(super) struct Full {
-    pub(super) retry_after: Retry,
+    pub(super) retry_after: RetryAfter,
 }
 
 impl Shard {
@@ -133,7 +133,7 @@ impl Shard {
     ) -> Result<bool, Full> {
         let is_crowded = growth.keys > 0 && self.entries.is_crowded(hash, all.len());
         let reserved = if is_crowded {
-            let retry_after = Retry::After(CROWDED);
+            let retry_after = RetryAfter::After(CROWDED);
             Err(Full { retry_after })
         } else {
             self.reserve(growth, all, now)
@@ -273,9 +273,9 @@ impl Shard {
 }
 
 /// Returns the time until the first of the inspected entries expires, at least 1 µs.
-/// [`Retry::Never`] if the shard was empty, because the charge will then never fit.
-fn retry_after(earliest_expiry: Option<Timestamp>, now: Timestamp) -> Retry {
-    earliest_expiry.map_or(Retry::Never, |earliest_expiry| {
-        Retry::After(earliest_expiry.since(now).max(Span::from_micros(1)))
+/// [`RetryAfter::Never`] if the shard was empty, because the charge will then never fit.
+fn retry_after(earliest_expiry: Option<Timestamp>, now: Timestamp) -> RetryAfter {
+    earliest_expiry.map_or(RetryAfter::Never, |earliest_expiry| {
+        RetryAfter::After(earliest_expiry.since(now).max(Span::from_micros(1)))
     })
 }

@@ -439,7 +439,7 @@ mod tests {
     use super::*;
     use crate::{
         Algorithm, AlgorithmName, Charge, Cost, Limit, LimitSpec, Limits, MemoryBounds,
-        MemoryStore, Receipt, Retry, Settlement, Span, WhenFull,
+        MemoryStore, Receipt, RetryAfter, Settlement, Span, WhenFull,
         algorithm::{Exact, State},
         notation,
     };
@@ -601,7 +601,7 @@ mod tests {
             }
         };
         assert_eq!(inserted, table::FARTHEST);
-        assert_eq!(denied.retry_after, Retry::After(Span::from_secs(1)));
+        assert_eq!(denied.retry_after, RetryAfter::After(Span::from_secs(1)));
         assert_eq!(shard.cold.counts.denied_when_full, 1);
         // A snapshot cannot add a key there either.
         let restored = || {

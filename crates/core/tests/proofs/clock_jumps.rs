@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
-    Rate, Receipt, Renewal, Settlement, Share, Span, Timestamp, bounds,
+    Algorithm, Charge, Cost, Decision, Effect, FallbackShare, Limit, Limits, MemoryBounds,
+    MemoryStore, Outcome, Rate, Receipt, Renewal, Settlement, Span, Timestamp, bounds,
 };
 
 use crate::{
@@ -433,7 +433,7 @@ fn elastic_charges_survive_a_clock_jump() {
             store.check(&[narrow], at(0), Effect::Look, &mut outcomes);
             outcomes.clone()
         };
-        let share = limits.share(Share::default());
+        let share = limits.share(FallbackShare::default());
         let other = Charge::new(b"other", &share, Cost::ONE).unwrap();
         store.check(&[other], at(60), Effect::Charge, &mut outcomes);
         store.check(&[narrow], at(0), Effect::Look, &mut outcomes);

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Charge, Cost, Effect, Limit, Limits, MemoryStore, Outcome, Rate, Share, Span, Timestamp,
+    Charge, Cost, Effect, FallbackShare, Limit, Limits, MemoryStore, Outcome, Rate, Span, Timestamp,
 };
 
 use crate::{
@@ -129,7 +129,7 @@ fn a_limit_stretches_and_returns_to_normal() {
         assert_eq!(admitted(&limits), quota, "{kind:?}");
         assert_eq!(admitted(stretched), quota / 2, "{kind:?}");
         assert_eq!(admitted(&limits), 0, "{kind:?}");
-        let share = Share::percent(50).expect("a share");
+        let share = FallbackShare::percent(50).expect("a share");
         let half = (limits.share(share), stretched.share(share));
         assert!(half.1.is_stretched() && !half.0.is_stretched());
     }

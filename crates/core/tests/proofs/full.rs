@@ -252,7 +252,7 @@ fn larger_than_the_store() -> Rule {
     Rule::new(b"large", vec![limit; 16], false)
 }
 
-/// A charge that does not fit an empty store is denied with `Retry::Never`.
+/// A charge that does not fit an empty store is denied with `RetryAfter::Never`.
 #[test]
 fn a_request_that_never_fits_the_store_must_not_be_retried() {
     let store = MemoryStore::new(MemoryBounds {
@@ -262,7 +262,7 @@ fn a_request_that_never_fits_the_store_must_not_be_retried() {
     let rule = larger_than_the_store();
     let now = Timestamp::from_micros(NOW);
     let decision = store.check(&[rule.charge(1)], now, Effect::Charge, &mut Vec::new());
-    let retry_after = tidegate_core::Retry::Never;
+    let retry_after = tidegate_core::RetryAfter::Never;
     assert_eq!(decision, Decision::Full { retry_after });
 }
 

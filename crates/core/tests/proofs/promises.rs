@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Algorithm, Counting, Effect, Limit, MemoryStore, Outcome, Rate, RefillMode, Retry, Timestamp,
-    Window, bounds,
+    Algorithm, Counting, Effect, Limit, MemoryStore, Outcome, Rate, RefillMode, RetryAfter,
+    Timestamp, Window, bounds,
 };
 
 use crate::{
@@ -52,7 +52,7 @@ proptest! {
         let is_estimated = is_estimated(&limit);
         let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
         walk(&rule, &store, start, &asks, |now, cost, outcome| {
-            if let Retry::After(wait) = outcome.retry_after
+            if let RetryAfter::After(wait) = outcome.retry_after
                 && !outcome.allowed
             {
                 let wait = wait.as_micros();
@@ -128,7 +128,7 @@ proptest! {
         })?;
     }
 
-    /// P7, P9, P10: a cost that can never fit is denied with `Retry::Never` and changes nothing.
+    /// P7, P9, P10: a cost that never fits is denied with `RetryAfter::Never` and changes nothing.
     /// Looks and peeks change nothing either, at any instant between two requests.
     #[test]
     fn impossible_requests_and_looks_leave_no_trace(
@@ -147,7 +147,7 @@ proptest! {
             if most < bounds::MAX_COUNT {
                 for hopeless in [most + 1, bounds::MAX_COUNT] {
                     let denied = ask(&noisy, &rule, between, hopeless, Effect::Charge);
-                    prop_assert_eq!(denied.retry_after, Retry::Never);
+                    prop_assert_eq!(denied.retry_after, RetryAfter::Never);
                     prop_assert!(!denied.allowed);
                 }
             }

@@ -1,8 +1,8 @@
 //! Former counterexamples of the property tests, each reduced to a minimum.
 
 use tidegate_core::{
-    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
-    Rate, Retry, Share, Span, Timestamp,
+    Algorithm, Charge, Cost, Decision, Effect, FallbackShare, Limit, Limits, MemoryBounds,
+    MemoryStore, Outcome, Rate, RetryAfter, Span, Timestamp,
     remote_eval::{RemoteState, Replay, Terms},
 };
 
@@ -104,7 +104,7 @@ fn a_limit_of_zero_always_equals_its_initial_state() {
         let denied = ask(&store, &rule, NOW, 1, Effect::Charge);
         assert_eq!(
             (denied.retry_after, denied.reset_after),
-            (Retry::Never, Span::ZERO),
+            (RetryAfter::Never, Span::ZERO),
             "{kind:?}"
         );
     }
@@ -121,7 +121,7 @@ fn a_look_is_never_denied() {
     let look = ask(&store, &rule, NOW + 1, 1, Effect::Look);
     assert_eq!(
         (look.allowed, look.remaining, look.retry_after),
-        (true, 0, Retry::NOW)
+        (true, 0, RetryAfter::NOW)
     );
 }
 
@@ -265,7 +265,7 @@ fn shadow_limits_never_deny_as_shares_or_stretched() {
         // 10% of 5 is less than one unit, so the stretched limits have no soft allowance and could
         // take the fast path.
         let limits = limits.in_shadow(true).stretching(10).unwrap();
-        let share = limits.share(Share::default());
+        let share = limits.share(FallbackShare::default());
         let stretched = limits.stretched().expect("they stretch");
         for limits in [&*share, stretched, &limits] {
             let store = one_shard();

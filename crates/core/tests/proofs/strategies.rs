@@ -3,8 +3,8 @@
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
-    Algorithm, Calendar, CalendarUnit, Counting, Effect, Limit, Outcome, Rate, RefillMode, Retry,
-    Span, Window, bounds,
+    Algorithm, Calendar, CalendarUnit, Counting, Effect, Limit, Outcome, Rate, RefillMode,
+    RetryAfter, Span, Window, bounds,
 };
 
 /// The latest instant of a trace, in the year 2128, so that no wait extends beyond the maximum
@@ -306,8 +306,8 @@ impl Step {
     pub(crate) fn from(&self, now: u64, last: Option<&Outcome>) -> u64 {
         let reset = last.map_or(1, |last| last.reset_after.as_micros());
         let retry = last.and_then(|last| match last.retry_after {
-            Retry::After(span) => Some(span.as_micros()),
-            Retry::Never => None,
+            RetryAfter::After(span) => Some(span.as_micros()),
+            RetryAfter::Never => None,
         });
         let forward = match self {
             Self::Stay => 0,

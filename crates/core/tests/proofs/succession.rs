@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Algorithm, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate, RefillMode, Retry,
-    Settlement, Span, Timestamp, bounds,
+    Algorithm, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate, RefillMode,
+    RetryAfter, Settlement, Span, Timestamp, bounds,
 };
 
 use crate::{
@@ -194,7 +194,7 @@ fn assert_tight(
     cost: u64,
     outcome: &Outcome,
 ) -> Result<(), TestCaseError> {
-    let Retry::After(wait) = outcome.retry_after else {
+    let RetryAfter::After(wait) = outcome.retry_after else {
         prop_assert!(cost > outcome.limit, "never, although it fits");
         return Ok(());
     };
@@ -242,7 +242,7 @@ fn a_raise_from_five_to_ten_leaves_five() {
         let lowered = successor(&limit(2), &new);
         let denied = ask(&store, &lowered, start, 1, Effect::Charge);
         assert!(
-            matches!(denied.retry_after, Retry::After(wait) if wait > Span::ZERO),
+            matches!(denied.retry_after, RetryAfter::After(wait) if wait > Span::ZERO),
             "{kind:?}"
         );
     }

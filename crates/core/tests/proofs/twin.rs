@@ -5,7 +5,7 @@
 //! own decision changes. It shares no arithmetic with the kernels.
 
 use tidegate_core::{
-    Algorithm, Counting, Limit, Outcome, RefillMode, Retry, Span, Timestamp, Window, bounds,
+    Algorithm, Counting, Limit, Outcome, RefillMode, RetryAfter, Span, Timestamp, Window, bounds,
 };
 
 /// Longer than any limit takes to become fully available again, in microseconds.
@@ -155,13 +155,13 @@ impl Twin {
         first(now, |at| self.is_as_new(at)).expect("everything comes back within the horizon")
     }
 
-    pub(crate) fn retry(&self, now: u64, cost: u64) -> Retry {
+    pub(crate) fn retry(&self, now: u64, cost: u64) -> RetryAfter {
         if cost > self.quota + self.soft {
-            return Retry::Never;
+            return RetryAfter::Never;
         }
         let wait = first(now, |at| self.admits(at, cost));
         let wait = wait.expect("a cost that fits is admitted eventually");
-        Retry::After(Span::from_micros(wait.min(self.hint(now, cost))))
+        RetryAfter::After(Span::from_micros(wait.min(self.hint(now, cost))))
     }
 
     /// Returns the retry hint for a concurrency slot, from 0.1 to 10 seconds; `u64::MAX` for other
@@ -193,7 +193,7 @@ impl Twin {
             remaining: self.remaining(now),
             reset_after: Span::from_micros(self.reset_after(now)),
             retry_after: if allowed {
-                Retry::NOW
+                RetryAfter::NOW
             } else {
                 self.retry(now, cost)
             },

@@ -2,7 +2,7 @@
 //! is denied, and does not enter the queue.
 
 use proptest::prelude::*;
-use tidegate_core::{Charge, Decision, Effect, MemoryStore, Outcome, Retry, Span, Timestamp};
+use tidegate_core::{Charge, Decision, Effect, MemoryStore, Outcome, RetryAfter, Span, Timestamp};
 
 use crate::{
     promises::copy_of,
@@ -47,7 +47,7 @@ proptest! {
                 prop_assert_eq!(outcome, twin);
             } else {
                 prop_assert_eq!(ask(&store, rule.charge(1), now, Effect::Look), before);
-                if let Retry::After(wait) = outcome.retry_after {
+                if let RetryAfter::After(wait) = outcome.retry_after {
                     let at = now.saturating_add(wait.as_micros());
                     let copy = copy_of(&store, now);
                     prop_assert!(!ask(&copy, hurried(cost), at - 1, Effect::Peek).allowed);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Retry,
+    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, RetryAfter,
     Timestamp,
 };
 
@@ -164,7 +164,7 @@ impl World {
         Some(Decision::Blocked {
             charge,
             until: Some(until),
-            retry_after: Retry::After(until.since(Timestamp::from_micros(now))),
+            retry_after: RetryAfter::After(until.since(Timestamp::from_micros(now))),
         })
     }
 }

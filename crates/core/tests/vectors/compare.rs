@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use tidegate_core::{Retry, Span};
+use tidegate_core::{RetryAfter, Span};
 
 use super::{
     format::{Op, Wait},
@@ -51,8 +51,8 @@ pub(crate) fn compare(op: &Op, answer: &Answer, precision: Span) -> Result<Vec<S
         .map(|wait| wait.span(Span::from_micros));
     for expected in [retry_ms, retry_us].into_iter().flatten() {
         let expected = match expected? {
-            Retry::After(span) => Retry::After(round_up(span, precision)),
-            Retry::Never => Retry::Never,
+            RetryAfter::After(span) => RetryAfter::After(round_up(span, precision)),
+            RetryAfter::Never => RetryAfter::Never,
         };
         differ(
             "retry",
@@ -90,22 +90,22 @@ fn differ<T: PartialEq + Display>(
 }
 
 #[derive(PartialEq)]
-struct Shown(Retry);
+struct Shown(RetryAfter);
 
 impl Display for Shown {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            Retry::After(span) => write!(f, "{span}"),
-            Retry::Never => f.write_str("never"),
+            RetryAfter::After(span) => write!(f, "{span}"),
+            RetryAfter::Never => f.write_str("never"),
         }
     }
 }
 
 impl Wait {
-    fn span(&self, unit: impl Fn(u64) -> Span) -> Result<Retry, String> {
+    fn span(&self, unit: impl Fn(u64) -> Span) -> Result<RetryAfter, String> {
         match self {
-            Self::Units(units) => Ok(Retry::After(unit(*units))),
-            Self::Word(word) if word == "never" => Ok(Retry::Never),
+            Self::Units(units) => Ok(RetryAfter::After(unit(*units))),
+            Self::Word(word) if word == "never" => Ok(RetryAfter::Never),
             Self::Word(word) => Err(format!("a wait is a number or never, not {word}")),
         }
     }

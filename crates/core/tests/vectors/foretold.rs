@@ -11,7 +11,7 @@
 //! 0                                            4      6      7      8
 //! ```
 
-use tidegate_core::{Retry, Span, Timestamp};
+use tidegate_core::{RetryAfter, Span, Timestamp};
 
 use super::{format::LimitFields, runner::Answer};
 
@@ -94,11 +94,11 @@ impl Denial {
             return None;
         }
         Some(match answer.retry {
-            Retry::Never => Self {
+            RetryAfter::Never => Self {
                 until: None,
                 again: now,
             },
-            Retry::After(wait) => Self {
+            RetryAfter::After(wait) => Self {
                 until: Some(now.after(wait)),
                 again: now.after(Span::from_micros(wait.as_micros() / 2)),
             },

@@ -8,7 +8,7 @@ mod foretold;
 mod format;
 mod runner;
 
-use tidegate_core::{Charge, MemoryBounds, MemoryStore, Retry, Span, Timestamp, Verdict};
+use tidegate_core::{Charge, MemoryBounds, MemoryStore, RetryAfter, Span, Timestamp, Verdict};
 
 use self::{
     folder::Report,
@@ -108,7 +108,7 @@ impl Subject for Liar {
         let retry = if answer.allowed {
             answer.retry
         } else {
-            Retry::After(self.told)
+            RetryAfter::After(self.told)
         };
         Ok(Answer { retry, ..answer })
     }

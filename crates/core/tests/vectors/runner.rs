@@ -3,7 +3,9 @@
 //! A store or a listener that supports the features of a case implements [`Subject`].
 //! [`folder::run`](super::folder::run) runs the cases.
 
-use tidegate_core::{Charge, Cost, Effect, LimitSpec, Limits, Retry, Span, Timestamp, Verdict};
+use tidegate_core::{
+    Charge, Cost, Effect, LimitSpec, Limits, RetryAfter, Span, Timestamp, Verdict,
+};
 
 use super::{
     compare::compare,
@@ -71,7 +73,7 @@ pub(crate) struct Answer {
     /// The minimum of all limits; also `None` if no limit was evaluated.
     pub(crate) remaining: Option<u64>,
     /// The maximum of the limits that deny the request.
-    pub(crate) retry: Retry,
+    pub(crate) retry: RetryAfter,
     /// The reset of the tightest limit; also `None` if no limit was evaluated.
     pub(crate) reset: Option<Span>,
     pub(crate) delay: Option<Span>,

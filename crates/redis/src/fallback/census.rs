@@ -15,7 +15,7 @@ use std::{
 };
 
 use redis::Value;
-use tidegate_core::Share;
+use tidegate_core::FallbackShare;
 use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
 
 use crate::{RedisStore, scripts};
@@ -77,11 +77,11 @@ impl LatestCount {
 
     /// Returns the share of one server; the default share if the servers have never been counted,
     /// or if this server has just started and sees itself alone.
-    fn share(&self) -> Share {
+    fn share(&self) -> FallbackShare {
         match self.servers() {
-            None => Share::default(),
-            Some(1) if !self.is_settled.load(Ordering::Relaxed) => Share::default(),
-            Some(servers) => Share::one_of(servers).unwrap_or_default(),
+            None => FallbackShare::default(),
+            Some(1) if !self.is_settled.load(Ordering::Relaxed) => FallbackShare::default(),
+            Some(servers) => FallbackShare::one_of(servers).unwrap_or_default(),
         }
     }
 }
@@ -102,7 +102,7 @@ impl Census {
     }
 
     /// Returns the share of one server.
-    pub(super) fn share(&self) -> Share {
+    pub(super) fn share(&self) -> FallbackShare {
         self.latest.share()
     }
 }
@@ -273,12 +273,12 @@ mod tests {
             }
             latest.share()
         };
-        let one_of = |servers| Share::one_of(servers).unwrap();
-        assert_eq!(share(Some(1), 0), Share::default());
-        assert_eq!(share(Some(1), 10), Share::default());
-        assert_eq!(share(None, 11), Share::default());
-        assert_eq!(share(Some(1), 12), Share::default());
-        assert_eq!(share(Some(1), 26), Share::default());
+        let one_of = |servers| FallbackShare::one_of(servers).unwrap();
+        assert_eq!(share(Some(1), 0), FallbackShare::default());
+        assert_eq!(share(Some(1), 10), FallbackShare::default());
+        assert_eq!(share(None, 11), FallbackShare::default());
+        assert_eq!(share(Some(1), 12), FallbackShare::default());
+        assert_eq!(share(Some(1), 26), FallbackShare::default());
         assert_eq!(share(Some(1), 27), one_of(1));
         assert_eq!(share(Some(3), 32), one_of(3));
         assert_eq!(share(None, 33), one_of(3));

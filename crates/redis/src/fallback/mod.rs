@@ -22,9 +22,9 @@ mod stats;
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Charge, Decision, DecisionAndReceipt, Effect, Exactness, MaybeReady, MemoryStore, OnFailure,
-    Outcome, Renewal, Settlement, Share, Source, Span, Store, StoreDecision, StoreRequest,
-    Timestamp,
+    Charge, Decision, DecisionAndReceipt, Effect, Exactness, FallbackShare, MaybeReady,
+    MemoryStore, OnFailure, Outcome, Renewal, Settlement, Source, Span, Store, StoreDecision,
+    StoreRequest, Timestamp,
 };
 use tokio::{runtime::Handle, time::Instant};
 
@@ -74,7 +74,7 @@ pub enum NodeShare {
     #[default]
     Auto,
     /// A fixed share.
-    Fixed(Share),
+    Fixed(FallbackShare),
 }
 
 /// A store that decides in Redis, and falls back to the local counts of this server (a node of the
@@ -284,11 +284,11 @@ impl FallbackStore {
 
     /// Returns this node's share of every limit while Redis is unreachable.
     #[must_use]
-    pub fn share(&self) -> Share {
+    pub fn share(&self) -> FallbackShare {
         match (self.settings.share, &self.census) {
             (NodeShare::Fixed(share), _) => share,
             (NodeShare::Auto, Some(census)) => census.share(),
-            (NodeShare::Auto, None) => Share::default(),
+            (NodeShare::Auto, None) => FallbackShare::default(),
         }
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Charge, Decision, Effect, Exactness, Limits, OnFailure, Outcome, Receipt, Retry, Source,
+    Charge, Decision, Effect, Exactness, Limits, OnFailure, Outcome, Receipt, RetryAfter, Source,
     StoreDecision, StoreRequest, Timestamp,
 };
 
@@ -93,7 +93,7 @@ impl FallbackStore {
         if closed {
             self.count_fallback(Source::Policy, now);
             return by_policy(Decision::Full {
-                retry_after: Retry::After(CLOSED_RETRY_AFTER),
+                retry_after: RetryAfter::After(CLOSED_RETRY_AFTER),
             });
         }
         charges.retain(|charge| self.policy(charge) == OnFailure::Local);

@@ -4,8 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Renewal,
-    Settlement, Share, Source, Span, Store, StoreRequest, Timestamp,
+    Algorithm, Charge, Cost, Decision, Effect, FallbackShare, Limit, Limits, MemoryBounds,
+    MemoryStore, Renewal, Settlement, Source, Span, Store, StoreRequest, Timestamp,
 };
 use tidegate_redis::{
     Address, FallbackReceipt, FallbackSettings, FallbackStore, NodeShare, Redis, Settings, Topology,
@@ -40,7 +40,7 @@ async fn node_that_waits(url: &str, timeout: Duration) -> FallbackStore {
     redis.wait_for_first_attempt().await.unwrap();
     let local = MemoryStore::new(MemoryBounds::default());
     let settings = FallbackSettings {
-        share: NodeShare::Fixed(Share::default()),
+        share: NodeShare::Fixed(FallbackShare::default()),
         ..FallbackSettings::default()
     };
     FallbackStore::new(Arc::new(redis), "tg", local, settings)
@@ -81,7 +81,7 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
         nodes.push(node_that_counts(&redis.url()).await);
         // A server that has just started and counts only itself has the default share: the others
         // may not have written their ids again.
-        let share = Share::one_of(number.max(2)).unwrap();
+        let share = FallbackShare::one_of(number.max(2)).unwrap();
         let last = &nodes[nodes.len() - 1];
         until("the last server has counted itself", || {
             last.stats().servers == Some(number)
@@ -89,7 +89,7 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
         .await;
         until("the last server has counted all", || last.share() == share).await;
     }
-    let quarter = Share::one_of(4).unwrap();
+    let quarter = FallbackShare::one_of(4).unwrap();
     until("all have counted all", || {
         nodes.iter().all(|node| node.share() == quarter)
     })
@@ -102,7 +102,7 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     let late = node_that_counts(&redis.url()).await;
     assert_eq!(
         (late.share(), late.stats().servers),
-        (Share::default(), None)
+        (FallbackShare::default(), None)
     );
     redis.restart();
     until("the count is empty and all have come back", || {

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use tidegate_core::{
-    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, Rate, RefillMode, Retry, Span,
+    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, Rate, RefillMode, RetryAfter, Span,
     Timestamp,
 };
 use tidegate_redis::RedisStore;
@@ -22,13 +22,13 @@ fn limits(kind: Kind, quota: u64, rate: (u64, Span)) -> Limits {
 }
 
 /// Charges one unit.
-async fn ask(store: &RedisStore, key: &str, limits: &Limits) -> (Decision, Retry) {
+async fn ask(store: &RedisStore, key: &str, limits: &Limits) -> (Decision, RetryAfter) {
     let charge = Charge::new(key.as_bytes(), limits, Cost::ONE).unwrap();
     let mut outcomes = Vec::new();
     let decided = store.check(&[charge], Effect::Charge, &mut outcomes).await;
     let retry = outcomes
         .first()
-        .map_or(Retry::NOW, |outcome| outcome.retry_after);
+        .map_or(RetryAfter::NOW, |outcome| outcome.retry_after);
     (decided.unwrap(), retry)
 }
 
@@ -44,7 +44,7 @@ async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> 
         let all = (0..64).map(|turn| ask(stores[turn % 2], key, limits[turn % 2]));
         decisions.extend(join_all(all).await);
     }
-    let is_admitted = |(decision, _): &&(Decision, Retry)| *decision == Decision::Admitted;
+    let is_admitted = |(decision, _): &&(Decision, RetryAfter)| *decision == Decision::Admitted;
     decisions.iter().filter(is_admitted).count()
 }
 
@@ -103,7 +103,7 @@ async fn a_count_above_the_smaller_limit_reports_when_it_has_drained() {
     let wait = Span::from_micros(101 * 300_000);
     for _ in 0..2 {
         let denied = ask(&store, "key", &less).await;
-        assert_eq!(denied, (Decision::Limited, Retry::After(wait)));
+        assert_eq!(denied, (Decision::Limited, RetryAfter::After(wait)));
     }
     store.pin_clock(Timestamp::from_micros(START + wait.as_micros() - 1));
     assert_eq!(ask(&store, "key", &less).await.0, Decision::Limited);

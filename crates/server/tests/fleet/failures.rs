@@ -1,7 +1,7 @@
 //! Tests with Redis unreachable: each rule's fallback policy decides, is reported, and admits no
 //! extra requests.
 
-use tidegate_core::{Share, Source};
+use tidegate_core::{FallbackShare, Source};
 use tidegate_redis::{FallbackSettings, NodeShare};
 
 use crate::{
@@ -58,7 +58,7 @@ fn every_rule_has_its_own_failure_policy() {
 fn requests_admitted_by_redis_count_in_the_fallback() {
     let mut redis = RedisServer::start();
     let quarter = FallbackSettings {
-        share: NodeShare::Fixed(Share::percent(20).unwrap()),
+        share: NodeShare::Fixed(FallbackShare::percent(20).unwrap()),
         ..FallbackSettings::default()
     };
     let node = Node::with(&redis.url(), quarter);

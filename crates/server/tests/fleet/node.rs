@@ -8,7 +8,7 @@ use std::{
 use tidegate::{Clock, Gate as _};
 use tidegate_config::{Config, Headers};
 use tidegate_core::{
-    Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Share, Source, Timestamp,
+    Cost, Effect, FallbackShare, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp,
 };
 use tidegate_limiter::Limiter;
 use tidegate_net::{Bounds, Server};
@@ -54,7 +54,7 @@ pub(crate) struct Answer {
 impl Node {
     pub(crate) fn start(url: &str) -> Self {
         let settings = FallbackSettings {
-            share: NodeShare::Fixed(Share::default()),
+            share: NodeShare::Fixed(FallbackShare::default()),
             ..FallbackSettings::default()
         };
         Self::with(url, settings)

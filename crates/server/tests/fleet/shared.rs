@@ -1,6 +1,6 @@
 //! Tests of the state that nodes share: counts, blocks and the operator's resets.
 
-use tidegate_core::{BlockNote, RuleSet, Share, Source, Span};
+use tidegate_core::{BlockNote, FallbackShare, RuleSet, Source, Span};
 use tidegate_limiter::blocks::InactiveBlocks;
 use tidegate_redis::{FallbackSettings, NodeShare};
 
@@ -160,7 +160,7 @@ fn without_a_ttl_no_denial_is_cached() {
     let redis = RedisServer::start();
     let settings = FallbackSettings {
         denial_ttl: Span::ZERO,
-        share: NodeShare::Fixed(Share::default()),
+        share: NodeShare::Fixed(FallbackShare::default()),
         ..FallbackSettings::default()
     };
     let node = Node::with(&redis.url(), settings);

@@ -13,7 +13,7 @@ mod format;
 mod runner;
 
 use serde_json::{Map, Value, json};
-use tidegate_core::{Effect, Retry, Span, Timestamp};
+use tidegate_core::{Effect, RetryAfter, Span, Timestamp};
 use tidegate_limiter::Limiter;
 
 use self::{
@@ -233,7 +233,7 @@ fn read(body: &str) -> Result<Answer, String> {
             .map(str::to_owned),
         over_limit: Some(over_limit),
         remaining,
-        retry: retry.map_or(Retry::Never, Retry::After),
+        retry: retry.map_or(RetryAfter::Never, RetryAfter::After),
         reset: whole(&verdict, "reset_after_ms")?.map(Span::from_millis),
         delay: whole(&verdict, "delay_ms")?.map(Span::from_millis),
     })

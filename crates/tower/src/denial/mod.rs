@@ -7,7 +7,7 @@ use std::fmt;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
 use serde::Serialize;
-use tidegate_core::{Reason, Retry, Span, Verdict};
+use tidegate_core::{Reason, RetryAfter, Span, Verdict};
 
 pub use self::grpc::call as grpc_content_type;
 use crate::headers::{self, MAX_SHOWN, RuleNames, policy_text};
@@ -167,8 +167,8 @@ struct Document<'d> {
 
 fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
     let again = match verdict.retry_after {
-        Retry::After(span) => format!("retry in {}", readable(span)),
-        Retry::Never => "retrying will not succeed".to_owned(),
+        RetryAfter::After(span) => format!("retry in {}", readable(span)),
+        RetryAfter::Never => "retrying will not succeed".to_owned(),
     };
     let rule = verdict.rule.filter(|_| names == RuleNames::Shown);
     let of_rule = rule.map_or_else(String::new, |rule| format!(" of \"{rule}\""));
@@ -178,7 +178,7 @@ fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
             Some(rule) => format!("blocked under \"{rule}\"; {again}"),
             None => format!("blocked; {again}"),
         },
-        (_, Some(line)) if verdict.retry_after == Retry::Never => format!(
+        (_, Some(line)) if verdict.retry_after == RetryAfter::Never => format!(
             "the cost of the request exceeds what {}{of_rule} can ever admit; {again}",
             line.limit.policy()
         ),

@@ -5,8 +5,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tidegate_core::{
     Charge, Decision, DecisionAndReceipt, Exactness, MaybeReady, MemoryBounds, MemoryStore, Never,
-    Outcome, Receipt, Renewal, Retry, Settlement, Source, Span, Store, StoreDecision, StoreRequest,
-    Timestamp,
+    Outcome, Receipt, Renewal, RetryAfter, Settlement, Source, Span, Store, StoreDecision,
+    StoreRequest, Timestamp,
 };
 use tidegate_tower::RateLimitLayer;
 use tower::{Layer, Service, ServiceExt};
@@ -87,7 +87,7 @@ impl Store for Closed {
         outcomes.clear();
         MaybeReady::<_, Never<_>>::Ready(StoreDecision {
             decision: Decision::Full {
-                retry_after: Retry::After(Span::from_millis(1_200)),
+                retry_after: RetryAfter::After(Span::from_millis(1_200)),
             },
             exactness: Exactness::None,
             source: Source::Policy,

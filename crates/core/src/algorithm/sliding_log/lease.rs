@@ -2,7 +2,7 @@
 
 use super::{Log, LogState};
 use crate::{
-    algorithm::{ChargePosition, Counter, LimitStatus, Mark, Numbers, Retry, Terms, narrow},
+    algorithm::{ChargePosition, Counter, LimitStatus, Mark, Numbers, RetryAfter, Terms, narrow},
     error::LimitError,
     time::{Span, Timestamp},
 };
@@ -117,9 +117,9 @@ impl Counter for Lease {
     ///
     /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`], and never later than
     /// the expiry of the leases that have to end.
-    fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> Retry {
-        let Retry::After(leases) = self.0.retry(state, now, part, cost) else {
-            return Retry::Never;
+    fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> RetryAfter {
+        let RetryAfter::After(leases) = self.0.retry(state, now, part, cost) else {
+            return RetryAfter::Never;
         };
         let (held, age) = match state.stamps.front() {
             Some(oldest) => (state.places[0].sum, now.since(oldest.at())),
@@ -128,6 +128,6 @@ impl Counter for Lease {
         let short = (held + cost).saturating_sub(self.0.largest);
         let spread = u128::from(age.as_micros()) * u128::from(short);
         let next = Span::from_micros(narrow(spread.div_ceil(u128::from(held.max(1)))));
-        Retry::After(next.clamp(MIN_RETRY_HINT, MAX_RETRY_HINT).min(leases))
+        RetryAfter::After(next.clamp(MIN_RETRY_HINT, MAX_RETRY_HINT).min(leases))
     }
 }

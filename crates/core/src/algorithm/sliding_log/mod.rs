@@ -43,7 +43,7 @@ pub(crate) use self::{
 };
 
 use crate::{
-    algorithm::{ChargePosition, Counter, LimitStatus, Mark, Numbers, Retry, Terms},
+    algorithm::{ChargePosition, Counter, LimitStatus, Mark, Numbers, RetryAfter, Terms},
     digest::Digest,
     error::LimitError,
     limit::bounds::{self, check_count, check_period},
@@ -274,18 +274,18 @@ impl Counter for Log {
         }
     }
 
-    fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> Retry {
+    fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> RetryAfter {
         let (window, place) = (self.windows[part], state.places[part]);
         if cost > window.limit {
-            return Retry::Never;
+            return RetryAfter::Never;
         }
         let mut short = (place.sum + cost).saturating_sub(window.limit);
         for stamp in state.stamps.range(place.head..) {
             if short <= stamp.cost() {
-                return Retry::After(stamp.at().after(window.span).since(now));
+                return RetryAfter::After(stamp.at().after(window.span).since(now));
             }
             short -= stamp.cost();
         }
-        Retry::NOW
+        RetryAfter::NOW
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use super::{Limits, shares::ShareCache};
 use crate::{
     error::LimitError,
-    eval::{DenialCounting, Share},
+    eval::{DenialCounting, FallbackShare},
     limit::Limit,
 };
 
@@ -78,7 +78,7 @@ impl Limits {
 
     /// Returns one node's share of every limit, for local decisions. Built on first use.
     #[must_use]
-    pub fn share(&self, share: Share) -> Arc<Self> {
+    pub fn share(&self, share: FallbackShare) -> Arc<Self> {
         self.shares.get(share, || self.build_share(share))
     }
 
@@ -104,7 +104,7 @@ impl Limits {
         })
     }
 
-    fn build_share(&self, share: Share) -> Self {
+    fn build_share(&self, share: FallbackShare) -> Self {
         if let Some(unstretched) = &self.unstretched {
             let scaled = unstretched.build_share(share);
             return scaled.build_stretched().unwrap_or(scaled);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::Limits;
-use crate::eval::Share;
+use crate::eval::FallbackShare;
 
 /// The maximum number of shares that are cached per rule. There is one share for each number of
 /// servers that the cluster has had. Beyond the maximum, a share is built on each call.
@@ -15,14 +15,14 @@ pub(super) struct ShareCache(OnceLock<Box<CachedShare>>);
 
 #[derive(Debug)]
 struct CachedShare {
-    share: Share,
+    share: FallbackShare,
     limits: Arc<Limits>,
     next: ShareCache,
 }
 
 impl ShareCache {
     /// Returns the limits of `share`, which `build` creates on first use.
-    pub(super) fn get(&self, share: Share, build: impl Fn() -> Limits) -> Arc<Limits> {
+    pub(super) fn get(&self, share: FallbackShare, build: impl Fn() -> Limits) -> Arc<Limits> {
         let mut shares = self;
         for _ in 0..MAX_SHARES {
             let cached = shares.0.get_or_init(|| {
@@ -60,7 +60,7 @@ mod tests {
         let limit = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog).build();
         let limits = Limits::new(vec![limit.unwrap()]).unwrap();
         let quota = |limits: &Limits| limits.iter().next().map(|limit| limit.quota());
-        let of = |servers| limits.share(Share::one_of(servers).unwrap());
+        let of = |servers| limits.share(FallbackShare::one_of(servers).unwrap());
         let first: Vec<_> = (1..=5).map(of).collect();
         for (servers, cached) in (1..=5).zip(&first) {
             assert!(Arc::ptr_eq(cached, &of(servers)), "{servers}");

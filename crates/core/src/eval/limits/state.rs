@@ -3,7 +3,7 @@
 
 use super::{Limits, Mask};
 use crate::{
-    algorithm::{ChargePosition, Kernel, LogState, Mark, Outcome, Retry, Stamp, State, Terms},
+    algorithm::{ChargePosition, Kernel, LogState, Mark, Outcome, RetryAfter, Stamp, State, Terms},
     eval::{ChargeRecord, DenialCounting, EvaluationResult, KeyState, LimitGroup, Settlement},
     time::{Span, Timestamp},
 };
@@ -376,7 +376,7 @@ impl Limits {
         terms: &[Terms],
         now: Timestamp,
         cost: u64,
-    ) -> (KeyState, Vec<(usize, Retry)>) {
+    ) -> (KeyState, Vec<(usize, RetryAfter)>) {
         let own = self.groups.iter().map(|group| group.kernel.terms());
         if own.eq(terms.iter().copied()) && self.is_compatible(&key_state) {
             return (key_state, Vec::new());
@@ -394,7 +394,7 @@ impl Limits {
                 let group = groups.find(|group| std::ptr::eq(&raw const group.kernel, kernel));
                 let retry = old
                     .as_ref()
-                    .map_or(Retry::NOW, |old| old.retry(&state, now, 0, cost));
+                    .map_or(RetryAfter::NOW, |old| old.retry(&state, now, 0, cost));
                 let parts = group.map_or(&[][..], |group| &group.parts);
                 inexact.extend(parts.iter().map(|part| (*part, retry)));
             }
@@ -536,7 +536,7 @@ mod tests {
         // which it refills in 10 s.
         let (_, lost) = bucket(10, 1, 1).convert(empty.clone(), &terms, now, 1);
         // With the old refill, 991 of the 1,000 missing tokens have to return first.
-        assert_eq!(lost, [(0, Retry::After(Span::from_secs(10)))]);
+        assert_eq!(lost, [(0, RetryAfter::After(Span::from_secs(10)))]);
         // With a faster or equal refill, all missing tokens stay missing.
         for (capacity, count) in [(1_000, 200), (500, 100)] {
             let new = bucket(capacity, count, 1);

@@ -21,7 +21,8 @@ use std::{
 use arc_swap::ArcSwapOption;
 
 use tidegate_core::{
-    Algorithm, Charge, Limit, Limits, Outcome, Retry, Span, Timestamp, remote_eval::fingerprint,
+    Algorithm, Charge, Limit, Limits, Outcome, RetryAfter, Span, Timestamp,
+    remote_eval::fingerprint,
 };
 
 /// Number of cached denials, a power of two.
@@ -284,9 +285,9 @@ fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> 
         .zip(outcomes)
         .filter(|(shadow, outcome)| !shadow && !outcome.allowed);
     let wait = |outcome: &Outcome| match outcome.retry_after {
-        Retry::After(span) => span,
+        RetryAfter::After(span) => span,
         // The caller bounds the wait by its maximum, so the longest span can represent "never".
-        Retry::Never => Span::from_micros(u64::MAX),
+        RetryAfter::Never => Span::from_micros(u64::MAX),
     };
     denying.map(|(_, outcome)| wait(outcome)).max()
 }
@@ -297,8 +298,8 @@ fn shorten_waits(outcome: &Outcome, passed: Span) -> Outcome {
     Outcome {
         reset_after: left(outcome.reset_after),
         retry_after: match outcome.retry_after {
-            Retry::After(span) => Retry::After(left(span)),
-            Retry::Never => Retry::Never,
+            RetryAfter::After(span) => RetryAfter::After(left(span)),
+            RetryAfter::Never => RetryAfter::Never,
         },
         ..*outcome
     }

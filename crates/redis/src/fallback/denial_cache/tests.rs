@@ -99,7 +99,7 @@ fn a_denial_is_cached_exactly_until_its_retry_time() {
     assert!(cache.find(&[charge], at(400), &mut outcomes));
     assert_eq!(
         outcomes[0].retry_after,
-        Retry::After(Span::from_millis(600))
+        RetryAfter::After(Span::from_millis(600))
     );
     assert!(cache.find(&[charge], at(999), &mut outcomes));
     assert!(!cache.find(&[charge], at(1_000), &mut outcomes));

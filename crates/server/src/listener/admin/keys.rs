@@ -2,7 +2,7 @@
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, Retry};
+use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, RetryAfter};
 use tidegate_limiter::Limiter;
 use tidegate_net::{
     Problem,
@@ -27,8 +27,8 @@ pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Ans
     // For a blocked key `Peek` has no outcomes. Nothing is charged under a block, so the limits
     // only recover until it ends.
     let blocked_for = block.as_ref().map(|block| match block.until {
-        Some(until) => Retry::After(until.since(now)),
-        None => Retry::Never,
+        Some(until) => RetryAfter::After(until.since(now)),
+        None => RetryAfter::Never,
     });
     let retries = standing.iter().enumerate().map(|(at, standing)| {
         let after_block = || blocked_for.map(|block| block.max(recovery(standing)));
@@ -79,10 +79,10 @@ pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answe
 
 /// Returns a time after which a limit admits a request of cost 1, if it is not charged in the
 /// meantime.
-fn recovery(standing: &Outcome) -> Retry {
+fn recovery(standing: &Outcome) -> RetryAfter {
     match standing.remaining {
-        0 => Retry::After(standing.reset_after),
-        _ => Retry::NOW,
+        0 => RetryAfter::After(standing.reset_after),
+        _ => RetryAfter::NOW,
     }
 }
 
@@ -90,7 +90,7 @@ fn recovery(standing: &Outcome) -> Retry {
 /// means now, null means never. Under a block it is the time until the block ends. If nothing
 /// remains now, and the limit is full again only after the end of the block, it is the time until
 /// then.
-fn document(limit: &Limit, standing: &Outcome, retry: Option<Retry>) -> Value {
+fn document(limit: &Limit, standing: &Outcome, retry: Option<RetryAfter>) -> Value {
     json!({
         "policy": &**limit.policy(),
         "limit": standing.limit,

@@ -3,7 +3,7 @@
 //! This is written by hand, because serialising two dozen fields with serde takes longer than the
 //! decision.
 
-use tidegate_core::{Line, Outcome, Retry, Source, Verdict};
+use tidegate_core::{Line, Outcome, RetryAfter, Source, Verdict};
 use tidegate_tower::RuleNames;
 
 /// The initial buffer size in bytes; most documents fit without reallocation.
@@ -72,7 +72,7 @@ fn write_line(json: &mut Writer, line: &Line<'_>) {
 }
 
 /// Returns the milliseconds until a retry would succeed; `None` means never.
-pub(crate) fn millis(retry: Retry) -> Option<u64> {
+pub(crate) fn millis(retry: RetryAfter) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
 }
 
