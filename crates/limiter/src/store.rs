@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate::Gate;
+use tidegate::RateLimiter;
 use tidegate_core::{
     Charge, DecisionAndReceipt, MaybeReady, MemoryStore, Outcome, Receipt, Renewal, RuleSet,
     Settlement, Store, StoreDecision, StoreRequest, Timestamp,
@@ -45,7 +45,7 @@ pub enum LimiterReceipt {
     Redis(FallbackReceipt),
 }
 
-impl Gate for Limiter {
+impl RateLimiter for Limiter {
     type Store = Self;
 
     fn now(&self) -> Timestamp {

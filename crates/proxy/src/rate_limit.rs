@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate::Gate;
+use tidegate::RateLimiter;
 use tidegate_config::Identity;
 use tidegate_core::{RuleSet, Timestamp, Verdict};
 use tidegate_limiter::{Limiter, metrics::ListenerKind};
@@ -33,7 +33,7 @@ pub(crate) fn layer(
     })
 }
 
-impl Gate for ProxyLimiter {
+impl RateLimiter for ProxyLimiter {
     type Store = Limiter;
 
     fn now(&self) -> Timestamp {

@@ -16,7 +16,7 @@
 //! - A [`Limiter`] has the same limits for every [`Key`], or chooses the limits by [`Rules`]. The
 //!   counts are in memory, or in Redis with the feature `redis`.
 //! - [`StreamRateLimit`] and [`IteratorRateLimit`] rate limit a stream or an iterator.
-//! - A limiter with rules is also the [`Gate`] of a tower layer, in `tidegate-http`.
+//! - A limiter with rules is also the [`RateLimiter`] of a tower layer, in `tidegate-tower`.
 //!
 //! # Features
 //!
@@ -27,10 +27,10 @@ mod adapters;
 mod blocking;
 mod clock;
 mod error;
-pub mod gate;
 mod key;
 mod keyed;
 mod limiter;
+pub mod rate_limiter;
 #[cfg(feature = "redis")]
 mod remote;
 mod rules;
@@ -53,9 +53,9 @@ pub use self::{
     blocking::BlockingStore,
     clock::Clock,
     error::AcquireError,
-    gate::Gate,
     key::{Costing, Key},
     limiter::{IntoPolicy, Limiter},
+    rate_limiter::RateLimiter,
     rules::{CurrentRules, RuleLimiter, Rules},
     waiters::WaitBounds,
 };

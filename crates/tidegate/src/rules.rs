@@ -11,9 +11,9 @@ use tidegate_core::{
 #[cfg(feature = "tokio")]
 use crate::timer::TokioTimer;
 use crate::{
-    AcquireError, BlockingStore, Gate, Limiter,
-    gate::stretch,
+    AcquireError, BlockingStore, Limiter, RateLimiter,
     limiter::Waits,
+    rate_limiter::stretch,
     timer::{Timer, block_on},
     waiters::Turn,
 };
@@ -66,7 +66,7 @@ impl<S: Store> Limiter<S, Rules> {
     }
 }
 
-impl<S: Store> Gate for Limiter<S, Rules> {
+impl<S: Store> RateLimiter for Limiter<S, Rules> {
     type Store = S;
 
     fn now(&self) -> Timestamp {

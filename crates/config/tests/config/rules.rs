@@ -1,6 +1,6 @@
 //! `rules`: limits, conditions and elastic headroom.
 
-use tidegate::{Clock, Gate as _, Limiter};
+use tidegate::{Clock, Limiter, RateLimiter as _};
 use tidegate_config::Config;
 use tidegate_core::{
     Charge, Cost, Decision, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp,

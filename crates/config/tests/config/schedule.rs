@@ -1,6 +1,6 @@
 //! Schedules in `when`, `allow` and `elastic`.
 
-use tidegate::{Clock, Gate, Limiter};
+use tidegate::{Clock, Limiter, RateLimiter};
 use tidegate_config::Config;
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Span, Timestamp, Verdict,

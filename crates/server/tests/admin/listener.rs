@@ -3,7 +3,7 @@
 use std::{net::TcpListener, sync::Arc};
 
 use tempfile::NamedTempFile;
-use tidegate::{Clock, Gate as _};
+use tidegate::{Clock, RateLimiter as _};
 use tidegate_config::Config;
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict,

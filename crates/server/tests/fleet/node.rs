@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use tidegate::{Clock, Gate as _};
+use tidegate::{Clock, RateLimiter as _};
 use tidegate_config::{Config, Headers};
 use tidegate_core::{
     Cost, Effect, FallbackShare, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp,

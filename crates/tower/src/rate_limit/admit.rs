@@ -1,4 +1,4 @@
-//! Decides a request with a gate.
+//! Decides a request with a limiter.
 
 use std::{
     pin::Pin,
@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use tidegate::{Gate, gate::stretch};
+use tidegate::{RateLimiter, rate_limiter::stretch};
 use tidegate_core::{
     Charge, Effect, MaybeReady, Outcome, Request, RequestError, RuleSet, Scratch, Store,
     StoreRequest, Timestamp, Verdict,
@@ -41,8 +41,8 @@ pub(super) struct Buffers {
 
 /// Charges `request`, which arrived at `now`, with the settings of `layer`.
 #[inline]
-pub(super) fn charge<'a, G: Gate + 'static>(
-    layer: &RateLimitLayer<G>,
+pub(super) fn charge<'a, L: RateLimiter + 'static>(
+    layer: &RateLimitLayer<L>,
     rules: &'a Arc<RuleSet>,
     buffers: &'a mut Buffers,
     request: &Request<'_>,
@@ -52,7 +52,7 @@ pub(super) fn charge<'a, G: Gate + 'static>(
     PendingCharge<impl Future<Output = Admission<'a>> + Send>,
 > {
     let Buffers { scratch, outcomes } = buffers;
-    let store = layer.gate.store();
+    let store = layer.limiter.store();
     let mut charges = match rules.charges(request, now, scratch) {
         Ok(charges) if charges.is_empty() => {
             return MaybeReady::Ready(Ok(Admission {
@@ -104,14 +104,14 @@ pub(super) fn charge<'a, G: Gate + 'static>(
     })
 }
 
-fn reserved<G: Gate + 'static>(
-    layer: &RateLimitLayer<G>,
+fn reserved<L: RateLimiter + 'static>(
+    layer: &RateLimitLayer<L>,
     rules: &Arc<RuleSet>,
     charges: &[Charge<'_>],
-    receipt: Option<<G::Store as Store>::Receipt>,
+    receipt: Option<<L::Store as Store>::Receipt>,
 ) -> Reservation {
     let reserved = receipt.map(|receipt| {
-        let guard = ReceiptGuard::new(&layer.gate, rules, charges, receipt);
+        let guard = ReceiptGuard::new(&layer.limiter, rules, charges, receipt);
         Reservation::new(guard, &layer.keepalive)
     });
     reserved.unwrap_or_default()

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request ─▶ entries ─▶ verdict ─┬─▶ allowed ─▶ (delay) ─▶ inner service ─▶ response + headers
-//!                         Gate   └─▶ denied ─────────────▶ 429 or 503, or a gRPC status
+//!                   RateLimiter  └─▶ denied ─────────────▶ 429 or 503, or a gRPC status
 //! ```
 //!
 //! `poll_ready` only polls the inner service. A limit is charged when a request arrives. Denied
@@ -51,7 +51,7 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::{Extensions, Response, request::Parts};
-use tidegate::Gate;
+use tidegate::RateLimiter;
 use tidegate_core::{Cost, Span, Timestamp, When};
 use tidegate_identity::{
     AmbiguousRequest, DerivedEntry, EntrySources, GeoIpSource, RequestEntries, Trust,
@@ -72,9 +72,9 @@ use crate::{
     denial::{self, grpc_content_type},
 };
 
-/// A tower layer that forwards only the requests that a [`Gate`] admits to the inner service.
+/// A tower layer that forwards only the requests that a [`RateLimiter`] admits.
 ///
-/// Clones of the layer, and all services that they wrap, share one gate. Several layers can be
+/// Clones of the layer, and all services that they wrap, share one limiter. Several layers can be
 /// stacked, each with its own rules. If an inner layer denies a request, the charges of the outer
 /// layers remain.
 ///
@@ -98,8 +98,8 @@ use crate::{
 /// });
 /// # let _ = layer;
 /// ```
-pub struct RateLimitLayer<G> {
-    gate: Arc<G>,
+pub struct RateLimitLayer<L> {
+    limiter: Arc<L>,
     settings: Arc<Settings>,
     keepalive: Arc<LeaseKeepalive>,
 }
@@ -143,13 +143,13 @@ impl RequestCost {
     }
 }
 
-impl<G: Gate> RateLimitLayer<G> {
-    /// Creates a layer that uses `gate`, trusts no proxy, and takes the socket's peer from the
+impl<L: RateLimiter> RateLimitLayer<L> {
+    /// Creates a layer that uses `limiter`, trusts no proxy, and takes the socket's peer from the
     /// [`Peer`](tidegate_identity::Peer) extension.
     #[must_use]
-    pub fn new(gate: Arc<G>) -> Self {
+    pub fn new(limiter: Arc<L>) -> Self {
         Self {
-            gate,
+            limiter,
             settings: Arc::default(),
             keepalive: Arc::default(),
         }
@@ -292,25 +292,25 @@ impl<G: Gate> RateLimitLayer<G> {
     }
 }
 
-impl<G> Clone for RateLimitLayer<G> {
+impl<L> Clone for RateLimitLayer<L> {
     fn clone(&self) -> Self {
         Self {
-            gate: Arc::clone(&self.gate),
+            limiter: Arc::clone(&self.limiter),
             settings: Arc::clone(&self.settings),
             keepalive: Arc::clone(&self.keepalive),
         }
     }
 }
 
-impl<G> fmt::Debug for RateLimitLayer<G> {
+impl<L> fmt::Debug for RateLimitLayer<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = &self.settings;
         f.debug_tuple("RateLimitLayer").field(settings).finish()
     }
 }
 
-impl<S, G> Layer<S> for RateLimitLayer<G> {
-    type Service = RateLimit<S, G>;
+impl<S, L> Layer<S> for RateLimitLayer<L> {
+    type Service = RateLimit<S, L>;
 
     fn layer(&self, inner: S) -> Self::Service {
         RateLimit::new(inner, self.clone())

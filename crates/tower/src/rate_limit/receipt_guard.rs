@@ -19,9 +19,9 @@ use tidegate_core::{
 };
 use tokio::runtime::Handle;
 
-use tidegate::Gate;
+use tidegate::RateLimiter;
 
-/// The charges of a request, independent of the type of the gate.
+/// The charges of a request, independent of the type of the limiter.
 pub(super) trait ChargeGuard: Send + Sync {
     /// Returns the charges.
     fn charges(&self) -> &OwnedCharges;
@@ -33,15 +33,15 @@ pub(super) trait ChargeGuard: Send + Sync {
     fn renew(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// The charges made by `gate`.
-pub(super) struct ReceiptGuard<G: Gate> {
-    gate: Arc<G>,
+/// The charges made by `limiter`.
+pub(super) struct ReceiptGuard<L: RateLimiter> {
+    limiter: Arc<L>,
     runtime: Option<Handle>,
     charges: OwnedCharges,
-    receipt: Mutex<ReceiptState<ReceiptOf<G>>>,
+    receipt: Mutex<ReceiptState<ReceiptOf<L>>>,
 }
 
-type ReceiptOf<G> = <<G as Gate>::Store as Store>::Receipt;
+type ReceiptOf<L> = <<L as RateLimiter>::Store as Store>::Receipt;
 
 /// The state of the receipt.
 enum ReceiptState<R> {
@@ -54,30 +54,30 @@ enum ReceiptState<R> {
     Settled,
 }
 
-impl<G: Gate + 'static> ReceiptGuard<G> {
-    /// Creates the receipt of charges that `gate` made under `rules`.
+impl<L: RateLimiter + 'static> ReceiptGuard<L> {
+    /// Creates the receipt of charges that `limiter` made under `rules`.
     pub(super) fn new(
-        gate: &Arc<G>,
+        limiter: &Arc<L>,
         rules: &Arc<RuleSet>,
         charges: &[Charge<'_>],
-        receipt: ReceiptOf<G>,
+        receipt: ReceiptOf<L>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            gate: Arc::clone(gate),
+            limiter: Arc::clone(limiter),
             runtime: Handle::try_current().ok(),
             charges: OwnedCharges::new(rules, charges),
             receipt: Mutex::new(ReceiptState::Present(receipt)),
         })
     }
 
-    fn receipt(&self) -> MutexGuard<'_, ReceiptState<ReceiptOf<G>>> {
+    fn receipt(&self) -> MutexGuard<'_, ReceiptState<ReceiptOf<L>>> {
         self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Settles the charges. `due` is the final charge of each: if it is less than the cost, the
     /// difference is refunded; if it is more, the difference is charged.
-    fn settle(self: Arc<Self>, receipt: ReceiptOf<G>, due: &[u64]) {
-        let now = self.gate.now();
+    fn settle(self: Arc<Self>, receipt: ReceiptOf<L>, due: &[u64]) {
+        let now = self.limiter.now();
         let costs = self.charges.list.iter().map(|charge| charge.cost.units());
         let settlements: Vec<Settlement> = costs
             .zip(due)
@@ -85,7 +85,7 @@ impl<G: Gate + 'static> ReceiptGuard<G> {
                 unused: cost.saturating_sub(*due),
             })
             .collect();
-        let (store, charges) = (self.gate.store(), self.charges.as_charges());
+        let (store, charges) = (self.limiter.store(), self.charges.as_charges());
         let mut receipt = Some(receipt);
         let is_settled = store
             .settle(&charges, &mut receipt, &settlements, now)
@@ -105,7 +105,7 @@ impl<G: Gate + 'static> ReceiptGuard<G> {
             return;
         };
         runtime.spawn(async move {
-            let (store, charges) = (self.gate.store(), self.charges.as_charges());
+            let (store, charges) = (self.limiter.store(), self.charges.as_charges());
             // If the receipt has been settled already, it is gone, and nothing happens here.
             store
                 .settle(&charges, &mut receipt, &settlements, now)
@@ -117,7 +117,7 @@ impl<G: Gate + 'static> ReceiptGuard<G> {
     }
 }
 
-impl<G: Gate + 'static> ChargeGuard for ReceiptGuard<G> {
+impl<L: RateLimiter + 'static> ChargeGuard for ReceiptGuard<L> {
     fn charges(&self) -> &OwnedCharges {
         &self.charges
     }
@@ -142,8 +142,8 @@ impl<G: Gate + 'static> ChargeGuard for ReceiptGuard<G> {
             let Some(receipt) = &mut loan.receipt else {
                 return;
             };
-            let (charges, now) = (self.charges.as_charges(), self.gate.now());
-            let renewal = self.gate.store().renew(&charges, receipt, now).await;
+            let (charges, now) = (self.charges.as_charges(), self.limiter.now());
+            let renewal = self.limiter.store().renew(&charges, receipt, now).await;
             if renewal == Renewal::Lost {
                 tracing::debug!(
                     "a request ran longer than its lease and lost its concurrency slot"
@@ -155,13 +155,13 @@ impl<G: Gate + 'static> ChargeGuard for ReceiptGuard<G> {
 
 /// A receipt in use by the store for a renewal. Dropping it returns the receipt, or settles it if
 /// the request has ended.
-struct ReceiptLoan<G: Gate + 'static> {
-    guard: Arc<ReceiptGuard<G>>,
-    receipt: Option<ReceiptOf<G>>,
+struct ReceiptLoan<L: RateLimiter + 'static> {
+    guard: Arc<ReceiptGuard<L>>,
+    receipt: Option<ReceiptOf<L>>,
 }
 
-impl<G: Gate + 'static> ReceiptLoan<G> {
-    fn take(guard: &Arc<ReceiptGuard<G>>) -> Option<Self> {
+impl<L: RateLimiter + 'static> ReceiptLoan<L> {
+    fn take(guard: &Arc<ReceiptGuard<L>>) -> Option<Self> {
         let mut receipt = guard.receipt();
         match mem::replace(&mut *receipt, ReceiptState::Renewing) {
             ReceiptState::Present(found) => Some(Self {
@@ -176,7 +176,7 @@ impl<G: Gate + 'static> ReceiptLoan<G> {
     }
 }
 
-impl<G: Gate + 'static> Drop for ReceiptLoan<G> {
+impl<L: RateLimiter + 'static> Drop for ReceiptLoan<L> {
     fn drop(&mut self) {
         let Some(back) = self.receipt.take() else {
             return;

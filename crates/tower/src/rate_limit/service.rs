@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, request::Parts};
 use http_body::Body;
 use smallvec::SmallVec;
-use tidegate::Gate;
+use tidegate::RateLimiter;
 use tidegate_core::{Cost, MaybeReady, RequestError, RuleSet};
 use tidegate_identity::{AmbiguousRequest, RequestEntries};
 use tower_service::Service;
@@ -30,13 +30,13 @@ thread_local! {
 }
 
 /// A service behind a rate limiter.
-pub struct RateLimit<S, G> {
+pub struct RateLimit<S, L> {
     inner: S,
-    layer: RateLimitLayer<G>,
+    layer: RateLimitLayer<L>,
 }
 
-impl<S, G> RateLimit<S, G> {
-    pub(super) fn new(inner: S, layer: RateLimitLayer<G>) -> Self {
+impl<S, L> RateLimit<S, L> {
+    pub(super) fn new(inner: S, layer: RateLimitLayer<L>) -> Self {
         Self { inner, layer }
     }
 
@@ -46,13 +46,13 @@ impl<S, G> RateLimit<S, G> {
     }
 }
 
-impl<S: Clone, G> Clone for RateLimit<S, G> {
+impl<S: Clone, L> Clone for RateLimit<S, L> {
     fn clone(&self) -> Self {
         Self::new(self.inner.clone(), self.layer.clone())
     }
 }
 
-impl<S: fmt::Debug, G> fmt::Debug for RateLimit<S, G> {
+impl<S: fmt::Debug, L> fmt::Debug for RateLimit<S, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
@@ -61,11 +61,11 @@ impl<S: fmt::Debug, G> fmt::Debug for RateLimit<S, G> {
     }
 }
 
-impl<S, G, B, R> Service<Request<B>> for RateLimit<S, G>
+impl<S, L, B, R> Service<Request<B>> for RateLimit<S, L>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
     R: Body<Data = Bytes>,
-    G: Gate + 'static,
+    L: RateLimiter + 'static,
 {
     type Response = Response<LimitedBody<R>>;
     type Error = S::Error;
@@ -88,12 +88,12 @@ where
     }
 }
 
-impl<G: Gate + 'static> RateLimitLayer<G> {
+impl<L: RateLimiter + 'static> RateLimitLayer<L> {
     fn decide(&self, parts: &Parts) -> MaybeReady<Action, PendingAdmission> {
-        let (gate, settings) = (&self.gate, &self.settings);
+        let (limiter, settings) = (&self.limiter, &self.settings);
         let call = grpc_content_type(&parts.method, &parts.headers);
-        let now = gate.now();
-        let rules = gate.rules();
+        let now = limiter.now();
+        let rules = limiter.rules();
         let request = RequestEntries::new(parts, &settings.sources);
         warn_of_gaps(&request, &rules);
         let found = match used_entries(&request, &rules) {
@@ -112,7 +112,7 @@ impl<G: Gate + 'static> RateLimitLayer<G> {
             match admit::charge(self, &rules, buffers, &described, now) {
                 MaybeReady::Ready(admission) => {
                     let admission = admission?;
-                    gate.observe(&admission.verdict);
+                    limiter.observe(&admission.verdict);
                     let action = settings.policy.action(admission, now, call);
                     Ok(MaybeReady::Ready(action))
                 }
@@ -136,8 +136,8 @@ impl<G: Gate + 'static> RateLimitLayer<G> {
 
     /// Decides a request for which the store has to wait.
     async fn decide_detached(self, request: DetachedRequest) -> Action {
-        let (gate, call) = (&self.gate, request.call.as_ref());
-        let now = gate.now();
+        let (limiter, call) = (&self.limiter, request.call.as_ref());
+        let now = limiter.now();
         let action: Result<Action, RequestError> = async {
             let entries: Vec<(&str, &str)> = request
                 .entries
@@ -151,7 +151,7 @@ impl<G: Gate + 'static> RateLimitLayer<G> {
                     MaybeReady::Ready(admission) => admission?,
                     MaybeReady::Pending(PendingCharge { admission, .. }) => admission.await,
                 };
-            gate.observe(&admission.verdict);
+            limiter.observe(&admission.verdict);
             Ok(self.settings.policy.action(admission, now, call))
         }
         .await;

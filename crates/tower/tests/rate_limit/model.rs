@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use proptest::prelude::*;
-use tidegate::Gate;
+use tidegate::RateLimiter;
 use tidegate_core::{Cost, Effect, Scratch};
 use tidegate_tower::{LimitedBody, RateLimitLayer};
 use tower::{Layer, Service, service_fn};

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, future::join_all};
 use http::{Request, Response};
 use http_body::Body;
-use tidegate::Gate;
+use tidegate::RateLimiter;
 use tidegate_core::{
     Algorithm, Cost, Effect, Limit, MemoryBounds, MemoryStore, Rate, Rule, Scratch, Span,
 };

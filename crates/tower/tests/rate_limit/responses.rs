@@ -1,6 +1,6 @@
 //! Tests the headers and bodies for clients, and the extension for inner services.
 
-use tidegate::Gate;
+use tidegate::RateLimiter;
 use tidegate_core::{AlgorithmName, Cost, LimitSpec, Rule, notation};
 use tidegate_tower::{HeaderWriter, Legacy, RateLimitLayer, RuleNames};
 use tower::Layer;

@@ -15,7 +15,7 @@ use futures_util::FutureExt;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Empty, Full};
-use tidegate::Gate;
+use tidegate::RateLimiter;
 use tidegate_core::{
     Algorithm, AlgorithmName, Condition, Cost, Effect, Limit, MemoryBounds, MemoryStore, Mode,
     Pattern, ResponseCost, Rule, Scratch, Span, Store, When,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use axum::{Router, extract::Path, routing::get};
-use tidegate::{Clock, Gate, Limiter, Rules};
+use tidegate::{Clock, Limiter, RateLimiter, Rules};
 use tidegate_core::{
     Algorithm, Cost, Effect, Limit, Rate, Request, Rule, RuleSet, Scratch, Source, Span, Store,
 };

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
-use tidegate::Gate as _;
+use tidegate::RateLimiter as _;
 use tidegate_core::{Cost, Effect, RequestError, RuleSet};
 use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
 use tidegate_limiter::{

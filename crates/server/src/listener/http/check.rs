@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use tidegate::Gate as _;
+use tidegate::RateLimiter as _;
 use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},

@@ -1,6 +1,6 @@
 //! `TIDEGATE.CHECK`: decides a request under the rules.
 
-use tidegate::Gate as _;
+use tidegate::RateLimiter as _;
 use tidegate_core::{
     Cost, Effect, MaybeReady, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
     bounds::MAX_ENTRIES,

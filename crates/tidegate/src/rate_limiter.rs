@@ -11,7 +11,7 @@ use tidegate_core::{
 ///
 /// For each request, a caller takes the current [`rules`](Self::rules) once, extracts the entries
 /// that they use, and asks for a [decision](Self::check).
-pub trait Gate: Send + Sync {
+pub trait RateLimiter: Send + Sync {
     /// The store of the limits.
     type Store: Store;
 
