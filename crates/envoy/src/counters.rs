@@ -81,7 +81,7 @@ impl Counters {
 #[derive(Debug, Default)]
 pub(super) struct Registry(RwLock<BTreeMap<DomainAndPath, Arc<Counters>>>);
 
-type DomainAndPath = (Arc<str>, Box<str>);
+pub(super) type DomainAndPath = (Arc<str>, Arc<str>);
 
 impl Registry {
     /// Returns the counters of `path` in `domain`.
@@ -91,7 +91,7 @@ impl Registry {
         } else {
             path
         };
-        let key = (Arc::clone(domain), Box::from(path));
+        let key = (Arc::clone(domain), Arc::from(path));
         self.known(&key).unwrap_or_else(|| {
             let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
             let key = if known.len() < MAX_PATHS || known.contains_key(&key) {
@@ -114,12 +114,14 @@ impl Registry {
             .cloned()
     }
 
-    /// Calls `each` with every domain, path and its counters, in sorted order.
-    pub(super) fn for_each(&self, mut each: impl FnMut(&str, &str, &Counters)) {
+    /// Returns every domain and path with its counters, in sorted order. The caller reads them
+    /// without the lock, for which decisions wait.
+    pub(super) fn all(&self) -> Vec<(DomainAndPath, Arc<Counters>)> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        for ((domain, path), counters) in known.iter() {
-            each(domain, path, counters);
-        }
+        let entries = known.iter();
+        entries
+            .map(|(path, counters)| (path.clone(), Arc::clone(counters)))
+            .collect()
     }
 }
 
@@ -149,11 +151,9 @@ impl UnknownDomains {
         *count = count.saturating_add(descriptors);
     }
 
-    /// Calls `each` with every domain and its count, in sorted order.
-    pub(super) fn for_each(&self, mut each: impl FnMut(&str, u64)) {
-        self.lock()
-            .iter()
-            .for_each(|(domain, count)| each(domain, *count));
+    /// Returns every domain and its count, in sorted order.
+    pub(super) fn all(&self) -> BTreeMap<Box<str>, u64> {
+        self.lock().clone()
     }
 
     pub(super) fn count_of(&self, domain: &str) -> u64 {
@@ -179,15 +179,15 @@ mod tests {
                 .add(Counter::TotalHits, 1);
         }
         let (mut paths, mut hits) = (0, 0);
-        registry.for_each(|_, path, counters| {
+        for ((_, path), counters) in registry.all() {
             paths += 1;
             hits += counters.read(Counter::TotalHits);
             assert_eq!(
-                path == OTHER,
+                &*path == OTHER,
                 counters.read(Counter::TotalHits) == 10,
                 "{path}"
             );
-        });
+        }
         assert_eq!((paths, hits), (MAX_PATHS + 1, MAX_PATHS as u64 + 10));
     }
 }

@@ -1,6 +1,7 @@
 //! The rate limit service: from request to response.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,7 +17,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     Code, Counter, Descriptor, LoadedConfig, RateLimitAnswer, RateLimitError, RateLimitRequest,
-    counters::{Counters, Registry, UnknownDomains},
+    counters::{Counters, DomainAndPath, Registry, UnknownDomains},
     evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, Source},
     key,
     over_limit_cache::{CacheEpoch, OverLimitCache},
@@ -362,11 +363,16 @@ impl RateLimitService {
 
     /// Calls `each` with every domain, path and counter, in sorted order.
     pub fn for_each_counter(&self, mut each: impl FnMut(&str, &str, Counter, u64)) {
-        self.registry.for_each(|domain, path, counters| {
+        for ((domain, path), counters) in self.counters() {
             for (_, counter) in Counter::ALL {
-                each(domain, path, counter, counters.read(counter));
+                each(&domain, &path, counter, counters.read(counter));
             }
-        });
+        }
+    }
+
+    /// Returns every domain and path with its counters, in sorted order.
+    pub(crate) fn counters(&self) -> Vec<(DomainAndPath, Arc<Counters>)> {
+        self.registry.all()
     }
 
     /// Returns the number of requests that were over their limits and were allowed because of
@@ -377,8 +383,15 @@ impl RateLimitService {
     }
 
     /// Calls `each` with every unknown domain that was requested and the number of its descriptors.
-    pub fn for_each_unknown_domain(&self, each: impl FnMut(&str, u64)) {
-        self.unknown_domains.for_each(each);
+    pub fn for_each_unknown_domain(&self, mut each: impl FnMut(&str, u64)) {
+        for (domain, count) in self.unknown_domains() {
+            each(&domain, count);
+        }
+    }
+
+    /// Returns every unknown domain that was requested and the number of its descriptors.
+    pub(crate) fn unknown_domains(&self) -> BTreeMap<Box<str>, u64> {
+        self.unknown_domains.all()
     }
 
     /// Returns the number of requested descriptors in the unknown domain `domain`.

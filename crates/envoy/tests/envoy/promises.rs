@@ -232,6 +232,44 @@ async fn envoy_metrics_are_bounded() {
     assert_eq!((paths, hits, domains), (4_097, 5_000, 257));
 }
 
+/// A request with a new path or domain needs the lock of the counters. It must not wait until a
+/// page of metrics has been written.
+#[test]
+fn envoy_requests_do_not_wait_for_a_reader_of_the_metrics() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let _entered = runtime.enter();
+    let text = "domain: two\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}]";
+    let started = started(text, &[]);
+    let send = |domain: &str, value: &str| {
+        let entries = vec![("k".to_owned(), value.to_owned())];
+        let descriptor = Descriptor {
+            entries,
+            ..Descriptor::default()
+        };
+        let request = RateLimitRequest {
+            domain: domain.to_owned(),
+            ..request(vec![descriptor])
+        };
+        runtime.block_on(ask(&started.service, &request)).unwrap();
+    };
+    send("two", "first");
+    send("unknown", "first");
+    let mut read = 0;
+    started.service.for_each_counter(|_, path, _, _| {
+        send("two", &format!("after {path}"));
+        read += 1;
+    });
+    started.service.for_each_unknown_domain(|domain, _| {
+        send(&format!("after {domain}"), "first");
+        read += 1;
+    });
+    assert_eq!(read, Counter::ALL.len() + 1);
+    assert_eq!(started.service.domain_not_found("after unknown"), 1);
+}
+
 #[tokio::test]
 async fn envoy_metric_paths_are_bounded() {
     let text = "domain: two\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}]";
