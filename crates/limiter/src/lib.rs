@@ -22,6 +22,7 @@ use tidegate_core::{
     RuleSet, Store, StoreDecision, StoreRequest, Timestamp, Verdict, free_key_in,
 };
 use tidegate_identity::Trust;
+use tidegate_net::prometheus::{self, Format, Page};
 use tidegate_redis::{FallbackStore, StoreError};
 
 pub use self::{
@@ -30,7 +31,7 @@ pub use self::{
 };
 use crate::{
     entries::{AuditedRequest, EntryAudit},
-    metrics::{ListenerKind, Metrics},
+    metrics::{ListenerKind, Metrics, Stats},
     snapshot::SnapshotHealth,
 };
 
@@ -157,17 +158,22 @@ impl Limiter {
         &self.metrics
     }
 
+    /// Adds all metrics to `page`.
+    pub fn collect(&self, page: &mut Page<'_>) {
+        let stats = Stats {
+            store: self.local_store().stats(),
+            redis: self.redis_store().map(FallbackStore::stats),
+            now: self.now(),
+            missing_key_entries: self.audit.load().missing_key_entries(),
+        };
+        self.metrics.collect(&stats, page);
+    }
+
     /// Returns all metrics in the Prometheus text format.
     #[must_use]
-    pub fn exposition(&self) -> String {
-        let redis_stats = self.redis_store().map(FallbackStore::stats);
-        let store = self.local_store().stats();
-        let missing = self.audit.load().missing_key_entries();
-        let mut text = self
-            .metrics
-            .exposition(&store, redis_stats.as_ref(), self.now());
-        text.push_str(&Metrics::key_entries(missing));
-        text
+    pub fn exposition(self: &Arc<Self>) -> String {
+        let limiter = Arc::clone(self);
+        prometheus::encode(Format::Text, move |page| limiter.collect(page))
     }
 
     /// Counts a verdict that `listener` is about to return.

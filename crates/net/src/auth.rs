@@ -20,7 +20,10 @@ use tidegate_core::{
     Rate, Span, Timestamp,
 };
 
-use crate::{prometheus::Text, registry::network};
+use crate::{
+    prometheus::{Metric, Page},
+    registry::network,
+};
 
 /// The number of wrong secrets that an address may send in a burst, and the rate after that.
 const BURST: u64 = 10;
@@ -33,6 +36,12 @@ const RATE: Rate = Rate {
 /// that are locked out, the guesses of a new address are compared and not counted against it.
 /// Otherwise, a flood of guesses from many addresses would lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
+
+const FAILURES: Metric<2> = Metric::counter(
+    "tidegate_authentication_failures_total",
+    ["listener", "reason"],
+    "Failed authentication attempts: a wrong secret, or too many wrong secrets from one address.",
+);
 
 /// Checks the secrets that clients of one listener send.
 pub struct Authenticator {
@@ -142,21 +151,19 @@ impl Authenticator {
         }
     }
 
-    /// Appends the metrics of `authenticators` to `text`.
-    pub fn write(authenticators: &[Arc<Self>], text: &mut Text) {
-        let name = "tidegate_authentication_failures_total";
-        let help = "Failed authentication attempts: a wrong secret, or too many wrong secrets from one address.";
-        text.family(name, "counter", help);
-        for authenticator in authenticators {
+    /// Adds the metrics of `authenticators` to `page`.
+    pub fn collect(authenticators: &[Arc<Self>], page: &mut Page<'_>) {
+        let failures = authenticators.iter().flat_map(|authenticator| {
             let counts = [
                 ("wrong", &authenticator.wrong),
                 ("limited", &authenticator.limited),
             ];
-            for (reason, count) in counts {
-                let labels = [("listener", authenticator.listener), ("reason", reason)];
-                text.sample(name, &labels, count.load(Ordering::Relaxed));
-            }
-        }
+            counts.map(|(reason, count)| {
+                let labels = [authenticator.listener, reason];
+                (labels, count.load(Ordering::Relaxed))
+            })
+        });
+        page.family(&FAILURES, failures);
     }
 }
 

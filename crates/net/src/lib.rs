@@ -1,5 +1,5 @@
 //! Code that the servers of all protocols share: workers, bounded listeners, TLS, timeouts,
-//! authentication, problem documents, the Prometheus text format.
+//! authentication, problem documents, pages of metrics for Prometheus.
 //!
 //! A [`Server`] has one thread per core, each with its own runtime. A connection stays on one
 //! thread for its lifetime: tasks do not move between threads, per-connection state needs no locks,

@@ -1,64 +1,376 @@
-//! The Prometheus text format, version 0.0.4.
+//! Metrics for Prometheus: their declarations, and pages of them.
+//!
+//! `prometheus-client` encodes the pages. Its counters are not used: they are found by their labels
+//! under a lock. Instead, a page reads the program's own counters when it is asked for, so that
+//! counting costs an atomic addition.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::{self, Debug, Formatter},
+    time::Duration,
+};
 
-/// A page of metrics. Writing to a `String` cannot fail, so those results are ignored.
-#[derive(Debug, Default)]
-pub struct Text(String);
+use hyper::{HeaderMap, header::ACCEPT};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text},
+    metrics::MetricType,
+    registry::{Registry, Unit},
+};
 
-impl Text {
-    /// Writes the HELP and TYPE lines of the metric `name`.
-    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
+/// The declaration of a metric with `N` labels.
+#[derive(Debug)]
+pub struct Metric<const N: usize = 0> {
+    name: &'static str,
+    labels: [&'static str; N],
+    help: &'static str,
+    kind: MetricType,
+}
 
-    /// Writes a sample of the metric `name`.
-    pub fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
-        self.0.push_str(name);
-        let mut separator = '{';
-        for (label, text) in labels {
-            let _ = write!(self.0, "{separator}{label}=\"");
-            self.escaped(text);
-            self.0.push('"');
-            separator = ',';
-        }
-        if !labels.is_empty() {
-            self.0.push('}');
-        }
-        let _ = writeln!(self.0, " {value}");
-    }
-
-    /// Writes a metric that has a single sample.
-    pub fn single(&mut self, name: &str, kind: &str, help: &str, value: u64) {
-        self.family(name, kind, help);
-        self.sample(name, &[], value);
-    }
-
-    /// Writes a sample in seconds, with nanosecond precision.
-    pub fn nanos_as_seconds(&mut self, name: &str, nanos: u64) {
-        let (whole, rest) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
-        let _ = writeln!(self.0, "{name} {whole}.{rest:09}");
-    }
-
-    /// Appends a page that was rendered elsewhere.
-    pub fn append(&mut self, page: &str) {
-        self.0.push_str(page);
-    }
-
-    /// Returns the page.
+impl<const N: usize> Metric<N> {
+    /// Declares a counter.
+    ///
+    /// # Panics
+    ///
+    /// Panics, at compile time for a constant, if `name` does not end in `_total`.
     #[must_use]
-    pub fn finish(self) -> String {
-        self.0
+    pub const fn counter(
+        name: &'static str,
+        labels: [&'static str; N],
+        help: &'static str,
+    ) -> Self {
+        assert!(is_total(name), "the name of a counter ends in _total");
+        Self::new(name, labels, help, MetricType::Counter)
     }
 
-    fn escaped(&mut self, text: &str) {
-        for c in text.chars() {
-            match c {
-                '\\' => self.0.push_str("\\\\"),
-                '"' => self.0.push_str("\\\""),
-                '\n' => self.0.push_str("\\n"),
-                c => self.0.push(c),
+    /// Declares a gauge.
+    ///
+    /// # Panics
+    ///
+    /// Panics, at compile time for a constant, if `name` ends in `_total`.
+    #[must_use]
+    pub const fn gauge(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
+        assert!(!is_total(name), "only the name of a counter ends in _total");
+        Self::new(name, labels, help, MetricType::Gauge)
+    }
+
+    const fn new(
+        name: &'static str,
+        labels: [&'static str; N],
+        help: &'static str,
+        kind: MetricType,
+    ) -> Self {
+        assert!(is_plain(help), "the encoder does not escape the help text");
+        Self {
+            name,
+            labels,
+            help,
+            kind,
+        }
+    }
+}
+
+impl Metric {
+    /// Declares a histogram.
+    #[must_use]
+    pub const fn histogram(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, [], help, MetricType::Histogram)
+    }
+}
+
+const fn is_total(name: &str) -> bool {
+    matches!(name.as_bytes(), [.., b'_', b't', b'o', b't', b'a', b'l'])
+}
+
+const fn is_plain(text: &str) -> bool {
+    let mut bytes = text.as_bytes();
+    while let [first, rest @ ..] = bytes {
+        if matches!(first, b'\\' | b'"' | b'\n') {
+            return false;
+        }
+        bytes = rest;
+    }
+    true
+}
+
+/// The format of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The Prometheus text format, version 0.0.4.
+    Text,
+    /// OpenMetrics, version 1.0.0.
+    OpenMetrics,
+}
+
+impl Format {
+    /// Returns the format for a request with these headers: OpenMetrics if `Accept` lists it and
+    /// does not prefer `text/plain`.
+    #[must_use]
+    pub fn negotiate(headers: &HeaderMap) -> Self {
+        let quality = |media_type: &str| {
+            headers
+                .get_all(ACCEPT)
+                .iter()
+                .filter_map(|value| value.to_str().ok())
+                .flat_map(|value| value.split(','))
+                .filter_map(|range| quality_of(range, media_type))
+                .fold(0.0, f32::max)
+        };
+        let open_metrics = quality("application/openmetrics-text");
+        if open_metrics > 0.0 && open_metrics >= quality("text/plain") {
+            Self::OpenMetrics
+        } else {
+            Self::Text
+        }
+    }
+
+    /// Returns the media type.
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// Returns the weight (RFC 9110 §12.4.2) of an element of `Accept` that names `media_type`.
+fn quality_of(range: &str, media_type: &str) -> Option<f32> {
+    let mut parts = range.split(';').map(str::trim);
+    if !parts.next()?.eq_ignore_ascii_case(media_type) {
+        return None;
+    }
+    let weight = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
+    weight.map_or(Some(1.0), |weight| weight.parse().ok())
+}
+
+/// Returns a page with the metrics that `collect` adds.
+pub fn encode(format: Format, collect: impl Fn(&mut Page<'_>) + Send + Sync + 'static) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Pages { format, collect }));
+    let mut page = String::new();
+    let encoded = match format {
+        Format::Text => text::encode_registry(&mut page, &registry),
+        Format::OpenMetrics => text::encode(&mut page, &registry),
+    };
+    debug_assert!(encoded.is_ok(), "a String accepts every write");
+    page
+}
+
+/// A collector that adds the metrics of a function to each page.
+struct Pages<C> {
+    format: Format,
+    collect: C,
+}
+
+impl<C> Debug for Pages<C> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pages")
+            .field("format", &self.format)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: Fn(&mut Page<'_>) + Send + Sync + 'static> Collector for Pages<C> {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Page {
+            format: self.format,
+            encoder,
+            result: Ok(()),
+        };
+        (self.collect)(&mut page);
+        page.result
+    }
+}
+
+/// A page that is being encoded. After an error, nothing more is added to it.
+#[derive(Debug)]
+pub struct Page<'p> {
+    format: Format,
+    encoder: DescriptorEncoder<'p>,
+    result: fmt::Result,
+}
+
+impl Page<'_> {
+    /// Adds a metric without labels.
+    pub fn single(&mut self, metric: &Metric, value: u64) {
+        self.family(metric, [([], value)]);
+    }
+
+    /// Adds a metric with a sample for each item: the values of its labels, and its own value.
+    pub fn family<'l, const N: usize>(
+        &mut self,
+        metric: &Metric<N>,
+        samples: impl IntoIterator<Item = ([&'l str; N], u64)>,
+    ) {
+        self.add(metric, |encoder, is_total| {
+            for (values, value) in samples {
+                if N == 0 {
+                    encode_value(encoder, value, is_total)?;
+                    continue;
+                }
+                let label = |at: usize| (metric.labels[at], values[at]);
+                let labels: [(&str, &str); N] = std::array::from_fn(label);
+                encode_value(&mut encoder.encode_family(&labels)?, value, is_total)?;
             }
+            Ok(())
+        });
+    }
+
+    /// Adds a histogram of durations. `buckets` are upper bounds in seconds, in ascending order up
+    /// to infinity, each with the number of observations above the previous bound.
+    pub fn histogram(&mut self, metric: &Metric, sum: Duration, buckets: &[(f64, u64)]) {
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let sum = sum.as_secs_f64();
+        self.add(metric, |encoder, _| {
+            encoder.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
+        });
+    }
+
+    /// Adds the description of `metric` and what `encode` encodes. Its second argument is whether
+    /// the encoder must append `_total` to the name.
+    fn add<const N: usize>(
+        &mut self,
+        metric: &Metric<N>,
+        encode: impl FnOnce(&mut MetricEncoder<'_>, bool) -> fmt::Result,
+    ) {
+        if self.result.is_err() {
+            return;
+        }
+        let (name, unit, is_total) = match self.format {
+            // The description of a counter has the full name of its samples in this format only.
+            Format::Text => (metric.name, None, false),
+            Format::OpenMetrics => {
+                let family = metric.name.strip_suffix("_total");
+                let (name, unit) = split_unit(family.unwrap_or(metric.name));
+                (name, unit, family.is_some())
+            }
+        };
+        self.result = self
+            .encoder
+            .encode_descriptor(name, metric.help, unit.as_ref(), metric.kind)
+            .and_then(|mut encoder| encode(&mut encoder, is_total));
+    }
+}
+
+/// Encodes a sample. The encoder of a gauge writes the name as it is.
+fn encode_value(encoder: &mut MetricEncoder<'_>, value: u64, is_total: bool) -> fmt::Result {
+    if is_total {
+        encoder.encode_counter::<NoLabelSet, u64, f64>(&value, None)
+    } else {
+        encoder.encode_gauge(&value)
+    }
+}
+
+/// Splits the unit from the name of a metric, as OpenMetrics declares it in a line of its own.
+fn split_unit(name: &str) -> (&str, Option<Unit>) {
+    let units = [("_seconds", Unit::Seconds), ("_bytes", Unit::Bytes)];
+    let mut found = units
+        .into_iter()
+        .filter_map(|(suffix, unit)| Some((name.strip_suffix(suffix)?, Some(unit))));
+    found.next().unwrap_or((name, None))
+}
+
+/// Converts a number of objects to the value of a sample.
+#[must_use]
+pub fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    const RELOADS: Metric<2> =
+        Metric::counter("reloads_total", ["file", "result"], "Reloads of a file.");
+    const STORE_BYTES: Metric = Metric::gauge("store_bytes", [], "Memory of the store.");
+    const WAIT: Metric = Metric::histogram("wait_seconds", "Time in the queue.");
+
+    fn page(format: Format) -> String {
+        encode(format, |page| {
+            page.family(&RELOADS, [(["a\\b\"c\nd", "ok"], 3), (["e", "failed"], 0)]);
+            page.single(&STORE_BYTES, u64::MAX);
+            page.histogram(
+                &WAIT,
+                Duration::from_millis(2_500),
+                &[(0.5, 2), (1.0, 0), (f64::INFINITY, 1)],
+            );
+        })
+    }
+
+    #[test]
+    fn the_text_format_describes_counters_by_their_full_name() {
+        let expected = r#"# HELP reloads_total Reloads of a file.
+# TYPE reloads_total counter
+reloads_total{file="a\\b\"c\nd",result="ok"} 3
+reloads_total{file="e",result="failed"} 0
+# HELP store_bytes Memory of the store.
+# TYPE store_bytes gauge
+store_bytes 18446744073709551615
+# HELP wait_seconds Time in the queue.
+# TYPE wait_seconds histogram
+wait_seconds_sum 2.5
+wait_seconds_count 3
+wait_seconds_bucket{le="0.5"} 2
+wait_seconds_bucket{le="1.0"} 2
+wait_seconds_bucket{le="+Inf"} 3
+"#;
+        assert_eq!(page(Format::Text), expected);
+    }
+
+    #[test]
+    fn open_metrics_has_units_and_an_end() {
+        let expected = r#"# HELP reloads Reloads of a file.
+# TYPE reloads counter
+reloads_total{file="a\\b\"c\nd",result="ok"} 3
+reloads_total{file="e",result="failed"} 0
+# HELP store_bytes Memory of the store.
+# TYPE store_bytes gauge
+# UNIT store_bytes bytes
+store_bytes 18446744073709551615
+# HELP wait_seconds Time in the queue.
+# TYPE wait_seconds histogram
+# UNIT wait_seconds seconds
+wait_seconds_sum 2.5
+wait_seconds_count 3
+wait_seconds_bucket{le="0.5"} 2
+wait_seconds_bucket{le="1.0"} 2
+wait_seconds_bucket{le="+Inf"} 3
+# EOF
+"#;
+        assert_eq!(page(Format::OpenMetrics), expected);
+    }
+
+    #[test]
+    fn the_accept_header_selects_the_format() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+        for (accept, format) in [
+            (&[][..], Format::Text),
+            (&["*/*"], Format::Text),
+            (&["text/plain;version=0.0.4"], Format::Text),
+            (&[prometheus], Format::OpenMetrics),
+            (
+                &["Application/OpenMetrics-Text; Q=0.1"],
+                Format::OpenMetrics,
+            ),
+            (
+                &["text/html", "application/openmetrics-text"],
+                Format::OpenMetrics,
+            ),
+            (&["application/openmetrics-text;q=0"], Format::Text),
+            (
+                &["application/openmetrics-text;q=0.4,text/plain"],
+                Format::Text,
+            ),
+            (&["application/openmetrics-text;q=high"], Format::Text),
+            (&["application/openmetrics-textual"], Format::Text),
+        ] {
+            let mut headers = HeaderMap::new();
+            for value in accept {
+                headers.append(ACCEPT, HeaderValue::from_static(value));
+            }
+            assert_eq!(Format::negotiate(&headers), format, "{accept:?}");
         }
     }
 }

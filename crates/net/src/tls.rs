@@ -27,8 +27,19 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use crate::{
     Connection,
     file_watch::{FileStamp, stamp},
-    prometheus::Text,
+    prometheus::{Metric, Page},
 };
+
+const LOADS: Metric<2> = Metric::counter(
+    "tidegate_certificate_loads_total",
+    ["listener", "result"],
+    "TLS certificate reloads since startup.",
+);
+const LAST_LOAD_SUCCESS: Metric<1> = Metric::gauge(
+    "tidegate_last_certificate_load_success",
+    ["listener"],
+    "1 unless the last load of the listener's certificate failed.",
+);
 
 /// TLS files in PEM format. Paths are relative to the working directory of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,25 +226,21 @@ impl Tls {
         self.listener
     }
 
-    /// Appends the metrics of `certificates` to `text`.
-    pub fn write(certificates: &[Arc<Self>], text: &mut Text) {
-        let name = "tidegate_certificate_loads_total";
-        let help = "TLS certificate reloads since startup.";
-        text.family(name, "counter", help);
-        for tls in certificates {
+    /// Adds the metrics of `certificates` to `page`.
+    pub fn collect(certificates: &[Arc<Self>], page: &mut Page<'_>) {
+        let loads = certificates.iter().flat_map(|tls| {
             let [succeeded, failed] = &tls.loads;
-            for (result, count) in [("ok", succeeded), ("failed", failed)] {
-                let labels = [("listener", tls.listener.listener()), ("result", result)];
-                text.sample(name, &labels, count.load(Ordering::Relaxed));
-            }
-        }
-        let name = "tidegate_last_certificate_load_success";
-        let help = "1 unless the last load of the listener's certificate failed.";
-        text.family(name, "gauge", help);
-        for tls in certificates {
+            [("ok", succeeded), ("failed", failed)].map(|(result, count)| {
+                let labels = [tls.listener.listener(), result];
+                (labels, count.load(Ordering::Relaxed))
+            })
+        });
+        page.family(&LOADS, loads);
+        let successes = certificates.iter().map(|tls| {
             let is_in_force = u64::from(tls.problem().is_none());
-            text.sample(name, &[("listener", tls.listener.listener())], is_in_force);
-        }
+            ([tls.listener.listener()], is_in_force)
+        });
+        page.family(&LAST_LOAD_SUCCESS, successes);
     }
 
     /// Performs the TLS handshake for `connection`, within its `request` timeout. Logs a failure.

@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::StatusCode;
-use tidegate_net::{Problem, prometheus::Text};
+use tidegate_net::{
+    Problem,
+    prometheus::{Metric, Page},
+};
 
 use super::error::ProxyError;
 
@@ -35,6 +38,17 @@ const EARLY_ERRORS: [&str; 7] = [
     "too_many_headers",
     "tunnel",
 ];
+
+const REJECTED: Metric<1> = Metric::counter(
+    "tidegate_proxy_rejected_total",
+    ["status"],
+    "HTTP/1.1 request heads rejected as invalid or too large, by status.",
+);
+const REFUSED: Metric<1> = Metric::counter(
+    "tidegate_proxy_refused_total",
+    ["reason"],
+    "Requests that the proxy refused before any rule was evaluated, by reason.",
+);
 
 /// Counts the heads rejected by hyper, by status, and the requests refused by the proxy, by reason.
 #[derive(Debug, Default)]
@@ -81,29 +95,28 @@ impl BadRequests {
         }
     }
 
-    /// Returns the counters, in the Prometheus text format.
-    pub(crate) fn exposition(&self) -> String {
-        let name = "tidegate_proxy_rejected_total";
-        let help = "HTTP/1.1 request heads rejected as invalid or too large, by status.";
-        let mut text = Text::default();
-        text.family(name, "counter", help);
-        for ((status, _), count) in REASONS.iter().zip(&self.heads) {
-            let labels = [("status", status.as_str())];
-            text.sample(name, &labels, count.load(Ordering::Relaxed));
-        }
-        let name = "tidegate_proxy_refused_total";
-        let help = "Requests that the proxy refused before any rule was evaluated, by reason.";
-        text.family(name, "counter", help);
-        for (reason, count) in EARLY_ERRORS.iter().zip(&self.refused) {
-            text.sample(name, &[("reason", reason)], count.load(Ordering::Relaxed));
-        }
-        text.finish()
+    /// Adds the counters to `page`.
+    pub(crate) fn collect(&self, page: &mut Page<'_>) {
+        let rejected = REASONS
+            .iter()
+            .zip(&self.heads)
+            .map(|((status, _), count)| ([status.as_str()], count.load(Ordering::Relaxed)));
+        page.family(&REJECTED, rejected);
+        let refused = EARLY_ERRORS.iter().zip(&self.refused);
+        let refused = refused.map(|(reason, count)| ([*reason], count.load(Ordering::Relaxed)));
+        page.family(&REFUSED, refused);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tidegate_net::prometheus::{Format, encode};
+
     use super::*;
+
+    fn page_of(bad_requests: BadRequests) -> String {
+        encode(Format::Text, move |page| bad_requests.collect(page))
+    }
 
     #[test]
     fn rejected_heads_get_an_explanation() {
@@ -120,7 +133,7 @@ mod tests {
             assert!(body.contains("the head is too large"), "{response}");
         }
         let counted = "tidegate_proxy_rejected_total{status=\"431\"} 2\n";
-        assert!(bad_requests.exposition().contains(counted));
+        assert!(page_of(bad_requests).contains(counted));
     }
 
     #[test]
@@ -137,7 +150,7 @@ mod tests {
         ] {
             bad_requests.count(error);
         }
-        let text = bad_requests.exposition();
+        let text = page_of(bad_requests);
         let counted = text.lines().filter(|line| line.ends_with("\"} 1")).count();
         assert_eq!(counted, EARLY_ERRORS.len(), "{text}");
     }

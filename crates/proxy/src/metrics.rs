@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::StatusCode;
-use tidegate_net::prometheus::Text;
+use tidegate_net::prometheus::{Metric, Page, count};
 use tidegate_tower::Load;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
     error::ProxyError,
     request_body::EARLY_ENDS,
     upstream::{
-        balancer::Upstreams,
+        balancer::{Upstream, Upstreams},
         outlier::{CHECK_RESULTS, EndpointHealth},
     },
 };
@@ -27,6 +27,92 @@ const UPSTREAM_ERRORS: [ProxyError; 6] = [
     ProxyError::ConnectTimeout,
     ProxyError::HeadTimeout,
     ProxyError::BadResponse,
+];
+
+const RESPONSES: Metric<2> = Metric::counter(
+    "tidegate_proxy_responses_total",
+    ["upstream", "status"],
+    "Responses of upstreams by status.",
+);
+const FAILURES: Metric<2> = Metric::counter(
+    "tidegate_proxy_failures_total",
+    ["upstream", "failure"],
+    "Requests without a response from the upstream, by failure.",
+);
+const RETRIES: Metric<1> = Metric::counter(
+    "tidegate_proxy_retries_total",
+    ["upstream"],
+    "Upstream retries.",
+);
+const ENDPOINT_UP: Metric<2> = Metric::gauge(
+    "tidegate_proxy_endpoint_up",
+    ["upstream", "endpoint"],
+    "Endpoint health: 1 = healthy, 0 = ejected or failing health checks, and used only if no other endpoint is healthy.",
+);
+const EJECTIONS: Metric<2> = Metric::counter(
+    "tidegate_proxy_ejections_total",
+    ["upstream", "endpoint"],
+    "Ejections of an endpoint by outlier detection.",
+);
+const ENDPOINT_FAILURES: Metric<3> = Metric::counter(
+    "tidegate_proxy_endpoint_failures_total",
+    ["upstream", "endpoint", "failure"],
+    "Requests that failed because of the endpoint, even if a retry on another endpoint succeeded.",
+);
+const INCOMPLETE_RESPONSES: Metric<3> = Metric::counter(
+    "tidegate_proxy_incomplete_responses_total",
+    ["upstream", "endpoint", "failure"],
+    "Responses that an endpoint cut off, or that timed out, after their headers had been received.",
+);
+const HEALTH_CHECKS: Metric<3> = Metric::counter(
+    "tidegate_proxy_health_checks_total",
+    ["upstream", "endpoint", "result"],
+    "Health checks of an endpoint by result.",
+);
+const SHED: Metric<2> = Metric::counter(
+    "tidegate_proxy_shed_total",
+    ["upstream", "class"],
+    "Requests shed because the upstream was at its adaptive concurrency limit.",
+);
+
+/// The gauges of an upstream, and the functions that read them.
+const GAUGES: [(Metric<1>, fn(&Upstream) -> usize); 2] = [
+    (
+        Metric::gauge(
+            "tidegate_proxy_in_flight",
+            ["upstream"],
+            "Requests in flight.",
+        ),
+        |upstream| upstream.in_flight(),
+    ),
+    (
+        Metric::gauge(
+            "tidegate_proxy_connections",
+            ["upstream"],
+            "Connections to the upstream, including idle ones.",
+        ),
+        |upstream| upstream.connections(),
+    ),
+];
+
+/// The gauges of an adaptive concurrency limit, and the functions that read them.
+const CONCURRENCY_GAUGES: [(Metric<1>, fn(Load) -> u32); 2] = [
+    (
+        Metric::gauge(
+            "tidegate_proxy_adaptive_limit",
+            ["upstream"],
+            "Current adaptive concurrency limit of the upstream.",
+        ),
+        |load| load.limit,
+    ),
+    (
+        Metric::gauge(
+            "tidegate_proxy_adaptive_in_flight",
+            ["upstream"],
+            "Requests that hold a concurrency slot of the upstream, until their responses begin.",
+        ),
+        |load| load.in_flight,
+    ),
 ];
 
 /// The counters of one upstream, one shard per worker.
@@ -83,124 +169,99 @@ impl UpstreamMetrics {
 }
 
 impl Upstreams {
-    /// Returns all metrics of the upstreams, in the Prometheus text format.
-    pub(crate) fn exposition(&self) -> String {
-        let mut text = Text::default();
-        self.write_responses(&mut text);
-        self.write_gauges(&mut text);
-        self.write_health(&mut text);
-        self.write_concurrency(&mut text);
-        text.finish()
+    /// Adds all metrics of the upstreams to `page`.
+    pub(crate) fn collect(&self, page: &mut Page<'_>) {
+        self.collect_responses(page);
+        for (metric, read) in &GAUGES {
+            let samples = self.iter();
+            page.family(
+                metric,
+                samples.map(|upstream| ([&*upstream.name], count(read(upstream)))),
+            );
+        }
+        self.collect_health(page);
+        self.collect_concurrency(page);
     }
 
-    fn write_responses(&self, text: &mut Text) {
-        let name = "tidegate_proxy_responses_total";
-        text.family(name, "counter", "Responses of upstreams by status.");
-        for upstream in self.iter() {
-            for (at, class) in STATUS_CLASSES.iter().enumerate() {
-                let labels = [("upstream", &*upstream.name), ("status", class)];
-                text.sample(
-                    name,
-                    &labels,
-                    upstream.metrics.sum(|shard| &shard.responses[at]),
-                );
-            }
-        }
-        let name = "tidegate_proxy_failures_total";
-        let help = "Requests without a response from the upstream, by failure.";
-        text.family(name, "counter", help);
-        for upstream in self.iter() {
-            for (at, failure) in UPSTREAM_ERRORS.iter().enumerate() {
-                let labels = [("upstream", &*upstream.name), ("failure", failure.as_str())];
-                text.sample(
-                    name,
-                    &labels,
-                    upstream.metrics.sum(|shard| &shard.failures[at]),
-                );
-            }
-        }
-        let name = "tidegate_proxy_retries_total";
-        let help = "Upstream retries.";
-        text.family(name, "counter", help);
-        for upstream in self.iter() {
+    fn collect_responses(&self, page: &mut Page<'_>) {
+        let responses = self.iter().flat_map(|upstream| {
+            STATUS_CLASSES.iter().enumerate().map(|(at, class)| {
+                let count = upstream.metrics.sum(|shard| &shard.responses[at]);
+                ([&*upstream.name, *class], count)
+            })
+        });
+        page.family(&RESPONSES, responses);
+        let failures = self.iter().flat_map(|upstream| {
+            UPSTREAM_ERRORS.iter().enumerate().map(|(at, failure)| {
+                let count = upstream.metrics.sum(|shard| &shard.failures[at]);
+                ([&*upstream.name, failure.as_str()], count)
+            })
+        });
+        page.family(&FAILURES, failures);
+        let retries = self.iter().map(|upstream| {
             let retries = upstream.metrics.sum(|shard| &shard.retries);
-            text.sample(name, &[("upstream", &upstream.name)], retries);
-        }
+            ([&*upstream.name], retries)
+        });
+        page.family(&RETRIES, retries);
     }
 
-    fn write_health(&self, text: &mut Text) {
-        let up = "tidegate_proxy_endpoint_up";
-        text.family(
-            up,
-            "gauge",
-            "Endpoint health: 1 = healthy, 0 = ejected or failing health checks, and used only if no other endpoint is healthy.",
+    fn collect_health(&self, page: &mut Page<'_>) {
+        let endpoints: Vec<(&str, String, &EndpointHealth)> = self
+            .iter()
+            .flat_map(|upstream| {
+                let endpoints = upstream.endpoints.iter();
+                endpoints
+                    .map(|endpoint| (&*upstream.name, endpoint.url.to_string(), &endpoint.health))
+            })
+            .collect();
+        let single = |read: fn(&EndpointHealth) -> u64| {
+            let endpoints = endpoints.iter();
+            endpoints.map(move |(upstream, url, health)| ([*upstream, url.as_str()], read(health)))
+        };
+        page.family(
+            &ENDPOINT_UP,
+            single(|health| u64::from(health.is_healthy())),
         );
-        self.for_each_endpoint(|labels, health| {
-            text.sample(up, &labels, u64::from(health.is_healthy()))
-        });
-        let name = "tidegate_proxy_ejections_total";
-        let help = "Ejections of an endpoint by outlier detection.";
-        text.family(name, "counter", help);
-        self.for_each_endpoint(|labels, health| text.sample(name, &labels, health.ejections()));
-        let name = "tidegate_proxy_endpoint_failures_total";
-        let help = "Requests that failed because of the endpoint, even if a retry on another endpoint succeeded.";
-        text.family(name, "counter", help);
-        self.for_each_endpoint(|[upstream, endpoint], health| {
-            for (at, failure) in ProxyError::OF_UPSTREAM.iter().enumerate() {
-                let labels = [upstream, endpoint, ("failure", failure.as_str())];
-                text.sample(name, &labels, health.failures(at));
-            }
-        });
-        let name = "tidegate_proxy_incomplete_responses_total";
-        let help = "Responses that an endpoint cut off, or that timed out, after their headers had been received.";
-        text.family(name, "counter", help);
-        self.for_each_endpoint(|[upstream, endpoint], health| {
-            for (at, failure) in EARLY_ENDS.iter().enumerate() {
-                let labels = [upstream, endpoint, ("failure", *failure)];
-                text.sample(name, &labels, health.early_ends(at));
-            }
-        });
-        let name = "tidegate_proxy_health_checks_total";
-        text.family(name, "counter", "Health checks of an endpoint by result.");
-        self.for_each_endpoint(|[upstream, endpoint], health| {
-            for (at, result) in CHECK_RESULTS.iter().enumerate() {
-                let labels = [upstream, endpoint, ("result", *result)];
-                text.sample(name, &labels, health.checks(at));
-            }
-        });
+        page.family(&EJECTIONS, single(EndpointHealth::ejections));
+        let failures = ProxyError::OF_UPSTREAM.map(ProxyError::as_str);
+        for (metric, kinds, read) in [
+            (
+                &ENDPOINT_FAILURES,
+                &failures[..],
+                EndpointHealth::failures as fn(&EndpointHealth, usize) -> u64,
+            ),
+            (
+                &INCOMPLETE_RESPONSES,
+                &EARLY_ENDS,
+                EndpointHealth::early_ends,
+            ),
+            (&HEALTH_CHECKS, &CHECK_RESULTS, EndpointHealth::checks),
+        ] {
+            let samples = endpoints.iter().flat_map(|(upstream, url, health)| {
+                kinds
+                    .iter()
+                    .enumerate()
+                    .map(move |(at, kind)| ([*upstream, url.as_str(), *kind], read(health, at)))
+            });
+            page.family(metric, samples);
+        }
     }
 
-    fn write_concurrency(&self, text: &mut Text) {
-        let gauges: [ConcurrencyGauge; 2] = [
-            (
-                "tidegate_proxy_adaptive_limit",
-                "Current adaptive concurrency limit of the upstream.",
-                |load| load.limit,
-            ),
-            (
-                "tidegate_proxy_adaptive_in_flight",
-                "Requests that hold a concurrency slot of the upstream, until their responses begin.",
-                |load| load.in_flight,
-            ),
-        ];
-        for (name, help, read) in gauges {
-            text.family(name, "gauge", help);
-            for (upstream, concurrency) in self.with_concurrency_limit() {
-                text.sample(
-                    name,
-                    &[("upstream", upstream)],
-                    read(concurrency.load()).into(),
-                );
-            }
+    fn collect_concurrency(&self, page: &mut Page<'_>) {
+        for (metric, read) in &CONCURRENCY_GAUGES {
+            let samples = self
+                .with_concurrency_limit()
+                .map(|(upstream, concurrency)| ([upstream], read(concurrency.load()).into()));
+            page.family(metric, samples);
         }
-        let name = "tidegate_proxy_shed_total";
-        let help = "Requests shed because the upstream was at its adaptive concurrency limit.";
-        text.family(name, "counter", help);
-        for (upstream, concurrency) in self.with_concurrency_limit() {
-            for (class, shed) in concurrency.shed() {
-                text.sample(name, &[("upstream", upstream), ("class", class)], shed);
-            }
-        }
+        let shed = self
+            .with_concurrency_limit()
+            .flat_map(|(upstream, concurrency)| {
+                concurrency
+                    .shed()
+                    .map(move |(class, shed)| ([upstream, class], shed))
+            });
+        page.family(&SHED, shed);
     }
 
     /// Returns the upstreams that have an adaptive concurrency limit, by name.
@@ -208,49 +269,4 @@ impl Upstreams {
         self.iter()
             .filter_map(|upstream| Some((&*upstream.name, upstream.concurrency.as_ref()?)))
     }
-
-    fn for_each_endpoint(&self, mut write: impl FnMut([(&str, &str); 2], &EndpointHealth)) {
-        for upstream in self.iter() {
-            for endpoint in &upstream.endpoints {
-                let url = endpoint.url.to_string();
-                write(
-                    [("upstream", &upstream.name), ("endpoint", &url)],
-                    &endpoint.health,
-                );
-            }
-        }
-    }
-
-    fn write_gauges(&self, text: &mut Text) {
-        let families: [GaugeFamily; 2] = [
-            (
-                "tidegate_proxy_in_flight",
-                "Requests in flight.",
-                |upstream| upstream.in_flight(),
-            ),
-            (
-                "tidegate_proxy_connections",
-                "Connections to the upstream, including idle ones.",
-                |upstream| upstream.connections(),
-            ),
-        ];
-        for (name, help, read) in families {
-            text.family(name, "gauge", help);
-            for upstream in self.iter() {
-                let value = u64::try_from(read(upstream)).unwrap_or(u64::MAX);
-                text.sample(name, &[("upstream", &upstream.name)], value);
-            }
-        }
-    }
 }
-
-/// A gauge per upstream: its name, its help text, and the function that reads it.
-type GaugeFamily = (
-    &'static str,
-    &'static str,
-    fn(&super::upstream::balancer::Upstream) -> usize,
-);
-
-/// A gauge of the adaptive concurrency limit: its name, its help text, and the function that reads
-/// it.
-type ConcurrencyGauge = (&'static str, &'static str, fn(Load) -> u32);

@@ -10,13 +10,22 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use tidegate::Clock;
 use tidegate_config::Proxy;
-use tidegate_net::{Server, Tasks, prometheus::Text};
+use tidegate_net::{
+    Server, Tasks,
+    prometheus::{self, Format, Metric, Page},
+};
 
 use super::{
     access_log::AccessLog,
     bad_request::BadRequests,
     upstream::{balancer::Upstreams, tls::TrustAnchorError},
 };
+
+const LOG_DROPPED: Metric = Metric::counter(
+    "tidegate_proxy_access_log_dropped_total",
+    [],
+    "Access log lines that were dropped.",
+);
 
 /// The proxy's current settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]
@@ -144,23 +153,20 @@ impl ProxyRuntime {
         previous.upstreams.retire_removed(&next.upstreams);
     }
 
-    /// Returns all metrics of the proxy, in the Prometheus text format.
-    #[must_use]
-    pub fn exposition(&self) -> String {
-        let mut text = self.current().upstreams.exposition();
-        text.push_str(&self.bad_requests.exposition());
+    /// Adds all metrics of the proxy to `page`.
+    pub fn collect(&self, page: &mut Page<'_>) {
+        self.current().upstreams.collect(page);
+        self.bad_requests.collect(page);
         if let Some(log) = &self.log {
-            let mut lost = Text::default();
-            let help = "Access log lines that were dropped.";
-            lost.single(
-                "tidegate_proxy_access_log_dropped_total",
-                "counter",
-                help,
-                log.lost(),
-            );
-            text.push_str(&lost.finish());
+            page.single(&LOG_DROPPED, log.lost());
         }
-        text
+    }
+
+    /// Returns all metrics of the proxy in the Prometheus text format.
+    #[must_use]
+    pub fn exposition(self: &Arc<Self>) -> String {
+        let proxy = Arc::clone(self);
+        prometheus::encode(Format::Text, move |page| proxy.collect(page))
     }
 }
 

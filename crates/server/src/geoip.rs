@@ -16,11 +16,22 @@ use std::{
 use tidegate_identity::{GeoIpField, GeoIpSource, MaxMind};
 use tidegate_net::{
     file_watch::{FileStamp, stamp},
-    prometheus::Text,
+    prometheus::{Metric, Page},
 };
 
 /// The maximum size of a database, in bytes. The whole file is kept in memory.
 const MAX_BYTES: u64 = 1 << 30;
+
+const LOADS: Metric<2> = Metric::counter(
+    "tidegate_geoip_loads_total",
+    ["database", "result"],
+    "GeoIP database reloads since startup.",
+);
+const LAST_LOAD_SUCCESS: Metric<1> = Metric::gauge(
+    "tidegate_last_geoip_load_success",
+    ["database"],
+    "1 unless the last load of the GeoIP database failed.",
+);
 
 /// A GeoIP database that cannot be used, and the reason.
 #[derive(Debug, thiserror::Error)]
@@ -120,24 +131,21 @@ impl GeoIp {
         self.files.iter().filter_map(File::problem).collect()
     }
 
-    /// Appends the GeoIP metrics to `text`.
-    pub(crate) fn write(&self, text: &mut Text) {
-        let name = "tidegate_geoip_loads_total";
-        text.family(name, "counter", "GeoIP database reloads since startup.");
-        for file in &self.files {
+    /// Adds the GeoIP metrics to `page`.
+    pub(crate) fn collect(&self, page: &mut Page<'_>) {
+        let loads = self.files.iter().flat_map(|file| {
             let [succeeded, failed] = &file.loads;
-            for (result, count) in [("ok", succeeded), ("failed", failed)] {
-                let labels = [("database", file.field.as_str()), ("result", result)];
-                text.sample(name, &labels, count.load(Ordering::Relaxed));
-            }
-        }
-        let name = "tidegate_last_geoip_load_success";
-        let help = "1 unless the last load of the GeoIP database failed.";
-        text.family(name, "gauge", help);
-        for file in &self.files {
+            [("ok", succeeded), ("failed", failed)].map(|(result, count)| {
+                let labels = [file.field.as_str(), result];
+                (labels, count.load(Ordering::Relaxed))
+            })
+        });
+        page.family(&LOADS, loads);
+        let successes = self.files.iter().map(|file| {
             let is_in_use = u64::from(file.problem().is_none());
-            text.sample(name, &[("database", file.field.as_str())], is_in_use);
-        }
+            ([file.field.as_str()], is_in_use)
+        });
+        page.family(&LAST_LOAD_SUCCESS, successes);
     }
 }
 

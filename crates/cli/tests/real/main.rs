@@ -26,6 +26,7 @@ mod examples;
 mod fleet;
 mod geoip;
 mod log;
+mod metrics;
 mod operate;
 mod proxy;
 mod reload;

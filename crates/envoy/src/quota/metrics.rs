@@ -3,38 +3,31 @@
 use std::sync::Arc;
 
 use tidegate_limiter::metrics::Metrics;
-use tidegate_net::prometheus::Text;
+use tidegate_net::prometheus::{Metric, Page, count};
 
 use super::Quotas;
+
+const BUCKETS: Metric = Metric::gauge(
+    "tidegate_quota_buckets",
+    [],
+    "Buckets whose quotas are assigned.",
+);
+const STREAMS: Metric = Metric::gauge(
+    "tidegate_quota_streams",
+    [],
+    "Envoy streams that share the quotas.",
+);
 
 impl Quotas {
     /// Exports the metrics of these quotas with `metrics`.
     pub fn show_in(self: &Arc<Self>, metrics: &Metrics) {
         let quotas = Arc::clone(self);
-        metrics.show(move |text| quotas.write(text));
+        metrics.show(move |page| quotas.collect(page));
     }
 
-    fn write(&self, text: &mut Text) {
+    fn collect(&self, page: &mut Page<'_>) {
         let counts = self.counts();
-        let families = [
-            (
-                "tidegate_quota_buckets",
-                "Buckets whose quotas are assigned.",
-                counts.buckets,
-            ),
-            (
-                "tidegate_quota_streams",
-                "Envoy streams that share the quotas.",
-                counts.streams,
-            ),
-        ];
-        for (name, help, count) in families {
-            text.single(
-                name,
-                "gauge",
-                help,
-                u64::try_from(count).unwrap_or(u64::MAX),
-            );
-        }
+        page.single(&BUCKETS, count(counts.buckets));
+        page.single(&STREAMS, count(counts.streams));
     }
 }

@@ -1,26 +1,32 @@
 //! The histogram of decision latency.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
-use tidegate_net::prometheus::Text;
+use tidegate_net::prometheus::{Metric, Page};
 
-/// The upper bounds of the buckets: in nanoseconds, and in seconds as Prometheus writes them.
-const BOUNDS: [(u64, &str); 12] = [
-    (100, "1e-07"),
-    (250, "2.5e-07"),
-    (500, "5e-07"),
-    (1_000, "1e-06"),
-    (2_500, "2.5e-06"),
-    (5_000, "5e-06"),
-    (10_000, "1e-05"),
-    (25_000, "2.5e-05"),
-    (100_000, "0.0001"),
-    (1_000_000, "0.001"),
-    (10_000_000, "0.01"),
-    (100_000_000, "0.1"),
+/// The upper bounds of the buckets: in nanoseconds, and in seconds.
+const BOUNDS: [(u64, f64); 12] = [
+    (100, 1e-7),
+    (250, 2.5e-7),
+    (500, 5e-7),
+    (1_000, 1e-6),
+    (2_500, 2.5e-6),
+    (5_000, 5e-6),
+    (10_000, 1e-5),
+    (25_000, 2.5e-5),
+    (100_000, 1e-4),
+    (1_000_000, 1e-3),
+    (10_000_000, 1e-2),
+    (100_000_000, 1e-1),
 ];
 
-const NAME: &str = "tidegate_decision_duration_seconds";
+const LATENCY: Metric = Metric::histogram(
+    "tidegate_decision_duration_seconds",
+    "Decision latency, measured on one decision in 64 of each thread.",
+);
 
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
@@ -36,40 +42,34 @@ impl Histogram {
         self.total_nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// Writes the sum of `parts`.
-    pub(super) fn write<'h>(parts: &(impl Iterator<Item = &'h Self> + Clone), text: &mut Text) {
-        text.family(
-            NAME,
-            "histogram",
-            "Decision latency, measured on one decision in 64 of each thread.",
-        );
-        let count_in = |bucket: usize| -> u64 {
+    /// Adds the sum of `parts` to `page`.
+    pub(super) fn collect<'h>(
+        parts: &(impl Iterator<Item = &'h Self> + Clone),
+        page: &mut Page<'_>,
+    ) {
+        let sum = |counter: &dyn Fn(&Self) -> &AtomicU64| -> u64 {
+            let parts = parts.clone();
             parts
-                .clone()
-                .map(|part| part.buckets[bucket].load(Ordering::Relaxed))
+                .map(|part| counter(part).load(Ordering::Relaxed))
                 .sum()
         };
-        let mut below = 0;
-        let labels = BOUNDS.iter().map(|(_, label)| *label).chain(["+Inf"]);
-        for (bucket, label) in labels.enumerate() {
-            below += count_in(bucket);
-            text.sample(
-                "tidegate_decision_duration_seconds_bucket",
-                &[("le", label)],
-                below,
-            );
-        }
-        let nanos: u64 = parts
-            .clone()
-            .map(|part| part.total_nanos.load(Ordering::Relaxed))
-            .sum();
-        text.nanos_as_seconds("tidegate_decision_duration_seconds_sum", nanos);
-        text.sample("tidegate_decision_duration_seconds_count", &[], below);
+        let bounds = BOUNDS
+            .iter()
+            .map(|(_, seconds)| *seconds)
+            .chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds
+            .enumerate()
+            .map(|(bucket, bound)| (bound, sum(&|part| &part.buckets[bucket])))
+            .collect();
+        let total = Duration::from_nanos(sum(&|part| &part.total_nanos));
+        page.histogram(&LATENCY, total, &buckets);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tidegate_net::prometheus::{Format, encode};
+
     use super::*;
 
     #[test]
@@ -78,13 +78,13 @@ mod tests {
         for nanos in [100, 101, 1_500, u64::from(u32::MAX)] {
             histogram.observe(nanos);
         }
-        let mut text = Text::default();
-        Histogram::write(&std::iter::once(&histogram), &mut text);
-        let text = text.finish();
+        let text = encode(Format::Text, move |page| {
+            Histogram::collect(&std::iter::once(&histogram), page);
+        });
         for line in [
-            "tidegate_decision_duration_seconds_bucket{le=\"1e-07\"} 1",
-            "tidegate_decision_duration_seconds_bucket{le=\"2.5e-07\"} 2",
-            "tidegate_decision_duration_seconds_bucket{le=\"2.5e-06\"} 3",
+            "tidegate_decision_duration_seconds_bucket{le=\"1e-7\"} 1",
+            "tidegate_decision_duration_seconds_bucket{le=\"2.5e-7\"} 2",
+            "tidegate_decision_duration_seconds_bucket{le=\"0.0000025\"} 3",
             "tidegate_decision_duration_seconds_bucket{le=\"0.1\"} 3",
             "tidegate_decision_duration_seconds_bucket{le=\"+Inf\"} 4",
             "tidegate_decision_duration_seconds_sum 4.294968996",

@@ -1,11 +1,9 @@
-//! The server's metrics, in the Prometheus text format.
+//! The server's metrics.
 //!
 //! Counting must cost nanoseconds, because the Redis protocol listener makes more than a million
 //! decisions per second on one core. So the counters that every verdict updates are a fixed array
 //! of atomics in a per-thread shard. Only a verdict that names a rule, and so has already paid for
-//! a rule match, looks up that rule's counters. Metrics libraries find a counter by hashing its
-//! labels under a lock; with labels known in advance no lookup is needed, and the text format takes
-//! about thirty lines.
+//! a rule match, looks up that rule's counters. A page reads the counters when it is asked for.
 //!
 //! Latency is measured on one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
 //! cost as much as the decision.
@@ -27,10 +25,116 @@ use std::{
 use rules::Rules;
 use shard::Shards;
 use tidegate_core::{Decision, MemoryStats, Reason, Renewal, StoreDecision, Timestamp, Verdict};
-use tidegate_net::{Listener, auth::Authenticator, prometheus::Text};
+use tidegate_net::{
+    Listener,
+    auth::Authenticator,
+    prometheus::{Metric, Page, count},
+};
 use tidegate_redis::FallbackStats;
 
 pub use rules::MAX_RULE_LABELS;
+
+const BUILD_INFO: Metric<1> =
+    Metric::gauge("tidegate_build_info", ["version"], "The running version.");
+const UPTIME: Metric = Metric::gauge("tidegate_uptime_seconds", [], "Seconds since the start.");
+const DECISIONS: Metric<2> = Metric::counter(
+    "tidegate_decisions_total",
+    ["listener", "outcome"],
+    "Decisions by listener and outcome; peeks are not counted.",
+);
+const BAD_REQUESTS: Metric<1> = Metric::counter(
+    "tidegate_bad_requests_total",
+    ["listener"],
+    "Invalid requests.",
+);
+const UNMATCHED: Metric<1> = Metric::counter(
+    "tidegate_unmatched_requests_total",
+    ["listener"],
+    "Requests that were allowed because no rule applies to them.",
+);
+const UNKNOWN_ENTRIES: Metric<1> = Metric::counter(
+    "tidegate_unknown_entries_total",
+    ["listener"],
+    "Entries of requests that no rule uses; their names may be misspelt.",
+);
+const MISSING_KEY_ENTRIES: Metric = Metric::gauge(
+    "tidegate_missing_key_entries",
+    [],
+    "Entries that rules are keyed by and that no checked request has had since the rules were loaded.",
+);
+const LEASE_RENEWALS: Metric<1> = Metric::counter(
+    "tidegate_lease_renewals_total",
+    ["result"],
+    "Renewals of concurrency slot leases, by result.",
+);
+const RELOADS: Metric<1> = Metric::counter(
+    "tidegate_reloads_total",
+    ["result"],
+    "Reloads of the rules file.",
+);
+const LAST_RELOAD_SUCCESS: Metric = Metric::gauge(
+    "tidegate_last_reload_success",
+    [],
+    "1 unless the last reload failed.",
+);
+const SNAPSHOTS: Metric<1> = Metric::counter(
+    "tidegate_snapshots_total",
+    ["result"],
+    "Snapshots of the counters by result.",
+);
+const LAST_SNAPSHOT_SUCCESS: Metric = Metric::gauge(
+    "tidegate_last_snapshot_success",
+    [],
+    "1 unless the last snapshot could not be written.",
+);
+
+/// The metrics that every listener has, and the functions that read them.
+const LISTENER_METRICS: [(Metric<1>, fn(&Listener) -> u64); 6] = [
+    (
+        Metric::gauge("tidegate_connections", ["listener"], "Open connections."),
+        |listener| count(listener.open()),
+    ),
+    (
+        Metric::counter(
+            "tidegate_connections_accepted_total",
+            ["listener"],
+            "Connections served.",
+        ),
+        Listener::accepted,
+    ),
+    (
+        Metric::counter(
+            "tidegate_connections_refused_total",
+            ["listener"],
+            "Connections refused because the listener was full and no other connection was idle.",
+        ),
+        Listener::refused,
+    ),
+    (
+        Metric::counter(
+            "tidegate_connections_refused_to_client_total",
+            ["listener"],
+            "Connections refused because their client was at its connection limit.",
+        ),
+        Listener::refused_to_client,
+    ),
+    (
+        Metric::counter(
+            "tidegate_connections_evicted_total",
+            ["listener"],
+            "Idle connections closed to make room for others.",
+        ),
+        Listener::evicted,
+    ),
+    (
+        Metric::counter(
+            "tidegate_http2_floods_total",
+            ["listener"],
+            "Connections closed because they sent almost nothing but HTTP/2 control frames.",
+        ),
+        Listener::floods,
+    ),
+];
 
 /// The latency of one in this number of decisions is measured.
 pub const SAMPLE_EVERY: u32 = 64;
@@ -111,19 +215,19 @@ pub struct Metrics {
     last_snapshot_failed: AtomicBool,
     listeners: Mutex<Vec<(&'static str, Listener)>>,
     authenticators: Mutex<Vec<Arc<Authenticator>>>,
-    writers: Writers,
+    collectors: Collectors,
 }
 
-/// Writes the metrics of a component to a page.
-type Writer = Box<dyn Fn(&mut Text) + Send + Sync>;
+/// Adds the metrics of a component to a page.
+type Collect = Box<dyn Fn(&mut Page<'_>) + Send + Sync>;
 
-/// The writers of other components.
+/// The collectors of other components.
 #[derive(Default)]
-struct Writers(Mutex<Vec<Writer>>);
+struct Collectors(Mutex<Vec<Collect>>);
 
-impl fmt::Debug for Writers {
+impl fmt::Debug for Collectors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Writers(…)")
+        f.write_str("Collectors(…)")
     }
 }
 
@@ -142,7 +246,7 @@ impl Metrics {
             last_snapshot_failed: AtomicBool::new(false),
             listeners: Mutex::default(),
             authenticators: Mutex::default(),
-            writers: Writers::default(),
+            collectors: Collectors::default(),
         }
     }
 
@@ -294,215 +398,112 @@ impl Metrics {
             .push(authenticator);
     }
 
-    /// Exports the metrics that `writer` writes.
-    pub fn show(&self, writer: impl Fn(&mut Text) + Send + Sync + 'static) {
-        self.writers
+    /// Exports the metrics that `collect` adds to a page.
+    pub fn show(&self, collect: impl Fn(&mut Page<'_>) + Send + Sync + 'static) {
+        self.collectors
             .0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(Box::new(writer));
+            .push(Box::new(collect));
     }
 
-    /// Returns all metrics in the Prometheus text format. `store` and `redis` are the statistics
-    /// of those components at `now`.
-    #[must_use]
-    pub fn exposition(
-        &self,
-        store: &MemoryStats,
-        redis: Option<&FallbackStats>,
-        now: Timestamp,
-    ) -> String {
-        let mut text = Text::default();
-        self.write_process(&mut text, now);
-        self.write_verdicts(&mut text);
-        self.write_entries(&mut text);
-        self.rules.write(&mut text);
-        self.shards.write_latency(&mut text);
-        store::write(&mut text, store);
-        let writers = self
-            .writers
+    /// Adds the metrics to `page`. `stats` are of components that the caller owns.
+    pub(crate) fn collect(&self, stats: &Stats, page: &mut Page<'_>) {
+        page.family(&BUILD_INFO, [([env!("CARGO_PKG_VERSION")], 1)]);
+        let uptime = stats.now.since(self.started).as_micros() / 1_000_000;
+        page.single(&UPTIME, uptime);
+        self.collect_requests(page);
+        self.rules.collect(page);
+        self.shards.collect_latency(page);
+        store::collect(&stats.store, page);
+        let collectors = self
+            .collectors
             .0
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        writers.iter().for_each(|write| write(&mut text));
-        drop(writers);
-        if let Some(redis) = redis {
-            redis::write(&mut text, redis);
+        collectors.iter().for_each(|collect| collect(page));
+        drop(collectors);
+        if let Some(redis) = &stats.redis {
+            redis::collect(redis, page);
         }
-        self.write_renewals(&mut text);
-        self.write_reloads(&mut text);
-        self.write_connections(&mut text);
-        let authenticators = self
-            .authenticators
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        Authenticator::write(&authenticators, &mut text);
-        text.finish()
-    }
-
-    fn write_process(&self, text: &mut Text, now: Timestamp) {
-        text.family("tidegate_build_info", "gauge", "The running version.");
-        text.sample(
-            "tidegate_build_info",
-            &[("version", env!("CARGO_PKG_VERSION"))],
-            1,
-        );
-        let uptime = now.since(self.started).as_micros() / 1_000_000;
-        text.single(
-            "tidegate_uptime_seconds",
-            "gauge",
-            "Seconds since the start.",
-            uptime,
-        );
-    }
-
-    fn write_verdicts(&self, text: &mut Text) {
-        let name = "tidegate_decisions_total";
-        text.family(
-            name,
-            "counter",
-            "Decisions by listener and outcome; peeks are not counted.",
-        );
-        for listener in ListenerKind::ALL {
-            for answer in ANSWERS {
-                let count = self.shards.verdicts(listener.index(), answer_index(answer));
-                text.sample(
-                    name,
-                    &[
-                        ("listener", listener.as_str()),
-                        ("outcome", answer_label(answer)),
-                    ],
-                    count,
-                );
-            }
-        }
-        let name = "tidegate_bad_requests_total";
-        text.family(name, "counter", "Invalid requests.");
-        for listener in ListenerKind::ALL {
-            text.sample(
-                name,
-                &[("listener", listener.as_str())],
-                self.shards.bad_requests(listener.index()),
-            );
-        }
-    }
-
-    fn write_entries(&self, text: &mut Text) {
-        let name = "tidegate_unmatched_requests_total";
-        let help = "Requests that were allowed because no rule applies to them.";
-        text.family(name, "counter", help);
-        for listener in NAMING_LISTENERS {
-            let count = self.shards.unmatched(listener.index());
-            text.sample(name, &[("listener", listener.as_str())], count);
-        }
-        let name = "tidegate_unknown_entries_total";
-        let help = "Entries of requests that no rule uses; their names may be misspelt.";
-        text.family(name, "counter", help);
-        for listener in NAMING_LISTENERS {
-            let count = self.shards.unknown_entries(listener.index());
-            text.sample(name, &[("listener", listener.as_str())], count);
-        }
-    }
-
-    /// Returns the metric for the number of key entries that no request has contained so far.
-    pub(crate) fn key_entries(missing: u64) -> String {
-        let mut text = Text::default();
-        let name = "tidegate_missing_key_entries";
-        let help = "Entries that rules are keyed by and that no checked request has had since the rules were loaded.";
-        text.single(name, "gauge", help, missing);
-        text.finish()
-    }
-
-    fn write_renewals(&self, text: &mut Text) {
-        let name = "tidegate_lease_renewals_total";
-        let help = "Renewals of concurrency slot leases, by result.";
-        text.family(name, "counter", help);
-        let results = ["held", "lost", "unknown"];
-        for (result, count) in results.iter().zip(&self.renewals) {
-            text.sample(name, &[("result", result)], count.load(Ordering::Relaxed));
-        }
-    }
-
-    fn write_reloads(&self, text: &mut Text) {
-        let name = "tidegate_reloads_total";
-        text.family(name, "counter", "Reloads of the rules file.");
-        for (result, count) in ["ok", "failed"].iter().zip(&self.reloads) {
-            text.sample(name, &[("result", result)], count.load(Ordering::Relaxed));
-        }
-        let name = "tidegate_last_reload_success";
-        let succeeded = !self.last_reload_failed.load(Ordering::Relaxed);
-        text.single(
-            name,
-            "gauge",
-            "1 unless the last reload failed.",
-            u64::from(succeeded),
-        );
-        let name = "tidegate_snapshots_total";
-        text.family(name, "counter", "Snapshots of the counters by result.");
-        for (result, count) in ["ok", "failed"].iter().zip(&self.snapshots) {
-            text.sample(name, &[("result", result)], count.load(Ordering::Relaxed));
-        }
-        let name = "tidegate_last_snapshot_success";
-        let help = "1 unless the last snapshot could not be written.";
-        text.single(name, "gauge", help, u64::from(!self.last_snapshot_failed()));
-    }
-
-    fn write_connections(&self, text: &mut Text) {
+        self.collect_results(page);
         let listeners = self
             .listeners
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let families: [Family; 6] = [
-            (
-                "tidegate_connections",
-                "gauge",
-                "Open connections.",
-                |listener| u64::try_from(listener.open()).unwrap_or(u64::MAX),
-            ),
-            (
-                "tidegate_connections_accepted_total",
-                "counter",
-                "Connections served.",
-                Listener::accepted,
-            ),
-            (
-                "tidegate_connections_refused_total",
-                "counter",
-                "Connections refused because the listener was full and no other connection was idle.",
-                Listener::refused,
-            ),
-            (
-                "tidegate_connections_refused_to_client_total",
-                "counter",
-                "Connections refused because their client was at its connection limit.",
-                Listener::refused_to_client,
-            ),
-            (
-                "tidegate_connections_evicted_total",
-                "counter",
-                "Idle connections closed to make room for others.",
-                Listener::evicted,
-            ),
-            (
-                "tidegate_http2_floods_total",
-                "counter",
-                "Connections closed because they sent almost nothing but HTTP/2 control frames.",
-                Listener::floods,
-            ),
-        ];
-        for (name, kind, help, read) in families {
-            text.family(name, kind, help);
-            for (label, listener) in listeners.iter() {
-                text.sample(name, &[("listener", label)], read(listener));
-            }
+        for (metric, read) in &LISTENER_METRICS {
+            let samples = listeners.iter();
+            page.family(
+                metric,
+                samples.map(|(name, listener)| ([*name], read(listener))),
+            );
         }
+        drop(listeners);
+        let authenticators = self
+            .authenticators
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Authenticator::collect(&authenticators, page);
+        page.single(&MISSING_KEY_ENTRIES, stats.missing_key_entries);
+    }
+
+    fn collect_requests(&self, page: &mut Page<'_>) {
+        let decisions = ListenerKind::ALL.into_iter().flat_map(|listener| {
+            ANSWERS.map(|answer| {
+                let count = self.shards.verdicts(listener.index(), answer_index(answer));
+                ([listener.as_str(), answer_label(answer)], count)
+            })
+        });
+        page.family(&DECISIONS, decisions);
+        let by_listener = |read: fn(&Shards, usize) -> u64| {
+            move |listener: ListenerKind| {
+                ([listener.as_str()], read(&self.shards, listener.index()))
+            }
+        };
+        page.family(
+            &BAD_REQUESTS,
+            ListenerKind::ALL.map(by_listener(Shards::bad_requests)),
+        );
+        page.family(
+            &UNMATCHED,
+            NAMING_LISTENERS.map(by_listener(Shards::unmatched)),
+        );
+        page.family(
+            &UNKNOWN_ENTRIES,
+            NAMING_LISTENERS.map(by_listener(Shards::unknown_entries)),
+        );
+    }
+
+    fn collect_results(&self, page: &mut Page<'_>) {
+        page.family(
+            &LEASE_RENEWALS,
+            by_result(["held", "lost", "unknown"], &self.renewals),
+        );
+        page.family(&RELOADS, by_result(["ok", "failed"], &self.reloads));
+        page.single(&LAST_RELOAD_SUCCESS, u64::from(!self.last_reload_failed()));
+        page.family(&SNAPSHOTS, by_result(["ok", "failed"], &self.snapshots));
+        page.single(
+            &LAST_SNAPSHOT_SUCCESS,
+            u64::from(!self.last_snapshot_failed()),
+        );
     }
 }
 
-/// A metric that every listener has: name, kind, help text and the function that reads it.
-type Family = (
-    &'static str,
-    &'static str,
-    &'static str,
-    fn(&Listener) -> u64,
-);
+/// The statistics of the limiter's components, for a page.
+#[derive(Debug)]
+pub(crate) struct Stats {
+    pub(crate) store: MemoryStats,
+    pub(crate) redis: Option<FallbackStats>,
+    pub(crate) now: Timestamp,
+    /// The number of key entries that no request has contained so far.
+    pub(crate) missing_key_entries: u64,
+}
+
+/// Returns a sample for each result.
+fn by_result<const N: usize>(
+    results: [&'static str; N],
+    counts: &[AtomicU64; N],
+) -> impl Iterator<Item = ([&'static str; 1], u64)> {
+    let counts = counts.iter().map(|count| count.load(Ordering::Relaxed));
+    results.into_iter().map(|result| [result]).zip(counts)
+}

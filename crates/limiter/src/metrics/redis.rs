@@ -1,54 +1,61 @@
 //! Metrics of a node that uses Redis, and of the Redis servers.
 
-use tidegate_net::prometheus::Text;
+use tidegate_net::prometheus::{Metric, Page, count};
 use tidegate_redis::FallbackStats;
 
-pub(super) fn write(text: &mut Text, redis: &FallbackStats) {
-    let name = "tidegate_decisions_by_source_total";
-    text.family(name, "counter", "Decisions by source.");
-    for (source, count) in redis.decisions {
-        text.sample(name, &[("source", source.as_str())], count);
-    }
-    let name = "tidegate_redis_failures_total";
-    let help = "Failed Redis requests by reason.";
-    text.family(name, "counter", help);
-    for (failure, count) in redis.failures {
-        text.sample(name, &[("failure", failure)], count);
-    }
-    let help =
-        "Tidegate servers that share this Redis, as last counted; 0 if they are not counted.";
-    let servers = redis.servers.map_or(0, u64::from);
-    text.single("tidegate_fleet_servers", "gauge", help, servers);
-    let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+const DECISIONS: Metric<1> = Metric::counter(
+    "tidegate_decisions_by_source_total",
+    ["source"],
+    "Decisions by source.",
+);
+const FAILURES: Metric<1> = Metric::counter(
+    "tidegate_redis_failures_total",
+    ["failure"],
+    "Failed Redis requests by reason.",
+);
+const FLEET_SERVERS: Metric = Metric::gauge(
+    "tidegate_fleet_servers",
+    [],
+    "Tidegate servers that share this Redis, as last counted; 0 if they are not counted.",
+);
+const SERVERS: Metric = Metric::gauge("tidegate_redis_servers", [], "Known Redis servers.");
+const SERVERS_UP: Metric = Metric::gauge(
+    "tidegate_redis_servers_up",
+    [],
+    "Redis servers that are up.",
+);
+const SLOTS_UNDECIDED: Metric = Metric::gauge(
+    "tidegate_redis_slots_undecided",
+    [],
+    "Redis Cluster slots that no known node serves.",
+);
+const CIRCUIT_OPENS: Metric = Metric::counter(
+    "tidegate_redis_circuit_opens_total",
+    [],
+    "Circuit breaker openings.",
+);
+const BATCHES: Metric = Metric::counter(
+    "tidegate_redis_batches_total",
+    [],
+    "Batches of requests sent to Redis.",
+);
+
+pub(super) fn collect(redis: &FallbackStats, page: &mut Page<'_>) {
+    let decisions = redis.decisions.iter();
+    page.family(
+        &DECISIONS,
+        decisions.map(|(source, count)| ([source.as_str()], *count)),
+    );
+    let failures = redis.failures.iter();
+    page.family(
+        &FAILURES,
+        failures.map(|(failure, count)| ([*failure], *count)),
+    );
+    page.single(&FLEET_SERVERS, redis.servers.map_or(0, u64::from));
     let health = &redis.health;
-    let help = "Known Redis servers.";
-    text.single(
-        "tidegate_redis_servers",
-        "gauge",
-        help,
-        size(health.servers),
-    );
-    let help = "Redis servers that are up.";
-    text.single("tidegate_redis_servers_up", "gauge", help, size(health.up));
-    let help = "Redis Cluster slots that no known node serves.";
-    text.single(
-        "tidegate_redis_slots_undecided",
-        "gauge",
-        help,
-        size(health.unserved_slots),
-    );
-    let help = "Circuit breaker openings.";
-    text.single(
-        "tidegate_redis_circuit_opens_total",
-        "counter",
-        help,
-        health.circuit_opens,
-    );
-    let help = "Batches of requests sent to Redis.";
-    text.single(
-        "tidegate_redis_batches_total",
-        "counter",
-        help,
-        health.batches,
-    );
+    page.single(&SERVERS, count(health.servers));
+    page.single(&SERVERS_UP, count(health.up));
+    page.single(&SLOTS_UNDECIDED, count(health.unserved_slots));
+    page.single(&CIRCUIT_OPENS, health.circuit_opens);
+    page.single(&BATCHES, health.batches);
 }

@@ -8,7 +8,7 @@ use std::sync::{
 use arc_swap::ArcSwap;
 use foldhash::HashMap;
 use tidegate_core::Verdict;
-use tidegate_net::prometheus::Text;
+use tidegate_net::prometheus::{Metric, Page};
 
 use super::{ANSWERS, answer_index, answer_label};
 
@@ -18,6 +18,22 @@ pub const MAX_RULE_LABELS: usize = 1_000;
 
 /// The label of the rules without their own label.
 const OTHER: &str = "other";
+
+const DECISIONS: Metric<2> = Metric::counter(
+    "tidegate_rule_decisions_total",
+    ["rule", "outcome"],
+    "Decisions by deciding rule and outcome.",
+);
+const SHADOW_DENIALS: Metric<1> = Metric::counter(
+    "tidegate_rule_shadow_denials_total",
+    ["rule"],
+    "Times that a shadow limit would have denied.",
+);
+const SOFT_ADMISSIONS: Metric<1> = Metric::counter(
+    "tidegate_rule_soft_admissions_total",
+    ["rule"],
+    "Times that a limit admitted within its soft allowance.",
+);
 
 #[derive(Debug, Default)]
 pub(super) struct Rules(ArcSwap<Table>);
@@ -76,46 +92,23 @@ impl Rules {
         }
     }
 
-    pub(super) fn write(&self, text: &mut Text) {
+    pub(super) fn collect(&self, page: &mut Page<'_>) {
         let table = self.0.load();
-        let name = "tidegate_rule_decisions_total";
-        text.family(name, "counter", "Decisions by deciding rule and outcome.");
-        for (rule, counters) in table.labelled() {
-            for answer in ANSWERS {
-                let count = counters.verdicts[answer_index(answer)].load(Ordering::Relaxed);
-                text.sample(
-                    name,
-                    &[("rule", rule), ("outcome", answer_label(answer))],
-                    count,
-                );
-            }
-        }
-        let name = "tidegate_rule_shadow_denials_total";
-        text.family(
-            name,
-            "counter",
-            "Times that a shadow limit would have denied.",
-        );
-        for (rule, counters) in table.labelled() {
-            text.sample(
-                name,
-                &[("rule", rule)],
-                counters.shadow_denials.load(Ordering::Relaxed),
-            );
-        }
-        let name = "tidegate_rule_soft_admissions_total";
-        text.family(
-            name,
-            "counter",
-            "Times that a limit admitted within its soft allowance.",
-        );
-        for (rule, counters) in table.labelled() {
-            text.sample(
-                name,
-                &[("rule", rule)],
-                counters.soft_admissions.load(Ordering::Relaxed),
-            );
-        }
+        let decisions = table.labelled().flat_map(|(rule, counters)| {
+            ANSWERS.map(|answer| {
+                let count = &counters.verdicts[answer_index(answer)];
+                ([rule, answer_label(answer)], count.load(Ordering::Relaxed))
+            })
+        });
+        page.family(&DECISIONS, decisions);
+        let shadow_denials = table
+            .labelled()
+            .map(|(rule, counters)| ([rule], counters.shadow_denials.load(Ordering::Relaxed)));
+        page.family(&SHADOW_DENIALS, shadow_denials);
+        let soft_admissions = table
+            .labelled()
+            .map(|(rule, counters)| ([rule], counters.soft_admissions.load(Ordering::Relaxed)));
+        page.family(&SOFT_ADMISSIONS, soft_admissions);
     }
 }
 

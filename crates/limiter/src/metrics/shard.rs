@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use tidegate_net::prometheus::Text;
+use tidegate_net::prometheus::Page;
 
 use super::{ANSWERS, ListenerKind, SAMPLE_EVERY, histogram::Histogram};
 
@@ -88,8 +88,8 @@ impl Shards {
         self.sum(|shard| &shard.unknown_entries[listener])
     }
 
-    pub(super) fn write_latency(&self, text: &mut Text) {
-        Histogram::write(&self.0.iter().map(|shard| &shard.latency), text);
+    pub(super) fn collect_latency(&self, page: &mut Page<'_>) {
+        Histogram::collect(&self.0.iter().map(|shard| &shard.latency), page);
     }
 
     fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {

@@ -1,54 +1,46 @@
 //! Metrics of the memory store.
 
 use tidegate_core::MemoryStats;
-use tidegate_net::prometheus::Text;
+use tidegate_net::prometheus::{Metric, Page, count};
 
-pub(super) fn write(text: &mut Text, store: &MemoryStats) {
-    let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    text.single(
-        "tidegate_keys",
-        "gauge",
-        "Keys in the store.",
-        size(store.keys),
-    );
-    text.single(
-        "tidegate_store_bytes",
-        "gauge",
-        "Memory used by the store, in bytes.",
-        size(store.bytes),
-    );
-    text.single(
-        "tidegate_refund_ledger_bytes",
-        "gauge",
-        "Memory used by the refund ledger, in bytes.",
-        size(store.ledger_bytes),
-    );
-    text.single(
-        "tidegate_blocks",
-        "gauge",
-        "Manual blocks in effect.",
-        size(store.blocks),
-    );
-    let help = "Keys removed because they had expired.";
-    text.single(
-        "tidegate_keys_expired_total",
-        "counter",
-        help,
-        store.expired,
-    );
-    let help = "Live keys evicted to make room.";
-    text.single(
-        "tidegate_keys_evicted_total",
-        "counter",
-        help,
-        store.evicted,
-    );
-    let name = "tidegate_store_full_total";
-    text.family(
-        name,
-        "counter",
-        "Charges on new keys, or on logs that had to grow, while the store was full.",
-    );
-    text.sample(name, &[("outcome", "denied")], store.denied_when_full);
-    text.sample(name, &[("outcome", "allowed")], store.admitted_when_full);
+const KEYS: Metric = Metric::gauge("tidegate_keys", [], "Keys in the store.");
+const BYTES: Metric = Metric::gauge(
+    "tidegate_store_bytes",
+    [],
+    "Memory used by the store, in bytes.",
+);
+const LEDGER_BYTES: Metric = Metric::gauge(
+    "tidegate_refund_ledger_bytes",
+    [],
+    "Memory used by the refund ledger, in bytes.",
+);
+const BLOCKS: Metric = Metric::gauge("tidegate_blocks", [], "Manual blocks in effect.");
+const EXPIRED: Metric = Metric::counter(
+    "tidegate_keys_expired_total",
+    [],
+    "Keys removed because they had expired.",
+);
+const EVICTED: Metric = Metric::counter(
+    "tidegate_keys_evicted_total",
+    [],
+    "Live keys evicted to make room.",
+);
+const FULL: Metric<1> = Metric::counter(
+    "tidegate_store_full_total",
+    ["outcome"],
+    "Charges on new keys, or on logs that had to grow, while the store was full.",
+);
+
+pub(super) fn collect(store: &MemoryStats, page: &mut Page<'_>) {
+    page.single(&KEYS, count(store.keys));
+    page.single(&BYTES, count(store.bytes));
+    page.single(&LEDGER_BYTES, count(store.ledger_bytes));
+    page.single(&BLOCKS, count(store.blocks));
+    page.single(&EXPIRED, store.expired);
+    page.single(&EVICTED, store.evicted);
+    let full = [
+        (["denied"], store.denied_when_full),
+        (["allowed"], store.admitted_when_full),
+    ];
+    page.family(&FULL, full);
 }

@@ -34,7 +34,7 @@ use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::Incoming,
-    header::{CONTENT_TYPE, HeaderValue},
+    header::{CONTENT_TYPE, HeaderValue, VARY},
 };
 use serde_json::json;
 use tidegate_config::Identity;
@@ -42,7 +42,7 @@ use tidegate_envoy::ConfigWatcher;
 use tidegate_limiter::Limiter;
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
-    prometheus::Text,
+    prometheus::{self, Format, Page},
     response::{Answer, json},
 };
 use tidegate_proxy::ProxyRuntime;
@@ -154,7 +154,7 @@ struct Admin {
 }
 
 impl Admin {
-    async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
+    async fn answer(self: &Arc<Self>, request: Request<Incoming>, peer: IpAddr) -> Answer {
         let answered = match self.access.check(&request, peer) {
             Ok(()) => self.route(request).await,
             Err(problem) => Err(problem),
@@ -162,7 +162,7 @@ impl Admin {
         answered.unwrap_or_else(Problem::answer)
     }
 
-    async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
+    async fn route(self: &Arc<Self>, request: Request<Incoming>) -> Result<Answer, Problem> {
         let path = Path::parse(request.uri().path())?;
         let method = match request.method() {
             // hyper omits the body of a response to HEAD.
@@ -174,7 +174,7 @@ impl Admin {
         match (segments.as_slice(), &method) {
             (["healthz"], &Method::GET) => Ok(json(StatusCode::OK, &json!({"ok": true}))),
             (["readyz"], &Method::GET) => Ok(self.readyz()),
-            (["metrics"], &Method::GET) => Ok(self.metrics()),
+            (["metrics"], &Method::GET) => Ok(self.metrics(Format::negotiate(request.headers()))),
             (["v1", "rules"], &Method::GET) => Ok(rules::list(&self.limiter)),
             (["v1", "reload"], &Method::POST) => self.reload().await,
             (["v1", "status"], &Method::GET) => Ok(self.status()),
@@ -212,25 +212,31 @@ impl Admin {
         }
     }
 
-    fn metrics(&self) -> Answer {
-        let mut text = Text::default();
-        text.append(&self.limiter.exposition());
+    fn metrics(self: &Arc<Self>, format: Format) -> Answer {
+        let admin = Arc::clone(self);
+        let page = prometheus::encode(format, move |page| admin.collect(page));
+        let mut answer = Response::new(Full::from(page));
+        let headers = answer.headers_mut();
+        let media_type = HeaderValue::from_static(format.content_type());
+        headers.insert(CONTENT_TYPE, media_type);
+        headers.insert(VARY, HeaderValue::from_static("accept"));
+        answer
+    }
+
+    fn collect(&self, page: &mut Page<'_>) {
+        self.limiter.collect(page);
         if let Some(envoy) = &self.envoy {
-            envoy.write(&mut text);
+            envoy.collect(page);
         }
         if !self.certificates.is_empty() {
-            Tls::write(&self.certificates, &mut text);
+            Tls::collect(&self.certificates, page);
         }
         if let Some(geoip) = &self.geoip {
-            geoip.write(&mut text);
+            geoip.collect(page);
         }
         if let Some(proxy) = &self.proxy {
-            text.append(&proxy.exposition());
+            proxy.collect(page);
         }
-        let mut answer = Response::new(Full::from(text.finish()));
-        let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-        answer.headers_mut().insert(CONTENT_TYPE, text);
-        answer
     }
 
     async fn reload(&self) -> Result<Answer, Problem> {
