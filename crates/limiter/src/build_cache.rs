@@ -50,13 +50,21 @@ impl<K: Hash + Eq, V> BuildCache<K, V> {
         key: K,
         build: impl FnOnce(&K) -> Result<V, E>,
     ) -> Result<&V, E> {
-        if self.get(&key).is_none() {
-            let value = build(&key)?;
-            return Ok(self.insert(key, value));
+        if self.slots.is_empty() {
+            self.slots.resize_with(self.size, || None);
         }
-        let slot = self.slot(&key);
-        let (_, value) = self.slots[slot].as_ref().expect("`get` has found it");
-        Ok(value)
+        let number = self.slot(&key);
+        let slot = &mut self.slots[number];
+        if slot.as_ref().is_some_and(|(known, _)| *known != key) {
+            *slot = None;
+        }
+        match slot {
+            Some((_, value)) => Ok(value),
+            empty => {
+                let value = build(&key)?;
+                Ok(&empty.insert((key, value)).1)
+            }
+        }
     }
 
     fn slot(&self, key: &K) -> usize {

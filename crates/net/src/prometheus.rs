@@ -139,7 +139,7 @@ fn quality_of(range: &str, media_type: &str) -> Option<f32> {
     if !parts.next()?.eq_ignore_ascii_case(media_type) {
         return None;
     }
-    let weight = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
+    let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
     weight.map_or(Some(1.0), |weight| weight.parse().ok())
 }
 

@@ -75,8 +75,11 @@ const SHED: Metric<2> = Metric::counter(
     "Requests shed because the upstream was at its adaptive concurrency limit.",
 );
 
-/// The gauges of an upstream, and the functions that read them.
-const GAUGES: [(Metric<1>, fn(&Upstream) -> usize); 2] = [
+/// A gauge of an upstream, and the function that reads it.
+type UpstreamGauge = (Metric<1>, fn(&Upstream) -> usize);
+
+/// The gauges of an upstream.
+const GAUGES: [UpstreamGauge; 2] = [
     (
         Metric::gauge(
             "tidegate_proxy_in_flight",
@@ -95,8 +98,11 @@ const GAUGES: [(Metric<1>, fn(&Upstream) -> usize); 2] = [
     ),
 ];
 
-/// The gauges of an adaptive concurrency limit, and the functions that read them.
-const CONCURRENCY_GAUGES: [(Metric<1>, fn(Load) -> u32); 2] = [
+/// A gauge of an adaptive concurrency limit, and the function that reads it.
+type ConcurrencyGauge = (Metric<1>, fn(Load) -> u32);
+
+/// The gauges of an adaptive concurrency limit.
+const CONCURRENCY_GAUGES: [ConcurrencyGauge; 2] = [
     (
         Metric::gauge(
             "tidegate_proxy_adaptive_limit",

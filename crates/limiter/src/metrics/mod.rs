@@ -88,8 +88,11 @@ const LAST_SNAPSHOT_SUCCESS: Metric = Metric::gauge(
     "1 unless the last snapshot could not be written.",
 );
 
-/// The metrics that every listener has, and the functions that read them.
-const LISTENER_METRICS: [(Metric<1>, fn(&Listener) -> u64); 6] = [
+/// A metric of a listener, and the function that reads it.
+type ListenerMetric = (Metric<1>, fn(&Listener) -> u64);
+
+/// The metrics that every listener has.
+const LISTENER_METRICS: [ListenerMetric; 6] = [
     (
         Metric::gauge("tidegate_connections", ["listener"], "Open connections."),
         |listener| count(listener.open()),
