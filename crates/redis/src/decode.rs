@@ -232,7 +232,7 @@ impl Input<'_> {
         }
     }
 
-    /// Reads a number whose lowest four bits are a power of ten.
+    /// Reads a mantissa and, in the lowest four bits, a decimal exponent.
     fn scaled(&mut self, bytes: usize) -> Result<u64, &'static str> {
         let number = self.number(bytes)?;
         // At most 2^28 times 10^15, which may overflow.

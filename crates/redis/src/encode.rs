@@ -169,8 +169,8 @@ pub(crate) fn unit_of(count: u64, period: u64) -> Terms {
     }
 }
 
-/// Encodes a number in `bits` bits and a power of ten in four bits, if it fits. The power is always
-/// the largest possible.
+/// Encodes a number as a mantissa in `bits` bits and a decimal exponent in four bits, if it fits.
+/// The exponent is always the largest possible.
 fn scaled(mut number: u64, bits: u32) -> Option<u64> {
     let mut power = 0;
     while power < 15 && number > 0 && number.is_multiple_of(10) {

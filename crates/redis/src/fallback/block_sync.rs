@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(local.blocked_keys().len(), 0);
     }
 
-    /// A key is blocked again while the reply that its former block was lifted is in flight.
+    /// A key is blocked again before the reply arrives that its former block was lifted.
     #[tokio::test]
     async fn a_block_that_is_set_during_a_call_is_kept() {
         let redis = Arc::new(AllLifted {

@@ -370,7 +370,7 @@ impl Store for FallbackStore {
         DecisionAndReceipt<FallbackReceipt>,
         impl Future<Output = DecisionAndReceipt<FallbackReceipt>> + Send,
     > {
-        self.reserve_anywhere(request, outcomes)
+        self.reserve_with_fallback(request, outcomes)
     }
 
     fn settle(
@@ -380,7 +380,7 @@ impl Store for FallbackStore {
         settlements: &[Settlement],
         now: Timestamp,
     ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
-        self.settle_anywhere(charges, receipt, settlements, now)
+        self.settle_with_fallback(charges, receipt, settlements, now)
     }
 
     fn renew(
@@ -389,7 +389,7 @@ impl Store for FallbackStore {
         receipt: &mut FallbackReceipt,
         now: Timestamp,
     ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
-        self.renew_anywhere(charges, receipt, now)
+        self.renew_with_fallback(charges, receipt, now)
     }
 
     fn forget_denials(&self) {

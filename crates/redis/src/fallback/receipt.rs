@@ -15,14 +15,14 @@ use crate::{RedisReceipt, StoreError};
 
 /// The charges of a decision, in Redis and to this node's share.
 #[derive(Debug)]
-pub struct FallbackReceipt(Charged);
+pub struct FallbackReceipt(ReceiptKind);
 
 #[derive(Debug)]
-enum Charged {
-    /// Charged in Redis, and to this node's share.
-    There(ReceiptPair),
-    /// Charged to this node's share only.
-    Here(Receipt),
+enum ReceiptKind {
+    /// ReceiptKind in Redis, and to this node's share.
+    Redis(ReceiptPair),
+    /// ReceiptKind to this node's share only.
+    Local(Receipt),
 }
 
 /// The receipts of charges in Redis.
@@ -35,7 +35,7 @@ struct ReceiptPair {
 
 impl FallbackStore {
     /// Decides without Redis if a cached denial is valid, or if Redis is down.
-    pub(super) fn reserve_anywhere(
+    pub(super) fn reserve_with_fallback(
         &self,
         mut request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
@@ -76,7 +76,7 @@ impl FallbackStore {
     ) -> DecisionAndReceipt<FallbackReceipt> {
         let mut receipt = Receipt::default();
         let decided = self.fall_back(request, outcomes, Some(&mut receipt));
-        let receipt = (!receipt.is_empty()).then_some(FallbackReceipt(Charged::Here(receipt)));
+        let receipt = (!receipt.is_empty()).then_some(FallbackReceipt(ReceiptKind::Local(receipt)));
         (decided, receipt)
     }
 
@@ -87,32 +87,33 @@ impl FallbackStore {
     ) -> Result<DecisionAndReceipt<FallbackReceipt>, StoreError> {
         let epoch = self.denial_cache.epoch(request.charges);
         let began = Instant::now();
-        let asked = self.store.reserve(request.charges, outcomes);
-        let asked = self.with_timeout(asked, request.within, request.now);
-        let (decision, redis) = asked.await?;
+        let call = self.store.reserve(request.charges, outcomes);
+        let call = self.with_timeout(call, request.within, request.now);
+        let (decision, redis) = call.await?;
         self.cache_result(request, &decision, outcomes, epoch, began);
         let now = add_elapsed(request.now, began);
         let receipt = (decision == Decision::Admitted).then(|| {
-            let warm = request.charges.iter().map(|charge| {
+            let local_receipts = request.charges.iter().map(|charge| {
                 let mut receipt = Receipt::default();
                 self.apply_to_share(charge, now, |shared| {
                     let mut outcomes = Vec::new();
-                    let kept = self.local.reserve(&[*shared], now, &mut outcomes);
-                    receipt = kept.1;
-                    kept.0
+                    let (decision, local_receipt) =
+                        self.local.reserve(&[*shared], now, &mut outcomes);
+                    receipt = local_receipt;
+                    decision
                 });
                 receipt
             });
-            FallbackReceipt(Charged::There(ReceiptPair {
+            FallbackReceipt(ReceiptKind::Redis(ReceiptPair {
                 redis,
-                local: warm.collect(),
+                local: local_receipts.collect(),
             }))
         });
         Ok((self.record_decision(decision, request.now), receipt))
     }
 
     /// Settles without Redis what was charged without it.
-    pub(super) fn settle_anywhere(
+    pub(super) fn settle_with_fallback(
         &self,
         charges: &[Charge<'_>],
         receipt: &mut Option<FallbackReceipt>,
@@ -121,7 +122,7 @@ impl FallbackStore {
     ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
         match receipt.take() {
             None => MaybeReady::Ready(()),
-            Some(FallbackReceipt(Charged::Here(receipt))) => {
+            Some(FallbackReceipt(ReceiptKind::Local(receipt))) => {
                 self.settle_share(charges, receipt, settlements, now);
                 MaybeReady::Ready(())
             }
@@ -129,7 +130,7 @@ impl FallbackStore {
                 // The caller keeps the receipt unless the future is polled.
                 *receipt = in_redis;
                 MaybeReady::Pending(async move {
-                    if let Some(FallbackReceipt(Charged::There(pair))) = receipt.take() {
+                    if let Some(FallbackReceipt(ReceiptKind::Redis(pair))) = receipt.take() {
                         Box::pin(self.settle_remotely(charges, pair, settlements, now)).await;
                     }
                 })
@@ -144,29 +145,31 @@ impl FallbackStore {
         settlements: &[Settlement],
         now: Timestamp,
     ) {
-        let _invalidation = self.forgetting(charges, settlements);
+        let _invalidation = self.invalidate_refunded(charges, settlements);
         let settled = charges.iter().zip(local).zip(settlements);
         for ((charge, receipt), settlement) in settled {
             self.with_share(std::slice::from_ref(charge), |shared| {
                 self.local.settle(shared, receipt, &[*settlement], now);
             });
         }
-        let asked = self.store.settle(charges, redis, settlements);
-        if let Err(trouble) = self.with_timeout(asked, None, now).await {
-            tracing::debug!("refund failed, and unused units stay charged: {trouble}");
+        let call = self.store.settle(charges, redis, settlements);
+        if let Err(error) = self.with_timeout(call, None, now).await {
+            tracing::debug!("refund failed, and unused units stay charged: {error}");
         }
     }
 
     /// Renews without Redis what was charged without it.
-    pub(super) fn renew_anywhere(
+    pub(super) fn renew_with_fallback(
         &self,
         charges: &[Charge<'_>],
         FallbackReceipt(charged): &mut FallbackReceipt,
         now: Timestamp,
     ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
         match charged {
-            Charged::Here(receipt) => MaybeReady::Ready(self.renew_share(charges, receipt, now)),
-            Charged::There(pair) => MaybeReady::Pending(async move {
+            ReceiptKind::Local(receipt) => {
+                MaybeReady::Ready(self.renew_share(charges, receipt, now))
+            }
+            ReceiptKind::Redis(pair) => MaybeReady::Pending(async move {
                 Box::pin(self.renew_remotely(charges, pair, now)).await
             }),
         }
@@ -183,10 +186,10 @@ impl FallbackStore {
         }
         // No request waits for a renewal, so only the timeout of each call bounds it.
         let renewed = self.store.renew(charges, redis).await;
-        let renewed = renewed.inspect_err(|trouble| {
-            self.counters.count_failure(trouble);
-            self.server_errors.record(trouble, now);
-            tracing::debug!("lease renewal failed: {trouble}");
+        let renewed = renewed.inspect_err(|error| {
+            self.counters.count_failure(error);
+            self.server_errors.record(error, now);
+            tracing::debug!("lease renewal failed: {error}");
         });
         renewed.unwrap_or(Renewal::Unknown)
     }
@@ -209,14 +212,14 @@ impl FallbackStore {
         settlements: &[Settlement],
         now: Timestamp,
     ) {
-        let _invalidation = self.forgetting(charges, settlements);
+        let _invalidation = self.invalidate_refunded(charges, settlements);
         self.with_share(charges, |shared| {
             self.local.settle(shared, receipt, settlements, now);
         });
     }
 
     /// Returns the guard that invalidates, after the refund, the denials that the refund can lift.
-    fn forgetting(
+    fn invalidate_refunded(
         &self,
         charges: &[Charge<'_>],
         settlements: &[Settlement],

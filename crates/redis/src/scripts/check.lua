@@ -43,9 +43,10 @@ local has_long_states = false
 -- (lead.lua)
 -- (value.lua)
 
--- Decides a member of this kernel with its numbers at `at` of `program`, on the state at `position`
--- of `value`, or on a new state if the position is nil. Returns the positions after the numbers and
--- after the state; whether the member denies; the state after the charge; and when that expires.
+-- Decides a member of this kernel. Its numbers are at `at` of `program`. Its state is at `position`
+-- of `value`, or new if the position is nil. Returns five values: where the numbers end and where
+-- the state ends; whether the member denies; its state after the charge; and when this state
+-- expires.
 --
 -- The kernels are branches of one function, because Redis executes the definition of each function
 -- on every call.
