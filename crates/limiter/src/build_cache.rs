@@ -4,40 +4,49 @@ use std::hash::{BuildHasher as _, Hash};
 
 use foldhash::fast::RandomState;
 
-/// A direct-mapped cache: each key has exactly one slot, and replaces the key that was there. So a
-/// lookup takes constant time, and the memory is bounded.
+/// The number of entries of a set.
+const WAYS: usize = 4;
+
+/// A set-associative cache: a key belongs to one set, of [`WAYS`] entries, and replaces the oldest
+/// entry of a full set. So a lookup takes constant time, and the memory is bounded.
 #[derive(Debug)]
 pub struct BuildCache<K, V> {
-    slots: Vec<Option<(K, V)>>,
-    /// The number of slots, which are allocated when the first value is stored.
-    size: usize,
+    sets: Box<[EntrySet<K, V>]>,
     hasher: RandomState,
 }
 
+#[derive(Debug)]
+struct EntrySet<K, V> {
+    entries: Vec<(K, V)>,
+    /// The index of the oldest entry of a full set.
+    oldest: usize,
+}
+
 impl<K: Hash + Eq, V> BuildCache<K, V> {
-    /// Creates a cache of `size` slots, at least one.
+    /// Creates a cache of `size` entries, rounded up to whole sets.
     #[must_use]
     pub fn new(size: usize) -> Self {
+        let sets = (0..size.div_ceil(WAYS).max(1)).map(|_| EntrySet {
+            entries: Vec::new(),
+            oldest: 0,
+        });
         Self {
-            slots: Vec::new(),
-            size: size.max(1),
+            sets: sets.collect(),
             hasher: RandomState::default(),
         }
     }
 
     /// Returns the value of `key`, if it is in the cache.
     pub fn get(&self, key: &K) -> Option<&V> {
-        let (known, value) = self.slots.get(self.slot(key))?.as_ref()?;
-        (known == key).then_some(value)
+        let entries = &self.sets[self.set_of(key)].entries;
+        let (_, value) = entries.iter().find(|(known, _)| known == key)?;
+        Some(value)
     }
 
-    /// Stores the value of `key`, and returns it.
+    /// Stores the value of `key`, which is not in the cache, and returns it.
     pub fn insert(&mut self, key: K, value: V) -> &V {
-        if self.slots.is_empty() {
-            self.slots.resize_with(self.size, || None);
-        }
-        let slot = self.slot(&key);
-        &self.slots[slot].insert((key, value)).1
+        let set = self.set_of(&key);
+        self.sets[set].insert(key, value)
     }
 
     /// Returns the value of `key`, and builds it if it is not in the cache.
@@ -50,26 +59,33 @@ impl<K: Hash + Eq, V> BuildCache<K, V> {
         key: K,
         build: impl FnOnce(&K) -> Result<V, E>,
     ) -> Result<&V, E> {
-        if self.slots.is_empty() {
-            self.slots.resize_with(self.size, || None);
+        let number = self.set_of(&key);
+        let set = &mut self.sets[number];
+        if let Some(found) = set.entries.iter().position(|(known, _)| *known == key) {
+            return Ok(&set.entries[found].1);
         }
-        let number = self.slot(&key);
-        let slot = &mut self.slots[number];
-        if slot.as_ref().is_some_and(|(known, _)| *known != key) {
-            *slot = None;
-        }
-        match slot {
-            Some((_, value)) => Ok(value),
-            empty => {
-                let value = build(&key)?;
-                Ok(&empty.insert((key, value)).1)
-            }
-        }
+        let value = build(&key)?;
+        Ok(set.insert(key, value))
     }
 
-    fn slot(&self, key: &K) -> usize {
-        // The remainder is less than the number of slots, so it fits a usize.
-        usize::try_from(self.hasher.hash_one(key) % self.size as u64).unwrap_or(0)
+    fn set_of(&self, key: &K) -> usize {
+        // The remainder is less than the number of sets, so it fits a usize.
+        usize::try_from(self.hasher.hash_one(key) % self.sets.len() as u64).unwrap_or(0)
+    }
+}
+
+impl<K, V> EntrySet<K, V> {
+    fn insert(&mut self, key: K, value: V) -> &V {
+        let at = if self.entries.len() < WAYS {
+            self.entries.push((key, value));
+            self.entries.len() - 1
+        } else {
+            let at = self.oldest;
+            self.entries[at] = (key, value);
+            self.oldest = (at + 1) % WAYS;
+            at
+        };
+        &self.entries[at].1
     }
 }
 
@@ -78,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_those_of_their_keys_if_keys_share_a_slot() {
+    fn values_are_those_of_their_keys_if_keys_share_a_set() {
         let mut cache = BuildCache::new(16);
         for _ in 0..2 {
             for key in 0..1_000_u64 {
@@ -87,15 +103,21 @@ mod tests {
                 assert_eq!(cache.get(&key), Some(&(key * 3)));
             }
         }
-        assert_eq!(cache.slots.len(), 16);
+        let entries = cache.sets.iter().map(|set| set.entries.len());
+        assert!(entries.sum::<usize>() <= 16);
     }
 
+    /// Up to four keys are cached together, even if all of them belong to one set.
     #[test]
     fn a_cached_value_is_not_built_again_and_an_error_is_not_cached() {
-        let mut cache = BuildCache::new(4);
-        assert_eq!(cache.get_or_build("key", |_| Err("wrong")), Err("wrong"));
-        assert_eq!(cache.get_or_build("key", |_| Ok::<_, &str>(1)), Ok(&1));
-        let again = cache.get_or_build("key", |_| Err("built again"));
-        assert_eq!(again, Ok(&1));
+        let mut cache = BuildCache::new(WAYS);
+        assert_eq!(cache.get_or_build(0, |_| Err("wrong")), Err("wrong"));
+        for key in 0..4 {
+            assert_eq!(cache.get_or_build(key, |key| Ok::<_, &str>(*key)), Ok(&key));
+        }
+        for key in 0..4 {
+            let again = cache.get_or_build(key, |_| Err("built again"));
+            assert_eq!(again, Ok(&key));
+        }
     }
 }

@@ -27,8 +27,8 @@ pub(crate) struct StoredValue {
     /// The states, each with the parameters that it was stored under; `None` for a key that has
     /// spent nothing.
     pub(crate) states: Option<Vec<StoredState>>,
-    /// The lead of each state: how far it was ahead of the clock when it was written, in the
-    /// encoding of `lead.rs`; 0 for a state without a lead.
+    /// The lead of each state: at most how far it was ahead of the clock when it was written, in
+    /// the encoding of `lead.rs`; 0 for a state without a lead.
     pub(crate) leads: Vec<u8>,
 }
 

@@ -32,8 +32,8 @@
 //! | | 1, 2 | windows from the first request: microseconds, as of an interval, or in 7 bytes |
 //! | any other | 0 | a digest, 4 bytes: the state itself has what a conversion needs |
 //!
-//! The state of a schedule or of an interval bucket ends with its lead, 1 byte: how far it was
-//! ahead of the clock when it was written (`lead.rs`).
+//! The state of a schedule or of an interval bucket ends with its lead, 1 byte: at most how far it
+//! was ahead of the clock when it was written (`lead.rs`).
 //!
 //! One schedule of an ordinary rate is therefore 12 bytes, the largest string that fits into the
 //! smallest string allocation of Redis. Every number has exactly one encoding, so that parameters

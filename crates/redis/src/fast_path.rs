@@ -71,10 +71,11 @@ impl RedisStore {
 /// Returns the dedicated script for `charge` and its arguments without the instant, if there is one.
 ///
 /// There is one for a log, and one for each sequence of up to [`MAX_MEMBERS`](scripts::MAX_MEMBERS)
-/// kernels with states of a fixed size. No limit may count denied requests.
+/// kernels with states of a fixed size. The unit of a schedule must be a whole number of
+/// microseconds, a window must not be of a calendar, and no limit may count denied requests.
 fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
     let cost = charge.cost.units();
-    if encode::counts_denials(charge) || cost == 0 {
+    if encode::counts_denials(charge) {
         return None;
     }
     let members: Vec<GroupNumbers<'_>> = remote_eval::numbers(charge.limits, charge.cost).collect();

@@ -4,8 +4,9 @@
 //! Most states contain the approximate instant at which they were written: the newest entry of a
 //! log, the index of a window. A schedule and an interval bucket contain only the instant at which
 //! they are full again. That can be far ahead of a correct clock if a server with a larger limit
-//! has charged the key. Therefore these states also contain a byte with their *lead*: how far that
-//! instant was ahead of the clock when the state was written.
+//! has charged the key. Therefore these states also contain a byte with their *lead*: an upper bound
+//! of how far that instant was ahead of the clock when the state was written. On the fast path it is
+//! the lead of a key that is charged completely.
 //!
 //! ```text
 //!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead

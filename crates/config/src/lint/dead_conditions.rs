@@ -163,18 +163,19 @@ fn wrong_case(entry: &str) -> Option<String> {
 }
 
 /// Probable misspellings of the prefixes in [`DERIVED_PREFIXES`].
-const NEARLY_FOUND: [(&str, &str); 6] = [
+const NEARLY_FOUND: [(&str, &str); 5] = [
     ("headers.", "header."),
     ("cookies.", "cookie."),
     ("params.", "query."),
     ("param.", "query."),
     ("header-", "header."),
-    ("header_", "header."),
 ];
 
 /// Words that are similar to a standard entry, but that an application may well use as the name of
 /// an entry of its own.
-const WORDS: [&str; 6] = ["county", "ghost", "hot", "pat", "patch", "schema"];
+const WORDS: [&str; 8] = [
+    "chem", "count", "county", "ghost", "hot", "pat", "patch", "schema",
+];
 
 /// The maximum number of different names in a file that are compared with each other.
 const MAX_COMPARED: usize = 1_000;
@@ -235,8 +236,8 @@ impl<'p, 'c> EntryNames<'p, 'c> {
             return None;
         }
         let provided = || {
-            let mut provided = self.provided.iter().copied();
-            provided.find(|known| is_slip(entry, known))
+            let mut provided = self.provided.iter().copied().take(MAX_COMPARED);
+            provided.find(|known| is_slip_between(entry, known))
         };
         let meant = standard
             .find(|known| is_slip_of_standard(entry, known))
@@ -255,7 +256,7 @@ impl<'p, 'c> EntryNames<'p, 'c> {
         let similar = self
             .used
             .iter()
-            .filter(|(name, of_name)| is_rarer(**of_name) && is_slip(entry, name));
+            .filter(|(name, of_name)| is_rarer(**of_name) && is_slip_between(entry, name));
         let first = similar.min_by_key(|(_, (_, order))| *order);
         first.map(|(name, _)| *name)
     }
@@ -280,33 +281,51 @@ fn misspelt_key(entry: &str, meant: &str) -> String {
 /// Returns whether `word` is the standard entry `known` with one letter inserted, missing or
 /// swapped with the next one. In a long name, one other letter or two missing letters count too.
 fn is_slip_of_standard(word: &str, known: &str) -> bool {
-    let (is_long, is_short) = (known.len() >= 6, known.len() < 4 || word.len() < 3);
-    let distance = strsim::damerau_levenshtein(word, known);
-    match distance {
-        1 if !is_short => is_long || is_edit_without_substitution(word, known),
-        2 if is_long => known.len() == word.len() + 2,
+    if word.len() < 3 || known.len() < 4 || word.len().abs_diff(known.len()) > 2 {
+        return false;
+    }
+    let is_long = known.len() >= 6;
+    is_slip(word, known)
+        || is_long
+            && match strsim::damerau_levenshtein(word, known) {
+                1 => true,
+                2 => known.len() == word.len() + 2,
+                _ => false,
+            }
+}
+
+/// Returns whether two names of an application differ by a slip. A short name, and the plural of
+/// the other one, may well be another entry.
+fn is_slip_between(word: &str, other: &str) -> bool {
+    let is_plural = |one: &str, other: &str| one.strip_suffix('s') == Some(other);
+    word.len().min(other.len()) >= 4
+        && !is_plural(word, other)
+        && !is_plural(other, word)
+        && is_slip(word, other)
+}
+
+/// Returns whether `word` is `known` with one letter inserted, one letter missing, or two
+/// neighbouring letters swapped. A substituted letter does not count, because it may be intended,
+/// as in `key_a` and `key_b`. Takes time in proportion to the length.
+fn is_slip(word: &str, known: &str) -> bool {
+    let (word, known) = (word.as_bytes(), known.as_bytes());
+    let (short, long) = if word.len() <= known.len() {
+        (word, known)
+    } else {
+        (known, word)
+    };
+    if long.len() - short.len() > 1 {
+        return false;
+    }
+    let pairs = short.iter().zip(long);
+    let same = pairs.take_while(|(one, other)| one == other).count();
+    let (short, long) = (&short[same..], &long[same..]);
+    match (short, long) {
+        ([], []) => false,
+        _ if short.len() < long.len() => short == &long[1..],
+        ([a, b, rest @ ..], [c, d, other_rest @ ..]) => a == d && b == c && rest == other_rest,
         _ => false,
     }
-}
-
-/// Returns whether `word` is `known` with one letter inserted, one letter missing, or two letters
-/// swapped. A substituted letter does not count, because it may be intended, as in `key_a` and
-/// `key_b`.
-fn is_slip(word: &str, known: &str) -> bool {
-    let is_long = word.len().min(known.len()) >= 4;
-    is_long
-        && strsim::damerau_levenshtein(word, known) == 1
-        && is_edit_without_substitution(word, known)
-}
-
-/// Returns whether the one edit between `word` and `known` is not a substituted letter.
-fn is_edit_without_substitution(word: &str, known: &str) -> bool {
-    let sorted = |text: &str| {
-        let mut bytes = text.as_bytes().to_vec();
-        bytes.sort_unstable();
-        bytes
-    };
-    word.len() != known.len() || sorted(word) == sorted(known)
 }
 
 /// Returns a warning for an entry that is not in `known`.

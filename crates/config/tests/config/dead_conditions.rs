@@ -265,11 +265,25 @@ fn an_entry_of_an_application_is_not_a_misspelling() {
         "when: {header.x-key: a, header.x-keys: b}",
         "elastic: {extra: 10%, when: {hosts: 'yes'}}",
         "key: [methods, mthod, pats]",
+        "when: {count: a, chem: b, header_size: c, user: d, users: e, regions: f, region: g}",
     ] {
         let entries = "entries: {methods: {of: host, split: '.'}, mthod: {of: host, split: '.'}, \
             pats: {of: host, split: '.'}}\n";
         assert_eq!(of_rule(entries, fields), [""; 0], "{fields}");
     }
+}
+
+/// Long names were compared by their edit distance, which takes time in proportion to the product of
+/// their lengths.
+#[test]
+fn long_names_are_compared_in_linear_time() {
+    let name = |at: usize| format!("{at:0>250}");
+    let rule = |at: usize| {
+        let name = name(at);
+        format!("  - {{name: r{at}, key: [{name}], limits: [1/s]}}\n")
+    };
+    let rules: String = (100_000..100_999).map(rule).collect();
+    warnings(&format!("rules:\n{rules}"));
 }
 
 /// Every name used to be compared with every use of every other name.

@@ -128,6 +128,6 @@ pub(super) fn is_count(number: &u64) -> bool {
 
 /// Returns whether `number`, a count of windows or microseconds since the epoch, is within the
 /// range of [`Timestamp`].
-pub(super) fn is_instant(number: &u64) -> bool {
+pub(crate) fn is_instant(number: &u64) -> bool {
     *number <= Timestamp::MAX.as_micros()
 }

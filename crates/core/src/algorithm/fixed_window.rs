@@ -13,9 +13,9 @@
 //! - **Source.** Folklore; the boundary burst is described in every account of it.
 
 use crate::{
-    algorithm::counter::is_count,
     algorithm::{
         ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
+        counter::is_count,
     },
     digest::Digest,
     error::LimitError,

@@ -25,10 +25,9 @@
 //!   `bucket4j`.
 
 use crate::{
-    algorithm::counter::is_count,
     algorithm::{
         ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
-        narrow,
+        counter::is_count, narrow,
     },
     error::LimitError,
     limit::{

@@ -1,6 +1,6 @@
 //! Kernels: the implementations of the algorithms, as pure functions of state, time and cost.
 //!
-//! Each variant of [`Algorithm`](crate::Algorithm) is implemented by one of six kernels. A kernel
+//! Each variant of [`Algorithm`](crate::Algorithm) is implemented by one of seven kernels. A kernel
 //! answers four questions about its own state. All computation on states is in this module:
 //!
 //! - Is this cost *denied* now?
@@ -35,7 +35,7 @@ mod sliding_weighted;
 
 pub(crate) use self::{
     charge_position::{ChargePosition, Mark},
-    counter::{Counter, CounterState},
+    counter::{Counter, CounterState, is_instant},
     fixed_window::{FixedWindow, WindowState},
     gcra::{Gcra, gcd, narrow},
     interval_bucket::{Interval, IntervalState},

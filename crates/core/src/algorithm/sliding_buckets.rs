@@ -21,9 +21,9 @@
 //!   `SlidingWindowRateLimiter` is the loose form.
 
 use crate::{
-    algorithm::counter::{is_count, is_instant},
     algorithm::{
         ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
+        counter::is_count, is_instant,
     },
     digest::Digest,
     error::LimitError,

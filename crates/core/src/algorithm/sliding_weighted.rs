@@ -23,9 +23,9 @@
 //!   domains".
 
 use crate::{
-    algorithm::counter::{is_count, is_instant},
     algorithm::{
         ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
+        counter::is_count, is_instant,
     },
     digest::Digest,
     error::LimitError,

@@ -254,6 +254,10 @@ mod tests {
                 "the period has no unit: write 5/10s, 5/10min or 5/10h",
             ),
             ("5/0s", "the period must be longer than zero: write 5/s"),
+            (
+                "5/0.0s",
+                "the period must be a whole number: use us, ms, s, min, h, d or w",
+            ),
             ("5/9999w", "the period is over the maximum of 10 years"),
             (
                 "5/1.5s",

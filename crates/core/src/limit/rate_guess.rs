@@ -109,8 +109,8 @@ fn period_text(text: &str) -> Option<String> {
         _ => return None,
     };
     let places = fraction.len();
-    (places <= 3).then(|| {
-        let digits = format!("{whole}{fraction}{}", "0".repeat(3 - places));
-        format!("{}{unit}", digits.trim_start_matches('0'))
-    })
+    let zeros = 3_usize.checked_sub(places)?;
+    let digits = format!("{whole}{fraction}{}", "0".repeat(zeros));
+    let digits = digits.trim_start_matches('0');
+    (!digits.is_empty()).then(|| format!("{digits}{unit}"))
 }

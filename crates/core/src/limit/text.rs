@@ -94,11 +94,12 @@ fn expected(text: &str) -> String {
 }
 
 fn parse_count(field: &'static str, text: &str) -> Result<u64, LimitError> {
-    let problem = |_| {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|_| is_number);
+    number.ok_or_else(|| {
         let problem = format!("expected a whole number after `{field}`, got \"{text}\"");
         LimitError::new(field, problem)
-    };
-    text.parse().map_err(problem)
+    })
 }
 
 #[cfg(test)]
@@ -138,6 +139,7 @@ mod tests {
             ("often burst 3", "rate"),
             ("0/s burst 3", "rate"),
             ("20/min burst x", "burst"),
+            ("20/min burst +3", "burst"),
             ("20/min burst 9999999999999999", "burst"),
             ("20/min capacity -1", "capacity"),
             ("20/min capacity 0", "capacity"),

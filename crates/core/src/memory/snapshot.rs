@@ -6,7 +6,7 @@
 
 use super::{BlockNote, BlockedRule, MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
-    algorithm::State,
+    algorithm::{State, is_instant},
     eval::KeyState,
     limit::bounds,
     time::{CLOCK_JUMP, Span, Timestamp},
@@ -196,12 +196,6 @@ fn put_key_state(out: &mut Vec<u8>, key_state: &KeyState) {
     for state in states {
         state.write(&mut |number| put(out, number));
     }
-}
-
-/// Returns whether `number`, a count of windows or microseconds since the epoch, is within the
-/// range of [`Timestamp`].
-fn is_instant(number: &u64) -> bool {
-    *number <= Timestamp::MAX.as_micros()
 }
 
 struct Input<'b> {

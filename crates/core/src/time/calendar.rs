@@ -49,10 +49,10 @@ pub struct Calendar {
     day: i8,
 }
 
-/// The zone is left out, because its rules cannot be hashed.
+/// The name of the zone stands for its rules, which cannot be hashed.
 impl Hash for Calendar {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.unit, self.day).hash(state);
+        (self.unit, self.zone.name(), self.day).hash(state);
     }
 }
 

@@ -1,5 +1,6 @@
--- The lead of a state says how far the state was ahead of the clock when it was written. It takes
--- one byte, and is rounded up by less than one eighth plus half a second. A state that is ahead by
+-- The lead of a state is an upper bound of how far the state was ahead of the clock when it was
+-- written. It takes one byte, and is rounded up by less than one eighth plus half a second. On the
+-- fast path it is the lead of a key that is charged completely. A state that is ahead by
 -- more than its lead plus JUMP was written by a clock that was ahead of this one: the clock of a
 -- former primary, or this clock before it was set back. The limit would deny requests until this
 -- clock has caught up, so the store clamps the state.

@@ -811,7 +811,7 @@ fn the_fast_path_decides_as_check_does() {
             let charge = charge(&limits, key.as_bytes(), 1 + draw(3));
             let charges = [charge];
             let (mut outcomes, mut expected) = (Vec::new(), Vec::new());
-            // At last, the stores change roles, on the state of each other.
+            // In the last steps, each store continues on the state that the other path has written.
             let (one, other) = if step < 9 {
                 (&fast, &general)
             } else {

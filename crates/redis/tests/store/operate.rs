@@ -1,6 +1,9 @@
 //! The operator's commands, and what remains on the server.
 
-use tidegate_core::{BlockNote, BlockedRule, Charge, Cost, Decision, Effect, Span, former_key};
+use tidegate_core::{
+    Algorithm, BlockNote, BlockedRule, Charge, Cost, Counting, Decision, Effect, Limit, Limits,
+    Rate, RefillMode, Span, Timestamp, Window, former_key,
+};
 use tidegate_redis::RedisStore;
 
 use crate::{limits, server::Server};
@@ -123,6 +126,68 @@ async fn a_block_keeps_the_name_of_its_rule() {
         assert!(store.block(&key, None, "why").await.unwrap());
         let block = store.block_on(&key).await.unwrap().unwrap();
         assert_eq!((block.reason.as_str(), &block.rule), ("why", &None));
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_every_kernel_expires_with_its_state() {
+    const HOUR: u64 = 3_600_000;
+    let server = Server::redis();
+    let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+    // 20 minutes after a full hour. A pinned clock adds a day to the time to live.
+    let now = 1_767_225_600_000_000 + 1_200_000_000;
+    store.pin_clock(Timestamp::from_micros(now));
+    let (day, hour) = (24 * HOUR, Span::from_millis(HOUR));
+    let rate = Rate {
+        count: 10,
+        period: hour,
+    };
+    let window = |window| Algorithm::FixedWindow { limit: 10, window };
+    for (number, (algorithm, millis)) in [
+        (Algorithm::Gcra { rate, burst: 9 }, HOUR / 10),
+        (
+            Algorithm::TokenBucket {
+                capacity: 10,
+                refill: rate,
+                mode: RefillMode::Interval,
+            },
+            HOUR,
+        ),
+        (window(Window::Epoch(hour)), HOUR * 2 / 3),
+        (window(Window::FirstRequest(hour)), HOUR),
+        (
+            Algorithm::SlidingWindowCounter {
+                limit: 10,
+                window: hour,
+                counting: Counting::Weighted,
+            },
+            HOUR * 5 / 3,
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let limits = Limits::new(vec![Limit::new(algorithm.clone()).unwrap()]).unwrap();
+        // By the fast path, and by the general script.
+        for (path, reserves) in [("fast", false), ("general", true)] {
+            let key = format!("{path}{number}");
+            let charges = [Charge::new(key.as_bytes(), &limits, Cost::ONE).unwrap()];
+            let mut outcomes = Vec::new();
+            let decision = if reserves {
+                store.reserve(&charges, &mut outcomes).await.unwrap().0
+            } else {
+                let checked = store.check(&charges, Effect::Charge, &mut outcomes);
+                checked.await.unwrap()
+            };
+            assert_eq!(decision, Decision::Admitted);
+            let left: u64 = server
+                .command(&["PTTL", &format!("tg:{key}")])
+                .parse()
+                .unwrap();
+            // The test itself takes less than ten minutes.
+            let (least, most) = (day + millis - HOUR / 6, day + millis);
+            assert!((least..=most).contains(&left), "{algorithm:?}: {left} ms");
+        }
     }
 }
 
