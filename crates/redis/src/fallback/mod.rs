@@ -156,10 +156,14 @@ impl FallbackStore {
         let epoch = self.denial_cache.epoch(request.charges);
         let began = Instant::now();
         // The guard also invalidates if the caller stops waiting or the outcome is unknown.
-        let _invalidation = (request.effect == Effect::Refund)
+        let invalidation = matches!(request.effect, Effect::Charge | Effect::Refund)
             .then(|| self.denial_cache.invalidate_on_drop(request.charges.iter()));
         let call = self.store.check(request.charges, request.effect, outcomes);
         let decision = self.with_timeout(call, request.within, request.now).await?;
+        let is_denied = request.effect == Effect::Charge && decision != Decision::Admitted;
+        if let Some(invalidation) = invalidation.filter(|_| is_denied) {
+            invalidation.disarm();
+        }
         match request.effect {
             Effect::Charge => {
                 self.cache_result(request, &decision, outcomes, epoch, began);

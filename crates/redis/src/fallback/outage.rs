@@ -67,7 +67,7 @@ struct OngoingOutage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OutageSummary {
     /// The time from the first fallback decision to the first decision by Redis after the last
-    /// fallback.
+    /// fallback, or to [`STEADY`] after that fallback if there was none until then.
     pub(super) lasted: Span,
     /// Number of decisions on this server's share of the limits in that time.
     pub(super) local: u64,
@@ -119,7 +119,10 @@ impl Outage {
             return None;
         }
         let summary = outage.is_logged.then_some(OutageSummary {
-            lasted: recovered_at.since(outage.since),
+            // Without requests, Redis may have recovered long before it decided again.
+            lasted: recovered_at
+                .min(outage.latest.after(STEADY))
+                .since(outage.since),
             local: outage.local,
             policy: outage.policy,
         });
@@ -160,6 +163,15 @@ mod tests {
         };
         assert_eq!(outage.record_exact(at(105_000)), Some(summary));
         assert_eq!(outage.record_exact(at(105_001)), None);
+    }
+
+    #[test]
+    fn a_time_without_requests_is_no_part_of_an_outage() {
+        let outage = Outage::default();
+        assert!(outage.record_fallback(Source::Local, at(100_000)));
+        assert!(!outage.record_fallback(Source::Local, at(102_000)));
+        let summary = outage.record_exact(at(250_000)).unwrap();
+        assert_eq!(summary.lasted, Span::from_millis(3_000));
     }
 
     #[test]

@@ -87,9 +87,13 @@ impl FallbackStore {
     ) -> Result<DecisionAndReceipt<FallbackReceipt>, StoreError> {
         let epoch = self.denial_cache.epoch(request.charges);
         let began = Instant::now();
+        let invalidation = self.denial_cache.invalidate_on_drop(request.charges.iter());
         let call = self.store.reserve(request.charges, outcomes);
         let call = self.with_timeout(call, request.within, request.now);
         let (decision, redis) = call.await?;
+        if decision != Decision::Admitted {
+            invalidation.disarm();
+        }
         self.cache_result(request, &decision, outcomes, epoch, began);
         let now = add_elapsed(request.now, began);
         let receipt = (decision == Decision::Admitted).then(|| {

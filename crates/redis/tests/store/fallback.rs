@@ -306,6 +306,49 @@ async fn ask(node: &FallbackStore, key: &'static [u8]) -> (Decision, Source) {
     (decided.decision, decided.source)
 }
 
+/// Charges `cost` units of 10 a day, and returns the decision, its source and the remaining units.
+async fn charge(node: &FallbackStore, cost: u64) -> (Decision, Source, u64) {
+    let limits = Limits::new(vec!["10/d".parse().unwrap()]).unwrap();
+    let charge = Charge::new(b"key", &limits, Cost::new(cost).unwrap()).unwrap();
+    let (mut charges, mut outcomes) = (vec![charge], Vec::new());
+    let decided = node.decide(request(&mut charges), &mut outcomes).await;
+    (decided.decision, decided.source, outcomes[0].remaining)
+}
+
+/// A charge of another cost, after which a cached denial has too many remaining units and too short
+/// a wait.
+#[tokio::test]
+async fn a_charge_drops_the_cached_denials_of_its_key() {
+    let redis = tokio::task::spawn_blocking(RedisServer::start)
+        .await
+        .unwrap();
+    let node = node(&redis.url()).await;
+    assert_eq!(
+        charge(&node, 5).await,
+        (Decision::Admitted, Source::Redis, 5)
+    );
+    assert_eq!(
+        charge(&node, 8).await,
+        (Decision::Limited, Source::Redis, 5)
+    );
+    assert_eq!(
+        charge(&node, 8).await,
+        (Decision::Limited, Source::Cache, 5)
+    );
+    assert_eq!(
+        charge(&node, 3).await,
+        (Decision::Admitted, Source::Redis, 2)
+    );
+    assert_eq!(
+        charge(&node, 8).await,
+        (Decision::Limited, Source::Redis, 2)
+    );
+    assert_eq!(
+        charge(&node, 8).await,
+        (Decision::Limited, Source::Cache, 2)
+    );
+}
+
 fn is_blocked((decision, source): (Decision, Source), by: Source) -> bool {
     matches!(decision, Decision::Blocked { .. }) && source == by
 }

@@ -1,9 +1,9 @@
 //! Denial cache (a negative cache): a request that was just denied is denied again without a call
 //! to Redis.
 //!
-//! A denial contains the instant until which it is valid, unless units are refunded. It is cached
-//! until then, but never longer than the configured maximum, so that a refund on another node is
-//! noticed after at most that time. Denials by concurrency limits are not cached, because their
+//! A denial is valid until the first of its limits would admit the request, unless the key is charged
+//! or refunded. It is cached until then, but never longer than the configured maximum, so that a
+//! charge or refund on another node is noticed after at most that time. Denials by concurrency limits are not cached, because their
 //! leases may be released at any time.
 //!
 //! A reply from Redis is already old when it arrives. It is cached only if no denial of its keys
@@ -28,9 +28,10 @@ use tidegate_core::{
 /// Number of cached denials, a power of two.
 const SLOTS: usize = 1 << 14;
 
-/// Number of invalidation counters, a power of two. A refund to a key invalidates every key that
-/// shares its counter.
-const COUNTERS: usize = 1 << 12;
+/// Number of invalidation counters, a power of two. A charge or refund of a key invalidates every
+/// key that shares its counter. There are so many that a key that is denied all the time is rarely
+/// invalidated by the charges of other keys.
+const COUNTERS: usize = 1 << 16;
 
 /// Upper bounds of a request whose denial is cached: total bytes of its keys, and its number of
 /// limits.
@@ -185,7 +186,8 @@ impl DenialCache {
 
     /// Invalidates the denials of the keys of `charges` when the returned guard is dropped. A
     /// refund holds the guard, because the units that it returns may admit a request that was
-    /// denied.
+    /// denied. A charge holds it until it is known that nothing was charged, because a denied
+    /// request would now have to wait longer.
     pub(super) fn invalidate_on_drop<'c>(
         &self,
         charges: impl Iterator<Item = &'c Charge<'c>>,
@@ -226,6 +228,13 @@ impl DenialCache {
 pub(super) struct InvalidationGuard<'d> {
     cache: &'d DenialCache,
     counters: Box<[usize]>,
+}
+
+impl InvalidationGuard<'_> {
+    /// Drops the guard without invalidating anything.
+    pub(super) fn disarm(mut self) {
+        self.counters = [].into();
+    }
 }
 
 impl Drop for InvalidationGuard<'_> {
@@ -278,18 +287,14 @@ fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> 
     {
         return None;
     }
-    let limits = charges
-        .iter()
-        .flat_map(|charge| charge.limits.iter().map(|_| charge.limits.is_shadow()));
-    let denying = limits
-        .zip(outcomes)
-        .filter(|(shadow, outcome)| !shadow && !outcome.allowed);
     let wait = |outcome: &Outcome| match outcome.retry_after {
         RetryAfter::After(span) => span,
         // The caller bounds the wait by its maximum, so the longest span can represent "never".
         RetryAfter::Never => Span::from_micros(u64::MAX),
     };
-    denying.map(|(_, outcome)| wait(outcome)).max()
+    // A limit in shadow mode is also reported as denying, until its own wait has passed.
+    let denying = outcomes.iter().filter(|outcome| !outcome.allowed);
+    denying.map(wait).min()
 }
 
 /// Returns `outcome` with its waits shortened by `passed`.
