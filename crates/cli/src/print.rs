@@ -24,7 +24,8 @@ pub(crate) fn status(status: &Value) -> String {
     let store = &status["store"];
     let has_snapshot = store["snapshot"] == true;
     let kept = match (&store["persistent"], text(&store["kind"]).as_str()) {
-        (Value::Bool(true), _) => "persistent across restarts",
+        (Value::Bool(true), "memory") => "persistent across restarts",
+        (Value::Bool(true), _) => "kept as long as Redis keeps its data",
         (_, "memory") if has_snapshot => "snapshot failing: a restart loses later changes",
         (_, "memory") => "lost on restart: set store.memory.snapshot to keep counters and blocks",
         _ => "not persistent across restarts",
