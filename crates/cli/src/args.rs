@@ -101,7 +101,7 @@ pub(crate) enum Command {
     Block {
         #[command(flatten)]
         key: Key,
-        /// The duration, such as 10min, 1h or forever [default: the rule's longest window]
+        /// The duration, such as 10min, 1h or forever [default: the rule's longest window, at least 1min]
         #[arg(long = "for", value_name = "TIME")]
         span: Option<String>,
         /// The reason, shown in the list of blocks

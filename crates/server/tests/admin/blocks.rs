@@ -187,6 +187,17 @@ fn a_block_expires_unless_it_is_permanent() {
 }
 
 #[test]
+fn a_block_without_a_duration_lasts_at_least_a_minute() {
+    let listener = TestListener::open();
+    reload(
+        &listener,
+        "rules: [{name: short, limits: [100/s burst 20]}]",
+    );
+    let put = listener.ask("PUT", "/v1/blocks/short", "");
+    assert_eq!(put.json()["left_ms"], 60_000);
+}
+
+#[test]
 fn a_rule_without_a_key_is_blocked_as_a_whole() {
     let listener = TestListener::open();
     let put = listener.ask("PUT", "/v1/blocks/all%20of%20it", r#"{"for": "1s"}"#);

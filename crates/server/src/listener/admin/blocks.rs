@@ -21,6 +21,10 @@ const NO_BLOCK: &str = "this key is not blocked";
 /// this server and of Redis may differ, and a repeated command must not fail.
 const END_TOLERANCE: Span = Span::from_secs(5);
 
+/// The shortest duration of a block that is set without one. The window of a rate may be a fraction
+/// of a second.
+const MIN_DEFAULT_BLOCK: Span = Span::from_secs(60);
+
 /// The parsed body of a request to block a key.
 #[derive(Debug)]
 struct BlockRequest<'b> {
@@ -142,7 +146,7 @@ fn refuse_shorter(current: &Block, span: Option<Span>, now: Timestamp) -> Result
 }
 
 fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, Problem> {
-    let (mut span, mut reason) = (Some(rule.longest_window()), "");
+    let (mut span, mut reason) = (Some(rule.longest_window().max(MIN_DEFAULT_BLOCK)), "");
     let (mut spelling, mut may_shorten) = (Spelling::Normalized, false);
     for (name, value) in members {
         match (&**name, value) {
