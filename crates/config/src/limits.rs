@@ -133,6 +133,7 @@ pub fn build(
         match fields {
             Some(fields)
                 if unread && error.problem == "is missing" && tried(fields, error.field) => {}
+            Some(fields) if error.field == "algorithm" && has_unread_period(spec, fields) => {}
             Some(fields) => fields.wrong(report, error.field, error.problem),
             None => value.wrong(report, error.to_string()),
         }
@@ -144,6 +145,11 @@ pub fn build(
 /// itself, or the anchor that would replace it, could not be read.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
+}
+
+/// Returns whether a period could not be read, from which the algorithm would follow.
+fn has_unread_period(spec: &LimitSpec, fields: &Fields<'_>) -> bool {
+    spec.rate.is_none() && fields.tries("rate") || spec.window.is_none() && fields.tries("window")
 }
 
 /// Reads the full form of a limit. Also returns the source of its algorithm.

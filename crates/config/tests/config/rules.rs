@@ -267,6 +267,18 @@ fn an_unknown_algorithm_of_a_limit_is_one_mistake() {
 }
 
 #[test]
+fn a_wrong_period_of_a_limit_is_one_mistake() {
+    for field in [
+        "limit: 100, window: 60",
+        "limit: 100, window: 1month",
+        "rate: 5rpm",
+    ] {
+        let said = mistakes(&format!("rules: [{{name: a, limits: [{{{field}}}]}}]"));
+        assert_eq!(said.len(), 1, "{said:?}");
+    }
+}
+
+#[test]
 fn a_shorthand_may_have_a_burst_or_a_capacity() {
     let limits = "limits: ['100/s burst 20', 5/min capacity 10]";
     let config = Config::parse(&format!("rules: [{{name: a, {limits}}}]")).unwrap();
