@@ -187,7 +187,7 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     let has_inactive = list(&blocks["blocks"]).any(|block| block["inactive"].is_string());
     let mut out = headed(&head, rows);
     if has_inactive {
-        out.push_str("note: a block of a former rule or key denies nothing; lift it with `tidegate unblock`, the name of that rule and the key\n");
+        out.push_str("note: a block of a former rule or key is inactive; lift it with `tidegate unblock`, the name of that rule and the key\n");
     }
     if let Some(hint) = hint(blocks) {
         out.push_str(&hint);
@@ -197,7 +197,7 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     out
 }
 
-/// Returns the rule of a block, and why the block denies nothing if that is so.
+/// Returns the rule of a block, and why the block is inactive if that is so.
 fn rule_of(block: &Value) -> String {
     match (block["rule"].as_str(), block["inactive"].as_str()) {
         (None, Some(inactive)) => format!("({})", printable(inactive)),

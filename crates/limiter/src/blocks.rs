@@ -1,7 +1,8 @@
 //! Blocks in relation to the current rules.
 //!
 //! A block is identified by its key, which contains a hash of the rule's name. So a block stays in
-//! the store when its rule is renamed, removed or given another key, but then denies nothing.
+//! the store when its rule is renamed, removed or given another key, but is then inactive: no
+//! request has its key, or only one with equal values of other entries.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ pub struct BlockedKey<'a> {
     pub rule: Option<&'a str>,
     /// The values of the key entries; `None` if they cannot be decoded.
     pub values: Option<Vec<&'a str>>,
-    /// Why the block denies nothing; `None` if it is enforced.
+    /// Why the block is inactive; `None` if it is enforced.
     pub inactive: Option<&'static str>,
 }
 
@@ -28,9 +29,10 @@ impl<'a> BlockedKey<'a> {
     pub fn of(block: &'a Block, rules: &'a RuleSet) -> Self {
         let rule = rules.rule_of(&block.key);
         let former = block.rule.as_ref();
-        // A changed number of key entries could decode to wrong values.
-        let has_same_key = former
-            .is_none_or(|former| rule.is_some_and(|rule| rule.key().count() == former.key_entries));
+        // Under another key, the bytes would decode to values of other entries, or to wrong values.
+        let has_same_key = former.is_none_or(|former| {
+            rule.is_some_and(|rule| rule.key().eq(former.key.iter().map(|entry| &**entry)))
+        });
         if has_same_key && let Some((rule, values)) = rules.decode_key(&block.key) {
             return Self {
                 rule: Some(rule.name()),
@@ -52,7 +54,7 @@ impl<'a> BlockedKey<'a> {
     }
 }
 
-/// The number of blocks that deny nothing because their rule no longer exists or has another key,
+/// The number of blocks that are inactive because their rule no longer exists or has another key,
 /// by the rule's name, if it is known.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
@@ -65,10 +67,10 @@ impl InactiveBlocks {
     #[must_use]
     pub fn advice(&self) -> Option<String> {
         let blocks: usize = self.0.values().sum();
-        let (deny, rules) = match blocks {
+        let (are, rules) = match blocks {
             0 => return None,
-            1 => ("block denies", "its rule no longer exists or has"),
-            _ => ("blocks deny", "their rules no longer exist or have"),
+            1 => ("block is", "its rule no longer exists or has"),
+            _ => ("blocks are", "their rules no longer exist or have"),
         };
         let named = self.0.keys().take(MAX_NAMED).map(|rule| match rule {
             Some(rule) => format!("\"{}\"", rule.escape_debug()),
@@ -80,7 +82,7 @@ impl InactiveBlocks {
             named = format!("{named} and {more} more");
         }
         Some(format!(
-            "{blocks} {deny} nothing, because {rules} another key: {named}; list them with `tidegate blocks`, lift them with \
+            "{blocks} {are} inactive, because {rules} another key: {named}; list them with `tidegate blocks`, lift them with \
              `tidegate unblock`, and block the keys again under the new rule"
         ))
     }

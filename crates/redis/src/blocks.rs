@@ -10,9 +10,8 @@ use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
 /// Length in bytes of the end time of a block, the first field of an index entry.
 const END_BYTES: usize = 7;
 
-/// Separates the reason of an entry from the rule. It occurs in no reason, because UTF-8 never has
-/// this byte.
-const RULE_MARK: u8 = 0xFF;
+/// Separates the texts of an entry. It occurs in none of them, because UTF-8 never has this byte.
+const SEPARATOR: u8 = 0xFF;
 
 impl RedisStore {
     /// Blocks `key` for the duration `span`, or until the block is lifted if `span` is `None`.
@@ -146,32 +145,29 @@ fn parse_entry(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
     })
 }
 
-/// Encodes what follows the end in an entry: the reason and, if there is a rule, [`RULE_MARK`], the
-/// number of its key entries in one byte, and its name. Earlier versions store only the reason.
+/// Encodes what follows the end in an entry: the reason and, if there is a rule, its name and the
+/// names of its key entries, each after a [`SEPARATOR`]. Earlier versions store only the reason.
 fn encode_note(note: BlockNote<'_>) -> Vec<u8> {
     let mut bytes = note.reason.as_bytes().to_vec();
     if let Some(rule) = note.rule {
-        let key_entries = u8::try_from(rule.key_entries).unwrap_or(u8::MAX);
-        bytes.extend([RULE_MARK, key_entries]);
-        bytes.extend(rule.name.as_bytes());
+        for text in std::iter::once(&rule.name).chain(&rule.key) {
+            bytes.push(SEPARATOR);
+            bytes.extend(text.as_bytes());
+        }
     }
     bytes
 }
 
 fn decode_note(note: &[u8]) -> (String, Option<BlockedRule>) {
-    let lossy = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    let Some(mark) = note.iter().position(|byte| *byte == RULE_MARK) else {
-        return (lossy(note), None);
-    };
-    let (reason, rule) = note.split_at(mark);
-    let rule = match rule {
-        [_, key_entries, name @ ..] => Some(BlockedRule {
-            name: lossy(name).into(),
-            key_entries: usize::from(*key_entries),
-        }),
-        _ => None,
-    };
-    (lossy(reason), rule)
+    let mut texts = note
+        .split(|byte| *byte == SEPARATOR)
+        .map(|text| String::from_utf8_lossy(text).into_owned());
+    let reason = texts.next().unwrap_or_default();
+    let rule = texts.next().map(|name| BlockedRule {
+        name: name.into(),
+        key: texts.map(Box::from).collect(),
+    });
+    (reason, rule)
 }
 
 #[cfg(test)]

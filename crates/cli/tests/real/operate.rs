@@ -68,7 +68,7 @@ fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
     let reloaded = printed(&server.operate(&["reload"]));
     assert!(
         reloaded.starts_with(
-            "reloaded: 1 rules\nnote: 1 block denies nothing, because its rule no longer exists or has another \
+            "reloaded: 1 rules\nnote: 1 block is inactive, because its rule no longer exists or has another \
              key: \"api\"; "
         ),
         "{reloaded}"
@@ -79,7 +79,7 @@ fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
         "{blocks}"
     );
     assert!(
-        blocks.contains("\nnote: a block of a former rule or key denies nothing; lift it with"),
+        blocks.contains("\nnote: a block of a former rule or key is inactive; lift it with"),
         "{blocks}"
     );
     let lifted = printed(&server.operate(&[&["unblock"], &key[..]].concat()));

@@ -39,7 +39,7 @@ impl BlockCount {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     by_key: HashMap<Box<[u8]>, BlockRecord>,
-    /// Total bytes of keys, reasons and names of rules.
+    /// Total bytes of keys, reasons, and names of rules and of their key entries.
     text_bytes: usize,
 }
 
@@ -118,7 +118,7 @@ impl BlockRecord {
     }
 
     fn text_bytes(&self) -> usize {
-        let rule = self.rule.as_ref().map_or(0, |rule| rule.name.len());
+        let rule = self.rule.as_ref().map_or(0, BlockedRule::heap_bytes);
         self.reason.len() + rule
     }
 

@@ -97,7 +97,8 @@ pub struct MemoryBounds {
     ///
     /// Manual blocks are not included, so that an operator can still block a client that fills the
     /// store. There are at most [`bounds::MAX_BLOCKS`] blocks; each takes its key, its reason, the
-    /// name of its rule and about 150 bytes.
+    /// name of its rule, the names of the rule's key entries with 16 bytes each, and about 150
+    /// bytes.
     pub max_bytes: usize,
     /// The policy when the store is full; default [`WhenFull::Evict`].
     pub when_full: WhenFull,
@@ -193,7 +194,7 @@ impl Block {
     /// that rule is not known.
     #[must_use]
     pub fn values(&self) -> Option<Vec<&str>> {
-        former_values(&self.key, self.rule.as_ref()?.key_entries)
+        former_values(&self.key, self.rule.as_ref()?.key.len())
     }
 }
 
@@ -204,8 +205,25 @@ impl Block {
 pub struct BlockedRule {
     /// The name of the rule.
     pub name: Box<str>,
-    /// The number of entries in the rule's key.
-    pub key_entries: usize,
+    /// The names of the entries of the rule's key, in the order of the key.
+    pub key: Box<[Box<str>]>,
+}
+
+impl BlockedRule {
+    /// Returns true if no name is too long and the key has at most [`bounds::MAX_KEY_ENTRIES`]
+    /// entries, as is the case for every [`Rule`](crate::Rule).
+    fn is_within_bounds(&self) -> bool {
+        self.name.len() <= bounds::MAX_RULE_NAME_BYTES
+            && self.key.len() <= bounds::MAX_KEY_ENTRIES
+            && (self.key.iter()).all(|entry| entry.len() <= bounds::MAX_ENTRY_NAME_BYTES)
+    }
+
+    /// Returns the approximate number of bytes on the heap.
+    fn heap_bytes(&self) -> usize {
+        let entries = self.key.iter();
+        let key: usize = entries.map(|entry| size_of_val(entry) + entry.len()).sum();
+        self.name.len() + key
+    }
 }
 
 /// What is stored with a block for operators. It does not affect decisions.

@@ -72,7 +72,10 @@ impl MemoryStore {
             put_bytes(out, block.reason.as_bytes());
             if let Some(rule) = &block.rule {
                 put_bytes(out, rule.name.as_bytes());
-                put(out, rule.key_entries as u64);
+                put(out, rule.key.len() as u64);
+                for entry in &rule.key {
+                    put_bytes(out, entry.as_bytes());
+                }
             }
         }
         if out.len() == empty {
@@ -235,7 +238,7 @@ impl<'b> Input<'b> {
                 let until = Some(self.number()?)
                     .filter(|micros| *micros != u64::MAX)
                     .map(|micros| Timestamp::from_micros(micros).before(ahead));
-                let reason = std::str::from_utf8(self.counted_bytes()?).ok()?;
+                let reason = self.text()?;
                 let rule = match *tag {
                     BLOCK_OF_RULE => Some(self.blocked_rule()?),
                     _ => None,
@@ -252,9 +255,19 @@ impl<'b> Input<'b> {
     }
 
     fn blocked_rule(&mut self) -> Option<BlockedRule> {
-        let name = std::str::from_utf8(self.counted_bytes()?).ok()?.into();
-        let key_entries = usize::try_from(self.number()?).ok()?;
-        (key_entries <= bounds::MAX_KEY_ENTRIES).then_some(BlockedRule { name, key_entries })
+        let name = self.text()?.into();
+        // Checked before anything is allocated for so many entries.
+        let entries = self
+            .number()
+            .and_then(|count| usize::try_from(count).ok())
+            .filter(|count| *count <= bounds::MAX_KEY_ENTRIES)?;
+        let key: Option<Box<[Box<str>]>> =
+            (0..entries).map(|_| self.text().map(Box::from)).collect();
+        Some(BlockedRule { name, key: key? }).filter(BlockedRule::is_within_bounds)
+    }
+
+    fn text(&mut self) -> Option<&'b str> {
+        std::str::from_utf8(self.counted_bytes()?).ok()
     }
 
     fn key_state(&mut self) -> Option<KeyState> {

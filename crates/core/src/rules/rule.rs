@@ -188,7 +188,7 @@ impl Rule {
     pub fn blocked_rule(&self) -> BlockedRule {
         BlockedRule {
             name: self.name().into(),
-            key_entries: self.key.len(),
+            key: self.key.clone(),
         }
     }
 

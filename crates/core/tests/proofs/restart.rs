@@ -67,7 +67,7 @@ fn an_invalid_record_restores_nothing() {
 fn a_block_keeps_the_name_of_its_rule() {
     let rule = BlockedRule {
         name: "login".into(),
-        key_entries: 2,
+        key: ["ip".into(), "user".into()].into(),
     };
     let note = BlockNote {
         reason: "why",

@@ -12,7 +12,7 @@
 --          'scan', cursor: returns the next cursor, and keys that are each followed by the entry
 --
 -- An entry is the end of the block in 7 bytes, followed by the note: the reason and, if the block
--- was made for a rule, byte 255, the number of key entries of the rule in one byte, and its name.
+-- was made for a rule, its name and the names of its key entries, each after a byte 255.
 local call, now, slack, verb, key = redis.call, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 if not now then
   local time = call('TIME')

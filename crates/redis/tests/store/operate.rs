@@ -107,7 +107,7 @@ async fn a_block_keeps_the_name_of_its_rule() {
         let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let rule = BlockedRule {
             name: "login".into(),
-            key_entries: 2,
+            key: ["ip".into(), "user".into()].into(),
         };
         let note = BlockNote {
             reason: "why",

@@ -350,7 +350,7 @@ fn a_reload_that_renames_a_rule_reports_its_blocks() {
     );
     let hint = reloaded["hint"].as_str().unwrap();
     let expected =
-        "2 blocks deny nothing, because their rules no longer exist or have another key: \"r\"; ";
+        "2 blocks are inactive, because their rules no longer exist or have another key: \"r\"; ";
     assert!(hint.starts_with(expected), "{hint}");
     assert!(hint.contains("`tidegate unblock`"), "{hint}");
     let other = listener.ask("DELETE", "/v1/blocks/all%20of%20it", "");
@@ -421,6 +421,39 @@ fn a_reload_that_changes_a_key_reports_its_blocks() {
         listener.ask("GET", "/v1/blocks", "").json(),
         json!({"blocks": []})
     );
+}
+
+/// With as many other entries, the key of the block would be that of an equal value of these.
+#[test]
+fn a_reload_that_renames_or_reorders_key_entries_reports_its_blocks() {
+    let listener = TestListener::open();
+    assert_eq!(listener.ask("PUT", &path(), "").status, 200);
+    for key in ["key: [path, user]", "key: [ip, path]"] {
+        let reloaded = reload(&listener, &RULES.replace("key: [path, ip]", key));
+        assert_eq!(
+            reloaded["inactive_blocks"],
+            json!([{"rule": "r", "blocks": 1}]),
+            "{key}"
+        );
+        let hint = reloaded["hint"].as_str().unwrap();
+        assert!(hint.starts_with("1 block is inactive, because"), "{hint}");
+        let listed = listener.ask("GET", "/v1/blocks", "").json();
+        let shown = listener.ask("GET", &path(), "").json();
+        for block in [&listed["blocks"][0], &shown] {
+            assert_eq!(
+                (&block["rule"], &block["key"], &block["inactive"]),
+                (
+                    &json!("r"),
+                    &json!(["/a b", "::"]),
+                    &json!("rule has another key now")
+                ),
+                "{key}"
+            );
+        }
+    }
+    assert_eq!(reload(&listener, RULES), json!({"rules": 2}));
+    assert!(!listener.spend(), "the block denies again");
+    assert_eq!(listener.ask("DELETE", &path(), "").status, 200);
 }
 
 /// Blocks of earlier versions have no name of a rule.

@@ -230,7 +230,8 @@ struct BlockView<'a> {
 }
 
 impl BlockView<'_> {
-    /// Serialises a block. `inactive` is present only if the block denies nothing.
+    /// Serialises a block. `inactive` is present only if the current rules do not
+    /// enforce the block.
     fn document(&self, block: &Block) -> Value {
         let BlockedKey {
             rule,
