@@ -337,8 +337,10 @@ impl MemoryStore {
     /// block.
     ///
     /// Returns false, and changes nothing, if there are already [`bounds::MAX_BLOCKS`] blocks, the
-    /// key is longer than [`bounds::MAX_KEY_BYTES`], or the reason is longer than
-    /// [`bounds::MAX_REASON_BYTES`].
+    /// key is longer than [`bounds::MAX_KEY_BYTES`], the reason is longer than
+    /// [`bounds::MAX_REASON_BYTES`], or the rule is one that cannot exist: its name is longer than
+    /// [`bounds::MAX_RULE_NAME_BYTES`], or its key has more than [`bounds::MAX_KEY_ENTRIES`]
+    /// entries or one with a name over [`bounds::MAX_ENTRY_NAME_BYTES`].
     pub fn block<'a>(
         &self,
         key: &[u8],
@@ -347,7 +349,10 @@ impl MemoryStore {
         now: Timestamp,
     ) -> bool {
         let note = note.into();
-        if key.len() > bounds::MAX_KEY_BYTES || note.reason.len() > bounds::MAX_REASON_BYTES {
+        let is_valid = key.len() <= bounds::MAX_KEY_BYTES
+            && note.reason.len() <= bounds::MAX_REASON_BYTES
+            && note.rule.is_none_or(BlockedRule::is_within_bounds);
+        if !is_valid {
             return false;
         }
         let block = || {

@@ -2,7 +2,7 @@
 
 use std::{sync::Barrier, thread};
 
-use tidegate_core::{MemoryBounds, MemoryStore, Span, Timestamp, bounds};
+use tidegate_core::{BlockNote, BlockedRule, MemoryBounds, MemoryStore, Span, Timestamp, bounds};
 
 use crate::world::one_shard;
 
@@ -111,4 +111,38 @@ fn an_invalid_key_and_a_long_reason_are_refused() {
     assert!(!store.block(&[key.as_slice(), &[7]].concat(), None, "", NOW));
     assert!(!store.block(b"key", None, format!("{reason}.").as_str(), NOW));
     assert_eq!(store.stats().blocks, 1);
+}
+
+/// Regression test: a block with such a rule used to make the whole snapshot invalid.
+#[test]
+fn a_rule_that_cannot_exist_is_refused() {
+    let store = one_shard();
+    let name = |bytes: usize| "x".repeat(bytes).into_boxed_str();
+    let block = |rule_bytes: usize, entries: usize, entry_bytes: usize| {
+        let rule = BlockedRule {
+            name: name(rule_bytes),
+            key: vec![name(entry_bytes); entries].into(),
+        };
+        let note = BlockNote {
+            reason: "",
+            rule: Some(&rule),
+        };
+        store.block(b"key", None, note, NOW)
+    };
+    let (rule, entries, entry) = (
+        bounds::MAX_RULE_NAME_BYTES,
+        bounds::MAX_KEY_ENTRIES,
+        bounds::MAX_ENTRY_NAME_BYTES,
+    );
+    assert!(!block(rule + 1, entries, entry));
+    assert!(!block(rule, entries + 1, entry));
+    assert!(!block(rule, entries, entry + 1));
+    assert_eq!(store.stats().blocks, 0);
+    assert!(block(rule, entries, entry));
+    let mut snapshot = Vec::new();
+    store.save(0, NOW, &mut snapshot);
+    let again = one_shard();
+    again.restore(&snapshot, NOW).expect("a valid snapshot");
+    assert_eq!(again.blocks(NOW), store.blocks(NOW));
+    assert_eq!(again.stats().blocks, 1);
 }

@@ -87,6 +87,39 @@ fn a_block_keeps_the_name_of_its_rule() {
     assert!(block.is_of_rule());
 }
 
+/// A snapshot may only name rules that [`MemoryStore::block`] accepts.
+#[test]
+fn a_block_of_a_rule_that_cannot_exist_is_invalid() {
+    let text = |bytes: usize| [&(bytes as u64).to_le_bytes()[..], &vec![b'x'; bytes]].concat();
+    let block = |rule_bytes: usize, entries: usize, entry_bytes: usize| {
+        [
+            // The tag, a key of one byte, no end, and no reason.
+            vec![4_u8],
+            text(1),
+            u64::MAX.to_le_bytes().to_vec(),
+            text(0),
+            text(rule_bytes),
+            (entries as u64).to_le_bytes().to_vec(),
+            text(entry_bytes).repeat(entries),
+        ]
+        .concat()
+    };
+    let now = Timestamp::from_micros(1_000_000);
+    let restored = |bytes: &[u8]| {
+        let store = one_shard();
+        let result = store.restore(bytes, now);
+        result.map(|_| store.stats().blocks)
+    };
+    assert_eq!(restored(&block(128, 16, 256)), Ok(1));
+    for invalid in [
+        block(129, 16, 256),
+        block(128, 17, 256),
+        block(128, 16, 257),
+    ] {
+        assert!(restored(&invalid).is_err());
+    }
+}
+
 /// Blocks of earlier versions have no rule.
 #[test]
 fn a_block_without_a_rule_is_restored() {
