@@ -15,7 +15,10 @@ use tidegate_limiter::Limiter;
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
 use tidegate_proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError};
 
-pub use self::{inactive_blocks::report_inactive_blocks, restart_only::RestartOnlySettings};
+pub use self::{
+    inactive_blocks::{UnknownBlocks, report_inactive_blocks},
+    restart_only::RestartOnlySettings,
+};
 
 /// The target of the log records of this module.
 pub const LOG_TARGET: &str = module_path!();

@@ -111,8 +111,7 @@ pub(super) async fn add_inactive_blocks(limiter: &Limiter, members: &mut Map<Str
             members.insert("hint".into(), advice.into());
         }
         Err(error) => {
-            let hint = format!("cannot tell whether each block belongs to an active rule: {error}");
-            members.insert("hint".into(), hint.into());
+            members.insert("hint".into(), error.to_string().into());
         }
     }
 }
