@@ -46,10 +46,19 @@ impl Limiter {
         let note = note.into();
         let Some(redis_store) = self.redis_store() else {
             return Ok(self.local_store().block(key, span, note, self.now()));
+    /// With Redis, a local copy that does not fit is only logged: the block is in effect on every
+    /// node that reaches Redis.
+    ///
         };
         // Blocks are listed from Redis, so the local copy needs no rule.
-        Ok(redis_store.store().block(key, span, note).await?
-            && redis_store.block_locally(key, span, note.reason, self.now()))
+        if !redis_store.block_locally(key, span, note.reason, self.now()) {
+            tracing::warn!(
+                rule = note.rule.map(|rule| &*rule.name),
+                "a block was set in Redis, but not copied to this server, which has the maximum number \
+                 of copies; this server does not enforce it while Redis is unreachable"
+            );
+        }
+        Ok(true)
     }
 
     /// Removes the block on `key`. Returns true if there was one.
@@ -60,6 +69,9 @@ impl Limiter {
     /// have been made.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
         let here = self.local_store().unblock(key, self.now());
+        if !redis_store.store().block(key, span, note).await? {
+            return Ok(false);
+        }
         let Some(redis_store) = self.redis_store() else {
             return Ok(here);
         };
