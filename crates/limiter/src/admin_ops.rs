@@ -30,8 +30,24 @@ impl Limiter {
         }
     }
 
+    /// Returns how long `block` still lasts, by the clock of the store that determined its end;
+    /// `None` if it has no end.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the block is in Redis and Redis cannot be queried.
+    pub async fn time_left(&self, block: &Block) -> Result<Option<Span>, StoreError> {
+        match self.redis_store() {
+            Some(redis_store) => redis_store.store().time_left(block).await,
+            None => Ok(self.local_store().time_left(block, self.now())),
+        }
+    }
+
     /// Blocks `key` for `span`, or until it is unblocked. Returns false and changes nothing if
     /// there are too many blocks.
+    ///
+    /// With Redis, a local copy that does not fit is only logged: the block is in effect on every
+    /// node that reaches Redis.
     ///
     /// # Errors
     ///
@@ -46,10 +62,10 @@ impl Limiter {
         let note = note.into();
         let Some(redis_store) = self.redis_store() else {
             return Ok(self.local_store().block(key, span, note, self.now()));
-    /// With Redis, a local copy that does not fit is only logged: the block is in effect on every
-    /// node that reaches Redis.
-    ///
         };
+        if !redis_store.store().block(key, span, note).await? {
+            return Ok(false);
+        }
         // Blocks are listed from Redis, so the local copy needs no rule.
         if !redis_store.block_locally(key, span, note.reason, self.now()) {
             tracing::warn!(
@@ -69,9 +85,6 @@ impl Limiter {
     /// have been made.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
         let here = self.local_store().unblock(key, self.now());
-        if !redis_store.store().block(key, span, note).await? {
-            return Ok(false);
-        }
         let Some(redis_store) = self.redis_store() else {
             return Ok(here);
         };

@@ -93,6 +93,23 @@ impl RedisStore {
         }))
     }
 
+    /// Returns how long `block` still lasts; `None` if it has no end.
+    ///
+    /// This uses the clock that [`Self::block`] uses for the end of a block. So directly after a
+    /// key was blocked for a span, at most that span is left.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if the server cannot be queried.
+    pub async fn time_left(&self, block: &Block) -> Result<Option<Span>, StoreError> {
+        let Some(until) = block.until else {
+            return Ok(None);
+        };
+        let reply = self.call_index(vec![b"time".to_vec()]).await?;
+        let now = decode::integer(&reply).ok_or_else(StoreError::unexpected_reply)?;
+        Ok(Some(until.since(Timestamp::from_micros(now))))
+    }
+
     /// Returns every block in effect, in no particular order.
     ///
     /// # Errors

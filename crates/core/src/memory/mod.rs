@@ -400,6 +400,17 @@ impl MemoryStore {
         shard.block_on(key, now)
     }
 
+    /// Returns how long `block` of this store still lasts at `now`; `None` if it has no end.
+    ///
+    /// This uses the same time as [`Self::block`], which does not follow a clock that was set back
+    /// a little. So directly after a key was blocked for a span, at most that span is left.
+    #[must_use]
+    pub fn time_left(&self, block: &Block, now: Timestamp) -> Option<Span> {
+        let mut shard = self.lock_of(hash_with(&self.hasher, &block.key));
+        let now = shard.latest(now);
+        block.until.map(|until| until.since(now))
+    }
+
     /// Returns all blocks that are active at `now`, in no particular order.
     #[must_use]
     pub fn blocks(&self, now: Timestamp) -> Vec<Block> {

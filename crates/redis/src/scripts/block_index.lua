@@ -9,6 +9,7 @@
 --          'drop', key
 --          'get', key: returns the entry
 --          'lifted', keys: returns those without a block that is in force
+--          'time': returns the instant
 --          'scan', cursor: returns the next cursor, and keys that are each followed by the entry
 --
 -- An entry is the end of the block in 7 bytes, followed by the note: the reason and, if the block
@@ -37,6 +38,8 @@ elseif verb == 'lifted' then
     end
   end
   return lifted
+elseif verb == 'time' then
+  return now
 elseif verb == 'scan' then
   return call('HSCAN', KEYS[1], key, 'COUNT', 1000)
 end

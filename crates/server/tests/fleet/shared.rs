@@ -1,11 +1,13 @@
 //! Tests of the state that nodes share: counts, blocks and the operator's resets.
 
-use tidegate_core::{BlockNote, FallbackShare, RuleSet, Source, Span};
-use tidegate_limiter::blocks::InactiveBlocks;
+use tidegate_config::Config;
+use tidegate_core::{BlockNote, FallbackShare, RuleSet, Source, Span, bounds};
+use tidegate_limiter::blocks::{BlockedKey, InactiveBlocks};
 use tidegate_redis::{FallbackSettings, NodeShare};
 
 use crate::{
-    node::{Answer, Node},
+    listeners::json,
+    node::{Answer, Node, RULES},
     support::RedisServer,
 };
 
@@ -115,6 +117,42 @@ fn setting_and_lifting_a_block_takes_effect_on_all_nodes_at_once() {
     assert_eq!(b.run(b.limiter.unblock(&key)), Ok(false));
 }
 
+/// The clock of the node is years behind that of Redis, which determines when a block ends.
+#[test]
+fn a_block_can_be_repeated_whatever_the_clock_of_the_node_is() {
+    let (_redis, a, b) = two();
+    let path = "/v1/blocks/local/u";
+    let put = |node: &Node, body: &str| json(node.open_admin(), "PUT", path, body).0;
+    for node in [&a, &b, &a] {
+        assert_eq!(put(node, r#"{"for": "1h"}"#), 200);
+    }
+    assert_eq!(put(&b, r#"{"for": "10min"}"#), 409);
+    assert_eq!(put(&b, r#"{"for": "10min", "shorten": true}"#), 200);
+    assert_eq!(put(&a, r#"{"for": "10min"}"#), 200);
+    assert_eq!(put(&a, r#"{"for": "forever"}"#), 200);
+    assert_eq!(put(&b, r#"{"for": "1h"}"#), 409);
+}
+
+/// The block is in Redis, which the result is about.
+#[test]
+fn a_block_whose_local_copy_does_not_fit_is_set() {
+    let (_redis, a, b) = two();
+    for copy in 0..bounds::MAX_BLOCKS {
+        let key = copy.to_le_bytes();
+        assert!(
+            a.limiter
+                .local_store()
+                .block(&key, None, "", a.limiter.now())
+        );
+    }
+    let key = a.key("local", "u");
+    assert_eq!(a.run(a.limiter.block(&key, None, "abuse")), Ok(true));
+    for node in [&a, &b] {
+        assert_eq!(node.spend("local", "u").reason, Some("blocked"));
+        assert_eq!(node.run(node.limiter.blocks()).unwrap().len(), 1);
+    }
+}
+
 /// The name of the rule is stored in Redis, so every node can show it after the rule is gone.
 #[test]
 fn blocks_of_a_removed_rule_are_counted_by_its_name() {
@@ -135,6 +173,34 @@ fn blocks_of_a_removed_rule_are_counted_by_its_name() {
     assert_eq!(
         inactive.0.into_iter().collect::<Vec<_>>(),
         [(Some("local".to_owned()), 1)]
+    );
+}
+
+/// The names of the key entries are stored in Redis too. Otherwise a block on an address would be
+/// shown as one on the user of that name.
+#[test]
+fn blocks_of_a_rule_with_another_key_are_counted() {
+    let (_redis, a, b) = two();
+    let key = a.key("local", "u");
+    let rule = a.limiter.rules().rule("local").unwrap().blocked_rule();
+    let note = BlockNote {
+        reason: "abuse",
+        rule: Some(&rule),
+    };
+    assert_eq!(a.run(a.limiter.block(&key, None, note)), Ok(true));
+    let rules = RULES.replace("key: [user]", "key: [ip]");
+    b.limiter.swap_rules(Config::parse(&rules).unwrap().rules);
+    let inactive = b.run(b.limiter.inactive_blocks()).unwrap();
+    assert_eq!(
+        inactive.0.into_iter().collect::<Vec<_>>(),
+        [(Some("local".to_owned()), 1)]
+    );
+    let blocks = b.run(b.limiter.blocks()).unwrap();
+    let rules = b.limiter.rules();
+    let shown = BlockedKey::of(&blocks[0], &rules);
+    assert_eq!(
+        (shown.values, shown.inactive),
+        (Some(vec!["u"]), Some("rule has another key now"))
     );
 }
 

@@ -17,10 +17,6 @@ use super::{path::KeyTarget, store_problem};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
-/// A block that ends earlier than the current one by at most this is not refused. The clocks of
-/// this server and of Redis may differ, and a repeated command must not fail.
-const END_TOLERANCE: Span = Span::from_secs(5);
-
 /// The shortest duration of a block that is set without one. The window of a rate may be a fraction
 /// of a second.
 const MIN_DEFAULT_BLOCK: Span = Span::from_secs(60);
@@ -94,7 +90,7 @@ pub(super) async fn put(
     if let Some(current) = &replaced
         && !may_shorten
     {
-        refuse_shorter(current, span, now)?;
+        refuse_shorter(limiter, current, span).await?;
     }
     let note = BlockNote {
         reason,
@@ -125,13 +121,19 @@ pub(super) async fn put(
     Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
 }
 
-/// Refuses a block for `span` from `now` on if `current` ends later.
-fn refuse_shorter(current: &Block, span: Option<Span>, now: Timestamp) -> Result<(), Problem> {
-    let Some(end) = span.map(|span| now.after(span).after(END_TOLERANCE)) else {
+/// Refuses a block for `span` if `current` lasts longer. Both are compared by the clock of the
+/// store, so a repeated command does not fail if the clock of this server differs.
+async fn refuse_shorter(
+    limiter: &Limiter,
+    current: &Block,
+    span: Option<Span>,
+) -> Result<(), Problem> {
+    let Some(span) = span else { return Ok(()) };
+    let left = limiter.time_left(current).await.map_err(store_problem)?;
+    if left.is_some_and(|left| left <= span) {
         return Ok(());
-    };
+    }
     let lasts = match current.until {
-        Some(until) if until <= end => return Ok(()),
         Some(until) => {
             let date = date(until).map(|date| format!(" until {date}"));
             date.unwrap_or_default()
