@@ -34,6 +34,18 @@ fn the_bytes_of_blocks_are_counted() {
     );
 }
 
+#[test]
+fn blocked_keys_are_those_with_a_block() {
+    let store = MemoryStore::new(MemoryBounds::default());
+    for key in [b"a", b"b", b"c"] {
+        assert!(store.block(key, None, "", NOW));
+    }
+    assert!(store.unblock(b"b", NOW));
+    let mut keys = store.blocked_keys();
+    keys.sort_unstable();
+    assert_eq!(keys, [b"a".as_slice().into(), b"c".as_slice().into()]);
+}
+
 /// Regression test: expired blocks used to count until the blocks were listed, so that eventually
 /// no new block could be set.
 #[test]
