@@ -75,21 +75,21 @@ impl Backoff {
     }
 
     /// Returns the wait before retry number `retry`, counted from 0, if the server asked to wait
-    /// for `asked`.
+    /// for `server_wait`.
     ///
-    /// The wait is `asked` plus a usual wait, but with jitter over at least half of `asked`. The
-    /// server sends the same time to all clients, and a jitter of milliseconds after a wait of
-    /// seconds would not spread their retries.
+    /// The wait is `server_wait` plus a usual wait whose jitter spans at least half of
+    /// `server_wait`. The server sends the same time to all clients, and a jitter of milliseconds
+    /// after a wait of seconds would not spread their retries.
     #[must_use]
-    pub fn wait_after(&self, asked: Span, retry: u32, random: u64) -> Span {
+    pub fn wait_after(&self, server_wait: Span, retry: u32, random: u64) -> Span {
         let longest = match self.jitter {
             Jitter::None => self.longest(retry),
             Jitter::Full | Jitter::Equal => self
                 .longest(retry)
-                .max(Span::from_micros(asked.as_micros() / 2)),
+                .max(Span::from_micros(server_wait.as_micros() / 2)),
         };
         let extra = self.jittered(longest, random);
-        Span::from_micros(asked.as_micros().saturating_add(extra.as_micros()))
+        Span::from_micros(server_wait.as_micros().saturating_add(extra.as_micros()))
     }
 
     fn jittered(&self, longest: Span, random: u64) -> Span {
@@ -107,7 +107,8 @@ impl Backoff {
 /// Scales a number from all of `u64` to `0..=most`, uniformly except for a bias below `most /
 /// 2^64`.
 fn scale(random: u64, most: u64) -> u64 {
-    // The product of two numbers below 2^64 + 1 fits u128, and its upper half is at most `most`.
+    // The product of two numbers below 2^64 + 1 fits in a u128, and its upper half is at most
+    // `most`.
     let product = u128::from(random) * (u128::from(most) + 1);
     u64::try_from(product >> 64).unwrap_or(most)
 }
@@ -152,8 +153,11 @@ mod tests {
     #[test]
     fn a_wait_after_a_request_of_the_server_is_never_earlier() {
         let backoff = Backoff::new(Span::from_millis(1), Span::from_secs(1), Jitter::Full);
-        let asked = Span::from_secs(10);
-        assert_eq!(backoff.wait_after(asked, 0, 0), asked);
-        assert_eq!(backoff.wait_after(asked, 0, u64::MAX), Span::from_secs(15));
+        let server_wait = Span::from_secs(10);
+        assert_eq!(backoff.wait_after(server_wait, 0, 0), server_wait);
+        assert_eq!(
+            backoff.wait_after(server_wait, 0, u64::MAX),
+            Span::from_secs(15)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! A hash of explicitly encoded numbers. It is the same in every process and with every compiler.
+//! A hash of explicitly encoded numbers. The hash is the same in every process and with every
+//! compiler.
 
 /// The version of the encoding. Increment it when the encoding of any hashed type changes.
 const VERSION: u64 = 1;
@@ -37,5 +38,23 @@ impl Digest {
 
     fn byte(self, byte: u8) -> Self {
         Self((self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Redis stores digests. If one of these values changes, increment [`VERSION`].
+    #[test]
+    fn the_encoding_is_the_same_as_in_stored_values() {
+        let digest = Digest::new()
+            .numbers(&[0, 1, u64::MAX])
+            .text("Europe/Berlin");
+        assert_eq!(
+            (digest.folded(), digest.bits_28()),
+            (0x62EB_8468, 0x062E_B846)
+        );
+        assert_eq!(Digest::new().text("").text("a").folded(), 0x76A4_7518);
     }
 }

@@ -1,7 +1,7 @@
 //! Rate limit decisions: whether a request is admitted now, and otherwise when the client can
 //! retry.
 //!
-//! This crate only decides. It does no I/O, starts no runtime, reads no clock and uses no
+//! This crate only decides. The crate does no I/O, starts no runtime, reads no clock and uses no
 //! randomness in a decision. The time is an argument, the arithmetic uses integers, and every
 //! maximum has a name in [`bounds`].
 //!
@@ -11,17 +11,19 @@
 //! eval       Charge, Effect               the input of a store
 //! store      Store::decide                the interface to the state, in memory or in Redis
 //! memory     MemoryStore::check           manual blocks, eviction, locks; charges all or none
-//! eval       Limits: groups               the state of one key, one part for each kernel
+//! eval       Limits: groups               the state of one key, one part for each group
 //! algorithm  state, now, cost -> state    the algorithms: pure functions, with their guarantees
 //! eval       Outcome, Decision            the result of one limit; the result of the store
 //! eval       Verdict::of                  the result for the request
 //! ```
 //!
 //! The layers, from the lowest; none imports from a higher one: `time`, `limit`, `algorithm`,
-//! `eval`, then `rules` and `memory`, then `store`. `concurrency` and `backoff` need only
-//! `time`, and `maybe_ready` needs nothing.
+//! `eval`, then `rules` and `memory`, then `store`. `concurrency` and `backoff` need only `time`,
+//! and `maybe_ready` needs nothing. `top`, which ranks keys by their requests, needs the keys of
+//! `rules`.
 
 pub mod concurrency;
+pub mod top;
 
 mod algorithm;
 mod backoff;
@@ -56,12 +58,14 @@ pub use limit::{
 };
 pub use maybe_ready::{MaybeReady, MaybeReadyFuture, Never};
 pub use memory::{
-    Block, BlockNote, BlockedRule, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull,
+    Block, BlockNote, BlockedRule, KeyCursor, KeyPage, MemoryBounds, MemoryStats, MemoryStore,
+    SnapshotError, WhenFull,
 };
 pub use rules::{
-    ActiveHours, Bypass, Condition, CostSource, DESCRIPTOR_KEY, Days, Headroom, Hours,
-    MAX_KEY_SPACE, Mode, Parents, Pattern, Request, ResponseCost, Rule, RuleError, RuleErrors,
-    RuleSet, Scratch, UnusedShare, When, canonical_net, former_key, free_key, free_key_in,
+    ActiveHours, Bypass, Condition, CostSource, DESCRIPTOR_KEY, Days, FailedCondition, Headroom,
+    Hours, MAX_KEY_SPACE, Mode, Parents, Pattern, Request, ResponseCost, Rule, RuleError,
+    RuleErrors, RuleSet, Scratch, UnusedShare, When, canonical_net, former_key, free_key,
+    free_key_in, free_key_parts,
 };
-pub use store::{DecisionAndReceipt, Store, StoreDecision, StoreRequest};
+pub use store::{CacheSearch, DecisionAndReceipt, Store, StoreDecision, StoreRequest};
 pub use time::{Calendar, CalendarUnit, Span, Timestamp};

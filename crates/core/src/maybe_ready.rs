@@ -1,4 +1,4 @@
-//! [`MaybeReady`]: the result of an operation, or a future of it.
+//! [`MaybeReady`]: the result of an operation, or a future that returns the result.
 
 use std::{
     convert::Infallible,
@@ -19,8 +19,8 @@ use pin_project_lite::pin_project;
 pub enum MaybeReady<T, F> {
     /// The operation is complete.
     Ready(T),
-    /// The operation has to wait. Nothing has been changed and nothing has been sent, until this
-    /// future is polled.
+    /// The operation has to wait. Until this future is polled, nothing is changed and nothing is
+    /// sent.
     Pending(F),
 }
 
@@ -43,7 +43,7 @@ impl<T, F> MaybeReady<T, F> {
         matches!(self, Self::Ready(_))
     }
 
-    /// Returns the result if the operation is complete. Otherwise the operation is abandoned, so it
+    /// Returns the result if the operation is complete. Otherwise the operation is abandoned and
     /// has no effect.
     #[must_use]
     #[inline]

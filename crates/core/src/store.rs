@@ -1,9 +1,9 @@
-//! The interface of a store, whether it keeps its state in this process or remotely, shared by
-//! several servers.
+//! The interface of a store. A store keeps its state in this process, or in a remote database that
+//! several servers share.
 //!
 //! [`Store`] separates the callers from the state. A store always returns a decision. A store that
-//! can become unreachable has a fallback policy for that, and [`StoreDecision`] says how the decision was
-//! made.
+//! can become unreachable has a fallback policy for that, and [`StoreDecision`] says how the
+//! decision was made.
 
 use std::{fmt, time::Duration};
 
@@ -20,10 +20,10 @@ use crate::{
 /// The input of a decision.
 #[derive(Debug)]
 pub struct StoreRequest<'q, 'c> {
-    /// The charges to decide. If two charges have the same key, nothing is charged and the decision
-    /// is [`Decision::REPEATED_KEY`]. If a fallback policy decides a charge without its limits, the
-    /// store removes that charge from the list, so that the outcomes always belong to the remaining
-    /// charges.
+    /// The charges of the request: either all of them are made, or none. If two charges have the
+    /// same key, nothing is charged and the decision is [`Decision::REPEATED_KEY`]. If the fallback
+    /// policy of a rule admits or denies without checking the rule's limits, the store removes the
+    /// rule's charge from the list, so that the outcomes always belong to the remaining charges.
     pub charges: &'q mut Vec<Charge<'c>>,
     /// The current time, as read by the caller. A remote store uses its own clock.
     pub now: Timestamp,
@@ -31,6 +31,23 @@ pub struct StoreRequest<'q, 'c> {
     pub effect: Effect,
     /// The time limit for a remote store, if it is shorter than the store's own.
     pub within: Option<Duration>,
+    /// Whether a remote store searches its denial cache.
+    pub cache_search: CacheSearch,
+    /// Whether this is the rest of the cost of a request that has been decided before. A store that
+    /// counts requests does not count it again.
+    pub is_excess: bool,
+}
+
+/// Whether a remote store searches its denial cache for a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheSearch {
+    /// The store searches its denial cache.
+    #[default]
+    Due,
+    /// The store does not search its denial cache. Either the store has just returned a pending
+    /// result for the same request, so there is no cached denial; or the caller needs the current
+    /// state of the limits.
+    Skip,
 }
 
 impl<'q, 'c> StoreRequest<'q, 'c> {
@@ -42,6 +59,18 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
             now,
             effect,
             within: None,
+            cache_search: CacheSearch::Due,
+            is_excess: false,
+        }
+    }
+
+    /// Creates a request that charges the rest of the cost of a request that has been decided
+    /// before.
+    #[must_use]
+    pub fn excess(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
+        Self {
+            is_excess: true,
+            ..Self::new(charges, now, Effect::Charge)
         }
     }
 
@@ -52,7 +81,7 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
     }
 }
 
-/// A decision, with the component that made it and its exactness.
+/// A decision, its exactness, and the component that made the decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreDecision {
     /// The decision: admitted, limited, blocked or full.
@@ -64,7 +93,7 @@ pub struct StoreDecision {
 }
 
 impl StoreDecision {
-    /// Returns `decision` as one of a memory store that is the only store.
+    /// Returns `decision` as an exact decision of a memory store that is the only store.
     #[must_use]
     pub fn in_memory(decision: Decision) -> Self {
         Self {
@@ -99,14 +128,14 @@ pub type DecisionAndReceipt<R> = (StoreDecision, Option<R>);
 
 /// A store of limit states with atomic decisions.
 ///
-/// A decision charges all charges of a request or none. It clears `outcomes` and then fills it
-/// with one outcome for each limit, in the order of the charges and their limits. `outcomes` stays
-/// empty if no limit was evaluated.
+/// A decision charges all charges of a request or none. A decision clears `outcomes` and then fills
+/// it with one outcome for each limit, in the order of the charges and their limits. `outcomes`
+/// stays empty if no limit was evaluated.
 ///
 /// The result of an operation is [ready](MaybeReady::Ready) if no remote store had to be called. If
-/// it is [pending](MaybeReady::Pending), nothing has changed yet: neither the state, nor the
-/// arguments. Dropping a future that was never polled changes nothing either, but if it is dropped
-/// while it waits, the operation may or may not have been made.
+/// the result is [pending](MaybeReady::Pending), nothing has changed yet: neither the state, nor
+/// the arguments. Dropping a future that was never polled changes nothing either. If a future is
+/// dropped while it waits, the operation may or may not have been made.
 pub trait Store: Send + Sync {
     /// The receipt with which charges are settled. Dropping a receipt refunds nothing. That is
     /// safe: the charge stays, and leases expire.
@@ -119,7 +148,7 @@ pub trait Store: Send + Sync {
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send>;
 
-    /// Decides and charges, and returns a receipt. With it, the charges that remain in
+    /// Decides and charges, and returns a receipt. With the receipt, the charges that remain in
     /// `request.charges` can be [settled](Self::settle). There is no receipt if nothing was
     /// charged.
     ///
@@ -134,9 +163,9 @@ pub trait Store: Send + Sync {
     >;
 
     /// Settles `charges`, which must be those that [`reserve`](Self::reserve) left in its request,
-    /// with one settlement each. Their leases end, and unused units are refunded if they are still
-    /// in the state. This takes the receipt out of the option. Without a receipt there is nothing
-    /// to settle.
+    /// with one settlement each. The leases of these charges end, and unused units are refunded if
+    /// the state still contains them. The call takes the receipt out of the option. Without a
+    /// receipt there is nothing to settle.
     ///
     /// If a remote store is unreachable, nothing is refunded there.
     fn settle(
@@ -236,12 +265,8 @@ mod tests {
         let mut outcomes = Vec::new();
         for expected in [Decision::Admitted, Decision::Limited] {
             let mut charges = vec![Charge::new(b"k", &limits, Cost::ONE).unwrap()];
-            let request = StoreRequest {
-                charges: &mut charges,
-                now: Timestamp::from_micros(1),
-                effect: Effect::Charge,
-                within: None,
-            };
+            let now = Timestamp::from_micros(1);
+            let request = StoreRequest::new(&mut charges, now, Effect::Charge);
             let decided = store.decide(request, &mut outcomes);
             assert_eq!(decided.into_inner(), StoreDecision::in_memory(expected));
         }

@@ -57,7 +57,7 @@ fn two_threads_on_one_key_with_a_limit_of_one() {
     });
 }
 
-/// There is no deadlock, and either both keys are charged or neither.
+/// There is no deadlock, and either both keys are charged or neither of them is.
 #[test]
 fn two_threads_on_two_keys_in_opposite_order() {
     loom::model(|| {
@@ -75,8 +75,8 @@ fn two_threads_on_two_keys_in_opposite_order() {
     });
 }
 
-/// One thread charges both keys and the other only the second. In any order, a denied request
-/// charges nothing.
+/// One thread charges both keys and the other thread charges only the second key. In any order, a
+/// denied request charges nothing.
 #[test]
 fn a_denied_pair_spends_nothing() {
     loom::model(|| {
@@ -95,7 +95,7 @@ fn a_denied_pair_spends_nothing() {
     });
 }
 
-/// One thread resets, blocks and inspects a key while the other one charges it.
+/// One thread resets, blocks and inspects a key while the other thread charges the key.
 #[test]
 fn an_operator_and_a_request() {
     loom::model(|| {

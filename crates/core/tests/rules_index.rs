@@ -70,7 +70,7 @@ fn pattern() -> impl Strategy<Value = Pattern> {
         1 => Just(Pattern::present()),
         1 => Just(Pattern::absent()),
     ];
-    // Lists of eight or more patterns have an index of their own.
+    // Lists of eight or more patterns have their own index.
     leaf.prop_recursive(3, 16, 10, |inner| {
         let several = prop::collection::vec(inner.clone(), 1..11);
         prop_oneof![
@@ -178,7 +178,16 @@ proptest! {
                 entries.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
             let request = Request::new(&entries, Cost::ONE).unwrap();
             let found = charged(&rules, &request, &mut scratch);
-            prop_assert_eq!(found, scan(&drawn, &allow, &request));
+            prop_assert_eq!(&found, &scan(&drawn, &allow, &request));
+            // A rule that is not charged has a condition that fails, or the request is on the allow
+            // list.
+            let is_allowed = rules.allow_listed_by(&request, Timestamp::default()).is_some();
+            let applies = |rule: &&Rule| {
+                !is_allowed && rule.failed_condition(&request, Timestamp::default()).is_none()
+            };
+            let applied: Vec<String> =
+                rules.iter().filter(applies).map(|rule| rule.name().to_owned()).collect();
+            prop_assert_eq!(found, applied);
         }
     }
 }
@@ -213,7 +222,8 @@ fn ten_thousand_rules_are_not_scanned() {
     let post = ("method", "POST");
     let ip = ("ip", "10.3.231.0");
     let path = [post, ip, ("path", "/tenant-777/orders")];
-    // `/tenant-7` and `/tenant-77` are also prefixes of the path. Their first condition fails.
+    // `/tenant-7` and `/tenant-77` are also prefixes of the path. Each of these rules is evaluated,
+    // and its first condition fails.
     assert_eq!(evaluated(by_path, &path), (4, 1));
 
     let by_customer =
@@ -327,7 +337,7 @@ fn a_value_that_needs_too_many_evaluations_is_refused() {
     assert!(!rules.is_allow_listed(&request, Timestamp::default(), &mut scratch));
     let entries = [("path", "/0001/never")];
     let request = Request::new(&entries, Cost::ONE).unwrap();
-    // The work of the previous request does not count for the next.
+    // The work of the previous request does not count for the next request.
     assert!(rules.is_allow_listed(&request, Timestamp::default(), &mut scratch));
     assert!(
         charged(&rules, &request, &mut scratch).is_empty(),

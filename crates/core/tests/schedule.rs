@@ -1,4 +1,4 @@
-//! Tests schedules: they follow local time, also when the clocks change.
+//! Tests that schedules follow local time, also when the clocks change.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -150,8 +150,8 @@ fn a_request_without_rules_passes() {
     assert_eq!((verdict.rule, verdict.retry_after), (None, RetryAfter::NOW));
 }
 
-/// The verdict of the memory store on one charge equals the one computed from its outcomes, with
-/// and without the fast path.
+/// The verdict of the memory store on one charge equals the verdict computed from the outcomes of
+/// the charge, with and without the fast path.
 #[test]
 fn the_verdict_on_one_charge_equals_that_of_its_outcomes() {
     let parse = |text: &str| text.parse::<Limit>().expect("a limit");

@@ -1,4 +1,4 @@
-//! The position of a charge in the state of a kernel, for a later refund.
+//! The position of a charge in the state of a limit, for a later refund.
 
 use super::Exact;
 use crate::time::Timestamp;
@@ -6,7 +6,7 @@ use crate::time::Timestamp;
 /// The position of a charge in a state, for a later refund.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// In a GCRA schedule: the theoretical arrival time right after the charge.
+    /// For GCRA: the theoretical arrival time right after the charge.
     Before(Exact),
     /// The tokens missing from an interval bucket. After the charge, the bucket was to be full
     /// again at this instant.
@@ -21,13 +21,14 @@ pub(crate) enum Mark {
     Numbered(u64),
 }
 
-/// The location of a charge in one state, with the refunds made since.
+/// The location of a charge in one state, with the effect of the refunds that were made since the
+/// charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChargePosition {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
     pub(crate) mark: Mark,
     /// How far refunds of other charges have since moved this charge forward, in microseconds;
-    /// `None` if unknown.
+    /// `None` if this is unknown.
     pub(crate) shift: Option<u64>,
 }

@@ -1,5 +1,5 @@
-//! Compiles limits into kernels. A limit is valid if its kernel can be compiled, so the
-//! constructors of [`Limit`] that validate numbers are here.
+//! Compiles limits into [`Kernel`]s, the implementations of the algorithms. A limit is valid if it
+//! can be compiled, so the constructors of [`Limit`] that validate numbers are here.
 
 use super::{Buckets, FixedWindow, Gcra, Interval, Kernel, Lease, Log, Weighted};
 use crate::{
@@ -39,7 +39,7 @@ impl Limit {
 }
 
 impl Kernel {
-    /// Validates the numbers of a limit and compiles them.
+    /// Validates the parameters of a limit and compiles it.
     pub(crate) fn compile(limit: &Limit) -> Result<Self, LimitError> {
         let hard = limit.hard_quota();
         Ok(match limit.algorithm() {

@@ -6,7 +6,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A kernel: the numbers of one limit, and the operations on the state of a key.
+/// A kernel: the parameters of one limit, and the operations on the state of a key.
 ///
 /// The methods of [`Kernel`](super::Kernel) with the same names document the contracts.
 pub(crate) trait Counter: Sized {
@@ -25,7 +25,8 @@ pub(crate) trait Counter: Sized {
         true
     }
 
-    /// Returns the largest number in a state, except instants, unless other limits have written it.
+    /// Returns the largest number, except instants, that a state written under this limit can
+    /// contain.
     fn largest_number(&self) -> u64 {
         u64::MAX
     }
@@ -63,7 +64,8 @@ pub(crate) trait Counter: Sized {
 
     fn mark(state: &Self::State) -> Mark;
 
-    /// Refunds up to `units` of the charge at `position`, if its mark is one of this kernel.
+    /// Refunds up to `units` of the charge at `position`, if the mark of `position` belongs to this
+    /// kernel.
     fn refund_charge(
         &self,
         state: &mut Self::State,
@@ -116,8 +118,8 @@ pub(crate) trait CounterState: Sized {
     /// Passes the numbers of the state, from which [`Self::read`] creates it again, to `put`.
     fn write(&self, put: &mut dyn FnMut(u64));
 
-    /// Creates a state from the numbers that [`Self::write`] has passed. Returns `None` if they are
-    /// not valid: they may come from a damaged file.
+    /// Creates a state from the numbers that [`Self::write`] has passed. Returns `None` if the
+    /// numbers are not valid, because they may come from a damaged file.
     fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self>;
 }
 

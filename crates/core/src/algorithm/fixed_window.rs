@@ -1,6 +1,7 @@
-//! The fixed window kernel: one count that is reset at the end of each window.
+//! Fixed window: one count that is reset at the end of each window.
 //!
-//! It implements `fixed_window`, anchored to the epoch, to a key's first request, or to a calendar.
+//! This kernel implements `fixed_window`, anchored to the epoch, to a key's first request, or to a
+//! calendar.
 //!
 //! - **Promise.** At most `L` in each window `[start, end)`.
 //! - **Memory.** 16 bytes. A key expires when its window has ended.
@@ -10,7 +11,7 @@
 //!   `L` just before it and `L` just after. In general, a half-open interval of length `t` admits
 //!   up to `L * (ceil(t / W) + 1)`. All keys with epoch-aligned or calendar windows are reset at
 //!   the same instant.
-//! - **Source.** Folklore; the boundary burst is described in every account of it.
+//! - **Source.** Folklore; the boundary burst is described in every account of this algorithm.
 
 use crate::{
     algorithm::{
@@ -149,7 +150,8 @@ impl Counter for FixedWindow {
         WindowState::default()
     }
 
-    /// Converts a state: the old count applies in full to the new window, if the two overlap.
+    /// Converts a state. If the old and the new window overlap, the old count applies in full to
+    /// the new window.
     fn adopt(&self, old: Option<&Self>, state: &mut WindowState, now: Timestamp) {
         if state.end <= now.as_micros() {
             *state = WindowState::default();

@@ -1,9 +1,8 @@
-//! The GCRA kernel (generic cell rate algorithm), with one theoretical arrival time (TAT) as its
-//! state.
+//! GCRA (generic cell rate algorithm). Its state is one theoretical arrival time (TAT).
 //!
-//! It implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a meter and
-//! as a queue. All of them are the same algorithm: the distance of the TAT from the clock
-//! corresponds to the spent tokens of a token bucket, or to the water in a leaky bucket, of
+//! This kernel implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a
+//! meter and as a queue. All of these are the same algorithm: the distance of the TAT from the
+//! clock corresponds to the spent tokens of a token bucket, or to the water in a leaky bucket, of
 //! capacity `B`.
 //!
 //! ```text
@@ -14,17 +13,18 @@
 //! ```
 //!
 //! - **Promise.** With a rate of `L` per period `P` and a capacity of `B`, any closed interval of
-//!   length `t` admits at most `B + floor(t * L / P)` units. A half-open interval admits one less
-//!   if `t * L / P` is a whole number.
+//!   length `t` admits at most `B + floor(t * L / P)` units. A half-open interval admits one unit
+//!   less if `t * L / P` is a whole number.
 //! - **Queue.** Admitted requests are served in the order of admission. A request of cost `n`
-//!   delays later requests by `n * T`. Start times are that far apart, but each one is rounded up
-//!   to a whole microsecond. A request of cost `n` waits for at most `tau - n * T`.
+//!   delays later requests by `n * T`. The start times of successive requests differ by this delay,
+//!   but each start time is rounded up to a whole microsecond. A request of cost `n` waits for at
+//!   most `tau - n * T`.
 //! - **Exact.** One unit is `p / l` microseconds, in lowest terms. The TAT consists of whole
 //!   microseconds and a fraction in `l`-ths, added with a carry. Nothing is rounded, so a rate of 7
 //!   per second returns exactly 7 units each second.
 //! - **Memory.** 16 bytes. A key expires when its TAT has passed.
 //! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)`: up to twice `L` if
-//!   `B = L` and `W = P`. If that matters, choose a smaller `B` or a sliding window.
+//!   `B = L` and `W = P`. If this is too much, choose a smaller `B` or a sliding window.
 //! - **Source.** ITU-T I.371 (GCRA, virtual scheduling); Turner 1986 (leaky bucket).
 
 use crate::{
@@ -40,8 +40,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`, for the
-/// `l` of a schedule.
+/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`, where `l`
+/// is the denominator of the unit of the limit in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Exact {
     /// Whole microseconds.
@@ -103,7 +103,7 @@ pub(crate) struct Gcra {
     unit: Exact,
     /// The capacity as a duration: how far the TAT may be ahead of the clock.
     tau: Exact,
-    /// Half of the capacity as a duration. With less than this remaining, a key is hot
+    /// Half of the capacity as a duration. If less than this duration remains, a key is hot
     /// (`is_hot`).
     half: Exact,
     capacity: u64,
@@ -120,8 +120,8 @@ pub(crate) struct Step {
 }
 
 impl Gcra {
-    /// Creates a schedule of `rate` with `capacity`. Both are passed with their field names, for
-    /// errors.
+    /// Creates a GCRA limit of `rate` with `capacity`. The rate and the capacity are passed with
+    /// their field names, which errors contain.
     pub(crate) fn new(
         (rate_field, rate): (&'static str, Rate),
         (capacity_field, capacity): (&'static str, u64),
@@ -141,7 +141,7 @@ impl Gcra {
         Ok(Self::of_units(p, l, capacity, queue))
     }
 
-    /// Creates a schedule with units of `p / l` microseconds, in lowest terms.
+    /// Creates a GCRA limit with units of `p / l` microseconds, in lowest terms.
     fn of_units(p: u64, l: u64, capacity: u64, queue: bool) -> Self {
         let mut gcra = Self {
             p,
@@ -158,8 +158,8 @@ impl Gcra {
         gcra
     }
 
-    /// Decides for a rule with only this schedule, in one pass. The result is the same as that of
-    /// the separate methods below.
+    /// Decides one request in one pass, for a rule that has no other limit. The result is the same
+    /// as that of the separate methods below.
     #[inline]
     pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
         if let Some(whole) = self.without_fractions() {
@@ -168,8 +168,8 @@ impl Gcra {
         self.decide_exactly(tat, now, cost)
     }
 
-    /// Returns the same schedule with `l = 1` and zero fractions as constants, if it has no
-    /// fractions. The compiler then removes the arithmetic on fractions.
+    /// If this limit has no fractions, returns the same limit with `l = 1` and zero fractions as
+    /// constants. The compiler then removes the arithmetic on fractions.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
         let whole = |exact: Exact| Exact { part: 0, ..exact };
@@ -182,7 +182,8 @@ impl Gcra {
         })
     }
 
-    // Inlined into both callers: behind a function call, the compiler would not know that `l` is 1.
+    // Inlined into both callers, because behind a function call the compiler would not know that
+    // `l` is 1.
     #[inline(always)]
     fn decide_exactly(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
         let (base, brim) = (self.base(tat, now), self.brim(now));
@@ -226,8 +227,8 @@ impl Gcra {
     }
 
     /// Returns a lower bound of the part of a charge that has not been served. `ends` is the
-    /// current end of the charge, which refunds of other charges may have moved, or an earlier
-    /// instant.
+    /// current end of the charge, or an earlier instant. Refunds of other charges may have moved
+    /// the end of the charge.
     fn unserved(
         &self,
         tat: Exact,
@@ -240,7 +241,7 @@ impl Gcra {
             whole: now.since(position.at).as_micros(),
             part: 0,
         };
-        // The served part is at most the time elapsed since the charge.
+        // At most the time elapsed since the charge has been served.
         let by_time = self.minus(duration_of, passed);
         match ends {
             None => by_time,
@@ -255,16 +256,16 @@ impl Gcra {
         self.queue
     }
 
-    /// Returns the TAT of the units spent under `old` at their new duration, and the latest TAT
-    /// that is allowed.
+    /// Returns the TAT if each unit spent under `old` lasts as long as a unit of this limit, and
+    /// the latest TAT that is allowed.
     fn converted(&self, old: &Self, tat: Exact, now: Timestamp) -> (Exact, Exact) {
         let ends = old.base(tat, now);
         let debt = old.minus(ends, Exact::at(now));
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
-        // A debt that kept its duration in an earlier conversion can correspond to more units than
-        // were ever spent, so the product may overflow.
+        // Spent units that kept their duration in an earlier conversion can correspond to more
+        // units than were ever spent, so the product may overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(Exact::at(ends.ceil()));
         (self.plus(Exact::at(now), self.exact(scaled)), latest)
@@ -272,8 +273,9 @@ impl Gcra {
 
     /// Returns the instant from which a charge is added: the TAT, or `now` if that is later.
     ///
-    /// A fraction that is invalid for this schedule counts as a whole microsecond. It can only come
-    /// from bytes that are not a valid snapshot. All other methods rely on fractions below `l`.
+    /// A fraction that is invalid for this limit counts as a whole microsecond. Such a fraction can
+    /// only come from bytes that are not a valid snapshot. All other methods rely on fractions
+    /// below `l`.
     fn base(&self, tat: Exact, now: Timestamp) -> Exact {
         let tat = if tat.part < self.l {
             tat
@@ -296,8 +298,8 @@ impl Gcra {
         }
     }
 
-    /// Returns the duration of `cost` units. It cannot overflow, because `cost` is at most the
-    /// capacity.
+    /// Returns the duration of `cost` units. The duration cannot overflow, because `cost` is at
+    /// most the capacity.
     fn duration_of(&self, cost: u64) -> Exact {
         self.exact(u128::from(cost) * u128::from(self.p))
     }
@@ -402,16 +404,16 @@ impl Counter for Gcra {
         Exact::default()
     }
 
-    /// Converts a TAT from `old` to this schedule. The number of spent units does not change; each
-    /// now lasts as long as a unit of this schedule.
+    /// Converts a TAT that was computed under the limit `old`. The number of spent units does not
+    /// change; each unit now lasts as long as a unit of this limit.
     ///
-    /// The result may exceed this schedule's capacity, because servers with the old numbers may
-    /// still use the key. With a slower rate, the TAT is at most the old TAT or that of a full
-    /// bucket, whichever is later.
+    /// The result may exceed this limit's capacity, because servers with the old limit may still
+    /// use the key. With a slower rate, the TAT is at most the old TAT or that of a full bucket,
+    /// whichever is later.
     fn adopt(&self, old: Option<&Self>, tat: &mut Exact, now: Timestamp) {
         let Some(old) = old else {
-            // Without the old numbers, the debt keeps its duration. The unit of its fraction is
-            // unknown, so a fraction counts as a whole microsecond.
+            // Without the old numbers, the spent units keep their duration. The unit of the old
+            // fraction is unknown, so a fraction counts as a whole microsecond.
             let latest = Exact::at(now.after(bounds::MAX_DRAIN));
             *tat = Exact::at(tat.ceil()).min(latest);
             return;
@@ -446,9 +448,9 @@ impl Counter for Gcra {
 
     /// Refunds the part of a charge that has not been served yet, up to `units`.
     ///
-    /// The schedule is treated as a FIFO queue of work that drains at one microsecond per
+    /// The charges are treated as a FIFO queue of work that drains at one microsecond per
     /// microsecond. `end` is the TAT right after the charge. Returns by how many microseconds,
-    /// rounded up, the refund moves later charges forward; 0 if the charge was the last one. The
+    /// rounded up, the refund moves later charges forward; 0 if no later charge exists. The
     /// documentation of `receipt` explains why this is safe.
     fn refund_charge(
         &self,

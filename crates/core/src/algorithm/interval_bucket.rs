@@ -1,13 +1,13 @@
-//! The interval kernel: a token bucket that receives all tokens of an interval together, at its
-//! end.
+//! Interval bucket: a token bucket that receives all tokens of an interval together, at its end.
 //!
-//! It implements `token_bucket` with `refill_mode: interval`. `R` tokens arrive at the end of every
-//! interval `I`, up to the capacity `B`; any excess is dropped. While the bucket is full, no
-//! interval is running: the next charge starts one. So forgetting a full bucket changes no
-//! decision.
+//! This kernel implements `token_bucket` with `refill_mode: interval`. `R` tokens arrive at the end
+//! of every interval `I`, up to the capacity `B`; any excess is dropped. While the bucket is full,
+//! no interval is running; the next charge starts an interval. So forgetting a full bucket changes
+//! no decision.
 //!
-//! The state is the instant at which the bucket will be full again, and the number of tokens of the
-//! last refill. The tokens missing now are derived from it, as from a GCRA's TAT:
+//! The state is the instant at which the bucket will be full again, and the number of tokens that
+//! the last refill, at that instant, adds. The tokens missing now are derived from this state, as
+//! in GCRA from the TAT:
 //!
 //! ```text
 //!   missing = (m - 1) * R + last     m = ceil((full_at - now) / I) refills to come
@@ -41,8 +41,8 @@ use crate::{
 pub(crate) struct IntervalState {
     /// The instant at which the bucket is full again, in microseconds since the epoch.
     pub(crate) full_at: u64,
-    /// The number of tokens of the last refill: from 1 to the refill of the limits that wrote the
-    /// state.
+    /// The number of tokens that the last refill, at `full_at`, adds. The number is at least 1, and
+    /// at most the refill of the limit under which the state was written.
     pub(crate) last: u64,
 }
 
@@ -107,8 +107,8 @@ impl Interval {
         })
     }
 
-    /// Returns the state with as many missing tokens as under `old`, and the latest state that is
-    /// allowed.
+    /// Returns a state with the same number of missing tokens as `state` has under `old`, and the
+    /// latest state that is allowed.
     fn converted(
         &self,
         old: &Self,
@@ -137,8 +137,8 @@ impl Interval {
             };
         }
         let refills = (state.full_at - now).div_ceil(self.every);
-        // The state may be from limits with a larger refill, whose last refill returns more tokens
-        // than one refill of this bucket.
+        // The state may have been written under a limit with a larger refill. Its last refill may
+        // then return more tokens than one refill of this bucket.
         let last = state.last.min(self.refill);
         Missing {
             tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(last),
@@ -204,7 +204,7 @@ impl Counter for Interval {
     }
 
     /// Converts a state from `old`. The number of missing tokens does not change, even if it
-    /// exceeds the capacity, because servers with the old numbers may still use the key. The next
+    /// exceeds the capacity, because servers with the old limit may still use the key. The next
     /// refill arrives at its former time or sooner. With a slower rate, the bucket is full at the
     /// former time, or when an empty bucket would be full, whichever is later.
     fn adopt(&self, old: Option<&Self>, state: &mut IntervalState, now: Timestamp) {
@@ -259,8 +259,8 @@ impl Counter for Interval {
         };
     }
 
-    /// The mark is the instant at which the bucket was to be full again right after the charge.
-    /// Tokens that refills may have returned since then are not refunded again.
+    /// The mark is the instant at which, right after the charge, the bucket was to be full again.
+    /// Tokens that refills may have returned since the charge are not refunded again.
     fn refund_charge(
         &self,
         state: &mut IntervalState,

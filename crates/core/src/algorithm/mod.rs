@@ -1,4 +1,4 @@
-//! Kernels: the implementations of the algorithms, as pure functions of state, time and cost.
+//! The implementations of the algorithms (*kernels*), as pure functions of state, time and cost.
 //!
 //! Each variant of [`Algorithm`](crate::Algorithm) is implemented by one of seven kernels. A kernel
 //! answers four questions about its own state. All computation on states is in this module:
@@ -16,10 +16,10 @@
 //!
 //! The documentation of each kernel states what it guarantees under **Promise**. There, `L`, `B`
 //! and the capacity include the soft allowance, as in
-//! [`Limit::hard_quota`](crate::limit::Limit::hard_quota). The guarantees hold for charges. A
-//! caller that may request an [`Effect::Refund`](crate::Effect::Refund) is trusted. **Memory** is
-//! the size of the kernel's state. The store adds an entry of 48 bytes, which can hold 16 bytes of
-//! state inline.
+//! [`Limit::hard_quota`](crate::limit::Limit::hard_quota). The guarantees hold for charges. They do
+//! not hold if a caller requests an [`Effect::Refund`](crate::Effect::Refund), so such a caller
+//! must be trusted. **Memory** is the size of the kernel's state. The store adds an entry of 48
+//! bytes, which can hold 16 bytes of state inline.
 
 mod charge_position;
 mod compile;
@@ -91,8 +91,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns this kernel with its states counted in other units. `None` if a state
-            /// contains all that its conversion needs.
+            /// Returns this kernel with its states counted in the units `terms`. Returns `None` if
+            /// a state itself contains everything that its conversion needs.
             pub(crate) fn in_terms(&self, terms: &Terms) -> Option<Self> {
                 match self {
                     $(Self::$variant(kernel) => kernel.in_terms(terms).map(Self::$variant),)*
@@ -100,7 +100,7 @@ macro_rules! kernels {
             }
 
             /// Returns whether [`Self::adopt`] keeps all spent units. With a slower rate, or a
-            /// smaller limit of a weighted window counter, some may be lost.
+            /// smaller limit of a weighted window counter, some spent units may be lost.
             pub(crate) fn adopts_all(
                 &self,
                 old: Option<&Self>,
@@ -170,12 +170,13 @@ macro_rules! kernels {
                 }
             }
 
-            /// Converts a state that was written under other numbers. `old` is the kernel that
-            /// wrote it, if known.
+            /// Converts a state that was written under other parameters. `old` is the kernel that
+            /// wrote the state, if known.
             ///
             /// Spent units stay spent, and anything unknown counts as spent. A state that exceeds
-            /// these limits is not reduced, because servers that still use the other numbers share
-            /// it: a denial under these limits must not change their count.
+            /// these limits is not reduced, because servers that still use the other parameters may
+            /// share the state: a denial under these limits must not change the count of those
+            /// servers.
             pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(mut state)) => {
@@ -190,8 +191,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the windows that deny `cost` now, as bits. Only the log kernel uses other
-            /// bits than bit 0.
+            /// Returns the windows that deny `cost` now, one bit each. Only the log kernel has more
+            /// than one window and uses bits other than bit 0.
             pub(crate) fn denied(&self, state: &mut State, now: Timestamp, cost: u64) -> u16 {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -218,8 +219,8 @@ macro_rules! kernels {
             /// which time continued.
             ///
             /// A state that was not affected by the wrong clock does not change, unless it exceeds
-            /// these limits. That happens if it was written under higher limits; it is then reduced
-            /// to its maximum.
+            /// these limits. A state exceeds these limits if it was written under higher limits.
+            /// Such a state is reduced to the maximum.
             pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.clamp(state, at),)*
@@ -235,8 +236,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Refunds up to `units`, the most recently spent ones first, and never more than are
-            /// counted.
+            /// Refunds up to `units`, the most recently spent ones first, and never more units than
+            /// are counted.
             pub(crate) fn refund(&self, state: &mut State, now: Timestamp, units: u64) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -253,9 +254,9 @@ macro_rules! kernels {
                 }
             }
 
-            /// Refunds up to `units` of a charge, as far as they are still counted. Of a lease,
-            /// releases all slots. For a GCRA schedule, returns by how many microseconds this moves
-            /// later charges forward; otherwise 0.
+            /// Refunds up to `units` of a charge, as far as these units are still counted. For
+            /// concurrency slots, releases all slots of the charge. For GCRA, returns by how many
+            /// microseconds the refund moves later charges forward; otherwise 0.
             pub(crate) fn refund_charge(
                 &self,
                 state: &mut State,
@@ -272,7 +273,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Renews `units` concurrency slots held since `since`, so that their lease starts
+            /// Renews `units` concurrency slots held since `since`, so that their lease starts at
             /// `now`. Returns false, and changes nothing, if the slots were lost and other requests
             /// hold them now. Kernels without leases return true.
             pub(crate) fn renew(
@@ -317,7 +318,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns how far the count exceeds the limit. Only a fixed window can exceed it.
+            /// Returns how far the count exceeds the limit. Only the count of a fixed window can
+            /// exceed the limit.
             pub(crate) fn excess(&self, state: &State, now: Timestamp) -> u64 {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -356,9 +358,9 @@ macro_rules! kernels {
 
         impl State {
             /// Moves every instant in the state back by the duration `span`. At any instant, the
-            /// state then has the spent units that it had `span` later. Sub-windows and weighted
-            /// windows are aligned to the epoch, so they move by whole windows only, and by up to
-            /// one window too little.
+            /// moved state has the spent units that the original state has `span` later.
+            /// Sub-windows and weighted windows are aligned to the epoch, so they move by whole
+            /// windows only, and by up to one window too little.
             pub(crate) fn move_back(&mut self, span: Span) {
                 match self {
                     $(Self::$variant(state) => state.move_back(span),)*
@@ -391,7 +393,7 @@ macro_rules! kernels {
             }
 
             /// Creates a state from the numbers that [`Self::write`] has passed. Returns `None` if
-            /// they are not valid.
+            /// the numbers are not valid.
             pub(crate) fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
                 type StateOf<C> = <C as Counter>::State;
                 match next()? {

@@ -1,12 +1,13 @@
-//! The numbers of a kernel, for stores that decide remotely, and the terms (units) of its state.
+//! The precomputed parameters of a limit, for stores that decide remotely, and the terms (units) of
+//! its state.
 
 use super::Exact;
 use crate::{digest::Digest, limit::Window, time::Span};
 
-/// The precomputed numbers of one kernel at one cost. With them a decision needs only additions,
-/// carries and comparisons. Times are in microseconds.
+/// The parameters of one limit (of several sliding logs together), precomputed for one cost. With
+/// these parameters, a decision needs only additions, carries and comparisons. Times are in
+/// microseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Numbers<'l> {
     /// A theoretical arrival time (GCRA).
     Gcra {
@@ -16,8 +17,8 @@ pub enum Numbers<'l> {
         duration: Option<Exact>,
         /// How far the arrival time may be ahead of the clock.
         tau: Exact,
-        /// Whether admitted requests are delayed. Each request has been given its start time, so a
-        /// refund must not move it forward.
+        /// Whether admitted requests are delayed. Each admitted request already has its start time,
+        /// so a refund must not move a request forward.
         queue: bool,
     },
     /// Tokens that return together at the end of an interval.
@@ -69,10 +70,10 @@ pub enum Numbers<'l> {
     },
 }
 
-/// The units in which a kernel's state is counted. A state that was written in other terms has to
-/// be converted. A state that was written in the same terms has the same meaning under any limit.
+/// The terms (units) in which a kernel's state is counted. A state that was written in other terms
+/// has to be converted. A state that was written in the same terms has the same meaning under any
+/// limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Terms {
     /// One unit takes `numerator / denominator` microseconds, in lowest terms.
     Gcra {

@@ -9,7 +9,7 @@ pub enum RetryAfter {
     /// request is allowed. For [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is an
     /// estimate of when a slot becomes free.
     After(Span),
-    /// Never: the cost exceeds the most that the limit can hold.
+    /// Never, because the cost exceeds the maximum of the limit.
     Never,
 }
 
@@ -43,12 +43,13 @@ pub struct Outcome {
     /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is the time until the last
     /// lease ends, although released slots become free earlier.
     pub reset_after: Span,
-    /// The time until the same request would be admitted; zero if allowed.
+    /// The time until the same request would be admitted; zero if the request is allowed.
     pub retry_after: RetryAfter,
     /// How long to delay an admitted request. Only a queue returns more than zero.
     pub delay: Span,
-    /// By how much the count exceeds the limit after this decision. It is above 0 only for a fixed
-    /// window that counts [in full](crate::Limit::counting_in_full) or whose limit was lowered.
+    /// By how much the count exceeds the limit after this decision. The excess is above 0 only for
+    /// a fixed window that counts [in full](crate::Limit::counting_in_full) or whose limit was
+    /// lowered.
     pub excess: u64,
 }
 

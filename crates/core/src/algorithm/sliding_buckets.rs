@@ -1,7 +1,7 @@
-//! The bucket kernel: a sliding window counter with sub-windows.
+//! Buckets: a sliding window counter with sub-windows.
 //!
-//! It implements `sliding_window_counter` with `buckets: k`. Time is divided into buckets of
-//! `w = W / k`, aligned to the epoch.
+//! This kernel implements `sliding_window_counter` with `buckets: k`. Time is divided into buckets
+//! of `w = W / k`, aligned to the epoch.
 //!
 //! ```text
 //!   k = 3         │  b-3  │  b-2  │  b-1  │   b   │
@@ -11,8 +11,8 @@
 //! ```
 //!
 //! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`. Under
-//!   saturation it admits `L` per `W + w`, which is `k / (k + 1)` of the limit. Loose: at most `L`
-//!   in any `k` consecutive buckets.
+//!   saturation, a key gets `L` per `W + w`, which is `k / (k + 1)` of the limit. Loose: at most
+//!   `L` in any `k` consecutive buckets.
 //! - **Memory.** 8 bytes per bucket, plus about 70; independent of the limit.
 //! - **Work.** A decision reads each bucket once or twice; there are at most 1,001.
 //! - **Weakness.** Loose: up to `2 * L` in an interval of `W`. Strict: a key waits up to one bucket
@@ -70,7 +70,7 @@ impl BucketsState {
     }
 
     fn slot(&self, bucket: u64) -> usize {
-        // The remainder is less than the length of a slice, so it fits a usize.
+        // The remainder is less than the length of a slice, so it fits in a usize.
         usize::try_from(bucket % self.counts.len() as u64).unwrap_or(0)
     }
 
@@ -260,8 +260,8 @@ impl Counter for Buckets {
         cost <= self.limit && state.total <= self.limit - cost
     }
 
-    /// Charges `cost`. A denied cost that is counted pushes out the oldest units, because units
-    /// beyond the newest `limit` cannot affect a decision. A client that keeps sending stays
+    /// Charges `cost`. If a denied cost is counted, it replaces the oldest units, because units
+    /// beyond the newest `limit` cannot affect a decision. So a client that keeps sending stays
     /// denied.
     fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
         state.advance(now);
@@ -281,8 +281,8 @@ impl Counter for Buckets {
         let oldest = (state.newest + 1).saturating_sub(len);
         for later in oldest.max(newest + 1)..=state.newest {
             let (from, to) = (state.slot(later), state.slot(newest));
-            // A later bucket may occupy the slot of the bucket of `at` in the ring, so take its
-            // count out first.
+            // In the ring, a later bucket may occupy the slot of the bucket of `at`, so take the
+            // count of the later bucket out first.
             let count = std::mem::take(&mut state.counts[from]);
             state.counts[to] += count;
         }

@@ -1,7 +1,7 @@
-//! The weighted counter kernel: a sliding window counter over two windows.
+//! Weighted counter: a sliding window counter over two windows.
 //!
-//! It implements `sliding_window_counter` without `buckets`. The count of the previous window is
-//! treated as if it had been spread evenly. When `e` of the current window has elapsed,
+//! This kernel implements `sliding_window_counter` without `buckets`. The count of the previous
+//! window is treated as if it had been spread evenly. When `e` of the current window has elapsed,
 //! `prev * (W - e) / W` of the previous count still applies. The comparison uses whole numbers:
 //! `prev * (W - e) + (cur + n) * W <= L * W`.
 //!
@@ -13,12 +13,12 @@
 //!
 //! - **Promise.** At most `L` in each epoch-aligned window, and at most `2 * L - 1` in any
 //!   half-open interval of length `W`. The estimate exceeds the true count by at most `prev * (W -
-//!   e) / W`, and falls short of it by at most `prev * e / W`.
+//!   e) / W`, and falls short of the true count by at most `prev * e / W`.
 //! - **Memory.** 32 bytes, plus about 30.
 //! - **Weakness.** A client reaches the bound of `2 * L - 1` if it spends its limit at the end of
-//!   one window and sends slowly during the next. Natural traffic stays far below it. If a strict
-//!   bound is needed, use `buckets`. A key that has been idle for almost `W` is still limited by
-//!   what it spent before.
+//!   one window and sends slowly during the next. Natural traffic stays far below this bound. If a
+//!   strict bound is needed, use `buckets`. A key that has been idle for almost `W` is still
+//!   limited by the units that it spent before.
 //! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of
 //!   domains".
 
@@ -117,7 +117,8 @@ impl Weighted {
         })
     }
 
-    /// Returns the longest remaining time of a window at which `weighed` still fits into `free`.
+    /// Returns the longest remaining time of a window at which the weighted count `weighed` still
+    /// fits into `free`.
     fn most_left(&self, weighed: u64, free: u64) -> u64 {
         if weighed == 0 {
             return self.window;
@@ -151,7 +152,7 @@ impl Counter for Weighted {
         Terms::Digest(Digest::new().numbers(&[5, self.window]).folded())
     }
 
-    /// A state that counts more than the limit loses the excess.
+    /// Spent units are lost if the state counts more than the limit.
     fn adopts_all(&self, _old: Option<&Self>, state: &WeightedState, now: Timestamp) -> bool {
         let mut state = *state;
         state.advance(now);
@@ -250,9 +251,9 @@ impl Counter for Weighted {
         }
     }
 
-    /// Returns the time until enough of the previous window no longer counts, if that happens
-    /// within the current window. Otherwise returns the time until enough of the current window no
-    /// longer counts, during the next window.
+    /// Returns the time until enough units of the previous window no longer count, if that happens
+    /// within the current window. Otherwise, returns the time until enough units of the current
+    /// window no longer count, during the next window.
     fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;

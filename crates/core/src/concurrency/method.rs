@@ -91,8 +91,8 @@ impl Method {
         mistakes.into_iter().flatten()
     }
 
-    /// Returns the load sample of an ended request; `None` if its end says nothing about load.
-    /// `min_latency` is the latency without queueing, in microseconds.
+    /// Returns the load sample of an ended request; `None` if the result of the request says
+    /// nothing about load. `min_latency` is the latency without queueing, in microseconds.
     pub(super) fn sample(&self, ended: Completion, min_latency: Option<u64>) -> Option<Sample> {
         match (self, ended) {
             (_, Completion::Ignored) => None,
@@ -113,8 +113,8 @@ impl Method {
     }
 
     /// Returns the limit after a window that ended at `now`, in fixed-point format. The limit grows
-    /// only if at least half of it was used: otherwise the window says nothing about a higher
-    /// limit.
+    /// only if at least half of it was used, because otherwise the window says nothing about a
+    /// higher limit.
     pub(super) fn next(
         &self,
         limit: &CurrentLimit,

@@ -1,7 +1,7 @@
 //! Measures the latency of requests without queueing (minimum latency, as Envoy's minRTT).
 //!
 //! This latency cannot be observed while a limit is fully used. So the limit is periodically halved
-//! for a short time, and halved again as long as that makes requests faster.
+//! for a short time, and halved again as long as halving makes requests faster.
 //!
 //! ```text
 //! resting ─▶ draining: fewer admitted ─▶ measuring ──┬─▶ faster: halve again, drain
@@ -14,8 +14,8 @@ use crate::time::{Span, Timestamp};
 /// The latency of requests without queueing, and the state of the probe that measures it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MinLatency {
-    /// The latency in fixed-point format, [`MinLatency::PARTS`] per microsecond; zero if it is
-    /// unknown.
+    /// The latency in fixed-point format, [`MinLatency::PARTS`] per microsecond; zero if the
+    /// latency is unknown.
     latency: u128,
     phase: Phase,
     /// When the current or most recent probe began.
@@ -30,8 +30,8 @@ enum Phase {
     /// use.
     Resting(u32),
     /// Waiting until the requests in flight are within the reduced limit. `halved` is how many
-    /// times the limit was halved; `before` is the average latency in microseconds before it was
-    /// last halved.
+    /// times the limit was halved; `before` is the average latency in microseconds before the limit
+    /// was last halved.
     Draining { halved: u32, before: u64 },
     /// Measuring requests that started after `since`.
     Measuring {
@@ -51,14 +51,14 @@ impl Default for Phase {
 impl MinLatency {
     const PARTS: u128 = 1 << 16;
 
-    /// The number of windows with the limit in use before it is probed again.
+    /// The number of windows in which the limit was in use, after which the next probe is due.
     const PROBE_INTERVAL: u32 = 100;
 
     /// The pause after a probe, as a multiple of the probe's duration.
     const PAUSE_FACTOR: u64 = 50;
 
     /// The time constant, in windows, of the exponential moving average with which the known
-    /// latency follows the measured one while the limit is not in use.
+    /// latency follows the measured latency while the limit is not in use.
     const SMOOTHING_WINDOWS: u128 = 50;
 
     /// Requests count as faster if their latency is below this percentage of the former latency.

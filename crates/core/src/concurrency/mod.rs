@@ -1,10 +1,10 @@
 //! Adaptive concurrency limits: the number of requests that a service can handle at the same time,
 //! measured by latency.
 //!
-//! A fixed limit becomes wrong as soon as the service, its database or its traffic changes. This
-//! limit is measured. While latency stays low, more requests can run concurrently. When latency
-//! rises, requests are queueing behind each other, and a lower concurrency would give the same
-//! throughput.
+//! A fixed limit becomes wrong as soon as the service, its database or its traffic changes. An
+//! adaptive limit follows the measured latency. While latency stays low, more requests can run concurrently. When
+//! latency rises, requests are queueing behind each other, and a lower concurrency would give the
+//! same throughput.
 //!
 //! ```text
 //!   request ─▶ admitted? ─▶ in flight ─▶ ended: latency or failure ─▶ learn
@@ -15,20 +15,20 @@
 //! reads no clock and uses integers only.
 //!
 //! - **[`Method::Aimd`]** (additive increase, multiplicative decrease) raises the limit by one
-//!   after each window without problems in which at least half of the limit was used. It lowers the
-//!   limit to 90% (by default) if more than 1 % of the requests failed or were too slow.
+//!   after each window without problems in which at least half of the limit was used. AIMD lowers
+//!   the limit to 90% (by default) if more than 1 % of the requests failed or were too slow.
 //!   **Promise.** The limit never exceeds the maximum, and after such a window it is at most 90 %
-//!   of its former value. **Weakness.** The latency that is too high must be configured, and
+//!   of its former value. **Weakness.** The latency that counts as too high must be configured, and
 //!   overload is detected only once requests take that long. **Source.** Chiu and Jain 1989.
 //! - **[`Method::Gradient`]** compares current latency with the latency without queueing, and
-//!   scales the limit by the ratio. It measures the latter by probing: periodically, for at most 2%
-//!   of the time, it reduces the limit to a half or less. A share of failed requests reduces the
-//!   limit by the same share in each window. **Weakness.** It needs homogeneous traffic. With a mix
-//!   of slow and fast requests, a change of the mix looks like a change of load. A service that
-//!   always fails 1% of its requests, under any load, gets at most 100 times `queue`. **Source.**
-//!   Netflix concurrency-limits (Gradient2), where the long-term average drifts upwards under
-//!   permanent load; Envoy's adaptive concurrency filter, which probes the minimum latency
-//!   (minRTT).
+//!   scales the limit by the ratio. This method measures the latency without queueing by probing:
+//!   periodically, for at most 2% of the time, it reduces the limit to a half or less. A share of
+//!   failed requests reduces the limit by the same share in each window. **Weakness.** This method
+//!   needs homogeneous traffic. With a mix of slow and fast requests, a change of the mix looks
+//!   like a change of load. A service that always fails 1% of its requests, under any load, gets at
+//!   most 100 times `queue`. **Source.** Netflix concurrency-limits (Gradient2), where the
+//!   long-term average drifts upwards under permanent load; Envoy's adaptive concurrency filter,
+//!   which probes the minimum latency (minRTT).
 
 mod method;
 mod min_latency;
@@ -63,8 +63,8 @@ pub struct AdaptiveSettings {
     /// The length of a measurement window, after which the limit is updated: 1 ms to 1 min; default
     /// 100 ms. A window lasts at least as long as the average request.
     pub window: Span,
-    /// The minimum number of ended requests per window, from 1; default 10. Until then the window
-    /// is extended.
+    /// The minimum number of ended requests per window, from 1; default 10. The window is extended
+    /// until this number is reached.
     pub samples: u32,
 }
 
@@ -131,8 +131,8 @@ impl AdaptiveLimit {
     ///
     /// # Errors
     ///
-    /// Names the first field that is out of the range documented in [`AdaptiveSettings`] and
-    /// [`Method`].
+    /// The error names the first field that is out of the range documented in [`AdaptiveSettings`]
+    /// and [`Method`].
     pub fn new(settings: AdaptiveSettings) -> Result<Self, LimitError> {
         if let Some(mistake) = settings.mistakes().into_iter().next() {
             return Err(mistake);
@@ -152,7 +152,7 @@ impl AdaptiveLimit {
     ///
     /// # Errors
     ///
-    /// The same as those of [`AdaptiveLimit::new`]; then nothing changes.
+    /// Returns the same errors as [`AdaptiveLimit::new`]. In case of an error, nothing changes.
     pub fn change(&mut self, settings: AdaptiveSettings) -> Result<(), LimitError> {
         let fresh = Self::new(settings)?;
         let (was, is) = (&self.settings.method, &settings.method);
@@ -165,7 +165,7 @@ impl AdaptiveLimit {
     }
 
     /// Returns the current limit: the maximum number of concurrent requests, at least the minimum.
-    /// During a probe it is the reduced limit.
+    /// During a probe, this is the reduced limit.
     #[must_use]
     pub fn limit(&self) -> u32 {
         let parts = (self.limit >> self.min_latency.halved()).max(self.least());
@@ -173,8 +173,8 @@ impl AdaptiveLimit {
     }
 
     /// Returns the average latency of the last window, in percent of the latency without queueing.
-    /// `None` until both are known, and always with [`Method::Aimd`], which does not measure the
-    /// latter.
+    /// `None` until both latencies are known, and always with [`Method::Aimd`], which does not
+    /// measure the latency without queueing.
     #[must_use]
     pub fn slowness(&self) -> Option<u64> {
         let percent = u128::from(self.recent?) * 100 / u128::from(self.min_latency.micros()?);
@@ -182,7 +182,8 @@ impl AdaptiveLimit {
     }
 
     /// Records that a request ended at `now`. `in_flight` is the number of requests in flight,
-    /// including this one. A `now` earlier than that of a former call is treated as that instant.
+    /// including this one. If `now` is earlier than in a previous call, the `now` of the former call
+    /// is used.
     pub fn learn(&mut self, now: Timestamp, in_flight: u32, ended: Completion) {
         let limit = self.limit();
         self.min_latency

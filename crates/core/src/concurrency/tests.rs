@@ -1,5 +1,5 @@
-//! Simulations in virtual time of a service with a number of workers. They check the resulting
-//! limit and the latency that clients see.
+//! Simulations in virtual time of a service with a number of workers. These tests check the
+//! resulting limit and the latency that clients see.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -248,7 +248,7 @@ fn abandoned_requests_shrink_the_limit_of_a_hanging_service() {
             after(Completion::Served(Span::from_millis(10)), &mut limit);
         }
         let before = limit.limit();
-        // A client that disconnects early says nothing about load.
+        // A request whose client disconnects early says nothing about load.
         for _ in 0..1_000 {
             after(Completion::Abandoned(Span::from_millis(1)), &mut limit);
         }

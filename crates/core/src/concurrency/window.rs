@@ -24,12 +24,12 @@ pub(super) enum Sample {
 /// The result of a closed window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowStats {
-    /// The average latency of served requests in microseconds, at least 1; `None` if none were
-    /// served.
+    /// The average latency of served requests in microseconds, at least 1; `None` if no requests
+    /// were served.
     pub(super) average: Option<u64>,
     /// The number of ended requests, at least 1.
     pub(super) ended: u64,
-    /// The number of them that failed.
+    /// The number of ended requests that failed.
     pub(super) failed: u64,
     pub(super) most_in_flight: u32,
 }

@@ -35,7 +35,8 @@ impl Cost {
     }
 }
 
-/// An error about a malformed request: names the wrong field and a valid alternative.
+/// An error about a malformed request. The error names the invalid field and says what would be
+/// valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
     /// The field of the request, such as `key`, `cost` or `entries.ip`.
@@ -43,7 +44,7 @@ pub struct RequestError {
     /// The problem, and a valid alternative.
     pub problem: String,
     /// The rule that makes the value wrong, such as `it is part of the key of rule "login"`. Do not
-    /// send it to clients that must not know the rules.
+    /// send this cause to clients that must not know the rules.
     pub cause: Option<String>,
 }
 
@@ -165,13 +166,13 @@ pub enum Effect {
     /// nothing denies the request, not even a manual block.
     Look,
     /// Refunds the cost: the most recent charges first, and never more than was charged. No limit
-    /// denies a refund, and every limit reports its state after it. The store can report that it is
-    /// full only if the limits were changed since the charge and the converted state needs more
-    /// memory.
+    /// denies a refund, and every limit reports its state after the refund. The store can report
+    /// that it is full only if the limits were changed since the charge and the converted state
+    /// needs more memory.
     ///
-    /// A refund needs no receipt, so a caller that may send refunds can bypass the limits. Accept
-    /// it only from trusted callers that refund only their own charges, such as a proxy that learns
-    /// the true cost afterwards.
+    /// A refund needs no receipt, so a caller that may send refunds can bypass the limits. Accept a
+    /// refund only from trusted callers that refund only their own charges, such as a proxy that
+    /// learns the true cost afterwards.
     Refund,
 }
 

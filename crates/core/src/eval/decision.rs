@@ -15,7 +15,7 @@ pub enum Decision {
     Blocked {
         /// The index of the charge.
         charge: usize,
-        /// When the block ends; `None` if it lasts until it is lifted.
+        /// When the block ends; `None` if the block lasts until an operator removes it.
         until: Option<Timestamp>,
         /// The time from now until the block ends.
         retry_after: RetryAfter,
@@ -24,7 +24,7 @@ pub enum Decision {
     /// unreachable, and the rule's fallback policy is to deny. Nothing was charged.
     ///
     /// A call with two charges on the same key also gets this decision, with [`RetryAfter::Never`],
-    /// because no store can decide it ([`has_repeated_key`](crate::has_repeated_key)).
+    /// because no store can decide such a call ([`has_repeated_key`](crate::has_repeated_key)).
     Full {
         /// The time until the first of the sampled entries expires. `Never` if the new entry is too
         /// large for the store.
@@ -49,8 +49,8 @@ impl Decision {
         }
     }
 
-    /// Returns the decision for a blocked key, which is that of charge number `charge`. The block
-    /// ends at `until`, or never if that is `None`.
+    /// Returns the decision for a blocked key, which is the key of charge number `charge`. The
+    /// block ends at `until`, or never if `until` is `None`.
     #[must_use]
     pub fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
         let retry_after = until.map_or(RetryAfter::Never, |until| {

@@ -1,4 +1,4 @@
-//! The evaluation of one charge, step by step. It is the same wherever the state is stored.
+//! The evaluation of one charge, step by step. The steps are the same wherever the state is stored.
 
 use crate::{
     algorithm::Outcome,
@@ -18,8 +18,8 @@ pub(crate) struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    /// Starts with the state of the charge's key, which must match its limits. A refund is applied
-    /// here.
+    /// Starts with the state of the charge's key, which must match the limits of the charge. A
+    /// refund is applied here.
     #[inline]
     pub(crate) fn open(
         charge: &Charge<'a>,
@@ -47,8 +47,8 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Evaluates the limits. Returns true if they admit the request; the limits of a shadow rule
-    /// always do.
+    /// Evaluates the limits. Returns true if the limits admit the request; the limits of a shadow
+    /// rule always admit it.
     #[inline]
     pub(crate) fn evaluate(&mut self, now: Timestamp) -> bool {
         let mut denied = self.limits.denied(&mut self.key_state, now, self.cost);
@@ -60,8 +60,8 @@ impl<'a> Evaluation<'a> {
         self.denied == 0 || self.limits.is_shadow()
     }
 
-    /// Returns whether [`Self::apply`] writes the state, even if it does not change it. `admitted`
-    /// is the decision on the request as a whole.
+    /// Returns whether [`Self::apply`] writes the state, even if the state does not change.
+    /// `admitted` is the decision on the request as a whole.
     pub(crate) fn is_written(&self, admitted: bool) -> bool {
         admitted && self.denied == 0
             || admitted == self.limits.is_shadow() && self.limits.counts_denials()
@@ -77,7 +77,7 @@ impl<'a> Evaluation<'a> {
             self.charged
         } else if admitted == self.limits.is_shadow() {
             // The request is denied, by these limits or by others. A shadow rule counts a denial
-            // only if its own limits denied: denials by other limits do not count for it.
+            // only if its own limits denied the request, and ignores denials by other limits.
             let (cost, denied) = (self.cost, self.denied);
             self.limits
                 .charge_denied(&mut self.key_state, now, cost, denied)
@@ -87,11 +87,11 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the location of the charge in the state, if the charge was made. If a shadow rule
-    /// would have denied the request, it is not charged to that rule.
+    /// would have denied the request, the request is not charged to that rule.
     pub(crate) fn charge_record(
         &self,
         at: Timestamp,
-        given: Box<[u64]>,
+        shifts: Box<[u64]>,
         conversion: u64,
     ) -> Option<ChargeRecord> {
         self.charged.then(|| ChargeRecord {
@@ -99,7 +99,7 @@ impl<'a> Evaluation<'a> {
             cost: self.cost,
             fingerprint: self.limits.fingerprint(),
             marks: self.limits.marks(&self.key_state),
-            given,
+            shifts,
             conversion,
         })
     }

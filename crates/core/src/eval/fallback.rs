@@ -34,7 +34,7 @@ impl OnFailure {
 /// The fraction of every limit that one node admits on its own; the default is one half.
 ///
 /// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. If a limit is
-/// so small that its share would be 0, each node admits 1.
+/// so small that its share would be 0, each node admits 1 unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FallbackShare {
     /// The fraction is in lowest terms and at most 1.
@@ -108,7 +108,8 @@ impl FallbackShare {
                 leak,
                 queue,
             } => Algorithm::LeakyBucket {
-                // A queue holds one more request than its capacity: the one being served.
+                // A queue holds one more request than its capacity: the request that is being
+                // served.
                 capacity: self.of_count(capacity.saturating_add(u64::from(queue)))
                     - u64::from(queue),
                 leak: self.of_rate(leak),
@@ -138,8 +139,8 @@ impl FallbackShare {
         };
         let scaled =
             Limit::new(scaled).and_then(|scaled| scaled.with_soft_percent(limit.soft_percent()));
-        // A scaled limit is valid if the original is, except after rounding at an extreme value;
-        // then the whole limit is used.
+        // If the original limit is valid, so is the scaled limit, except after rounding at an
+        // extreme value. In that case, the whole limit is used.
         let Ok(scaled) = scaled else {
             return limit.clone();
         };
@@ -258,7 +259,7 @@ mod tests {
     }
 
     /// Regression test for two bugs: the share of a queue had room for one request too many on
-    /// every node, and counting in full was lost on all nodes.
+    /// every node, and the option to count in full was lost on all nodes.
     #[test]
     fn the_shares_of_all_nodes_sum_to_at_most_the_limit() {
         for capacity in 0..40 {

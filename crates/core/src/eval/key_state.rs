@@ -6,7 +6,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The state of one key: one [`State`] for each kernel of its rule.
+/// The state of one key: one [`State`] for each limit, except that sliding logs share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyState {
     One(State),
@@ -39,8 +39,9 @@ impl KeyState {
         }
     }
 
-    /// Converts the state for other kernels. Each of `kernels` adopts the first remaining state of
-    /// its kind, with the index of that state, and starts with a fresh state if none is left.
+    /// Converts the state for other limits. Each of `kernels` adopts the first remaining state of
+    /// its kind, or starts with a fresh state if no state of its kind is left. `adopt` also gets
+    /// the index of the state.
     pub(crate) fn converted<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,
@@ -76,7 +77,7 @@ impl KeyState {
             .unwrap_or_default()
     }
 
-    /// Returns the instant from which no unit is spent any more. Concurrency slots are not units.
+    /// Returns the instant from which no unit counts as spent. Concurrency slots are not units.
     pub(crate) fn units_expire(&self) -> Timestamp {
         let states = self.states().iter();
         let units = states.filter(|state| !matches!(state, State::Lease(_)));

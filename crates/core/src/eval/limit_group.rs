@@ -1,5 +1,5 @@
-//! A group of a rule's limits: one kernel with the limits that it decides. Only a log kernel
-//! decides several.
+//! A group of a rule's limits that share one state. Only sliding logs share a state; each other
+//! limit is a group by itself.
 
 use crate::{
     algorithm::{Kernel, Outcome, RetryAfter, State},
@@ -8,11 +8,12 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A kernel and the limits that it decides.
+/// The limits of a rule that share one state, compiled into one kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitGroup {
     pub(crate) kernel: Kernel,
-    /// For each part of the kernel, the index of its limit in the rule's list.
+    /// For each part of the kernel, the index of its limit in the rule's list. In a sliding log,
+    /// each window is a part.
     pub(crate) parts: Vec<usize>,
     pub(crate) denials: DenialCounting,
 }
@@ -22,7 +23,7 @@ pub(crate) struct LimitGroup {
 pub enum DenialCounting {
     /// A denied request is not counted.
     Forgotten,
-    /// The cost is counted up to the limit, whichever limit denied the request.
+    /// The cost is counted up to the limit, no matter which limit denied the request.
     Counted,
     /// The full cost is counted, if this limit itself denied the request.
     InFull,

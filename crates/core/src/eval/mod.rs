@@ -1,4 +1,5 @@
-//! Evaluation: decides a charge on the state of one key, the same way for every store.
+//! Evaluation: checks and charges the limits of a rule on the state of one key, in the same way for
+//! every store.
 
 mod charge;
 mod decision;

@@ -2,7 +2,7 @@
 //!
 //! Such a store sends [`numbers`] to the remote side, where a few additions and comparisons decide.
 //! The reply contains the state before the decision. A [`Replay`] repeats the decision on that
-//! state with the same kernels that the memory store uses, so every number that a caller sees is
+//! state with the same algorithms that the memory store uses, so every number that a caller sees is
 //! computed here.
 //!
 //! ```text
@@ -25,23 +25,23 @@ pub use crate::{
     time::CLOCK_JUMP,
 };
 
-/// The numbers of one kernel, and how denied requests are counted.
+/// The parameters of one group of limits, and how denied requests are counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupNumbers<'l> {
-    /// The kernel's numbers.
+    /// The parameters of the limits.
     pub numbers: Numbers<'l>,
     /// How a denied request affects the count.
     pub denials: DenialCounting,
 }
 
-/// Returns the terms (units) of the states of `limits`, one for each kernel, in the order of
-/// [`numbers`].
+/// Returns the terms (units) of the states of `limits`, one for each group of limits that share a
+/// state, in the order of [`numbers`].
 pub fn terms(limits: &Limits) -> impl ExactSizeIterator<Item = Terms> {
     limits.groups().iter().map(|group| group.kernel.terms())
 }
 
-/// Returns the kernels of `limits` at `cost`. The order is the same for all limits with the same
-/// [`terms`].
+/// Returns the parameters of each group of `limits` at `cost`. The order is the same for all limits
+/// with the same [`terms`].
 pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = GroupNumbers<'_>> {
     limits.groups().iter().map(move |group| GroupNumbers {
         numbers: group.kernel.numbers(cost.units()),
@@ -49,17 +49,16 @@ pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = Gro
     })
 }
 
-/// Returns a 28-bit number that almost certainly differs between limits that decide differently. It
-/// is the same in every process.
+/// Returns a 28-bit digest of `limits`. Limits that decide differently have different digests,
+/// except for rare collisions. The digest of the same limits is the same in every process.
 #[must_use]
 pub fn fingerprint(limits: &Limits) -> u32 {
     limits.numbers_fingerprint()
 }
 
-/// The state of one kernel for one key as plain numbers. Instants are in microseconds since the
-/// epoch.
+/// The state of one group of limits for one key as plain numbers. Instants are in microseconds
+/// since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum RemoteState {
     /// The theoretical arrival time.
     Gcra(Exact),
@@ -72,12 +71,12 @@ pub enum RemoteState {
     },
     /// A window.
     Window {
-        /// The units spent in it.
+        /// The units spent in the window.
         count: u64,
-        /// When it ends.
+        /// When the window ends.
         end: u64,
     },
-    /// Two windows, the previous and the current one.
+    /// Two windows: the previous window and the current window.
     Weighted {
         /// The index of the current window since the epoch.
         index: u64,
@@ -118,15 +117,15 @@ pub enum RemoteState {
 #[derive(Debug)]
 pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
-    /// The limits that their state exceeds, so that its conversion loses spent units. Each limit
-    /// has the time until the original state would admit the cost.
+    /// The limits whose state exceeds the limit, so that the conversion of the state loses spent
+    /// units. With each limit: the time until the original state would admit the cost.
     inexact: Vec<(usize, RetryAfter)>,
 }
 
 impl<'a> Replay<'a> {
-    /// Starts with the state that was found for the charge's key: one state for each kernel, each
-    /// with its terms, or `None` for an unknown key. A state in other terms is converted as of
-    /// `now`. A refund is applied here.
+    /// Starts with the state that was found for the charge's key: one state for each group of
+    /// limits, each with its terms, or `None` for an unknown key. A state in other terms is
+    /// converted as of `now`. A refund is applied here.
     #[must_use]
     pub fn open(
         charge: &Charge<'a>,
@@ -157,9 +156,9 @@ impl<'a> Replay<'a> {
     }
 
     /// Starts with a state that was written by a clock ahead of `now`: the state is converted and
-    /// then clamped. Afterwards, no limit has more units spent than one that was charged to its
-    /// maximum at `now`. Apart from that, no limit has fewer units spent than in the original
-    /// state.
+    /// then clamped. Afterwards, no limit has more units spent than a limit that was charged to its
+    /// maximum at `now`. Apart from this maximum, no limit has fewer units spent than in the
+    /// original state.
     #[must_use]
     pub fn open_clamped(
         charge: &Charge<'a>,
@@ -186,15 +185,16 @@ impl<'a> Replay<'a> {
         self.inexact.is_empty()
     }
 
-    /// Returns the limits, by index in the rule, whose state was not converted exactly because it
-    /// exceeds them. The second value is the time until the original state would admit the cost.
+    /// Returns the limits, by index in the rule, whose state was not converted exactly because the
+    /// state exceeds the limit. The second value is the time until the original state would admit
+    /// the cost.
     #[must_use]
     pub fn inexact(&self) -> &[(usize, RetryAfter)] {
         &self.inexact
     }
 
-    /// Evaluates the limits. Returns true if they admit the request; the limits of a shadow rule
-    /// always do.
+    /// Evaluates the limits. Returns true if the limits admit the request; the limits of a shadow
+    /// rule always admit it.
     pub fn evaluate(&mut self, now: Timestamp) -> bool {
         self.evaluation.evaluate(now)
     }
@@ -209,8 +209,8 @@ impl<'a> Replay<'a> {
         self.evaluation.report(now, outcomes);
     }
 
-    /// Returns the current states, one for each kernel, and the instant from which they can be
-    /// dropped without changing any decision.
+    /// Returns the current states, one for each group of limits, and the instant from which the
+    /// states can be dropped without changing any decision.
     #[must_use]
     pub fn states(&self) -> (Vec<RemoteState>, Timestamp) {
         let states = self

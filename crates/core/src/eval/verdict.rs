@@ -61,7 +61,7 @@ impl Exactness {
 /// The component that decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// The memory store, as the only store.
+    /// The memory store, if it is the only store.
     #[default]
     Memory,
     /// Redis.
@@ -128,24 +128,25 @@ impl<'a, 'r> IntoIterator for &'a Lines<'r> {
 pub struct Verdict<'r> {
     /// Whether the request is admitted.
     pub allowed: bool,
-    /// Why it was denied; `None` if it was admitted.
+    /// Why the request was denied; `None` if the request was admitted.
     pub reason: Option<Reason>,
-    /// The rule of the tightest limit: the limit that denies longest, or if none denies, the one
-    /// with the fewest remaining units. For a blocked key it is the blocked rule. `None` if no rule
-    /// matched, the limit was sent with the request, or the store was full.
+    /// The rule of the tightest limit. The tightest limit is the limit that denies longest, or if
+    /// no limit denies, the limit with the fewest remaining units. For a blocked key, this is the
+    /// rule of the key. `None` if no rule matched, the limit was sent with the request, or the
+    /// store was full.
     pub rule: Option<&'r str>,
     /// The time until the same request would be admitted: the longest wait of the denying limits,
     /// the time until the manual block ends, or the time until a full store may have room. Zero if
-    /// admitted.
+    /// the request is admitted.
     pub retry_after: RetryAfter,
-    /// How long to delay an admitted request: the longest delay of its queues.
+    /// How long to delay an admitted request: the longest delay of the queues that it waits in.
     pub delay: Span,
     /// How exact the decision is.
     pub exactness: Exactness,
     /// Which component decided.
     pub source: Source,
-    /// Every evaluated limit, in the order of the rules. Empty if no rule matched, a key is
-    /// blocked, or the store was full.
+    /// Every evaluated limit, in the order of the rules. There are no lines if no rule matched, a
+    /// key is blocked, or the store was full.
     pub lines: Lines<'r>,
     leading: Option<usize>,
 }
@@ -185,7 +186,7 @@ impl<'r> Verdict<'r> {
 
     /// Summarizes the decision of a store like [`Self::of`], given only the limits of the charges.
     ///
-    /// The verdict refers to the limits alone, so it may outlive the keys of the charges.
+    /// The verdict refers only to the limits, so the verdict may outlive the keys of the charges.
     #[must_use]
     pub fn on(
         decision: &Decision,
@@ -228,7 +229,7 @@ impl<'r> Verdict<'r> {
         verdict
     }
 
-    /// Returns the same as [`Self::of`] for a charge on a single limit that is enforced.
+    /// Returns the same verdict as [`Self::of`], for a charge on a single limit that is enforced.
     #[inline]
     pub(crate) fn of_one(limits: &'r Limits, outcome: Outcome) -> Self {
         debug_assert!(!limits.is_shadow(), "only `of` knows shadow mode");
@@ -295,9 +296,10 @@ impl<'r> Verdict<'r> {
             .unwrap_or(RetryAfter::NOW)
     }
 
-    /// Selects the tightest limit and sets the rule and the delay. The tightest limit is the one
-    /// that denies longest. If none denies, it is the enforced limit with the fewest remaining
-    /// units; of several, the one that takes longest to recover.
+    /// Selects the tightest limit and sets the rule and the delay. The tightest limit is the
+    /// enforced limit that denies longest. If no enforced limit denies, the tightest limit is the
+    /// enforced limit with the fewest remaining units. If several limits have equally few units, it
+    /// is the limit that takes longest to recover.
     fn lead_with(&mut self, denied_for: Option<RetryAfter>) {
         let lines = self
             .lines

@@ -46,15 +46,15 @@ impl Window {
     }
 }
 
-/// The algorithms, by their usual names. Each one is compiled into one of the kernels in
-/// `src/algorithm/`, whose documentation states its guarantee, its weakness and its source.
+/// The algorithms, by their usual names. Each algorithm is compiled into one of the implementations
+/// in `src/algorithm/`, whose documentation states its guarantee, its weakness and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// One request every `rate.period / rate.count`, plus a burst of `burst` requests.
     Gcra {
         /// The steady rate.
         rate: Rate,
-        /// How many requests are admitted at the same instant in addition to the regular one; 0
+        /// How many requests are admitted at the same instant in addition to the regular request; 0
         /// enforces strict spacing.
         burst: u64,
     },
@@ -69,8 +69,8 @@ pub enum Algorithm {
     },
     /// A bucket of `capacity` that drains by `leak.count` every `leak.period`.
     LeakyBucket {
-        /// The size of the bucket. For a queue: how many requests may wait behind the one being
-        /// served.
+        /// The size of the bucket. For a queue: how many requests may wait behind the request that
+        /// is being served.
         capacity: u64,
         /// The drain rate.
         leak: Rate,

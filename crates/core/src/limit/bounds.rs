@@ -4,7 +4,7 @@
 use crate::{error::LimitError, limit::Rate, time::Span};
 
 /// The largest count, cost, burst or capacity: 10^15 - 1. This is the largest integer of an HTTP
-/// structured field. A Lua double represents it, and small sums of such counts, exactly.
+/// structured field. A Lua double represents this number, and small sums of such counts, exactly.
 pub const MAX_COUNT: u64 = 999_999_999_999_999;
 
 pub use crate::time::MAX_PERIOD;
@@ -12,7 +12,7 @@ pub use crate::time::MAX_PERIOD;
 /// The longest time in which a bucket may fill or drain: 100 years of 365.25 days.
 pub const MAX_DRAIN: Span = Span::from_secs(3_155_760_000);
 
-/// The largest limit of a sliding log. It bounds the memory of one key.
+/// The largest limit of a sliding log. This constant bounds the memory of one key.
 pub const MAX_LOG_LIMIT: u64 = 100_000;
 
 /// The maximum number of sub-windows of a sliding counter.
@@ -26,7 +26,8 @@ pub const MAX_CHARGES: usize = 64;
 
 /// The maximum number of pattern evaluations to find the rules of one request. A pattern that scans
 /// the whole value counts once more for each KiB of the value. A rule set is rejected if an
-/// ordinary request could need more. A request that was crafted to need more is rejected, too.
+/// ordinary request could need more evaluations. A request that was crafted to need more
+/// evaluations is rejected, too.
 pub const MAX_EVALUATIONS: usize = 4_096;
 
 /// The maximum number of entries of one request.

@@ -100,8 +100,8 @@ impl Limit {
 
     /// Counts the full cost of requests that this limit denies, so that the count may exceed the
     /// limit; [`Outcome::excess`] reports by how much. Requests that only other limits deny are not
-    /// counted. Services that charge each of several descriptors separately count in this way. This
-    /// option overrides [`Self::counting_denied`].
+    /// counted. Rate limit services that charge each descriptor of a request separately count in
+    /// this way. This option overrides [`Self::counting_denied`].
     ///
     /// # Errors
     ///
@@ -119,7 +119,7 @@ impl Limit {
     }
 
     /// Hashes everything that affects a decision. The encoding is explicit, and `Digest` has a
-    /// version for it.
+    /// version number for the encoding.
     pub(crate) fn digest(&self, digest: Digest) -> Digest {
         let digest = match &self.algorithm {
             Algorithm::Gcra { rate, burst } => {
@@ -238,7 +238,7 @@ impl Limit {
     }
 
     /// Returns the length of the window. For a bucket, returns the time to refill the whole quota;
-    /// for calendar windows, the length of the longest one. A key of a sliding counter may take
+    /// for calendar windows, the length of the longest window. A key of a sliding counter may take
     /// longer to recover completely.
     #[must_use]
     pub fn window(&self) -> Span {
@@ -282,8 +282,8 @@ fn fill_time(quota: u64, rate: Rate) -> Span {
 
 fn policy_text(algorithm: &Algorithm) -> String {
     match algorithm {
-        // With `burst 0` too: a bare rate is the policy of windows, which admit the whole count at
-        // once.
+        // Write `burst 0` too, because a bare rate is the policy of windows, which admit the whole
+        // count at once.
         Algorithm::Gcra { rate, burst } => format!("{rate} burst {burst}"),
         Algorithm::TokenBucket {
             capacity, refill, ..

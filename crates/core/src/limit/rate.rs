@@ -82,7 +82,7 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
     })
 }
 
-/// Parses the two parts of a rate, without an error that says what is wrong.
+/// Parses the two parts of a rate. Returns `None`, without an error text, if they are not a rate.
 pub(super) fn strict(count: &str, period: &str) -> Option<Rate> {
     let is_number = !count.is_empty() && leading_digits(count).len() == count.len();
     let count = count.parse::<u64>().ok().filter(|_| is_number)?;
@@ -159,8 +159,8 @@ fn units_advice(count: &str, number: &str) -> String {
     format!("write {count}/{number}s, {count}/{number}min or {count}/{number}h")
 }
 
-/// Returns the error about a malformed rate, with the rate that was probably meant, else with
-/// `advice`.
+/// Returns the error about a malformed rate, with the rate that was probably meant, or otherwise
+/// with `advice`.
 fn malformed(text: &str, why: &str, advice: Option<String>) -> NotationError {
     let meant = probably_meant(text).map(|rate| format!("write {rate}"));
     let advice = meant.or(advice);

@@ -8,7 +8,7 @@ const MAX_GUESSED_BYTES: usize = 64;
 /// Words between the count and the period.
 const SEPARATORS: [&str; 6] = ["per", "a", "an", "each", "every", "in"];
 
-/// Words after the count. No word is the beginning of a later one.
+/// Words after the count. No word is the beginning of a later word in this list.
 const COUNTED: [&str; 9] = [
     "requests", "request", "reqs", "req", "times", "calls", "hits", "r", "x",
 ];
@@ -16,7 +16,7 @@ const COUNTED: [&str; 9] = [
 /// Abbreviations of whole rates, and their periods.
 const ABBREVIATIONS: [(&str, &str); 4] = [("rps", "s"), ("qps", "s"), ("rpm", "min"), ("rph", "h")];
 
-/// Names of units that the notation does not have, and the periods that they stand for.
+/// Names of units that the notation does not have, and the periods that these names stand for.
 const UNITS: [(&str, &str); 10] = [
     ("secs", "s"),
     ("mins", "min"),
@@ -73,12 +73,12 @@ fn count_text(text: &str) -> Option<String> {
         (None, Some((mantissa, exponent))) => (mantissa, exponent.parse::<usize>().ok()?),
         (None, None) => return Some(digits),
     };
-    // Zeros behind a fraction would not multiply it.
+    // Appending zeros to a fraction would not multiply the number.
     let is_whole = mantissa.bytes().all(|byte| byte.is_ascii_digit());
     (is_whole && zeros <= 15).then(|| format!("{mantissa}{}", "0".repeat(zeros)))
 }
 
-/// Removes the separators of groups of three digits. The comma of `1,5` is not one.
+/// Removes the separators of groups of three digits. The comma of `1,5` is not such a separator.
 fn without_separators(number: &str) -> String {
     let separators = ['_', ',', '\''];
     let mut later_groups = number.split(separators).skip(1);
@@ -94,7 +94,7 @@ fn period_text(text: &str) -> Option<String> {
     let (number, name) = text.split_at(end);
     let other = UNITS.iter().find(|(known, _)| *known == name);
     let unit = match other {
-        // The unit has a number of its own.
+        // The period of this unit already begins with a number.
         Some((_, unit)) if unit.starts_with('3') && !number.is_empty() => return None,
         Some((_, unit)) => unit,
         None => name,

@@ -156,20 +156,21 @@ impl LimitSpec {
     /// is used, which takes about 550 bytes per key.
     pub const MAX_DEFAULT_LOG: u64 = 1_000;
 
-    /// The maximum number of sub-windows for a shorthand that uses a counter. Under saturation a
-    /// key gets `k / (k + 1)` of its limit: 98 % with 60.
+    /// The maximum number of sub-windows for a shorthand that uses a counter. Under saturation, a
+    /// key gets `k / (k + 1)` of its limit with `k` sub-windows: 98 % with 60.
     pub const DEFAULT_BUCKETS: u32 = 60;
 
     /// Parses a shorthand such as `20/min` and interprets it as [`Self::shorthand`] does.
     ///
     /// A shorthand may also have the burst of a GCRA or the capacity of a bucket: `100/s burst 20`,
-    /// `100/s capacity 20`. Without an algorithm, these are a GCRA and a token bucket.
+    /// `100/s capacity 20`. Without an algorithm, a burst selects a GCRA and a capacity selects a
+    /// token bucket.
     ///
     /// # Errors
     ///
-    /// Returns an error for `rate`, `burst`, `capacity` or the whole `limit` if the text has another
-    /// form, if the algorithm has no such field, or if the count is 0 and the algorithm does not
-    /// support that.
+    /// Returns an error for `rate`, `burst`, `capacity` or the whole `limit` if the text has
+    /// another form, if the algorithm has no such field, or if the count is 0 and the algorithm
+    /// does not support a count of 0.
     ///
     /// # Examples
     ///
@@ -296,8 +297,8 @@ impl LimitSpec {
         }
     }
 
-    /// Returns a copy of a spec without an algorithm, with the algorithm filled in. `limit` and
-    /// `window` alone are a shorthand; most other fields belong to only one algorithm.
+    /// Returns a copy of a spec without an algorithm, with the algorithm filled in. A spec with
+    /// only `limit` and `window` is a shorthand; most other fields belong to only one algorithm.
     fn with_default_algorithm(&self) -> Result<Self, LimitError> {
         if let (Some(limit), Some(window)) = (self.limit, self.window)
             && self.fields_written() == ["limit", "window"]
@@ -323,9 +324,9 @@ impl LimitSpec {
 
     /// Validates every field and builds the limit.
     ///
-    /// Without an algorithm, `limit` and `window` alone are a shorthand: `{limit: 20, window:
-    /// 1min}` is `20/min`. Otherwise, the only algorithm that takes all given fields is used:
-    /// `rate` and `burst` select `gcra`.
+    /// Without an algorithm, a spec with only `limit` and `window` is a shorthand: `{limit: 20,
+    /// window: 1min}` is `20/min`. For any other fields without an algorithm, the only algorithm
+    /// that takes all of them is used. For example, `rate` and `burst` select `gcra`.
     ///
     /// # Errors
     ///
@@ -354,7 +355,8 @@ impl LimitSpec {
     }
 
     /// Returns the names of the fields that were given, except those that every algorithm takes.
-    fn fields_written(&self) -> Vec<&'static str> {
+    #[must_use]
+    pub fn fields_written(&self) -> Vec<&'static str> {
         let fields = [
             ("rate", self.rate.is_some()),
             ("burst", self.burst.is_some()),
@@ -545,8 +547,8 @@ impl LimitSpec {
     }
 }
 
-/// Returns the algorithm of a shorthand with a burst or a capacity. `algorithm` is the one that the
-/// rule or the request names.
+/// Returns the algorithm of a shorthand with a burst or a capacity. `algorithm` is the algorithm
+/// that the rule or the request names.
 fn sized_algorithm(
     rate: Rate,
     size: Size,
@@ -645,7 +647,8 @@ mod tests {
             algorithm: Some(AlgorithmName::TokenBucket),
             capacity: Some(0),
             refill: Some(nothing),
-            // `limit` is not a field of a bucket. That must be the only error about this field.
+            // `limit` is not a field of a bucket. The error that says so must be the only error
+            // about this field.
             limit: Some(u64::MAX),
             soft: Some(2_000),
             ..LimitSpec::default()
@@ -675,7 +678,8 @@ mod tests {
         let instants = std::iter::successors(Some(start), |now| Some(now.after(step)));
         let mut admitted = Vec::new();
         for now in instants.take(900) {
-            // More than the limit at each instant, so that no admissible request is missing.
+            // Send more requests than the limit at each instant, so that no admissible request is
+            // missing.
             for _ in 0..13 {
                 let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
                 let decision = store.check(&[charge], now, Effect::Charge, &mut Vec::new());
@@ -693,7 +697,7 @@ mod tests {
         admitted.iter().map(within).max().unwrap_or(0)
     }
 
-    /// Checks the table of `docs/algorithms.md`, "What a shorthand admits".
+    /// Checks the table of the section "Shorthands" of `docs/rules-file.md`.
     #[test]
     fn a_shorthand_stays_within_its_documented_bound() {
         let rate = notation::rate("6/3s").unwrap();
@@ -761,7 +765,8 @@ mod tests {
         }
     }
 
-    /// Otherwise `{rate: 5/min}` looks like the shorthand `5/min`, which is a window.
+    /// Without `burst 0`, the policy of a GCRA would look like the shorthand `5/min`, which is a
+    /// window.
     #[test]
     fn the_policy_of_a_gcra_without_burst_differs_from_that_of_a_window() {
         let policy = |algorithm| {

@@ -47,9 +47,9 @@ pub(super) struct LimitText {
 /// The number of requests that a limit admits at once, in one of its two notations.
 #[derive(Clone, Copy)]
 pub(super) enum Size {
-    /// `burst 20`: 20 more than one.
+    /// `burst 20`: 21 requests at once.
     Burst(u64),
-    /// `capacity 20`.
+    /// `capacity 20`: 20 requests at once.
     Capacity(u64),
 }
 
@@ -83,7 +83,10 @@ pub(super) fn parse(text: &str) -> Result<LimitText, LimitError> {
         .map_err(|error| match rate_words {
             [_] => LimitError::new("rate", error.to_string()),
             [] => LimitError::new("limit", expected(text)),
-            // The words after a rate are wrong, and not the rate.
+            [count, word, ..] if is_concurrency(count, word) => {
+                LimitError::new("limit", expected_concurrency(text, count))
+            }
+            // The rate is right, but the words after the rate are wrong.
             [first, ..] if rate(first).is_ok() => LimitError::new("limit", expected(text)),
             _ => LimitError::new("limit", error.to_string()),
         })
@@ -91,6 +94,27 @@ pub(super) fn parse(text: &str) -> Result<LimitText, LimitError> {
 
 fn expected(text: &str) -> String {
     format!("expected a limit such as 20/min, 100/s burst 20 or 100/s capacity 20, got \"{text}\"")
+}
+
+/// Returns whether the words limit the number of concurrent requests: `10 concurrent`.
+fn is_concurrency(count: &str, word: &str) -> bool {
+    let is_number = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
+    let words = [
+        "concurren",
+        "parallel",
+        "simultaneous",
+        "in-flight",
+        "inflight",
+    ];
+    let word = word.to_ascii_lowercase();
+    is_number && words.iter().any(|known| word.starts_with(known))
+}
+
+fn expected_concurrency(text: &str, count: &str) -> String {
+    format!(
+        "expected a rate such as 20/min or 5/10s, got \"{text}\"; to limit concurrent requests, write \
+         {{algorithm: concurrency, limit: {count}}}"
+    )
 }
 
 fn parse_count(field: &'static str, text: &str) -> Result<u64, LimitError> {

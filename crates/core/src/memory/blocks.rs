@@ -21,7 +21,8 @@ use crate::{
 pub(super) struct BlockCount(Arc<AtomicUsize>);
 
 impl BlockCount {
-    /// Adds one, unless there are already [`bounds::MAX_BLOCKS`]. Returns whether one was added.
+    /// Counts one more block, unless there are already [`bounds::MAX_BLOCKS`]. Returns whether the
+    /// block was counted.
     fn try_add(&self) -> bool {
         let added = |count| (count < bounds::MAX_BLOCKS).then_some(count + 1);
         let result = self
@@ -46,7 +47,8 @@ pub(super) struct Blocks {
 #[derive(Clone, Debug)]
 struct BlockRecord {
     until: Option<Timestamp>,
-    /// The duration for which the block was set. The block is shortened to it after a clock jump.
+    /// The duration for which the block was set. After a clock jump, the block is shortened to this
+    /// duration.
     span: Option<Span>,
     reason: Box<str>,
     rule: Option<BlockedRule>,
@@ -232,7 +234,24 @@ impl Shard {
 mod tests {
     use super::*;
 
-    /// The store counts these bytes, so they must be close to what is allocated.
+    #[test]
+    fn dropping_ended_blocks_releases_their_bytes() {
+        let mut blocks = Blocks::default();
+        let at = Timestamp::from_micros;
+        for (key, until) in [(b"ends", Some(at(2))), (b"last", None)] {
+            let record = BlockRecord {
+                until,
+                span: None,
+                reason: "abuse".into(),
+                rule: None,
+            };
+            blocks.insert(key, record, at(1));
+        }
+        assert_eq!(blocks.drop_ended(at(3)), 1);
+        assert_eq!(blocks.text_bytes, "last".len() + "abuse".len());
+    }
+
+    /// The byte count must be close to what is allocated, because the store reports this count.
     #[test]
     fn heap_bytes_covers_the_table_and_the_texts() {
         let mut blocks = Blocks::default();

@@ -1,4 +1,4 @@
-//! Decisions: the sequence of steps, for one key and for several.
+//! Decisions: the sequence of steps, for one key and for several keys.
 
 use std::cell::RefCell;
 
@@ -57,7 +57,8 @@ impl MemoryStore {
         shard.check_one(charge, hash, now, effect, outcomes)
     }
 
-    /// Decides a charge of `cost` on `key` as [`Self::check`] does, and returns the verdict.
+    /// Checks `limits` on `key` and charges `cost`, as [`Self::check`] does, and returns the
+    /// verdict.
     ///
     /// The caller needs no buffer for the outcomes. With a single limit, the verdict takes no heap
     /// memory.
@@ -157,7 +158,8 @@ impl MemoryStore {
 }
 
 impl Shard {
-    /// Decides a charge on a single plain GCRA schedule, if its state can be updated in place.
+    /// Decides a request on one key with a single plain GCRA limit, if the state can be updated in
+    /// place.
     #[inline]
     fn step_one(
         &mut self,
@@ -176,7 +178,7 @@ impl Shard {
         self.step_in_place(charge, gcra, hash, now)
     }
 
-    /// Decides one charge, step by step.
+    /// Decides a request with one charge, step by step.
     #[inline]
     fn check_one(
         &mut self,

@@ -58,7 +58,7 @@ impl Entry {
     /// Returns the distance in slots from the home slot.
     pub(super) fn distance(&self) -> usize {
         let [low, middle, high] = self.distance;
-        // Three bytes fit a usize.
+        // Three bytes fit in a usize.
         u32::from_le_bytes([low, middle, high, 0]) as usize
     }
 
@@ -95,8 +95,8 @@ impl Entry {
         self.fingerprint |= Self::UNCLAMPED;
     }
 
-    /// Returns whether the state was written under limits with `fingerprint`, whether or not it is
-    /// marked as unclamped.
+    /// Returns whether the state was written under limits with `fingerprint`. The mark for
+    /// unclamped states is ignored.
     pub(super) fn was_left_under(&self, fingerprint: u32) -> bool {
         self.fingerprint & !Self::UNCLAMPED == fingerprint
     }
@@ -106,7 +106,7 @@ impl Entry {
         self.is_hot || matches!(self.packed, PackedState::CheckedOut)
     }
 
-    /// Checks the state out, converted to `limits` and, if it is unclamped, clamped to
+    /// Checks the state out and converts it to `limits`. If the state is unclamped, clamps it to
     /// `clock.rewound`. [`Self::put`] must follow under the same lock.
     #[inline]
     pub(super) fn take(&mut self, limits: &Limits, clock: LoadTimes) -> LoadedState {
@@ -130,14 +130,14 @@ impl Entry {
         let mut loaded = limits.load(key_state, fingerprint, clock.now);
         limits.clamp(&mut loaded.key_state, clock.rewound);
         if let Some(former) = &mut loaded.former {
-            // If the former state is put back unchanged, it has to be clamped later.
+            // Keep the mark: if the former state is put back unchanged, it has to be clamped later.
             former.fingerprint = self.fingerprint;
         }
         loaded
     }
 
     /// Checks the state out without converting or clamping it. Returns a fresh state of `limits` if
-    /// it is already checked out. [`Self::put`] must follow under the same lock.
+    /// the state is already checked out. [`Self::put`] must follow under the same lock.
     pub(super) fn take_as_left(&mut self, limits: &Limits) -> KeyState {
         let packed = std::mem::replace(&mut self.packed, PackedState::CheckedOut);
         packed.unpack().unwrap_or_else(|| limits.fresh())
@@ -166,8 +166,8 @@ impl Entry {
         matches!(self.packed, PackedState::CheckedOut)
     }
 
-    /// Returns whether a read-only decision can use the state itself and restore it afterwards.
-    /// That avoids a copy, which may be large. This requires that the state was written under
+    /// Returns whether a read-only decision can use the state itself and restore it afterwards,
+    /// which avoids a copy of a possibly large state. The state must have been written under
     /// `limits`, so that it needs no conversion and no clamping.
     pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
         matches!(&self.packed, PackedState::Wide(key_state) if limits.can_undo(key_state))
@@ -186,8 +186,8 @@ impl Entry {
         }
     }
 
-    /// Updates a GCRA state for which [`Self::gcra`] returned a value. The limits must be the same,
-    /// and all their fractions must fit in 32 bits.
+    /// Updates a GCRA state for which [`Self::gcra`] returned a value. The limits must be those of
+    /// that call, and all their fractions must fit in 32 bits.
     #[inline]
     pub(super) fn put_gcra(&mut self, tat: Exact, is_hot: bool) {
         // Skip the write if nothing changes: a cache line that is only read can be shared by all
@@ -217,7 +217,7 @@ impl Entry {
         }
     }
 
-    /// Returns the instant from which no unit is spent any more. Concurrency slots are not units.
+    /// Returns the instant from which no unit counts as spent. Concurrency slots are not units.
     pub(super) fn units_expire(&self) -> Timestamp {
         match &self.packed {
             PackedState::Wide(key_state) => key_state.units_expire(),
@@ -252,7 +252,8 @@ impl Entry {
     }
 }
 
-/// Returns whether the bytes of an inline key start with `key`, which must fit in them.
+/// Returns whether the bytes of an inline key start with `key`, which must not be longer than an
+/// inline key.
 #[inline]
 fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
     // Comparing two overlapping 8-byte words is faster than a call to `memcmp`.

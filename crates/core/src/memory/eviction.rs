@@ -2,9 +2,10 @@
 //! when it is full.
 //!
 //! A decision first reserves the memory that it will need, and selects the entries to evict for it.
-//! This does not change the store yet. A charge then [evicts the selected
-//! entries](Shard::evict_reserved), or only the expired ones if it does not fit. A peek drops the
-//! reservation, but its answer is based on it, so it is the same as that of a charge.
+//! The reservation does not change the store yet. A charge then [evicts the selected
+//! entries](Shard::evict_reserved), or only the expired ones among them if the charge does not fit.
+//! A peek drops the reservation, but its answer is based on the reservation, so a peek and a charge
+//! get the same answer.
 
 use super::{
     WhenFull,
@@ -20,8 +21,8 @@ use crate::{
 /// The maximum number of entries that a reservation inspects to find expired or evictable ones.
 const SAMPLE: usize = 8;
 
-/// The retry hint for a key whose home is crowded. It is a constant, because it is unknown when
-/// another entry there will be removed.
+/// The retry hint for a key whose home is crowded. The hint is a constant, because it is unknown
+/// when another entry near that home will be removed.
 const CROWDED: Span = Span::from_secs(1);
 
 /// The capacity of a shard, and its policy when full.
@@ -56,7 +57,7 @@ pub(super) struct Reservation {
     bytes: usize,
     /// The slots of the entries to evict.
     victims: Vec<usize>,
-    /// Heap bytes that these entries release.
+    /// Heap bytes that the entries to evict release.
     freed_bytes: usize,
     /// The number of entries inspected so far, starting from the cursor.
     inspected: usize,
@@ -82,14 +83,15 @@ impl Reservation {
     }
 }
 
-/// The shard is full. Contains the time after which it may have room again.
+/// The shard is full. Contains the time after which the shard may have room again.
 #[derive(Debug)]
 pub(super) struct Full {
     pub(super) retry_after: RetryAfter,
 }
 
 impl Shard {
-    /// Returns what `charge` adds. `found` is the slot of its key's entry, if it has one.
+    /// Returns the growth that `charge` causes. `found` is the slot of the entry of the charge's
+    /// key, if there is one.
     #[inline]
     pub(super) fn growth(
         &self,
@@ -151,9 +153,9 @@ impl Shard {
         }
     }
 
-    /// Adds `growth` to the reservation. If it does not fit, selects entries to evict: expired ones
-    /// and, under [`WhenFull::Evict`], those that are not hot. It inspects at most [`SAMPLE`]
-    /// entries and never selects a key that is being decided.
+    /// Adds `growth` to the reservation. If `growth` does not fit, selects entries to evict:
+    /// expired ones and, under [`WhenFull::Evict`], those that are not hot. This function inspects
+    /// at most [`SAMPLE`] entries and never selects a key that is being decided.
     fn reserve(
         &mut self,
         growth: Growth,

@@ -114,7 +114,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         Ok(locations.collect())
     }
 
-    /// Checks the states of all charges out of their entries.
+    /// Takes the states of all charges out of their entries.
     pub(super) fn open(
         &mut self,
         locations: Vec<KeyLocation>,
@@ -138,8 +138,8 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         }
     }
 
-    /// Returns the position of each charge in its state, for the receipt. `None` for charges that
-    /// were not made or not stored.
+    /// Returns the position of each charge in its state, for the receipt. The position is `None`
+    /// for charges that were not made or not stored.
     pub(super) fn charged(
         &mut self,
         pending: &[PendingCharge<'_>],
@@ -147,9 +147,9 @@ impl<'s, 'c> LockedShards<'s, 'c> {
     ) -> Vec<Option<ChargeRecord>> {
         let charged = pending.iter().map(|pending| {
             let ledger = &self.shard(pending.location.hash).cold.ledger;
-            let KeyRefunds { given, conversion } = ledger.of_key(pending.charge.key);
+            let KeyRefunds { shifts, conversion } = ledger.of_key(pending.charge.key);
             let is_kept = pending.location.located.has_room();
-            is_kept.then(|| pending.evaluation.charge_record(now, given, conversion))?
+            is_kept.then(|| pending.evaluation.charge_record(now, shifts, conversion))?
         });
         charged.collect()
     }
@@ -168,7 +168,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         }
     }
 
-    /// Returns the states that a read-only decision has borrowed.
+    /// Puts back the states that a read-only decision has borrowed.
     pub(super) fn put_back_lent(&mut self, pending: Vec<PendingCharge<'c>>, now: Timestamp) {
         for pending in pending {
             self.shard(pending.location.hash)

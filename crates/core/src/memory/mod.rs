@@ -39,6 +39,7 @@ mod ctrl_bytes;
 mod decide;
 mod entry;
 mod eviction;
+mod listing;
 mod locked_shards;
 mod pending;
 mod prefetch;
@@ -49,19 +50,22 @@ mod snapshot;
 mod sync;
 mod table;
 
-// `fast` is used instead of `quality`, whose additional last round mixes in a publicly known
-// constant. That round does not separate keys that have already collided, and does not improve the
-// distribution.
+// `foldhash::fast` is used instead of `foldhash::quality`. The additional last round of `quality`
+// mixes in a publicly known constant. That round does not separate keys that have already collided,
+// and does not improve the distribution.
 #[cfg(loom)]
 use foldhash::fast::FixedState as RandomState;
 #[cfg(not(loom))]
 use foldhash::fast::RandomState;
 
-pub use self::snapshot::SnapshotError;
 use self::{
     blocks::BlockCount,
     eviction::Capacity,
     shard::{Shard, hash_with},
+};
+pub use self::{
+    listing::{KeyCursor, KeyPage},
+    snapshot::SnapshotError,
 };
 use crate::{
     limit::bounds,
@@ -118,8 +122,8 @@ impl MemoryBounds {
     const MIN_BYTES: usize = 64 << 10;
 
     /// Returns the number of shards, a power of two. More shards reduce lock contention. But with
-    /// two or more shards, each holds at least 1,024 keys and 2 MiB, so that an uneven distribution
-    /// of keys does not fill one shard while others have room.
+    /// two or more shards, each shard has room for at least 1,024 keys and 2 MiB, so that an uneven
+    /// distribution of keys does not fill one shard while others have room.
     fn shards(&self) -> usize {
         let by_keys = self.max_keys / 1_024;
         let by_bytes = self.max_bytes / (2 << 20);
@@ -148,7 +152,7 @@ pub struct MemoryStats {
     /// Charges admitted without being counted because the store was full ([`WhenFull::Allow`]).
     pub admitted_when_full: u64,
     /// The bytes used now by the refund ledgers, at most 64 KiB per shard, and not part of `bytes`.
-    /// A ledger that reaches its bound is cleared.
+    /// A ledger that reaches its bound is shrunk or cleared.
     pub ledger_bytes: usize,
     /// The number of manual blocks now. An expired block is counted until it is removed: when its
     /// key is decided, the blocks are listed, or a new block needs its space.
@@ -173,18 +177,18 @@ impl std::ops::AddAssign for MemoryStats {
 pub struct Block {
     /// The key, as charged.
     pub key: Box<[u8]>,
-    /// When the block ends; `None` means that it lasts until it is removed.
+    /// When the block ends; `None` means that the block lasts until it is removed.
     pub until: Option<Timestamp>,
     /// The reason that the operator gave.
     pub reason: String,
-    /// The rule of the key when the block was made; `None` if the block was made without one, or by
-    /// a version that did not store it.
+    /// The rule of the key when the block was made; `None` if the block was made without a rule, or
+    /// by a version that did not store the rule.
     pub rule: Option<BlockedRule>,
 }
 
 impl Block {
-    /// Returns true if the key belongs to a rule, whether or not the rule still exists, and not to
-    /// a limit that was sent with a request.
+    /// Returns true if the key belongs to a rule, even if the rule no longer exists. Returns false
+    /// if the key belongs to a limit that was sent with a request.
     #[must_use]
     pub fn is_of_rule(&self) -> bool {
         is_of_rule(&self.key)
@@ -199,8 +203,8 @@ impl Block {
 }
 
 /// The rule of a block, as it was when the block was made. A key contains only a hash of the rule's
-/// name and the values of the key, so after the rule was renamed or removed, the block can be
-/// described only with this.
+/// name and the values of the key, so after the rule was renamed or removed, only this record can
+/// describe the block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedRule {
     /// The name of the rule.
@@ -226,7 +230,8 @@ impl BlockedRule {
     }
 }
 
-/// What is stored with a block for operators. It does not affect decisions.
+/// The information that is stored with a block for operators. This information does not affect
+/// decisions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockNote<'a> {
     /// The reason of the block, at most [`bounds::MAX_REASON_BYTES`].
@@ -306,8 +311,8 @@ impl MemoryStore {
     /// Starts to load the states of the first [`Self::PREFETCHED`] of `keys` into the CPU caches.
     /// Does nothing on processors for which stable Rust has no prefetch instruction.
     ///
-    /// It does not affect any decision. A caller that decides on several keys one after the other
-    /// can prefetch them, so that their cache misses overlap.
+    /// Prefetching does not affect any decision. A caller that decides on several keys one after
+    /// the other can prefetch them, so that their cache misses overlap.
     pub fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
         if !PREFETCHES {
             return;
@@ -327,14 +332,15 @@ impl MemoryStore {
         }
     }
 
-    /// Forgets what `key` has spent; returns true if the store held the key. A block on it remains.
+    /// Forgets what `key` has spent; returns true if the store held the key. A block on the key
+    /// remains.
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);
         self.lock_of(hash).forget(hash, key)
     }
 
-    /// Blocks `key` for `span`, or until it is unblocked if `span` is `None`; replaces an earlier
-    /// block.
+    /// Blocks `key` for `span`, or until the key is unblocked if `span` is `None`. Replaces an
+    /// earlier block.
     ///
     /// Returns false, and changes nothing, if there are already [`bounds::MAX_BLOCKS`] blocks, the
     /// key is longer than [`bounds::MAX_KEY_BYTES`], the reason is longer than
@@ -387,7 +393,7 @@ impl MemoryStore {
             .collect()
     }
 
-    /// Removes the block on `key`, whether it has expired or not.
+    /// Removes the block on `key`, even if the block has expired.
     pub fn drop_block(&self, key: &[u8]) {
         self.lock_of(hash_with(&self.hasher, key)).drop_block(key);
     }
@@ -402,8 +408,9 @@ impl MemoryStore {
 
     /// Returns how long `block` of this store still lasts at `now`; `None` if it has no end.
     ///
-    /// This uses the same time as [`Self::block`], which does not follow a clock that was set back
-    /// a little. So directly after a key was blocked for a span, at most that span is left.
+    /// This function uses the same time as [`Self::block`], which does not follow a clock that was
+    /// set back a little. So directly after a key was blocked for a span, at most that span is
+    /// left.
     #[must_use]
     pub fn time_left(&self, block: &Block, now: Timestamp) -> Option<Span> {
         let mut shard = self.lock_of(hash_with(&self.hasher, &block.key));
@@ -484,6 +491,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_bytes_of_a_blocked_rule_are_counted() {
+        let rule = BlockedRule {
+            name: "login".into(),
+            key: Box::new(["user".into(), "ip".into()]),
+        };
+        assert_eq!(rule.heap_bytes(), 5 + 2 * size_of::<Box<str>>() + 4 + 2);
+    }
+
+    #[test]
+    fn keys_use_every_shard() {
+        let store = MemoryStore::new(MemoryBounds::default());
+        let mut keys = vec![0; store.shards.len()];
+        for key in 0..100_000_u64 {
+            keys[store.shard_of(hash_with(&store.hasher, &key.to_le_bytes()))] += 1;
+        }
+        assert!(keys.iter().all(|keys| *keys > 0), "{keys:?}");
+    }
+
     /// Keys spread evenly over the shards, and over the home slots within a shard, so that lookups
     /// probe few slots.
     #[test]
@@ -509,8 +535,8 @@ mod tests {
                 // The top 14 of the low 32 bits, which select the home slot.
                 homes[usize::from(u16::from_be_bytes([bytes[4], bytes[5]]) >> 2)] += 1;
             }
-            // The averages are 1,024 and 16. The bounds are five and ten standard deviations
-            // higher, which is practically impossible by chance.
+            // The averages are 1,024 keys in a shard and 16 in a home slot. The bounds are five and
+            // ten standard deviations higher, and are practically never exceeded by chance.
             let (fullest, nearest) = (shards.iter().max(), homes.iter().max());
             assert!(fullest < Some(&1_184), "{seed} {:?}: {fullest:?}", shape(7));
             assert!(nearest < Some(&56), "{seed} {:?}: {nearest:?}", shape(7));

@@ -41,11 +41,11 @@ pub(super) struct PendingCharge<'c> {
     pub(super) evaluation: Evaluation<'c>,
     /// The unconverted state that was written under other limits, if it must be put back unchanged.
     pub(super) former: Option<Box<FormerState>>,
-    /// When the last unit that was charged under other limits expires, if the state was converted
-    /// from them; otherwise zero. The converted state is written unless `former` is.
+    /// If the state was converted: when the last unit that was charged under the other limits
+    /// expires; otherwise zero. The converted state is written back unless `former` is.
     pub(super) converted_until: Timestamp,
     /// Whether the decision changed the state, so that a new key has to be inserted.
-    pub(super) kept: bool,
+    pub(super) is_changed: bool,
     /// The input of [`Limits::undo`] for each part of the state, if the state is lent and has to be
     /// restored.
     pub(super) lent: Option<Vec<UndoRecord>>,
@@ -65,13 +65,13 @@ impl PendingCharge<'_> {
         if self.former.is_some() && self.evaluation.is_written(admitted) {
             self.former = None;
         }
-        self.kept = self.evaluation.apply(admitted, now);
+        self.is_changed = self.evaluation.apply(admitted, now);
     }
 
     /// Undoes the trial charge and returns the lent state; `None` if the state was not lent.
     pub(super) fn undone(self, now: Timestamp) -> Option<KeyState> {
         let before = self.lent?;
-        let units = if self.kept {
+        let units = if self.is_changed {
             self.charge.cost.units()
         } else {
             0

@@ -1,6 +1,6 @@
-//! The refund ledger: by how much refunds to a key's GCRA schedules have moved its later charges
-//! forward, and whether the key's state was converted to other limits. A later refund needs both to
-//! find its own charge again.
+//! The refund ledger. For each key, it records by how much refunds to GCRA schedules have moved
+//! later charges forward, and whether the key's state was converted to other limits. A later refund
+//! needs both records to find its own charge again.
 
 use std::collections::HashMap;
 
@@ -12,39 +12,39 @@ use crate::{
 
 /// The refund ledger of one shard.
 ///
-/// It is bounded. When it is full, the shifts are dropped, and the conversions that concern no
-/// refund any more. Charges made before that are then refunded by elapsed time alone, which never
-/// refunds too much, but may refund less. If more than half of the ledger is left even so, it is
-/// cleared. Charges made before that are not refunded at all, because each of their keys may be one
-/// that was converted.
+/// The ledger is bounded. When the ledger is full, all shifts are dropped, and all conversions that
+/// no refund needs any more. Refunds of earlier charges are then computed from the elapsed time
+/// alone, which never refunds too much, but may refund too little. If the ledger is still more than
+/// half full, it is cleared. Earlier charges are then not refunded at all, because the state of any
+/// key may have been converted.
 #[derive(Debug, Default)]
 pub(super) struct RefundLedger {
     keys: HashMap<Box<[u8]>, LedgerEntry, RandomState>,
     bytes: usize,
     /// When shifts were last dropped because the ledger was full.
     forgot: Option<Timestamp>,
-    /// When conversions were last dropped that may still concern a refund.
+    /// When conversions that a refund may still need were last dropped.
     forgot_conversion: Option<Timestamp>,
     /// The number of the latest conversion.
     conversions: u64,
 }
 
-/// What later refunds to a key have to know.
+/// The information that later refunds to a key need.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyRefunds {
-    /// The total shift in microseconds of each kernel since the latest conversion. A rule has one
-    /// kernel per limit, but sliding logs share one.
-    pub(super) given: Box<[u64]>,
+    /// The total shift in microseconds of each state since the latest conversion. A key has one
+    /// state per limit, but sliding logs share one.
+    pub(super) shifts: Box<[u64]>,
     /// The number of the latest conversion of the key's state to other limits; 0 for none.
     pub(super) conversion: u64,
 }
 
-/// What the ledger knows about a key.
+/// The record of one key in the ledger.
 #[derive(Clone, Debug, Default)]
 struct LedgerEntry {
     refunds: KeyRefunds,
-    /// When the last unit charged before the latest conversion expires. From then on, the
-    /// conversion concerns no refund.
+    /// When the last unit charged before the latest conversion expires. From then on, no refund
+    /// needs the conversion.
     converted_until: Timestamp,
 }
 
@@ -54,21 +54,30 @@ const MAX_BYTES: usize = 64 << 10;
 /// The estimated overhead of an entry beyond its key and its numbers, in bytes.
 const ENTRY_BYTES: usize = 72;
 
-/// How long after a charge the refunds since then are known. The Redis store keeps its ledgers for
-/// the same time.
+/// How long after a charge the ledger knows the refunds that were made since the charge. The Redis
+/// store keeps its ledgers for the same time.
 const REMEMBERED: Span = Span::from_secs(60);
 
 impl RefundLedger {
-    /// Returns what a receipt for a charge to `key` has to remember. Missing shifts are zero.
+    /// Returns the information that a receipt for a charge to `key` has to contain. Missing shifts
+    /// are zero.
     pub(super) fn of_key(&self, key: &[u8]) -> KeyRefunds {
         let entry = self.keys.get(key);
         entry.map(|entry| entry.refunds.clone()).unwrap_or_default()
     }
 
     /// Returns whether the state of `key` was, or may have been, converted since `charged` was
-    /// made. The other limits may have drained or dropped the charge.
-    pub(super) fn is_converted_since(&self, key: &[u8], charged: &ChargeRecord) -> bool {
-        let conversion = self.keys.get(key).map_or(0, |key| key.refunds.conversion);
+    /// made. Under the other limits, the charge may have drained or may have been dropped.
+    pub(super) fn is_converted_since(
+        &self,
+        key: &[u8],
+        charged: &ChargeRecord,
+        now: Timestamp,
+    ) -> bool {
+        let entry = self.keys.get(key);
+        let conversion = entry
+            .filter(|entry| entry.converted_until > now)
+            .map_or(0, |entry| entry.refunds.conversion);
         conversion != 0 && conversion != charged.conversion
             || self
                 .forgot_conversion
@@ -76,7 +85,8 @@ impl RefundLedger {
     }
 
     /// Records that the state of `key` was converted to other limits at `now`. The units charged
-    /// before that expire by `until`. Without such units, no later refund has to know.
+    /// before the conversion expire by `until`. If there are no such units, nothing is recorded,
+    /// because no later refund needs the conversion.
     pub(super) fn enter_conversion(&mut self, key: &[u8], now: Timestamp, until: Timestamp) {
         if until <= now {
             return;
@@ -99,8 +109,8 @@ impl RefundLedger {
         self.bytes
     }
 
-    /// Returns the shift of kernel `number` of `key` since `charged` was made; `None` if that is
-    /// unknown.
+    /// Returns the shift of state `number` of `key` since `charged` was made; `None` if the shift
+    /// is unknown.
     pub(super) fn since(
         &self,
         key: &[u8],
@@ -112,12 +122,12 @@ impl RefundLedger {
         if is_forgotten || now.since(charged.at) >= REMEMBERED {
             return None;
         }
-        let given = |given: &[u64]| given.get(number).copied().unwrap_or_default();
+        let shift = |shifts: &[u64]| shifts.get(number).copied().unwrap_or_default();
         let now = self
             .keys
             .get(key)
-            .map_or(0, |key| given(&key.refunds.given));
-        now.checked_sub(given(&charged.given))
+            .map_or(0, |key| shift(&key.refunds.shifts));
+        now.checked_sub(shift(&charged.shifts))
     }
 
     /// Removes the entry of `key`, because its state was reset.
@@ -127,18 +137,18 @@ impl RefundLedger {
         }
     }
 
-    /// Adds the shift of each kernel of `key`, caused by a refund at `now`.
+    /// Adds the shift of each state of `key`, caused by a refund at `now`.
     pub(super) fn enter(&mut self, key: &[u8], more: &[u64], now: Timestamp) {
         if more.iter().all(|more| *more == 0) {
             return;
         }
         let mut entry = self.keys.get(key).cloned().unwrap_or_default();
-        let mut given = entry.refunds.given.into_vec();
-        given.resize(given.len().max(more.len()), 0);
-        for (given, more) in given.iter_mut().zip(more) {
-            *given = given.saturating_add(*more);
+        let mut shifts = entry.refunds.shifts.into_vec();
+        shifts.resize(shifts.len().max(more.len()), 0);
+        for (shift, more) in shifts.iter_mut().zip(more) {
+            *shift = shift.saturating_add(*more);
         }
-        entry.refunds.given = given.into();
+        entry.refunds.shifts = shifts.into();
         self.insert(key, entry, now);
     }
 
@@ -155,14 +165,15 @@ impl RefundLedger {
         self.make_room(now);
     }
 
-    /// Drops what the ledger can do without; everything if that is less than half.
+    /// Drops the records that no refund needs, and all shifts. If the ledger is still more than
+    /// half full, clears it.
     fn make_room(&mut self, now: Timestamp) {
         self.forgot = Some(now);
         self.keys.retain(|_, entry| entry.converted_until > now);
         self.bytes = 0;
         for (key, entry) in &mut self.keys {
             // `forgot` says that the shifts are unknown.
-            entry.refunds.given = Box::default();
+            entry.refunds.shifts = Box::default();
             self.bytes += entry_bytes(key, entry);
         }
         if self.bytes > MAX_BYTES / 2 {
@@ -175,23 +186,24 @@ impl RefundLedger {
 
 /// Returns the estimated size of an entry.
 fn entry_bytes(key: &[u8], entry: &LedgerEntry) -> usize {
-    key.len() + ENTRY_BYTES + size_of_val(&*entry.refunds.given)
+    key.len() + ENTRY_BYTES + size_of_val(&*entry.refunds.shifts)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const NOW: Timestamp = Timestamp::from_micros(5);
     const LATER: Timestamp = Timestamp::from_micros(1_000);
 
     fn charged(ledger: &RefundLedger, at: u64) -> ChargeRecord {
-        let KeyRefunds { given, conversion } = ledger.of_key(b"key");
+        let KeyRefunds { shifts, conversion } = ledger.of_key(b"key");
         ChargeRecord {
             at: Timestamp::from_micros(at),
             cost: 1,
             fingerprint: 0,
             marks: Box::default(),
-            given,
+            shifts,
             conversion,
         }
     }
@@ -237,20 +249,21 @@ mod tests {
         let before = charged(&ledger, 1);
         ledger.enter_conversion(b"key", Timestamp::from_micros(1), LATER);
         let between = charged(&ledger, 1);
-        assert!(ledger.is_converted_since(b"key", &before));
-        assert!(!ledger.is_converted_since(b"key", &between));
+        assert!(ledger.is_converted_since(b"key", &before, NOW));
+        assert!(!ledger.is_converted_since(b"key", &between, NOW));
         ledger.enter(b"key", &[5], Timestamp::from_micros(1));
-        assert!(!ledger.is_converted_since(b"key", &between));
-        assert!(!ledger.is_converted_since(b"other", &before));
+        assert!(!ledger.is_converted_since(b"key", &between, NOW));
+        assert!(!ledger.is_converted_since(b"other", &before, NOW));
         ledger.enter_conversion(b"key", Timestamp::from_micros(1), LATER);
-        assert!(ledger.is_converted_since(b"key", &between));
-        // A reset forgets the key, as a new one.
+        assert!(ledger.is_converted_since(b"key", &between, NOW));
+        // After a reset, the ledger treats the key as a new one.
         ledger.forget(b"key");
         assert_eq!(ledger.bytes(), 0);
-        assert!(!ledger.is_converted_since(b"key", &between));
+        assert!(!ledger.is_converted_since(b"key", &between, NOW));
     }
 
-    /// After a ledger with a conversion was cleared, each key may be the one that was converted.
+    /// After a ledger with a conversion was cleared, any key may be the one whose state was
+    /// converted.
     #[test]
     fn a_full_ledger_with_a_conversion_refunds_no_earlier_charge() {
         for converted in [false, true] {
@@ -264,26 +277,30 @@ mod tests {
                 assert!(ledger.bytes <= MAX_BYTES);
             }
             assert!(ledger.forgot.is_some());
-            assert_eq!(ledger.is_converted_since(b"key", &before), converted);
-            assert!(!ledger.is_converted_since(b"key", &charged(&ledger, 4)));
+            assert_eq!(ledger.is_converted_since(b"key", &before, NOW), converted);
+            assert!(!ledger.is_converted_since(b"key", &charged(&ledger, 4), NOW));
         }
     }
-    /// The charge of `key` would not be refunded if the others made the ledger forget conversions.
+
+    /// The charge of `key` would not be refunded if the other keys made the ledger forget
+    /// conversions.
     #[test]
     fn conversions_without_units_left_cancel_no_refund_of_other_keys() {
         let (mut ledger, before) = (RefundLedger::default(), 1);
         let before = charged(&ledger, before);
         for number in 0..20_000_u64 {
             let now = Timestamp::from_micros(2 + number);
-            // Each conversion concerns refunds for a while; the first, with none left, never does.
+            // Refunds need each conversion for a while, except the first one, which has no units
+            // left.
             let until = Timestamp::from_micros(2 + number + number % 200);
             ledger.enter_conversion(&number.to_le_bytes(), now, until);
             assert!(ledger.bytes <= MAX_BYTES);
         }
-        assert!(!ledger.is_converted_since(b"key", &before));
+        assert!(!ledger.is_converted_since(b"key", &before, NOW));
     }
 
-    /// A second conversion, of a state that expires sooner, must not shorten the first one's time.
+    /// A second conversion of a state that expires sooner must not shorten the time for which the
+    /// first conversion is remembered.
     #[test]
     fn a_conversion_is_known_until_the_last_unit_from_before_it_expires() {
         let mut ledger = RefundLedger::default();
@@ -297,7 +314,8 @@ mod tests {
             }
         };
         fill(&mut ledger, at(5));
-        assert!(ledger.is_converted_since(b"key", &before));
+        assert!(ledger.is_converted_since(b"key", &before, NOW));
+        assert!(!ledger.is_converted_since(b"key", &before, LATER));
         fill(&mut ledger, LATER);
         assert_eq!(ledger.of_key(b"key").conversion, 0, "not needed any more");
         assert_eq!(ledger.forgot_conversion, None);

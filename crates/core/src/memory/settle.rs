@@ -34,7 +34,7 @@ impl MemoryStore {
     /// concurrency slots.
     ///
     /// - If the key's state has since been converted to other limits, only concurrency slots are
-    ///   released, even if it was converted back.
+    ///   released, even if the state was converted back.
     /// - Limits that count denied requests refund nothing.
     /// - After a [`reset`](Self::reset) or an eviction there is nothing left to refund. But if the
     ///   key was charged again at the same instant or in the same window, the new units cannot be
@@ -62,8 +62,8 @@ impl MemoryStore {
     /// Renews the leases of `charges`, for which [`reserve`](Self::reserve) returned `receipt`. The
     /// new leases start at `now`. Call this before the old leases expire.
     ///
-    /// A concurrency slot that has been lost is acquired again if the limits in `charges` have one
-    /// free and there is room in the store.
+    /// A concurrency slot that has been lost is acquired again if the limits in `charges` have a
+    /// free slot and there is room in the store.
     pub fn renew(&self, charges: &[Charge<'_>], receipt: &mut Receipt, now: Timestamp) -> Renewal {
         let mut renewal = Renewal::Held;
         for (charge, charged) in charges.iter().zip(&mut receipt.charged) {
@@ -139,7 +139,7 @@ impl Shard {
                 let key_state = &mut pending.evaluation.key_state;
                 let are_held = charge.limits.renew(key_state, now, charged);
                 let is_hot = charge.limits.is_hot(key_state, now);
-                pending.kept = are_held;
+                pending.is_changed = are_held;
                 if are_held {
                     // The renewed leases are in the converted state, so do not restore the former
                     // state.
@@ -193,12 +193,12 @@ impl Shard {
             (entry.take_as_left(limits), entry.fingerprint())
         };
         let ledger = &mut self.cold.ledger;
-        let is_same =
-            fingerprint == charged.fingerprint && !ledger.is_converted_since(charge.key, charged);
+        let is_same = fingerprint == charged.fingerprint
+            && !ledger.is_converted_since(charge.key, charged, now);
         if is_same {
             let shift = |number| ledger.since(charge.key, number, charged, now);
-            let given = limits.refund_unused(&mut key_state, now, charged, settlement, shift);
-            ledger.enter(charge.key, &given, now);
+            let shifts = limits.refund_unused(&mut key_state, now, charged, settlement, shift);
+            ledger.enter(charge.key, &shifts, now);
         } else {
             limits.release_slots(&mut key_state, charged);
         }

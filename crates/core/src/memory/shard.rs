@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The number of slots that a decision scans for expired entries, per key that it inserts. With
-/// this many, expired entries are dropped faster than a stream of new keys adds entries.
+/// this number, expired entries are dropped faster than a stream of new keys adds entries.
 const REAP_ON_INSERT: usize = 6;
 
 /// The number of decisions between two scans of [`REAP_TOGETHER`] adjacent slots. These scans drop
@@ -32,8 +32,8 @@ const REAP_TOGETHER: usize = 6;
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    /// The latest instant seen. A `now` that is earlier by up to [`CLOCK_JUMP`] is replaced by
-    /// this.
+    /// The latest instant seen. A `now` that is earlier by up to [`CLOCK_JUMP`] is replaced by this
+    /// instant.
     latest: Timestamp,
     decisions: u32,
     /// Manual blocks; usually `None`.
@@ -51,7 +51,7 @@ const _: () = assert!(
 /// The fields that only some decisions use, kept out of the hot cache line.
 #[derive(Debug)]
 pub(super) struct ColdFields {
-    hasher: RandomState,
+    pub(super) hasher: RandomState,
     pub(super) capacity: Capacity,
     /// The slot at which the next scan for expired entries starts.
     pub(super) cursor: usize,
@@ -112,9 +112,9 @@ impl Shard {
     /// Handles a clock that was ahead: time continues from `now`, and states that were written with
     /// later instants are clamped to `now`.
     ///
-    /// Clamping needs the limits of each key, which are unknown here. So this only marks the
-    /// entries, and each is clamped when it is next loaded. A marked key that is never used again
-    /// is held until the (wrong) instant at which it would have expired.
+    /// Clamping needs the limits of each key, which are unknown here. So this function only marks
+    /// the entries, and each entry is clamped when it is next loaded. A marked key that is never
+    /// used again is held until the (wrong) instant at which it would have expired.
     #[cold]
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;
@@ -166,7 +166,8 @@ impl Shard {
         }
     }
 
-    /// Decides a charge with only one limit, `gcra`, and updates its state in the entry.
+    /// Decides a request on one key with only one limit, `gcra`, and updates the state in the
+    /// entry.
     ///
     /// Returns `None`, and changes nothing, if the key has no entry, the entry holds another kind
     /// of state, or the shard has blocks. The general path gives the same answer.
@@ -236,14 +237,14 @@ impl Shard {
             evaluation: Evaluation::open(charge, loaded.key_state, now, effect),
             former: loaded.former,
             converted_until,
-            kept: false,
+            is_changed: false,
             lent: is_lent.then(Vec::new),
         }
     }
 
-    /// Records in the refund ledger that the state of `pending` is written converted, if it is, and
-    /// if it had units that a refund could return. Call this before the receipt of the charge is
-    /// created, which names the conversion.
+    /// If the state of `pending` is written in its converted form and had units that a refund could
+    /// return, records the conversion in the refund ledger. Call this before the receipt of the
+    /// charge is created, because the receipt contains the number of the conversion.
     #[inline]
     pub(super) fn record_conversion(&mut self, pending: &PendingCharge<'_>, now: Timestamp) {
         if pending.converted_until > now && pending.former.is_none() {
@@ -252,8 +253,8 @@ impl Shard {
         }
     }
 
-    /// Writes a state that [`Self::open`] took back to its entry. Returns `pending` if its key has
-    /// no entry yet and has to be inserted.
+    /// Writes a state that [`Self::open`] took out of its entry back to the entry. Returns
+    /// `pending` if its key has no entry yet and has to be inserted.
     #[inline]
     pub(super) fn put_back<'c>(
         &mut self,
@@ -293,10 +294,12 @@ impl Shard {
         self.cold.heap_bytes += entry.heap_bytes();
     }
 
-    /// Inserts the state of a new key, if there is anything to remember and room was reserved for
+    /// Inserts the state of a new key, if the decision changed the state and room was reserved for
     /// it.
     pub(super) fn insert_pending(&mut self, pending: PendingCharge<'_>, is_hot: bool) {
-        if pending.kept && pending.location.located == (EntryLocation::Absent { has_room: true }) {
+        if pending.is_changed
+            && pending.location.located == (EntryLocation::Absent { has_room: true })
+        {
             let fingerprint = pending.charge.limits.fingerprint();
             self.insert(
                 pending.location.hash,
@@ -342,14 +345,15 @@ impl Shard {
     }
 
     /// Inserts a key from a snapshot, unless the shard already holds it, it has expired, or it does
-    /// not fit. Returns whether it was inserted.
+    /// not fit. Returns whether the key was inserted.
     pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
         let is_wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
         let fits = is_wanted && self.make_room_for(hash, &entry, now);
         if fits {
             if entry.is_unclamped() {
-                // The marked entry will be clamped to `rewound`. It is safe to set that to `now`
-                // for the whole shard, because all of its entries were charged at or before `now`.
+                // The marked entry will be clamped to `rewound`. It is safe to set `rewound` to
+                // `now` for the whole shard, because all entries of the shard were charged at or
+                // before `now`.
                 self.cold.rewound = self.cold.rewound.max(now);
             }
             self.insert(hash, entry);
@@ -564,8 +568,8 @@ mod tests {
         assert!(taken && !denied.allowed);
     }
 
-    /// A run of keys with neighboring hashes makes the table refuse more keys there, and nowhere
-    /// else.
+    /// A run of keys with neighboring hashes makes the table refuse more keys in that run, and
+    /// nowhere else.
     #[test]
     fn a_crowded_table_counts_as_full() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
@@ -603,7 +607,7 @@ mod tests {
         assert_eq!(inserted, table::FARTHEST);
         assert_eq!(denied.retry_after, RetryAfter::After(Span::from_secs(1)));
         assert_eq!(shard.cold.counts.denied_when_full, 1);
-        // A snapshot cannot add a key there either.
+        // A snapshot cannot add a key to the run either.
         let restored = || {
             let mut key_state = key_state();
             for state in key_state.states_mut() {
@@ -626,5 +630,66 @@ mod tests {
             matches!(found, Ok(EntryLocation::At { .. })),
             "an existing key is still found"
         );
+    }
+
+    /// An eviction that has to free bytes evicts no entry without bytes on the heap.
+    #[test]
+    fn an_eviction_for_bytes_keeps_entries_without_bytes() {
+        let log = Limits::new(vec![
+            Limit::new(Algorithm::SlidingWindowLog {
+                limit: 100_000,
+                window: Span::from_secs(3_600),
+            })
+            .unwrap(),
+        ])
+        .unwrap();
+        // A small count of a large quota: it takes no bytes on the heap, and is not hot.
+        let small = &limits()[1];
+        // The order of the entries is random, and an entry that follows the victim is not inspected.
+        for _ in 0..4 {
+            let (store, mut outcomes) = (
+                MemoryStore::new(MemoryBounds {
+                    max_keys: 30,
+                    max_bytes: MemoryBounds::MIN_BYTES,
+                    when_full: WhenFull::Evict,
+                }),
+                Vec::new(),
+            );
+            let mut now = Timestamp::from_micros(1_000_000);
+            let mut charge = |key: &[u8], limits: &Limits, times: u64| {
+                let charge = Charge::new(key, limits, Cost::ONE).unwrap();
+                for _ in 0..times {
+                    now = now.after(Span::from_micros(1));
+                    let decision = store.check(&[charge], now, Effect::Charge, &mut outcomes);
+                    assert_eq!(decision, crate::Decision::Admitted);
+                }
+            };
+            charge(b"victim", &log, 2_000);
+            charge(b"grows", &log, 3_000);
+            for key in 0..6 {
+                charge(&[key], small, 1);
+            }
+            assert_eq!((store.stats().keys, store.stats().evicted), (8, 0));
+            charge(b"grows", &log, 4_000);
+            assert_eq!((store.stats().keys, store.stats().evicted), (7, 1));
+        }
+    }
+
+    /// A key that was hot only because of a charge is not hot after the refund.
+    #[test]
+    fn a_settlement_makes_a_key_evictable_again() {
+        let (store, limits) = (MemoryStore::new(MemoryBounds::default()), limits());
+        let (now, mut outcomes) = (Timestamp::from_micros(1_000_000), Vec::new());
+        for unused in [0, 800] {
+            let charge = Charge::new(b"key", &limits[2], Cost::new(800).unwrap()).unwrap();
+            let (_, receipt) = store.reserve(&[charge], now, &mut outcomes);
+            store.settle(&[charge], receipt, &[Settlement { unused }], now);
+            let is_hot = store.shards.iter().any(|shard| {
+                let shard = shard.0.lock();
+                shard.entries().any(Entry::is_hot)
+            });
+            assert_eq!(is_hot, unused == 0, "{unused}");
+            store.reset(b"key");
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! Snapshots: the keys and blocks of a store as bytes, so that counters survive a restart.
 //!
-//! This crate does no file I/O. It returns the bytes of one shard at a time, holding the shard's
-//! lock only while it copies, and restores a store from such bytes. The caller writes the bytes to
-//! a file and adds a checksum. Nevertheless, this module does not trust any length in the bytes.
+//! This crate does no file I/O. This module returns the bytes of one shard at a time, and restores
+//! a store from such bytes. The lock of a shard is held only while its bytes are copied. The caller
+//! writes the bytes to a file and adds a checksum. Nevertheless, this module does not trust any
+//! length in the bytes.
 
 use super::{BlockNote, BlockedRule, MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
@@ -89,8 +90,8 @@ impl MemoryStore {
     ///
     /// If the snapshot was written more than 10 seconds after `now`, the clock was ahead then or
     /// has been set back since. The keys and blocks are then moved back by the difference. Each key
-    /// has as many spent units as when it was written, but at most those of a key that is charged
-    /// to its maximum now.
+    /// has as many spent units as when the snapshot was written, but at most those of a key that is
+    /// charged to its maximum now.
     ///
     /// A key is skipped if the store already holds it, if it has expired, or if it does not fit. A
     /// block is skipped if it has expired or does not fit. If the store is full, it evicts keys as
@@ -138,7 +139,7 @@ impl MemoryStore {
             } => {
                 let stands = until.is_none_or(|until| until > now);
                 let span = until.map(|until| until.since(now));
-                // A block that does not fit is skipped, as a key is.
+                // A block that does not fit is skipped, like a key that does not fit.
                 let note = BlockNote {
                     reason,
                     rule: rule.as_ref(),
@@ -256,7 +257,7 @@ impl<'b> Input<'b> {
 
     fn blocked_rule(&mut self) -> Option<BlockedRule> {
         let name = self.text()?.into();
-        // Checked before anything is allocated for so many entries.
+        // Check the count before anything is allocated for the entries.
         let entries = self
             .number()
             .and_then(|count| usize::try_from(count).ok())

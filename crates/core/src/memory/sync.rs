@@ -49,7 +49,7 @@ impl<T> Mutex<T> {
         /// About as long as a few decisions, so that the holder makes progress before this thread
         /// requests the cache line again.
         const FIRST_PAUSES: u32 = 8;
-        /// A few microseconds. If the holder takes longer, it was probably preempted.
+        /// A few microseconds. If the holder takes longer, the holder was probably preempted.
         const MOST_PAUSES: u32 = 64;
         let mut pauses = FIRST_PAUSES;
         loop {

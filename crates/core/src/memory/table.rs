@@ -1,7 +1,7 @@
 //! The hash table of a shard: open addressing with linear probing, entries stored inline, and one
 //! control byte per slot in a separate array (as in a Swiss table).
 //!
-//! The control bytes, here called tags, hold part of each entry's hash. They are compared eight at
+//! The control bytes, here called tags, hold part of each entry's hash. Eight tags are compared at
 //! a time. The tags of a million keys fit in the CPU caches, so a decision has one cache miss, for
 //! the entry itself. Removing an entry shifts the entries after it back, so there are no tombstones
 //! and no cleanup passes.
@@ -47,22 +47,22 @@ pub(super) const MAX_ENTRIES: usize = 1 << 24;
 /// The maximum distance of a new key from its home slot. If all slots within this distance are
 /// occupied, the key is rejected, as in a full store.
 ///
-/// This does not happen by chance. With seven of eight slots occupied, a run of `n` slots without a
-/// vacancy has a probability of about `exp(-n / 118)`: for this `n`, less than 10^-15 per home. So
-/// it only happens if an attacker has found keys with neighboring hashes. The hash function does
-/// not rule that out: its seed is random, but an attacker who can measure how long decisions take
-/// can still find such keys.
+/// Such a rejection does not happen by chance. With seven of eight slots occupied, a run of `n`
+/// slots without a vacancy has a probability of about `exp(-n / 118)`: for this `n`, less than
+/// 10^-15 per home. So a key is rejected only if an attacker has found keys with neighboring
+/// hashes. The hash function does not rule out such an attack: its seed is random, but an attacker
+/// who can measure how long decisions take can still find such keys.
 ///
 /// This bound limits the damage of keys that share a home. A new key is inserted at most 4,096
-/// slots from its home, and rejected only if all of these are occupied. To get all new keys
+/// slots from its home, and rejected only if all of these slots are occupied. To get all new keys
 /// rejected, an attacker needs as many keys as to fill the store.
 ///
-/// This constant does not bound the time of a lookup, which scans the tags from its home to the
-/// next vacant slot. An attacker who knows the hashes can chain homes: keys whose home is near the
-/// end of a run of occupied slots extend the run, because their distance from that home is short.
-/// Each slot of the run takes one live key, and only the capacity of the shard bounds the length of
-/// the run. A lookup in the run compares 8 tags at a time, and then each key whose tag matches. So
-/// its time is proportional to the length of the run.
+/// This constant does not bound the time of a lookup, which scans the tags from the home of its key
+/// to the next vacant slot. An attacker who knows the hashes can chain homes: keys whose home is
+/// near the end of a run of occupied slots extend the run, because their distance from that home is
+/// short. Each slot of the run takes one live key, and only the capacity of the shard bounds the
+/// length of the run. A lookup in the run compares 8 tags at a time, and then each key whose tag
+/// matches. So its time is proportional to the length of the run.
 pub(super) const FARTHEST: usize = 4_096;
 
 impl Table {
@@ -75,8 +75,9 @@ impl Table {
         self.chunks.len() * CHUNK
     }
 
-    /// Returns the bytes on the heap, plus those of one chunk that overflow may need. When entries
-    /// overflow, the byte limit is not checked, so that chunk is counted in advance.
+    /// Returns the bytes on the heap, plus those of one spare chunk. Overflowing entries may need
+    /// another chunk, and the byte limit is not checked then, so the spare chunk is counted in
+    /// advance.
     pub(super) fn heap_bytes(&self) -> usize {
         let spare = chunks_with_spare(self.homes).saturating_sub(self.chunks.len());
         spare * (size_of::<Chunk>() + CHUNK)
@@ -105,8 +106,8 @@ impl Table {
     #[inline]
     pub(super) fn find_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut Entry> {
         let (tag, home) = (tag(hash), self.home(hash));
-        // Most entries are in or next to the cache lines of their home slot, so load those while
-        // the tags are compared.
+        // Most entries are in or next to the cache lines of their home slot, so load these cache
+        // lines while the tags are compared.
         self.prefetch_slot(home);
         // Most entries are the first in their group with a matching tag.
         if let Some(slot) = self.ctrl.first(tag, home)
@@ -129,7 +130,8 @@ impl Table {
         self.get(slot).is_some_and(|entry| entry.is_of(key))
     }
 
-    /// Starts to load the entry of a key with this hash: most likely the first with a matching tag.
+    /// Starts to load the first entry with a matching tag, which most likely is the entry of a key
+    /// with this hash.
     pub(super) fn prefetch(&self, hash: u64) {
         if !PREFETCHES {
             return;
@@ -174,7 +176,7 @@ impl Table {
         self.len -= 1;
         let (mut hole, mut at) = (number, number + 1);
         while let Some(entry) = self.get(at) {
-            // An entry moves back into the hole unless that would put it before its home.
+            // An entry moves back into the hole unless the hole is before the home of the entry.
             if let Some(distance) = entry.distance().checked_sub(at - hole)
                 && let Some((tag, mut entry)) = self.take(at)
             {
@@ -204,6 +206,44 @@ impl Table {
     #[inline]
     fn get_mut(&mut self, slot: usize) -> Option<&mut Entry> {
         self.chunks.get_mut(slot / CHUNK)?[slot % CHUNK].as_mut()
+    }
+
+    /// Returns the number of home slots.
+    pub(super) const fn homes(&self) -> usize {
+        self.homes
+    }
+
+    /// Calls `visit` with each entry whose home slot is among `count` slots, from the home of
+    /// `hash` on. Returns the lowest hash (its low 32 bits) of the home slot after the visited
+    /// ones, or `None` if no home slot follows.
+    ///
+    /// Homes are in the order of the hashes, whatever the size of the table. So if a later call
+    /// starts at the returned hash, the two calls visit each entry once, even if the table has been
+    /// rebuilt in between. Only entries with the home of `hash` and a lower hash are visited again.
+    pub(super) fn visit_homes(
+        &self,
+        hash: u32,
+        count: usize,
+        mut visit: impl FnMut(&Entry),
+    ) -> Option<u32> {
+        let first = self.home(u64::from(hash));
+        let end = first.saturating_add(count).min(self.homes);
+        let mut slot = first;
+        // An entry that does not fit into its home is in the run of occupied slots after that home.
+        while slot < self.slots() {
+            match self.get(slot) {
+                Some(entry) if (first..end).contains(&(slot - entry.distance())) => visit(entry),
+                None if slot >= end => break,
+                _ => {}
+            }
+            slot += 1;
+        }
+        if end == self.homes {
+            return None;
+        }
+        // The lowest hash that `home` maps to `end`.
+        let next = ((end as u128) << 32).div_ceil(self.homes as u128);
+        u32::try_from(next).ok()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
@@ -344,6 +384,22 @@ mod tests {
 
     fn key_of(entry: &Entry) -> u64 {
         u64::from_le_bytes(entry.key().try_into().unwrap())
+    }
+
+    /// The chunks take most of a table's memory. Everything else takes less than a quarter of the
+    /// memory of the chunks.
+    #[test]
+    fn the_bytes_of_a_table_are_those_of_its_chunks() {
+        let mut table = Table::default();
+        for key in 0..20_000_u64 {
+            table.insert(key, entry(key), key_of);
+            let spare = chunks_with_spare(table.homes).saturating_sub(table.chunks.len());
+            let chunks = (table.chunks.len() + spare) * size_of::<Chunk>();
+            let rest = table.chunks.capacity() * size_of::<Box<Chunk>>() + table.ctrl.heap_bytes();
+            let spare_tags = spare * CHUNK;
+            assert_eq!(table.heap_bytes(), chunks + rest + spare_tags);
+            assert!(rest + spare_tags <= chunks / 4 + 4_096);
+        }
     }
 
     proptest! {

@@ -36,7 +36,7 @@ pub struct Days(u8);
 /// Times of the week in a time zone.
 #[derive(Clone, Debug)]
 pub struct ActiveHours {
-    /// Empty means the whole day.
+    /// If there are no ranges, the schedule holds the whole day.
     hours: Box<[Hours]>,
     days: Days,
     zone: Zone,
@@ -76,8 +76,7 @@ impl Hours {
         (from != to && from < MINUTES_A_DAY).then_some(Self { from, to })
     }
 
-    /// Returns true if `minute` of `today` is in the range, where the range must begin on one of
-    /// `days`.
+    /// Returns true if `minute` of `today` is in this range, and the range began on one of `days`.
     fn holds(self, minute: u16, today: Weekday, days: Days) -> bool {
         let Self { from, to } = self;
         if from < to {
@@ -173,13 +172,13 @@ impl Days {
 }
 
 impl ActiveHours {
-    /// Creates a schedule of `hours` that begin on `days`, in the IANA time zone `zone`. Empty
-    /// `hours` mean the whole day.
+    /// Creates a schedule of `hours` that begin on `days`, in the IANA time zone `zone`. If `hours`
+    /// is empty, the schedule holds the whole day.
     ///
     /// # Errors
     ///
-    /// Returns an error for `time` if there are more than [`bounds::MAX_HOURS`], and for `zone` if
-    /// it is unknown.
+    /// Returns an error for `time` if there are more than [`bounds::MAX_HOURS`] ranges, and for
+    /// `zone` if the time zone is unknown.
     ///
     /// # Examples
     ///
@@ -220,6 +219,14 @@ impl ActiveHours {
         self.hours
             .iter()
             .any(|hours| hours.holds(minute, today, self.days))
+    }
+
+    /// Returns the local weekday, hour and minute at `now`.
+    pub(super) fn local_time(&self, now: Timestamp) -> (&'static str, i8, i8) {
+        let wall = self.zone.wall(now);
+        let day = usize::from(wall.weekday().to_monday_zero_offset().unsigned_abs());
+        // The index of a weekday is from 0 to 6.
+        (Days::NAMES[day % 7], wall.hour(), wall.minute())
     }
 
     pub(super) fn hours(&self) -> &[Hours] {

@@ -49,4 +49,10 @@ impl AllowList {
         let mut found = allowed.items.iter();
         found.any(|item| self.items[*item].holds(request, now, work))
     }
+
+    /// Returns the first item that `request` matches. The number of evaluations is not bounded.
+    pub(super) fn find(&self, request: &Request<'_>, now: Timestamp) -> Option<&When> {
+        let mut items = self.items.iter();
+        items.find(|item| item.holds_at(request, now))
+    }
 }

@@ -13,7 +13,7 @@ use super::{
 const INDEXED_FROM: usize = 8;
 
 /// A list of patterns, at least one of which must match. Exact values are in a hash set, so that a
-/// long list of them takes one lookup. The other patterns are indexed if there are many.
+/// long list of values takes one lookup. The other patterns are indexed if there are many.
 #[derive(Clone, Debug)]
 pub(super) struct Alternatives {
     exact: HashSet<Box<str>>,
@@ -66,7 +66,7 @@ impl Alternatives {
         found.any(|at| self.others[*at].evaluate(value, work))
     }
 
-    /// Returns the maximum number of evaluations.
+    /// Returns the maximum number of evaluations to match one value.
     pub(super) fn weight(&self) -> usize {
         let others = match &self.index {
             Some(index) => index.heaviest().weight,

@@ -7,7 +7,7 @@
 
 use super::{Pattern, Rule, pattern::Kind};
 
-/// The maximum number of candidate catch-all rules. The ones with the fewest conditions are
+/// The maximum number of candidate catch-all rules. The candidates with the fewest conditions are
 /// examined.
 const MAX_CATCH_ALL: usize = 1_000;
 
@@ -40,8 +40,8 @@ pub(super) fn bypasses<'r>(
     rules.iter().enumerate().filter_map(bypass)
 }
 
-/// Returns true if `other` certainly applies to every request that `rule` would apply to if the
-/// request did not lack `entry`.
+/// Returns true if `other` is known to apply to every request that bypasses `rule` by leaving out
+/// `entry`.
 fn subsumes(other: &Rule, rule: &Rule, entry: &str) -> bool {
     let is_implied = |condition: &super::Condition| {
         let lacks = condition.entry() == entry && condition.pattern().matches(None);
@@ -58,8 +58,8 @@ fn subsumes(other: &Rule, rule: &Rule, entry: &str) -> bool {
 }
 
 impl Pattern {
-    /// Returns true if every value that matches this pattern certainly matches `other`. `false`
-    /// means unknown.
+    /// Returns true if every value that matches this pattern is known to match `other`. Returns
+    /// false if this is unknown.
     fn implies(&self, other: &Self) -> bool {
         match (self.kind(), other.kind()) {
             (_, Kind::Present) => !self.matches(None),
@@ -115,8 +115,8 @@ mod tests {
         rule.when(when).keyed_by(key).unwrap()
     }
 
-    /// Returns true if a request without `h.key` bypasses a rule on `when`, with `catch_all` as the
-    /// catch-all rule.
+    /// Returns true if a request without `h.key` bypasses a rule with the conditions `when`,
+    /// although `catch_all` is the catch-all rule.
     fn can_bypass(when: &[(&str, &str)], catch_all: Rule) -> bool {
         let rules = [rule("front", when, &["h.key", "path"]), catch_all];
         let found: Vec<Bypass<'_>> = bypasses(&rules, |entry| entry.starts_with("h.")).collect();

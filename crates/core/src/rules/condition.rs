@@ -15,8 +15,8 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// Rejects an empty name and one over [`bounds::MAX_ENTRY_NAME_BYTES`], because no request can
-    /// have such an entry.
+    /// Rejects an empty name and a name over [`bounds::MAX_ENTRY_NAME_BYTES`], because no request
+    /// can have such an entry.
     pub fn new(entry: &str, pattern: Pattern) -> Result<Self, RuleError> {
         check_name(entry)?;
         Ok(Self {

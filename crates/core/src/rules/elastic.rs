@@ -55,9 +55,9 @@ impl UnusedShare {
     }
 }
 
-/// The parent charges of elastic rules: their unused share decides whether the children, the
-/// charges of the elastic rules, may exceed their limits. The limits of the parents must be read
-/// before the children are decided.
+/// The parent charges of elastic rules. The unused share of the parents' limits decides whether the
+/// children (the charges of the elastic rules) may exceed the children's own limits. The limits of
+/// the parents must be read before the children are decided.
 ///
 /// Reading reserves nothing. Whether a child uses its elastic limits depends on the parent's state
 /// just before the decision. The parent is charged together with the child and never exceeds its

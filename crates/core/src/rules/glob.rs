@@ -8,7 +8,7 @@ use crate::limit::bounds;
 /// A pattern with at least one `*`, matched against the whole value.
 ///
 /// - In a pattern that begins with `/` (a path), `*` matches any characters within one segment,
-///   that is, without `/`. In any other pattern it matches any characters, so that `*bot*` also
+///   that is, without `/`. In any other pattern, `*` matches any characters, so that `*bot*` also
 ///   finds `bot` in a user agent with slashes.
 /// - `**` matches any characters, including `/`.
 /// - A pattern that ends in `/**` also matches the part before that slash: `/api/**` covers `/api`,

@@ -15,8 +15,9 @@
 //! hash function is safe.
 //!
 //! Memory: each item is filed once. A hash map takes at most 64 bytes for each alternative of an
-//! item. Items that are found by a text inside a value are in an automaton, which uses at most 32
-//! bytes of each text and takes about 12 bytes for each of them. A test measures this.
+//! item. Items that are found by a text inside a value are in an automaton. The automaton uses at
+//! most the first 32 bytes of each text, and takes about 12 bytes of memory for each byte that it
+//! uses. A test measures the memory.
 
 use foldhash::HashMap;
 
@@ -37,10 +38,10 @@ pub(super) struct Index {
 /// The lookup with the most evaluations, except for values crafted to contain many literals.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Heaviest {
-    /// The total weight of its items.
+    /// The total weight of the items that the lookup finds.
     pub(super) weight: usize,
-    /// The entry whose items have most of that weight; `None` if most of it is evaluated for every
-    /// request.
+    /// The entry whose items have most of that weight. `None` if most of the weight belongs to
+    /// items that are evaluated for every request.
     pub(super) entry: Option<Box<str>>,
 }
 
@@ -73,8 +74,8 @@ struct Hook<'a> {
     on: Criterion<'a>,
 }
 
-/// One way to file an item: under all of these hooks. At least one of them is true whenever the
-/// item applies.
+/// One way to file an item: under all of these hooks. At least one of the hooks is true whenever
+/// the item applies.
 type Filing<'a> = Vec<Hook<'a>>;
 
 impl<'a> Item<'a> {
@@ -86,8 +87,8 @@ impl<'a> Item<'a> {
         Self { ways, weight }
     }
 
-    /// Creates an item for an alternative of a list. Its lookup has only a value, without an entry
-    /// name.
+    /// Creates an item for an alternative of a list. A lookup of alternatives has only a value,
+    /// without an entry name.
     pub(super) fn alternative(pattern: &'a Pattern) -> Self {
         Self {
             ways: ways_at(ANY_ENTRY, pattern),
@@ -138,7 +139,7 @@ impl Index {
         index
     }
 
-    /// Writes the numbers of all items that can apply to `request` into `matches`, sorted and
+    /// Writes the indices of all items that can apply to `request` into `matches`, sorted and
     /// without duplicates.
     pub(super) fn look_up(&self, request: &Request<'_>, matches: &mut Matches) {
         matches.items.clear();
@@ -154,8 +155,8 @@ impl Index {
         matches.items.dedup();
     }
 
-    /// Does the same for the alternatives of a list, given the value of an entry, or `None` if it
-    /// is absent.
+    /// Does the same as [`Self::look_up`] for the alternatives of a list. `value` is the value of
+    /// an entry, or `None` if the entry is absent.
     pub(super) fn look_up_value(&self, value: Option<&str>, matches: &mut Matches) {
         matches.items.clear();
         matches.items.extend_from_slice(&self.residual);
@@ -197,9 +198,9 @@ impl Index {
     }
 }
 
-/// Returns a sort key for the ways to file an item; the smallest is used. The key consists of the
-/// largest number of items filed under one of the hooks, then how unspecific the hooks are, then
-/// the number of hooks.
+/// Returns a sort key for the ways to file an item. The way with the smallest key is used. The key
+/// consists of the largest number of items filed under one of the hooks, then how unspecific the
+/// hooks are, then the number of hooks.
 fn crowd<'a>(filing: &Filing<'a>, crowds: &HashMap<&Hook<'a>, usize>) -> impl Ord + use<> {
     let largest = filing.iter().filter_map(|hook| crowds.get(hook)).max();
     let vaguest = filing.iter().map(|hook| hook.on.vagueness()).max();

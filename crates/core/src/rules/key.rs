@@ -18,7 +18,8 @@ const FIRST: u8 = 0xF8;
 const ESCAPE: u8 = 0xF7;
 
 /// The prefix of the keys of a proxy's descriptors. No rule's key begins with this prefix. No free
-/// key does either, because the escape of a free key is never followed by this byte.
+/// key begins with this prefix either, because the escape of a free key is never followed by the
+/// byte `d`.
 pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
 
 /// The highest key space of [`free_key_in`].
@@ -27,7 +28,7 @@ pub const MAX_KEY_SPACE: u8 = 15;
 const _: () = assert!(MAX_KEY_SPACE < DESCRIPTOR_KEY[1] && MAX_KEY_SPACE < ESCAPE);
 
 /// Returns the key for limits that are sent with the request and belong to no rule. The result is
-/// `key` itself or, if that could be mistaken for a rule's key, an escaped copy in `buffer`. The
+/// `key` itself or, if `key` could be mistaken for a rule's key, an escaped copy in `buffer`. The
 /// result is never the key of a rule, and different keys have different results.
 #[must_use]
 pub fn free_key<'a>(key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
@@ -57,6 +58,16 @@ pub fn free_key_in<'a>(space: u8, key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a
     buffer
 }
 
+/// Returns the key space and the key for which [`free_key_in`] has returned `encoded`.
+#[must_use]
+pub fn free_key_parts(encoded: &[u8]) -> (u8, &[u8]) {
+    match encoded {
+        [ESCAPE, space, key @ ..] if *space <= MAX_KEY_SPACE => (*space, key),
+        [ESCAPE, key @ ..] => (0, key),
+        key => (0, key),
+    }
+}
+
 /// Returns the scope of the rule `name`: its 64-bit FNV-1a hash with additional mixing. The first
 /// byte is in a range that free keys never use.
 pub(super) fn scope(name: &str) -> Scope {
@@ -84,15 +95,22 @@ pub(super) fn push(buffer: &mut Vec<u8>, value: &str, is_last: bool) {
     buffer.extend_from_slice(value.as_bytes());
 }
 
+/// Splits a rule's key into the scope, as a number that is never 0, and the rest.
+#[inline]
+pub(crate) fn scope_of_key(key: &[u8]) -> Option<(u64, &[u8])> {
+    let (scope, rest) = split(key)?;
+    Some((u64::from_be_bytes(scope), rest))
+}
+
 /// Splits a rule's key into its scope and the rest.
 pub(super) fn split(key: &[u8]) -> Option<(Scope, &[u8])> {
     let (scope, values) = key.split_first_chunk::<8>()?;
     (scope[0] >= FIRST).then_some((*scope, values))
 }
 
-/// Returns the key of `values` under the rule `name`, whether or not the rule exists, so that the
-/// block on a key can be removed after its rule was renamed. Unlike [`super::Rule::encode_key`] it
-/// checks neither the number of values nor their lengths.
+/// Returns the key of `values` under the rule `name`, even if the rule does not exist. So a block
+/// on a key can be removed after its rule was renamed. Unlike [`super::Rule::encode_key`], this
+/// function checks neither the number of values nor their lengths.
 #[must_use]
 pub fn former_key(name: &str, values: &[&str]) -> Vec<u8> {
     let mut key = Vec::new();
@@ -103,7 +121,7 @@ pub fn former_key(name: &str, values: &[&str]) -> Vec<u8> {
     key
 }
 
-/// Returns true if `key` belongs to a rule, whether or not the rule exists.
+/// Returns true if `key` belongs to a rule, even if the rule no longer exists.
 pub(crate) fn is_of_rule(key: &[u8]) -> bool {
     split(key).is_some()
 }
@@ -160,6 +178,14 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn free_keys_survive_a_round_trip(space in 0..=MAX_KEY_SPACE, first: u8, key: Vec<u8>) {
+            let key = [vec![first], key].concat();
+            let mut buffer = Vec::new();
+            let encoded = free_key_in(space, &key, &mut buffer);
+            prop_assert_eq!(free_key_parts(encoded), (space, key.as_slice()));
+        }
+
         #[test]
         fn values_survive_a_round_trip(written in prop::collection::vec(".{0,12}", 0..5)) {
             let mut bytes = Vec::new();

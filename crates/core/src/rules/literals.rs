@@ -1,5 +1,5 @@
-//! Literals that every match of a regular expression contains. The index uses them to find the
-//! expression.
+//! Literals that every match of a regular expression contains. The index uses these literals to
+//! find the expression.
 
 use regex_syntax::hir::{
     Hir, HirKind,
@@ -15,7 +15,7 @@ const MAX_LITERAL_BYTES: usize = 64;
 /// The maximum number of parts of one concatenation that are searched for a literal.
 const MAX_STARTS: usize = 32;
 
-/// Required texts: at least one of the alternatives is true of every matching value.
+/// Required literals: at least one of the alternatives is true of every matching value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Literals {
     /// The value equals one of these.
@@ -28,8 +28,8 @@ pub(super) enum Literals {
     Parts(Box<[Box<[u8]>]>),
 }
 
-/// Returns all known kinds of literals of the values that match `hir` as a whole. Empty if none are
-/// known.
+/// Returns all known kinds of literals of the values that match `hir` as a whole. The result is
+/// empty if no literals are known.
 pub(super) fn of(hir: &Hir) -> Vec<Literals> {
     let mut literals = Vec::new();
     let prefixes = extract(hir, ExtractKind::Prefix);
@@ -52,8 +52,9 @@ fn extract(hir: &Hir, kind: ExtractKind) -> Seq {
     extractor.extract(hir)
 }
 
-/// Returns all matching values, if they are few. An assertion such as `\b` can add a literal that
-/// never matches. That is harmless, because the expression itself is evaluated as well.
+/// Returns all matching values, if there are only a few. An assertion such as `\b` can add a
+/// literal that never matches. Such a literal is harmless, because the expression itself is
+/// evaluated as well.
 fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
     let literals = prefixes.literals().filter(|literals| {
         !literals.is_empty() && literals.iter().all(|literal| literal.is_exact())
@@ -69,7 +70,7 @@ fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
         .collect()
 }
 
-/// Returns the literals of `seq`, if they are few and none is empty.
+/// Returns the literals of `seq`, if there are only a few and none is empty.
 fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
     let literals = seq.literals()?;
     let is_usable = !literals.is_empty() && literals.iter().all(|literal| !literal.is_empty());
@@ -81,9 +82,9 @@ fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
     })
 }
 
-/// Returns the most specific literals that occur in everything that matches `hir`. If `hir`
-/// `is_whole`, the start of the expression is excluded, because its literals are already known as
-/// prefixes.
+/// Returns the most specific literals that occur in every match of `hir`. If `is_whole` is true
+/// (`hir` is the whole expression), the start of the expression is excluded, because its literals
+/// are already known as prefixes.
 fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     match hir.kind() {
         HirKind::Capture(capture) => parts(&capture.sub, is_whole),
@@ -91,7 +92,7 @@ fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
         HirKind::Concat(hirs) => {
             let places = usize::from(is_whole)..hirs.len().min(MAX_STARTS);
             // A literal at the start of a later part of a concatenation occurs somewhere in the
-            // whole.
+            // whole match.
             let starts = places.clone().filter_map(|start| {
                 let rest = Hir::concat(hirs[start..].to_vec());
                 usable(&extract(&rest, ExtractKind::Prefix))

@@ -1,8 +1,8 @@
 //! Rules: when limits apply, and to which key.
 //!
 //! A [`Request`] consists of named values, its entries. A [`RuleSet`] finds the rules that apply to
-//! it and turns each into a charge on a key. The cost does not grow with the number of rules: only
-//! the rules that the [`index`] finds are evaluated.
+//! a request and turns each rule into a charge on a key. The time that this takes does not grow
+//! with the number of rules, because only the rules that the [`index`] finds are evaluated.
 
 mod active_hours;
 mod allow;
@@ -12,6 +12,7 @@ mod cidr;
 mod condition;
 mod elastic;
 mod error;
+mod explain;
 mod glob;
 mod index;
 mod key;
@@ -33,8 +34,9 @@ pub use cidr::canonical_net;
 pub use condition::{Condition, When};
 pub use elastic::{Headroom, Parents, UnusedShare};
 pub use error::{RuleError, RuleErrors};
-pub use key::{DESCRIPTOR_KEY, MAX_KEY_SPACE, former_key, free_key, free_key_in};
-pub(crate) use key::{former_values, is_of_rule};
+pub use explain::FailedCondition;
+pub use key::{DESCRIPTOR_KEY, MAX_KEY_SPACE, former_key, free_key, free_key_in, free_key_parts};
+pub(crate) use key::{former_values, is_of_rule, scope_of_key};
 pub use pattern::Pattern;
 pub use request::Request;
 pub use response_cost::ResponseCost;

@@ -20,8 +20,8 @@ use crate::limit::bounds;
 /// A condition on the value of an entry, or on whether the entry is present.
 ///
 /// Every pattern is matched against the whole value and is case-sensitive, except
-/// [`Pattern::route`]. An absent entry matches only [`Pattern::absent`] and negated patterns that
-/// require a value.
+/// [`Pattern::route`]. An absent entry matches only [`Pattern::absent`] and the negations of
+/// patterns that require a value.
 ///
 /// # Examples
 ///
@@ -50,7 +50,7 @@ pub(super) enum Kind {
     Not(Box<Pattern>),
 }
 
-/// A regular expression for a whole value. Two expressions are equal if their sources are.
+/// A regular expression for a whole value. Two expressions are equal if their sources are equal.
 #[derive(Clone, Debug)]
 pub(super) struct Expression {
     source: Box<str>,
@@ -111,8 +111,9 @@ impl Pattern {
         Ok(Self(Kind::Exact(text.into())))
     }
 
-    /// Matches values that match the regular expression `source` as a whole; surround it with `.*`
-    /// to search inside the value. Matching takes linear time for any expression and value.
+    /// Matches values that match the regular expression `source` as a whole. To search inside the
+    /// value, put `.*` before and after the expression. Matching takes linear time for any
+    /// expression and value.
     ///
     /// # Errors
     ///
@@ -250,7 +251,7 @@ impl Pattern {
         }
     }
 
-    /// Returns the maximum number of evaluations.
+    /// Returns the maximum number of evaluations to match one value.
     pub(super) fn weight(&self) -> usize {
         match (&self.0, self.effort()) {
             (Kind::Any(any), _) => any.weight(),
@@ -309,8 +310,8 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     let config = Regex::config()
         .nfa_size_limit(Some(bounds::MAX_REGEX_BYTES))
         .hybrid_cache_capacity(bounds::MAX_REGEX_BYTES)
-        // Together, these two take half of the compile time and gain little, because a request
-        // evaluates only a few expressions.
+        // Together, these two engines take half of the compile time and gain little, because a
+        // request evaluates only a few expressions.
         .dfa(false)
         .onepass(false);
     let built = Regex::builder().configure(config).build_from_hir(&whole);
@@ -323,8 +324,8 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     })
 }
 
-/// Converts an error message of the parser. It has several lines that show the position; the last
-/// line names the problem.
+/// Converts an error message of the parser. The message has several lines that show the position;
+/// its last line names the problem.
 fn not_a_regex(message: &str) -> RuleError {
     let last = message.lines().last().unwrap_or_default();
     let last = last.trim_start_matches("error: ");

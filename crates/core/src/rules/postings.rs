@@ -1,4 +1,5 @@
-//! The items filed under one entry, found by the value of the entry.
+//! The items (rules, entries of an allow list, or alternatives) filed under one entry, found by the
+//! value of the entry.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;
@@ -6,12 +7,12 @@ use ipnet::IpNet;
 
 use super::{Pattern, cidr::address, glob::Glob, literals::Literals, pattern::Kind, route};
 
-/// The maximum length of a prefix or suffix under which an item is filed. It bounds the number of
-/// lookups for one value.
+/// The maximum length of a prefix or suffix under which an item is filed. This length bounds the
+/// number of lookups for one value.
 const MAX_AFFIX_BYTES: usize = 64;
 
-/// The maximum length of a literal in the automaton. It bounds the states of the automaton and the
-/// number of literals that can end at one byte of a value.
+/// The maximum length of a literal in the automaton. This length bounds the states of the automaton
+/// and the number of literals that can end at one byte of a value.
 const MAX_PART_BYTES: usize = 32;
 
 /// A necessary condition on an entry's value for an item to apply, the most specific kind first.
@@ -47,7 +48,7 @@ pub(super) struct Postings {
     v6_lengths: Vec<u8>,
     /// Items filed by the normalized form of the value as a route.
     routes: Option<Box<Self>>,
-    /// Finds all literals that occur in a value, in one pass over it.
+    /// Finds all literals that occur in a value, in one pass over the value.
     automaton: Option<Automaton>,
 }
 
@@ -63,14 +64,14 @@ struct Affixes {
 #[derive(Clone, Debug)]
 struct Automaton {
     search: AhoCorasick,
-    /// The items of each literal, by the literal's number in the automaton.
+    /// The items filed under each literal, by the literal's number in the automaton.
     items: Box<[Box<[usize]>]>,
 }
 
 /// The result of a lookup, reused for all requests.
 #[derive(Debug, Default)]
 pub(super) struct Matches {
-    /// The numbers of the items found.
+    /// The indices of the items found.
     pub(super) items: Vec<usize>,
     /// The literals already found in the current value, one bit each.
     seen: Vec<u64>,
@@ -144,9 +145,9 @@ impl Postings {
         }
     }
 
-    /// Returns the weight of the heaviest lookup, given the weight of each item. It includes the
-    /// items filed by presence and the items that one value, prefix, suffix or address can find. A
-    /// value crafted to contain many literals can find more.
+    /// Returns the weight of the heaviest lookup, given the weight of each item. The lookup
+    /// includes the items filed by presence and the items that one value, prefix, suffix or address
+    /// can find. A value crafted to contain many literals can find more.
     pub(super) fn heaviest(&self, weight: &dyn Fn(usize) -> usize) -> usize {
         let of = |items: &[usize]| {
             let weights = items.iter().map(|item| weight(*item));
@@ -201,7 +202,7 @@ impl Affixes {
         self.lengths = distinct(self.items.keys().map(|affix| affix.len()));
     }
 
-    /// Returns the weight of the heaviest affix, together with the shorter affixes that it
+    /// Returns the highest total weight of an affix and the shorter affixes that the affix
     /// contains.
     fn heaviest(
         &self,
@@ -236,8 +237,8 @@ impl Automaton {
         weights.max().unwrap_or(0)
     }
 
-    /// Finds the items of all literals in `value`. A literal that occurs several times yields its
-    /// items once.
+    /// Finds all literals that occur in `value`, and appends the items filed under them to
+    /// `matches`. The items of a literal are appended once, however often the literal occurs.
     fn look_up(&self, value: &[u8], matches: &mut Matches) {
         matches.seen.clear();
         matches.seen.resize(self.items.len().div_ceil(64), 0);
@@ -334,7 +335,8 @@ fn ways_of_any<'a>(
     vec![way]
 }
 
-/// Returns the most specific way. The specificity of a way is that of its least specific fact.
+/// Returns the most specific alternative. An alternative is a list of criteria, and as specific as
+/// the least specific of them.
 pub(super) fn most_telling(ways: Vec<Vec<Criterion<'_>>>) -> Option<Vec<Criterion<'_>>> {
     let vagueness = |way: &Vec<Criterion<'_>>| way.iter().map(Criterion::vagueness).max();
     ways.into_iter().min_by_key(vagueness)

@@ -71,16 +71,16 @@ impl ResponseCost {
         self.counts.entry_names().chain(self.cost.as_deref())
     }
 
-    /// Returns the final charge for a request that was initially `charged`, given the entries of
-    /// the `answer` (the response): from 0 to [`bounds::MAX_COUNT`].
+    /// Returns the final charge, from 0 to [`bounds::MAX_COUNT`], for a request whose initial
+    /// charge was `charged`. `answer` contains the entries of the response.
     #[must_use]
     pub fn due(&self, charged: Cost, answer: &Request<'_>) -> u64 {
         self.due_so_far(charged, answer, |_| true)
     }
 
     /// Returns the final charge for a response that was aborted. Only entries for which `is_final`
-    /// returns true have their final value. A condition on any other entry counts as fulfilled,
-    /// because the final value is unknown. Otherwise a client could avoid the charge by aborting.
+    /// returns true have their final value. The final value of any other entry is unknown, so a
+    /// condition on it counts as fulfilled. Otherwise a client could avoid the charge by aborting.
     #[must_use]
     pub fn due_so_far(
         &self,
@@ -99,15 +99,15 @@ impl ResponseCost {
 
 /// Settings that decide whether a charge may be refunded.
 impl Rule {
-    /// Sets the final charge by `response_cost`. It takes effect only where responses are visible:
-    /// in the tower layer and the reverse proxy.
+    /// Computes the final charge of each request from its response, as `response_cost` says. This
+    /// takes effect only where responses are visible: in the tower layer and the reverse proxy.
     ///
     /// # Errors
     ///
-    /// Returns an error for `count` or `settle` if a limit counts denied requests, because those
-    /// are never refunded. Returns an error for `count` if `response_cost` has a schedule. Returns
-    /// an error for `settle` if a limit is a concurrency limit, whose slots must be acquired before
-    /// the request passes.
+    /// Returns an error for `count` or `settle` if a limit counts denied requests, because denied
+    /// requests are never refunded. Returns an error for `count` if `response_cost` has a schedule.
+    /// Returns an error for `settle` if a limit is a concurrency limit, whose slots must be
+    /// acquired before the request passes.
     pub fn with_response_cost(mut self, response_cost: ResponseCost) -> Result<Self, RuleError> {
         if !response_cost.is_settled() && self.limits().iter().any(Limit::count_denied) {
             let field = if response_cost.has_cost() {

@@ -1,7 +1,8 @@
 //! Routes: paths compared in the way of many web frameworks.
 //!
-//! Other patterns compare paths byte by byte. Many frameworks do not: they treat `/login/`,
-//! `/LOGIN`, `/login;x=1` and `/login%20` as `/login`. A [`Route`] matches all of these.
+//! Other patterns compare paths byte by byte. Many frameworks do not compare byte by byte: they
+//! treat `/login/`, `/LOGIN`, `/login;x=1` and `/login%20` as `/login`. A [`Route`] matches all of
+//! these.
 
 use std::borrow::Cow;
 

@@ -9,6 +9,7 @@ use super::{
     request, response_cost,
 };
 use crate::{
+    error::LimitError,
     eval::{Cost, Limits, OnFailure, RequestError},
     limit::{Limit, bounds},
     memory::BlockedRule,
@@ -63,14 +64,14 @@ pub struct Rule {
     limits: Arc<Limits>,
     cost: CostSource,
     allow: AllowList,
-    /// The condition for elastic headroom, if the rule is elastic.
+    /// The condition under which the limits are raised, if the rule is elastic.
     headroom: Option<Headroom>,
     pub(super) response_cost: ResponseCost,
 }
 
 impl Rule {
-    /// Creates a rule that applies `limits` to every request. It has one count for all requests and
-    /// charges the cost of each request.
+    /// Creates a rule that applies `limits` to every request. The rule has one count for all
+    /// requests and charges the cost of each request.
     ///
     /// The name appears in headers, metrics and paths, so it must be printable ASCII with at most
     /// [`bounds::MAX_RULE_NAME_BYTES`].
@@ -169,6 +170,26 @@ impl Rule {
         self
     }
 
+    /// Replaces the limits, and keeps everything else: the mode, the fallback policy, and by how
+    /// much the limits are elastic.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `limits` or `elastic`.
+    pub fn with_limits(mut self, limits: Vec<Limit>) -> Result<Self, RuleError> {
+        let refused = |error: LimitError| RuleError::new(error.field, error.problem);
+        let limits = Limits::new(limits)
+            .map_err(refused)?
+            .named(&self.name)
+            .in_shadow(self.limits.is_shadow())
+            .failing(self.limits.on_failure());
+        self.limits = Arc::new(match self.limits.stretch() {
+            0 => limits,
+            percent => limits.stretching(percent).map_err(refused)?,
+        });
+        Ok(self)
+    }
+
     /// Sets the fallback policy for when the store is unreachable.
     #[must_use]
     pub fn failing(mut self, policy: OnFailure) -> Self {
@@ -183,7 +204,7 @@ impl Rule {
         &self.name
     }
 
-    /// Returns what a block on a key of this rule stores about the rule.
+    /// Returns the information about this rule that is stored with a block on one of its keys.
     #[must_use]
     pub fn blocked_rule(&self) -> BlockedRule {
         BlockedRule {
@@ -204,7 +225,8 @@ impl Rule {
         &self.limits
     }
 
-    /// Returns the names of the key entries. Without any, the rule has one count for all requests.
+    /// Returns the names of the key entries. A rule without key entries has one count for all
+    /// requests.
     pub fn key(&self) -> impl ExactSizeIterator<Item = &str> {
         self.key.iter().map(|entry| &**entry)
     }
@@ -244,11 +266,17 @@ impl Rule {
             .chain(headroom.flatten())
     }
 
-    /// Returns the longest window of the limits. It is the default duration of a manual block.
+    /// Returns the longest window of the limits, which is the default duration of a manual block.
     #[must_use]
     pub fn longest_window(&self) -> Span {
         let windows = self.limits.iter().map(Limit::window);
         windows.max().unwrap_or(Span::ZERO)
+    }
+
+    /// Returns the prefix of every encoded key of this rule. No other key begins with these bytes.
+    #[must_use]
+    pub fn key_prefix(&self) -> [u8; 8] {
+        self.scope
     }
 
     /// Returns the encoded key for `values`, which are in the order of [`Self::key`].
@@ -288,13 +316,25 @@ impl Rule {
         pairs.find_map(|(entry, value)| is_contradicted(entry, value).then_some(entry))
     }
 
-    /// Decodes the values of a key, given the bytes after the scope.
-    pub(super) fn decode_values<'k>(&self, rest: &'k [u8]) -> Option<Vec<&'k str>> {
+    /// Returns the scope of the rule: the first eight bytes of all its keys, as a number.
+    #[must_use]
+    pub fn key_scope(&self) -> u64 {
+        u64::from_be_bytes(self.scope)
+    }
+
+    /// Decodes the values of a key, given the bytes after the scope. Returns `None` if the bytes do
+    /// not encode as many values as the key of the rule has.
+    #[must_use]
+    pub fn decode_values<'k>(&self, rest: &'k [u8]) -> Option<Vec<&'k str>> {
         key::values(rest, self.key.len())
     }
 
     pub(super) fn scope(&self) -> Scope {
         self.scope
+    }
+
+    pub(super) fn allow_list(&self) -> &AllowList {
+        &self.allow
     }
 
     pub(super) fn conditions(&self) -> std::slice::Iter<'_, Condition> {

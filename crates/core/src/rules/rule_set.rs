@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     eval::{Charge, Cost, Limits, RequestError},
-    limit::bounds,
+    limit::{Limit, bounds},
     time::Timestamp,
 };
 
@@ -29,7 +29,7 @@ pub struct Scratch {
 
 impl Scratch {
     /// Returns the number of pattern evaluations for the last request. A pattern that scans the
-    /// whole value counts once more for each KiB of it.
+    /// whole value counts once more for each KiB of the value.
     #[must_use]
     pub fn conditions_evaluated(&self) -> usize {
         self.buffers.work.done()
@@ -140,8 +140,21 @@ impl RuleSet {
         self
     }
 
+    /// Replaces the limits of the rule `name`, to try out other limits.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no such rule, or if [`Rule::with_limits`] rejects the limits.
+    pub fn with_limits(mut self, name: &str, limits: Vec<Limit>) -> Result<Self, RuleError> {
+        let rule = self.rules.iter_mut().find(|rule| rule.name() == name);
+        let rule = rule.ok_or_else(|| RuleError::new("name", "no rule has this name"))?;
+        *rule = rule.clone().with_limits(limits)?;
+        self.wants_receipts = self.rules.iter().any(Rule::wants_receipt);
+        Ok(self)
+    }
+
     /// Returns the charges of `request` at `now`, one for every rule that applies, in the order of
-    /// the rules. Returns none if the request is on the allow list.
+    /// the rules. Returns no charges if the request is on the allow list.
     ///
     /// # Errors
     ///
@@ -151,8 +164,8 @@ impl RuleSet {
     /// - The entry that sets the cost is missing or is not a number from 1 to
     ///   [`bounds::MAX_COUNT`].
     /// - More than [`bounds::MAX_CHARGES`] rules apply.
-    /// - Finding its rules takes more than [`bounds::MAX_EVALUATIONS`], because its values were
-    ///   crafted to match parts of many patterns.
+    /// - Finding the rules of the request takes more than [`bounds::MAX_EVALUATIONS`], because the
+    ///   values of its entries were crafted to match parts of many patterns.
     pub fn charges<'a>(
         &'a self,
         request: &Request<'_>,
@@ -164,7 +177,8 @@ impl RuleSet {
         keys.clear();
         due.clear();
         let is_allowed = self.allow.matches(request, now, buffers);
-        // The result may be wrong if evaluations were skipped, so check for that before using it.
+        // The result may be wrong if evaluations were skipped, so check for skipped evaluations
+        // before using the result.
         buffers.work.check()?;
         if is_allowed {
             return Ok(Vec::new());
@@ -186,8 +200,8 @@ impl RuleSet {
 
     /// Returns true if `request` is on the allow list, so that no rule charges it.
     ///
-    /// Returns false if this takes more than [`bounds::MAX_EVALUATIONS`]. [`Self::charges`] rejects
-    /// such a request.
+    /// Returns false if the check takes more than [`bounds::MAX_EVALUATIONS`]. [`Self::charges`]
+    /// rejects such a request.
     #[must_use]
     pub fn is_allow_listed(
         &self,
@@ -202,8 +216,9 @@ impl RuleSet {
         is_allowed && buffers.work.check().is_ok()
     }
 
-    /// Returns the parent charges, which must be read before `charges` are decided: their unused
-    /// share decides whether elastic rules may exceed their limits. The result is usually `None`.
+    /// Returns the parent charges of elastic rules. The parents must be read before `charges` are
+    /// decided, because the unused share of the parents' limits decides whether the elastic rules
+    /// may exceed their own limits. The result is usually `None`.
     #[must_use]
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {
@@ -257,9 +272,9 @@ impl RuleSet {
     }
 
     /// Finds the rules that a request can bypass by leaving out an entry for which `is_optional`
-    /// returns true. A rule is not returned if another enforced rule certainly applies to such
-    /// requests. The rules are returned in order, each with one such entry. The iterator is lazy,
-    /// and each step may examine many rules.
+    /// returns true. A rule is not returned if another enforced rule is known to apply to every
+    /// request that bypasses the rule in this way. The rules are returned in order, each with one
+    /// such entry. The iterator is lazy, and each step may examine many rules.
     pub fn bypasses(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Bypass<'_>> {
         bypass::bypasses(&self.rules, is_optional)
     }
@@ -284,6 +299,10 @@ impl RuleSet {
         let (_, rest) = key::split(key)?;
         let rule = self.rule_of(key)?;
         Some((rule, rule.decode_values(rest)?))
+    }
+
+    pub(super) fn allow_list(&self) -> &AllowList {
+        &self.allow
     }
 
     fn find_due_charges(
@@ -389,8 +408,8 @@ fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
         (true, false) => {
             let limits = Limits::clone(old).in_shadow(new.is_shadow());
             let limits = limits.failing(new.on_failure());
-            // The numbers are equal, so the elastic percentage of the new limits is valid for the
-            // old limits.
+            // The parameters are equal, so the elastic percentage of the new limits is valid for
+            // the old limits.
             Arc::new(limits.clone().stretching(new.stretch()).unwrap_or(limits))
         }
         (false, _) => Arc::new(Limits::clone(new).inheriting_from(old)),

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::{ActiveHours, Condition, Days, Pattern, When, pattern::Kind};
 
-/// Writes conditions such as `{path: /api/**, time: [22:00-06:00], zone: Europe/Berlin}`. `{}`
-/// always holds.
+/// Writes conditions such as `{path: /api/**, time: [22:00-06:00], zone: Europe/Berlin}`.
+/// Conditions that always hold are written as `{}`.
 impl fmt::Display for When {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("{")?;
@@ -80,7 +80,7 @@ impl fmt::Display for Pattern {
 
 /// An exact value. With a star it is written `{is: "a*"}`, because a plain `a*` is a glob.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Exact<'t>(&'t str);
+pub(super) struct Exact<'t>(pub(super) &'t str);
 
 impl fmt::Display for Exact<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,7 +93,7 @@ impl fmt::Display for Exact<'_> {
 }
 
 /// A text, written in quotes if it could otherwise be misread.
-struct Word<'t>(&'t str);
+pub(super) struct Word<'t>(pub(super) &'t str);
 
 impl fmt::Display for Word<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -105,8 +105,8 @@ impl fmt::Display for Word<'_> {
     }
 }
 
-/// Returns whether YAML reads `text` without quotes as the same text. A leading star would be an
-/// alias, and a leading hyphen a list item or a number.
+/// Returns whether YAML reads `text` without quotes as the same text. YAML would read a leading
+/// star as an alias, and a leading hyphen as a list item or a number.
 fn is_plain(text: &str) -> bool {
     /// Words that YAML 1.1 or 1.2 reads as a boolean, as null or as a number, in any letter case.
     const WORDS: [&str; 11] = [
@@ -137,7 +137,8 @@ impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("\"")?;
         for letter in self.0.chars() {
-            // The standard library knows which characters are printable, but writes `\u{7f}`.
+            // The standard library knows which characters are not printable, but escapes them in a
+            // form that YAML does not have: `\u{7f}`.
             let is_hidden = || letter.escape_debug().nth(1) == Some('u');
             match letter {
                 '"' | '\\' => write!(f, "\\{letter}")?,

@@ -1,11 +1,11 @@
-//! Counts the work of finding the rules of one request, and rejects the request if it takes too
-//! much.
+//! Counts the work of finding the rules of one request, and rejects the request if there is too
+//! much work.
 
 use super::RuleError;
 use crate::{eval::RequestError, limit::bounds};
 
 /// The number of pattern evaluations for one request. A pattern that scans the whole value counts
-/// once more for each KiB of it.
+/// once more for each KiB of the value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     done: usize,
@@ -61,7 +61,8 @@ impl Work {
     }
 
     /// Counts one evaluation. Returns false if the maximum is exceeded. Then the caller must skip
-    /// the evaluation; [`Self::check`] later rejects the request, because its result is incomplete.
+    /// the evaluation. [`Self::check`] later rejects the request, because the result of its
+    /// evaluations is incomplete.
     pub(super) fn spend(&mut self, effort: Effort, value: Option<&str>) -> bool {
         let units = effort.of(value.map_or(0, str::len));
         self.done = self.done.saturating_add(units);

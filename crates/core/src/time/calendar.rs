@@ -28,7 +28,7 @@ pub enum CalendarUnit {
     Day,
     /// Seven days from the anchor weekday.
     Week,
-    /// From the anchor day of one month to that of the next.
+    /// From the anchor day of one month to the anchor day of the next month.
     Month,
 }
 
@@ -49,7 +49,7 @@ pub struct Calendar {
     day: i8,
 }
 
-/// The name of the zone stands for its rules, which cannot be hashed.
+/// The hash contains the name of the zone instead of its rules, which cannot be hashed.
 impl Hash for Calendar {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.unit, self.zone.name(), self.day).hash(state);
@@ -63,8 +63,8 @@ impl Calendar {
     ///
     /// # Errors
     ///
-    /// Returns an error for the field `zone` if the zone is unknown, or for `day` if it is out of
-    /// range.
+    /// Returns an error for the field `zone` if the zone is unknown, or for `day` if the day is out
+    /// of range.
     ///
     /// # Examples
     ///
@@ -96,7 +96,7 @@ impl Calendar {
         digest.numbers(&[unit, day]).text(self.zone.name())
     }
 
-    /// Returns every error of these arguments; [`Self::new`] returns only the first.
+    /// Returns every error of these arguments; [`Self::new`] returns only the first error.
     #[must_use]
     pub fn mistakes(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Vec<LimitError> {
         let of_zone = Zone::named(zone).err();

@@ -12,21 +12,23 @@ pub const MAX_PERIOD: Span = Span::from_secs(315_576_000);
 pub struct Span(u64);
 
 /// A stored instant may be ahead of the clock by up to this duration, which is treated as normal.
-/// If it is ahead by more, the clock was wrong and has been set back, and states are clamped.
+/// If a stored instant is ahead by more, the clock was wrong and has been set back, and states are
+/// clamped.
 ///
-/// In a remote store, the stored instant is the one at which a state was written. In the memory
-/// store, it is the latest instant that a shard has seen. A caller's time can be earlier than that,
-/// because other decisions finished after the caller had read the clock and before it got the
-/// shard's lock. That delay is normally microseconds, a tenth of a second if the kernel throttles
-/// the process, and some seconds on a machine that swaps. All of these are far below ten seconds,
-/// and the latest seen instant is used. If a clock was ahead by less than this constant, keys that
-/// were charged during that time are delayed by at most that lead.
+/// In a remote store, the stored instant is the time at which a state was written. In the memory
+/// store, the stored instant is the latest instant that a shard has seen. A caller's time can be
+/// earlier than the latest instant, because other decisions finished after the caller had read the
+/// clock and before the caller got the shard's lock. That delay is normally a few microseconds, a
+/// tenth of a second if the kernel throttles the process, and a few seconds on a machine that
+/// swaps. All of these delays are far below ten seconds, and the latest seen instant is used. If a
+/// clock was ahead by less than this constant, keys that were charged during that time are delayed
+/// by at most the time by which the clock was ahead.
 ///
 /// The delay can be longer in one case: a process is stopped (`SIGSTOP`, a frozen container, a
 /// suspended guest) between reading the clock and deciding. The caller's time is then the time of
-/// the stop, and states are clamped to it. All charges made before the stop remain. Charges that
-/// other threads made after the process resumed, in a few microseconds, may be dated back to the
-/// time of the stop.
+/// the stop, and states are clamped to that time. All charges made before the stop remain. Charges
+/// that other threads make within a few microseconds after the process resumes may be dated back to
+/// the time of the stop.
 pub const CLOCK_JUMP: Span = Span::from_secs(10);
 
 impl Span {

@@ -49,7 +49,7 @@ impl Timestamp {
 mod tests {
     use super::*;
 
-    /// A log stores an instant in 53 bits, and other states and stores may do the same.
+    /// A log stores an instant in 53 bits, and other states and stores may also use 53 bits.
     #[test]
     fn time_arithmetic_saturates_at_the_maximum() {
         let late = Timestamp::from_micros(u64::MAX);

@@ -35,6 +35,22 @@ fn the_bytes_of_blocks_are_counted() {
 }
 
 #[test]
+fn the_bytes_of_an_expired_block_are_released_while_another_remains() {
+    let store = one_shard();
+    assert!(store.block(b"kept", None, "why", NOW));
+    let one = bytes(&store);
+    assert!(store.block(b"ended", Some(SECOND), "a longer reason", NOW));
+    assert!(bytes(&store) > one);
+    assert_eq!(store.blocks(NOW.after(SECOND)).len(), 1);
+    let table_growth = 256;
+    assert!(
+        bytes(&store) <= one + table_growth,
+        "{one} {}",
+        bytes(&store)
+    );
+}
+
+#[test]
 fn blocked_keys_are_those_with_a_block() {
     let store = MemoryStore::new(MemoryBounds::default());
     for key in [b"a", b"b", b"c"] {
@@ -109,7 +125,10 @@ fn expired_blocks_do_not_accumulate() {
         assert!(store.block(&key.to_le_bytes(), Some(SECOND), "", now));
     }
     let held = store.stats().blocks;
-    assert!(held < 10, "{held} blocks are held of which one stands");
+    assert!(
+        held < 10,
+        "{held} blocks are held although only one is in effect"
+    );
 }
 
 #[test]

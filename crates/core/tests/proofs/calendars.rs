@@ -29,8 +29,8 @@ fn date(zone: &TimeZone, micros: u64) -> Date {
     zone.to_datetime(instant).date()
 }
 
-/// Asserts that the window contains `now`, that its first and last instants have the same window,
-/// and that the next window begins where it ends.
+/// Asserts that the window contains `now`, that the first and last instants of the window belong to
+/// the same window, and that the next window begins where this window ends.
 fn assert_sound(calendar: &Calendar, now: u64) {
     let (start, end) = window(calendar, now);
     let name = format!("{calendar} at {now}: [{start}, {end})");
@@ -130,8 +130,8 @@ fn days_that_have_no_midnight() {
     );
 }
 
-/// If midnight occurs twice, the day begins with the first one. The repeated hour belongs to that
-/// day.
+/// If midnight occurs twice, the day begins with the first midnight. The repeated hour belongs to
+/// that day.
 #[test]
 fn days_with_two_midnights() {
     let havana = window(&days("America/Havana"), at("2025-11-02T04:30:00Z"));
@@ -201,7 +201,8 @@ proptest! {
             }
             CalendarUnit::Month => {
                 let wanted = day.unwrap_or(1).min(first.days_in_month());
-                // Apia skipped December 30, 2011, so that day's window begins with the 31st.
+                // Apia skipped December 30, 2011, so the window of December 30 begins with the
+                // 31st.
                 let skipped = first.checked_sub(1.day()).is_ok_and(|before| before.day() == wanted);
                 prop_assert!(start == 0 || first.day() == wanted || skipped, "{first} for {day:?}");
             }

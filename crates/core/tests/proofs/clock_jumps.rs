@@ -1,6 +1,6 @@
 //! Clocks that were ahead and have been set back. Units that were charged while the clock was ahead
-//! count as charged when the jump was detected. No key has more spent units than one that has just
-//! been exhausted, and no limit admits more than its bound.
+//! count as if they were charged when the jump was detected. No key has more spent units than a key
+//! that has just been exhausted, and no limit admits more than its bound.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -121,7 +121,7 @@ proptest! {
         check_bound(&limit, &admitted)?;
     }
 
-    /// No key is denied for longer than one that is charged to its maximum when the clock is set
+    /// No key is denied for longer than a key that is charged to its maximum when the clock is set
     /// back.
     #[test]
     fn no_key_is_fuller_than_an_exhausted_key_after_a_jump(
@@ -165,15 +165,15 @@ proptest! {
         }
         ask(&store, &other, now + jump, 1, Effect::Charge);
         // Make the store detect the jump now. Otherwise the first charge might be so late that its
-        // difference to the latest instant counts as lag.
+        // distance from the latest instant counts as lag.
         ask(&store, &other, now, 1, Effect::Look);
         let (expected, _) = charge_all(&right, &rule, now, &after);
         let (admitted, _) = charge_all(&store, &rule, now, &after);
         prop_assert_eq!(admitted, expected);
     }
 
-    /// After restoring a snapshot from the future, keys have as many spent units as when it was
-    /// written.
+    /// After a snapshot from the future is restored, keys have as many spent units as when the
+    /// snapshot was written.
     #[test]
     fn a_snapshot_from_the_future_keeps_the_remaining_units(
         limit in prop::sample::select(vec![
@@ -206,7 +206,7 @@ fn five_a_minute(kind: Kind) -> Limit {
 fn full_again(kind: Kind) -> u64 {
     let seconds = match kind {
         Kind::CalendarWindow => 32 * 86_400,
-        // Five units wait, and one is being served.
+        // Five units wait, and one unit is being served.
         Kind::Queue => 72,
         _ => 120,
     };
@@ -249,7 +249,7 @@ fn a_small_step_back_counts_as_the_latest_instant() {
     assert_eq!(look.reset_after, Span::from_secs(50), "as of 10 s later");
 }
 
-/// A decision over keys in several shards, some of which have seen later instants.
+/// A decision covers keys in several shards, and some of these shards have seen later instants.
 #[test]
 fn shards_locked_together_step_back_together() {
     let limits = Limits::new(vec![five_a_minute(Kind::Log)]).unwrap();
@@ -292,7 +292,7 @@ fn a_lease_renewed_over_another_algorithm_is_held() {
     let (limits, store) = (two_at_once(), one_shard());
     let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
     let (_, mut receipt) = reserve(&store, &limits, NOW + 60 * SECOND);
-    // This replaces the leases with a count per hour.
+    // These limits replace the leases with a count per hour.
     let rate = Rate {
         count: 10,
         period: Span::from_secs(3_600),

@@ -1,6 +1,8 @@
 //! Elastic limits: limits that are raised while there is headroom. The original and the raised
 //! limits share one state.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use tidegate_core::{
     Charge, Cost, Effect, FallbackShare, Limit, Limits, MemoryStore, Outcome, Rate, Span, Timestamp,
@@ -38,8 +40,9 @@ proptest! {
     #![proptest_config(strategies::cases(800))]
 
     /// While there is headroom, outcomes are those of limits with the larger soft allowance.
-    /// Without headroom, the original limits apply, and units that were admitted beyond them count.
-    /// Waits are exact: a denied request is admitted after its wait, and not earlier.
+    /// Without headroom, the original limits apply, and units that were admitted beyond these
+    /// limits still count. Waits are exact: a denied request is admitted after its wait, and not
+    /// earlier.
     #[test]
     fn elastic_charges_count_against_the_normal_limit(
         (limits, wide_limits) in any_kind().prop_flat_map(|kind| limits(kind, 50)),
@@ -94,8 +97,8 @@ fn a_stretched_log_refunds_at_most_its_charge() {
             .take_while(|_| ask(&store, stretched, (0, 1), Effect::Charge).allowed)
             .count();
         assert!(spent > 10, "{kind:?}");
-        // The refund is made under the original limits. It must not free more than one unit of the
-        // stretched limits, for any kind of limit.
+        // The refund is made under the original limits. The refund must not free more than one unit
+        // of the stretched limits, for any kind of limit.
         ask(&store, &limits, (0, 1), Effect::Refund);
         assert!(
             ask(&store, stretched, (0, 1), Effect::Charge).allowed,
@@ -133,4 +136,24 @@ fn a_limit_stretches_and_returns_to_normal() {
         let half = (limits.share(share), stretched.share(share));
         assert!(half.1.is_stretched() && !half.0.is_stretched());
     }
+}
+
+/// The raised limits know the former limits, as the original limits do. So units that were spent
+/// before a change of limits stay spent, and each unit now lasts as long as a unit of the new
+/// limits.
+#[test]
+fn stretched_limits_convert_the_state_of_former_limits() {
+    let limit = |count| {
+        let period = Span::from_secs(60);
+        let limit = Kind::TokenBucket.algorithm(count, Rate { count, period }, 1);
+        vec![Limit::new(limit).expect("a valid limit")]
+    };
+    let old = Limits::new(limit(10)).expect("a limit");
+    let new = Limits::new(limit(20)).expect("a limit").stretching(50);
+    let new = new.expect("it counts nothing it denies");
+    let new = new.inheriting_from(&Arc::new(old.clone()));
+    let store = one_shard();
+    assert!(ask(&store, &old, (0, 10), Effect::Charge).allowed);
+    let stretched = new.stretched().expect("it stretches");
+    assert_eq!(ask(&store, stretched, (0, 1), Effect::Look).remaining, 20);
 }

@@ -95,7 +95,7 @@ fn key_of(number: u16, sizes: usize) -> Vec<u8> {
     key
 }
 
-/// Returns the instant until which the spending of a key must be remembered.
+/// Returns the instant until which the store must remember the spent units of a key.
 fn kept_until(now: u64, outcomes: &[Outcome]) -> u64 {
     let resets = outcomes
         .iter()

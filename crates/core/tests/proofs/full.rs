@@ -1,5 +1,7 @@
 //! Examples of a full store's decisions on new and existing keys.
 
+use std::collections::HashSet;
+
 use tidegate_core::{
     Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Span, Timestamp, WhenFull,
 };
@@ -73,6 +75,52 @@ fn a_full_store_of_limited_keys_denies_new_keys() {
     );
 }
 
+/// The retry hint for a new key is the earliest expiry among the few entries that were inspected.
+/// If all entries were inspected, every key would get the earliest expiry in the whole store.
+#[test]
+fn a_full_store_inspects_few_entries_for_a_new_key() {
+    let store = small(WhenFull::Deny);
+    let charge = |key: u32, minutes: u64| {
+        let rate = Rate {
+            count: 1,
+            period: Span::from_secs(60 * minutes),
+        };
+        let limit = Limit::new(Kind::Log.algorithm(1, rate, 1)).expect("a valid limit");
+        let rule = Rule {
+            key: key.to_le_bytes().to_vec(),
+            limits: Limits::new(vec![limit]).expect("one limit"),
+        };
+        let now = Timestamp::from_micros(NOW);
+        store.check(&[rule.charge(1)], now, Effect::Charge, &mut Vec::new())
+    };
+    for key in 0..500 {
+        assert_eq!(charge(key, 1 + u64::from(key)), Decision::Admitted);
+    }
+    let mut waits = HashSet::new();
+    for key in 1_000..1_050 {
+        let Decision::Full { retry_after } = charge(key, 1) else {
+            panic!("a full store admitted a new key");
+        };
+        waits.insert(format!("{retry_after:?}"));
+    }
+    assert!(waits.len() > 10, "{waits:?}");
+}
+
+#[test]
+fn the_bytes_of_long_keys_are_counted() {
+    let bytes_of = |len: usize| {
+        let store = small(WhenFull::Deny);
+        let rule = Rule {
+            key: vec![7; len],
+            limits: hourly(1),
+        };
+        let now = Timestamp::from_micros(NOW);
+        store.check(&[rule.charge(1)], now, Effect::Charge, &mut Vec::new());
+        store.stats().bytes
+    };
+    assert_eq!(bytes_of(200) - bytes_of(100), 100);
+}
+
 #[test]
 fn a_full_store_denies_new_keys_if_configured() {
     let store = small(WhenFull::Deny);
@@ -129,8 +177,8 @@ fn a_peek_predicts_whether_there_is_room() {
     }
 }
 
-/// Charges a log with a window of an hour, in a store of 64 KiB, until it cannot grow. Returns the
-/// decision on the first charge that did not fit.
+/// Charges a log with a window of an hour, in a store of 64 KiB, until the log cannot grow. Returns
+/// the decision on the first charge that did not fit.
 fn overgrown(when_full: WhenFull) -> (MemoryStore, Rule, Timestamp, Decision) {
     let store = MemoryStore::new(MemoryBounds {
         max_bytes: 1,
@@ -195,7 +243,7 @@ fn a_charge_that_does_not_fit_evicts_no_live_keys() {
         others.iter().filter(is_counted).count()
     };
     assert_eq!(counted(), 100);
-    // The key alone, after a key that fits, and before such a key.
+    // The large key alone, after a key that fits, and before a key that fits.
     for charges in [
         vec![large.charge(1)],
         vec![new.charge(1), large.charge(1)],
@@ -252,7 +300,7 @@ fn larger_than_the_store() -> Rule {
     Rule::new(b"large", vec![limit; 16], false)
 }
 
-/// A charge that does not fit an empty store is denied with `RetryAfter::Never`.
+/// A charge that does not fit in an empty store is denied with `RetryAfter::Never`.
 #[test]
 fn a_request_that_never_fits_the_store_must_not_be_retried() {
     let store = MemoryStore::new(MemoryBounds {
@@ -302,7 +350,7 @@ fn keys_of_one_decision_do_not_evict_each_other() {
     flood(&store, &hourly(10), 0..499);
     store.check(&[old.charge(1)], now, Effect::Charge, &mut Vec::new());
     for round in 1..=9 {
-        // Adds some keys at a time, until the eviction scan reaches the old key.
+        // Add a few keys at a time, until the eviction scan reaches the old key.
         flood(&store, &hourly(10), round * 1_000..round * 1_000 + 55);
         let charges = [old.charge(1), new.charge(1)];
         let decision = store.check(&charges, now, Effect::Charge, &mut Vec::new());

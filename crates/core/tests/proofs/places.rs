@@ -63,9 +63,9 @@ impl Holders {
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// At most the limit is held, and a request is admitted if and only if enough slots are free. A
-    /// slot is held if it was acquired or renewed less than a lease ago, and has not been released.
-    /// A late renewal acquires the slot again if one is free.
+    /// At most as many slots as the limit are held, and a request is admitted if and only if enough
+    /// slots are free. A slot is held if it was acquired or renewed less than a lease ago, and has
+    /// not been released. A late renewal acquires the slot again if a slot is free.
     #[test]
     fn concurrency_never_exceeds_the_limit(
         limit in strategies::plain_limit(Kind::Concurrency),
@@ -179,8 +179,8 @@ fn leases_are_released_after_the_limit_changed() {
     }
 }
 
-/// A holder can renew its lease under the old limits after other servers have changed to new ones.
-/// A lower limit does not revoke slots.
+/// A holder can renew its lease under the old limits after other servers have changed to new
+/// limits. A lower limit does not revoke slots.
 #[test]
 fn leases_are_renewed_after_the_limit_changed() {
     let old = Arc::new(concurrency(3));
@@ -279,7 +279,7 @@ fn small(when_full: WhenFull) -> MemoryStore {
     })
 }
 
-/// Acquires four concurrency slots at different instants.
+/// Acquires four concurrency slots, each at a different instant.
 fn taken(store: &MemoryStore, limits: &Limits) -> Vec<Receipt> {
     let take = |now| {
         let now = Timestamp::from_micros(now);
@@ -288,8 +288,8 @@ fn taken(store: &MemoryStore, limits: &Limits) -> Vec<Receipt> {
     (1..=4).map(take).collect()
 }
 
-/// Fills the store with the logs of other keys until none of them can grow: first with large
-/// charges, then with four entries at a time.
+/// Fills the store with the logs of other keys until no log can grow: first charges each key four
+/// times, then charges each key until the store has no room for its log.
 fn fill(store: &MemoryStore) {
     let log = Algorithm::SlidingWindowLog {
         limit: 100_000,
@@ -319,8 +319,8 @@ fn fill(store: &MemoryStore) {
     }
 }
 
-/// Renewing leases needs no additional memory, so it succeeds in a full store and affects no other
-/// key.
+/// Renewing leases needs no additional memory, so a renewal succeeds in a full store and affects no
+/// other key.
 #[test]
 fn leases_are_renewed_in_a_full_store() {
     let limits = concurrency(4);
@@ -382,8 +382,8 @@ fn leases_of_the_same_instant_are_renewed_one_by_one() {
     assert_eq!(outcomes[0].remaining, 6);
 }
 
-/// Regression test: the wait used to be the time until the first lease expires: a minute, for a
-/// slot that was free after half a second.
+/// Regression test: the wait used to be the time until the first lease expires: a minute for a slot
+/// that became free after half a second.
 #[test]
 fn the_wait_for_a_slot_follows_the_ages_of_its_holders() {
     const SECOND: u64 = 1_000_000;

@@ -1,5 +1,5 @@
-//! Tests the guarantees in the documentation of each kernel over all intervals of a trace, and the
-//! guarantees of all limits about waits, costs and expiry.
+//! Tests the guarantees in the documentation of each algorithm over all intervals of a trace, and
+//! the guarantees of all limits about waits, costs and expiry.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -187,8 +187,8 @@ proptest! {
     }
 }
 
-/// Returns whether the waits of a limit are estimates, as for concurrency slots: it is unknown when
-/// one is released.
+/// Returns whether the waits of a limit are estimates. The waits for concurrency slots are
+/// estimates, because the time at which a slot will be released is unknown.
 pub(crate) fn is_estimated(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }

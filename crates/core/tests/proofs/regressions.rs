@@ -125,7 +125,8 @@ fn a_look_is_never_denied() {
     );
 }
 
-/// A debt of less than a microsecond used to be dropped if the units of the state were unknown.
+/// Spent units of less than a microsecond used to be dropped if the units of the state were
+/// unknown.
 #[test]
 fn a_fraction_of_a_microsecond_is_not_dropped() {
     let fast = limit(Kind::Gcra, 1_000, Span::from_micros(1));
@@ -145,8 +146,8 @@ fn a_fraction_of_a_microsecond_is_not_dropped() {
     );
 }
 
-/// Two full windows, converted to a window of another length, used to be more than a snapshot may
-/// contain.
+/// If two full windows were converted to a window of another length, the count used to be larger
+/// than a snapshot may contain.
 #[test]
 fn two_converted_windows_count_at_most_one() {
     let most = tidegate_core::bounds::MAX_COUNT;
@@ -175,7 +176,8 @@ fn two_converted_windows_count_at_most_one() {
     );
 }
 
-/// Numbers that no limit produces, in an otherwise valid snapshot, used to cause an overflow later.
+/// If an otherwise valid snapshot contained numbers that no limit produces, a later decision used
+/// to overflow.
 #[test]
 fn impossible_numbers_in_a_snapshot_never_panic() {
     for kind in Kind::ALL {
@@ -204,7 +206,8 @@ fn impossible_numbers_in_a_snapshot_never_panic() {
     }
 }
 
-/// More buckets than any limit has, from a remote store, used to overflow their sum.
+/// If a remote store returned more buckets than any limit has, the sum of the buckets used to
+/// overflow.
 #[test]
 fn impossible_numbers_from_a_remote_store_never_panic() {
     let counter = limit(Kind::StrictBuckets, 6, Span::from_secs(6));
@@ -236,8 +239,8 @@ fn impossible_numbers_from_a_remote_store_never_panic() {
     }
 }
 
-/// Counted denied requests used to hold concurrency slots without an owner, and the stores released
-/// them differently.
+/// Denied requests that are counted used to hold concurrency slots without an owner, and the stores
+/// released these slots differently.
 #[test]
 fn a_denied_request_holds_no_concurrency_slot() {
     let lease = Span::from_secs(60);
@@ -282,8 +285,8 @@ fn shadow_limits_never_deny_as_shares_or_stretched() {
     }
 }
 
-/// With the same key twice in one call, the second write used to undo the first: 40 units passed a
-/// limit of 5. Only a debug assertion checked for repeated keys.
+/// If a call contained the same key twice, the second write used to undo the first write: 40 units
+/// passed a limit of 5. Only a debug assertion checked for repeated keys.
 #[test]
 fn one_key_twice_in_one_call_is_refused() {
     let five = |kind| Limits::new(vec![limit(kind, 5, Span::from_secs(60))]).unwrap();

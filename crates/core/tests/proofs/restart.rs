@@ -1,5 +1,5 @@
-//! P17: after a restart from its snapshot, a store decides as if it had not been restarted. Invalid
-//! snapshots are rejected, and never cause a panic.
+//! P17: after a restart from its snapshot, a store decides as if the store had not been restarted.
+//! Invalid snapshots are rejected, and never cause a panic.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -21,7 +21,7 @@ fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
     bytes
 }
 
-/// Creates a store with many shards, unlike the one that wrote the snapshot.
+/// Creates a store with many shards, unlike the store that wrote the snapshot.
 fn many_shards() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
@@ -32,7 +32,7 @@ fn rule() -> impl Strategy<Value = Rule> {
     limits.prop_map(|limits| Rule::new(b"a key of more than twenty-two bytes", limits, false))
 }
 
-/// Regression test: the records before an invalid one used to be restored.
+/// Regression test: the records before an invalid record used to be restored.
 #[test]
 fn an_invalid_record_restores_nothing() {
     let limit = Limit::new(Kind::Log.algorithm(
@@ -93,7 +93,7 @@ fn a_block_of_a_rule_that_cannot_exist_is_invalid() {
     let text = |bytes: usize| [&(bytes as u64).to_le_bytes()[..], &vec![b'x'; bytes]].concat();
     let block = |rule_bytes: usize, entries: usize, entry_bytes: usize| {
         [
-            // The tag, a key of one byte, no end, and no reason.
+            // The record contains the tag, a key of one byte, no end, and no reason.
             vec![4_u8],
             text(1),
             u64::MAX.to_le_bytes().to_vec(),
@@ -123,7 +123,7 @@ fn a_block_of_a_rule_that_cannot_exist_is_invalid() {
 /// Blocks of earlier versions have no rule.
 #[test]
 fn a_block_without_a_rule_is_restored() {
-    // The tag, a key of three bytes, no end, and a reason of one byte.
+    // The record contains the tag, a key of three bytes, no end, and a reason of one byte.
     let bytes = [
         &[2_u8][..],
         &3_u64.to_le_bytes(),
@@ -165,7 +165,7 @@ proptest! {
     }
 
     /// Restores random bytes, and valid snapshots that were truncated, modified or duplicated. Then
-    /// decides with the limits under which they were written.
+    /// decides with the limits under which the snapshots were written.
     #[test]
     fn no_bytes_make_it_panic(
         rule in rule(),
@@ -191,14 +191,14 @@ proptest! {
         }
         bytes.truncate(end.index(bytes.len() + 1).max(bytes.len() / 2));
         let again = one_shard();
-        // Whether or not the snapshot was rejected, make decisions on the restored state.
+        // Make decisions on the restored state, even if the snapshot was rejected.
         let _ = again.restore(&bytes, now);
         walk(&rule, &again, latest, &asks, |_, _, _| Ok(()))?;
         let _ = again.restore(&saved(&again, latest), now);
     }
 }
 
-/// If a snapshot does not fit, as many keys are restored as there is room for.
+/// If a snapshot does not fit, the store restores as many keys as it has room for.
 #[test]
 fn a_smaller_store_restores_what_fits() {
     let hourly = Rate {

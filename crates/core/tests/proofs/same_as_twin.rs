@@ -133,7 +133,7 @@ one_limit_is_its_twin! {
 /// An event in a store with several rules.
 #[derive(Clone, Debug)]
 enum Event {
-    /// Charges each rule at its price, if it has one.
+    /// Charges each rule that has a price.
     Ask(Vec<Option<Price>>, Effect),
     Reset(Index),
     Block(Index, u64),
@@ -177,8 +177,8 @@ fn shares_denials(rule: &Rule) -> bool {
 proptest! {
     #![proptest_config(strategies::cases(300))]
 
-    /// Several limits behave like the single limits combined: either all are charged or none, and a
-    /// denied request is charged to none.
+    /// Several limits behave like the single limits combined: either all limits are charged or
+    /// none, and a denied request is charged to no limit.
     #[test]
     fn several_rules_match_their_models(
         rules in rules(),

@@ -13,8 +13,8 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// A charge, with its receipt until it is settled; then `units` is the number of units that were
-/// finally used.
+/// A charge, with its receipt until the charge is settled. After that, `units` is the number of
+/// units that were finally used.
 struct Used {
     at: u64,
     units: u64,
@@ -38,7 +38,7 @@ proptest! {
     /// interval.
     #[test]
     fn a_refund_never_mints_units(
-        // Concurrency slots are released whether or not they were used.
+        // Concurrency slots are always released, even if they were used.
         limit in any_kind().prop_filter("units", |kind| *kind != Kind::Concurrency).prop_flat_map(strategies::limit),
         start in strategies::start(),
         turns in turns(60),
@@ -77,7 +77,7 @@ proptest! {
         prop_assert_eq!(after, before);
     }
 
-    /// In a queue, only the last request can be refunded: no later request starts before a start
+    /// In a queue, only the last request can be refunded. So no later request starts before a start
     /// time that was already assigned, and the distances between start times remain.
     #[test]
     fn a_refund_in_a_queue_moves_no_other(
@@ -125,6 +125,25 @@ fn interval_tokens_are_refunded_once() {
     let now = Timestamp::from_micros(1_000_000);
     store.settle(&[rule.charge(2)], first, &[Settlement { unused: 2 }], now);
     assert_eq!(ask(&store, &rule, 1_000_000, 1, Effect::Look).remaining, 0);
+}
+
+/// A later settlement refunds the unused tokens that the refills since the charge have not
+/// returned.
+#[test]
+fn interval_tokens_that_no_refill_has_returned_are_refunded() {
+    let rate = Rate {
+        count: 1,
+        period: Span::from_secs(1),
+    };
+    let limit = Limit::new(Kind::Interval.algorithm(10, rate, 1)).expect("a valid limit");
+    let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+    let (receipt, _) = reserve(&store, &rule.charge(5), 0);
+    assert!(ask(&store, &rule, 0, 5, Effect::Charge).allowed);
+    // Two refills have returned two tokens, so eight tokens are missing. Of the five unused tokens,
+    // three are left to refund.
+    let now = Timestamp::from_micros(2_500_000);
+    store.settle(&[rule.charge(5)], receipt, &[Settlement { unused: 5 }], now);
+    assert_eq!(ask(&store, &rule, 2_500_000, 1, Effect::Look).remaining, 5);
 }
 
 /// The refund ledger is bounded, and its size is reported.
@@ -214,7 +233,7 @@ fn a_refund_of_the_last_charge_moves_no_other() {
         one_shard(),
     );
     let start = 1_000_000_000_000_000;
-    let give_back = |cost: u64, receipt: Receipt, now: u64| {
+    let refund = |cost: u64, receipt: Receipt, now: u64| {
         let (charge, settlement) = (rule.charge(cost), Settlement { unused: cost });
         store.settle(
             &[charge],
@@ -226,9 +245,9 @@ fn a_refund_of_the_last_charge_moves_no_other() {
     reserve(&store, &rule.charge(3), start);
     let (first, _) = reserve(&store, &rule.charge(1), start);
     let (last, _) = reserve(&store, &rule.charge(3), start);
-    give_back(3, last, start);
+    refund(3, last, start);
     let later = start + 5_000_000;
-    give_back(1, first, later);
+    refund(1, first, later);
     let outcome = ask(&store, &rule, later, 1, Effect::Look);
     assert_eq!(outcome.reset_after, Span::from_secs(25));
 }

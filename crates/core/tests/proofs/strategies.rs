@@ -134,7 +134,7 @@ pub(crate) fn any_kind() -> impl Strategy<Value = Kind> {
     prop::sample::select(Kind::ALL.to_vec())
 }
 
-/// Generates limits of `kind` that are hard and have no options.
+/// Generates limits of `kind` without a soft allowance and without options.
 pub(crate) fn plain_limit(kind: Kind) -> impl Strategy<Value = Limit> {
     let numbers = prop_oneof![3 => ordinary_numbers(), 2 => extreme_numbers()];
     numbers.prop_filter_map(
@@ -143,7 +143,8 @@ pub(crate) fn plain_limit(kind: Kind) -> impl Strategy<Value = Limit> {
     )
 }
 
-/// Generates limits of `kind`, hard or soft, counting denied requests or not.
+/// Generates limits of `kind`, with or without a soft allowance, which count denied requests or do
+/// not.
 pub(crate) fn limit(kind: Kind) -> impl Strategy<Value = Limit> {
     let soft = prop_oneof![2 => Just(0_u32), 1 => 1..=300_u32];
     let extras = (plain_limit(kind), soft, prop::bool::weighted(0.3));
@@ -278,7 +279,7 @@ pub(crate) fn price() -> impl Strategy<Value = Price> {
     ]
 }
 
-/// Generates any effect, most often a charge.
+/// Generates any effect. Most of the generated effects are charges.
 pub(crate) fn effect() -> impl Strategy<Value = Effect> {
     prop_oneof![
         16 => Just(Effect::Charge),

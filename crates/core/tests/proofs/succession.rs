@@ -36,8 +36,8 @@ fn two_limits() -> impl Strategy<Value = (Limit, Limit)> {
 }
 
 /// Generates two limits of the same kind that remember a key for the same time. Logs and windows
-/// forget earlier if their period is shorter, so any numbers are generated only for kinds that
-/// store a debt.
+/// with a shorter period forget a key earlier, so arbitrary numbers are generated only for the
+/// kinds of limits that store a debt (spent units that drain over time).
 fn two_limits_of_equal_memory() -> impl Strategy<Value = (Limit, Limit)> {
     use Kind::{Gcra, Interval, Meter, Queue, TokenBucket};
     let debt = prop::sample::select(vec![Gcra, Interval, Meter, Queue, TokenBucket]);
@@ -103,8 +103,8 @@ proptest! {
         prop_assert_eq!(looked.limit, after.quota());
     }
 
-    /// After the change, no interval admits more than the new limit's bound, whether or not the old
-    /// limits are known. The waits of the new limit are exact.
+    /// After the change, no interval admits more than the new limit's bound, even if the old limits
+    /// are not known. The waits of the new limit are exact.
     #[test]
     fn the_new_bound_holds_from_the_change_on(
         (before, after) in two_limits(),
@@ -139,7 +139,8 @@ proptest! {
     }
 
     /// Two servers with different limits share a store. A denial by one server does not change the
-    /// counts of the other, whether or not it knows the other server's limits.
+    /// counts of the other server, even if the first server does not know the other server's
+    /// limits.
     #[test]
     fn a_denial_after_a_change_refunds_nothing(
         (before, after) in two_limits_of_equal_memory(),
@@ -149,8 +150,9 @@ proptest! {
         known in any::<bool>(),
     ) {
         let (old, store) = (rule(&before), one_shard());
-        // A server that knows the other server's limits keeps the number of units, at their new
-        // duration. A server that does not know them keeps the duration of the debt.
+        // A server that knows the other server's limits keeps the number of spent units, and each
+        // unit lasts as long as under its own limits. A server that does not know the other limits
+        // keeps the duration of the debt.
         let known = known && lasts_as_long(&before, &after);
         let new = if known { successor(&after, &old) } else { rule(&after) };
         let now = walk(&old, &store, start, &asks, |_, _, _| Ok(()))?;
@@ -163,7 +165,7 @@ proptest! {
         prop_assert!(seen.remaining <= left.remaining, "{} left, and {} then", left.remaining, seen.remaining);
     }
 
-    /// Units that were spent before the change are still spent after it, even if the period
+    /// Units that were spent before the change are still spent after the change, even if the period
     /// changes.
     #[test]
     fn a_changed_limit_refunds_nothing(
@@ -248,7 +250,8 @@ fn a_raise_from_five_to_ten_leaves_five() {
     }
 }
 
-/// Two servers share a store. One server has lower limits, and does not know those of the other.
+/// Two servers share a store. One server has lower limits, and does not know the limits of the
+/// other server.
 #[test]
 fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     let start = 1_700_000_000_000_000;
@@ -270,7 +273,8 @@ fn a_server_with_a_lower_limit_takes_nothing_from_others() {
             assert!(!ask(&store, &less, start, 1, Effect::Charge).allowed);
         }
         assert_eq!(admitted, quota, "{kind:?}");
-        // Lowered and raised again, with the old limits known: spent units are still spent.
+        // If the limit is lowered and raised again, and the old limits are known, spent units are
+        // still spent.
         let lowered = successor(less.limits.iter().next().unwrap(), &more);
         assert!(!ask(&store, &lowered, start, 1, Effect::Charge).allowed);
         let raised = successor(more.limits.iter().next().unwrap(), &lowered);
@@ -320,8 +324,8 @@ fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     rule(&limit.expect("numbers that a bucket can have"))
 }
 
-/// A debt that kept its duration is more units under a faster rate. The debt must survive the
-/// conversion back to the slow rate.
+/// A debt that kept its duration corresponds to more units under a faster rate. The debt must
+/// survive the conversion back to the slow rate.
 #[test]
 fn a_debt_of_a_century_survives_a_change_of_limits() {
     for mode in [RefillMode::Continuous, RefillMode::Interval] {
@@ -337,7 +341,7 @@ fn a_debt_of_a_century_survives_a_change_of_limits() {
     }
 }
 
-/// A refund under limits that do not know the former limits makes no wait longer.
+/// A refund does not make any wait longer, even if the limits do not know the former limits.
 #[test]
 fn a_refund_after_a_change_lengthens_no_wait() {
     let (day, minute) = (Span::from_secs(86_400), Span::from_secs(60));
@@ -366,6 +370,26 @@ fn a_refund_after_a_change_lengthens_no_wait() {
     }
 }
 
+/// A log that counts denied requests keeps at most as many units as its limit. A refund under a
+/// lower limit first drops the units beyond that limit, in as many entries as necessary.
+#[test]
+fn a_refund_after_a_log_was_lowered_frees_one_unit() {
+    let rate = |count| Rate {
+        count,
+        period: Span::from_secs(60),
+    };
+    let limit = |count| {
+        let limit = Limit::new(Kind::Log.algorithm(count, rate(count), 1)).unwrap();
+        limit.counting_denied(true)
+    };
+    let (old, store) = (rule(&limit(5)), one_shard());
+    for now in 1..=5 {
+        assert!(ask(&store, &old, now, 1, Effect::Charge).allowed);
+    }
+    let new = successor(&limit(2), &old);
+    assert_eq!(ask(&store, &new, 6, 1, Effect::Refund).remaining, 1);
+}
+
 /// A debt that is reduced when the rate is lowered stays reduced when the rate is raised again.
 #[test]
 fn down_and_up_again_keeps_what_a_slower_bucket_can_hold() {
@@ -382,7 +406,7 @@ fn down_and_up_again_keeps_what_a_slower_bucket_can_hold() {
     assert_eq!(ask(&store, &raised, start, 1, Effect::Look).remaining, 990);
 }
 
-/// A key that is idle during several changes is still converted exactly.
+/// The state of a key that is idle during several changes is still converted exactly.
 #[test]
 fn several_changes_while_a_key_is_idle() {
     let rate = |count| Rate {
@@ -480,8 +504,8 @@ fn the_largest_limits_change() {
     }
 }
 
-/// The ledger of a shard has room for some hundred conversions. Those of keys without spent units
-/// take none of it, so they cancel no refund of another key.
+/// The ledger of a shard has room for a few hundred conversions. Conversions of keys without spent
+/// units are not recorded, so these conversions do not cancel the refund of another key.
 #[test]
 fn conversions_of_keys_without_spent_units_cancel_no_refund() {
     let store = MemoryStore::new(MemoryBounds {
@@ -520,4 +544,57 @@ fn conversions_of_keys_without_spent_units_cancel_no_refund() {
     store.settle(&[rule.charge(10)], receipt, &[unused], now);
     let settled = ask(&store, &rule, later, 1, Effect::Look);
     assert!(settled.remaining >= 999, "{settled:?}");
+}
+
+/// Redis stores fingerprints of limits, and servers of different versions share them. If one of these
+/// values changes, increment the version in `digest.rs`.
+#[test]
+fn the_fingerprints_of_limits_are_the_same_as_in_stored_values() {
+    let rate = Rate {
+        count: 7,
+        period: Span::from_secs(60),
+    };
+    let fingerprint = |kind: &Kind| {
+        let limit = Limit::new(kind.algorithm(7, rate, 6)).unwrap();
+        tidegate_core::remote_eval::fingerprint(&Limits::new(vec![limit]).unwrap())
+    };
+    let fingerprints: Vec<u32> = Kind::ALL.iter().map(fingerprint).collect();
+    let stored = [
+        259_499_772,
+        211_298_948,
+        198_887_273,
+        121_769_267,
+        128_017_862,
+        109_418_875,
+        265_995_655,
+        96_637_613,
+        69_747_615,
+        201_349_406,
+        240_562_097,
+        14_145_577,
+        131_293_954,
+    ];
+    assert_eq!(fingerprints, stored, "{:?}", Kind::ALL);
+}
+
+/// A slot is released although the limits have changed since it was acquired.
+#[test]
+fn a_slot_is_released_after_a_change_of_limits() {
+    let rate = Rate {
+        count: 1,
+        period: Span::from_secs(60),
+    };
+    let limit = |slots| Limit::new(Kind::Concurrency.algorithm(slots, rate, 1)).unwrap();
+    let (old, store, mut outcomes) = (rule(&limit(2)), one_shard(), Vec::new());
+    let now = Timestamp::from_micros(1_000_000);
+    let (_, receipt) = store.reserve(&[old.charge(2)], now, &mut outcomes);
+    let lease = Rate {
+        period: Span::from_secs(90),
+        ..rate
+    };
+    let longer = Limit::new(Kind::Concurrency.algorithm(5, lease, 1)).unwrap();
+    let new = successor(&longer, &old);
+    assert_eq!(ask(&store, &new, 1_000_000, 1, Effect::Charge).remaining, 2);
+    store.settle(&[old.charge(2)], receipt, &[Settlement { unused: 2 }], now);
+    assert_eq!(ask(&store, &new, 1_000_000, 1, Effect::Look).remaining, 4);
 }

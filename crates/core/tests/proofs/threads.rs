@@ -1,4 +1,5 @@
-//! P16: exact under concurrency. The clock does not move, so exactly the limit is admitted.
+//! P16: decisions are exact under concurrency. The clock does not move, so the number of admitted
+//! units is exactly the limit.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -67,8 +68,8 @@ fn threads_on_one_key_are_admitted_exactly_the_limit() {
     }
 }
 
-/// Two keys are charged together in opposite orders: there must be no deadlock, and either both are
-/// charged or neither.
+/// Two keys are charged together in opposite orders: there must be no deadlock, and either both
+/// keys are charged or neither of them is.
 #[test]
 fn threads_on_two_keys_charge_both_or_neither() {
     for pair in 0..20_u8 {
@@ -88,8 +89,9 @@ fn threads_on_two_keys_charge_both_or_neither() {
     }
 }
 
-/// Three threads charge overlapping pairs of three keys, and a fourth looks at all three. It never
-/// sees a partial decision: the sum of the three counts must always be even.
+/// Three threads charge overlapping pairs of three keys, and a fourth thread looks at all three
+/// keys. The fourth thread never sees a partial decision: the sum of the three counts must always
+/// be even.
 #[test]
 fn decisions_are_atomic_to_readers() {
     let store = MemoryStore::new(MemoryBounds::default());

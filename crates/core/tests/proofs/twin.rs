@@ -1,14 +1,14 @@
 //! The twin: a naive reference model of every limit, as simple as possible.
 //!
-//! The model keeps a water level, a number of tokens, or all charges ever made. It computes in wide
-//! integers without rounding, and finds each wait by searching for the first instant at which its
-//! own decision changes. It shares no arithmetic with the kernels.
+//! The model keeps a water level, a number of tokens, or all charges ever made. The model computes
+//! in wide integers without rounding, and finds each wait by searching for the first instant at
+//! which its own decision changes. The model shares no arithmetic with the algorithms.
 
 use tidegate_core::{
     Algorithm, Counting, Limit, Outcome, RefillMode, RetryAfter, Span, Timestamp, Window, bounds,
 };
 
-/// Longer than any limit takes to become fully available again, in microseconds.
+/// A duration in microseconds that is longer than any limit takes to become fully available again.
 const HORIZON: u64 = 3_200_000_000_000_000;
 
 /// The model of one limit on one key.
@@ -359,7 +359,7 @@ impl Past {
         }
     }
 
-    /// Returns the request that started the last window.
+    /// Returns the instant of the request that started the last window.
     fn first_of_window(&self, window: u64) -> Option<u64> {
         let instants = self.spent.iter().map(|(at, _)| *at);
         instants.fold(None, |first, at| match first {

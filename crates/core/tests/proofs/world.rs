@@ -152,7 +152,8 @@ impl World {
         }
     }
 
-    /// Returns the first of the blocks that end last.
+    /// Returns the decision for the block that ends last; if several blocks end last, for the first
+    /// of them.
     fn blocked(&self, asks: &[(&Rule, u64)], now: u64) -> Option<Decision> {
         let blocks = asks.iter().map(|(rule, _)| self.blocks.get(&rule.key));
         let standing = blocks.map(|until| until.copied().filter(|until| *until > now));

@@ -16,7 +16,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Panics if no case ran or if any failed.
+    /// Panics if no case ran or if any case failed.
     #[expect(clippy::print_stdout, reason = "prints the number of cases")]
     pub(crate) fn assert_success(&self) {
         let folder = folder();
@@ -25,7 +25,7 @@ impl Report {
         self.assert_failures(&[]);
     }
 
-    /// Panics unless the failures are exactly these.
+    /// Panics unless the failures are exactly those in `expected`.
     pub(crate) fn assert_failures(&self, expected: &[&str]) {
         let got = self.failures.join("\n");
         assert_eq!(
@@ -37,7 +37,7 @@ impl Report {
     }
 }
 
-/// Runs every case, each against a new subject.
+/// Runs every case, each against a new system under test.
 pub(crate) fn run<S: Subject>(mut subject: impl FnMut(&Case) -> S) -> Report {
     let mut report = Report::default();
     for path in files() {
@@ -81,8 +81,8 @@ fn folder() -> PathBuf {
     std::env::var("TIDEGATE_VECTORS").map_or_else(|_| own.into(), PathBuf::from)
 }
 
-/// Skips the cases of Envoy's rate limit service. They use descriptors and run against the gRPC
-/// listener.
+/// Skips the cases of Envoy's rate limit service. These cases use descriptors and run against the
+/// gRPC listener.
 #[expect(clippy::print_stdout, reason = "a skipped file is printed")]
 fn has_another_format(path: &std::path::Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy());

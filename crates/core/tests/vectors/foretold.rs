@@ -2,8 +2,8 @@
 //!
 //! A denied request changes nothing, and a wait is exact: until it has elapsed, the same request is
 //! denied. So an answer that differs from the prediction of an earlier answer is a failure. A
-//! subject behind a socket takes minutes for 864,000 requests; with the predictions, it need not be
-//! tested at every instant.
+//! system under test behind a socket takes minutes for 864,000 requests. With the predictions, such
+//! a system need not be tested at every instant.
 //!
 //! ```text
 //! denied, wait 8 s                             test   test   test   over: admitted
@@ -15,7 +15,7 @@ use tidegate_core::{RetryAfter, Span, Timestamp};
 
 use super::{format::LimitFields, runner::Answer};
 
-/// The instants of a `generate` at which a subject is tested.
+/// The instants of a `generate` at which a request is sent to the system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Instants {
     /// At every instant.
@@ -29,7 +29,8 @@ pub(crate) enum Instants {
 pub(crate) struct Foretold {
     instants: Instants,
     precision: Span,
-    /// False if denied requests are counted, because then each one changes the result of the next.
+    /// False if denied requests are counted, because then each denied request changes the result of
+    /// the next request.
     foretells: bool,
     denial: Option<Denial>,
 }
@@ -52,7 +53,8 @@ impl Foretold {
         }
     }
 
-    /// Returns true if the subject need not be tested at `now`, because it would deny.
+    /// Returns true if no request need be sent at `now`, because the system under test would deny
+    /// the request.
     pub(crate) fn is_certain(&self, now: Timestamp) -> bool {
         let denial = self.denial.as_ref();
         self.instants == Instants::Halving && denial.is_some_and(|denial| now < denial.again)

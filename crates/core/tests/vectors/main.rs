@@ -71,7 +71,7 @@ fn wrong_waits_fail() {
 
 struct InMemory(MemoryStore);
 
-/// A subject that reports a wrong wait with every denial.
+/// A system under test that reports a wrong wait with every denial.
 struct Liar {
     honest: InMemory,
     told: Span,

@@ -1,4 +1,5 @@
-//! Runs the cases of a file of test vectors against a [`Subject`], which decides requests.
+//! Runs the cases of a file of test vectors against a [`Subject`]: a system under test, which
+//! decides requests.
 //!
 //! A store or a listener that supports the features of a case implements [`Subject`].
 //! [`folder::run`](super::folder::run) runs the cases.
@@ -15,10 +16,10 @@ use super::{
 
 /// A system under test.
 pub(crate) trait Subject {
-    /// The resolution of the answers; waits are rounded up to it.
+    /// The resolution of the answers. Waits are rounded up to this resolution.
     const PRECISION: Span = Span::from_micros(1);
 
-    /// The instants of a `generate` at which the subject is tested.
+    /// The instants of a `generate` at which a request is sent to the system under test.
     const INSTANTS: Instants = Instants::Every;
 
     /// Decides one request. An `Err` is a failure of the case.
@@ -63,8 +64,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) effect: Effect,
 }
 
-/// The answer of a subject. `None` means that the subject does not report the field; it is not
-/// compared.
+/// The answer of the system under test. `None` means that the system does not report the field,
+/// which is then not compared.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,

@@ -1,4 +1,5 @@
-//! The lease kernel: a log of the held concurrency slots, with one window, the lease.
+//! Leases: a log of the held concurrency slots. The log has one window, and the length of this
+//! window is the lease.
 
 use super::{Log, LogState};
 use crate::{
@@ -71,10 +72,6 @@ impl Counter for Lease {
         self.0.clamp(state, at);
     }
 
-    fn trim(&self, state: &mut LogState, now: Timestamp) {
-        self.0.trim(state, now);
-    }
-
     fn refund(&self, state: &mut LogState, now: Timestamp, units: u64) {
         self.0.refund(state, now, units);
     }
@@ -110,10 +107,10 @@ impl Counter for Lease {
     ///
     /// The next slot becomes free when a request ends, which cannot be predicted; only the expiry
     /// of a lease is known. The hint is based on the age of the held slots. Assume that requests
-    /// take about as long as the age of the oldest one, and start at regular intervals. Then one of
-    /// `n` slots becomes free every `age / n`, which is the hint for each missing slot. The hint is
-    /// short if requests are short. While no request ends, the hint grows with the age, so clients
-    /// that follow it retry less and less often.
+    /// take about as long as the age of the oldest slot, and start at regular intervals. Then one
+    /// of `n` slots becomes free every `age / n`, which is the hint for each missing slot. The hint
+    /// is short if requests are short. While no request ends, the hint grows with the age, so
+    /// clients that follow it retry less and less often.
     ///
     /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`], and never later than
     /// the expiry of the leases that have to end.

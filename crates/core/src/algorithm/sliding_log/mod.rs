@@ -1,10 +1,10 @@
-//! The log kernel: the instants of admitted requests.
+//! Sliding log: the instants of admitted requests.
 //!
-//! It implements `sliding_window_log`. The sliding log limits of a rule share one log, unless they
-//! count denied requests differently. Each window keeps its start position in the log and the sum
-//! of the entries from there on. [`Lease`] implements `concurrency`, with a log of the held
-//! concurrency slots. A slot is removed when its request ends, and no longer counts once its lease
-//! has expired.
+//! This kernel implements `sliding_window_log`. The sliding log limits of a rule share one log,
+//! unless they count denied requests differently. Each window keeps its start position in the log
+//! and the sum of the entries from that position on. [`Lease`] implements `concurrency`, with a log
+//! of the held concurrency slots. A slot is removed when its request ends, and no longer counts
+//! once its lease has expired.
 //!
 //! ```text
 //!   expired      1/min window            1/s window
@@ -17,15 +17,14 @@
 //! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`, at any offset.
 //!   For `concurrency`: at any instant, at most `L` slots are held. A slot is held if it was
 //!   acquired or renewed within the last lease, and has not been released. The waits of
-//!   `concurrency` are estimates, since it is unknown when a request will end: see
-//!   [`Lease`].
+//!   `concurrency` are estimates, because it is unknown when a request will end (see [`Lease`]).
 //! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for
 //!   a cost above 2,047): at most `L`, plus an eighth of spare capacity. The capacity of a busy
 //!   period is kept until the key has been idle for a whole window.
 //! - **Work.** Each window moves past each entry once, so a decision has a constant amortized cost.
 //!   The first decision after a long idle time moves past all entries. A denied cost of `n` reads
 //!   at most `n` entries to compute its wait. A peek or a look charges the log itself and then
-//!   undoes the charge. It copies the log only if the limits have changed or count denied requests.
+//!   undoes the charge. The log is copied only if the limits have changed or count denied requests.
 //! - **Weakness.** Memory grows with the limit. A limit above 100,000 is refused; use a counter
 //!   instead.
 //! - **Source.** Folklore; ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", for two
@@ -196,8 +195,9 @@ impl Counter for Log {
         denied
     }
 
-    /// Charges `cost`. Drops the oldest entries beyond the newest `largest` units, because they
-    /// cannot affect a decision. A log that counts denied requests stays as small as any other.
+    /// Charges `cost`. Drops the oldest entries beyond the newest `largest` units, because these
+    /// entries cannot affect a decision. So a log that counts denied requests stays as small as any
+    /// other log.
     fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
         let cost = cost.min(self.largest);
         if cost == 0 {
@@ -211,20 +211,27 @@ impl Counter for Log {
         }
     }
 
-    /// Drops units beyond the newest `largest` from the oldest entry, for limits that charge denied
-    /// requests. These units affect no decision, and must not be refunded either.
+    /// Drops the oldest units beyond the newest `largest`, for limits that charge denied requests.
+    /// These units affect no decision, and must not be refunded.
     fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
-        let beyond = state.units().saturating_sub(self.largest);
-        let Some(oldest) = state.stamps.front_mut() else {
-            return;
-        };
-        let beyond = beyond.min(oldest.cost());
-        *oldest = Stamp::new(oldest.at(), oldest.cost() - beyond);
-        for place in &mut state.places {
-            if place.head == 0 {
-                place.sum -= beyond;
+        let mut beyond = state.units().saturating_sub(self.largest);
+        while let Some(oldest) = state.stamps.front_mut()
+            && beyond > 0
+        {
+            let cost = oldest.cost();
+            if cost <= beyond {
+                beyond -= cost;
+                state.drop_oldest();
+                continue;
             }
+            *oldest = Stamp::new(oldest.at(), cost - beyond);
+            for place in &mut state.places {
+                if place.head == 0 {
+                    place.sum -= beyond;
+                }
+            }
+            beyond = 0;
         }
     }
 

@@ -1,4 +1,4 @@
-//! The state of a log kernel: the instant of each admission, and the position at which each window
+//! The state of a sliding log: the instant of each admission, and the position at which each window
 //! begins.
 
 use std::collections::VecDeque;
@@ -128,7 +128,7 @@ impl LogState {
         self.stamps.capacity()
     }
 
-    /// Reduces the capacity to `capacity`, or to the length if that is more.
+    /// Reduces the capacity to `capacity`, or to the length of the log if the log is longer.
     pub(crate) fn shrink_to(&mut self, capacity: usize) {
         self.stamps.shrink_to(capacity);
     }
@@ -154,7 +154,7 @@ impl LogState {
         }
     }
 
-    /// Moves `units` that were charged at `since` to `now`. Missing units are charged anew if the
+    /// Moves `units` that were charged at `since` to `now`. Missing units are charged again if the
     /// total does not exceed `limit`; otherwise returns false and changes nothing.
     pub(crate) fn renew(
         &mut self,
@@ -224,8 +224,8 @@ impl LogState {
         self.places.fill(Place { head: 0, sum });
     }
 
-    /// Returns the units of the whole log: the sum of the window that starts at its front. A log
-    /// without window positions is summed directly.
+    /// Returns the units of the whole log: the sum of the window that starts at the front of the
+    /// log. If the log has no window positions, adds up its entries.
     pub(super) fn units(&self) -> u64 {
         let longest = self.places.iter().map(|place| place.sum).max();
         longest.unwrap_or_else(|| self.stamps.iter().map(|stamp| stamp.cost()).sum())
@@ -259,8 +259,8 @@ impl LogState {
         }
     }
 
-    /// Removes `units` from entry `number`, which must have at least that many. Removes the entry
-    /// if it is then empty.
+    /// Removes `units` from entry `number`, which must have at least that many units. Removes the
+    /// entry if no units are left in it.
     pub(super) fn take(&mut self, number: usize, units: u64) {
         let stamp = self.stamps[number];
         let left = Stamp::new(stamp.at(), stamp.cost() - units);

@@ -1,5 +1,5 @@
-//! Limits that are derived from others: stretched limits (elastic headroom), one node's share, and
-//! former limits.
+//! Limits that are derived from others: stretched limits (elastic limits while they are raised),
+//! one node's share, and former limits.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,15 +15,16 @@ impl Limits {
     /// converted exactly.
     const MAX_FORMER: usize = 4;
 
-    /// Makes the limits elastic: while there is headroom, requests are charged with
-    /// [`Self::stretched`], which admits `percent` more and marks the additional requests. Both
-    /// sets of limits share one state, so units that were admitted beyond the original limits still
-    /// count once there is no headroom.
+    /// Makes the limits elastic. While there is headroom (the rule's condition for spare capacity
+    /// holds), requests are charged with [`Self::stretched`], which admits `percent` more and marks
+    /// the additional requests. Both sets of limits share one state, so units that were admitted
+    /// beyond the original limits still count once there is no headroom.
     ///
     /// # Errors
     ///
-    /// Names `elastic`. Rejects a percentage that is invalid for a soft allowance. Also rejects
-    /// limits that count denied requests, because their state drops units beyond the limits.
+    /// The error names the field `elastic`. Rejects a percentage that is invalid for a soft
+    /// allowance. Also rejects limits that count denied requests, because their state drops units
+    /// beyond the limits.
     pub fn stretching(mut self, percent: u32) -> Result<Self, LimitError> {
         if self
             .groups
@@ -76,7 +77,8 @@ impl Limits {
         self
     }
 
-    /// Returns one node's share of every limit, for local decisions. Built on first use.
+    /// Returns one node's share of every limit, for local decisions. The share is built on first
+    /// use.
     #[must_use]
     pub fn share(&self, share: FallbackShare) -> Arc<Self> {
         self.shares.get(share, || self.build_share(share))
@@ -124,7 +126,7 @@ impl Limits {
         }
     }
 
-    /// Returns these limits, or the former limits, that have this `fingerprint`.
+    /// Returns the limits that have this `fingerprint`: these limits, or one of the former sets.
     pub(super) fn former(&self, fingerprint: u32) -> Option<&Self> {
         let mut limits = Some(self);
         while let Some(candidate) = limits {

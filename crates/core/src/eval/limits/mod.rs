@@ -1,4 +1,4 @@
-//! The compiled limits of a rule. They share one key, and so one state.
+//! The compiled limits of a rule. All limits of a rule share one key, and so one state.
 
 mod derived;
 mod shares;
@@ -18,8 +18,8 @@ use crate::{
     time::Span,
 };
 
-/// The limits of a rule on one key, compiled into kernels: one per limit, except that sliding logs
-/// share one.
+/// The limits of a rule on one key, compiled. Each limit has its own state, except that sliding
+/// logs share one state.
 ///
 /// # Examples
 ///
@@ -197,25 +197,26 @@ impl Limits {
         leases.min()
     }
 
-    /// Returns a digest of the units in which the states are counted. Different units almost
-    /// certainly have different digests. A state with the same fingerprint needs no conversion.
+    /// Returns a digest of the units in which the states are counted. Different units have
+    /// different digests, except for rare collisions. A state with the same fingerprint needs no
+    /// conversion.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
     }
 
-    /// Returns a digest of all numbers. Limits that decide differently almost certainly have
-    /// different digests.
+    /// Returns a digest of all parameters. Limits that decide differently have different digests,
+    /// except for rare collisions.
     pub(crate) fn numbers_fingerprint(&self) -> u32 {
         fingerprint(&self.limits)
     }
 
-    /// Returns the kernels, each with the limits that it evaluates.
+    /// Returns the groups of limits that share a state.
     pub(crate) fn groups(&self) -> &[LimitGroup] {
         &self.groups
     }
 
-    /// Returns the GCRA schedule if it is the rule's only limit, has no soft allowance, and the
-    /// rule is not in shadow mode. This is the most common case, and has a fast path.
+    /// Returns the GCRA schedule if it is the rule's only limit and has no soft allowance, and if
+    /// the rule is not in shadow mode. This is the most common case, and has a fast path.
     #[inline]
     pub(crate) fn sole_gcra(&self) -> Option<&Gcra> {
         self.sole_gcra.as_ref().filter(|_| !self.shadow)
@@ -228,7 +229,7 @@ impl From<Limit> for Limits {
     }
 }
 
-/// Returns the schedule if it is the rule's only limit, and its state always fits inline in an
+/// Returns the GCRA schedule if it is the rule's only limit and its state always fits inline in an
 /// entry.
 fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     let ([limit], [group]) = (limits, groups) else {
@@ -243,7 +244,7 @@ fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     is_plain.then_some(*gcra)
 }
 
-/// Returns a digest of the units in which the states of these kernels are counted.
+/// Returns a digest of the units in which the states of these groups are counted.
 fn terms_digest(groups: &[LimitGroup]) -> u32 {
     let digest = groups.iter().fold(Digest::new(), |digest, group| {
         group.kernel.terms().digest(digest)

@@ -6,7 +6,8 @@ use super::Limits;
 use crate::eval::FallbackShare;
 
 /// The maximum number of shares that are cached per rule. There is one share for each number of
-/// servers that the cluster has had. Beyond the maximum, a share is built on each call.
+/// servers that the cluster has had. If there are more shares, each further share is built again on
+/// every call.
 const MAX_SHARES: usize = 256;
 
 /// A linked list that only grows, so that decisions can read it without a lock.

@@ -1,5 +1,5 @@
-//! Operations of a rule's limits on the state of one key. Each kernel (algorithm instance) works on
-//! its own part of the state.
+//! Operations of a rule's limits on the state of one key. Each limit works on its own part of the
+//! state, except that sliding logs share one part.
 
 use super::{Limits, Mask};
 use crate::{
@@ -22,7 +22,7 @@ pub(crate) enum UndoRecord {
 #[derive(Debug)]
 pub(crate) struct LoadedState {
     pub(crate) key_state: KeyState,
-    /// The state before its conversion, if the conversion kept nothing of it.
+    /// The state before its conversion, if the conversion kept nothing of this state.
     pub(crate) former: Option<Box<FormerState>>,
 }
 
@@ -46,8 +46,8 @@ impl Limits {
         }
     }
 
-    /// Returns `key_state`, converted if it was not written under these limits. `fingerprint`
-    /// identifies the limits under which it was written.
+    /// Returns `key_state`, which is converted if it was not written under these limits.
+    /// `fingerprint` identifies the limits under which the state was written.
     #[inline]
     pub(crate) fn load(
         &self,
@@ -69,8 +69,8 @@ impl Limits {
     /// `at`. `key_state` must be compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
-        // Elastic limits and their stretched form share one state. It may hold units that only the
-        // stretched form admits, so clamp to the stretched limits.
+        // Elastic limits and their stretched form share one state. This state may hold units that
+        // only the stretched form admits, so clamp to the stretched limits.
         let widest = self.stretched().unwrap_or(self);
         for (group, state) in widest.groups.iter().zip(key_state.states_mut()) {
             group.kernel.clamp(state, at);
@@ -119,7 +119,7 @@ impl Limits {
         groups.any(|group| group.denials != DenialCounting::Forgotten)
     }
 
-    /// Returns whether a charge on `key_state` can be undone without a full copy. That is
+    /// Returns whether a charge on `key_state` can be undone without a full copy. Undoing is
     /// worthwhile if the state contains a log, and possible if denied requests are not counted.
     pub(crate) fn can_undo(&self, key_state: &KeyState) -> bool {
         let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
@@ -141,9 +141,9 @@ impl Limits {
 
     /// Restores `key_state` to its state `before` the last charge, which was of `units` at `now`.
     ///
-    /// For a log, this removes its newest entries. The charge cannot have removed entries at the
-    /// old end: a log drops entries only beyond its largest limit, and an admitted charge is within
-    /// all limits.
+    /// For a log, this function removes the newest entries. The charge cannot have removed entries
+    /// at the old end: a log drops entries only beyond its largest limit, and an admitted charge is
+    /// within all limits.
     pub(crate) fn undo(
         &self,
         key_state: &mut KeyState,
@@ -168,19 +168,19 @@ impl Limits {
     /// Refunds `units` to every limit.
     pub(crate) fn refund(&self, key_state: &mut KeyState, now: Timestamp, units: u64) {
         for (group, state) in self.groups.iter().zip(key_state.states_mut()) {
-            if self.shadow || group.denials != DenialCounting::Forgotten {
+            if group.denials != DenialCounting::Forgotten {
                 group.kernel.trim(state, now);
             }
             group.kernel.refund(state, now, units);
         }
     }
 
-    /// Returns the position in `key_state` of the charge that was just made, for each kernel.
-    /// `None` for kernels that do not support refunds by receipt.
+    /// Returns the position in `key_state` of the charge that was just made, for each group of
+    /// limits. The position is `None` for groups that do not support refunds by receipt.
     pub(crate) fn marks(&self, key_state: &KeyState) -> Box<[Option<Mark>]> {
         let groups = self.groups.iter().zip(key_state.states());
-        // Such a limit also counts denied requests, and its state does not distinguish them from
-        // admitted ones.
+        // A limit without a mark also counts denied requests, and its state does not distinguish
+        // them from admitted requests.
         let keeps = |group: &LimitGroup| group.denials == DenialCounting::Counted && !self.shadow;
         groups
             .map(|(group, state)| (!keeps(group)).then(|| Kernel::mark(state)))
@@ -189,10 +189,10 @@ impl Limits {
 
     /// Removes the unused part of a charge from `key_state` and releases its concurrency slots.
     ///
-    /// Returns, for each kernel, by how many microseconds this moved later charges forward in a
-    /// GCRA schedule. The value is 0 for other kernels, and if the charge was the last one. `shift`
-    /// returns by how much earlier refunds have moved the charge of a kernel forward; see
-    /// `memory::refund_ledger`.
+    /// Returns, for each group of limits, by how many microseconds the refund moved later charges
+    /// forward in a GCRA limit. The value is 0 for other algorithms, and if the charge was the last
+    /// charge. `shift` returns by how much earlier refunds have moved the charge of a group
+    /// forward; see `memory::refund_ledger`.
     pub(crate) fn refund_unused(
         &self,
         key_state: &mut KeyState,
@@ -219,8 +219,8 @@ impl Limits {
     }
 
     /// Releases the concurrency slots that `charged` holds in `key_state`, although the state has
-    /// since been written under other limits. Slots are found by their start time if the kernels
-    /// are of the same kinds.
+    /// since been written under other limits. A slot is found by its start time. Nothing is
+    /// released if the state has been written by other algorithms.
     pub(crate) fn release_slots(&self, key_state: &mut KeyState, charged: &ChargeRecord) {
         if !self.is_alike(key_state) {
             return;
@@ -232,8 +232,8 @@ impl Limits {
         }
     }
 
-    /// Renews the leases of `charged` in `key_state`, if its kernels are of the same kinds; their
-    /// numbers may differ. Returns true if all concurrency slots are held.
+    /// Renews the leases of `charged` in `key_state`, if the state was written by the same
+    /// algorithms; their parameters may differ. Returns true if all concurrency slots are held.
     pub(crate) fn renew(
         &self,
         key_state: &mut KeyState,
@@ -255,7 +255,7 @@ impl Limits {
         are_held
     }
 
-    /// Returns whether `key_state` was written by kernels of the same kinds, with any numbers.
+    /// Returns whether `key_state` was written by the same algorithms, with any parameters.
     fn is_alike(&self, key_state: &KeyState) -> bool {
         let states = key_state.states();
         let mut groups = self.groups.iter().zip(states);
@@ -277,7 +277,7 @@ impl Limits {
     }
 
     /// Charges a denied `cost` to the limits that count denied requests. Returns true if there are
-    /// any. `denied` are the limits that denied the request.
+    /// any such limits. `denied` are the limits that denied the request.
     #[inline]
     pub(crate) fn charge_denied(
         &self,
@@ -341,7 +341,7 @@ impl Limits {
     }
 
     /// Returns the maximum number of bytes by which `key_state` grows when `cost` is charged.
-    /// `fingerprint` identifies the limits under which it was written.
+    /// `fingerprint` identifies the limits under which the state was written.
     pub(crate) fn growth_bytes(&self, key_state: &KeyState, fingerprint: u32, cost: u64) -> usize {
         if fingerprint == self.fingerprint && self.is_compatible(key_state) {
             let groups = self.groups.iter().zip(key_state.states());
@@ -405,8 +405,8 @@ impl Limits {
 
     /// Converts states that were written under other limits.
     ///
-    /// If the other limits are not known as former ones, the conversion has only the states
-    /// themselves.
+    /// If the other limits are not among the known former limits, the conversion uses only the
+    /// states themselves.
     #[cold]
     fn load_converted(&self, former: KeyState, fingerprint: u32, now: Timestamp) -> LoadedState {
         let groups = self.former(fingerprint).map(|former| &former.groups[..]);
@@ -423,8 +423,8 @@ impl Limits {
                 former: None,
             };
         }
-        // The conversion kept no entry of any log, so the converted copy equals the converted
-        // whole.
+        // The conversion kept no entry of any log, so the converted copy equals the converted whole
+        // state.
         let former = FormerState {
             key_state: former,
             fingerprint,
@@ -460,7 +460,7 @@ mod tests {
         time::Span,
     };
 
-    /// A log may be large, and the shard is locked while it is loaded.
+    /// A log may be large, and the shard is locked while the log is loaded.
     #[test]
     fn loading_a_log_under_other_limits_does_not_copy_it() {
         let limits = |algorithm| Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap();
@@ -497,7 +497,7 @@ mod tests {
         let kept = loaded.former.unwrap();
         assert_eq!((address(&kept.key_state), &kept.key_state), (at, &before));
         assert_eq!(loaded.key_state, gcra.fresh());
-        // A log with other numbers keeps the entries.
+        // A log with other parameters keeps the entries.
         let (cell, at) = left();
         let loaded = log(50, 600).load(cell, hourly.fingerprint(), now);
         assert!(loaded.former.is_none());
@@ -513,7 +513,7 @@ mod tests {
     }
 
     /// Redis keeps a state under its old numbers if the conversion would lose spent units, so the
-    /// conversion has to name the limits for which it does.
+    /// conversion has to name the limits that lose spent units.
     #[test]
     fn converting_names_the_limits_that_lose_spent_units() {
         let bucket = |capacity, count, secs| {
@@ -532,8 +532,8 @@ mod tests {
         let terms = [old.groups[0].kernel.terms()];
         let mut empty = old.fresh();
         old.charge(&mut empty, now, 1_000);
-        // Refilling 1,000 tokens would take 1,000 s. At most 10 are missing from the new bucket,
-        // which it refills in 10 s.
+        // In the new bucket, refilling 1,000 tokens would take 1,000 s. But at most 10 tokens can
+        // be missing from the new bucket, which refills these in 10 s.
         let (_, lost) = bucket(10, 1, 1).convert(empty.clone(), &terms, now, 1);
         // With the old refill, 991 of the 1,000 missing tokens have to return first.
         assert_eq!(lost, [(0, RetryAfter::After(Span::from_secs(10)))]);
@@ -546,6 +546,24 @@ mod tests {
         // Nothing is missing from a full bucket.
         let (_, lost) = bucket(10, 1, 1).convert(old.fresh(), &terms, now, 1);
         assert_eq!(lost, []);
+        // The same for a bucket that is refilled continuously.
+        let gcra = |burst, count| {
+            let rate = Rate {
+                count,
+                period: Span::from_secs(1),
+            };
+            Limits::new(vec![Limit::new(Algorithm::Gcra { rate, burst }).unwrap()]).unwrap()
+        };
+        let old = gcra(1_000, 100);
+        let terms = [old.groups[0].kernel.terms()];
+        let mut spent = old.fresh();
+        old.charge(&mut spent, now, 1_000);
+        let lost_by = |burst, count| {
+            let (_, lost) = gcra(burst, count).convert(spent.clone(), &terms, now, 1);
+            lost.iter().map(|(part, _)| *part).collect::<Vec<_>>()
+        };
+        assert_eq!(lost_by(10, 1), [0]);
+        assert_eq!(lost_by(1_000, 200), [0; 0]);
         // A weighted counter keeps two sums. A conversion to a smaller limit lowers both.
         let weighted = |limit, secs| {
             let algorithm = Algorithm::SlidingWindowCounter {
@@ -565,6 +583,67 @@ mod tests {
         };
         assert_eq!(lost_by(99), [0]);
         assert_eq!(lost_by(100), [0; 0]);
+    }
+
+    /// The memory that is reserved for a charge is at least the growth of the state. No memory is
+    /// reserved for states of a fixed size.
+    #[test]
+    fn a_charge_grows_a_state_by_at_most_the_reserved_bytes() {
+        let window = Span::from_secs(60);
+        let rate = Rate {
+            count: 100,
+            period: window,
+        };
+        let logs = [
+            Algorithm::SlidingWindowLog { limit: 100, window },
+            Algorithm::Concurrency {
+                limit: 100,
+                lease: window,
+            },
+        ];
+        let fixed = [
+            Algorithm::Gcra { rate, burst: 100 },
+            Algorithm::SlidingWindowCounter {
+                limit: 100,
+                window,
+                counting: Counting::Weighted,
+            },
+            Algorithm::SlidingWindowCounter {
+                limit: 100,
+                window,
+                counting: Counting::Buckets {
+                    buckets: 60,
+                    strict: false,
+                },
+            },
+        ];
+        let limits = |algorithm: &Algorithm| {
+            Limits::new(vec![Limit::new(algorithm.clone()).unwrap()]).unwrap()
+        };
+        let (other, now) = (limits(&fixed[0]), Timestamp::from_micros(1));
+        for (algorithm, is_log) in logs
+            .iter()
+            .map(|log| (log, true))
+            .chain(fixed.iter().map(|fixed| (fixed, false)))
+        {
+            let limits = limits(algorithm);
+            let mut state = limits.fresh();
+            for number in 0..100 {
+                let reserved = limits.growth_bytes(&state, limits.fingerprint, 1);
+                let before = state.boxed_bytes();
+                limits.charge(&mut state, now.after(Span::from_micros(number)), 1);
+                assert!(state.boxed_bytes() <= before + reserved, "{algorithm:?}");
+                assert!(is_log || reserved == 0, "{algorithm:?}");
+            }
+            if !is_log {
+                // A conversion needs the bytes of a new state. A state of a fixed size adds no
+                // bytes to these.
+                let converted = other.growth_bytes(&state, other.fingerprint ^ 1, 1);
+                assert_eq!(converted, other.new_entry_bytes(1), "{algorithm:?}");
+            }
+        }
+        let buckets = limits(&fixed[2]).fresh();
+        assert!(buckets.boxed_bytes() >= 60 * size_of::<u64>());
     }
 
     /// With a refill above `u32::MAX`, the state may contain a number that does not fit in 32 bits,

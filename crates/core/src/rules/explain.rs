@@ -1,0 +1,346 @@
+//! Explanations: why a rule does not apply to a request.
+
+use std::fmt;
+
+use super::{
+    ActiveHours, Pattern, Request, Rule, RuleSet, When,
+    pattern::Kind,
+    text::{Exact, Word},
+};
+use crate::time::Timestamp;
+
+/// The maximum number of alternatives of a list that a sentence names.
+const MAX_NAMED: usize = 10;
+
+/// The maximum number of characters of a value or a pattern in a sentence.
+const MAX_SHOWN: usize = 120;
+
+/// The first condition of a rule that fails for a request.
+///
+/// The [`Display`](fmt::Display) form is a sentence such as `path is /login, and the rule wants
+/// /api/**`.
+#[derive(Clone, Copy, Debug)]
+pub enum FailedCondition<'a> {
+    /// An entry does not match the pattern of the rule.
+    Entry {
+        /// The name of the entry.
+        entry: &'a str,
+        /// The value in the request; `None` if the request does not have the entry.
+        value: Option<&'a str>,
+        /// The pattern. If several patterns must match, this is the first pattern that does not
+        /// match.
+        pattern: &'a Pattern,
+    },
+    /// The rule does not apply at this time.
+    ActiveHours {
+        /// The times at which the rule applies.
+        schedule: &'a ActiveHours,
+        /// The time of the request.
+        now: Timestamp,
+    },
+    /// The request does not have this entry of the rule's key.
+    Key {
+        /// The name of the entry.
+        entry: &'a str,
+    },
+    /// The request is on the rule's own allow list.
+    Allowed {
+        /// The item of the allow list that matches.
+        by: &'a When,
+    },
+}
+
+impl Rule {
+    /// Returns the first condition that fails for `request` at `now`, or `None` if the rule applies
+    /// to the request.
+    ///
+    /// The conditions of the rule come first, then its active hours, its key and its allow list.
+    /// The allow list of the whole [`RuleSet`] is not considered; see
+    /// [`RuleSet::allow_listed_by`].
+    #[must_use]
+    pub fn failed_condition<'a>(
+        &'a self,
+        request: &Request<'a>,
+        now: Timestamp,
+    ) -> Option<FailedCondition<'a>> {
+        let failed = self.conditions().find_map(|condition| {
+            let (entry, value) = (condition.entry(), request.entry(condition.entry()));
+            let pattern = failed_part(condition.pattern(), value)?;
+            Some(FailedCondition::Entry {
+                entry,
+                value,
+                pattern,
+            })
+        });
+        let schedule = self.applies_when().schedule();
+        let is_over = |schedule: &&ActiveHours| !schedule.holds(now);
+        failed
+            .or_else(|| {
+                let schedule = schedule.filter(is_over)?;
+                Some(FailedCondition::ActiveHours { schedule, now })
+            })
+            .or_else(|| {
+                let entry = self.key().find(|entry| request.entry(entry).is_none())?;
+                Some(FailedCondition::Key { entry })
+            })
+            .or_else(|| {
+                let by = self.allow_list().find(request, now)?;
+                Some(FailedCondition::Allowed { by })
+            })
+    }
+}
+
+impl RuleSet {
+    /// Returns the item of the allow list that `request` matches at `now`. No rule charges such a
+    /// request.
+    ///
+    /// The number of evaluations is not bounded. Call this after [`Self::charges`], which rejects
+    /// a request that would take too many.
+    #[must_use]
+    pub fn allow_listed_by(&self, request: &Request<'_>, now: Timestamp) -> Option<&When> {
+        self.allow_list().find(request, now)
+    }
+}
+
+/// Returns the part of `pattern` that does not match `value`, or `None` if the pattern matches.
+fn failed_part<'p>(pattern: &'p Pattern, value: Option<&str>) -> Option<&'p Pattern> {
+    match pattern.kind() {
+        Kind::All(parts) => parts.iter().find_map(|part| failed_part(part, value)),
+        _ => (!pattern.matches(value)).then_some(pattern),
+    }
+}
+
+impl fmt::Display for FailedCondition<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Entry {
+                entry,
+                value,
+                pattern,
+            } => {
+                let entry = Shortened(Word(entry));
+                match value {
+                    Some(value) => write!(f, "{entry} is {}", Shortened(Word(value)))?,
+                    None => write!(f, "the request has no {entry}")?,
+                }
+                match pattern.kind() {
+                    Kind::Not(inner) if matches!(inner.kind(), Kind::Present) => {
+                        write!(f, ", and the rule wants requests without {entry}")
+                    }
+                    _ => write!(f, ", and the rule wants {}", Wanted(pattern)),
+                }
+            }
+            Self::ActiveHours { schedule, now } => {
+                let (day, hour, minute) = schedule.local_time(now);
+                let zone = schedule.zone_name();
+                write!(
+                    f,
+                    "it is {day} {hour:02}:{minute:02} in {zone}, and the rule is active at {{{schedule}}}"
+                )
+            }
+            Self::Key { entry } => {
+                let entry = Shortened(Word(entry));
+                write!(
+                    f,
+                    "the request has no {entry}, which is part of the rule's key"
+                )
+            }
+            Self::Allowed { by } => {
+                write!(f, "the rule's allow list has {}", Shortened(by))
+            }
+        }
+    }
+}
+
+/// Describes the values that a pattern matches.
+struct Wanted<'p>(&'p Pattern);
+
+impl fmt::Display for Wanted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.kind() {
+            Kind::Exact(_) | Kind::Glob(_) => Shortened(self.0).fmt(f),
+            Kind::Regex(regex) => {
+                write!(
+                    f,
+                    "a match of the regular expression {}",
+                    Shortened(regex.as_str())
+                )
+            }
+            Kind::Route(route) => write!(f, "the route {}", Shortened(route.as_str())),
+            Kind::Present => f.write_str("any value"),
+            Kind::Cidr(nets) => {
+                f.write_str("an address in ")?;
+                named(f, nets.iter())
+            }
+            Kind::Any(any) => {
+                let mut exact: Vec<Exact<'_>> = any.exact().map(|text| Exact(text)).collect();
+                exact.sort_unstable();
+                let exact = exact.iter().map(|text| Shortened(text).to_string());
+                let others = any.others().iter().map(|other| Wanted(other).to_string());
+                named(f, exact.chain(others))
+            }
+            Kind::Not(inner) => write!(f, "anything but {}", Self(inner)),
+            Kind::All(_) => Shortened(self.0).fmt(f),
+        }
+    }
+}
+
+/// Writes the first items: `a, b or c`.
+fn named<T: fmt::Display>(
+    f: &mut fmt::Formatter<'_>,
+    items: impl Iterator<Item = T>,
+) -> fmt::Result {
+    let mut items = items.peekable();
+    let mut at = 0;
+    while let Some(item) = items.next() {
+        if at == MAX_NAMED {
+            return write!(f, " or one of {} more", items.count() + 1);
+        }
+        match (at, items.peek()) {
+            (0, _) => {}
+            (_, Some(_)) => f.write_str(", ")?,
+            (_, None) => f.write_str(" or ")?,
+        }
+        item.fmt(f)?;
+        at += 1;
+    }
+    Ok(())
+}
+
+/// Cuts a text after [`MAX_SHOWN`] characters.
+struct Shortened<T>(T);
+
+impl<T: fmt::Display> fmt::Display for Shortened<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        match text.char_indices().nth(MAX_SHOWN) {
+            Some((end, _)) => write!(f, "{}…", &text[..end]),
+            None => f.write_str(&text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AlgorithmName, Condition, Cost, Days, Hours, LimitSpec, limit::bounds, notation};
+
+    fn rule(when: When, key: &[&str]) -> Rule {
+        let rate = notation::rate("1/min").unwrap();
+        let limit = LimitSpec::shorthand(rate, AlgorithmName::Gcra).build();
+        let rule = Rule::new("r", vec![limit.unwrap()]).unwrap();
+        rule.when(when).keyed_by(key).unwrap()
+    }
+
+    fn on(entry: &str, pattern: Pattern) -> When {
+        When::all(vec![Condition::new(entry, pattern).unwrap()])
+    }
+
+    fn because(rule: &Rule, entries: &[(&str, &str)]) -> Option<String> {
+        let request = Request::new(entries, Cost::ONE).unwrap();
+        // 2023-11-14 22:13:20 UTC, a Tuesday.
+        let now = Timestamp::from_micros(1_700_000_000_000_000);
+        let failed = rule.failed_condition(&request, now);
+        failed.map(|failed| failed.to_string())
+    }
+
+    #[test]
+    fn the_sentence_names_the_value_and_what_the_rule_wants() {
+        let text = |text: &str| Pattern::text(text).unwrap();
+        let any =
+            |texts: &[&str]| Pattern::any_of(texts.iter().map(|one| text(one)).collect()).unwrap();
+        let nets = Pattern::networks(&["192.0.2.0/24", "2001:db8::/32"]).unwrap();
+        for (pattern, value, expected) in [
+            (
+                text("/api/**"),
+                Some("/login"),
+                "e is /login, and the rule wants /api/**",
+            ),
+            (
+                text("/api/**"),
+                None,
+                "the request has no e, and the rule wants /api/**",
+            ),
+            (
+                any(&["POST", "PUT", "P*"]),
+                Some("GET"),
+                "e is GET, and the rule wants POST, PUT or P*",
+            ),
+            (
+                nets,
+                Some("10.0.0.1"),
+                "e is 10.0.0.1, and the rule wants an address in 192.0.2.0/24 or 2001:db8::/32",
+            ),
+            (
+                Pattern::absent(),
+                Some("7 8"),
+                "e is \"7 8\", and the rule wants requests without e",
+            ),
+            (
+                Pattern::present(),
+                None,
+                "the request has no e, and the rule wants any value",
+            ),
+            (
+                any(&["a", "b"]).negated(),
+                Some("b"),
+                "e is b, and the rule wants anything but a or b",
+            ),
+            (
+                Pattern::all_of(vec![text("a*"), text("*z")]).unwrap(),
+                Some("ab"),
+                "e is ab, and the rule wants \"*z\"",
+            ),
+            (
+                Pattern::regex("bot|spider").unwrap(),
+                Some("curl"),
+                "e is curl, and the rule wants a match of the regular expression bot|spider",
+            ),
+            (
+                Pattern::route("/login").unwrap(),
+                Some("/log"),
+                "e is /log, and the rule wants the route /login",
+            ),
+        ] {
+            let rule = rule(on("e", pattern), &[]);
+            let entries: Vec<(&str, &str)> = value.map(|value| ("e", value)).into_iter().collect();
+            assert_eq!(because(&rule, &entries).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn the_sentence_names_a_missing_key_entry_the_time_and_the_allow_list() {
+        let keyed = rule(on("path", Pattern::text("/**").unwrap()), &["user"]);
+        assert_eq!(
+            because(&keyed, &[("path", "/a")]).unwrap(),
+            "the request has no user, which is part of the rule's key"
+        );
+        assert_eq!(because(&keyed, &[("path", "/a"), ("user", "7")]), None);
+
+        let hours = vec![Hours::parse("01:00-06:00").unwrap()];
+        let nights = ActiveHours::new(hours, Days::ALL, "Europe/Berlin").unwrap();
+        assert_eq!(
+            because(&rule(When::default().during(nights), &[]), &[]).unwrap(),
+            "it is tue 23:13 in Europe/Berlin, and the rule is active at \
+             {time: [01:00-06:00], zone: Europe/Berlin}"
+        );
+
+        let office = on("ip", Pattern::networks(&["192.0.2.0/24"]).unwrap());
+        let allowing = rule(When::default(), &[]).allowing(vec![office]);
+        assert_eq!(
+            because(&allowing, &[("ip", "192.0.2.7")]).unwrap(),
+            "the rule's allow list has {ip: {cidr: [192.0.2.0/24]}}"
+        );
+        assert_eq!(because(&allowing, &[("ip", "192.0.3.7")]), None);
+    }
+
+    #[test]
+    fn a_sentence_about_long_texts_and_lists_is_short() {
+        let long = "x".repeat(bounds::MAX_ENTRY_VALUE_BYTES);
+        let many = (0..1_000).map(|number| Pattern::exact(&format!("v{number}{long}")[..1_000]));
+        let any = Pattern::any_of(many.map(Result::unwrap).collect()).unwrap();
+        let sentence = because(&rule(on("e", any), &[]), &[("e", &long)]).unwrap();
+        assert!(sentence.ends_with("… or one of 990 more"), "{sentence}");
+        assert!(sentence.len() < 2_000, "{}", sentence.len());
+    }
+}

@@ -1,0 +1,185 @@
+//! The history: the time slices that are over.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Level, LiveSlice, Measure, Period, Stream, Summary, Tally, merge};
+
+/// The counts of one rule in a closed slice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupSummaries {
+    /// The exact totals.
+    pub tally: Tally,
+    /// The summary of each stream, by [`Stream`]; `None` if nothing was added.
+    pub streams: [Option<Summary>; Stream::COUNT],
+}
+
+/// A slice that is over, merged from the slices of all workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClosedSlice {
+    /// The exact totals over all rules; each request counts once.
+    pub total: Tally,
+    /// The counts of each rule, by scope.
+    pub groups: BTreeMap<u64, GroupSummaries>,
+}
+
+/// The slices of the last day, by level and by number. The number of a slice is the time at which
+/// it begins, in units of its length.
+#[derive(Debug)]
+pub struct History {
+    keep: usize,
+    max_bytes: usize,
+    levels: [BTreeMap<u64, ClosedSlice>; Level::ALL.len()],
+}
+
+impl History {
+    /// Creates an empty history. Its summaries have `keep` keys, unless they take more than
+    /// `max_bytes`.
+    #[must_use]
+    pub fn new(keep: usize, max_bytes: usize) -> Self {
+        Self {
+            keep,
+            max_bytes,
+            levels: Default::default(),
+        }
+    }
+
+    /// Adds slices that are over to the slices of each level that contain them. `minute` is the
+    /// current minute. Returns the slices that have changed.
+    pub fn add(&mut self, slices: &[LiveSlice], minute: u64) -> BTreeSet<(Level, u64)> {
+        let mut changed = BTreeSet::new();
+        self.expire(minute);
+        for slice in slices {
+            let groups = slice.groups.iter();
+            let groups = groups.filter(|group| group.tally.requests > 0);
+            let closed = ClosedSlice {
+                total: slice.total,
+                groups: groups
+                    .map(|group| (group.scope, group.summaries()))
+                    .collect(),
+            };
+            for level in Level::ALL {
+                let number = slice.minute / level.minutes();
+                if minute / level.minutes() < number + level.slices() {
+                    let slices = &mut self.levels[level.index()];
+                    slices.entry(number).or_default().merge(&closed, self.keep);
+                    changed.insert((level, number));
+                }
+            }
+        }
+        self.bound();
+        changed
+    }
+
+    /// Drops the slices that no period ending in `minute` contains.
+    pub fn expire(&mut self, minute: u64) {
+        for level in Level::ALL {
+            let current = minute / level.minutes();
+            let slices = &mut self.levels[level.index()];
+            slices.retain(|number, _| current < number + level.slices());
+        }
+    }
+
+    /// Drops the counts of the rules for which `is_listed` does not hold. The totals over all rules
+    /// stay.
+    pub fn retain(&mut self, is_listed: impl Fn(u64) -> bool) {
+        for slice in self.levels.iter_mut().flat_map(BTreeMap::values_mut) {
+            slice.groups.retain(|scope, _| is_listed(*scope));
+        }
+    }
+
+    /// Returns the slice of `level` with this number.
+    #[must_use]
+    pub fn slice(&self, level: Level, number: u64) -> Option<&ClosedSlice> {
+        self.levels[level.index()].get(&number)
+    }
+
+    /// Returns the slices of the period that ends in `minute`.
+    pub fn slices(&self, over: Period, minute: u64) -> impl Iterator<Item = &ClosedSlice> {
+        let slices = self.levels[over.level().index()].range(over.first_slice(minute)..);
+        slices.map(|(_, slice)| slice)
+    }
+
+    /// Returns the scopes of the rules with counts in the period that ends in `minute`.
+    #[must_use]
+    pub fn scopes(&self, over: Period, minute: u64) -> BTreeSet<u64> {
+        let slices = self.slices(over, minute);
+        slices
+            .flat_map(|slice| slice.groups.keys().copied())
+            .collect()
+    }
+
+    /// Returns the heap memory of the summaries in bytes.
+    #[must_use]
+    pub fn summary_bytes(&self) -> usize {
+        let slices = self.levels.iter().flat_map(BTreeMap::values);
+        slices.map(ClosedSlice::summary_bytes).sum()
+    }
+
+    /// Drops keys from the longest summaries if all summaries together take too much memory.
+    fn bound(&mut self) {
+        while self.summary_bytes() > self.max_bytes {
+            let slices = self.levels.iter().flat_map(BTreeMap::values);
+            let longest = slices.map(ClosedSlice::longest).max().unwrap_or(0);
+            let slices = self.levels.iter_mut().flat_map(BTreeMap::values_mut);
+            slices.for_each(|slice| slice.shrink_to(longest / 2));
+        }
+    }
+}
+
+impl ClosedSlice {
+    /// Drops keys from the longest summaries until all summaries together take at most `max_bytes`.
+    pub fn bound(&mut self, max_bytes: usize) {
+        while self.summary_bytes() > max_bytes {
+            self.shrink_to(self.longest() / 2);
+        }
+    }
+
+    /// Returns the heap memory of the summaries in bytes.
+    #[must_use]
+    pub fn summary_bytes(&self) -> usize {
+        self.summaries().map(Summary::heap_bytes).sum()
+    }
+
+    fn longest(&self) -> usize {
+        self.summaries().map(Summary::len).max().unwrap_or(0)
+    }
+
+    fn shrink_to(&mut self, keep: usize) {
+        let groups = self.groups.values_mut();
+        let summaries = groups.flat_map(|group| group.streams.iter_mut().flatten());
+        summaries.for_each(|summary| summary.shrink_to(keep));
+    }
+
+    fn summaries(&self) -> impl Iterator<Item = &Summary> {
+        let groups = self.groups.values();
+        groups.flat_map(|group| group.streams.iter().flatten())
+    }
+
+    /// Adds `other`. Summaries keep at most `keep` keys.
+    pub fn merge(&mut self, other: &Self, keep: usize) {
+        self.total += other.total;
+        for (scope, group) in &other.groups {
+            self.groups.entry(*scope).or_default().merge(group, keep);
+        }
+    }
+}
+
+impl GroupSummaries {
+    /// Returns the summaries of the streams of `by`.
+    pub fn of(&self, by: Measure) -> impl Iterator<Item = &Summary> {
+        let streams = by.streams().iter();
+        streams.filter_map(|stream| self.streams[stream.index()].as_ref())
+    }
+
+    fn merge(&mut self, other: &Self, keep: usize) {
+        self.tally += other.tally;
+        for (own, other) in self.streams.iter_mut().zip(&other.streams) {
+            let Some(other) = other else { continue };
+            let merged = match own {
+                Some(own) => merge([&*own, other], keep),
+                None => merge([other], keep),
+            };
+            *own = Some(merged);
+        }
+    }
+}

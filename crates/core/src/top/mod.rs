@@ -1,0 +1,299 @@
+//! Top talkers: the keys with the most requests, denials or cost of the last minutes and hours, in
+//! bounded memory and with an error bound for every number.
+//!
+//! ```text
+//! Recorder   one per worker: counts the decisions of the current minute
+//!    │       Group      one per rule: exact totals, and a Sketch per stream
+//!    ▼       Sketch     Space-Saving: at most `keys` counters, hashed
+//! LiveSlice  the minute of one worker, once it is over
+//!    │
+//!    ▼
+//! History    merges the minutes of all workers into time slices of 1 min, 5 min and 1 h
+//!            Summary    a closed sketch: sorted, packed, and mergeable
+//! ```
+//!
+//! # The bound
+//!
+//! A sketch keeps `count` and `error` of some keys, and `floor`. For every key in the sketch, the
+//! true number is in `count - error ..= count`. For every other key, the true number is at most
+//! `floor`.
+//!
+//! This is Space-Saving (Metwally, Agrawal, El Abbadi 2005) with the eviction done lazily: a new
+//! key starts with `floor` as its error; once there are twice as many keys as `keys`, those with
+//! the lowest counts are dropped, and `floor` becomes the highest count among them. As in the
+//! Misra-Gries sketch, to which Space-Saving is isomorphic, the sum of `count - floor` grows by the
+//! weight of each addition, and falls by at least `keys + 1` for each unit by which `floor` rises.
+//! So `floor <= total / (keys + 1)`.
+//!
+//! Merging (Agarwal et al. 2012, "Mergeable Summaries") adds the counts, the errors and the floors.
+//! If only one of two sketches has a key, the floor of the other sketch is added to the count and
+//! to the error of the key. The bounds of the counts and of `floor` also hold for the merged
+//! sketch, with the sum of the totals. So merging does not weaken the bounds, no matter how often
+//! sketches are merged.
+
+mod history;
+mod merge;
+mod packed;
+mod recorder;
+mod sketch;
+mod summary;
+mod tally;
+
+pub use history::{ClosedSlice, GroupSummaries, History};
+pub use merge::{TopKey, merge, top_keys};
+pub use recorder::{ChargedKey, Group, LiveSlice, RecordedRequest, Recorder};
+pub use sketch::Sketch;
+pub use summary::{Summary, SummaryEntry};
+pub use tally::Tally;
+
+use crate::time::Timestamp;
+
+/// The maximum number of rules that have their own lists, in the order of the rules file. The
+/// requests of the other rules are only part of the totals over all rules.
+pub const MAX_TOP_RULES: usize = 1_000;
+
+/// The maximum number of keys in an answer.
+pub const MAX_TOP_KEYS: usize = 1_000;
+
+/// The scope of the keys of limits that are sent with the request. No rule has this scope.
+pub const NO_RULE: u64 = 0;
+
+/// The bounds of the lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TopBounds {
+    /// The number of keys in each sketch. Unless memory is short, no number in a list is off by
+    /// more than the total divided by `keys`.
+    pub keys: usize,
+    /// The maximum memory of all lists, in bytes. If this is not enough memory, the sketches have
+    /// fewer keys.
+    pub max_bytes: usize,
+}
+
+impl Default for TopBounds {
+    fn default() -> Self {
+        Self {
+            keys: 1_000,
+            max_bytes: 32 << 20,
+        }
+    }
+}
+
+/// The number by which keys are ranked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Measure {
+    /// The number of requests.
+    #[default]
+    Requests,
+    /// The number of requests that the rule denied. Requests that a rule in shadow mode would have
+    /// denied count, too.
+    Denied,
+    /// The cost of the requests, denied or not.
+    Cost,
+}
+
+impl Measure {
+    /// All measures.
+    pub const ALL: [Self; 3] = [Self::Requests, Self::Denied, Self::Cost];
+
+    /// Returns the name in queries.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Denied => "denied",
+            Self::Cost => "cost",
+        }
+    }
+
+    /// Returns the measure with this name in queries.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|by| by.as_str() == name)
+    }
+
+    /// Returns the streams whose sum is this measure. The streams have no addition in common.
+    #[must_use]
+    pub const fn streams(self) -> &'static [Stream] {
+        match self {
+            Self::Requests => &[Stream::Passed, Stream::Denied],
+            Self::Denied => &[Stream::Denied],
+            Self::Cost => &[Stream::Passed, Stream::Denied, Stream::ExtraCost],
+        }
+    }
+}
+
+/// A disjoint part of the additions to a key. So a request of cost 1 is added to a single sketch,
+/// although there are three measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// One per request that the rule did not deny.
+    Passed,
+    /// One per request that the rule denied.
+    Denied,
+    /// The cost of each request beyond 1.
+    ExtraCost,
+}
+
+impl Stream {
+    /// The number of streams.
+    pub const COUNT: usize = 3;
+
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::Passed => 0,
+            Self::Denied => 1,
+            Self::ExtraCost => 2,
+        }
+    }
+}
+
+/// A period that ends now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Period {
+    /// The last 5 minutes, in slices of 1 minute.
+    #[default]
+    FiveMinutes,
+    /// The last 15 minutes, in slices of 1 minute.
+    QuarterHour,
+    /// The last hour, in slices of 5 minutes.
+    Hour,
+    /// The last day, in slices of 1 hour.
+    Day,
+}
+
+impl Period {
+    /// All periods.
+    pub const ALL: [Self; 4] = [Self::FiveMinutes, Self::QuarterHour, Self::Hour, Self::Day];
+
+    /// Returns the name in queries.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::FiveMinutes => "5m",
+            Self::QuarterHour => "15m",
+            Self::Hour => "1h",
+            Self::Day => "1d",
+        }
+    }
+
+    /// Returns the period with this name in queries.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|over| over.as_str() == name)
+    }
+
+    /// Returns the length in minutes.
+    #[must_use]
+    pub const fn minutes(self) -> u64 {
+        match self {
+            Self::FiveMinutes => 5,
+            Self::QuarterHour => 15,
+            Self::Hour => 60,
+            Self::Day => 1_440,
+        }
+    }
+
+    /// Returns the level of the slices that make up the period.
+    #[must_use]
+    pub const fn level(self) -> Level {
+        match self {
+            Self::FiveMinutes | Self::QuarterHour => Level::Minutes,
+            Self::Hour => Level::FiveMinutes,
+            Self::Day => Level::Hours,
+        }
+    }
+
+    /// Returns the first slice of the period that ends in `minute`. This slice begins up to one
+    /// slice before the period begins, so that the period is covered completely.
+    #[must_use]
+    pub const fn first_slice(self, minute: u64) -> u64 {
+        minute.saturating_sub(self.minutes()) / self.level().minutes()
+    }
+
+    /// Returns the instant at which the slice of [`Self::first_slice`] begins.
+    #[must_use]
+    pub const fn start(self, minute: u64) -> Timestamp {
+        let minutes = self.first_slice(minute) * self.level().minutes();
+        Timestamp::from_micros(minutes * MINUTE_MICROS)
+    }
+}
+
+/// The length of the slices of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// 1 minute.
+    Minutes,
+    /// 5 minutes.
+    FiveMinutes,
+    /// 1 hour.
+    Hours,
+}
+
+impl Level {
+    /// All levels.
+    pub const ALL: [Self; 3] = [Self::Minutes, Self::FiveMinutes, Self::Hours];
+
+    /// Returns the length of a slice in minutes.
+    #[must_use]
+    pub const fn minutes(self) -> u64 {
+        match self {
+            Self::Minutes => 1,
+            Self::FiveMinutes => 5,
+            Self::Hours => 60,
+        }
+    }
+
+    /// Returns the number of slices that are kept: those of the longest period of this level, and
+    /// one more, because the first and the last slice are partial.
+    #[must_use]
+    pub const fn slices(self) -> u64 {
+        match self {
+            Self::Minutes => 16,
+            Self::FiveMinutes => 13,
+            Self::Hours => 25,
+        }
+    }
+
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::Minutes => 0,
+            Self::FiveMinutes => 1,
+            Self::Hours => 2,
+        }
+    }
+}
+
+const MINUTE_MICROS: u64 = 60_000_000;
+
+/// Returns the minute of `now`, counted from 1970.
+#[must_use]
+pub const fn minute_of(now: Timestamp) -> u64 {
+    now.as_micros() / MINUTE_MICROS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_period_is_covered_completely_and_by_the_slices_that_are_kept() {
+        for over in Period::ALL {
+            let length = over.level().minutes();
+            for minute in 28_000_000..28_003_000 {
+                let first = over.first_slice(minute);
+                assert!(first * length <= minute - over.minutes());
+                assert!(first * length + length > minute - over.minutes());
+                let last = minute / length;
+                assert!(last - first < over.level().slices());
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        assert!(Measure::ALL.map(|by| Measure::parse(by.as_str())) == Measure::ALL.map(Some));
+        assert!(Period::ALL.map(|over| Period::parse(over.as_str())) == Period::ALL.map(Some));
+        assert_eq!(Measure::parse("asked"), None);
+        assert_eq!(Period::parse("2h"), None);
+    }
+}

@@ -1,0 +1,212 @@
+//! A sketch that is being added to.
+
+use super::Summary;
+use crate::limit::bounds::MAX_KEY_BYTES;
+
+/// The average length in bytes of the keys that a full sketch has room for. If keys are longer, the
+/// sketch has fewer keys.
+const AVERAGE_KEY_BYTES: usize = 64;
+
+/// The smallest room for the keys of a sketch.
+const MIN_KEY_BYTES: usize = 2 * MAX_KEY_BYTES;
+
+/// An unused slot of the index.
+const UNUSED: Slot = Slot {
+    hash: 0,
+    entry: u32::MAX,
+};
+
+/// A Space-Saving sketch: the keys with the largest sums of weights, with their errors. See the
+/// [module](super) for the bound.
+#[derive(Clone, Debug)]
+pub struct Sketch {
+    entries: Vec<Entry>,
+    /// The bytes of the keys. The bytes of a removed key stay until the next removal.
+    keys: Vec<u8>,
+    /// A hash table of the entries with linear probing, at most half full. Its length is a power of
+    /// two.
+    slots: Vec<Slot>,
+    /// The upper bound of the sum of every key without an entry.
+    floor: u64,
+    /// The number of entries that a removal keeps.
+    keep: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    count: u64,
+    error: u64,
+    hash: u32,
+    start: u32,
+    len: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    hash: u32,
+    entry: u32,
+}
+
+impl Sketch {
+    /// Creates an empty sketch of at least `keep` keys. The sketch takes memory only for the keys
+    /// that it contains.
+    #[must_use]
+    pub fn new(keep: usize) -> Self {
+        Self {
+            entries: Vec::new(),
+            keys: Vec::new(),
+            slots: Vec::new(),
+            floor: 0,
+            keep: u32::try_from(keep.max(1)).unwrap_or(u32::MAX >> 2),
+        }
+    }
+
+    /// Adds `weight` to `key` and returns true if the sketch has the key. `hash` is a hash of the
+    /// key. All keys of this sketch must use the same hash function.
+    #[inline]
+    pub fn increase(&mut self, key: &[u8], hash: u32, weight: u64) -> bool {
+        let Some(mask) = self.slots.len().checked_sub(1) else {
+            return false;
+        };
+        let mut at = hash as usize & mask;
+        loop {
+            let slot = self.slots[at];
+            if slot.entry == UNUSED.entry {
+                return false;
+            }
+            if slot.hash == hash {
+                let entry = &mut self.entries[slot.entry as usize];
+                let (start, len) = (entry.start as usize, entry.len as usize);
+                if self.keys[start..start + len] == *key {
+                    entry.count = entry.count.saturating_add(weight);
+                    return true;
+                }
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    /// Adds `weight` to `key`, which the sketch does not have. Makes room for the key if necessary.
+    pub fn insert(&mut self, key: &[u8], hash: u32, weight: u64) {
+        let key = &key[..key.len().min(MAX_KEY_BYTES)];
+        if self.entries.len() >= self.capacity() {
+            self.shrink_to(self.keep as usize);
+        }
+        while self.keys.len() + key.len() > self.max_key_bytes() {
+            self.shrink_to(self.entries.len() / 2);
+        }
+        let (most, most_bytes) = (self.capacity(), self.max_key_bytes());
+        reserve(&mut self.entries, 1, most);
+        reserve(&mut self.keys, key.len(), most_bytes);
+        // The total length of the keys is below 2³², because `max_key_bytes` is below 2³².
+        let start = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
+        self.keys.extend_from_slice(key);
+        self.entries.push(Entry {
+            count: self.floor.saturating_add(weight),
+            error: self.floor,
+            hash,
+            start,
+            len: u32::try_from(key.len()).unwrap_or(u32::MAX),
+        });
+        if self.entries.len() * 2 > self.slots.len() {
+            self.index(self.slots.len().max(4) * 2);
+        } else {
+            self.index_entry(self.entries.len() - 1);
+        }
+    }
+
+    /// Adds `weight` to `key`.
+    pub fn add(&mut self, key: &[u8], hash: u32, weight: u64) {
+        if !self.increase(key, hash, weight) {
+            self.insert(key, hash, weight);
+        }
+    }
+
+    /// Drops the keys with the lowest counts until at most `keep` are left.
+    pub fn shrink_to(&mut self, keep: usize) {
+        if self.entries.len() <= keep {
+            return;
+        }
+        let by_count = |a: &Entry, b: &Entry| b.count.cmp(&a.count);
+        let (_, highest_dropped, _) = self.entries.select_nth_unstable_by(keep, by_count);
+        self.floor = self.floor.max(highest_dropped.count);
+        self.entries.truncate(keep);
+        let mut keys = Vec::with_capacity(self.keys.capacity());
+        for entry in &mut self.entries {
+            let (start, len) = (entry.start as usize, entry.len as usize);
+            entry.start = u32::try_from(keys.len()).unwrap_or(u32::MAX);
+            keys.extend_from_slice(&self.keys[start..start + len]);
+        }
+        self.keys = keys;
+        self.index(self.slots.len());
+    }
+
+    /// Halves the number of keys, and releases the memory.
+    pub fn halve(&mut self) {
+        self.shrink_to(self.entries.len() / 2);
+        self.entries.shrink_to_fit();
+        self.keys.shrink_to_fit();
+        self.slots = Vec::new();
+        if !self.entries.is_empty() {
+            self.index((self.entries.len() * 2).next_power_of_two().max(8));
+        }
+    }
+
+    /// Returns the sketch in its closed form.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let rows = self.entries.iter().map(|entry| {
+            let (start, len) = (entry.start as usize, entry.len as usize);
+            (&self.keys[start..start + len], entry.count, entry.error)
+        });
+        Summary::new(self.floor, rows.collect())
+    }
+
+    /// Returns the heap memory in bytes.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>()
+            + self.keys.capacity()
+            + self.slots.capacity() * size_of::<Slot>()
+    }
+
+    /// Returns the maximum number of entries: twice as many as a removal keeps, so that a removal,
+    /// which visits all entries, is rare.
+    fn capacity(&self) -> usize {
+        2 * self.keep as usize
+    }
+
+    fn max_key_bytes(&self) -> usize {
+        (self.capacity() * AVERAGE_KEY_BYTES).max(MIN_KEY_BYTES)
+    }
+
+    /// Builds the index with `len` slots, which is a power of two.
+    fn index(&mut self, len: usize) {
+        self.slots.clear();
+        self.slots.reserve_exact(len);
+        self.slots.resize(len, UNUSED);
+        for entry in 0..self.entries.len() {
+            self.index_entry(entry);
+        }
+    }
+
+    fn index_entry(&mut self, entry: usize) {
+        let hash = self.entries[entry].hash;
+        let mask = self.slots.len() - 1;
+        let mut at = hash as usize & mask;
+        while self.slots[at].entry != UNUSED.entry {
+            at = (at + 1) & mask;
+        }
+        let entry = u32::try_from(entry).unwrap_or(UNUSED.entry);
+        self.slots[at] = Slot { hash, entry };
+    }
+}
+
+/// Makes room for `more` items. Doubles the capacity as `Vec` does, but not beyond `most`.
+fn reserve<T>(items: &mut Vec<T>, more: usize, most: usize) {
+    let needed = items.len() + more;
+    if needed > items.capacity() {
+        let capacity = (items.capacity() * 2).max(8).min(most).max(needed);
+        items.reserve_exact(capacity - items.len());
+    }
+}
