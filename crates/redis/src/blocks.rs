@@ -10,7 +10,8 @@ use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
 /// Length in bytes of the end time of a block, the first field of an index entry.
 const END_BYTES: usize = 7;
 
-/// Separates the texts of an entry. It occurs in none of them, because UTF-8 never has this byte.
+/// The separator between the strings of an index entry. No string contains this byte, because it
+/// never occurs in UTF-8.
 const SEPARATOR: u8 = 0xFF;
 
 impl RedisStore {
@@ -37,7 +38,12 @@ impl RedisStore {
             note,
             bounds::MAX_BLOCKS.to_string().into_bytes(),
         ];
-        match self.call_index(put.to_vec()).await? {
+        let mut reply = self.call_index(put.to_vec()).await?;
+        if matches!(reply, Reply::Int(-1)) {
+            self.remove_ended_blocks().await?;
+            reply = self.call_index(put.to_vec()).await?;
+        }
+        match reply {
             Reply::Int(-1) => Ok(false),
             reply => {
                 let until = decode::integer(&reply).ok_or_else(StoreError::unexpected_reply)?;
@@ -60,7 +66,7 @@ impl RedisStore {
         Ok(was_blocked)
     }
 
-    /// Returns those of `keys` for which the index has no block in effect.
+    /// Returns the keys in `keys` for which the index has no block in effect.
     ///
     /// # Errors
     ///
@@ -95,19 +101,28 @@ impl RedisStore {
 
     /// Returns how long `block` still lasts; `None` if it has no end.
     ///
-    /// This uses the clock that [`Self::block`] uses for the end of a block. So directly after a
-    /// key was blocked for a span, at most that span is left.
+    /// The time left is measured by the clock that [`Self::block`] uses for the end of a block. So
+    /// directly after a key was blocked for a span, at most that span is left.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if the server cannot be queried.
     pub async fn time_left(&self, block: &Block) -> Result<Option<Span>, StoreError> {
-        let Some(until) = block.until else {
-            return Ok(None);
-        };
+        match block.until {
+            Some(until) => Ok(Some(until.since(self.block_clock().await?))),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns the current time of the clock by which blocks end.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if the server cannot be queried.
+    pub async fn block_clock(&self) -> Result<Timestamp, StoreError> {
         let reply = self.call_index(vec![b"time".to_vec()]).await?;
         let now = decode::integer(&reply).ok_or_else(StoreError::unexpected_reply)?;
-        Ok(Some(until.since(Timestamp::from_micros(now))))
+        Ok(Timestamp::from_micros(now))
     }
 
     /// Returns every block in effect, in no particular order.
@@ -117,16 +132,28 @@ impl RedisStore {
     /// [`StoreError`] if the server cannot be queried.
     pub async fn blocks(&self) -> Result<Vec<Block>, StoreError> {
         let (now, _) = self.read_value(b"#").await?;
-        let (mut found, mut cursor) = (HashMap::new(), b"0".to_vec());
+        let (mut index, mut cursor) = (HashMap::new(), b"0".to_vec());
         loop {
             let reply = self.call_index(vec![b"scan".to_vec(), cursor]).await?;
             let page = decode::scan_page(reply).ok_or_else(StoreError::unexpected_reply)?;
             // A scan may return an entry twice while Redis resizes the hash.
-            found.extend(page.entries);
+            index.extend(page.entries);
             if page.next == b"0" {
-                return Ok(parse_entries(found, now));
+                return Ok(parse_entries(index, now));
             }
             cursor = page.next;
+        }
+    }
+
+    /// Removes the blocks that have ended from the index, page by page, so that no call is long.
+    async fn remove_ended_blocks(&self) -> Result<(), StoreError> {
+        let mut cursor = b"0".to_vec();
+        loop {
+            let reply = self.call_index(vec![b"sweep".to_vec(), cursor]).await?;
+            cursor = decode::bytes(reply).ok_or_else(StoreError::unexpected_reply)?;
+            if cursor == b"0" {
+                return Ok(());
+            }
         }
     }
 
@@ -139,7 +166,7 @@ impl RedisStore {
     }
 }
 
-/// Parses the entries of the index by key, without the blocks that have ended.
+/// Parses the entries of the index, which are given by key, and omits the blocks that have ended.
 fn parse_entries(entries: HashMap<Vec<u8>, Vec<u8>>, now: Timestamp) -> Vec<Block> {
     entries
         .into_iter()
@@ -162,8 +189,9 @@ fn parse_entry(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
     })
 }
 
-/// Encodes what follows the end in an entry: the reason and, if there is a rule, its name and the
-/// names of its key entries, each after a [`SEPARATOR`]. Earlier versions store only the reason.
+/// Encodes the note of an index entry, which follows the end: the reason and, if there is a rule,
+/// the rule's name and the names of its key entries, each after a [`SEPARATOR`]. Earlier versions
+/// store only the reason.
 fn encode_note(note: BlockNote<'_>) -> Vec<u8> {
     let mut bytes = note.reason.as_bytes().to_vec();
     if let Some(rule) = note.rule {
@@ -206,9 +234,9 @@ mod tests {
             ],
             vec![(b"b".to_vec(), entry(9, b""))],
         ];
-        let mut found = HashMap::new();
-        pages.into_iter().for_each(|entries| found.extend(entries));
-        let mut blocks = parse_entries(found, Timestamp::from_micros(5));
+        let mut index = HashMap::new();
+        pages.into_iter().for_each(|entries| index.extend(entries));
+        let mut blocks = parse_entries(index, Timestamp::from_micros(5));
         blocks.sort_by(|one, other| one.key.cmp(&other.key));
         let shown: Vec<_> = blocks
             .iter()

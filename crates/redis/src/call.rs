@@ -91,8 +91,8 @@ impl Intent {
         }
     }
 
-    /// Returns whether the script stores a state converted to new parameters, instead of converting
-    /// it only for the reply.
+    /// Returns whether the script may store a state that was converted to new parameters. Otherwise
+    /// the script uses the converted state only for the reply.
     pub(crate) fn can_store_conversion(self) -> bool {
         matches!(self, Self::Charge | Self::Reserve | Self::Deny)
     }

@@ -19,15 +19,15 @@ use crate::{
 pub(crate) enum ValueChange {
     /// Leave it unchanged.
     Keep,
-    /// Write these bytes, or delete the key if there are none. The value expires at this instant,
-    /// or never if `None`.
+    /// Write these bytes, or delete the key if they are empty. The value expires at the instant, or
+    /// never if the instant is `None`.
     Write(Vec<u8>, Option<Timestamp>),
 }
 
 impl RedisStore {
-    /// Reads the values of `keys`, which must share a cluster slot, lets `compute` return the new
-    /// ones, and writes them. Starts over, up to `MAX_TRIES` times, if another client has changed a
-    /// value in between.
+    /// Reads the values of `keys`, which must share a cluster slot, passes them to `compute`, and
+    /// writes the new values that `compute` returns. Starts over, up to `MAX_TRIES` times, if
+    /// another client has changed a value in between.
     pub(crate) async fn compare_and_set<T>(
         &self,
         keys: Vec<Vec<u8>>,
@@ -105,12 +105,12 @@ impl RedisStore {
         self.compare_and_set(self.keys(charges), compute).await
     }
 
-    /// Forgets what `key` has spent, and returns true if there was anything. A block on the key
-    /// stays. A value that was not written by this store is deleted.
+    /// Forgets the units that `key` has spent, and returns true if there were any. A block on the
+    /// key stays. A value that was not written by this store is deleted.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if nothing was forgotten, or if that is unknown.
+    /// [`StoreError`] if nothing was forgotten, or if the outcome is unknown.
     pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
         let compute = |now: Timestamp, mut stored: Vec<StoredValue>| {
             let stored = stored.pop().unwrap_or_default();
@@ -163,8 +163,8 @@ impl RedisStore {
     }
 }
 
-/// Returns whether the conversion of `stored` to the limits of `charge` keeps nothing of it. A
-/// refund then leaves the value as it is, for the limits that it was stored under.
+/// Returns whether a conversion of `stored` to the limits of `charge` would lose all counts. A
+/// refund then leaves the value unchanged, for the limits under which it was stored.
 fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> bool {
     !stored.encoded_states.starts_with(&encode::head(charge))
         && stored

@@ -1,5 +1,5 @@
-//! Decides charges that no single script call can decide: their keys are in several slots of a
-//! cluster, or in one slot that is migrating.
+//! Decides requests that no single script call can decide, because the keys of their charges are in
+//! several slots of a cluster, or in one slot that is migrating.
 //!
 //! ```text
 //!   every slot charges ─▶ all admit:   admitted, after one round trip
@@ -8,17 +8,17 @@
 //!
 //! **Never over the limit.** An admitted request was charged in every slot, and a slot never admits
 //! beyond its limits. Each slot returns a receipt of its charge. A refund with that receipt refunds
-//! what remains of this charge, and no charge of another client; core's `receipt.rs` explains why
-//! that is sound. The value holds a refund ledger for a minute. It records the refunds of other
-//! clients.
+//! the remaining units of this charge, and no charge of another client; core's `receipt.rs`
+//! explains why that is sound. The value holds a refund ledger for a minute, which records the
+//! refunds of other clients.
 //!
 //! **Denials by a charge that is refunded.** A charge that will be refunded can deny other requests
-//! for one round trip. If every denied request did that, a client far over its own limit would
-//! repeatedly occupy units of a limit that it shares with others. So if the same limits have denied
-//! one of the last sixteen requests, the slots are peeked first, and charged only if none denies.
-//! That takes two round trips, but a request that the peek denies is never charged. Limits that
-//! count denied requests are always peeked first, because only the peek shows whether there is a
-//! denial to count.
+//! for one round trip. If every denied request charged some slots first, a client far over its own
+//! limit would repeatedly occupy units of a limit that it shares with others. So if the same limits
+//! have denied one of the last sixteen requests, the slots are peeked first, and charged only if
+//! none denies. A peek followed by a charge takes two round trips, but a request that the peek
+//! denies is never charged. Limits that count denied requests are always peeked first, because only
+//! the peek shows whether there is a denial to count.
 //!
 //! **Unknown outcomes.** Nothing is sent twice. If the reply to a charge or a refund is lost, its
 //! cost may stay charged in that slot. The other slots are refunded, even if the caller has stopped
@@ -107,7 +107,7 @@ impl RedisStore {
         groups.into_values().collect()
     }
 
-    /// Decides charges in several cluster slots.
+    /// Decides a request whose keys are in several cluster slots.
     pub(crate) async fn check_across_slots(
         &self,
         charges: &[Charge<'_>],
@@ -166,9 +166,15 @@ impl RedisStore {
             // A limit that counts denied requests cannot refund a charge, so it is charged only
             // after all other limits have replied.
             conversions = self.conversions_per_slot(groups, &replies)?;
-            if decision == Decision::Limited && counts_denials {
-                self.query_slots(groups, Intent::Deny, conversions).await?;
-                return Ok(decision);
+            // As in a single call, a denial keeps the states that were converted without a loss.
+            let keeps_conversions = conversions.iter().any(Conversions::is_any_kept);
+            if decision == Decision::Limited && (counts_denials || keeps_conversions) {
+                let written = self.query_slots(groups, Intent::Deny, conversions).await;
+                // The denial is known. Only a denial that was not counted is an error.
+                return match written {
+                    Err(error) if counts_denials => Err(error),
+                    _ => Ok(decision),
+                };
             }
             if decision != Decision::Admitted {
                 return Ok(decision);
@@ -187,7 +193,8 @@ impl RedisStore {
         Ok(decision)
     }
 
-    /// Converts the values that were stored under other parameters than those of the charges.
+    /// Converts the values that were stored under parameters that differ from the charges'
+    /// parameters.
     fn conversions_per_slot(
         &self,
         groups: &[SlotGroup<'_>],

@@ -27,8 +27,8 @@ pub(crate) struct StoredValue {
     /// The states, each with the parameters that it was stored under; `None` for a key that has
     /// spent nothing.
     pub(crate) states: Option<Vec<StoredState>>,
-    /// The lead of each state: at most how far it was ahead of the clock when it was written, in
-    /// the encoding of `lead.rs`; 0 for a state without a lead.
+    /// The lead of each state, in the encoding of `lead.rs`; 0 for a state without a lead. A lead
+    /// is an upper bound of how far the state was ahead of the clock when it was written.
     pub(crate) leads: Vec<u8>,
 }
 
@@ -68,7 +68,8 @@ impl StoredValue {
     }
 }
 
-/// Returns the instant until which an encoded ledger is kept; the epoch if it is empty.
+/// Returns the instant until which an encoded ledger is kept; the Unix epoch if the ledger is
+/// empty.
 pub(crate) fn kept_until(ledger: &[u8]) -> Timestamp {
     let mut until = Input(ledger.get(1..).unwrap_or_default());
     until
@@ -84,7 +85,7 @@ pub(crate) fn stored_value(key: &[u8], bytes: &[u8]) -> Result<StoredValue, Stor
     })
 }
 
-/// Decodes a value; the error says what is wrong with it.
+/// Decodes a value; the error says what is wrong with the value.
 fn parse_value(bytes: &[u8]) -> Result<StoredValue, &'static str> {
     let mut stored = StoredValue::default();
     let Some((first, rest)) = bytes.split_first() else {
@@ -173,7 +174,7 @@ impl Input<'_> {
         }
     }
 
-    /// Reads a kernel and the parameters of its state.
+    /// Reads an algorithm and the parameters of its state.
     fn terms(&mut self) -> Result<(u8, Terms), &'static str> {
         let kind = self.number(1)?;
         // The mask leaves fewer bits than a byte has, so the conversion cannot fail.
@@ -235,7 +236,7 @@ impl Input<'_> {
     /// Reads a mantissa and, in the lowest four bits, a decimal exponent.
     fn scaled(&mut self, bytes: usize) -> Result<u64, &'static str> {
         let number = self.number(bytes)?;
-        // At most 2^28 times 10^15, which may overflow.
+        // The product is at most 2^28 times 10^15, which may overflow.
         (number >> 4)
             .checked_mul(10_u64.pow(u32::try_from(number & 15).unwrap_or(0)))
             .ok_or("its numbers are too large")
@@ -316,8 +317,8 @@ impl Input<'_> {
 /// The reply of the script `check`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CheckReply {
-    /// The script made a decision: the values on which it is based, and the receipts of a
-    /// reservation.
+    /// The script made a decision. Contains the values on which the decision is based, and the
+    /// receipts of a reservation.
     Decided {
         admitted: bool,
         now: Timestamp,
@@ -390,22 +391,22 @@ pub(crate) fn check_reply(reply: Reply, charges: usize) -> Option<CheckReply> {
     }
 }
 
-/// Instants and costs.
+/// Entries of a log, each with its instant and its cost.
 type Stamps = Vec<(u64, u64)>;
 
 /// The reply of a script that decides a single key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FastPathReply {
-    /// The script made a decision: how far the arrival time was ahead of the clock before it, in
-    /// microseconds.
+    /// The script made a decision. Before that, the arrival time was ahead of the clock by this
+    /// number of microseconds.
     AheadBy(u64),
-    /// The script made a decision: its instant, and the value before it.
+    /// The script made a decision at `now`. `value` is the value before the decision.
     Decided { now: Timestamp, value: Vec<u8> },
     /// The script made no decision, because the value has another header.
     UnknownHeader { now: Timestamp, value: Vec<u8> },
 }
 
-/// Decodes the reply of such a script.
+/// Decodes the reply of a script that decides a single key.
 pub(crate) fn fast_path_reply(reply: Reply) -> Option<FastPathReply> {
     match reply {
         Reply::Int(_) => integer(&reply).map(FastPathReply::AheadBy),

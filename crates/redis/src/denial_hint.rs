@@ -1,5 +1,5 @@
-//! Remembers which limits have recently denied a request. Their slots are peeked before any slot is
-//! charged.
+//! Remembers which limits have recently denied a request. The slots of these limits are peeked
+//! before any slot is charged.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

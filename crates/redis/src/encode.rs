@@ -1,8 +1,10 @@
-//! Encodes the numbers of a charge's limits as a program for the script, and states as values.
+//! Encodes the parameters of a charge's limits as a program for the script, and states as values.
 //!
-//! A kernel is the counting method of one or more algorithms. For example, the schedule is the
-//! theoretical arrival time of GCRA and of continuous token and leaky buckets. A member is a kernel
-//! with its numbers; several limits of a rule may share one.
+//! The scripts know seven algorithms ([`kernel`]), each of which implements one or more of
+//! [`tidegate_core::Algorithm`]. For example, `SCHEDULE` is GCRA, with one theoretical arrival
+//! time. `SCHEDULE` also implements continuous token buckets and leaky buckets. A member is an
+//! algorithm with its parameters. Each limit of a rule is a member, except that sliding logs share
+//! one.
 //!
 //! A value is binary. Numbers are big-endian; an instant or a count takes 7 bytes.
 //!
@@ -15,15 +17,15 @@
 //!                       and since when it is kept; the sums, 7 bytes each
 //!               1 bit   0
 //!               2 bits  the form of the parameters
-//!               3 bits  the kernel; 7 if there are several: their number follows, 1 byte, and for
-//!                       each a byte like this one with its parameters
-//!   parameters  what the state of a kernel is counted in (`remote_eval::Terms`), so that every server
-//!               can convert a state that was stored under other parameters
+//!               3 bits  the algorithm; 7 if there are several members: their number follows, 1
+//!                       byte, and for each a byte like this one with its parameters
+//!   parameters  what the state of a member is counted in (`remote_eval::Terms`), so that every
+//!               server can convert a state that was stored under other parameters
 //! ```
 //!
-//! | kernel | form | parameters |
+//! | algorithm | form | parameters |
 //! | --- | --- | --- |
-//! | schedule | 0 | its unit in microseconds: 20 bits, and a power of ten in 4 bits |
+//! | GCRA | 0 | its unit in microseconds: 20 bits, and a power of ten in 4 bits |
 //! | | 1 | its rate: a second, minute, hour or day in 2 bits, and units in that period in 14 |
 //! | | 2 | the unit in parts, 7 bytes; parts per microsecond, 7; bytes of a part in a state, 1 |
 //! | interval | 0 | tokens and microseconds, each 28 bits, and a power of ten in 4 bits |
@@ -32,12 +34,12 @@
 //! | | 1, 2 | windows from the first request: microseconds, as of an interval, or in 7 bytes |
 //! | any other | 0 | a digest, 4 bytes: the state itself has what a conversion needs |
 //!
-//! The state of a schedule or of an interval bucket ends with its lead, 1 byte: at most how far it
-//! was ahead of the clock when it was written (`lead.rs`).
+//! The state of a GCRA limit or of an interval bucket ends with its lead, 1 byte. The lead is an
+//! upper bound of how far the state was ahead of the clock when it was written (`lead.rs`).
 //!
-//! One schedule of an ordinary rate is therefore 12 bytes, the largest string that fits into the
-//! smallest string allocation of Redis. Every number has exactly one encoding, so that parameters
-//! can be compared as bytes.
+//! The value of one GCRA limit of an ordinary rate is therefore 12 bytes, the largest string that
+//! fits into the smallest string allocation of Redis. Every number has exactly one encoding, so
+//! that parameters can be compared as bytes.
 
 use tidegate_core::{
     Charge, Limit, Span, Timestamp, Window,
@@ -49,20 +51,20 @@ use crate::{
     lead::lead_of,
 };
 
-/// The header of a value without a block and a ledger: the kernels and their parameters.
+/// The header of a value without a block and a ledger: the algorithms and their parameters.
 pub(crate) type Head = Vec<u8>;
 
-/// The kernel number in a header that has several kernels.
+/// The algorithm number in the header of a value with several members.
 pub(crate) const SEVERAL: u8 = 7;
 
-/// Flag in the first byte of a value under a block.
+/// Flag in the first byte of the value of a blocked key.
 pub(crate) const BLOCKED: u8 = 0x80;
 
 /// Flag in the first byte of a value with a ledger.
 pub(crate) const HAS_LEDGER: u8 = 0x40;
 
-/// Number of bits in a byte that hold the kernel, and of the bits above them that hold the form of
-/// its parameters.
+/// The number of low bits of a byte that hold the algorithm, and the number of bits above them that
+/// hold the form of its parameters.
 pub(crate) const KERNEL_BITS: u32 = 3;
 pub(crate) const FORM_BITS: u32 = 2;
 
@@ -78,14 +80,15 @@ pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
 /// clock that was ahead had written them.
 pub(crate) const CLAMPED: u8 = 0x80;
 
-/// The same for states that were converted to other parameters.
+/// Flag in the number of sums of a ledger that was begun when the states were converted to other
+/// parameters.
 pub(crate) const CONVERTED: u8 = 0x40;
 
-/// Number of windows of a calendar in a program, starting with the one at the latest known instant.
-/// There are several because the server's clock may have moved on.
+/// Number of calendar windows in a program, starting with the window at the latest known instant.
+/// The program has several windows because the server's clock may have moved on.
 const CALENDAR_WINDOWS: usize = 3;
 
-/// The numbers by which the scripts know the kernels.
+/// The algorithms, by their numbers in the scripts.
 pub(crate) mod kernel {
     pub(crate) const SCHEDULE: u8 = 0;
     pub(crate) const INTERVAL: u8 = 1;
@@ -109,7 +112,7 @@ pub(crate) fn head(charge: &Charge<'_>) -> Head {
     head
 }
 
-/// Appends a kernel and its parameters.
+/// Appends an algorithm and its parameters.
 fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
     let mut put_all = |form: u8, numbers: &[(u64, usize)]| {
         head.push(form << KERNEL_BITS | kernel);
@@ -141,7 +144,6 @@ fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
             None => put_all(2, &[(window, 7)]),
         },
         Terms::Digest(digest) => put_all(0, &[(digest.into(), 4)]),
-        _ => unreachable!("core has no other terms"),
     }
 }
 
@@ -156,8 +158,8 @@ fn as_rate(numerator: u64, denominator: u64) -> Option<u64> {
     })
 }
 
-/// The inverse of [`as_rate`]: returns the unit of a rate of `count` per `period`. Neither may be
-/// zero.
+/// The inverse of [`as_rate`]: returns the unit of a rate of `count` per `period`. Neither `count`
+/// nor `period` may be zero.
 pub(crate) fn unit_of(count: u64, period: u64) -> Terms {
     let (mut divisor, mut rest) = (period, count);
     while rest != 0 {
@@ -200,18 +202,18 @@ pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
         .any(|member| member.denials != DenialCounting::Forgotten)
 }
 
-/// Returns the value of a key with these states, one per kernel of `charge`, without a block and a
-/// ledger. The leads are those of a value that is written at `now`.
-pub(crate) fn value(charge: &Charge<'_>, held: &[RemoteState], now: Timestamp) -> Vec<u8> {
+/// Returns the value of a key with these states, one per member of `charge`, without a block and a
+/// ledger. The leads are computed for a value that is written at `now`.
+pub(crate) fn value(charge: &Charge<'_>, states: &[RemoteState], now: Timestamp) -> Vec<u8> {
     let mut value = head(charge);
-    for (member, held) in remote_eval::numbers(charge.limits, charge.cost).zip(held) {
-        put_state(&mut value, &member.numbers, held, now);
+    for (member, state) in remote_eval::numbers(charge.limits, charge.cost).zip(states) {
+        put_state(&mut value, &member.numbers, state, now);
     }
     value
 }
 
-/// Adds a block or a ledger to `state`, which is the value without them; it is empty if nothing has
-/// been spent.
+/// Adds the block and the ledger, if there are any, to `state`, which is the rest of the value.
+/// `state` is empty if nothing has been spent.
 pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u8]) -> Vec<u8> {
     let (first, rest) = state.split_first().unwrap_or((&0, &[]));
     let mut value = vec![*first];
@@ -227,66 +229,70 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
     value
 }
 
-/// Returns the ledger of a state that was converted at `now` from the parameters of `found` to
-/// others; empty if nothing in `found` can be refunded.
+/// Returns the ledger of a state that was converted at `now` from the parameters of `stored` to
+/// other parameters. The ledger is empty if nothing in `stored` can be refunded.
 ///
-/// A receipt from before the conversion does not name this ledger, and is not refunded, also if the
-/// parameters are changed back: in between, the charge may have drained at another rate. The ledger
-/// is kept until such a charge would have drained without the conversion.
-pub(crate) fn converted_ledger(found: &StoredValue, now: Timestamp) -> Vec<u8> {
-    let until = refundable_until(found).max(found.ledger_until());
+/// A receipt from before the conversion does not name this ledger, so it is not refunded. Even if
+/// the parameters are changed back, such a receipt is not refunded, because the charge may have
+/// drained at another rate in between. The ledger is kept until such a charge would have drained
+/// without the conversion.
+pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> {
+    let until = refundable_until(stored).max(stored.ledger_until());
     let mut ledger = Vec::new();
     if until > now {
         // Each conversion has an instant of its own, which identifies it.
-        let begun = now.as_micros().max(found.ledger_start().saturating_add(1));
+        let start = now.as_micros().max(stored.ledger_start().saturating_add(1));
         put(&mut ledger, u64::from(CONVERTED), 1);
         put(&mut ledger, until.as_micros(), 7);
-        put(&mut ledger, begun, 7);
+        put(&mut ledger, start, 7);
     }
     ledger
 }
 
-/// Returns when everything in the states of `found` has expired that a refund could take from them.
-/// Leases are found by when they began, and released under any parameters.
-fn refundable_until(found: &StoredValue) -> Timestamp {
-    let held = found.states.iter().flatten().map(|(_, held)| held);
-    let refundable = held.filter(|held| !matches!(held, RemoteState::Lease { .. }));
+/// Returns when everything that a refund could take from the states of `stored` has expired. Leases
+/// are left out, because they are identified by their start and can be released under any
+/// parameters.
+fn refundable_until(stored: &StoredValue) -> Timestamp {
+    let states = stored.states.iter().flatten().map(|(_, state)| state);
+    let refundable = states.filter(|state| !matches!(state, RemoteState::Lease { .. }));
     let refundable: Vec<RemoteState> = refundable.cloned().collect();
     remote_eval::expires(&refundable)
 }
 
 /// Returns the ledger of a state of `charge` that was clamped at `now`, because a clock that was
-/// ahead had written it as `found`.
+/// ahead had written it as `stored`.
 ///
-/// Leases that were acquired by that clock count as acquired at `now`, which the ledger stores. It
-/// is kept for at least the duration of a lease, so that receipts still find them. If the states
-/// were converted, too, the ledger is also kept until charges from before that have expired.
-pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &StoredValue, now: Timestamp) -> Vec<u8> {
+/// Leases that were acquired by that clock count as acquired at `now`, and the ledger stores `now`.
+/// The ledger is kept for at least the duration of a lease, so that receipts still find these
+/// leases. If the states were converted, too, the ledger is also kept until charges from before the
+/// conversion have expired.
+pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     let count = members.len() as u64;
     let leases = members.filter_map(|member| match member.numbers {
         Numbers::Lease { lease, .. } => Some(lease.as_micros()),
         _ => None,
     });
-    let kept = leases.fold(LEDGER_MICROS, u64::max);
-    let mut until = now.after(Span::from_micros(kept));
-    // The charges in a state are refunded by the parameters that they were made under.
-    let is_same = found.encoded_states.starts_with(&head(charge));
+    let lifetime = leases.fold(LEDGER_MICROS, u64::max);
+    let mut until = now.after(Span::from_micros(lifetime));
+    // A charge can be refunded only under the parameters under which it was made.
+    let is_same = stored.encoded_states.starts_with(&head(charge));
     if !is_same {
-        // The instants of the clock that was ahead say nothing beyond a window from now.
+        // Instants more than a window from now come from the clock that was ahead, and are ignored.
         let windows = charge.limits.iter().map(Limit::window);
         let latest = now.after(windows.max().unwrap_or(Span::ZERO));
-        until = until.max(refundable_until(found).min(latest));
+        until = until.max(refundable_until(stored).min(latest));
     }
-    let was_converted = found.is_converted() && found.ledger_until() > now;
+    let was_converted = stored.is_converted() && stored.ledger_until() > now;
     if was_converted {
-        // The length is right, even if the clock that was ahead has begun the ledger.
-        let length = found
+        // The difference of the two instants is right, even if the clock that was ahead began the
+        // ledger.
+        let length = stored
             .ledger_until()
             .as_micros()
-            .saturating_sub(found.ledger_start());
+            .saturating_sub(stored.ledger_start());
         let latest = now.after(Span::from_micros(length));
-        until = until.max(found.ledger_until().min(latest));
+        until = until.max(stored.ledger_until().min(latest));
     }
     let is_converted = !is_same || was_converted;
     let flags = CLAMPED | if is_converted { CONVERTED } else { 0 };
@@ -299,11 +305,11 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, found: &StoredValue, now: Time
     ledger
 }
 
-/// Appends a state in the format of its kernel's script.
-fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &RemoteState, now: Timestamp) {
+/// Appends a state in the format of the script of its algorithm.
+fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, now: Timestamp) {
     let lead = |end: u64| u64::from(lead_of(end.saturating_sub(now.as_micros())));
     let mut wide = |numbers: &[u64]| put_all(value, numbers);
-    match held {
+    match state {
         RemoteState::Gcra(arrival) => {
             wide(&[arrival.whole]);
             put(value, arrival.part, usize::from(fraction_bytes(numbers)));
@@ -339,8 +345,7 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &RemoteState, now
             put(value, stamps.len() as u64, 4);
             put(value, windows as u64, 1);
             put(value, 0, 3);
-            // Every window starts at the first entry; the script advances it to where it starts
-            // now.
+            // Every window starts at the first entry. The script advances its start to the present.
             let first = stamps.first().map_or(0, |(at, _)| *at);
             for _ in 0..windows {
                 put(value, 0, 4 + 3);
@@ -354,12 +359,12 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &RemoteState, now
                 put(value, sum & SUMS, 3);
             }
         }
-        _ => unreachable!("core has no other state"),
     }
 }
 
-/// Appends a number in `bytes` bytes, at most 8. A number that does not fit is stored as the largest
-/// that does, because a remainder would be a small count or an instant that has passed.
+/// Appends a number in `bytes` bytes, at most 8. A number that does not fit is stored as the
+/// largest number that fits, because its low bytes would be a small count or an instant in the
+/// past.
 fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
     let bytes = bytes.min(8);
     let unused = u32::try_from(8 * (8 - bytes)).unwrap_or(u32::MAX);
@@ -372,7 +377,7 @@ pub(crate) fn put_all(bytes: &mut Vec<u8>, numbers: &[u64]) {
     numbers.iter().for_each(|number| put(bytes, *number, 7));
 }
 
-/// Returns the kernels that `charge` needs, one bit each, by the numbers of [`kernel`].
+/// Returns the algorithms that `charge` needs, as one bit for each constant of [`kernel`].
 pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     members.fold(0, |bits, member| match number_of(&member.numbers) {
@@ -381,7 +386,7 @@ pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
     })
 }
 
-/// Returns the number of the kernel.
+/// Returns the number of the algorithm.
 pub(crate) fn number_of(numbers: &Numbers<'_>) -> u8 {
     match numbers {
         Numbers::Gcra { .. } => kernel::SCHEDULE,
@@ -391,7 +396,6 @@ pub(crate) fn number_of(numbers: &Numbers<'_>) -> u8 {
         Numbers::Buckets { .. } => kernel::BUCKETS,
         Numbers::Weighted { .. } => kernel::WEIGHTED,
         Numbers::Lease { .. } => kernel::LEASE,
-        _ => unreachable!("core has no other kernel"),
     }
 }
 
@@ -446,12 +450,11 @@ fn put_member(
         } => put_all(program, &[*limit, *width, *summed as u64, cost]),
         Numbers::Log { windows } => put_windows(program, windows, cost),
         Numbers::Lease { limit, lease } => put_windows(program, &[(*limit, *lease)], cost),
-        _ => unreachable!("core has no other kernel"),
     }
 }
 
-/// Returns the longest time that the request accepts to wait in a queue, in microseconds. If there
-/// is none, the latest instant bounds every wait.
+/// Returns the longest time that the request accepts to wait in a queue, in microseconds. Without
+/// such a bound, the latest instant bounds every wait.
 fn longest_wait(charge: &Charge<'_>, queue: bool) -> u64 {
     let longest = charge.longest_wait.filter(|_| queue).map(Span::as_micros);
     let latest = Timestamp::MAX.as_micros();
@@ -485,7 +488,7 @@ fn put_grid(program: &mut Vec<u8>, grid: &Window, around: Timestamp) {
     }
 }
 
-/// Returns how many bytes hold the fraction of a schedule.
+/// Returns how many bytes hold the fraction of a GCRA state.
 fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
     let Numbers::Gcra { fraction, .. } = numbers else {
         return 0;
@@ -495,7 +498,7 @@ fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
 
 /// Returns how many bytes hold every number below `count`.
 pub(crate) fn bytes_below(count: u64) -> u8 {
-    // At most 8, because a number has 64 bits.
+    // The result is at most 8, because a number has 64 bits.
     let bits = u64::BITS - (count.max(1) - 1).leading_zeros();
     u8::try_from(bits.div_ceil(8)).unwrap_or(8)
 }
@@ -530,12 +533,12 @@ mod tests {
         ) {
             let limits = limits(count, Span::from_micros(period));
             let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
-            let held = RemoteState::Gcra(Exact { whole: START + ahead, part: 0 });
-            let value = value(&charge, std::slice::from_ref(&held), Timestamp::from_micros(START));
+            let state = RemoteState::Gcra(Exact { whole: START + ahead, part: 0 });
+            let value = value(&charge, std::slice::from_ref(&state), Timestamp::from_micros(START));
             let found = decode::stored_value(b"key", &value).unwrap();
             let terms = remote_eval::terms(&limits).next().unwrap();
             prop_assert_eq!(found.leads, [lead_of(ahead)]);
-            prop_assert_eq!(found.states, Some(vec![(terms, held)]));
+            prop_assert_eq!(found.states, Some(vec![(terms, state)]));
             prop_assert_eq!(found.encoded_states, value);
         }
     }
@@ -573,11 +576,11 @@ mod tests {
         ] {
             let limits = limits(count, Span::from_secs(seconds));
             let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
-            let held = RemoteState::Gcra(Exact {
+            let state = RemoteState::Gcra(Exact {
                 whole: START,
                 part: 0,
             });
-            let value = value(&charge, &[held], Timestamp::from_micros(START));
+            let value = value(&charge, &[state], Timestamp::from_micros(START));
             assert_eq!(value.len(), 12, "{count} in {seconds} s");
         }
     }

@@ -9,7 +9,7 @@ pub enum StoreError {
     /// Nothing was charged.
     #[error("Redis did not decide: {0}")]
     NotExecuted(String),
-    /// No reply arrived, so the script may or may not have run. It is never sent again.
+    /// No reply arrived, so the script may or may not have run. The call is never sent again.
     #[error("no reply from Redis, so the decision may or may not have been made: {0}")]
     Unknown(String),
     /// The server refuses the call, and will refuse it until an operator intervenes. Nothing was

@@ -16,7 +16,7 @@ pub(crate) enum ExecError {
     NotExecuted(String),
     /// The script did not run, because some of its keys have already migrated to another node.
     SplitSlot(String),
-    /// The script may have run. It is never sent again.
+    /// The script may have run. The call is never sent again.
     Unknown(String),
     /// The server refuses the call, and will refuse it again.
     Refused(String),
@@ -51,8 +51,23 @@ pub(crate) type Replies = Vec<Result<Reply, ExecError>>;
 pub(crate) trait Executor: fmt::Debug + Send + Sync {
     fn run<'a>(&'a self, calls: &'a [Call]) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>>;
 
-    /// Returns whether keys of different cluster slots must not be in one call.
+    /// Returns whether this is a Redis Cluster, in which all keys of one call must be in the same
+    /// slot.
     fn is_cluster(&self) -> bool;
+
+    /// Returns the names of the servers that hold the keys, sorted.
+    ///
+    /// # Errors
+    ///
+    /// Fails if some keys are on servers that are not known, with the reason.
+    fn servers(&self) -> Result<Vec<String>, ExecError>;
+
+    /// Runs a command that only reads on the server with this name.
+    fn run_on<'a>(
+        &'a self,
+        server: &'a str,
+        command: Cmd,
+    ) -> Pin<Box<dyn Future<Output = Result<Reply, ExecError>> + Send + 'a>>;
 }
 
 /// The form in which a command names its script: as a digest or as text.

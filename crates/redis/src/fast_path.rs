@@ -44,7 +44,7 @@ impl RedisStore {
         match decode::fast_path_reply(reply).ok_or_else(StoreError::unexpected_reply)? {
             FastPathReply::AheadBy(whole) => {
                 // The outcome depends only on how far the arrival time is ahead of `now`, so any
-                // instant will do.
+                // instant can be used here.
                 let now = Timestamp::default();
                 let state = RemoteState::Gcra(Exact { whole, part: 0 });
                 let states = remote_eval::terms(charge.limits).map(|terms| (terms, state.clone()));
@@ -68,11 +68,12 @@ impl RedisStore {
     }
 }
 
-/// Returns the dedicated script for `charge` and its arguments without the instant, if there is one.
+/// Returns the script for `charge`, and its arguments without the instant, if there is one.
 ///
-/// There is one for a log, and one for each sequence of up to [`MAX_MEMBERS`](scripts::MAX_MEMBERS)
-/// kernels with states of a fixed size. The unit of a schedule must be a whole number of
-/// microseconds, a window must not be of a calendar, and no limit may count denied requests.
+/// There is a script for a log, and one for each sequence of up to
+/// [`MAX_MEMBERS`](scripts::MAX_MEMBERS) algorithms with states of a fixed size. The unit of a GCRA
+/// limit must be a whole number of microseconds, a window must not be a calendar window, and no
+/// limit may count denied requests.
 fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
     let cost = charge.cost.units();
     if encode::counts_denials(charge) {
@@ -107,19 +108,20 @@ fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)>
     (head_bytes == expected_head_bytes).then(|| (script, vec![arg]))
 }
 
-/// Appends the numbers of a member as the scripts of the fast path expect them. Returns `None` if
-/// they do not decide such members.
+/// Appends the parameters of a member as the scripts of the fast path expect them. Returns `None`
+/// if the fast path does not support this member.
 fn put_numbers(arg: &mut Vec<u8>, numbers: &Numbers<'_>, charge: &Charge<'_>) -> Option<()> {
     let cost = charge.cost.units();
     match numbers {
-        // The unit of a schedule must be a whole number of microseconds.
+        // The unit of a GCRA limit must be a whole number of microseconds.
         Numbers::Gcra {
             fraction: 1,
             duration: Some(duration),
             tau,
             queue,
         } => {
-            // A request that waits at most `longest` finishes at most `longest + duration` from now.
+            // A request that waits at most `longest` finishes at most `longest + duration` from
+            // now.
             let longest = charge.longest_wait.filter(|_| *queue);
             let latest = longest.map(|longest| longest.as_micros().saturating_add(duration.whole));
             let tau = tau.whole.min(latest.unwrap_or(u64::MAX));
@@ -135,7 +137,7 @@ fn put_numbers(arg: &mut Vec<u8>, numbers: &Numbers<'_>, charge: &Charge<'_>) ->
             let full_after = capacity.div_ceil(*refill).saturating_mul(*every);
             arg.push(lead_of(full_after));
         }
-        // The windows of a calendar differ in length.
+        // Calendar windows differ in length, so the fast path does not support them.
         Numbers::Window { limit, most, grid } if most >= limit => {
             let (is_epoch, span) = match grid {
                 Window::Epoch(span) => (1, span),

@@ -7,6 +7,8 @@
 //!   any other key     prefix : key
 //!   index of blocks   prefix #blocks
 //!   live servers      prefix #servers
+//!   top talkers       prefix #top        the servers that publish slices
+//!                     prefix #top: id    the slices of one server
 //! ```
 //!
 //! Two keys never collide: the byte after the prefix distinguishes rule keys from other keys, and a
@@ -37,6 +39,31 @@ pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
     whole
 }
 
+/// Returns the pattern of `SCAN` for the Redis keys of the rule with this scope.
+pub(crate) fn rule_pattern(prefix: &[u8], scope: [u8; SCOPE_BYTES]) -> Vec<u8> {
+    let mut pattern = Vec::new();
+    let literal = |text: &[u8], pattern: &mut Vec<u8>| {
+        for byte in text {
+            if b"*?[]\\^-".contains(byte) {
+                pattern.push(b'\\');
+            }
+            pattern.push(*byte);
+        }
+    };
+    literal(prefix, &mut pattern);
+    pattern.extend_from_slice(b"{*}");
+    literal(&scope, &mut pattern);
+    pattern
+}
+
+/// Returns the rule's key that the Redis key `whole` stores; `None` if `whole` is not a key of the
+/// rule with this scope.
+pub(crate) fn rule_key(prefix: &[u8], scope: [u8; SCOPE_BYTES], whole: &[u8]) -> Option<Vec<u8>> {
+    let values = whole.strip_prefix(prefix)?.strip_prefix(b"{")?;
+    let values = values.strip_suffix(&scope)?.strip_suffix(b"}")?;
+    Some([&scope, values].concat())
+}
+
 /// Returns the Redis key of the index of blocks.
 pub(crate) fn index_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#blocks"].concat()
@@ -45,6 +72,16 @@ pub(crate) fn index_key(prefix: &[u8]) -> Vec<u8> {
 /// Returns the Redis key of the set of servers that share the store.
 pub(crate) fn servers_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#servers"].concat()
+}
+
+/// Returns the Redis key of the set of servers that publish slices of their top talkers.
+pub(crate) fn publishers_key(prefix: &[u8]) -> Vec<u8> {
+    [prefix, b"#top"].concat()
+}
+
+/// Returns the Redis key of the slices of one server.
+pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
+    [prefix, b"#top:", server.as_bytes()].concat()
 }
 
 #[cfg(test)]
@@ -61,5 +98,21 @@ mod tests {
             [b"tg{}".as_slice(), &scope].concat()
         );
         assert_eq!(state_key(b"tg", b"user:1"), b"tg:user:1");
+    }
+
+    #[test]
+    fn the_key_of_a_rule_survives_a_round_trip() {
+        let scope = [0xF9, 1, b'{', b'}', 0, b'*', b'\\', b'['];
+        for values in [b"".as_slice(), b"42", b"}", b"a}b{c", &scope] {
+            let key = [scope.as_slice(), values].concat();
+            let whole = state_key(b"tg", &key);
+            assert_eq!(rule_key(b"tg", scope, &whole), Some(key));
+            assert_eq!(rule_key(b"t", scope, &whole), None);
+        }
+        assert_eq!(rule_key(b"tg", scope, b"tg#blocks"), None);
+        assert_eq!(
+            rule_pattern(b"t*", scope),
+            [b"t\\*{*}".as_slice(), &[0xF9, 1], b"{}\0\\*\\\\\\["].concat()
+        );
     }
 }

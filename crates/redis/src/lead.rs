@@ -2,11 +2,11 @@
 //! clock of this primary before it was set back.
 //!
 //! Most states contain the approximate instant at which they were written: the newest entry of a
-//! log, the index of a window. A schedule and an interval bucket contain only the instant at which
-//! they are full again. That can be far ahead of a correct clock if a server with a larger limit
-//! has charged the key. Therefore these states also contain a byte with their *lead*: an upper bound
-//! of how far that instant was ahead of the clock when the state was written. On the fast path it is
-//! the lead of a key that is charged completely.
+//! log, the index of a window. A GCRA limit and an interval bucket contain only the instant at
+//! which they are full again. That instant can be far ahead of a correct clock if a server with a
+//! larger limit has charged the key. Therefore these states also contain a byte with their *lead*:
+//! an upper bound of how far that instant was ahead of the clock when the state was written. The
+//! fast path stores the lead of a completely charged key instead.
 //!
 //! ```text
 //!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! The scripts detect such states (`lead.lua`) and return them without a decision. The store clamps
-//! them with the kernels of the memory store and runs the script again. It treats a state that was
-//! stored under other parameters in the same way.
+//! them with the algorithms of the memory store and runs the script again. The store treats a state
+//! that was stored under other parameters in the same way.
 
 use tidegate_core::{
     Charge, Effect, Timestamp, Window,
@@ -56,8 +56,8 @@ fn is_led(end: u64, lead: u8, now: Timestamp) -> bool {
 }
 
 impl StoredValue {
-    /// Opens a replay of `charge` on the states. They are clamped if a clock that was ahead has
-    /// written them.
+    /// Opens a replay of `charge` on the states. The states are clamped if a clock that was ahead
+    /// has written them.
     pub(crate) fn replay<'a>(
         &self,
         charge: &Charge<'a>,
@@ -74,7 +74,7 @@ impl StoredValue {
 
     /// Returns whether a clock that was ahead of `now` has written any of the states.
     ///
-    /// A schedule that is within the limits of `charge` at `now` does not count. The scripts make
+    /// A GCRA state that is within the limits of `charge` at `now` does not count. The scripts make
     /// the same check, so every state that they return without a decision is clamped.
     pub(crate) fn is_from_ahead(&self, charge: &Charge<'_>, now: Timestamp) -> bool {
         let Some(states) = &self.states else {
@@ -119,8 +119,8 @@ fn is_from_ahead(
                 *end > latest.as_micros().saturating_add(*window)
             }
             (_, Some(Numbers::Window { grid, .. })) => *end > end_at(grid, latest),
-            // Stored under other parameters: after the conversion the state ends with the window of
-            // `now`.
+            // The state was stored under other parameters. After the conversion it ends with the
+            // window of `now`.
             _ => false,
         },
         RemoteState::Weighted { index, window, .. } => {
@@ -132,7 +132,6 @@ fn is_from_ahead(
         RemoteState::Log { stamps, .. } | RemoteState::Lease { stamps, .. } => stamps
             .last()
             .is_some_and(|(at, _)| *at > latest.as_micros()),
-        _ => unreachable!("core has no other states"),
     }
 }
 

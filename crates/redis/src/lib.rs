@@ -8,11 +8,12 @@
 //! The script returns the states that it has read, and [`tidegate_core::remote_eval`] computes from
 //! them every number that a caller sees.
 //!
-//! - **One key per rule and subject.** All limits of a rule are stored in one value. Rules keyed by
-//!   the same values share a hash tag, and therefore a cluster slot.
+//! - **One Redis key per rule and key.** All limits of a rule on one key, such as a client address,
+//!   are stored in one value. Rules keyed by the same values share a hash tag, and therefore a
+//!   cluster slot.
 //! - **Every key has a time to live**, which is never shorter than the lifetime of its state. The
 //!   only exception is a key under a block that lasts until it is lifted.
-//! - **One clock.** The server's `TIME`, read once per decision. A clock that is set back creates
+//! - **One clock.** Each decision reads the server's `TIME` once. A clock that is set back creates
 //!   no tokens: a state from the future counts in full until the clock has caught up.
 //! - **A changed rule keeps its counts.** A value records the parameters of its states. If they
 //!   differ from those of the charge, the client converts the state as the memory store does. The
@@ -28,19 +29,19 @@
 //! | decision | µs |
 //! | --- | --- |
 //! | baseline: a minimal exact GCRA script | 4.9 / 4.8 |
-//! | one schedule (`gcra`, `token_bucket`, `leaky_bucket`) | 4.7 / 4.8 |
-//! | four schedules on one key | 6.8 / 6.9 |
+//! | one GCRA limit (`gcra`, `token_bucket`, `leaky_bucket`) | 4.7 / 4.8 |
+//! | four GCRA limits on one key | 6.8 / 6.9 |
 //! | one fixed window; weighted; 10 buckets | 10.2 / 12.3; 10.0 / 10.4; 11.0 / 14.3 |
 //! | one log of 60; four windows over one log of up to 800 | 12.2 / 19.9; 21.5 / 22.7 |
 //!
-//! In Redis a schedule takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes. With its entries
+//! In Redis a GCRA limit takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes. With its entries
 //! in the tables of keys and of expiries it takes 145 bytes of the server's memory; `docs/fleet.md`
 //! has the breakdown. 100,000 logs of 60 requests take 77 MB.
 //!
 //! A log takes 10 bytes per request. If all limits of a rule are logs that do not count denied
 //! requests, a decision reads and writes only a few positions of the log, even if the log is long.
-//! The whole log is read by every peek, and by every decision if the log counts denied requests or
-//! is combined with other algorithms; `docs/fleet.md` has the cost of that.
+//! Every peek reads the whole log. So does every decision if the log counts denied requests or is
+//! combined with other algorithms. `docs/fleet.md` has the cost of reading a whole log.
 
 mod blocks;
 mod call;
@@ -54,17 +55,23 @@ mod error;
 mod exec;
 mod fallback;
 mod fast_path;
+mod keys;
 mod layout;
 mod lead;
 mod renew;
 mod reserve;
 mod scripts;
 mod store;
+mod top;
 
 pub use self::{
-    client::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},
+    client::{
+        Address, ConnectError, Health, Login, Redis, RedisSettings, RedisTls, Topology, Transport,
+    },
     error::StoreError,
     fallback::{FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare},
+    keys::{ScanPosition, ScannedKeys},
     reserve::RedisReceipt,
     store::RedisStore,
+    top::PublishedSlice,
 };

@@ -20,11 +20,11 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if not all leases were renewed, or if that is unknown. A lease that was not
-    /// renewed keeps its old end. If a lease was renewed but the reply was lost, the receipt does
-    /// not identify the renewed lease. The next renewal then acquires a second lease if a slot is
-    /// free, and the first lease expires by itself. If no slot is free, our own unknown lease may
-    /// occupy it, so the result is [`Renewal::Unknown`] until a slot is free.
+    /// [`StoreError`] if not all leases were renewed, or if the outcome is unknown. A lease that
+    /// was not renewed keeps its old end. If a lease was renewed but the reply was lost, the
+    /// receipt does not identify the renewed lease. The next renewal then acquires a second lease
+    /// if a slot is free, and the first lease expires by itself. If no slot is free, our own
+    /// unknown lease may occupy it, so the result is [`Renewal::Unknown`] until a slot is free.
     pub async fn renew(
         &self,
         charges: &[Charge<'_>],

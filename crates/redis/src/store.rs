@@ -15,7 +15,7 @@ use tidegate_core::{
 use tokio::runtime::Handle;
 
 use crate::{
-    Address, ConnectError, Redis, RedisReceipt, Settings, Topology,
+    Address, ConnectError, Redis, RedisReceipt, RedisSettings, Topology,
     call::{Call, Intent, Reply, Script},
     cross_slot::SlotGroup,
     decode::{self, CheckReply},
@@ -27,22 +27,22 @@ use crate::{
     layout, scripts,
 };
 
-/// Attempts per decision. A decision starts over if states must be converted while other clients
-/// change them, or if a calendar window has ended.
+/// The maximum number of attempts per decision. A decision starts over if states must be converted
+/// while other clients change them, or if a calendar window has ended.
 pub(crate) const MAX_TRIES: usize = 8;
 
-/// The decision after the last attempt: nothing was charged, because other clients were admitted in
-/// between.
+/// The decision after the last attempt. Nothing was charged, because other clients were admitted in
+/// the meantime.
 pub(crate) const CONTENDED: Decision = Decision::Full {
     retry_after: RetryAfter::After(Span::from_micros(100_000)),
 };
 
-/// How long a key outlives its state, in milliseconds: its time to live has a resolution of 1 ms,
-/// its state of 1 µs.
+/// How long a key outlives its state, in milliseconds. The key must outlive the state, because a
+/// time to live has a resolution of 1 ms, and a state one of 1 µs.
 const SLACK_MS: u64 = 2;
 
-/// The same with a pinned clock, which is unrelated to the clock by which the server expires keys:
-/// one day.
+/// How long a key outlives its state with a pinned clock: one day, because the pinned clock is
+/// unrelated to the clock by which the server expires keys.
 const PINNED_SLACK_MS: u64 = 86_400_000;
 
 /// Marks that no instant is pinned.
@@ -50,28 +50,29 @@ const UNPINNED: u64 = u64::MAX;
 
 /// A store that keeps its state in Redis or Valkey, so that a fleet of servers shares it.
 ///
-/// It decides by the clock of the server that holds the keys. Clones share their connections.
+/// The store decides by the clock of the server that holds the keys. Clones share their
+/// connections.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
-    executor: Arc<dyn Executor>,
+    pub(crate) executor: Arc<dyn Executor>,
     prefix: Arc<[u8]>,
     pinned: Arc<AtomicU64>,
-    /// The instant of the latest decision. The windows of a calendar are computed around it.
+    /// The instant of the latest decision. Calendar windows are computed around this instant.
     latest: Arc<AtomicU64>,
     pub(crate) denial_hints: Arc<DenialHints>,
 }
 
 impl RedisStore {
-    /// Creates a store on `redis`. Its keys begin with `prefix`, so that several stores can share a
-    /// server.
+    /// Creates a store on `redis`. The keys of the store begin with `prefix`, so that several
+    /// stores can share a server.
     #[must_use]
     pub fn new(redis: Arc<Redis>, prefix: &str) -> Self {
         Self::with_executor(redis, prefix.as_bytes())
     }
 
     /// Connects to the single server at `url`, `redis://127.0.0.1:6379` or
-    /// `redis+unix:///run/redis.sock`, on the runtime of the caller. It is for tools: a decision
-    /// may take up to 5 s, where a server would fall back.
+    /// `redis+unix:///run/redis.sock`, on the runtime of the caller. This method is for tools and
+    /// not for servers, because a decision may take up to 5 s.
     ///
     /// # Errors
     ///
@@ -79,10 +80,10 @@ impl RedisStore {
     /// cannot be reached or used.
     pub async fn connect(url: &str, prefix: &str) -> Result<Self, StoreError> {
         let (address, login) = Address::parse(url).map_err(StoreError::Refused)?;
-        let settings = Settings {
+        let settings = RedisSettings {
             login,
             timeout: Duration::from_secs(5),
-            ..Settings::new(Topology::Standalone(address))
+            ..RedisSettings::new(Topology::Standalone(address))
         };
         let redis = Redis::start(settings, &Handle::current());
         let refused = |error: ConnectError| StoreError::NotExecuted(error.to_string());
@@ -110,9 +111,9 @@ impl RedisStore {
         }
     }
 
-    /// Decides at `now` from here on, instead of at the server's time, for tests and simulations.
-    /// An instant earlier than the pinned one has no effect. Keys then live a day longer than they
-    /// need to.
+    /// Pins the clock for tests and simulations: from here on, decisions are made at `now` instead
+    /// of at the server's time. An instant earlier than the pinned one has no effect. Keys then
+    /// live a day longer than they need to.
     pub fn pin_clock(&self, now: Timestamp) {
         let _ = self
             .pinned
@@ -121,16 +122,16 @@ impl RedisStore {
             });
     }
 
-    /// Decides `charges`: charges all of them, or none.
+    /// Decides `charges`: either all charges are made, or none.
     ///
     /// `outcomes` is cleared and filled with one outcome per limit, in the order of the charges and
-    /// their limits. It stays empty if no limit was evaluated, because a key is blocked. If two
-    /// charges have the same key, nothing is charged and the decision is
+    /// their limits. `outcomes` stays empty if no limit was evaluated, because a key is blocked. If
+    /// two charges have the same key, nothing is charged and the decision is
     /// [`Decision::REPEATED_KEY`].
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if no decision was made, or if that is unknown.
+    /// [`StoreError`] if no decision was made, or if it is unknown whether one was made.
     pub async fn check(
         &self,
         charges: &[Charge<'_>],
@@ -140,7 +141,8 @@ impl RedisStore {
         self.decide(charges, effect, outcomes, None).await
     }
 
-    /// Decides charges, and writes the receipts of the charges into `receipt` if there is one.
+    /// Decides a request, which consists of `charges`, and writes the receipts of the charges into
+    /// `receipt` if there is one.
     pub(crate) async fn decide(
         &self,
         charges: &[Charge<'_>],
@@ -164,7 +166,7 @@ impl RedisStore {
             .await
     }
 
-    /// Decides charges whose keys can be in one script call.
+    /// Decides a request whose keys can be in one script call.
     async fn check_in_one_call(
         &self,
         charges: &[Charge<'_>],
@@ -229,8 +231,8 @@ impl RedisStore {
         Ok(CONTENDED)
     }
 
-    /// Converts the values of `charges` that were stored under other parameters to those of the
-    /// charge, and clamps the values that were written by a clock that was ahead.
+    /// Converts the values of `charges` that were stored under other parameters to the parameters
+    /// of the charge. Clamps the values that were written by a clock that was ahead.
     pub(crate) fn conversions(
         &self,
         charges: &[Charge<'_>],
@@ -255,7 +257,7 @@ impl RedisStore {
             } else {
                 Vec::new()
             };
-            // The ledger alone is no reason to keep a conversion of which nothing is left.
+            // A converted state that has expired is not kept only because of its ledger.
             let keep_until = if expires > now {
                 expires.max(decode::kept_until(&ledger))
             } else {
@@ -370,6 +372,10 @@ impl RedisStore {
         reply.unwrap_or_else(|| Err(ExecError::Unknown("no reply".to_owned())))
     }
 
+    pub(crate) fn prefix(&self) -> &[u8] {
+        &self.prefix
+    }
+
     pub(crate) fn key(&self, key: &[u8]) -> Vec<u8> {
         layout::state_key(&self.prefix, key)
     }
@@ -423,8 +429,8 @@ impl RedisStore {
     }
 }
 
-/// The converted values, one per charge; `None` if the value needs no conversion. Empty if none
-/// does.
+/// The converted values, one per charge; `None` if the value needs no conversion. The list is empty
+/// if no value needs a conversion.
 #[derive(Debug, Default)]
 pub(crate) struct Conversions(Vec<Option<Conversion>>);
 
@@ -437,7 +443,7 @@ struct Conversion {
     converted: Vec<u8>,
     /// How long the converted state is kept if nothing is charged. If the state exceeds the limits
     /// of the charge, the conversion would lose the excess. Such a state stays as it was stored
-    /// until it has drained that far.
+    /// until the excess has drained.
     keep_until: Option<Timestamp>,
     /// The limits that the state exceeds, each with the time until it admits the cost.
     waits: Vec<(usize, RetryAfter)>,
@@ -459,8 +465,14 @@ impl Conversion {
 }
 
 impl Conversions {
-    /// Raises the waits of limits whose state stays as it was stored, so that no outcome promises
-    /// less than that state takes to drain.
+    /// Returns whether one of the converted states is kept if nothing is charged.
+    pub(crate) fn is_any_kept(&self) -> bool {
+        let mut conversions = self.0.iter().flatten();
+        conversions.any(|conversion| conversion.keep_until.is_some())
+    }
+
+    /// Raises the waits of limits whose state stays as it was stored, so that no outcome reports a
+    /// shorter wait than that state takes to drain.
     pub(crate) fn lengthen_waits(
         &self,
         charges: &[Charge<'_>],
@@ -491,7 +503,7 @@ fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, RetryAfter)]) {
     }
 }
 
-/// Charges decided again, with the kernels of the memory store.
+/// A decision of the script, repeated with the algorithms of the memory store.
 pub(crate) struct ReplayedDecision<'a> {
     replays: Vec<Replay<'a>>,
     admitted: bool,

@@ -14,7 +14,8 @@ const WINDOW: u32 = 16;
 /// Number of failures in the window that opens the breaker.
 const MAX_FAILURES: u32 = 8;
 
-/// Number of consecutive failures that opens the breaker, whatever else is in the window.
+/// Number of consecutive failures that opens the breaker, regardless of the other outcomes in the
+/// window.
 const MAX_CONSECUTIVE: u32 = 3;
 
 /// A circuit breaker over the outcomes of the latest batches, one bit each. A reply after the
@@ -52,8 +53,8 @@ pub(super) struct ReconnectBackoff {
 impl ReconnectBackoff {
     const BACKOFF: Backoff = Backoff::new(Span::from_millis(50), Span::from_secs(1), Jitter::Equal);
 
-    /// Returns the wait before the next attempt: zero before the first, then between half and all
-    /// of the exponential wait.
+    /// Returns the wait before the next attempt: zero before the first attempt, then between half
+    /// and all of the exponential wait.
     pub(super) fn next_wait(&mut self) -> Duration {
         let attempts = self.attempts;
         self.attempts = attempts.saturating_add(1);

@@ -2,7 +2,7 @@
 
 use super::settings::Address;
 
-/// The reason why a server cannot be used. Every message says what to do.
+/// The reason why a server cannot be used. Every error message says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {

@@ -1,11 +1,13 @@
 //! Runs script calls on any topology.
 
-use std::pin::Pin;
+use std::{pin::Pin, sync::Arc};
 
 use futures_util::future::join_all;
+use redis::Cmd;
 
 use super::{
-    Redis, Routes,
+    Address, Redis, Routes,
+    node::Node,
     pipeline::{Command, NoReply},
 };
 use crate::{
@@ -27,6 +29,55 @@ impl Executor for Redis {
     fn is_cluster(&self) -> bool {
         matches!(self.routes, Routes::Cluster(_))
     }
+
+    fn servers(&self) -> Result<Vec<String>, ExecError> {
+        match &self.routes {
+            Routes::Node(_) => Ok(vec![String::new()]),
+            Routes::Cluster(cluster) => {
+                let nodes = cluster.owners_of_all_slots();
+                let nodes = nodes.ok_or_else(|| {
+                    let problem = match self.health().error {
+                        Some(error) => error.to_string(),
+                        None => "the owners of some slots of the cluster are unknown".to_owned(),
+                    };
+                    ExecError::NotExecuted(problem)
+                })?;
+                let mut names: Vec<String> = nodes.iter().map(name).collect();
+                names.sort_unstable();
+                names.dedup();
+                Ok(names)
+            }
+        }
+    }
+
+    fn run_on<'a>(
+        &'a self,
+        server: &'a str,
+        command: Cmd,
+    ) -> Pin<Box<dyn Future<Output = Result<Reply, ExecError>> + Send + 'a>> {
+        Box::pin(async move {
+            let command = Command {
+                cmd: command,
+                on_late_reply: None,
+            };
+            let reply = match &self.routes {
+                Routes::Node(node) => node.send(0, command, false).await,
+                Routes::Cluster(cluster) => {
+                    let nodes = cluster.nodes();
+                    match nodes.iter().find(|node| name(node) == server) {
+                        Some(node) => node.send(0, command, false).await,
+                        None => Err(NoReply::NotSent),
+                    }
+                }
+            };
+            reply.map_err(|error| self.not_answered(&error))
+        })
+    }
+}
+
+/// Returns the name of a node of a cluster: its address.
+fn name(node: &Arc<Node>) -> String {
+    node.address().map(Address::to_string).unwrap_or_default()
 }
 
 impl Redis {
@@ -44,10 +95,16 @@ impl Redis {
         }
         match reply {
             Ok(value) => exec::parse_reply(value),
-            Err(NoReply::NotSent) => Err(ExecError::NotExecuted(self.why_not_sent())),
-            Err(NoReply::Unknown) => Err(ExecError::Unknown(
-                "the request was sent, but no reply arrived in time".to_owned(),
-            )),
+            Err(error) => Err(self.not_answered(&error)),
+        }
+    }
+
+    fn not_answered(&self, error: &NoReply) -> ExecError {
+        match error {
+            NoReply::NotSent => ExecError::NotExecuted(self.why_not_sent()),
+            NoReply::Unknown => {
+                ExecError::Unknown("the request was sent, but no reply arrived in time".to_owned())
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use redis::{
 
 use super::{
     error::ConnectError,
-    settings::{Address, Login, Settings, Transport},
+    settings::{Address, Login, RedisSettings, Transport},
 };
 
 /// The oldest major version that supports our scripts and the replies that we expect.
@@ -29,7 +29,7 @@ pub(super) enum ServerKind {
 /// slow server is not put back into use. `on_disconnect` is called when the connection breaks, even
 /// while it is idle.
 pub(super) async fn connect(
-    settings: &Settings,
+    settings: &RedisSettings,
     address: &Address,
     kind: ServerKind,
     on_disconnect: impl Fn() + Send + Sync + 'static,
@@ -40,8 +40,8 @@ pub(super) async fn connect(
     Ok(connection)
 }
 
-/// Returns the policy by which the server evicts keys when its memory is full; `None` if it does
-/// not evict, or if that is unknown.
+/// Returns the policy by which the server evicts keys when its memory is full; `None` if the server
+/// does not evict keys, or if the policy is unknown.
 ///
 /// The policy is read with `INFO`, because managed services forbid `CONFIG GET`.
 pub(super) async fn eviction_policy(connection: &mut MultiplexedConnection) -> Option<String> {
@@ -62,7 +62,7 @@ fn parse_eviction_policy(info: &str) -> Option<String> {
 
 /// Connects and logs in, without a check of the server.
 pub(super) async fn open(
-    settings: &Settings,
+    settings: &RedisSettings,
     address: &Address,
     login: &Login,
     on_disconnect: impl Fn() + Send + Sync + 'static,
@@ -91,7 +91,7 @@ pub(super) async fn open(
         .map_err(failed)
 }
 
-fn certificates(settings: &Settings) -> Option<TlsCertificates> {
+fn certificates(settings: &RedisSettings) -> Option<TlsCertificates> {
     let tls = &settings.tls;
     let client_tls = tls
         .client
@@ -115,7 +115,7 @@ struct HelloReply {
 }
 
 async fn say_hello(
-    settings: &Settings,
+    settings: &RedisSettings,
     address: &Address,
     connection: &mut MultiplexedConnection,
 ) -> Result<HelloReply, ConnectError> {

@@ -4,7 +4,7 @@
 pub(crate) const SLOTS: u16 = 16_384;
 
 /// Returns the slot of `key`. Only the part between the first `{` and the next `}` is hashed,
-/// unless it is empty.
+/// unless that part is empty.
 pub(crate) fn hash_slot(key: &[u8]) -> u16 {
     let tagged = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];

@@ -29,7 +29,7 @@ use self::{
 };
 pub use self::{
     error::ConnectError,
-    settings::{Address, Login, Settings, Tls, Topology, Transport},
+    settings::{Address, Login, RedisSettings, RedisTls, Topology, Transport},
 };
 
 /// The servers, and the tasks that keep the connections to them open.
@@ -68,7 +68,7 @@ impl Redis {
     /// Starts to connect, on `runtime`, and returns immediately. [`Self::health`] shows whether the
     /// servers are reachable.
     #[must_use]
-    pub fn start(settings: Settings, runtime: &Handle) -> Self {
+    pub fn start(settings: RedisSettings, runtime: &Handle) -> Self {
         let settings = Arc::new(settings);
         let node = |source| Routes::Node(Node::start(source, &settings, runtime));
         let routes = match &settings.topology {

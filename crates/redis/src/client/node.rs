@@ -1,4 +1,4 @@
-//! One server: up, with its connections, or down, with the reason.
+//! The state of one server: up, with its connections, or down, with the reason.
 //!
 //! ```text
 //!            too many failures, or the connection is lost
@@ -36,7 +36,7 @@ use super::{
     handshake::{self, ServerKind},
     pipeline::{self, BatchOutcome, Command, NoReply, QueuedRequest, ReplyResult, RequestQueue},
     sentinel::Sentinels,
-    settings::{Address, Settings},
+    settings::{Address, RedisSettings},
 };
 
 /// Minimum uptime of a server after which the reconnect backoff restarts at zero.
@@ -86,7 +86,7 @@ pub(super) struct NodeState {
     connections: ArcSwapOption<OpenConnections>,
     breaker: Breaker,
     error: Mutex<Option<ConnectError>>,
-    /// A server setting that will lose counts sooner or later.
+    /// A Redis setting that will eventually cause counts to be lost.
     warning: Mutex<Option<String>>,
     circuit_opened: Notify,
     circuit_opens: AtomicU64,
@@ -96,7 +96,11 @@ pub(super) struct NodeState {
 impl Node {
     /// Starts a node at `source`, and a task on `runtime` that keeps it connected until the node is
     /// dropped.
-    pub(super) fn start(source: AddressSource, settings: &Arc<Settings>, runtime: &Handle) -> Self {
+    pub(super) fn start(
+        source: AddressSource,
+        settings: &Arc<RedisSettings>,
+        runtime: &Handle,
+    ) -> Self {
         let (attempted, was_attempted) = watch::channel(false);
         let state = Arc::new(NodeState::default());
         let address = match &source {
@@ -138,8 +142,8 @@ impl Node {
                 asking,
                 reply: sender,
             };
-            // A full queue is treated as down: a request that waits longer than this queue would
-            // time out.
+            // A full queue is treated like a server that is down, because a request would time out
+            // before its turn.
             queue
                 .ok_or(NoReply::NotSent)?
                 .try_send(request)
@@ -238,7 +242,7 @@ impl NodeState {
 async fn keep_connected(
     state: Arc<NodeState>,
     source: AddressSource,
-    settings: Arc<Settings>,
+    settings: Arc<RedisSettings>,
     attempted: watch::Sender<bool>,
 ) {
     let mut reconnect = ReconnectBackoff::default();
@@ -268,7 +272,7 @@ async fn keep_connected(
     }
 }
 
-/// Logs an error, unless it is the same as the last one.
+/// Logs an error, unless it is the same as the last error.
 fn report(state: &NodeState, error: ConnectError) {
     let mut last = lock(&state.error);
     if last.as_ref() != Some(&error) {
@@ -280,7 +284,7 @@ fn report(state: &NodeState, error: ConnectError) {
 async fn connect(
     state: &Arc<NodeState>,
     source: &AddressSource,
-    settings: &Settings,
+    settings: &RedisSettings,
 ) -> Result<(Address, Vec<MultiplexedConnection>), ConnectError> {
     let (address, kind) = match source {
         AddressSource::Fixed(address, kind) => (address.clone(), *kind),
@@ -327,7 +331,7 @@ async fn serve(
     source: &AddressSource,
     address: &Address,
     connections: Vec<MultiplexedConnection>,
-    settings: &Settings,
+    settings: &RedisSettings,
     on_up: impl FnOnce(),
 ) {
     state.breaker.reset();

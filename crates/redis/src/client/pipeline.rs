@@ -21,7 +21,7 @@ const MAX_BATCH: usize = 256;
 pub(super) enum NoReply {
     /// The request was never sent, so it changed nothing.
     NotSent,
-    /// The request may or may not have arrived. It must not be sent again.
+    /// The request may or may not have arrived, so the request must not be sent again.
     Unknown,
 }
 

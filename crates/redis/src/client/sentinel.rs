@@ -23,15 +23,15 @@ use tokio::time::MissedTickBehavior;
 use super::{
     error::ConnectError,
     handshake::{self, as_text},
-    settings::{Address, Settings},
+    settings::{Address, RedisSettings},
 };
 
 /// Interval at which the Sentinels are asked for the primary. A former primary that is partitioned
 /// from them does not know that it was replaced, and still answers.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Timeout of a query to one Sentinel, including the connection. It is independent of the timeout
-/// of a decision, because no decision waits for a Sentinel.
+/// Timeout of a query to one Sentinel, including the connection. This timeout is independent of the
+/// timeout of a decision, because no decision waits for a Sentinel.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The configured Sentinels of one primary.
@@ -40,7 +40,7 @@ pub(super) struct Sentinels {
     addresses: Vec<Address>,
     /// The name by which the Sentinels know the primary.
     primary: String,
-    settings: Settings,
+    settings: RedisSettings,
     /// The epoch of the configuration in use. The epoch outlives the connection to the primary, so
     /// that after a disconnect a stale Sentinel cannot restore an older configuration.
     epoch: AtomicU64,
@@ -50,16 +50,16 @@ pub(super) struct Sentinels {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Report {
     address: Address,
-    /// Zero if the Sentinel does not report one.
+    /// The configuration epoch; zero if the Sentinel does not report an epoch.
     epoch: u64,
 }
 
 impl Sentinels {
-    pub(super) fn new(addresses: Vec<Address>, primary: String, settings: &Settings) -> Self {
+    pub(super) fn new(addresses: Vec<Address>, primary: String, settings: &RedisSettings) -> Self {
         Self {
             addresses,
             primary,
-            settings: Settings {
+            settings: RedisSettings {
                 timeout: SENTINEL_TIMEOUT,
                 connect_timeout: SENTINEL_TIMEOUT,
                 ..settings.clone()
@@ -117,7 +117,7 @@ impl Sentinels {
         })
     }
 
-    /// Collects the reports of the Sentinels, and the error of a Sentinel that returned none.
+    /// Collects the reports of the Sentinels, and the error of a Sentinel that returned no report.
     /// Returns early if `enough` is true for the reports.
     async fn collect_reports(
         &self,
@@ -200,8 +200,8 @@ fn parse_epoch(fields: &Value) -> Option<u64> {
 
 /// Chooses the report to use if no primary is known: the highest epoch, and among equal epochs the
 /// server that most Sentinels report. A report with an epoch below `known` counts only if a
-/// majority of the `configured` Sentinels agrees; this happens after an operator has reconfigured
-/// all of them.
+/// majority of the `configured` Sentinels agrees, for example after an operator has reconfigured
+/// all Sentinels.
 fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
     let votes = |report: &&Report| {
         let same = reports.iter().filter(|other| other == report);
@@ -291,8 +291,8 @@ mod tests {
         assert!(!replaces(("now", 5), &[("now", 6)]));
     }
 
-    /// This happens after an operator has reconfigured the Sentinels, which does not increase the
-    /// epoch.
+    /// A majority reports another primary with an equal epoch after an operator has reconfigured
+    /// the Sentinels, because that does not increase the epoch.
     #[test]
     fn a_majority_with_an_equal_epoch_replaces_a_working_primary() {
         for of in [

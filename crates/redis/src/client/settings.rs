@@ -9,7 +9,7 @@ use redis::{
 
 /// All settings of the connections.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RedisSettings {
     /// The topology and the addresses of the servers.
     pub topology: Topology,
     /// The login of the servers.
@@ -17,7 +17,7 @@ pub struct Settings {
     /// The login of the Sentinels, which have users of their own.
     pub sentinel_login: Login,
     /// Certificates for `rediss://` addresses.
-    pub tls: Tls,
+    pub tls: RedisTls,
     /// Timeout of a decision, from the request to the reply; default 25 ms.
     pub timeout: Duration,
     /// Timeout of connecting, with TLS and login; default 1 s.
@@ -31,7 +31,7 @@ pub struct Settings {
     pub client_name: String,
 }
 
-impl Settings {
+impl RedisSettings {
     /// Returns the default settings for `topology`.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
@@ -39,7 +39,7 @@ impl Settings {
             topology,
             login: Login::default(),
             sentinel_login: Login::default(),
-            tls: Tls::default(),
+            tls: RedisTls::default(),
             timeout: Duration::from_millis(25),
             connect_timeout: Duration::from_secs(1),
             connections: 2,
@@ -57,15 +57,15 @@ pub enum Topology {
     /// A primary whose address the Sentinels report.
     Sentinel {
         /// All Sentinels of the primary. A working primary is replaced only by a server that a
-        /// majority of them, or a newer configuration, names. To find the first primary, one answer
-        /// is sufficient.
+        /// majority of the Sentinels, or a newer configuration, names. To find the first primary,
+        /// one answer is sufficient.
         sentinels: Vec<Address>,
         /// The name by which the Sentinels know the primary.
         primary: String,
     },
     /// A Redis Cluster.
     Cluster {
-        /// Some nodes of the cluster, through which the others are discovered.
+        /// Some nodes of the cluster, through which the other nodes are discovered.
         seeds: Vec<Address>,
     },
 }
@@ -126,7 +126,7 @@ impl fmt::Debug for Login {
 
 /// TLS certificates in PEM. Without any, the trust anchors of the system are used.
 #[derive(Clone, Default)]
-pub struct Tls {
+pub struct RedisTls {
     /// Trust anchors (CA certificates) for the server's certificate.
     pub ca: Option<Vec<u8>>,
     /// Client certificate and private key, for servers that require them.
@@ -134,9 +134,9 @@ pub struct Tls {
 }
 
 /// Hides the private key, because the settings may be logged.
-impl fmt::Debug for Tls {
+impl fmt::Debug for RedisTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls")
+        f.debug_struct("RedisTls")
             .field("ca", &self.ca.is_some())
             .field("client", &self.client.is_some())
             .finish()

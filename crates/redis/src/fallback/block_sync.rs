@@ -2,8 +2,8 @@
 //!
 //! A node copies each block that it enforces to its local store, which keeps enforcing it while
 //! Redis is unreachable. The node is not told when another node lifts the block. So every few
-//! seconds it asks the index in Redis which of its local blocks are still in force, and lifts the
-//! others.
+//! seconds the node asks the index in Redis which of its local blocks are still in force, and lifts
+//! the other blocks.
 
 use std::{
     collections::HashSet,
@@ -22,11 +22,12 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between attempts while Redis does not answer.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Maximum number of blocks in one call. A node with more of them asks about the rest in the next
+/// Maximum number of blocks in one call. A node with more blocks asks about the rest in the next
 /// calls, so that the load on Redis stays small.
 const BLOCKS_PER_CALL: usize = 1_000;
 
-/// Makes local copies of blocks, and lifts those of lifted blocks. Dropping it stops that.
+/// Makes local copies of blocks, and lifts the copies of blocks that were lifted in Redis. Stops
+/// when it is dropped.
 #[derive(Debug)]
 pub(super) struct BlockSync {
     copies: Arc<LocalCopies>,
@@ -34,7 +35,7 @@ pub(super) struct BlockSync {
 }
 
 impl BlockSync {
-    /// Starts to compare the blocks in `local` with those in `store`.
+    /// Starts to compare the blocks in `local` with the blocks in `store`.
     pub(super) fn start(store: RedisStore, local: Arc<MemoryStore>, runtime: &Handle) -> Self {
         let copies = Arc::new(LocalCopies::new(local));
         let task = runtime.spawn(keep_synced(store, Arc::clone(&copies)));
@@ -67,7 +68,7 @@ impl Drop for BlockSync {
 struct LocalCopies {
     local: Arc<MemoryStore>,
     /// The keys copied since the call in flight was sent; `None` while there is no such call. The
-    /// reply may be older than these copies, so it does not lift them.
+    /// reply may be older than the copies of these keys, so it does not lift them.
     copied_during_call: Mutex<Option<HashSet<Box<[u8]>>>>,
 }
 
@@ -124,8 +125,8 @@ async fn keep_synced(store: RedisStore, copies: Arc<LocalCopies>) {
     }
 }
 
-/// Asks about the last keys of `unchecked`, lifts the blocks that are not in force, and removes
-/// these keys from the list. The list is unchanged if Redis does not answer.
+/// Asks about the last keys of `unchecked`, lifts their blocks that are not in force, and removes
+/// these keys from `unchecked`. The list is unchanged if Redis does not answer.
 async fn lift_batch(
     store: &RedisStore,
     copies: &LocalCopies,
@@ -138,7 +139,8 @@ async fn lift_batch(
     *copies.copied_during_call() = Some(HashSet::new());
     let lifted = store.find_lifted(&unchecked[rest..]).await;
     if let Ok(lifted) = &lifted {
-        // If such a key is blocked again at this moment, its next denied request copies that block.
+        // If a lifted key is blocked again at this moment, its next denied request copies the new
+        // block.
         copies.lift_older(lifted);
         unchecked.truncate(rest);
     }
@@ -156,10 +158,11 @@ mod tests {
     use super::*;
     use crate::{
         call::{Call, Reply},
-        exec::{Executor, Replies},
+        exec::{ExecError, Executor, Replies},
     };
 
-    /// A Redis in which every block is lifted. It waits before each reply if `reply` is set.
+    /// A fake Redis that reports every block as lifted. If `reply` is set, the fake waits for this
+    /// notification before each reply.
     #[derive(Debug, Default)]
     struct AllLifted {
         called: Notify,
@@ -190,6 +193,19 @@ mod tests {
         fn is_cluster(&self) -> bool {
             false
         }
+
+        fn servers(&self) -> Result<Vec<String>, ExecError> {
+            Ok(Vec::new())
+        }
+
+        fn run_on<'a>(
+            &'a self,
+            _server: &'a str,
+            _command: redis::Cmd,
+        ) -> Pin<Box<dyn Future<Output = Result<Reply, ExecError>> + Send + 'a>> {
+            let problem = "only scripts run here".to_owned();
+            Box::pin(ready(Err(ExecError::Refused(problem))))
+        }
     }
 
     const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
@@ -214,7 +230,7 @@ mod tests {
         assert_eq!(local.blocked_keys().len(), 0);
     }
 
-    /// A key is blocked again before the reply arrives that its former block was lifted.
+    /// A key is blocked again before the reply arrives that reports its former block as lifted.
     #[tokio::test]
     async fn a_block_that_is_set_during_a_call_is_kept() {
         let redis = Arc::new(AllLifted {
@@ -235,7 +251,7 @@ mod tests {
         lifted.unwrap();
         assert_eq!(copies.local.blocked_keys(), [Box::from(again)]);
 
-        // The next call lifts it.
+        // The next call lifts the block.
         unchecked = copies.local.blocked_keys();
         redis.reply.as_ref().unwrap().notify_one();
         lift_batch(&store, &copies, &mut unchecked).await.unwrap();

@@ -75,8 +75,8 @@ impl LatestCount {
         }
     }
 
-    /// Returns the share of one server; the default share if the servers have never been counted,
-    /// or if this server has just started and sees itself alone.
+    /// Returns the share of one server. This is the default share if the servers have never been
+    /// counted, or if this server has just started and has counted only itself.
     fn share(&self) -> FallbackShare {
         match self.servers() {
             None => FallbackShare::default(),
@@ -87,7 +87,7 @@ impl LatestCount {
 }
 
 impl Census {
-    /// Starts counting this server among those whose keys in `store` have the same prefix.
+    /// Starts to count the servers whose keys have the prefix of `store`, including this server.
     pub(super) fn start(store: RedisStore, runtime: &Handle) -> Self {
         let latest = Arc::<LatestCount>::default();
         let task = runtime
@@ -168,7 +168,7 @@ struct SteadyCount {
 enum StartPhase {
     #[default]
     Uncounted,
-    /// Counting without a failure since this instant.
+    /// The servers have been counted without a failure since this instant.
     Counting(Instant),
     Over,
 }
@@ -207,13 +207,13 @@ impl SteadyCount {
         self.servers
     }
 
-    /// Returns whether the first counts were confirmed by later ones.
+    /// Returns whether the first counts were confirmed by later counts.
     fn is_settled(&self) -> bool {
         matches!(self.start, StartPhase::Over)
     }
 
     /// Records that Redis did not answer. When Redis answers again, it may have lost its data, so
-    /// two delays restart: that for lower counts, and that after a start.
+    /// two delays restart: the delay for lower counts, and the delay after a start.
     fn record_failure(&mut self) {
         self.decrease = None;
         if !self.is_settled() {
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(count.record(1, at(115)), 1);
     }
 
-    /// Other servers may not have written their ids again.
+    /// The other servers may not have written their ids again yet.
     #[test]
     fn a_server_that_starts_alone_has_the_default_share_at_first() {
         let (start, mut count, latest) = (

@@ -22,9 +22,9 @@ mod stats;
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Charge, Decision, DecisionAndReceipt, Effect, Exactness, FallbackShare, MaybeReady,
-    MemoryStore, OnFailure, Outcome, Renewal, Settlement, Source, Span, Store, StoreDecision,
-    StoreRequest, Timestamp,
+    CacheSearch, Charge, Decision, DecisionAndReceipt, Effect, Exactness, FallbackShare,
+    MaybeReady, MemoryStore, OnFailure, Outcome, Renewal, Settlement, Source, Span, Store,
+    StoreDecision, StoreRequest, Timestamp,
 };
 use tokio::{runtime::Handle, time::Instant};
 
@@ -32,7 +32,7 @@ use self::{
     block_sync::BlockSync,
     census::Census,
     denial_cache::{DecisionTime, DenialCache, Epoch},
-    outage::Outage,
+    outage::{Outage, OutageWatch},
     server_errors::ServerErrors,
     stats::Counters,
 };
@@ -50,8 +50,8 @@ pub struct FallbackSettings {
     pub on_failure: OnFailure,
     /// This node's share of every limit while Redis is unreachable; default [`NodeShare::Auto`].
     pub share: NodeShare,
-    /// Maximum time to live of a cached denial; zero disables the cache. Default 1 s. It is also
-    /// how long this node may take to notice a reset or a lifted block on another node.
+    /// Maximum time to live of a cached denial; zero disables the cache. Default 1 s. This node may
+    /// take up to that time to notice a reset or a lifted block on another node.
     pub denial_ttl: Span,
 }
 
@@ -69,8 +69,8 @@ impl Default for FallbackSettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeShare {
     /// 1/n of every limit, where n is the number of servers with the same Redis and the same
-    /// prefix, by the last count. One half if the servers were never counted, because Redis has
-    /// been unreachable since the start.
+    /// prefix, by the last count. The share is one half if the servers were never counted, because
+    /// Redis has been unreachable since the start.
     #[default]
     Auto,
     /// A fixed share.
@@ -87,16 +87,17 @@ pub struct FallbackStore {
     settings: FallbackSettings,
     denial_cache: DenialCache,
     counters: Counters,
-    server_errors: ServerErrors,
-    outage: Outage,
-    /// Runs only if the share depends on the number of servers.
+    server_errors: Arc<ServerErrors>,
+    outage: Arc<Outage>,
+    _outage_watch: OutageWatch,
+    /// Present only if the share depends on the number of servers.
     census: Option<Census>,
     block_sync: BlockSync,
 }
 
 impl FallbackStore {
-    /// Creates a store that decides in `redis`, under keys that begin with `prefix`. `local` holds
-    /// this node's own counts, which decide while Redis is unreachable.
+    /// Creates a store that decides in `redis`, under keys that begin with `prefix`. `local` is
+    /// this node's own memory store, which decides requests while Redis is unreachable.
     #[must_use]
     pub fn new(
         redis: Arc<Redis>,
@@ -109,6 +110,16 @@ impl FallbackStore {
         let census = counts.then(|| Census::start(store.clone(), redis.runtime()));
         let local = Arc::new(local);
         let block_sync = BlockSync::start(store.clone(), Arc::clone(&local), redis.runtime());
+        let outage = Arc::<Outage>::default();
+        let server_errors = Arc::<ServerErrors>::default();
+        let (watched, errors) = (Arc::clone(&redis), Arc::clone(&server_errors));
+        let outage_watch = OutageWatch::start(
+            Arc::clone(&outage),
+            // A Redis that refuses commands is connected, but decides nothing.
+            move || watched.health().error.is_none() && !errors.has_recent(),
+            |summary| summary.log(),
+            redis.runtime(),
+        );
         Self {
             store,
             redis,
@@ -116,8 +127,9 @@ impl FallbackStore {
             settings,
             denial_cache: DenialCache::default(),
             counters: Counters::default(),
-            server_errors: ServerErrors::default(),
-            outage: Outage::default(),
+            server_errors,
+            outage,
+            _outage_watch: outage_watch,
             census,
             block_sync,
         }
@@ -129,7 +141,8 @@ impl FallbackStore {
         request: &StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<StoreDecision> {
-        let is_denied = request.effect.can_deny()
+        let is_denied = request.cache_search == CacheSearch::Due
+            && request.effect.can_deny()
             && self
                 .denial_cache
                 .find(request.charges, request.now, outcomes);
@@ -147,7 +160,8 @@ impl FallbackStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if no decision was made, or if that is unknown. The error is counted.
+    /// [`StoreError`] if no decision was made, or if it is unknown whether one was made. The error
+    /// is counted.
     pub async fn decide_in_redis(
         &self,
         request: &StoreRequest<'_, '_>,
@@ -219,8 +233,8 @@ impl FallbackStore {
         })
     }
 
-    /// Returns whether every server is known to be down, so that a call would be pointless. If so,
-    /// it is counted as a failure.
+    /// Returns whether every server is known to be down, so that a call would be pointless. Counts
+    /// a failure if all servers are down.
     fn is_unavailable(&self) -> bool {
         let is_down = self.redis.is_down();
         if is_down {
@@ -229,18 +243,11 @@ impl FallbackStore {
         is_down
     }
 
-    /// Records a decision by Redis. If it ends an outage, logs that.
+    /// Records a decision by Redis, and logs the end of an outage if the decision ends one.
     fn record_decision(&self, decision: Decision, now: Timestamp) -> StoreDecision {
         self.counters.count(Source::Redis);
         if let Some(summary) = self.outage.record_exact(now) {
-            let outage_ms = summary.lasted.as_millis_ceil();
-            let (local, policy) = (summary.local, summary.policy);
-            tracing::info!(
-                outage_ms,
-                local,
-                policy,
-                "Redis recovered and decisions are exact again; local and policy count the decisions made during the outage"
-            );
+            summary.log();
         }
         StoreDecision {
             decision,
@@ -261,7 +268,7 @@ impl FallbackStore {
         self.redis.runtime()
     }
 
-    /// Returns this node's own counts.
+    /// Returns this node's own memory store, which decides requests while Redis is unreachable.
     #[must_use]
     pub fn local(&self) -> &MemoryStore {
         &self.local
@@ -303,8 +310,8 @@ impl FallbackStore {
         self.server_errors.latest(now)
     }
 
-    /// Copies the result of a decision by Redis: blocks into the local store, denials into the
-    /// cache. The request was sent at `began`, in `epoch`.
+    /// Copies the result of a decision by Redis: a block into the local store, a denial into the
+    /// cache. The request was sent at `began`, after `epoch` was read.
     fn cache_result(
         &self,
         request: &StoreRequest<'_, '_>,
@@ -339,16 +346,16 @@ impl FallbackStore {
 }
 
 /// Returns the time `now`, read at `began`, plus the time that has elapsed since. The local store
-/// must not get the time from before a call: after a long call, it would look as if the clock had
+/// must not get the time from before a call, because after a long call the clock would seem to have
 /// been set back.
 fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
     let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     now.after(Span::from_micros(elapsed))
 }
 
-/// An operation is ready if it needs no call to Redis: if a cached denial is valid, or if every
-/// server is down, so that the rules' failure policies decide. The calls are boxed, which keeps the
-/// futures of the callers small.
+/// An operation is ready at once if it needs no call to Redis. No call is needed if a cached denial
+/// is valid, or if every server is down and the rules' failure policies decide. The calls are
+/// boxed, which keeps the futures of the callers small.
 impl Store for FallbackStore {
     type Receipt = FallbackReceipt;
 

@@ -2,19 +2,28 @@
 //! end of an outage are logged with one line each.
 //!
 //! ```text
-//!            a decision fell back               Redis decides, and no fallback for STEADY
+//!            a decision fell back               Redis is back, and no fallback for STEADY
 //!   exact ──────────────────────▶ outage (logged) ─────────────────────────▶ exact (logged)
 //! ```
+//!
+//! Redis is back once it decides, or once [`OutageWatch`] finds it connected and without errors. So
+//! the end of an outage is logged without a request, too.
 //!
 //! An outage that begins shortly after the end of the previous one is logged only if it lasts. So a
 //! Redis that answers only intermittently does not fill the log.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use tidegate_core::{Source, Span, Timestamp};
+use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
+
+use super::add_elapsed;
 
 /// Minimum time without a fallback decision after which decisions count as exact again.
 const STEADY: Span = Span::from_secs(1);
@@ -22,8 +31,11 @@ const STEADY: Span = Span::from_secs(1);
 /// The time after an outage during which a new outage is logged only if it lasts.
 const QUIET: Span = Span::from_secs(10);
 
-/// The minimum duration of such an outage before it is logged.
+/// The minimum duration of an outage that begins within [`QUIET`] before it is logged.
 const MIN_LOGGED: Span = Span::from_secs(1);
+
+/// Interval at which an [`OutageWatch`] checks Redis during an outage.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The current outage, if there is one.
 #[derive(Debug, Default)]
@@ -32,6 +44,7 @@ pub(super) struct Outage {
     /// without an outage.
     is_ongoing: AtomicBool,
     phase: Mutex<Phase>,
+    begun: Notify,
 }
 
 #[derive(Debug)]
@@ -55,7 +68,12 @@ impl Default for Phase {
 struct OngoingOutage {
     since: Timestamp,
     latest: Timestamp,
-    /// The instant of the first decision by Redis after the latest fallback decision.
+    /// When `latest` was recorded. The current time is `latest` plus the time that has elapsed
+    /// since.
+    recorded: Instant,
+    /// The last instant at which Redis was known to be out of reach.
+    down_until: Timestamp,
+    /// The first instant at which Redis was back after the latest fallback decision.
     recovered_at: Option<Timestamp>,
     is_logged: bool,
     quiet_until: Timestamp,
@@ -66,8 +84,9 @@ struct OngoingOutage {
 /// A summary of an outage, logged when decisions are exact again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OutageSummary {
-    /// The time from the first fallback decision to the first decision by Redis after the last
-    /// fallback, or to [`STEADY`] after that fallback if there was none until then.
+    /// The duration of the outage, from the first fallback decision. The outage ends when Redis is
+    /// back after the last fallback decision, or [`STEADY`] after Redis was last known to be out of
+    /// reach, if that is earlier.
     pub(super) lasted: Span,
     /// Number of decisions on this server's share of the limits in that time.
     pub(super) local: u64,
@@ -83,17 +102,26 @@ impl Outage {
         self.is_ongoing.store(true, Ordering::Relaxed);
         let mut outage = match *phase {
             Phase::Outage(outage) => outage,
-            Phase::Exact { quiet_until } => OngoingOutage {
-                since: now,
-                latest: now,
-                recovered_at: None,
-                is_logged: false,
-                quiet_until,
-                local: 0,
-                policy: 0,
-            },
+            Phase::Exact { quiet_until } => {
+                self.begun.notify_one();
+                OngoingOutage {
+                    since: now,
+                    latest: now,
+                    recorded: Instant::now(),
+                    down_until: now,
+                    recovered_at: None,
+                    is_logged: false,
+                    quiet_until,
+                    local: 0,
+                    policy: 0,
+                }
+            }
         };
-        (outage.latest, outage.recovered_at) = (outage.latest.max(now), None);
+        if now >= outage.latest {
+            (outage.latest, outage.recorded) = (now, Instant::now());
+        }
+        outage.down_until = outage.down_until.max(now);
+        outage.recovered_at = None;
         match source {
             Source::Local => outage.local += 1,
             _ => outage.policy += 1,
@@ -105,7 +133,27 @@ impl Outage {
         logs_now
     }
 
-    /// Records a decision by Redis. Returns what to log, if an outage that was logged is over.
+    /// Records whether a check during an outage found Redis back. If an outage that was logged is
+    /// over, returns the summary to log.
+    fn record_check(&self, is_back: bool) -> Option<OutageSummary> {
+        let now = {
+            let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+            let Phase::Outage(outage) = &mut *phase else {
+                return None;
+            };
+            let now = add_elapsed(outage.latest, outage.recorded);
+            if !is_back {
+                outage.down_until = outage.down_until.max(now);
+                outage.recovered_at = None;
+                return None;
+            }
+            now
+        };
+        self.record_exact(now)
+    }
+
+    /// Records that Redis decides again. If an outage that was logged is over, returns the summary
+    /// to log.
     pub(super) fn record_exact(&self, now: Timestamp) -> Option<OutageSummary> {
         if !self.is_ongoing.load(Ordering::Relaxed) {
             return None;
@@ -121,7 +169,7 @@ impl Outage {
         let summary = outage.is_logged.then_some(OutageSummary {
             // Without requests, Redis may have recovered long before it decided again.
             lasted: recovered_at
-                .min(outage.latest.after(STEADY))
+                .min(outage.down_until.after(STEADY))
                 .since(outage.since),
             local: outage.local,
             policy: outage.policy,
@@ -134,6 +182,57 @@ impl Outage {
         *phase = Phase::Exact { quiet_until };
         self.is_ongoing.store(false, Ordering::Relaxed);
         summary
+    }
+
+    fn is_ongoing(&self) -> bool {
+        self.is_ongoing.load(Ordering::Relaxed)
+    }
+}
+
+impl OutageSummary {
+    pub(super) fn log(&self) {
+        let outage_ms = self.lasted.as_millis_ceil();
+        let (local, policy) = (self.local, self.policy);
+        tracing::info!(
+            outage_ms,
+            local,
+            policy,
+            "Redis recovered and decisions are exact again; local and policy are the numbers of requests that the local share and on_failure decided meanwhile"
+        );
+    }
+}
+
+/// Checks during an outage whether Redis is back, so that its end is logged without a request.
+/// Dropping it stops the checks.
+#[derive(Debug)]
+pub(super) struct OutageWatch(AbortHandle);
+
+impl OutageWatch {
+    /// Starts to watch `outage`. `is_back` returns whether Redis is connected and without errors.
+    pub(super) fn start(
+        outage: Arc<Outage>,
+        is_back: impl Fn() -> bool + Send + 'static,
+        log: impl Fn(OutageSummary) + Send + 'static,
+        runtime: &Handle,
+    ) -> Self {
+        let watching = async move {
+            loop {
+                outage.begun.notified().await;
+                while outage.is_ongoing() {
+                    tokio::time::sleep(CHECK_INTERVAL).await;
+                    if let Some(summary) = outage.record_check(is_back()) {
+                        log(summary);
+                    }
+                }
+            }
+        };
+        Self(runtime.spawn(watching).abort_handle())
+    }
+}
+
+impl Drop for OutageWatch {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -206,5 +305,42 @@ mod tests {
         assert_eq!(summary.local, 3);
         // Long after an outage, a new outage is logged immediately.
         assert!(outage.record_fallback(Source::Local, at(118_000)));
+    }
+
+    /// The outage has only one request, which begins it. Redis is back after a minute.
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_an_outage_is_logged_without_a_request() {
+        let outage = Arc::<Outage>::default();
+        let start = Instant::now();
+        let is_back = move || start.elapsed() >= Duration::from_secs(60);
+        let (sender, mut ends) = tokio::sync::mpsc::unbounded_channel();
+        let log = move |summary| sender.send((start.elapsed(), summary)).unwrap();
+        let _watch = OutageWatch::start(Arc::clone(&outage), is_back, log, &Handle::current());
+        assert!(outage.record_fallback(Source::Local, at(100_000)));
+        let (logged_after, summary) = ends.recv().await.unwrap();
+        assert!(logged_after <= Duration::from_secs(60) + 2 * CHECK_INTERVAL);
+        assert_eq!((summary.local, summary.policy), (1, 0));
+        let lasted = summary.lasted.as_millis_ceil();
+        assert!((60_000..=61_000).contains(&lasted), "{lasted}");
+        assert_eq!(outage.record_exact(at(170_000)), None, "logged already");
+        // The next outage is watched, too.
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert!(outage.record_fallback(Source::Policy, at(200_000)));
+        assert_eq!(ends.recv().await.unwrap().1.policy, 1);
+    }
+
+    /// A request falls back after each check that finds Redis connected.
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_goes_on_while_decisions_fall_back() {
+        let outage = Arc::<Outage>::default();
+        let (sender, mut ends) = tokio::sync::mpsc::unbounded_channel();
+        let log = move |summary| sender.send(summary).unwrap();
+        let _watch = OutageWatch::start(Arc::clone(&outage), || true, log, &Handle::current());
+        for tenths in 0..100 {
+            outage.record_fallback(Source::Local, at(100_000 + tenths * 100));
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert!(ends.try_recv().is_err(), "{tenths}");
+        }
+        assert_eq!(ends.recv().await.unwrap().local, 100);
     }
 }

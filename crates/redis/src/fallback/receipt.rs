@@ -1,7 +1,7 @@
 //! Makes charges with a receipt, and settles them, whether Redis is reachable or not.
 //!
 //! If Redis decides, this node's share is charged and settled as well. If Redis is unreachable,
-//! only this node's share is charged. Such a charge is also settled on the share, even if Redis is
+//! only this node's share is charged. Such a charge is settled on the share only, even if Redis is
 //! reachable again by then.
 
 use tidegate_core::{
@@ -19,9 +19,9 @@ pub struct FallbackReceipt(ReceiptKind);
 
 #[derive(Debug)]
 enum ReceiptKind {
-    /// ReceiptKind in Redis, and to this node's share.
+    /// The charges were made in Redis, and to this node's share.
     Redis(ReceiptPair),
-    /// ReceiptKind to this node's share only.
+    /// The charges were made to this node's share only.
     Local(Receipt),
 }
 
@@ -116,7 +116,7 @@ impl FallbackStore {
         Ok((self.record_decision(decision, request.now), receipt))
     }
 
-    /// Settles without Redis what was charged without it.
+    /// Settles without Redis the charges that were made without Redis.
     pub(super) fn settle_with_fallback(
         &self,
         charges: &[Charge<'_>],
@@ -162,7 +162,7 @@ impl FallbackStore {
         }
     }
 
-    /// Renews without Redis what was charged without it.
+    /// Renews without Redis the leases that were charged without Redis.
     pub(super) fn renew_with_fallback(
         &self,
         charges: &[Charge<'_>],

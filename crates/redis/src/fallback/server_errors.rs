@@ -1,14 +1,21 @@
 //! Records calls that Redis refuses although it is reachable. The health of the connections does
 //! not show these errors.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use crate::StoreError;
 use tidegate_core::{Span, Timestamp};
+use tokio::time::Instant;
 
 /// The time for which a refusal is shown, and for which further errors of its kind are not
 /// logged.
 const WINDOW: Span = Span::from_secs(60);
+
+/// The time for which Redis counts as failing after a refusal, unless it decides a request.
+const FAILING: Duration = Duration::from_secs(60);
 
 /// The maximum number of kinds that are logged within that time; normally there are one or two.
 const MAX_KINDS: usize = 16;
@@ -20,17 +27,20 @@ pub(super) struct ServerErrors(Mutex<ErrorHistory>);
 #[derive(Debug, Default)]
 struct ErrorHistory {
     latest: Option<(StoreError, Timestamp)>,
+    /// When the latest refusal was recorded.
+    refused_at: Option<Instant>,
     /// The kinds that were logged, each with the time.
     logged: Vec<(Box<str>, Timestamp)>,
 }
 
 impl ServerErrors {
-    /// Records `error` if an operator has to act on it. Logs the error, unless one of its kind was
-    /// just logged. Ignores errors of servers that are unreachable or failing over, because the
+    /// Records `error` if an operator has to act on it. Logs the error, unless an error of its kind
+    /// was just logged. Ignores errors of servers that are unreachable or failing over, because the
     /// health of the servers shows them.
     pub(super) fn record(&self, error: &StoreError, now: Timestamp) {
         let Some(kind) = kind(error) else { return };
         let mut history = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        history.refused_at = Some(Instant::now());
         match &mut history.latest {
             Some((latest, at)) if latest == error => *at = now,
             latest => *latest = Some((error.clone(), now)),
@@ -49,9 +59,17 @@ impl ServerErrors {
         let (error, at) = history.latest.as_ref()?;
         (at.after(WINDOW) > now).then(|| error.to_string())
     }
+
+    /// Returns whether Redis has refused a call within the last minute.
+    pub(super) fn has_recent(&self) -> bool {
+        let history = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let refused_at = history.refused_at;
+        refused_at.is_some_and(|refused_at| refused_at.elapsed() < FAILING)
+    }
 }
 
-/// Groups errors that need the same action from an operator; `None` for errors that need none.
+/// Returns the kind of an error. Errors of one kind need the same action from an operator. Returns
+/// `None` if an error needs no action.
 fn kind(error: &StoreError) -> Option<&str> {
     match error {
         StoreError::NotExecuted(_) | StoreError::Unknown(_) => None,
@@ -66,6 +84,19 @@ mod tests {
 
     fn logged(errors: &ServerErrors) -> usize {
         errors.0.lock().unwrap().logged.len()
+    }
+
+    /// A refusal means that Redis does not decide. An unreachable Redis is seen by its health.
+    #[test]
+    fn a_refusal_is_recent_for_a_while() {
+        let (errors, now) = (ServerErrors::default(), Timestamp::from_micros(1));
+        errors.record(
+            &StoreError::NotExecuted("connection refused".to_owned()),
+            now,
+        );
+        assert!(!errors.has_recent());
+        errors.record(&StoreError::Refused("OOM".to_owned()), now);
+        assert!(errors.has_recent());
     }
 
     #[test]

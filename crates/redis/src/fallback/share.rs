@@ -1,5 +1,5 @@
-//! This node's share of every limit. Requests are charged to the share in addition to Redis, and it
-//! decides while Redis is unreachable.
+//! This node's share of every limit. Requests are charged to the share in addition to Redis, and
+//! the share decides while Redis is unreachable.
 
 use std::sync::Arc;
 
@@ -53,7 +53,8 @@ impl FallbackStore {
         }
     }
 
-    /// Calls `answer` with `charges` reduced to this node's share of their limits.
+    /// Copies `charges` with each limit reduced to this node's share, calls `answer` with the
+    /// copies, and returns its result.
     pub(super) fn with_share<T>(
         &self,
         charges: &[Charge<'_>],

@@ -28,8 +28,8 @@ pub struct FallbackStats {
     /// Number of requests to Redis that were `not_executed`, of `unknown` outcome, `refused` by
     /// Redis, or not sent because every server was known to be down (`unavailable`).
     pub failures: [(&'static str, u64); FAILURES.len()],
-    /// Number of servers that share this Redis, by the last count; `None` if the servers are not
-    /// counted, or have not been counted yet.
+    /// Number of servers that share this Redis, according to the last count; `None` if no count
+    /// exists.
     pub servers: Option<u32>,
     /// The health of Redis.
     pub health: Health,
@@ -46,7 +46,8 @@ impl Counters {
         let at = match error {
             StoreError::NotExecuted(_) => 0,
             StoreError::Unknown(_) => 1,
-            // Refused, or the value was not written by Tidegate: an operator has to act.
+            // An operator has to act, because Redis refused the call or the value was not written
+            // by Tidegate.
             _ => 2,
         };
         self.failures[at].fetch_add(1, Ordering::Relaxed);

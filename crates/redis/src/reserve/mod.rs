@@ -22,7 +22,7 @@ use crate::{
 /// A receipt that is dropped refunds nothing, which is safe.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RedisReceipt {
-    /// One per charge; empty if nothing was charged.
+    /// One receipt per charge; empty if nothing was charged.
     pub(crate) charges: Vec<Vec<u8>>,
     /// Whether the outcome of a renewal since the last reply is unknown. The leases may then have
     /// been renewed at an instant that is not in this receipt.
@@ -30,7 +30,7 @@ pub struct RedisReceipt {
 }
 
 impl RedisReceipt {
-    /// Returns whether nothing was charged, which leaves nothing to refund.
+    /// Returns true if nothing was charged, so that there is nothing to refund.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.charges.iter().all(Vec::is_empty)
@@ -45,7 +45,7 @@ struct ChargeToSettle<'s> {
     settlement: Settlement,
 }
 
-/// The argument that makes `give_back.lua` release only the leases.
+/// The argument that makes `refund.lua` release only the leases.
 const LEASES: &[u8] = b"leases";
 
 /// A call of the script `check`, and the number of its charges.
@@ -84,7 +84,7 @@ impl RedisStore {
     /// - After a reset of the key there is nothing to refund. However, a later charge of another
     ///   client at the same instant, or in the same window, cannot be distinguished from the
     ///   original and is refunded instead.
-    /// - More than a minute after the charge, a schedule refunds only units that cannot have
+    /// - More than a minute after the charge, a GCRA limit refunds only units that cannot have
     ///   drained in the elapsed time.
     ///
     /// # Errors
@@ -144,14 +144,14 @@ impl RedisStore {
             charges.push(*charge);
         }
         Call {
-            script: &scripts::GIVE_BACK,
+            script: &scripts::REFUND,
             keys: self.keys(&charges),
             args,
             on_late_reply: None,
         }
     }
 
-    /// Runs a call of `give_back.lua`, split into one call per key if the keys are on two nodes
+    /// Runs a call of `refund.lua`, split into one call per key if the keys are on two nodes
     /// because their slot is migrating.
     async fn run_refund(&self, call: &Call) -> Result<(), StoreError> {
         match self.run_once(call).await {
@@ -167,8 +167,8 @@ impl RedisStore {
         }
     }
 
-    /// Returns the callback for a reservation whose reply arrives after the caller has stopped
-    /// waiting: it refunds the reservation. `keys` and `args` are those of the reservation.
+    /// Returns the callback that refunds a reservation if its reply arrives after the caller has
+    /// stopped waiting. `keys` and `args` are the keys and arguments of the reservation.
     pub(crate) fn refund_on_late_reply(&self, keys: &[Vec<u8>], args: &[Vec<u8>]) -> OnLateReply {
         let (store, keys, args) = (self.clone(), keys.to_vec(), args.to_vec());
         OnLateReply(Arc::new(move |late| {
@@ -200,7 +200,7 @@ impl RedisStore {
         calls: Vec<CheckCall>,
     ) -> Result<Vec<CheckReply>, StoreError> {
         let (caller, replies) = oneshot::channel();
-        // A task of its own, so that the refunds are sent even if the caller stops waiting.
+        // This is a separate task, so that the refunds are sent even if the caller stops waiting.
         tokio::spawn(reserve_all_or_refund(self.clone(), calls, caller));
         let ended = |_| StoreError::Unknown("the runtime was shut down".to_owned());
         replies.await.map_err(ended)?.into_iter().collect()
@@ -215,7 +215,7 @@ impl CheckCall {
 
 /// Builds the call that refunds `receipts` of a reservation with these keys and arguments.
 fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
-    // The programs come first. Conversions may follow; they are not needed here.
+    // The programs come first. Conversions, which are not needed here, may follow.
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("the arguments begin with an instant, an intent and a slack");
     };
@@ -224,15 +224,15 @@ fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call
         args.extend([program.clone(), receipt.clone(), Vec::new()]);
     }
     Call {
-        script: &scripts::GIVE_BACK,
+        script: &scripts::REFUND,
         keys: keys.to_vec(),
         args,
         on_late_reply: None,
     }
 }
 
-/// Charges every slot, and refunds those that admit if another denies or if `caller` has stopped
-/// waiting.
+/// Charges every slot. If a slot denies, or if `caller` has stopped waiting, refunds the slots that
+/// admitted.
 async fn reserve_all_or_refund(
     store: RedisStore,
     calls: Vec<CheckCall>,

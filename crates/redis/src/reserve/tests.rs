@@ -127,7 +127,7 @@ impl Trace<'_> {
     }
 
     /// Replays only the charges that were kept on a fresh memory store, which must admit all of
-    /// them. Returns the state of the limit after that.
+    /// these charges. Returns the state of the limit after the replay.
     fn state_of_kept_charges(&self) -> Result<Outcome, TestCaseError> {
         let memory = MemoryStore::new(MemoryBounds::default());
         let mut outcomes = Vec::new();
@@ -225,7 +225,7 @@ fn check_kind(server: &Server, kind: Kind) {
     }
 }
 
-/// Whether all units of a charge can be found again and refunded, however late.
+/// Whether all units of a charge can be found again and refunded, no matter how late.
 fn counts_units(kind: Kind) -> bool {
     matches!(
         kind,
@@ -244,7 +244,7 @@ fn has_own_grid(kind: Kind) -> bool {
     matches!(kind, Kind::Interval | Kind::FirstRequestWindow)
 }
 
-/// Runs `steps`, with units of 100 microseconds, and returns how long the schedule then takes to
+/// Runs `steps`, with units of 100 microseconds, and returns how long the GCRA limit then takes to
 /// drain, in microseconds.
 fn drain_micros(kind: Kind, steps: &[Step]) -> u64 {
     let server = Server::redis();

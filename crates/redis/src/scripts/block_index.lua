@@ -1,19 +1,22 @@
--- Maintains the index of the blocks, from which all can be listed. A block is enforced by the value
--- of its key, not by this index.
+-- Maintains the index that lists all blocks. A block is enforced by the value of its key, not by
+-- this index.
 --
 -- KEYS[1]  the index
 -- ARGV     the instant, empty for the server's own clock; how many milliseconds the index outlives
 --          its last block; then one of
 --          'put', key, microseconds or 0 for no end, note, maximum number of blocks: returns the
---          end, 0 for none, or -1 if there are too many blocks
+--          end of the block, 0 for no end, or -1 if there are too many blocks
 --          'drop', key
 --          'get', key: returns the entry
---          'lifted', keys: returns those without a block that is in force
+--          'lifted', keys: returns the keys without a block in force
 --          'time': returns the instant
 --          'scan', cursor: returns the next cursor, and keys that are each followed by the entry
+--          'sweep', cursor: removes the blocks that have ended from one page of the index; returns
+--          the next cursor
 --
--- An entry is the end of the block in 7 bytes, followed by the note: the reason and, if the block
--- was made for a rule, its name and the names of its key entries, each after a byte 255.
+-- An entry is the end of the block in 7 bytes, followed by the note. The note is the reason and, if
+-- the block was made for a rule, the rule's name and the names of its key entries, each after a
+-- byte 255.
 local call, now, slack, verb, key = redis.call, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 if not now then
   local time = call('TIME')
@@ -42,29 +45,29 @@ elseif verb == 'time' then
   return now
 elseif verb == 'scan' then
   return call('HSCAN', KEYS[1], key, 'COUNT', 1000)
-end
-
-local most = tonumber(ARGV[7])
-if call('HEXISTS', KEYS[1], key) == 0 and call('HLEN', KEYS[1]) >= most then
-  -- Blocks that have ended are removed only when the index is full.
-  local entries = call('HGETALL', KEYS[1])
+elseif verb == 'sweep' then
+  local page = call('HSCAN', KEYS[1], key, 'COUNT', 1000)
+  local next, entries = page[1], page[2]
   for i = 1, #entries, 2 do
     if ended(entries[i + 1]) then
       call('HDEL', KEYS[1], entries[i])
     end
   end
-  if call('HLEN', KEYS[1]) >= most then
-    return -1
-  end
+  return next
+end
+
+local most = tonumber(ARGV[7])
+if call('HEXISTS', KEYS[1], key) == 0 and call('HLEN', KEYS[1]) >= most then
+  return -1
 end
 local span = tonumber(ARGV[5])
 local till = span > 0 and now + span or 0
-local left = call('PTTL', KEYS[1])
+local ttl = call('PTTL', KEYS[1])
 call('HSET', KEYS[1], key, struct.pack('>I7', till) .. ARGV[6])
 local millis = math.floor(span / 1000) + slack
 if till == 0 then
   call('PERSIST', KEYS[1])
-elseif left == -2 or left > 0 and left < millis then
+elseif ttl == -2 or ttl > 0 and ttl < millis then
   call('PEXPIRE', KEYS[1], millis)
 end
 return till

@@ -1,5 +1,5 @@
--- Buckets. A state is the number of the newest bucket, the width of a bucket, the total, the number
--- of buckets, and the count of each, oldest first.
+-- Sliding window counter. A state is the number of the newest bucket, the width of a bucket, the
+-- total, the number of buckets, and the count of each bucket, oldest first.
 
 if kernel == BUCKETS then
   local COUNT_BYTES = 7
@@ -7,24 +7,24 @@ if kernel == BUCKETS then
   limit, width, summed, cost, at = struct_unpack(BUCKETS_NUMBERS, program, at)
   local newest, total, first, passed = (now - fmod(now, width)) / width, 0, nil, summed
   if position then
-    local before, _, held
-    before, _, total, held, first = struct_unpack('>I7I7I7I2', value, position)
-    position = first + COUNT_BYTES * held
+    local before, _, bucket_count
+    before, _, total, bucket_count, first = struct_unpack('>I7I7I7I2', value, position)
+    position = first + COUNT_BYTES * bucket_count
     passed = newest - before
     if passed < 0 then
       newest, passed = before, 0
       from_ahead = from_ahead or before * width > now + JUMP
     end
-    if passed >= held then
-      total, passed = 0, held
+    if passed >= bucket_count then
+      total, passed = 0, bucket_count
     elseif passed > 0 then
       -- Subtract the buckets that have passed, eight at a time.
-      local old, left = first, passed
-      while left >= 8 do
+      local old, remaining = first, passed
+      while remaining >= 8 do
         local a, b, c, d, e, f, g, h = struct_unpack('>I7I7I7I7I7I7I7I7', value, old)
-        total, old, left = total - (a + b + c + d + e + f + g + h), old + 8 * COUNT_BYTES, left - 8
+        total, old, remaining = total - (a + b + c + d + e + f + g + h), old + 8 * COUNT_BYTES, remaining - 8
       end
-      for _ = 1, left do
+      for _ = 1, remaining do
         total, old = total - struct_unpack('>I7', value, old), old + COUNT_BYTES
       end
     end
@@ -43,10 +43,10 @@ if kernel == BUCKETS then
     total = total + cost
     local own = #counts - COUNT_BYTES + 1
     counts = sub(counts, 1, own - 1) .. struct_pack('>I7', struct_unpack('>I7', counts, own) + cost)
-    -- The excess over the limit is taken from the oldest buckets: some are emptied completely, and
-    -- the next one in part.
+    -- The excess over the limit is taken from the oldest buckets: some buckets are emptied
+    -- completely, and the next bucket in part.
     if total > limit then
-      -- Returns the position of the first non-empty bucket from `at` on. There must be one.
+      -- Returns the position of the first non-empty bucket from `at` on. Such a bucket must exist.
       local function first_used(counts, at)
         local used = string.find(counts, '[^%z]', at)
         return used - fmod(used - 1, COUNT_BYTES)

@@ -1,4 +1,5 @@
--- Decides charges, each with the limits of one rule on one key. All of them are charged, or none.
+-- Decides one request. A request consists of charges, each with the limits of one rule on one key.
+-- Either all of the charges are made, or none.
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own clock
@@ -6,11 +7,11 @@
 --          another slot had denied; 'peek' or 'look': charge nothing, and with 'look' ignore blocks
 -- ARGV[3]  how many milliseconds a key outlives its state
 -- ARGV[4…] the program of each charge (program.lua)
--- then     nothing, or three for each charge, for values under other parameters or written by a
---          clock that was ahead: the value that was found; that value converted to the parameters
---          of the program, and clamped if its clock was ahead; and until when the conversion is
---          kept if nothing is charged, 0 to discard it. The first two are empty if the value needs
---          no conversion
+-- then     nothing, or three arguments for each charge: the value that was found; the converted
+--          value; and the instant until which the converted value is kept if nothing is charged, 0
+--          to discard it. A value is converted if it was stored under other parameters than those
+--          of the program, and is clamped if it was written by a clock that was ahead. The first
+--          two arguments are empty if the value needs neither
 --
 -- Returns one of
 --   {1 admitted or 0 limited, instant, each value that was decided on, each receipt}
@@ -32,9 +33,9 @@ local PROGRAMS, CONVERSIONS = 3, 3 + count
 -- the state completely; in the mode KEEP nothing is charged; and in the mode PEEK no member has a
 -- new state.
 local CHARGE, CLAMP, KEEP, PEEK = 1, 2, 3, 4
--- `evaluate` sets `lost` if the instant is outside of a program's calendar windows, and
+-- `evaluate` sets `outside_calendar` if the instant is outside of a program's calendar windows, and
 -- `from_ahead` if a clock that was ahead has written a state.
-local lost, from_ahead = false, false
+local outside_calendar, from_ahead = false, false
 -- Whether a program may have a member whose state is long.
 local has_long_states = false
 -- (has_long_states = true)
@@ -43,13 +44,13 @@ local has_long_states = false
 -- (lead.lua)
 -- (value.lua)
 
--- Decides a member of this kernel. Its numbers are at `at` of `program`. Its state is at `position`
--- of `value`, or new if the position is nil. Returns five values: where the numbers end and where
--- the state ends; whether the member denies; its state after the charge; and when this state
--- expires.
+-- Decides a member that uses the algorithm `kernel`. The parameters of the member are at `at` of
+-- `program`. The state of the member is at `position` of `value`, or is new if `position` is nil.
+-- Returns five values: where the parameters end; where the state ends; whether the member denies;
+-- the state after the charge; and when this state expires.
 --
--- The kernels are branches of one function, because Redis executes the definition of each function
--- on every call.
+-- The algorithms are branches of one function, because Redis executes the definition of each
+-- function on every call.
 local function evaluate(kernel, program, at, value, position, mode)
 -- (the kernels that the programs name come here)
 end
@@ -68,12 +69,12 @@ for i = 1, count do
     members = first + head_bytes,
     is_shadow = is_shadow == 1,
     counts_denied = counts_denied == 1,
-    -- The value that is decided on; and its states and its ledger.
+    -- The stored value; the value without its block and its ledger; and the ledger.
     raw = raw,
     value = raw,
     ledger = '',
-    -- Whether a member denies; and if none does, the states after the charge, and when all of them
-    -- have expired.
+    -- Whether a member denies. If no member denies: the states after the charge, and the instant at
+    -- which all states have expired.
     denies = false,
     states = nil,
     expires = now,
@@ -82,7 +83,7 @@ for i = 1, count do
   if raw ~= '' and byte(raw) >= HAS_LEDGER then
     local block_end
     block_end, charge.ledger, charge.value = open_value(raw)
-    if kept_until(charge.ledger) <= now then
+    if ledger_until(charge.ledger) <= now then
       charge.ledger = ''
     end
     local rank = block_end and (block_end == 0 and math.huge or block_end) or 0
@@ -95,8 +96,8 @@ if blocked then
   return blocked
 end
 
--- A state under other parameters, or one that a clock that was ahead has written, is decided on as
--- the client has converted it, unless the value has changed since.
+-- If a state was stored under other parameters, or was written by a clock that was ahead, the
+-- decision uses the client's conversion, unless the value has changed since.
 local outdated = false
 for i = 1, count do
   local charge, at = charges[i], CONVERSIONS + 3 * i
@@ -110,9 +111,10 @@ for i = 1, count do
 end
 
 -- All members are evaluated before anything is written. A member is evaluated and charged in one
--- pass: what it has computed is discarded if a later one denies. For a long state that would cost
--- more than the rest of the decision. So if there are several members, a long state is built only
--- after all of them have admitted. The kernel of several members is 7 (states.lua).
+-- pass, and its new state is discarded if a later member denies. To build a long state and discard
+-- it would cost more than the rest of the decision. So if there are several members, a long state
+-- is built only after all members have admitted. A header with several members has the algorithm
+-- number 7 (states.lua).
 local defers = has_long_states and (count > 1 or byte(charges[1].head) == 7)
 local deferred = {}
 local is_charge = effect == 'charge' or effect == 'reserve'
@@ -123,8 +125,7 @@ if not outdated then
     local program, value, at, expires = charge.program, charge.value, charge.members, now
     local position = value ~= '' and #charge.head + 1 or nil
     local mode = is_charge and admitted and CHARGE or PEEK
-    -- Sized for the usual number of members, because a table that grows costs more than one of
-    -- sufficient size.
+    -- The table has the size for the usual number of members, because growing a table costs more.
     local states, number = {'', '', '', ''}, 0
     local marks = effect == 'reserve' and {now, charge.ledger}
     while at <= #program do
@@ -165,7 +166,7 @@ for i = 1, admitted and not from_ahead and #deferred or 0 do
     end
   end
 end
-if lost then
+if outside_calendar then
   return {4, now}
 elseif outdated or from_ahead then
   local reply = {2, now}
@@ -186,7 +187,8 @@ end
 -- Redis does not roll a script back, so everything that can fail happens before the first write.
 for i = 1, count do
   local charge = charges[i]
-  -- Denied, by this charge itself or by another. A rule in shadow mode ignores denials by others.
+  -- Whether this charge or another charge denies the request. A rule in shadow mode ignores the
+  -- denials of other charges.
   local is_denied = admitted and charge.denies or not admitted and not charge.is_shadow
   if is_denied and charge.counts_denied then
     local program, value, at = charge.program, charge.value, charge.members
@@ -209,7 +211,7 @@ for i = 1, count do
   end
   local ledger = charge.ledger
   if charge.states then
-    local expires = max(charge.expires, kept_until(ledger))
+    local expires = max(charge.expires, ledger_until(ledger))
     if expires > now then
       charge.millis = floor((expires - now) / 1000) + slack
       charge.written = charge.head .. table.concat(charge.states)

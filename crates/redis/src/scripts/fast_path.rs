@@ -1,25 +1,33 @@
-//! Assembles `fast_path.lua` for a sequence of kernels.
+//! Assembles `fast_path.lua` for a sequence of algorithms.
 
 use std::sync::OnceLock;
+
+use tidegate_core::remote_eval::CLOCK_JUMP;
 
 use super::expand_markers;
 use crate::{call::Script, encode::kernel};
 
-/// Most members that a script of the fast path has. The number of scripts grows as a power of it.
+/// The maximum number of members of a script of the fast path. The number of possible scripts grows
+/// exponentially with this number.
 pub(crate) const MAX_MEMBERS: usize = 4;
 
-/// A kernel on the fast path. In its names and its code, N stands for the number of the member.
+/// An algorithm that the fast path supports. In the names and in the code, N stands for the number
+/// of the member.
 struct FastKernel {
-    /// The number of the kernel.
+    /// The number of the algorithm.
     kernel: u8,
-    /// Length in bytes of the kernel and its parameters in the header of a value.
+    /// The length in bytes of the algorithm's number and parameters in the header of a value.
     head_bytes: usize,
-    /// The numbers of a member, and their `struct` format.
-    numbers: (&'static str, &'static str),
-    /// The state, its format, and its length in bytes.
-    state: (&'static str, &'static str, usize),
-    /// The numbers that are written as the state.
+    /// The names of a member's parameters, and their `struct` format.
+    numbers: &'static str,
+    numbers_format: &'static str,
+    /// The names of the state's numbers, their format, and their length in bytes.
+    state: &'static str,
+    state_format: &'static str,
+    state_bytes: usize,
+    /// The names of the numbers that are written as the state.
     written: &'static str,
+    /// The Lua code that decides and charges a member.
     code: &'static str,
 }
 
@@ -27,48 +35,53 @@ const FAST_KERNELS: [FastKernel; 4] = [
     FastKernel {
         kernel: kernel::SCHEDULE,
         head_bytes: 4,
-        numbers: ("duration_N, tau_N, lead_N", "I7I7I1"),
-        state: ("arrival_N, found_lead_N", "I7I1", 8),
+        numbers: "duration_N, tau_N, lead_N",
+        numbers_format: "I7I7I1",
+        state: "arrival_N, stored_lead_N",
+        state_format: "I7I1",
+        state_bytes: 8,
         written: "arrival_N, lead_N",
         code: include_str!("fast_path/schedule.lua"),
     },
     FastKernel {
         kernel: kernel::INTERVAL,
         head_bytes: 9,
-        numbers: (
-            "refill_N, every_N, capacity_N, cost_N, lead_N",
-            "I7I7I7I7I1",
-        ),
-        state: ("full_at_N, last_N, found_lead_N", "I7I7I1", 15),
+        numbers: "refill_N, every_N, capacity_N, cost_N, lead_N",
+        numbers_format: "I7I7I7I7I1",
+        state: "full_at_N, last_N, stored_lead_N",
+        state_format: "I7I7I1",
+        state_bytes: 15,
         written: "full_at_N, last_N, lead_N",
         code: include_str!("fast_path/interval.lua"),
     },
     FastKernel {
         kernel: kernel::WINDOW,
         head_bytes: 5,
-        numbers: ("limit_N, cost_N, is_epoch_N, span_N", "I7I7I1I7"),
-        state: ("count_N, ends_N", "I7I7", 14),
+        numbers: "limit_N, cost_N, is_epoch_N, span_N",
+        numbers_format: "I7I7I1I7",
+        state: "count_N, ends_N",
+        state_format: "I7I7",
+        state_bytes: 14,
         written: "count_N, ends_N",
         code: include_str!("fast_path/window.lua"),
     },
     FastKernel {
         kernel: kernel::WEIGHTED,
         head_bytes: 5,
-        numbers: ("limit_N, window_N, cost_N", "I7I7I7"),
-        state: (
-            "index_N, previous_N, current_N, found_window_N",
-            "I7I7I7I7",
-            28,
-        ),
+        numbers: "limit_N, window_N, cost_N",
+        numbers_format: "I7I7I7",
+        state: "index_N, previous_N, current_N, stored_window_N",
+        state_format: "I7I7I7I7",
+        state_bytes: 28,
         written: "index_N, previous_N, current_N, window_N",
         code: include_str!("fast_path/weighted.lua"),
     },
 ];
 
-/// Returns the script that decides one key with members of these kernels, and the length of the
+/// Returns the script that decides one key with members of these algorithms, and the length of the
 /// header that it expects in a value. Returns `None` if there is no such script.
 pub(crate) fn fast_path(kernels: &[u8]) -> Option<(&'static Script, usize)> {
-    // The kernels are the digits of the index; 0 stands for no further member.
+    // The algorithms of the members are the digits of the index; 0 stands for no further member.
     const BASE: usize = FAST_KERNELS.len() + 1;
     const COUNT: usize = {
         let (mut count, mut members) = (1, 0);
@@ -106,19 +119,20 @@ fn assemble(members: &[&FastKernel], head_bytes: usize) -> String {
             .collect();
         parts.join(separator)
     };
-    let states = all(|member| member.state.0, ", ");
-    let state_formats = all(|member| member.state.1, "");
-    let state_bytes: usize = members.iter().map(|member| member.state.2).sum();
+    let states = all(|member| member.state, ", ");
+    let state_formats = all(|member| member.state_format, "");
+    let state_bytes: usize = members.iter().map(|member| member.state_bytes).sum();
     let zeros = vec!["0"; states.split(", ").count()].join(", ");
     let text = include_str!("fast_path.lua")
         .replace(
             "NUMBERS_FORMAT",
-            &format!(">c{head_bytes}{}", all(|member| member.numbers.1, "")),
+            &format!(">c{head_bytes}{}", all(|member| member.numbers_format, "")),
         )
         .replace("VALUE_FORMAT", &format!(">c{head_bytes}{state_formats}"))
         .replace("WRITTEN_FORMAT", &format!(">c0{state_formats}"))
+        .replace("CLOCK_JUMP", &CLOCK_JUMP.as_micros().to_string())
         .replace("VALUE_BYTES", &(head_bytes + state_bytes).to_string())
-        .replace("NUMBERS", &all(|member| member.numbers.0, ", "))
+        .replace("NUMBERS", &all(|member| member.numbers, ", "))
         .replace("WRITTEN", &all(|member| member.written, ", "))
         .replace("STATES", &states)
         .replace("ZEROS", &zeros)

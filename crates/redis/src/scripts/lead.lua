@@ -1,9 +1,9 @@
 -- The lead of a state is an upper bound of how far the state was ahead of the clock when it was
--- written. It takes one byte, and is rounded up by less than one eighth plus half a second. On the
--- fast path it is the lead of a key that is charged completely. A state that is ahead by
--- more than its lead plus JUMP was written by a clock that was ahead of this one: the clock of a
--- former primary, or this clock before it was set back. The limit would deny requests until this
--- clock has caught up, so the store clamps the state.
+-- written. A lead takes one byte, and is rounded up by less than one eighth plus half a second. The
+-- fast path stores the lead of a completely charged key instead. A state that is ahead by more than
+-- its lead plus JUMP was written by a clock that was ahead of this clock: the clock of a former
+-- primary, or this clock before it was set back. The limit would deny requests until this clock has
+-- caught up, so the store clamps the state.
 local JUMP = 10000000
 
 -- Returns the lead for `ahead` microseconds: the upper five bits are an exponent, the lower three a

@@ -1,16 +1,17 @@
--- Log. A state is the longest window; the numbers of entries and of windows; the sum of units
--- before the first entry; for each window its first entry, the sum before that, and the instant of
--- that; and the entries, oldest first: an instant, and the sum up to and including the entry. All
--- sums are modulo 2^24, far more than a log holds. A concurrency lease is an entry of a log.
+-- Sliding window log. A state is the longest window; the number of entries; the number of windows;
+-- the sum of units before the first entry; for each window its first entry, the sum before that
+-- entry, and the instant of that entry; and all entries, oldest first. An entry is an instant, and
+-- the sum up to and including the entry. All sums are modulo 2^24, which is far more than a log
+-- holds. A concurrency lease is an entry of a log.
 if kernel == LOG or kernel == LEASE then
   local ENTRY, TURN, MOST = 10, 2 ^ 24, 2047
   local windows, cost
   windows, cost, at = struct_unpack(LOG_NUMBERS, program, at)
   local count, base, first, places = 0, 0, 1, {}
   if position then
-    local _, held
-    _, count, held, base, position = struct_unpack('>I7I4I1I3', value, position)
-    for w = 1, held do
+    local _, window_count
+    _, count, window_count, base, position = struct_unpack('>I7I4I1I3', value, position)
+    for w = 1, window_count do
       local head, before, begins
       head, before, begins, position = struct_unpack('>I4I3I7', value, position)
       places[w] = {head, before, begins}
@@ -98,7 +99,7 @@ if kernel == LOG or kernel == LEASE then
   -- Only the newest units, up to the largest limit, can affect a decision.
   local dropped = 0
   if mode == CLAMP and count > 0 and largest > 0 then
-    local function kept(number)
+    local function remaining_entry(number)
       if number < stay then
         return entry(fewest + number)
       end
@@ -109,7 +110,7 @@ if kernel == LOG or kernel == LEASE then
     local low, high = -1, count - 1
     while high - low > 1 do
       local middle = floor((low + high) / 2)
-      local _, sum = kept(middle)
+      local _, sum = remaining_entry(middle)
       if (total - sum) % TURN >= largest then
         low = middle
       else
@@ -118,8 +119,8 @@ if kernel == LOG or kernel == LEASE then
     end
     dropped = high
     if dropped > 0 then
-      base = select(2, kept(dropped - 1))
-      local begins = kept(dropped)
+      base = select(2, remaining_entry(dropped - 1))
+      local begins = remaining_entry(dropped)
       for w = 1, windows do
         places[w] = places[w][1] < dropped and {dropped, base, begins} or places[w]
         places[w][1] = places[w][1] - dropped

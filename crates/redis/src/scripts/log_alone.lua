@@ -4,11 +4,12 @@
 -- KEYS[1]  the key
 -- ARGV     the header of its value; the cost; for each window its limit and span; [the instant]
 --
--- Returns the instant in 7 bytes and the value before, with entries joined where the decision stays
--- the same. Returns {value, instant}, and charges nothing, if the value has another header (the key
--- is blocked, or is stored under other parameters), or if a clock that was ahead has written it.
--- The state is that of `log.lua`, but entries that no window needs, and a ledger that has expired,
--- may remain at the front for a while.
+-- Returns the instant in 7 bytes, followed by the value before the charge. Entries of that value
+-- are joined where the decision stays the same. Charges nothing and returns {value, instant} in two
+-- cases: the value has another header (because the key is blocked, or was stored under other
+-- parameters), or a clock that was ahead has written the value. The state has the format of
+-- `log.lua`, but entries that no window needs, and a ledger that has expired, may remain at the
+-- front for a while.
 local call, struct_pack, struct_unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
 local key, head, cost = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local windows = math.floor((#ARGV - 2) / 2)
@@ -17,19 +18,19 @@ if not now then
   local time = call('TIME')
   now, slack = time[1] * 1000000 + time[2], 2
 end
--- A value of at least this many bytes is changed in place, for which Redis allocates spare room. A
--- shorter value is written anew.
+-- A value of at least LONG bytes is changed in place, and Redis allocates spare capacity for it. A
+-- shorter value is replaced as a whole.
 local LONG, ENTRY, PLACE, TURN, MOST = 2048, 10, 14, 2 ^ 24, 2047
 
 -- (lead.lua)
 
 -- Before the entries: the header, which may contain a ledger; 15 bytes; and the position of each
 -- window.
-local value, front, kept_until = call('GETRANGE', key, 0, LONG - 1), head, 0
+local value, front, ledger_until = call('GETRANGE', key, 0, LONG - 1), head, 0
 if value ~= '' and sub(value, 1, #head) ~= head then
   -- (ledger.lua)
   local state
-  state, front, kept_until = open_ledger(value, head)
+  state, front, ledger_until = open_ledger(value, head)
   if not state then
     return {call('GET', key), now}
   end
@@ -57,8 +58,8 @@ if value ~= '' then
   end
 end
 
--- Returns the first entry after `low` that is `beyond`, and the one before it. `low` itself must
--- not be `beyond`. Returns `count` if there is none.
+-- Returns the first entry after `low` for which `beyond` is true, and the entry before that one.
+-- `beyond` must be false for `low` itself. Returns `count` if `beyond` is false for all entries.
 local function search(low, beyond)
   local step = 1
   while low + step < count and not beyond(low + step) do
@@ -84,11 +85,11 @@ for w = 1, windows do
     first, before, at = struct_unpack('>I4I3I7', value, places_at + PLACE * (w - 1) + 1)
   end
   if first < count and at + span <= now then
-    local gone
-    first, gone = search(first, function(number)
+    local last_expired
+    first, last_expired = search(first, function(number)
       return entry(number) + span > now
     end)
-    before = select(2, entry(gone))
+    before = select(2, entry(last_expired))
     at = first < count and entry(first) or 0
   end
   local sum = count > 0 and (total - before) % TURN or 0
@@ -112,7 +113,7 @@ for w = 1, windows do
   places[w], longest = {first, before, at}, math.max(longest, span)
 end
 
-local found = ''
+local value_before = ''
 if count > fewest then
   points[#points + 1] = {count - 1, last_at, total}
   table.sort(points, function(a, b)
@@ -125,18 +126,18 @@ if count > fewest then
       passed = points[i][1]
     end
   end
-  found = head .. struct_pack('>I7I4I1I3', longest, #entries, 0, fewest_base) .. table.concat(entries)
+  value_before = head .. struct_pack('>I7I4I1I3', longest, #entries, 0, fewest_base) .. table.concat(entries)
 end
 if denied then
-  return struct_pack('>I7', now) .. found
+  return struct_pack('>I7', now) .. value_before
 end
 
-local at, added, kept = math.max(now, last_at), {}, count
+local at, added, stay = math.max(now, last_at), {}, count
 if last_at == at and count > fewest then
   local before_last = count > 1 and select(2, entry(count - 2)) or base
   if (total - before_last) % TURN + cost <= MOST then
     -- The charge joins the last entry.
-    kept, total = count - 1, total + cost
+    stay, total = count - 1, total + cost
     cost, added[1] = 0, struct_pack('>I7I3', at, total % TURN)
   end
 end
@@ -152,22 +153,22 @@ while cost > 0 do
 end
 
 -- Entries that no window needs are dropped only when they are half of the log, so that a long log
--- is seldom copied.
-local dropped = (not is_long or fewest > kept / 2) and fewest or 0
+-- is rarely copied.
+local dropped = (not is_long or fewest > stay / 2) and fewest or 0
 if dropped > 0 then
   base = fewest_base
 end
 local in_place = is_long and dropped == 0
-if kept_until <= now and not in_place then
+if ledger_until <= now and not in_place then
   front = head
 end
-local header = {front, struct_pack('>I7I4I1I3', longest, kept + #added - dropped, windows, base)}
+local header = {front, struct_pack('>I7I4I1I3', longest, stay + #added - dropped, windows, base)}
 for w = 1, windows do
   header[2 + w] = struct_pack('>I4I3I7', places[w][1] - dropped, places[w][2], places[w][3])
 end
 header, added = table.concat(header), table.concat(added)
-local millis = math.floor((math.max(at + longest, kept_until) - now) / 1000) + slack
-local from, upto = begin + ENTRY * dropped, begin + ENTRY * kept
+local millis = math.floor((math.max(at + longest, ledger_until) - now) / 1000) + slack
+local from, upto = begin + ENTRY * dropped, begin + ENTRY * stay
 if in_place then
   call('SETRANGE', key, 0, header)
   call('SETRANGE', key, upto, added)
@@ -176,4 +177,4 @@ else
   local entries = is_long and upto > from and call('GETRANGE', key, from, upto - 1) or sub(value, from + 1, upto)
   call('PSETEX', key, millis, header .. entries .. added)
 end
-return struct_pack('>I7', now) .. found
+return struct_pack('>I7', now) .. value_before

@@ -1,5 +1,5 @@
--- open_numbers[kernel](program, at) returns the numbers of a member by name, and the position after
--- them.
+-- open_numbers[kernel](program, at) returns the parameters of a member by name, and the position
+-- after them.
 local open_numbers = {}
 
 open_numbers[SCHEDULE] = function(program, at)

@@ -4,13 +4,13 @@ use std::sync::{LazyLock, OnceLock};
 
 use crate::{call::Script, encode::kernel};
 
-/// Marker in a script, in place of which the kernels that the call needs are inserted.
+/// Marker in a script that is replaced by the code of the algorithms that the call needs.
 const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\n";
 
-/// Marker in a script that is replaced if any of these kernels has long states.
+/// Marker in a script that is replaced if any of these algorithms has long states.
 const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
-/// Code that several scripts share, each with the marker that it replaces.
+/// Snippets that several scripts share. Each one has the marker that it replaces in a script.
 const SHARED: [(&str, &str); 7] = [
     ("-- (program.lua)\n", include_str!("program.lua")),
     ("-- (members.lua)\n", include_str!("members.lua")),
@@ -30,8 +30,8 @@ fn expand_markers(text: &str) -> String {
         })
 }
 
-/// Decides one key with one schedule that does not count denied requests, and whose unit is a whole
-/// number of microseconds.
+/// Decides one key with one GCRA limit that does not count denied requests, and whose unit is a
+/// whole number of microseconds.
 pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("schedule_alone.lua"))));
 
@@ -39,7 +39,7 @@ pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
 pub(crate) static LOG_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("log_alone.lua"))));
 
-/// The kernels, indexed by the constants of [`kernel`](crate::encode::kernel).
+/// The code of the algorithms, indexed by the constants of [`kernel`].
 const KERNELS: [&str; 7] = [
     include_str!("schedule.lua"),
     include_str!("interval.lua"),
@@ -47,13 +47,13 @@ const KERNELS: [&str; 7] = [
     include_str!("log.lua"),
     include_str!("buckets.lua"),
     include_str!("weighted.lua"),
-    // The kernel of leases is that of the log.
+    // Leases use the code of the log.
     "",
 ];
 
-/// Returns `check.lua` with the kernels whose bits are set in `kernels`, and no others. Redis
-/// executes a script from its first line on every call, so kernels that are not needed would cost
-/// time.
+/// Returns `check.lua` with the code of the algorithms whose bits are set in `kernels`, and without
+/// the other algorithms. Redis executes a script from its first line on every call, so code that is
+/// not needed would cost time.
 pub(crate) fn check(kernels: u8) -> &'static Script {
     static CHECKS: [OnceLock<Script>; 1 << KERNELS.len()] =
         [const { OnceLock::new() }; 1 << KERNELS.len()];
@@ -63,7 +63,8 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
         let needed = (0..KERNELS.len()).filter(|kernel| has(*kernel));
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
         let mut text = expand_markers(&include_str!("check.lua").replace(KERNELS_MARKER, &texts));
-        // The states of leases are long, too: they need the kernel of the log.
+        // The states of leases are long, too. A lease needs the code of the log, so the bit of the
+        // log is set.
         if has(kernel::LOG.into()) || has(kernel::BUCKETS.into()) {
             text = text.replace(LONG_STATES_MARKER, "has_long_states = true\n");
         }
@@ -72,8 +73,8 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
 }
 
 /// Refunds reservations.
-pub(crate) static GIVE_BACK: LazyLock<Script> =
-    LazyLock::new(|| Script::new(expand_markers(include_str!("give_back.lua"))));
+pub(crate) static REFUND: LazyLock<Script> =
+    LazyLock::new(|| Script::new(expand_markers(include_str!("refund.lua"))));
 
 /// Renews concurrency leases.
 pub(crate) static RENEW: LazyLock<Script> =
@@ -90,6 +91,10 @@ pub(crate) static FORGET: LazyLock<Script> =
 /// Writes values if the stored values have not changed since they were read.
 pub(crate) static REPLACE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("replace.lua").to_owned()));
+
+/// Publishes and reads the slices of top talkers.
+pub(crate) static TOP: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("top.lua").to_owned()));
 
 /// Counts the servers that share a Redis.
 pub(crate) static CENSUS: LazyLock<Script> =

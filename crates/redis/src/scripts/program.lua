@@ -1,17 +1,19 @@
--- A program has the numbers of a charge's limits: whether the rule is in shadow mode and whether a
--- member counts denied requests, a byte each; the length of the header of its value, 2 bytes, and
--- that header; and the members. A member is its kernel, a byte; how it treats a denied request, a
--- byte: 0, it does not count it; COUNTED, it fills the state completely; IN_FULL, it counts the
--- request in full if it denies it itself; and the numbers of its kernel:
+-- A program has the parameters of a charge's limits: whether the rule is in shadow mode, 1 byte;
+-- whether a member counts denied requests, 1 byte; the length of the header of the key's value, 2
+-- bytes; that header; and the members. A member is the number of its algorithm, 1 byte; how it
+-- treats a denied request, 1 byte; and its parameters. A member ignores a denied request (0), fills
+-- its state completely (COUNTED), or counts in full the requests that it denies itself (IN_FULL).
+-- The parameters of each algorithm:
 --
 --   schedule  duration of the cost, tau, parts per microsecond, whether the cost ever fits, whether
---             it is a queue, how long the request may wait in it; if there are several parts per
---             microsecond, those of the duration and of tau, and the bytes that hold them
+--             the limit is a queue, how long the request may wait in the queue; if there are
+--             several parts per microsecond, the parts of the duration and of tau, and the number
+--             of bytes that hold parts
 --   interval  refill, every, capacity, cost
---   window    limit, cost, the most that is counted, grid, span. A grid is of windows since the
---             epoch (EPOCH) or from the first request (FIRST_REQUEST), and their length; or of a
---             calendar, and the start of a window. The ends of this window and of the two after it
---             follow
+--   window    limit, cost, the most that is counted, grid, span. The windows of a grid
+--             count from the epoch (EPOCH) or from the first request (FIRST_REQUEST), and span is
+--             their length; or they are calendar windows, and span is the start of a window. The
+--             ends of that window and of the two windows after it follow
 --   log,      number of windows, cost; limit and span of each
 --   lease
 --   buckets   limit, width, how many are summed, cost

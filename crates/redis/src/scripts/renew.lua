@@ -1,16 +1,16 @@
 -- Renews leases that `check` has reserved: each lease restarts now. A missing lease is acquired
--- again if a slot is free, and is lost otherwise. Expired states may or may not have been deleted.
--- They are always treated as deleted, no matter under which limits they were stored. States that
--- have not expired keep their leases if the kernels are the same, even under other parameters.
+-- again if a slot is free, and is lost otherwise. Expired states are always treated as deleted,
+-- even if Redis still stores them, and no matter under which limits they were stored. States that
+-- have not expired keep their leases if the algorithms are the same, even under other parameters.
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own clock
 -- ARGV[2]  how many milliseconds a key outlives its state
--- ARGV[3…] three for each charge: its program, as it was charged; its receipt; and the value of a
---          key that has spent nothing
+-- ARGV[3…] three arguments for each charge: the program with which it was charged; its receipt; and
+--          the value of a key that has spent nothing
 --
 -- Returns for each charge {1 all leases are held or 0 one is lost, the new receipt}.
--- `give_back.lua` describes receipts.
+-- `refund.lua` describes receipts.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local now, slack = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -25,8 +25,8 @@ end
 -- (value.lua)
 -- (states.lua)
 
--- Returns the instant at which the state of a kernel, from `start` of `value` to `behind`, has
--- expired.
+-- Returns the instant at which a state of the algorithm `kernel` has expired. The state is in
+-- `value`, from `start` up to `behind`.
 local function expiry(kernel, value, start, behind)
   if kernel == SCHEDULE then
     -- A fraction of a microsecond rounds up. The last byte is the lead.
@@ -50,7 +50,7 @@ local function expiry(kernel, value, start, behind)
   return (struct_unpack('>I7', value, kernel == WINDOW and start + 7 or start))
 end
 
--- Returns the instant at which all of these states of `value` have expired.
+-- Returns the instant at which all of `states`, which are in `value`, have expired.
 local function expiry_of(value, states)
   local expires = 0
   for number = 1, #states do
@@ -60,10 +60,10 @@ local function expiry_of(value, states)
   return expires
 end
 
--- Renews `units` in the log at `start` of `value` that have been held since `since`. At most
+-- Renews the `units` that have been held since `since`, in the log at `start` of `value`. At most
 -- `limit` units may be held. Returns the log, the end of its last lease, and the new start of the
--- leases of these units; or nothing if the leases are lost.
-local function renewed(value, start, since, units, limit)
+-- leases of these units. Returns nothing if the leases are lost.
+local function renew_log(value, start, since, units, limit)
   local longest, count, windows, base, places_at = struct_unpack('>I7I4I1I3', value, start)
   local first = places_at + PLACE * windows
   local function entry(number)
@@ -79,10 +79,10 @@ local function renewed(value, start, since, units, limit)
     end
   end
   local total = count > 0 and select(2, entry(count - 1)) or base
-  local entries, base_then, taken, raised = taken_out(value, first, count, base, since, units, oldest)
-  total = total + raised - taken
+  local entries, base_then, removed, raised = remove_units(value, first, count, base, since, units, oldest)
+  total = total + raised - removed
   local others = (total - base_then) % TURN
-  if taken < units and (units > limit or others > limit - units) then
+  if removed < units and (units > limit or others > limit - units) then
     return
   end
   local at, added = max(now, count > 0 and entry(count - 1) or 0), {entries}
@@ -98,14 +98,14 @@ end
 
 -- Returns the states of `value` with the leases of `receipt` renewed; the end of the last lease;
 -- and whether a lease is lost.
-local function with_places(program, value, states, receipt, ledger)
+local function renew_leases(program, value, states, receipt, ledger)
   local written, till, is_lost = {}, 0, false
   for number = 1, #states do
     local kernel, start, behind = unpack(states[number])
     if kernel == LEASE then
       local member = program.members[number]
-      local since = struct_unpack('>I7', held_since(receipt[2 + number], ledger))
-      local log, over, at = renewed(value, start, since, member.cost, member.limit)
+      local since = struct_unpack('>I7', lease_start(receipt[2 + number], ledger))
+      local log, over, at = renew_log(value, start, since, member.cost, member.limit)
       if log then
         written[number], till = log, max(till, over)
         receipt[2 + number] = struct_pack('>I7', at)
@@ -118,7 +118,7 @@ local function with_places(program, value, states, receipt, ledger)
   return table.concat(written), till, is_lost
 end
 
-local answers = {}
+local replies = {}
 for i = 1, #KEYS do
   local program, receipt = open_program(ARGV[3 * i]), cmsgpack.unpack(ARGV[3 * i + 1])
   local block_end, ledger, value = nil, '', call('GET', KEYS[i]) or ''
@@ -132,18 +132,18 @@ for i = 1, #KEYS do
   end
   local written, till, is_lost = nil, 0, true
   if is_sound and are_of(program, states) then
-    written, till, is_lost = with_places(program, value, states, receipt, ledger)
+    written, till, is_lost = renew_leases(program, value, states, receipt, ledger)
   end
   if till > 0 then
     written = close_value(sub(value, 1, first - 1) .. written, block_end, ledger)
-    till = max(till, kept_until(ledger))
-    local millis, left = floor((till - now) / 1000) + slack, call('PTTL', KEYS[i])
-    if left == -1 or left > millis then
+    till = max(till, ledger_until(ledger))
+    local millis, ttl = floor((till - now) / 1000) + slack, call('PTTL', KEYS[i])
+    if ttl == -1 or ttl > millis then
       call('SET', KEYS[i], written, 'KEEPTTL')
     else
       call('PSETEX', KEYS[i], millis, written)
     end
   end
-  answers[i] = {is_lost and 0 or 1, cmsgpack.pack(receipt)}
+  replies[i] = {is_lost and 0 or 1, cmsgpack.pack(receipt)}
 end
-return answers
+return replies

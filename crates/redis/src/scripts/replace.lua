@@ -1,8 +1,8 @@
 -- Replaces values if none of them has changed since it was read.
 --
 -- KEYS     the keys
--- ARGV     for each key the value that was read, the new one, and its time to live in milliseconds:
---          0 for none, -1 to leave the key unchanged
+-- ARGV     for each key the value that was read, the new value, and its time to live in
+--          milliseconds: 0 for none, -1 to leave the key unchanged
 --
 -- Returns 1, or 0 if a value has changed.
 for i = 1, #KEYS do
@@ -13,7 +13,7 @@ end
 for i = 1, #KEYS do
   local value, millis = ARGV[3 * i - 1], ARGV[3 * i]
   if millis == '-1' then
-    -- Unchanged.
+    -- The key stays unchanged.
   elseif value == '' then
     redis.call('DEL', KEYS[i])
   elseif millis == '0' then

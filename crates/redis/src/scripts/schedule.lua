@@ -1,5 +1,5 @@
--- Schedule. A state is the arrival time; its parts if there are several per microsecond; and the
--- lead.
+-- GCRA. A state is the theoretical arrival time in whole microseconds; the parts of a microsecond,
+-- if the limit needs them; and the lead.
 if kernel == SCHEDULE then
   local lasting, tau, fraction, fits, _, longest
   local lasting_parts, tau_parts, format = 0, 0, '>I7I1'

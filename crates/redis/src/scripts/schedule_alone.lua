@@ -1,34 +1,35 @@
--- Fast path for one key with one schedule that does not count denied requests, and whose unit is a
--- whole number of microseconds.
+-- Fast path for one key with one GCRA limit that does not count denied requests, and whose unit is
+-- a whole number of microseconds.
 --
 -- KEYS[1]  the key
 -- ARGV[1]  the header of its value, 4 bytes; the duration of the cost; how far the arrival time may
---          be ahead; the lead for that
+--          be ahead; the lead of a key that is that far ahead
 -- ARGV[2]  the instant; absent for the server's own clock
 --
--- Returns how far the arrival time was ahead before. Returns {value, instant}, and charges nothing,
--- if the value has another header (the key is blocked, or is stored under other parameters), or if
--- a clock that was ahead has written it. A ledger stays in the value for as long as it is kept.
+-- Returns how far the arrival time was ahead before the charge. Charges nothing and returns {value,
+-- instant} in two cases: the value has another header (because the key is blocked, or was stored
+-- under other parameters), or a clock that was ahead has written the value. A refund ledger stays
+-- in the value until the ledger expires.
 local call, key, now, slack = redis.call, KEYS[1], tonumber(ARGV[2]), 86400000
--- One argument, because each costs Redis more than the fields of this one.
+-- The fields share one argument, because several arguments would cost Redis more.
 local head, lasting, tau, lead = struct.unpack('>c4I7I7I1', ARGV[1])
 if not now then
   local time = call('TIME')
   now, slack = time[1] * 1000000 + time[2], 2
 end
-local ahead, found_lead, front, kept = 0, nil, nil, nil
+local ahead, stored_lead, front, ledger_until = 0, nil, nil, nil
 local value = call('GET', key)
 if value then
-  local state, found, arrival = value, nil, nil
+  local state, stored_head, arrival = value, nil, nil
   if #value ~= 12 then
     -- (ledger.lua)
-    state, front, kept = open_ledger(value, head)
+    state, front, ledger_until = open_ledger(value, head)
     if not state or #state ~= 12 then
       return {value, now}
     end
   end
-  found, arrival, found_lead = struct.unpack('>c4I7I1', state)
-  if found ~= head then
+  stored_head, arrival, stored_lead = struct.unpack('>c4I7I1', state)
+  if stored_head ~= head then
     return {value, now}
   end
   ahead = arrival - now
@@ -38,15 +39,15 @@ if value then
 end
 local after = ahead + lasting
 if after <= tau then
-  if front and kept > now then
+  if front and ledger_until > now then
     local written = front .. struct.pack('>I7I1', now + after, lead)
-    call('PSETEX', key, math.floor(math.max(after, kept - now) / 1000) + slack, written)
+    call('PSETEX', key, math.floor(math.max(after, ledger_until - now) / 1000) + slack, written)
   else
     call('PSETEX', key, math.floor(after / 1000) + slack, struct.pack('>c4I7I1', head, now + after, lead))
   end
 elseif ahead > tau then
   -- (lead.lua)
-  if is_from_ahead(ahead, found_lead) then
+  if is_from_ahead(ahead, stored_lead) then
     return {value, now}
   end
 end

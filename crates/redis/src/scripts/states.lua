@@ -2,15 +2,16 @@
 local SEVERAL = 7
 local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
 
--- Length in bytes of a kernel's parameters in the header, by their form; 4 for all other kernels.
+-- The length in bytes of an algorithm's parameters in the header, indexed by the form of the
+-- parameters; 4 for all other algorithms.
 local TERMS = {
   [SCHEDULE] = {[0] = 3, 2, 15},
   [INTERVAL] = {[0] = 8, 8, 14},
   [WINDOW] = {[0] = 4, 4, 7},
 }
 
--- Returns the length in bytes of a kernel's state at `start` of `value`. `fraction` is the length
--- of a schedule's fraction.
+-- Returns the length in bytes of an algorithm's state at `start` of `value`. `fraction` is the
+-- length of the fraction in a GCRA state.
 local function length_of(kernel, value, start, fraction)
   if kernel == SCHEDULE then
     return 8 + fraction
@@ -23,8 +24,9 @@ local function length_of(kernel, value, start, fraction)
   return kernel == WEIGHTED and 28 or kernel == INTERVAL and 15 or 14
 end
 
--- Returns the position at which the states of `value` begin; and for each state its kernel, its
--- position, and the position after it. Raises an error if the value was not written by this store.
+-- Returns the position at which the states of `value` begin; and for each state the algorithm, the
+-- position of the state, and the position after the state. Raises an error if the value was not
+-- written by this store.
 local function states_in(value)
   local shape, at, count = fmod(byte(value), 8), 1, 1
   if shape == SEVERAL then
@@ -56,7 +58,7 @@ local function states_in(value)
   return first, states
 end
 
--- Returns whether the members of `program` have the kernels of these states.
+-- Returns whether the members of `program` use the algorithms of `states`.
 local function are_of(program, states)
   for number = 1, #states do
     local member = program.members[number]
@@ -68,22 +70,22 @@ local function are_of(program, states)
 end
 
 -- Removes up to `units` that were charged at `since` from a log, in the newest entries of that
--- instant first, and removes all entries before the entry `oldest`. In `value`, the `held` entries
+-- instant first, and removes all entries before the entry `oldest`. In `value`, the `count` entries
 -- begin at `first`, and `base` is the sum of units before them. Only differences of sums have a
 -- meaning. So either the sums before the removed units are raised, or the sums after them are
 -- lowered, depending on which are fewer.
 --
--- Returns the entries; the sum before them; how many units were removed; by how much sums were
--- raised; and a function that maps a position in the old log, as a number of entries and the sum
--- before it, to the new log.
-local function taken_out(value, first, held, base, since, units, oldest)
+-- Returns the remaining entries; the sum before these entries; how many units were removed; by how
+-- much sums were raised; and a function that maps a position in the old log to the new log. A
+-- position is a number of entries and the sum before it.
+local function remove_units(value, first, count, base, since, units, oldest)
   local function entry(number)
     return struct_unpack('>I7I3', value, first + ENTRY * number)
   end
   local function sum_before(number)
     return number > 0 and select(2, entry(number - 1)) or base
   end
-  local low, behind = oldest, held
+  local low, behind = oldest, count
   while low < behind do
     local middle = floor((low + behind) / 2)
     if entry(middle) <= since then
@@ -92,15 +94,15 @@ local function taken_out(value, first, held, base, since, units, oldest)
       behind = middle
     end
   end
-  local begin, left, taken_of = behind, units, {}
-  while left > 0 and begin > oldest and entry(begin - 1) == since do
+  local begin, remaining, removed_of = behind, units, {}
+  while remaining > 0 and begin > oldest and entry(begin - 1) == since do
     begin = begin - 1
     local own = (sum_before(begin + 1) - sum_before(begin)) % TURN
-    taken_of[begin] = min(own, left)
-    left = left - taken_of[begin]
+    removed_of[begin] = min(own, remaining)
+    remaining = remaining - removed_of[begin]
   end
-  local taken = units - left
-  local raised = begin - oldest < held - behind and taken or 0
+  local removed = units - remaining
+  local raised = begin - oldest < count - behind and removed or 0
 
   local pieces = {}
   local function copy(from, upto, by)
@@ -121,31 +123,31 @@ local function taken_out(value, first, held, base, since, units, oldest)
   end
 
   copy(oldest, begin, raised)
-  local gone, lost = {}, 0
+  local is_empty, removed_so_far = {}, 0
   for number = begin, behind - 1 do
     local at, sum = entry(number)
     local own = (sum - sum_before(number)) % TURN
-    lost = lost + taken_of[number]
-    gone[number] = own == taken_of[number]
-    if not gone[number] then
-      pieces[#pieces + 1] = struct_pack('>I7I3', at, (sum - lost + raised) % TURN)
+    removed_so_far = removed_so_far + removed_of[number]
+    is_empty[number] = own == removed_of[number]
+    if not is_empty[number] then
+      pieces[#pieces + 1] = struct_pack('>I7I3', at, (sum - removed_so_far + raised) % TURN)
     end
   end
-  copy(behind, held, raised - taken)
+  copy(behind, count, raised - removed)
 
   local function place(head, before)
     local moved = head - oldest
     for number = begin, min(head, behind) - 1 do
-      before = before - taken_of[number]
-      moved = moved - (gone[number] and 1 or 0)
+      before = before - removed_of[number]
+      moved = moved - (is_empty[number] and 1 or 0)
     end
     return moved, (before + raised) % TURN
   end
-  return table.concat(pieces), (sum_before(oldest) + raised) % TURN, taken, raised, place
+  return table.concat(pieces), (sum_before(oldest) + raised) % TURN, removed, raised, place
 end
 
 -- Returns the instant at which a ledger was created; nil without a ledger.
-local function since_when(ledger)
+local function ledger_start(ledger)
   return ledger ~= '' and struct_unpack('>I7', ledger, 9) or nil
 end
 
@@ -156,7 +158,7 @@ end
 
 -- Returns the start of a lease in the state, in 7 bytes. `mark` is the instant in the receipt. If a
 -- clock that was ahead has written `mark`, the lease starts when the states were clamped.
-local function held_since(mark, ledger)
+local function lease_start(mark, ledger)
   if struct_unpack('>I7', mark) > now + JUMP and is_clamped(ledger) then
     return sub(ledger, 9, 15)
   end

@@ -14,6 +14,7 @@ use tidegate_core::{
     Settlement, Span, Timestamp, Window, bounds,
 };
 
+use super::{BLOCK_INDEX, CENSUS, READ, REPLACE, Script, TOP};
 use crate::{
     RedisReceipt, RedisStore,
     call::{Call, Reply},
@@ -40,6 +41,14 @@ struct Machine {
     work: Mutex<Work>,
     /// Script calls so far.
     calls: Mutex<u64>,
+    /// The values that other clients write to a key before each call.
+    written_by_others: Mutex<Option<Overwrite>>,
+}
+
+/// Values that are written to a key in turn.
+struct Overwrite {
+    key: Vec<u8>,
+    values: [Vec<u8>; 2],
 }
 
 impl std::fmt::Debug for Machine {
@@ -187,6 +196,28 @@ fn pack_message(lua: &Lua, table: mlua::Table) -> LuaResult<mlua::LuaString> {
     lua.create_string(bytes)
 }
 
+/// The number of entries of a hash or a set that one call returns.
+const PAGE: usize = 1_000;
+
+/// Converts a reply of Redis as its Lua API does. Returns the value and the bytes of its strings.
+fn lua_value(lua: &Lua, reply: Reply) -> LuaResult<(LuaValue, usize)> {
+    Ok(match reply {
+        Reply::Nil => (LuaValue::Boolean(false), 0),
+        Reply::Int(number) => (LuaValue::Integer(number), 0),
+        Reply::BulkString(bytes) => (LuaValue::String(lua.create_string(&bytes)?), bytes.len()),
+        Reply::Array(replies) => {
+            let (table, mut sum) = (lua.create_table()?, 0);
+            for reply in replies {
+                let (value, bytes) = lua_value(lua, reply)?;
+                table.raw_push(value)?;
+                sum += bytes;
+            }
+            (LuaValue::Table(table), sum)
+        }
+        _ => (LuaValue::Boolean(true), 0),
+    })
+}
+
 /// Executes the Redis commands that the scripts use.
 fn command(keys: &mut HashMap<Vec<u8>, Vec<u8>>, words: &[Vec<u8>]) -> Reply {
     let number = |at: usize| {
@@ -227,6 +258,25 @@ fn command(keys: &mut HashMap<Vec<u8>, Vec<u8>>, words: &[Vec<u8>]) -> Reply {
             value[number(2)..end].copy_from_slice(&words[3]);
             ok
         }
+        // Of hashes and sets, these scripts only see as much as one call may return.
+        b"HMGET" => Reply::Array(words[2..].iter().map(|_| Reply::Nil).collect()),
+        b"HSCAN" => {
+            let ended = || Reply::BulkString([&[0, 0, 0, 0, 0, 0, 1][..], b"note"].concat());
+            let entry = |number: usize| [Reply::BulkString(number.to_string().into()), ended()];
+            let entries = (0..PAGE).flat_map(entry).collect();
+            Reply::Array(vec![Reply::BulkString(b"0".into()), Reply::Array(entries)])
+        }
+        b"ZREVRANGEBYSCORE" => {
+            let id = |number: usize| Reply::BulkString(number.to_string().into());
+            Reply::Array((0..PAGE).map(id).collect())
+        }
+        b"TIME" => Reply::Array(vec![
+            Reply::BulkString(b"1767225600".into()),
+            Reply::BulkString(b"0".into()),
+        ]),
+        b"HDEL" | b"HSET" | b"ZADD" | b"ZREMRANGEBYSCORE" | b"ZREMRANGEBYRANK" | b"ZCARD" => {
+            Reply::Int(1)
+        }
         other => panic!("{} is not known here", other.escape_ascii()),
     }
 }
@@ -241,6 +291,7 @@ impl Machine {
             moved: Arc::default(),
             work: Mutex::default(),
             calls: Mutex::default(),
+            written_by_others: Mutex::default(),
         };
         let (keys, moved) = (Arc::clone(&machine.keys), Arc::clone(&machine.moved));
         let call = lua.create_function(move |lua, words: MultiValue| {
@@ -251,14 +302,7 @@ impl Machine {
             let words: Vec<Vec<u8>> = words.collect::<LuaResult<_>>()?;
             let sent: usize = words.iter().map(Vec::len).sum();
             let reply = command(&mut keys.lock().unwrap(), &words);
-            let (value, came) = match reply {
-                Reply::Nil => (LuaValue::Boolean(false), 0),
-                Reply::Int(number) => (LuaValue::Integer(number), 0),
-                Reply::BulkString(bytes) => {
-                    (LuaValue::String(lua.create_string(&bytes)?), bytes.len())
-                }
-                _ => (LuaValue::Boolean(true), 0),
-            };
+            let (value, came) = lua_value(lua, reply)?;
             *moved.lock().unwrap() += (sent + came) as u64;
             Ok(value)
         })?;
@@ -284,6 +328,11 @@ impl Machine {
     }
 
     fn run_one(&self, call: &Call) -> LuaResult<Reply> {
+        if let Some(Overwrite { key, values }) = &mut *self.written_by_others.lock().unwrap() {
+            values.swap(0, 1);
+            let mut keys = self.keys.lock().unwrap();
+            keys.insert(key.clone(), values[0].clone());
+        }
         let globals = self.lua.globals();
         for (name, words) in [("KEYS", &call.keys), ("ARGV", &call.args)] {
             let table = self.lua.create_table()?;
@@ -345,6 +394,19 @@ impl Executor for Machine {
     fn is_cluster(&self) -> bool {
         false
     }
+
+    fn servers(&self) -> Result<Vec<String>, ExecError> {
+        Ok(Vec::new())
+    }
+
+    fn run_on<'a>(
+        &'a self,
+        _server: &'a str,
+        _command: redis::Cmd,
+    ) -> Pin<Box<dyn Future<Output = Result<Reply, ExecError>> + Send + 'a>> {
+        let problem = "only scripts run here".to_owned();
+        Box::pin(ready(Err(ExecError::Refused(problem))))
+    }
 }
 
 /// A store whose scripts run in a [`Machine`], so that their work is counted.
@@ -387,8 +449,8 @@ impl Bench {
         self.work()
     }
 
-    /// Decides one charge, and returns the decision, how many script calls that took, and the work
-    /// of the last.
+    /// Decides a request with one charge. Returns the decision, the number of script calls that it
+    /// took, and the work of the last call.
     fn calls_of(&self, charge: Charge<'_>) -> (Decision, u64, Work) {
         let calls = || *self.machine.calls.lock().unwrap();
         let (before, mut outcomes) = (calls(), Vec::new());
@@ -406,17 +468,23 @@ impl Bench {
             .unwrap_or_default()
     }
 
-    fn settle(&self, charge: Charge<'_>, receipt: RedisReceipt) -> Work {
-        let settlement = [Settlement { unused: u64::MAX }];
-        let charges = [charge];
-        let settled = self.store.settle(&charges, receipt, &settlement);
+    fn reserve(&self, charges: &[Charge<'_>]) -> (RedisReceipt, Work) {
+        let mut outcomes = Vec::new();
+        let reserved = self.store.reserve(charges, &mut outcomes);
+        let (decision, receipt) = self.runtime.block_on(reserved).unwrap();
+        assert_eq!(decision, Decision::Admitted);
+        (receipt, self.work())
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], receipt: RedisReceipt) -> Work {
+        let settlements = vec![Settlement { unused: u64::MAX }; charges.len()];
+        let settled = self.store.settle(charges, receipt, &settlements);
         self.runtime.block_on(settled).unwrap();
         self.work()
     }
 
-    fn renew(&self, charge: Charge<'_>, receipt: &mut RedisReceipt) -> Work {
-        let charges = [charge];
-        let renewed = self.store.renew(&charges, receipt);
+    fn renew(&self, charges: &[Charge<'_>], receipt: &mut RedisReceipt) -> Work {
+        let renewed = self.store.renew(charges, receipt);
         assert_eq!(
             self.runtime.block_on(renewed),
             Ok(tidegate_core::Renewal::Held)
@@ -502,11 +570,11 @@ fn a_denial_costs_redis_at_most_an_admission() {
                 limits(std::slice::from_ref(&algorithm), count_denied),
             );
             let one = charge(&limits, b"key", 1);
-            let asked = [one];
+            let charges = [one];
             let (mut admitted, mut outcomes) = (Work::default(), Vec::new());
             // Admissions are spread over at most half of the window, until one request is denied.
             let denied = loop {
-                let decided = bench.store.check(&asked, Effect::Charge, &mut outcomes);
+                let decided = bench.store.check(&charges, Effect::Charge, &mut outcomes);
                 if bench.runtime.block_on(decided).unwrap() != Decision::Admitted {
                     break bench.work();
                 }
@@ -526,8 +594,8 @@ fn a_denial_costs_redis_at_most_an_admission() {
     }
 }
 
-/// One limit or charge denies after others with long states have admitted: the denial costs what a
-/// peek costs, because no long state is built for it.
+/// A limit or charge denies after limits or charges with long states have admitted. The denial
+/// costs as much as a peek, because no long state is built.
 #[test]
 fn a_late_denial_builds_no_long_state() {
     let most = bounds::MAX_LOG_LIMIT;
@@ -592,8 +660,8 @@ fn costs_a_peek(denied: Work, peeked: Work) {
     );
 }
 
-/// The limits of a key change: the next request converts its state, with a record of that in a
-/// ledger. From then on each decision takes one call again, and its reply has no copy of a log.
+/// The limits of a key change. The next request converts the state, and records the conversion in a
+/// ledger. From then on each decision takes one call again, and no reply contains a copy of a log.
 #[test]
 fn a_converted_key_is_decided_in_one_call() {
     let gcra = |count, burst| Algorithm::Gcra {
@@ -639,7 +707,7 @@ fn a_converted_key_is_decided_in_one_call() {
         let (decision, calls, _) = bench.calls_of(whole);
         assert_eq!((decision, calls), (Decision::Limited, 1), "{new:?}");
         assert_eq!(bench.value(), value, "{new:?}");
-        // Once the ledger has expired, a value that is written anew has none.
+        // Once the ledger has expired, a value that is written as a whole has no ledger.
         bench.pass(2 * DAY.as_micros());
         let (decision, calls, _) = bench.calls_of(after);
         assert_eq!((decision, calls), (Decision::Admitted, 1), "{new:?}");
@@ -648,7 +716,39 @@ fn a_converted_key_is_decided_in_one_call() {
     }
 }
 
-/// 1,000 sub-windows hold a request each, and later all but one of them have expired.
+/// A server with other limits charges the key before each call, so that every conversion is
+/// outdated. After eight tries the request is denied, and the decision is not left to this server's
+/// share.
+#[test]
+fn a_charge_that_is_always_overtaken_is_denied() {
+    let hourly = |count| {
+        let rate = Rate {
+            count,
+            period: Span::from_secs(3_600),
+        };
+        limits(&[Algorithm::Gcra { rate, burst: 99 }], false)
+    };
+    let (other, own) = (hourly(100), hourly(50));
+    let bench = Bench::new();
+    let values = [(); 2].map(|()| {
+        let charge = charge(&other, b"key", 1);
+        bench.ask(&[charge], Effect::Charge, Decision::Admitted);
+        bench.value()
+    });
+    let key = bench.store.key(b"key");
+    *bench.machine.written_by_others.lock().unwrap() = Some(Overwrite { key, values });
+    let (decision, calls, _) = bench.calls_of(charge(&own, b"key", 1));
+    assert_eq!(decision, crate::store::CONTENDED);
+    assert!(
+        calls >= crate::store::MAX_TRIES.try_into().unwrap(),
+        "{calls}"
+    );
+    *bench.machine.written_by_others.lock().unwrap() = None;
+    let (decision, ..) = bench.calls_of(charge(&own, b"key", 1));
+    assert_eq!(decision, Decision::Admitted);
+}
+
+/// 1,000 sub-windows hold one request each. Later, all but one of the sub-windows have expired.
 #[test]
 fn the_maximum_of_buckets_is_scanned_once_per_decision() {
     let counter = Algorithm::SlidingWindowCounter {
@@ -721,7 +821,43 @@ fn charges_cost_the_same_up_to_the_maximum() {
     }
 }
 
-/// The most limits that a rule can have.
+/// A reservation of 64 charges, its renewal and its settlement cost at most 64 times as much as for
+/// one charge.
+#[test]
+fn reservations_cost_the_same_up_to_the_maximum() {
+    for algorithm in every_kind() {
+        let limits = limits(std::slice::from_ref(&algorithm), false);
+        let keys: Vec<String> = (0..bounds::MAX_CHARGES)
+            .map(|key| key.to_string())
+            .collect();
+        let all: Vec<Charge<'_>> = keys
+            .iter()
+            .map(|key| charge(&limits, key.as_bytes(), 1))
+            .collect();
+        let work_of = |charges: &[Charge<'_>]| {
+            let bench = Bench::new();
+            let (mut receipt, reserved) = bench.reserve(charges);
+            let renewed = limits
+                .has_slots()
+                .then(|| bench.renew(charges, &mut receipt));
+            let settled = bench.settle(charges, receipt);
+            [Some(reserved), renewed, Some(settled)]
+        };
+        let most = bounds::MAX_CHARGES as u64;
+        for (one, all) in work_of(&all[..1]).into_iter().zip(work_of(&all)) {
+            let (Some(one), Some(all)) = (one, all) else {
+                continue;
+            };
+            assert!(
+                all.instructions <= most * one.instructions && all.bytes <= most * one.bytes,
+                "{algorithm:?}: {all:?} {one:?}"
+            );
+        }
+    }
+}
+
+/// A decision with the maximum number n of limits costs at most n times as much as one with a
+/// single limit.
 #[test]
 fn limits_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
@@ -746,8 +882,8 @@ fn limits_cost_the_same_up_to_the_maximum() {
     }
 }
 
-/// Returns all sequences of up to [`MAX_MEMBERS`](super::MAX_MEMBERS) algorithms, of the kernels
-/// that the fast path knows.
+/// Returns all sequences of up to [`MAX_MEMBERS`](super::MAX_MEMBERS) algorithms, of the kinds that
+/// the fast path knows.
 fn fast_sequences() -> Vec<Vec<Algorithm>> {
     let rate = |count, seconds| Rate {
         count,
@@ -794,7 +930,7 @@ fn fast_sequences() -> Vec<Vec<Algorithm>> {
 }
 
 /// The same requests get the same answers from the fast path, and from `check`, which decides
-/// reservations; and the value that one leaves is understood by the other.
+/// reservations. Each path understands the values that the other path has written.
 #[test]
 fn the_fast_path_decides_as_check_does() {
     let (mut fast, mut general) = (Bench::new(), Bench::new());
@@ -854,7 +990,7 @@ fn a_limit_on_the_fast_path_costs_at_most_70_instructions() {
 /// returns the receipts of the first, the middle and the last one.
 fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3] {
     let one = charge(limits, b"key", 1);
-    // The entries are written directly, in the store's format, and the last ones are charged.
+    // The entries and the receipts are written directly, in the store's format.
     let (first, every) = (bench.now, 1_000);
     let mut value = crate::encode::head(&one);
     let windows = limits.len();
@@ -899,8 +1035,8 @@ fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3]
     })
 }
 
-/// The longest log. A charge, a peek, a refund or a renewal at either end touches a few entries; in
-/// the middle it touches half of them.
+/// In the longest log, a charge, a peek, a refund or a renewal at either end touches a few entries.
+/// A refund or a renewal in the middle touches half of the entries.
 #[test]
 fn the_longest_log_is_rarely_rewritten() {
     let most = bounds::MAX_LOG_LIMIT;
@@ -939,11 +1075,11 @@ fn the_longest_log_is_rarely_rewritten() {
                 let mut receipts = filled(&mut bench, &limits, most);
                 all.push((
                     position,
-                    bench.settle(one, std::mem::take(&mut receipts[at])),
+                    bench.settle(&[one], std::mem::take(&mut receipts[at])),
                 ));
                 if limits.has_slots() {
                     let mut receipts = filled(&mut bench, &limits, most);
-                    all.push((position, bench.renew(one, &mut receipts[at])));
+                    all.push((position, bench.renew(&[one], &mut receipts[at])));
                 }
             }
         }
@@ -958,5 +1094,65 @@ fn the_longest_log_is_rarely_rewritten() {
             let bytes = if middle { 17 } else { 11 };
             assert!(work.bytes < bytes * whole, "{algorithm:?} {what}: {work:?}");
         }
+    }
+}
+
+/// The scripts that decide nothing, each at its largest input: 64 keys, a page of 1,000 blocks, the
+/// 54 slices of a server, and 1,000 servers.
+#[test]
+fn the_scripts_that_decide_nothing_are_bounded() {
+    const NOW: &str = "1767225600000000";
+    let machine = Machine::new().unwrap();
+    let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect();
+    let instructions = |script: &'static Script, keys: usize, args: Vec<Vec<u8>>| {
+        let call = Call {
+            script,
+            keys: (0..keys).map(|key| key.to_string().into()).collect(),
+            args,
+            on_late_reply: None,
+        };
+        machine.run_one(&call).unwrap();
+        machine.work.lock().unwrap().instructions
+    };
+    let many = |head: &[&str], word: &[&str], times: usize| -> Vec<Vec<u8>> {
+        let mut args: Vec<Vec<u8>> = words(head);
+        args.extend((0..times).flat_map(|_| -> Vec<Vec<u8>> { words(word) }));
+        args
+    };
+    for (name, counted, most) in [
+        ("read", instructions(&READ, 64, words(&[NOW])), 64 * 20),
+        (
+            "replace",
+            instructions(&REPLACE, 64, many(&[], &["", "value", "9"], 64)),
+            64 * 60,
+        ),
+        (
+            "lifted blocks",
+            instructions(&BLOCK_INDEX, 1, many(&[NOW, "9", "lifted"], &["key"], PAGE)),
+            PAGE as u64 * 30,
+        ),
+        (
+            "sweep of blocks",
+            instructions(&BLOCK_INDEX, 1, words(&[NOW, "9", "sweep", "0"])),
+            PAGE as u64 * 60,
+        ),
+        (
+            "published slices",
+            instructions(&TOP, 1, many(&["put", "9"], &["field", "slice"], 54)),
+            54 * 40,
+        ),
+        (
+            "read slices",
+            instructions(&TOP, 1, many(&["get"], &["field"], 54)),
+            100,
+        ),
+        (
+            "list of servers",
+            instructions(&TOP, 1, words(&["list", "id", "9", "1000"])),
+            100,
+        ),
+        ("census", instructions(&CENSUS, 1, words(&["id", "9"])), 100),
+    ] {
+        assert!(counted <= most, "{name}: {counted} instructions");
     }
 }

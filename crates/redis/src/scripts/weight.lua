@@ -1,5 +1,5 @@
--- Whether the units of the previous window that still count, previous * left / window, are more
--- than `free`. Lua's numbers are exact only up to 2^53, so larger products are computed in two
+-- Computes whether the units of the previous window that still count, previous * left / window,
+-- exceed `free`. Lua's numbers are exact only up to 2^53, so larger products are computed in two
 -- parts.
 local weight, room, exceeds = previous * left, free * window, nil
 if weight < 2 ^ 53 and room < 2 ^ 53 then

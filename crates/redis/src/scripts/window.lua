@@ -1,6 +1,6 @@
--- Window. A state is the units spent in a window, and when it ends.
+-- Fixed window. A state is the units spent in a window, and the instant at which the window ends.
 --
--- An instant outside of the windows of a calendar in the program sets `lost`.
+-- An instant outside of the windows of a calendar in the program sets `outside_calendar`.
 if kernel == WINDOW then
   local limit, cost, most, grid, span
   limit, cost, most, grid, span, at = struct_unpack(WINDOW_NUMBERS, program, at)
@@ -26,7 +26,7 @@ if kernel == WINDOW then
     count = 0
   elseif end_after then
     local latest = end_after(now + JUMP)
-    lost = lost or not latest
+    outside_calendar = outside_calendar or not latest
     from_ahead = from_ahead or latest and ends > latest
   elseif ends - span > now + JUMP then
     from_ahead = true
@@ -40,11 +40,11 @@ if kernel == WINDOW then
       next_end = now + span
     else
       next_end = end_after(now)
-      lost = lost or not next_end
+      outside_calendar = outside_calendar or not next_end
     end
   end
   local denies = count > limit - cost
-  if mode == PEEK or mode == CHARGE and denies or lost then
+  if mode == PEEK or mode == CHARGE and denies or outside_calendar then
     return at, position, denies
   end
   if mode ~= KEEP and spent > 0 then

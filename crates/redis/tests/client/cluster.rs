@@ -1,7 +1,7 @@
 //! A cluster of three primaries and three replicas.
 
-use tidegate_core::{Charge, Cost, Decision, Effect};
-use tidegate_redis::{Settings, Topology};
+use tidegate_core::{Charge, Cost, Decision, Effect, former_key};
+use tidegate_redis::{RedisSettings, ScanPosition, StoreError, Topology};
 
 use crate::{
     store_fixture::{StoreFixture, address, standalone},
@@ -9,7 +9,7 @@ use crate::{
 };
 
 fn fixture(cluster: &RedisCluster) -> StoreFixture {
-    StoreFixture::with(Settings {
+    StoreFixture::with(RedisSettings {
         topology: Topology::Cluster {
             seeds: vec![address(&cluster.url())],
         },
@@ -26,13 +26,14 @@ async fn keys_of_every_slot_are_decided_while_slots_move() {
     for key in 0..60 {
         assert_eq!(fixture.admitted(&key.to_string(), 1).await, 1, "{key}");
     }
+    keys_of_every_server_are_listed(&fixture).await;
     limits_in_several_slots_are_one_decision(&fixture).await;
     a_slot_moves_while_it_is_used(&cluster, &fixture).await;
     a_primary_is_killed(&mut cluster, &fixture).await;
 }
 
-/// The owner of slot 0, which every other node names first, is partitioned from its cluster but not
-/// from the store.
+/// The owner of slot 0 is partitioned from its cluster but not from the store. Every other node
+/// lists this owner first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
@@ -65,7 +66,8 @@ async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     assert_eq!((health.servers, health.up), (3, 3));
 }
 
-/// If all nodes are partitioned from each other, no slot is served, and the health reports it.
+/// If all nodes are partitioned from each other, no slot is served, and the health reports the
+/// unserved slots.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unserved_slots_are_reported() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
@@ -81,7 +83,39 @@ async fn unserved_slots_are_reported() {
     assert!(error.contains("16384 of 16384 slots"), "{error}");
 }
 
-/// Charges two keys at a time, most of them in two slots, until the common key is spent.
+/// The keys of a rule are on all servers, and a listing goes from one server to the next.
+async fn keys_of_every_server_are_listed(fixture: &StoreFixture) {
+    let mut expected = Vec::new();
+    for number in 0..600 {
+        let key = former_key("listed", &[&number.to_string()]);
+        let charge = Charge::new(&key, &fixture.limits, Cost::ONE).unwrap();
+        let decision = fixture
+            .store
+            .check(&[charge], Effect::Charge, &mut Vec::new())
+            .await;
+        assert_eq!(decision.unwrap(), Decision::Admitted);
+        expected.push(key);
+    }
+    let scope = *former_key("listed", &[]).first_chunk().unwrap();
+    let (mut listed, mut from, mut servers) = (Vec::new(), ScanPosition::default(), Vec::new());
+    loop {
+        let page = fixture.store.scan_keys(scope, &from, 10).await.unwrap();
+        listed.extend(page.keys);
+        let Some(next) = page.next else { break };
+        servers.push(next.server.clone());
+        from = next;
+    }
+    listed.sort_unstable();
+    listed.dedup();
+    expected.sort_unstable();
+    assert_eq!(listed, expected);
+    servers.sort_unstable();
+    servers.dedup();
+    assert_eq!(servers.len(), 3);
+}
+
+/// Charges two keys at a time, usually in two slots. One key is the same in all requests, until it
+/// is spent.
 async fn limits_in_several_slots_are_one_decision(fixture: &StoreFixture) {
     let charge =
         |key: &'static str| Charge::new(key.as_bytes(), &fixture.limits, Cost::ONE).unwrap();
@@ -161,7 +195,7 @@ async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, fixture: &StoreFi
 }
 
 async fn a_primary_is_killed(cluster: &mut RedisCluster, fixture: &StoreFixture) {
-    // Not the seed, which stays reachable so that the others can be discovered.
+    // The victim is not the seed, which stays reachable so that the other nodes can be discovered.
     let victim = (1..6).find(|number| owns_slots(cluster, *number)).unwrap();
     cluster.kill(victim);
     let survivor = if victim == 1 { 2 } else { 1 };
@@ -196,4 +230,23 @@ fn owns_slots(cluster: &RedisCluster, number: usize) -> bool {
                 && line.contains("master")
                 && line.split_whitespace().count() > 8
         })
+}
+
+/// Without a slot map, a listing fails. An empty page would say that there are no keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_keys_of_an_unreachable_cluster_are_not_listed_as_none() {
+    let nobody = "redis://127.0.0.1:1";
+    let fixture = StoreFixture::with(RedisSettings {
+        topology: Topology::Cluster {
+            seeds: vec![address(nobody)],
+        },
+        ..standalone(nobody)
+    });
+    let scope = *former_key("listed", &[]).first_chunk().unwrap();
+    let from = ScanPosition::default();
+    let listed = fixture.store.scan_keys(scope, &from, 10).await;
+    assert!(
+        matches!(listed, Err(StoreError::NotExecuted(_))),
+        "{listed:?}"
+    );
 }

@@ -71,8 +71,8 @@ async fn a_request_to_a_paused_server_is_not_sent_again() {
     );
     server.resume();
     fixture.until_decided("other").await;
-    // Each of the unknown requests was executed at most once: those sent before the pause ended are
-    // charged when it ends.
+    // Each of the unknown requests was executed at most once. Requests that were sent before the
+    // pause ended are charged when the pause ends.
     let left = fixture.admitted("k", 12).await;
     assert!(
         left >= 9_usize.saturating_sub(unknown) && left <= 9,

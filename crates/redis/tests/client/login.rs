@@ -1,7 +1,7 @@
 //! A user with only the permissions that are needed.
 
 use tidegate_core::Decision;
-use tidegate_redis::{Login, Settings};
+use tidegate_redis::{Login, RedisSettings};
 
 use crate::{
     store_fixture::{StoreFixture, standalone},
@@ -32,7 +32,7 @@ async fn the_documented_acl_suffices_and_missing_permissions_are_reported() {
         "ACL", "SETUSER", "nobody", "on", ">secret", "~test*", "-@all", "+ping",
     ]);
     let with = |username: &str| {
-        StoreFixture::with(Settings {
+        StoreFixture::with(RedisSettings {
             login: Login {
                 username: Some(username.into()),
                 password: Some("secret".into()),

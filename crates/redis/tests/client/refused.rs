@@ -6,14 +6,14 @@ use std::{
     thread,
 };
 
-use tidegate_redis::{Login, Settings, StoreError, Topology};
+use tidegate_redis::{Login, RedisSettings, StoreError, Topology};
 
 use crate::{
     store_fixture::{StoreFixture, address, standalone},
     support::{RedisServer, free_port},
 };
 
-async fn reports_error(settings: Settings, advice: &str) {
+async fn reports_error(settings: RedisSettings, advice: &str) {
     let fixture = StoreFixture::with(settings);
     let error = fixture.error().await;
     assert!(error.contains(advice), "{error}");
@@ -40,7 +40,7 @@ async fn a_wrong_and_a_missing_password_are_reported() {
         username: None,
         password: Some("wrong".into()),
     };
-    let settings = Settings {
+    let settings = RedisSettings {
         login: wrong,
         ..standalone(&server.url())
     };
@@ -62,7 +62,7 @@ async fn a_read_only_replica_is_reported() {
 #[tokio::test]
 async fn a_standalone_server_and_a_cluster_node_are_not_confused() {
     let server = RedisServer::start();
-    let cluster = |url: &str| Settings {
+    let cluster = |url: &str| RedisSettings {
         topology: Topology::Cluster {
             seeds: vec![address(url)],
         },
@@ -117,7 +117,7 @@ fn pretender(answer: &'static [u8]) -> String {
             thread::spawn(move || {
                 let mut room = [0; 4_096];
                 while let Ok(length) = client.read(&mut room) {
-                    // A command is an array, and no other line of it begins with an asterisk.
+                    // A command is an array, of which only the first line begins with an asterisk.
                     let commands = room[..length]
                         .split(|byte| *byte == b'\n')
                         .filter(|line| line.starts_with(b"*"));

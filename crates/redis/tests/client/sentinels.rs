@@ -1,16 +1,18 @@
 //! A primary that the Sentinels report, and its successor.
 
+use std::time::Duration;
+
 use tidegate_core::Decision;
-use tidegate_redis::{Settings, Topology};
+use tidegate_redis::{RedisSettings, Topology};
 
 use crate::{
     store_fixture::{StoreFixture, address, standalone},
-    support::{RedisServer, Sentinels, eventually, sentinels::PRIMARY},
+    support::{Proxy, RedisServer, Sentinels, eventually, sentinels::PRIMARY},
 };
 
-fn settings(sentinels: &Sentinels, primary: &str) -> Settings {
+fn settings(sentinels: &Sentinels, primary: &str) -> RedisSettings {
     let urls = sentinels.urls();
-    Settings {
+    RedisSettings {
         topology: Topology::Sentinel {
             sentinels: urls.iter().map(|url| address(url)).collect(),
             primary: primary.to_owned(),
@@ -42,6 +44,31 @@ async fn a_failover_is_followed() {
     fixture.until_decided("k").await;
     fixture.until("up again", |health| health.up == 1).await;
     assert!(sentinels.replica.ask(&["DBSIZE"]).as_str() >= ":1");
+}
+
+/// Sentinels that answer later than the timeout of a decision still name the primary.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_sentinel_is_waited_for() {
+    let sentinels = tokio::task::block_in_place(Sentinels::start);
+    let proxies: Vec<Proxy> = sentinels
+        .ports()
+        .iter()
+        .map(|port| Proxy::before(*port))
+        .collect();
+    for proxy in &proxies {
+        proxy.delay(Duration::from_millis(150));
+    }
+    let urls = proxies.iter().map(Proxy::url);
+    let settings = RedisSettings {
+        topology: Topology::Sentinel {
+            sentinels: urls.map(|url| address(&url)).collect(),
+            primary: PRIMARY.to_owned(),
+        },
+        timeout: Duration::from_millis(100),
+        ..standalone(&sentinels.urls()[0])
+    };
+    let fixture = StoreFixture::with(settings);
+    assert_eq!(fixture.until_decided("k").await, Decision::Admitted);
 }
 
 /// Two of three Sentinels are paused, and the third names another server, which accepts writes. The

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, notation};
-use tidegate_redis::{Address, Health, Redis, RedisStore, Settings, StoreError, Topology};
+use tidegate_redis::{Address, Health, Redis, RedisSettings, RedisStore, StoreError, Topology};
 use tokio::runtime::Handle;
 
 use crate::support::PATIENCE;
@@ -20,17 +20,17 @@ pub(crate) fn address(url: &str) -> Address {
     Address::parse(url).unwrap().0
 }
 
-pub(crate) fn standalone(url: &str) -> Settings {
-    Settings {
+pub(crate) fn standalone(url: &str) -> RedisSettings {
+    RedisSettings {
         // On a busy machine a test may wait longer than the default timeout of a decision.
         timeout: Duration::from_millis(500),
-        ..Settings::new(Topology::Standalone(address(url)))
+        ..RedisSettings::new(Topology::Standalone(address(url)))
     }
 }
 
 /// Settings with a timeout that is never reached, even on a busy machine.
-pub(crate) fn without_timeout(url: &str) -> Settings {
-    Settings {
+pub(crate) fn without_timeout(url: &str) -> RedisSettings {
+    RedisSettings {
         timeout: Duration::from_secs(30),
         ..standalone(url)
     }
@@ -38,7 +38,7 @@ pub(crate) fn without_timeout(url: &str) -> Settings {
 
 impl StoreFixture {
     /// Creates a store with the limit `10/h`.
-    pub(crate) fn with(settings: Settings) -> Self {
+    pub(crate) fn with(settings: RedisSettings) -> Self {
         let redis = Arc::new(Redis::start(settings, &Handle::current()));
         let rate = notation::rate("10/h").unwrap();
         let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)
@@ -58,7 +58,7 @@ impl StoreFixture {
             .await
     }
 
-    /// Returns how many of `tries` requests were admitted. Panics if one was not decided.
+    /// Returns how many of `tries` requests were admitted. Panics if a request was not decided.
     pub(crate) async fn admitted(&self, key: &str, tries: usize) -> usize {
         let mut admitted = 0;
         for _ in 0..tries {

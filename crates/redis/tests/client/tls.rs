@@ -1,7 +1,7 @@
 //! TLS with server and client certificates.
 
 use tidegate_core::Decision;
-use tidegate_redis::{Settings, Tls, Topology};
+use tidegate_redis::{RedisSettings, RedisTls, Topology};
 
 use crate::{
     store_fixture::{StoreFixture, address, standalone},
@@ -26,8 +26,8 @@ async fn a_server_that_requires_client_certificates_accepts_only_ours() {
     ];
     let _server = RedisServer::start_with(&tls);
     let url = format!("rediss://127.0.0.1:{port}");
-    let with = |tls: Tls| {
-        StoreFixture::with(Settings {
+    let with = |tls: RedisTls| {
+        StoreFixture::with(RedisSettings {
             topology: Topology::Standalone(address(&url)),
             tls,
             ..standalone(&url)
@@ -35,22 +35,22 @@ async fn a_server_that_requires_client_certificates_accepts_only_ours() {
     };
     let ca = Some(made.read("ca.pem"));
     let client = Some((made.read("client.pem"), made.read("client.key")));
-    let fixture = with(Tls {
+    let fixture = with(RedisTls {
         ca: ca.clone(),
         client: client.clone(),
     });
     assert_eq!(fixture.until_decided("k").await, Decision::Admitted);
 
-    let stranger = with(Tls { ca: None, client });
+    let stranger = with(RedisTls { ca: None, client });
     assert!(
         stranger
             .error()
             .await
             .contains(&format!("127.0.0.1:{port}"))
     );
-    let nobody = with(Tls { ca, client: None });
+    let nobody = with(RedisTls { ca, client: None });
     assert!(nobody.error().await.contains(&format!("127.0.0.1:{port}")));
-    let broken = with(Tls {
+    let broken = with(RedisTls {
         ca: Some(b"no certificate".to_vec()),
         client: None,
     });

@@ -90,8 +90,8 @@ impl Pair {
     }
 }
 
-/// After the clock was set back, the limits of a key deny, and they refill like those of an
-/// exhausted key: within a minute, or at the end of the month.
+/// After the clock was set back, the limits of a key deny, and they refill like the limits of an
+/// exhausted key, within a minute or at the end of the month.
 #[tokio::test]
 async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     for server in Server::each() {
@@ -183,8 +183,8 @@ async fn a_state_under_other_parameters_is_clamped() {
     }
 }
 
-/// A larger limit has admitted hours of debt. That is not a clock error, so the smaller limit
-/// leaves the state unchanged.
+/// A larger limit has admitted requests that take hours to drain. Such a state is not a clock
+/// error, so the smaller limit leaves it unchanged.
 #[tokio::test]
 async fn a_debt_of_a_larger_limit_is_not_clamped() {
     for server in Server::each() {
@@ -232,7 +232,8 @@ async fn reserve(redis: &RedisStore, memory: &MemoryStore, one: Charge<'_>, now:
     Receipts(there, here)
 }
 
-/// A receipt of a clock that was ahead refunds no units. It still releases and renews its leases.
+/// A receipt of a clock that was ahead refunds no units. Such a receipt still releases and renews
+/// its leases.
 #[tokio::test]
 async fn a_receipt_of_a_clock_that_was_ahead_releases_only_leases() {
     for server in Server::each() {
@@ -307,9 +308,9 @@ async fn a_manual_refund_is_applied_after_the_clamp() {
     }
 }
 
-/// The limits of a key were changed and changed back while a request was in progress. After the
-/// clock is set back, too, a refund of that request still takes nothing from later charges, however
-/// long it takes until then.
+/// The limits of a key were changed and changed back while a request was in progress. Even after
+/// the clock is also set back, a refund of that request takes nothing from later charges, no matter
+/// how late the refund is.
 #[tokio::test]
 async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
     let daily = |kind: Kind, count| {
@@ -343,7 +344,7 @@ async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
                 asked.await.unwrap();
             }
             // A clock that is ahead exhausts the limit, and is set back. By that clock, too, the
-            // record of the conversion is kept: for the 12 hours in which five units drain.
+            // record of the conversion is kept for 12 hours, in which five units drain.
             let one = [charge(&first, key.as_bytes(), 1)];
             ahead.pin_clock(at(START + 6 * 3_600 * SECOND));
             for _ in 0..16 {

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tidegate_core::{
     Charge, Cost, Decision, Effect, Limit, Limits, Outcome, Rate, Span, Timestamp,
 };
-use tidegate_redis::{Address, Redis, RedisStore, Settings, Topology};
+use tidegate_redis::{Address, Redis, RedisSettings, RedisStore, Topology};
 use tokio::runtime::Handle;
 
 use crate::{
@@ -21,9 +21,9 @@ use crate::{
 /// Returns a store on the cluster of the server at `url`.
 pub(crate) async fn store(url: &str) -> RedisStore {
     let (address, _) = Address::parse(url).unwrap();
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::new(Topology::Cluster {
+        ..RedisSettings::new(Topology::Cluster {
             seeds: vec![address],
         })
     };
@@ -38,7 +38,7 @@ fn limits(kind: Kind, count: u64, rate: u64, period: Span) -> Limits {
         count: rate,
         period,
     };
-    // A queue admits one request in addition to those that wait.
+    // A queue admits one request in addition to the requests that wait.
     let count = count - u64::from(kind == Kind::Queue);
     Limits::new(vec![Limit::new(kind.algorithm(count, rate, 2)).unwrap()]).unwrap()
 }
@@ -104,7 +104,7 @@ async fn race(store: &RedisStore, kind: Kind) {
             let (_, left) = race.ask(owner, Effect::Look).await;
             let expected = [40 - total, 7 - admitted];
             if kind == Kind::Queue {
-                // A queue refunds only its last request, so others stay charged.
+                // A queue refunds only its last request, so other requests stay charged.
                 assert!(left[0] <= expected[0] && left[1] <= expected[1], "{left:?}");
             } else {
                 assert_eq!(left, expected, "{kind:?}");
@@ -181,7 +181,7 @@ async fn repeated_denials_charge_other_slots_only_once() {
     assert_eq!(scripts_run(&server), 4, "checked, and then charged");
 }
 
-/// A request whose caller stops waiting before the slots have answered is charged in none of them.
+/// If the caller stops waiting before the slots have answered, the request is charged in no slot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_abandoned_request_is_refunded_in_every_slot() {
     let server = tokio::task::block_in_place(|| RedisServer::slotted("redis-server"));
@@ -244,7 +244,7 @@ async fn limits_on_several_primaries_are_used_up_and_never_exceeded() {
             "{admitted} in {seconds} s"
         );
     }
-    // If the machine is too slow to send enough requests, all of them are admitted.
+    // If the machine is too slow to send enough requests, all requests are admitted.
     let spent = !within(total, most(100.0, 400.0) / 2.0) || total * 2 > asked;
     assert!(spent, "{total} of {asked} in {seconds} s");
 }

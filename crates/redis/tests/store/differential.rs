@@ -24,11 +24,14 @@ struct Rule {
     limits: Arc<Limits>,
     /// The limits before the latest change.
     former: Option<Vec<Limit>>,
+    /// The limits under which the key's state may have been written: all limits since the last
+    /// reset.
+    since_reset: Vec<Arc<Limits>>,
     has_room: bool,
     longest_wait: Option<Span>,
 }
 
-/// Makes those limits elastic that can be.
+/// Makes the limits elastic, if they can be.
 fn elastic(limits: Vec<Limit>) -> Limits {
     let limits = Limits::new(limits).unwrap();
     limits.clone().stretching(50).unwrap_or(limits)
@@ -149,9 +152,9 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     (rules, strategies::start(), steps)
 }
 
-/// Whether a state of `old` may hold more units than `new` allows, and so lose some of them when it
-/// is converted. The memory store converts it at the next decision. Redis converts it at the next
-/// charge, because another server may still have the old limits.
+/// Whether a state of `old` may hold more units than `new` allows, and so lose some units when it
+/// is converted. The memory store converts a state at the next decision. Redis converts a state at
+/// the next charge, because another server may still have the old limits.
 fn may_hold_more(old: &Limits, new: &Limits) -> bool {
     let loses = |limit: &&Limit| {
         !matches!(
@@ -173,7 +176,7 @@ fn may_hold_more(old: &Limits, new: &Limits) -> bool {
 }
 
 /// The number of former limits per rule that the memory store remembers.
-const MAX_FORMER: u64 = 4;
+const MAX_FORMER: usize = 4;
 
 /// A reservation in both stores.
 struct Reservation {
@@ -194,7 +197,6 @@ struct Pair<'r> {
     now: u64,
     last: Vec<Outcome>,
     reserved: Vec<Reservation>,
-    changes: u64,
 }
 
 impl Pair<'_> {
@@ -234,11 +236,7 @@ impl Pair<'_> {
                 return shown(self.memory.unblock(key, now), there);
             }
             Step::Reset { rule } => {
-                let key = &rule.get(&self.rules).key;
-                // Expired states may or may not have been deleted, so the results of the reset are
-                // not compared.
-                self.memory.reset(key);
-                self.runtime.block_on(self.redis.reset(key)).unwrap();
+                self.reset(rule.index(self.rules.len()));
             }
             Step::Change { rule, limits } => {
                 self.change(rule.index(self.rules.len()), limits.clone());
@@ -257,14 +255,24 @@ impl Pair<'_> {
     fn change(&mut self, at: usize, limits: Vec<Limit>) {
         let old = Arc::clone(&self.rules[at].limits);
         let new = elastic(limits).in_shadow(old.is_shadow());
-        self.changes += 1;
-        if self.changes.is_multiple_of(MAX_FORMER) || may_hold_more(&old, &new) {
-            self.memory.reset(&self.rules[at].key);
-            let reset = self.redis.reset(&self.rules[at].key);
-            self.runtime.block_on(reset).unwrap();
+        let writers = &self.rules[at].since_reset;
+        let loses = writers.iter().any(|old| may_hold_more(old, &new));
+        if loses || writers.len() >= MAX_FORMER {
+            self.reset(at);
         }
-        self.rules[at].former = Some(old.iter().cloned().collect());
-        self.rules[at].limits = Arc::new(new.inheriting_from(&old));
+        let rule = &mut self.rules[at];
+        rule.former = Some(old.iter().cloned().collect());
+        rule.limits = Arc::new(new.inheriting_from(&old));
+        rule.since_reset.push(Arc::clone(&rule.limits));
+    }
+
+    /// Resets the key of rule `at`. Expired states may or may not have been deleted, so the results
+    /// are not compared.
+    fn reset(&mut self, at: usize) {
+        let rule = &mut self.rules[at];
+        rule.since_reset = vec![Arc::clone(&rule.limits)];
+        self.memory.reset(&rule.key);
+        self.runtime.block_on(self.redis.reset(&rule.key)).unwrap();
     }
 
     fn ask(&mut self, rules: u8, ask: &Ask, reserves: bool) -> (String, String) {
@@ -281,8 +289,8 @@ impl Pair<'_> {
             chosen.push(self.rules[0].clone());
         }
         let has_room = ask.of.index(3) == 0;
-        // The longest wait that the request accepts: none, half of the time until the reset, all of
-        // it, a microsecond less, or any wait.
+        // The longest wait that the request accepts: no wait, half of the time until the reset, the
+        // whole time, a microsecond less, or any wait.
         let ahead = last.map_or(Span::ZERO, |last| last.reset_after).as_micros();
         let longest_wait = match ask.of.index(7) {
             0 => Some(0),
@@ -332,7 +340,7 @@ impl Pair<'_> {
 }
 
 impl Pair<'_> {
-    /// Settles a reservation, and returns the state of the limits after that.
+    /// Settles a reservation, and returns the state of the limits after the settlement.
     fn settle(&mut self, which: &Index, unused: u64) -> (String, String) {
         if self.reserved.is_empty() {
             return (String::new(), String::new());
@@ -356,7 +364,7 @@ impl Pair<'_> {
     }
 
     /// Returns the state of the current limits. In memory, the limits of a reservation do not know
-    /// the current ones.
+    /// the limits that replaced them.
     fn look(&self) -> (String, String) {
         let charges: Vec<Charge<'_>> = self.rules.iter().map(|rule| rule.charge(1)).collect();
         let (mut expected, mut got) = (Vec::new(), Vec::new());
@@ -370,7 +378,7 @@ impl Pair<'_> {
 }
 
 impl Pair<'_> {
-    /// Renews a reservation, and returns the result and the state of the limits after that.
+    /// Renews a reservation, and returns the result and the state of the limits after the renewal.
     fn renew(&mut self, which: &Index) -> (String, String) {
         if self.reserved.is_empty() {
             return (String::new(), String::new());
@@ -433,12 +441,16 @@ fn compare_on<S>(
     config.failure_persistence = None;
     let result = TestRunner::new(config).run(&traces(), |(rules, now, steps)| {
         empty();
-        let rules = (0_u8..).zip(rules).map(|(number, (limits, shadow))| Rule {
-            key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k' + number],
-            limits: Arc::new(elastic(limits).in_shadow(shadow)),
-            former: None,
-            has_room: false,
-            longest_wait: None,
+        let rules = (0_u8..).zip(rules).map(|(number, (limits, shadow))| {
+            let limits = Arc::new(elastic(limits).in_shadow(shadow));
+            Rule {
+                key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k' + number],
+                since_reset: vec![Arc::clone(&limits)],
+                limits,
+                former: None,
+                has_room: false,
+                longest_wait: None,
+            }
         });
         // With one shard, so that all keys share one clock.
         let bounds = MemoryBounds {
@@ -453,7 +465,6 @@ fn compare_on<S>(
             now,
             last: Vec::new(),
             reserved: Vec::new(),
-            changes: 0,
         };
         pair.run(&steps)
     });
@@ -478,7 +489,7 @@ fn every_algorithm_decides_as_in_memory_in_valkey() {
     }
 }
 
-/// A trace with one rule of several schedules, which have their own scripts.
+/// A trace with one rule of several GCRA limits, which have their own scripts.
 fn trace_of_schedules() -> impl Strategy<Value = Trace> {
     let kinds = [Kind::Gcra, Kind::TokenBucket, Kind::Meter, Kind::Queue];
     let kind = prop::sample::select(kinds.to_vec());

@@ -4,11 +4,12 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Algorithm, Charge, Cost, Decision, Effect, FallbackShare, Limit, Limits, MemoryBounds,
-    MemoryStore, Renewal, Settlement, Source, Span, Store, StoreRequest, Timestamp,
+    Algorithm, CacheSearch, Charge, Cost, Decision, Effect, FallbackShare, Limit, Limits,
+    MemoryBounds, MemoryStore, Renewal, Settlement, Source, Span, Store, StoreRequest, Timestamp,
 };
 use tidegate_redis::{
-    Address, FallbackReceipt, FallbackSettings, FallbackStore, NodeShare, Redis, Settings, Topology,
+    Address, FallbackReceipt, FallbackSettings, FallbackStore, NodeShare, Redis, RedisSettings,
+    Topology,
 };
 use tokio::runtime::Handle;
 
@@ -32,9 +33,9 @@ async fn node(url: &str) -> FallbackStore {
 
 async fn node_that_waits(url: &str, timeout: Duration) -> FallbackStore {
     let topology = Topology::Standalone(Address::parse(url).unwrap().0);
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout,
-        ..Settings::new(topology)
+        ..RedisSettings::new(topology)
     };
     let redis = Redis::start(settings, &Handle::current());
     redis.wait_for_first_attempt().await.unwrap();
@@ -49,9 +50,9 @@ async fn node_that_waits(url: &str, timeout: Duration) -> FallbackStore {
 /// Returns a node that counts the servers on its Redis.
 async fn node_that_counts(url: &str) -> FallbackStore {
     let topology = Topology::Standalone(Address::parse(url).unwrap().0);
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::new(topology)
+        ..RedisSettings::new(topology)
     };
     let redis = Redis::start(settings, &Handle::current());
     let local = MemoryStore::new(MemoryBounds::default());
@@ -79,8 +80,8 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     let mut nodes = Vec::new();
     for number in 1..=4 {
         nodes.push(node_that_counts(&redis.url()).await);
-        // A server that has just started and counts only itself has the default share: the others
-        // may not have written their ids again.
+        // A server that has just started and counts only itself has the default share, because the
+        // other servers may not have written their ids again.
         let share = FallbackShare::one_of(number.max(2)).unwrap();
         let last = &nodes[nodes.len() - 1];
         until("the last server has counted itself", || {
@@ -98,7 +99,7 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     redis.kill();
     until("it is down", || nodes[0].stats().health.up == 0).await;
     assert_eq!(nodes[0].share(), quarter);
-    // The default share of a server that was never able to count.
+    // A server that was never able to count has the default share.
     let late = node_that_counts(&redis.url()).await;
     assert_eq!(
         (late.share(), late.stats().servers),
@@ -203,7 +204,7 @@ async fn slots_are_released_in_redis_and_on_the_granting_node() {
 
     redis.kill();
     while reserve(&one, &limits).await.1 != Source::Local {}
-    // This node's share is two, and two of its requests are in flight: leases from Redis count
+    // This node's share is two, and two of its requests are in flight. Leases from Redis count
     // towards the share too.
     assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
@@ -263,8 +264,8 @@ async fn leases_are_renewed_fleet_wide_and_survive_an_outage() {
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
 }
 
-/// A renewal whose reply was lost holds the lease instead. It is not reported as lost, and is held
-/// again once the unknown lease has expired.
+/// A renewal whose reply was lost leaves an unknown lease in the slot. The request's lease is not
+/// reported as lost, and is held again once the unknown lease has expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_without_a_reply_keeps_the_lease() {
     let redis = tokio::task::block_in_place(RedisServer::start);
@@ -283,13 +284,13 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
     tokio::task::block_in_place(|| redis.ask(&["CLIENT", "PAUSE", "1000", "ALL"]));
     let unheard = renew(&node, &mut held[0], minutes(6)).await;
     assert_eq!(unheard, Renewal::Unknown);
-    // This command waits until the pause ends.
+    // The `PING` waits until the pause ends.
     tokio::task::block_in_place(|| redis.ask(&["PING"]));
     for then in [8, 9] {
         let renewal = renew(&node, &mut held[0], minutes(then)).await;
         assert_eq!(renewal, Renewal::Unknown, "after {then} minutes");
     }
-    // The leases of the others have expired, so three are free.
+    // The leases of the other requests have expired, so three slots are free.
     assert_eq!(renew(&node, &mut held[0], minutes(11)).await, Renewal::Held);
     for other in &mut held[1..3] {
         assert_eq!(renew(&node, other, minutes(11)).await, Renewal::Held);
@@ -315,8 +316,8 @@ async fn charge(node: &FallbackStore, cost: u64) -> (Decision, Source, u64) {
     (decided.decision, decided.source, outcomes[0].remaining)
 }
 
-/// A charge of another cost, after which a cached denial has too many remaining units and too short
-/// a wait.
+/// After a charge of another cost, a cached denial would have too many remaining units and too
+/// short a wait.
 #[tokio::test]
 async fn a_charge_drops_the_cached_denials_of_its_key() {
     let redis = tokio::task::spawn_blocking(RedisServer::start)
@@ -346,6 +347,29 @@ async fn a_charge_drops_the_cached_denials_of_its_key() {
     assert_eq!(
         charge(&node, 8).await,
         (Decision::Limited, Source::Cache, 2)
+    );
+}
+
+/// The caller has just got a pending result, so the store does not search its cache again.
+#[tokio::test]
+async fn a_search_of_the_denial_cache_is_not_repeated() {
+    let redis = tokio::task::spawn_blocking(RedisServer::start)
+        .await
+        .unwrap();
+    let node = node(&redis.url()).await;
+    assert_eq!(charge(&node, 11).await.1, Source::Redis);
+    assert_eq!(charge(&node, 11).await.1, Source::Cache);
+    let limits = Limits::new(vec!["10/d".parse().unwrap()]).unwrap();
+    let cost = Cost::new(11).unwrap();
+    let mut charges = vec![Charge::new(b"key", &limits, cost).unwrap()];
+    let pending = StoreRequest {
+        cache_search: CacheSearch::Skip,
+        ..request(&mut charges)
+    };
+    let decided = node.decide(pending, &mut Vec::new()).await;
+    assert_eq!(
+        (decided.decision, decided.source),
+        (Decision::Limited, Source::Redis)
     );
 }
 
@@ -421,7 +445,8 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
             decided.decision
         }
     };
-    // At the same time, because an unresponsive server gets no more requests after some failures.
+    // The decisions are made at the same time, because an unresponsive server gets no more requests
+    // after some failures.
     let decided = tokio::join!(
         decide(b"short", false),
         decide(b"long", false),

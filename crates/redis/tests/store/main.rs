@@ -147,7 +147,8 @@ async fn a_state_of_changed_limits_is_converted() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let memory = MemoryStore::new(MemoryBounds::default());
         let old = std::sync::Arc::new(limits(&["20/min"]));
-        // The memory store needs the former limits. In Redis the state contains its parameters.
+        // The memory store needs the former limits. In Redis the state itself contains its
+        // parameters.
         let second = std::sync::Arc::new(limits(&["30/min"]).inheriting_from(&old));
         let third = std::sync::Arc::new(limits(&["7/s", "40/min"]).inheriting_from(&second));
         let fourth = std::sync::Arc::new(limits(&["20/min"]).inheriting_from(&third));

@@ -7,7 +7,7 @@ use tidegate_core::{
     Settlement, Source, Span, Store, StoreRequest, Timestamp,
 };
 use tidegate_redis::{
-    Address, FallbackReceipt, FallbackSettings, FallbackStore, Redis, Settings, Topology,
+    Address, FallbackReceipt, FallbackSettings, FallbackStore, Redis, RedisSettings, Topology,
 };
 use tokio::runtime::Handle;
 
@@ -15,9 +15,9 @@ use crate::{START, differential::strategies::Kind, support::RedisCluster};
 
 async fn node(cluster: &RedisCluster) -> FallbackStore {
     let (address, _) = Address::parse(&cluster.url()).unwrap();
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(10),
-        ..Settings::new(Topology::Cluster {
+        ..RedisSettings::new(Topology::Cluster {
             seeds: vec![address],
         })
     };
@@ -57,6 +57,14 @@ impl Rules {
         let (decided, receipt) = node.reserve(request, &mut Vec::new()).await;
         assert_eq!(decided.source, Source::Redis, "{:?}", decided.decision);
         (decided.decision, receipt)
+    }
+
+    async fn decide(&self, node: &FallbackStore) -> Decision {
+        let (mut charges, now) = (self.charges(), Timestamp::from_micros(START));
+        let request = StoreRequest::new(&mut charges, now, Effect::Charge);
+        let decided = node.decide(request, &mut Vec::new()).await;
+        assert_eq!(decided.source, Source::Redis, "{:?}", decided.decision);
+        decided.decision
     }
 
     async fn settle(&self, node: &FallbackStore, receipt: FallbackReceipt) {
@@ -124,7 +132,7 @@ impl<'c> Move<'c> {
 
 /// Reserves eight times at each of four stages: before the migration, before any key has moved,
 /// after the first key has moved, and after all keys have moved. One reservation of each stage is
-/// renewed and settled at the next.
+/// renewed and settled at the next stage.
 async fn reserve_through(cluster: &RedisCluster, kind: Kind, keys: &[&'static str]) {
     let node = node(cluster).await;
     let rules = Rules {
@@ -162,6 +170,37 @@ async fn reserve_through(cluster: &RedisCluster, kind: Kind, keys: &[&'static st
         }
     }
     assert_eq!(taken, 20, "{kind:?}");
+}
+
+/// Decides several rules with one hash tag while their keys are on two nodes, eight times at each
+/// stage of the migration. A charge that Redis cannot make in one call is made in several calls.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn decisions_are_exact_while_their_slot_moves() {
+    let cluster = tokio::task::block_in_place(RedisCluster::start);
+    let node = node(&cluster).await;
+    let keys = ["{z}one", "{z}two", "{z}new"];
+    let rules = Rules {
+        limits: limits(Kind::TokenBucket),
+        keys: keys.iter().map(|key| key.as_bytes()).collect(),
+    };
+    let (mut moving, mut admitted) = (None, 0);
+    for stage in 0..4 {
+        tokio::task::block_in_place(|| match stage {
+            0 => {}
+            1 => moving = Some(Move::begin(&cluster, &format!("tg:{}", keys[0]))),
+            2 => moving.as_ref().unwrap().carry(&format!("tg:{}", keys[0])),
+            _ => {
+                let moving: Move<'_> = moving.take().unwrap();
+                keys.iter()
+                    .for_each(|key| moving.carry(&format!("tg:{key}")));
+                moving.end();
+            }
+        });
+        for _ in 0..8 {
+            admitted += usize::from(rules.decide(&node).await == Decision::Admitted);
+        }
+    }
+    assert_eq!(admitted, 20);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

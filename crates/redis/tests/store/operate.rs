@@ -1,12 +1,12 @@
-//! The operator's commands, and what remains on the server.
+//! The operator's commands, and the keys that remain on the server.
 
 use tidegate_core::{
     Algorithm, BlockNote, BlockedRule, Charge, Cost, Counting, Decision, Effect, Limit, Limits,
-    Rate, RefillMode, Span, Timestamp, Window, former_key,
+    Rate, RefillMode, Span, Timestamp, Window, bounds, former_key,
 };
-use tidegate_redis::RedisStore;
+use tidegate_redis::{RedisStore, ScanPosition};
 
-use crate::{limits, server::Server};
+use crate::{START, limits, server::Server};
 
 /// The script reads every state before it writes the first, so a key that is named twice would lose
 /// a charge.
@@ -100,6 +100,47 @@ async fn blocks_are_listed_enforced_and_lifted() {
     }
 }
 
+/// A full index is swept page by page. No script reads the whole index.
+#[tokio::test]
+async fn a_full_index_is_swept_of_the_blocks_that_have_ended() {
+    for server in Server::each() {
+        let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        store.pin_clock(Timestamp::from_micros(START));
+        assert!(store.block(b"kept", None, "abuse").await.unwrap());
+        assert!(
+            store
+                .block(b"ended", Some(Span::from_secs(1)), "")
+                .await
+                .unwrap()
+        );
+        let index = server.command(&["KEYS", "*blocks*"]);
+        // Copies of the two entries, up to the maximum number of blocks.
+        let fill = format!(
+            "local kept, ended = redis.call('HGET', KEYS[1], 'kept'), redis.call('HGET', KEYS[1], \
+             'ended') for n = 3, {} do redis.call('HSET', KEYS[1], 'n' .. n, n % 2 == 0 and kept or \
+             ended) end",
+            bounds::MAX_BLOCKS
+        );
+        server.command(&["EVAL", &fill, "1", &index]);
+        let most = bounds::MAX_BLOCKS.to_string();
+        assert_eq!(server.command(&["HLEN", &index]), most);
+        assert!(
+            !store.block(b"new", None, "").await.unwrap(),
+            "all are in effect"
+        );
+        store.pin_clock(Timestamp::from_micros(START + 2_000_000));
+        server.command(&["CONFIG", "RESETSTAT"]);
+        assert!(store.block(b"new", None, "").await.unwrap());
+        let left = bounds::MAX_BLOCKS / 2 + 1;
+        assert_eq!(server.command(&["HLEN", &index]), left.to_string());
+        let calls = server.command(&["INFO", "commandstats"]);
+        assert!(!calls.contains("cmdstat_hgetall"), "{calls}");
+        let scans = calls.split("cmdstat_hscan:calls=").nth(1).unwrap();
+        let scans: usize = scans.split(',').next().unwrap().parse().unwrap();
+        assert!(scans > 50, "{scans} pages");
+    }
+}
+
 /// A key contains only a hash of the rule's name, so the name is stored with the block.
 #[tokio::test]
 async fn a_block_keeps_the_name_of_its_rule() {
@@ -122,7 +163,7 @@ async fn a_block_keeps_the_name_of_its_rule() {
         );
         assert_eq!(block.values(), Some(vec!["a", "b"]));
         assert_eq!(store.blocks().await.unwrap(), [block]);
-        // Without a rule, as by earlier versions.
+        // A block without a rule, as earlier versions stored it.
         assert!(store.block(&key, None, "why").await.unwrap());
         let block = store.block_on(&key).await.unwrap().unwrap();
         assert_eq!((block.reason.as_str(), &block.rule), ("why", &None));
@@ -215,5 +256,58 @@ async fn keys_are_small_and_expire_by_themselves() {
             (43_100_000..=43_200_002).contains(&millis),
             "{key} lives {millis} ms"
         );
+    }
+}
+
+/// Every key of the rule is listed. Keys of other rules, of other stores, and of limits that came
+/// with a request are not listed.
+#[tokio::test]
+async fn the_keys_of_a_rule_are_listed() {
+    for server in Server::each() {
+        // The first prefix contains `*`. As a pattern, it would also match the second prefix.
+        let store = RedisStore::connect(&server.url(), "t*g").await.unwrap();
+        let other = RedisStore::connect(&server.url(), "tig").await.unwrap();
+        let limits = limits(&["2/d"]);
+        let charge = async |store: &RedisStore, key: &[u8]| {
+            let charge = Charge::new(key, &limits, Cost::ONE).unwrap();
+            store
+                .check(&[charge], Effect::Charge, &mut Vec::new())
+                .await
+                .unwrap();
+        };
+        let mut expected = Vec::new();
+        for number in 0..200 {
+            let value = format!("{{u}}*{number}");
+            expected.push(former_key("api", &[&value]));
+            charge(&store, &former_key("api", &[&value])).await;
+            charge(&store, &former_key("login", &[&value])).await;
+            charge(&other, &former_key("api", &["other", &value])).await;
+            charge(&store, value.as_bytes()).await;
+        }
+        let scope = *former_key("api", &[]).first_chunk().unwrap();
+        // A page of one key costs a visit of 100 keys, so 800 keys do not take 800 pages.
+        for (most, max_pages) in [(1, 40), (7, 40), (1_000, 5)] {
+            let (mut listed, mut from) = (Vec::new(), ScanPosition::default());
+            let mut pages = 0;
+            loop {
+                pages += 1;
+                let page = store.scan_keys(scope, &from, most).await.unwrap();
+                listed.extend(page.keys);
+                match page.next {
+                    Some(next) => from = next,
+                    None => break,
+                }
+            }
+            listed.sort_unstable();
+            listed.dedup();
+            expected.sort_unstable();
+            assert_eq!(listed, expected);
+            assert!(pages <= max_pages, "{pages} pages of {most}");
+        }
+        let unknown = ScanPosition {
+            server: "127.0.0.1:1".to_owned(),
+            cursor: 0,
+        };
+        assert!(store.scan_keys(scope, &unknown, 7).await.is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Refunds in both stores, at instants that random traces seldom draw.
+//! Refunds in both stores, at instants that random traces rarely contain.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tidegate_redis::RedisStore;
 use crate::{START, differential::strategies::Kind, limits, same, server::Server};
 
 /// The refund ledger is dropped a minute after the last refund. A charge after that minute must not
-/// count the old sums as refunds that it has seen.
+/// treat the old sums as refunds from before the charge.
 #[tokio::test]
 async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
     const SECOND: u64 = 1_000_000;
@@ -23,7 +23,8 @@ async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
         let memory = MemoryStore::new(MemoryBounds::default());
         let at = |seconds: u64| Timestamp::from_micros(START + seconds * SECOND);
         let mut receipts = Vec::new();
-        // The first charge is refunded long after it was made, the others within the same minute.
+        // The first charge is refunded long after it was made, and the other charges within the
+        // same minute.
         for (reserved, settles) in [(0, false), (3_600, true), (4_000, false)] {
             let now = at(reserved);
             redis.pin_clock(now);
@@ -45,7 +46,7 @@ async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
 }
 
 /// A rule's algorithm or rate is changed and changed back while a request is in progress. In
-/// between, the state was converted and has drained by the other limits, so the request's refund
+/// between, the state was converted and has drained under the other limits, so the request's refund
 /// must not take from the charges of later requests.
 #[tokio::test]
 async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
@@ -115,8 +116,9 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
     }
 }
 
-/// A slot is held under one rule, and the rule's algorithm is changed to one that keeps nothing of
-/// it. A refund under the new limits leaves the value, so the slot is still held and renewed.
+/// A slot is held under one rule, and the rule's algorithm is changed to one whose conversion loses
+/// all counts. A refund under the new limits leaves the value unchanged, so the slot is still held
+/// and renewed.
 #[tokio::test]
 async fn a_refund_under_limits_that_keep_nothing_leaves_the_slots() {
     let of = |kind: Kind, count| {

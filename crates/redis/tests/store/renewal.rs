@@ -15,8 +15,8 @@ use crate::{START, differential::strategies::Kind, server::Server};
 #[derive(Clone, Copy, Debug)]
 enum Meanwhile {
     Nothing,
-    /// A charge is denied. One of the limits counts it, and the others do not. The others store
-    /// windows and buckets without any units.
+    /// A charge is denied. One of the limits counts the charge, and the other limits do not. The
+    /// other limits store windows and buckets without any units.
     Denied,
     Blocked,
     /// The new limits are of other kinds.
@@ -25,8 +25,8 @@ enum Meanwhile {
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// The instant of the first lease, and the time from then to the charge under the new limits,
-    /// in microseconds.
+    /// The instant of the first lease, and the time from that instant to the charge under the new
+    /// limits, in microseconds.
     base: u64,
     charged: u64,
     kind: Kind,
@@ -37,7 +37,8 @@ struct Case {
     /// The lease is renewed when the limit of this index has reset. Without a limit of this index,
     /// it is renewed after this many half leases.
     which: usize,
-    /// 0 renews one microsecond earlier, 1 exactly then, 2 one microsecond later.
+    /// 0 renews the lease one microsecond before that instant, 1 exactly at that instant, 2 one
+    /// microsecond after it.
     nudge: u64,
 }
 

@@ -87,8 +87,8 @@ async fn servers_with_different_limits_together_admit_the_larger() {
     }
 }
 
-/// Units admitted by the larger limit drain at that limit's rate, also where the smaller limit's
-/// rate is lower.
+/// Units admitted by the larger limit drain at that limit's rate, even if the smaller limit's rate
+/// is lower.
 #[tokio::test]
 async fn a_count_above_the_smaller_limit_reports_when_it_has_drained() {
     let server = Server::redis();

@@ -1,4 +1,5 @@
-//! Real servers, each on a socket in its own directory. They are killed at the end of the test.
+//! Real servers, each on a socket in its own directory. The servers are killed at the end of the
+//! test.
 
 use std::{
     process::{Child, Command, Stdio},

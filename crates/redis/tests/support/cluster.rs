@@ -84,7 +84,7 @@ impl RedisCluster {
         self.nodes.iter().position(owns).unwrap()
     }
 
-    /// Partitions a node from all others, but not from its clients.
+    /// Partitions a node from all other nodes, but not from its clients.
     pub fn cut_off(&self, number: usize) {
         for (other, bus) in self.buses.iter().enumerate() {
             bus.refuse(if other == number {
@@ -95,7 +95,7 @@ impl RedisCluster {
         }
     }
 
-    /// Partitions every node from all others.
+    /// Partitions every node from all other nodes.
     pub fn cut_all_buses(&self) {
         for bus in &self.buses {
             bus.refuse(Refused::All);
@@ -128,8 +128,8 @@ const OPTIONS: [&str; 6] = [
     "0",
 ];
 
-/// Starts a node that the others reach through a proxy. Its own outgoing connections are identified
-/// by their source address.
+/// Starts a node that the other nodes reach through a proxy. The outgoing connections of the node
+/// are identified by their source address.
 fn node_with_proxied_bus(number: usize) -> (RedisServer, Proxy) {
     let proxy = RefCell::new(None);
     let server = RedisServer::node_with(SERVER, |bus| {

@@ -102,7 +102,7 @@ impl Proxy {
         }
     }
 
-    /// Refuses these connections from now on, and closes those that are open.
+    /// Refuses the connections of these clients from now on, and closes their open connections.
     pub fn refuse(&self, refused: Refused) {
         let mut connections = self.connections.lock().unwrap();
         connections.refused = refused;

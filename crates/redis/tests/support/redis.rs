@@ -38,8 +38,8 @@ impl RedisServer {
             .unwrap_or_else(|| panic!("{SERVER} exited at once on port {port}"))
     }
 
-    /// Starts a node of a cluster that does not exist yet, with further `options`. `program` is
-    /// `redis-server` or `valkey-server`.
+    /// Starts a node in cluster mode that has joined no cluster yet, with additional `options`.
+    /// `program` is `redis-server` or `valkey-server`.
     pub fn node(program: &'static str, options: &[&str]) -> Self {
         Self::node_with(program, |_| {
             options.iter().map(|option| (*option).to_owned()).collect()
@@ -71,8 +71,8 @@ impl RedisServer {
         server
     }
 
-    /// Starts a server on a free port, and tries others if it is taken in the meantime. `options`
-    /// receives another free port.
+    /// Starts a server on a free port, and tries other ports if that port is taken in the meantime.
+    /// `options` receives another free port.
     fn on_free_ports(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
         (0..10)
             .find_map(|_| Self::run(program, free_port(), options(free_port())))
@@ -160,7 +160,7 @@ impl RedisServer {
 
 impl Drop for RedisServer {
     fn drop(&mut self) {
-        // This fails if the test has already killed the server.
+        // `kill` fails if the test has already killed the server.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

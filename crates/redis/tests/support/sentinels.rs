@@ -21,7 +21,7 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
-    /// Starts all five, and waits until the Sentinels know each other and the replica.
+    /// Starts all five servers, and waits until the Sentinels know each other and the replica.
     pub fn start() -> Self {
         let primary = RedisServer::start();
         let of = primary.port().to_string();
@@ -48,7 +48,11 @@ impl Sentinels {
         sentinels
     }
 
-    /// Returns the URLs of the Sentinels.
+    /// Returns the ports of the Sentinels.
+    pub fn ports(&self) -> &[u16] {
+        &self.ports
+    }
+
     pub fn urls(&self) -> Vec<String> {
         self.ports
             .iter()
@@ -61,7 +65,7 @@ impl Sentinels {
         ask(self.ports[number], words).unwrap_or_else(|| panic!("no reply to {words:?}"))
     }
 
-    /// Stops the process of a Sentinel. It is still killed at the end of the test.
+    /// Stops the process of a Sentinel, which is still killed at the end of the test.
     pub fn pause(&self, number: usize) {
         let id = self.children[number].id().to_string();
         let status = Command::new("kill").args(["-STOP", &id]).status();

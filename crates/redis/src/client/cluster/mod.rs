@@ -32,7 +32,7 @@ use super::{
     hash_slot::{SLOTS, hash_slot},
     node::{AddressSource, Node},
     pipeline::{Command, NoReply, ReplyResult},
-    settings::{Address, Settings, Transport},
+    settings::{Address, RedisSettings, Transport},
 };
 
 /// The most redirections that one command follows.
@@ -48,13 +48,15 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// refresh.
 const REFRESH_DELAY: Duration = Duration::from_millis(20);
 
-/// The maximum number of nodes that are asked for their view at the same time.
+/// The maximum number of nodes that are asked at the same time for their view of the cluster.
 const MAX_QUERIED: usize = 16;
 
-/// The minimum number of nodes that are asked for their view, if the cluster has enough nodes.
+/// The minimum number of nodes that are asked for their view of the cluster, if it has enough
+/// nodes.
 const MIN_QUERIED: usize = 3;
 
-/// The wait for further views after a node has answered with `cluster_state:ok`.
+/// After the first node has answered with `cluster_state:ok`, how long to wait for the answers of
+/// the other nodes.
 const OTHER_VIEWS_WAIT: Duration = Duration::from_millis(200);
 
 /// The nodes of a cluster, and the task that refreshes the slot map.
@@ -67,7 +69,7 @@ pub(super) struct Cluster {
 
 #[derive(Debug)]
 struct ClusterState {
-    settings: Arc<Settings>,
+    settings: Arc<RedisSettings>,
     seeds: Vec<Address>,
     runtime: Handle,
     map: ArcSwapOption<RoutingTable>,
@@ -87,7 +89,7 @@ struct ClusterState {
 struct RoutingTable {
     owners: Vec<Option<Arc<Node>>>,
     nodes: Vec<NodeSlots>,
-    /// Every node, including replicas. All of them can be asked for the next map.
+    /// Every node, including replicas. Each node can be asked for the next map.
     addresses: Vec<Address>,
 }
 
@@ -131,7 +133,11 @@ enum Redirection {
 }
 
 impl Cluster {
-    pub(super) fn start(seeds: &[Address], settings: &Arc<Settings>, runtime: &Handle) -> Self {
+    pub(super) fn start(
+        seeds: &[Address],
+        settings: &Arc<RedisSettings>,
+        runtime: &Handle,
+    ) -> Self {
         let state = Arc::new(ClusterState {
             settings: Arc::clone(settings),
             seeds: seeds.to_vec(),
@@ -186,7 +192,7 @@ impl Cluster {
         Err(NoReply::NotSent)
     }
 
-    /// Returns why some or all slots cannot be used; `None` if all can.
+    /// Returns why some or all slots cannot be used; `None` if all slots can be used.
     pub(super) fn error(&self) -> Option<ConnectError> {
         let error = lock(&self.state.error).clone();
         error.or_else(|| self.nodes().iter().find_map(|node| node.error()))
@@ -232,6 +238,19 @@ impl Cluster {
             .iter()
             .map(|node_slots| Arc::clone(&node_slots.node))
             .collect()
+    }
+
+    /// Returns the nodes that have slots; `None` if the owner of any slot is unknown.
+    pub(super) fn owners_of_all_slots(&self) -> Option<Vec<Arc<Node>>> {
+        let map = self.state.map.load();
+        let is_complete = map
+            .as_ref()
+            .is_some_and(|map| map.owners.iter().all(Option::is_some));
+        if !is_complete {
+            self.state.stale.notify_one();
+            return None;
+        }
+        Some(self.nodes())
     }
 
     async fn owner(&self, slot: u16) -> Option<Arc<Node>> {
@@ -351,9 +370,9 @@ impl ClusterState {
         map.as_ref().is_some_and(|map| map.unserved_slots() == 0)
     }
 
-    /// Returns the nodes to ask for their view: those that have slots. If there is a problem, or if
-    /// these nodes are few, the other known nodes and the seeds are asked too. In a cluster with
-    /// more nodes than one refresh asks, each refresh asks a different set.
+    /// Returns the nodes to ask for their view of the cluster: the nodes that have slots. If there
+    /// is a problem, or if these nodes are few, the other known nodes and the seeds are asked too.
+    /// In a cluster with more nodes than one refresh asks, each refresh asks a different set.
     fn nodes_to_query(&self) -> Vec<Address> {
         let map = self.map.load();
         let mut chosen: Vec<Address> = Vec::new();
@@ -385,8 +404,9 @@ impl ClusterState {
         chosen
     }
 
-    /// Returns the views of several nodes, and the error of a node that returned none. Waits for
-    /// slow nodes until a node in the majority of the cluster has answered.
+    /// Returns the views that several nodes have of the cluster, and the error of a node that
+    /// returned no view. Waits for slow nodes until a node in the majority of the cluster has
+    /// answered.
     async fn collect_views(&self) -> (Vec<View>, Option<ConnectError>) {
         let addresses = self.nodes_to_query();
         let queries = addresses.iter().map(|address| {

@@ -1,4 +1,4 @@
-//! Merges the views of several nodes into one slot map.
+//! Merges the views that several nodes have of the cluster into one slot map.
 //!
 //! A node that is partitioned from its cluster keeps its last map, and cannot know that a replica
 //! has taken over its slots. So each slot is assigned to the node that claims it with the highest
@@ -10,7 +10,7 @@ use super::{
     view::{Claim, State, View},
 };
 
-/// The slot map, merged from several views.
+/// The slot map, merged from the views of several nodes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SlotMap {
     /// Ranges of adjacent slots with one owner, in ascending order. Slots that no node claims are
@@ -32,7 +32,7 @@ pub(super) struct SlotRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
     Available,
-    /// The owner reports `cluster_state:fail`, or every node that answered does.
+    /// The owner reports `cluster_state:fail`, or every node that answered reports it.
     Unavailable,
 }
 
@@ -96,8 +96,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     }
 }
 
-/// Assigns the slots of `claim` to it if they are free, or if `replaces` returns true for the
-/// current claim.
+/// Assigns to `claim` each of its slots that is free, or for whose current claim `replaces` returns
+/// true.
 fn assign<'c>(
     slots: &mut [Option<&'c Claim>],
     claim: &'c Claim,
@@ -184,8 +184,8 @@ mod tests {
         (first, last, owner.to_owned(), availability)
     }
 
-    /// `a` was partitioned before its replica `r` took over. It still answers our queries, with its
-    /// old map.
+    /// `a` was partitioned before its replica `r` took over. `a` still answers our queries, with
+    /// its old map.
     #[test]
     fn the_highest_epoch_wins_whichever_node_answers_first() {
         let old = [claim("a", 1, 0, 99), claim("b", 2, 100, 199)];
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(owners(&[c, b, d]), expected);
     }
 
-    /// A slot that its new owner does not claim yet, and its old owner no longer claims.
+    /// The new owner of a slot does not claim the slot yet, and the old owner no longer claims it.
     #[test]
     fn a_slot_unclaimed_by_its_owner_goes_to_the_node_others_name() {
         let source = view("a", State::Ok, &[claim("a", 1, 0, 4), claim("b", 2, 5, 5)]);

@@ -12,11 +12,11 @@ use super::super::{
     error::ConnectError,
     handshake::{self, ServerKind, as_text},
     hash_slot::SLOTS,
-    settings::{Address, Settings},
+    settings::{Address, RedisSettings},
 };
 
-/// Timeout of reading one node's view, including the connection. It is independent of the timeout
-/// of a decision, because no decision waits for it.
+/// Timeout of reading one node's view, including the connection. This timeout is independent of the
+/// timeout of a decision, because no decision waits for a view.
 pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One node's view of the cluster.
@@ -52,7 +52,7 @@ pub(super) struct Claim {
 
 /// Reads the view of `node` over the connection `open`, or over a new one if there is none.
 pub(super) async fn read(
-    settings: &Settings,
+    settings: &RedisSettings,
     node: &Address,
     open: Option<MultiplexedConnection>,
 ) -> Result<View, ConnectError> {
@@ -62,8 +62,8 @@ pub(super) async fn read(
             None => handshake::connect(settings, node, ServerKind::ClusterNode, || {}).await?,
         };
         connection.set_response_timeout(VIEW_TIMEOUT);
-        // One pipeline, so that the node answers the three commands without processing cluster
-        // messages in between.
+        // The three commands are one pipeline, so that the node answers the three commands without
+        // processing cluster messages in between.
         let mut pipeline = Pipeline::with_capacity(3);
         pipeline.cmd("CLUSTER").arg("SLOTS");
         pipeline.cmd("CLUSTER").arg("NODES");
@@ -175,8 +175,8 @@ fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim
     Some(Claim {
         first,
         last,
-        // The node joined between the replies to the two commands. Its epoch is not known yet, so
-        // any other claim wins.
+        // The node joined between the replies to the two commands. The epoch of that node is not
+        // known yet, so any other claim wins.
         epoch: nodes.epochs.get(&owner).copied().unwrap_or(0),
         owner,
         servers: servers.into_iter().map(|(address, _)| address).collect(),

@@ -1,14 +1,14 @@
 //! Denial cache (a negative cache): a request that was just denied is denied again without a call
 //! to Redis.
 //!
-//! A denial is valid until the first of its limits would admit the request, unless the key is charged
-//! or refunded. It is cached until then, but never longer than the configured maximum, so that a
-//! charge or refund on another node is noticed after at most that time. Denials by concurrency limits are not cached, because their
-//! leases may be released at any time.
+//! A denial is valid until the first of its limits would admit the request, unless the key is
+//! charged or refunded. A denial is cached until then, but never longer than the configured
+//! maximum, so that a charge or refund on another node is noticed after at most that maximum.
+//! Denials by concurrency limits are not cached, because their leases may be released at any time.
 //!
-//! A reply from Redis is already old when it arrives. It is cached only if no denial of its keys
-//! was invalidated since the request was sent. The cache has a fixed number of slots, each with the
-//! latest denial that hashes to it.
+//! A reply from Redis is already old when it arrives. A denial is cached only if no denial of its
+//! keys was invalidated since the request was sent. The cache has a fixed number of slots, each
+//! with the latest denial that hashes to it.
 
 use std::{
     hash::{BuildHasher, Hash, Hasher, RandomState},
@@ -29,8 +29,8 @@ use tidegate_core::{
 const SLOTS: usize = 1 << 14;
 
 /// Number of invalidation counters, a power of two. A charge or refund of a key invalidates every
-/// key that shares its counter. There are so many that a key that is denied all the time is rarely
-/// invalidated by the charges of other keys.
+/// key that shares its counter. The number is large, so that charges of other keys rarely
+/// invalidate a key that is denied all the time.
 const COUNTERS: usize = 1 << 16;
 
 /// Upper bounds of a request whose denial is cached: total bytes of its keys, and its number of
@@ -69,7 +69,7 @@ struct CachedDenial {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch(u64);
 
-/// What a denial depends on, of one charge of a request.
+/// The properties of one charge on which a denial depends.
 #[derive(Debug)]
 struct ChargeKey {
     key: Box<[u8]>,
@@ -78,17 +78,17 @@ struct ChargeKey {
     longest_wait: Option<Span>,
 }
 
-/// The time of a decision by Redis, as far as it is known here.
+/// The time of a decision by Redis, as far as this server knows it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecisionTime {
     /// When the request was sent.
     pub(super) sent_at: Timestamp,
-    /// The time from then to the reply.
+    /// The time from the request to the reply.
     pub(super) elapsed: Span,
 }
 
 /// Distinguishes limits that decide differently although their states are the same: elastic limits
-/// that use their headroom (stretched), and limits in shadow mode, which never deny.
+/// while they are raised (stretched), and limits in shadow mode, which never deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct LimitsIdentity {
     numbers: u32,
@@ -186,8 +186,8 @@ impl DenialCache {
 
     /// Invalidates the denials of the keys of `charges` when the returned guard is dropped. A
     /// refund holds the guard, because the units that it returns may admit a request that was
-    /// denied. A charge holds it until it is known that nothing was charged, because a denied
-    /// request would now have to wait longer.
+    /// denied. A charge holds the guard too, because after a charge a denied request would have to
+    /// wait longer. The guard is disarmed once it is known that nothing was charged.
     pub(super) fn invalidate_on_drop<'c>(
         &self,
         charges: impl Iterator<Item = &'c Charge<'c>>,

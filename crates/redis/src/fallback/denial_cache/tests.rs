@@ -40,12 +40,12 @@ fn denied(charge: Charge<'_>) -> Vec<Outcome> {
     outcomes
 }
 
-/// Returns the time of a decision that was sent at `sent_at` and answered `elapsed` later.
+/// Returns the time of a decision whose request was sent at `sent_at` and answered `elapsed` later.
 fn time(sent_at: Timestamp, elapsed: Span) -> DecisionTime {
     DecisionTime { sent_at, elapsed }
 }
 
-/// Caches a denial that Redis makes immediately at time 0, after which nothing was invalidated.
+/// Caches a denial that Redis makes at time 0, without any invalidation since the request.
 fn insert(cache: &DenialCache, charges: &[Charge<'_>], outcomes: &[Outcome], max_ttl: Span) {
     let epoch = cache.epoch(charges);
     cache.insert(charges, outcomes, epoch, time(at(0), Span::ZERO), max_ttl);
@@ -64,7 +64,7 @@ fn a_denial_found_before_a_refund_is_not_cached() {
     assert!(cache.find(&[charge], at(1), &mut outcomes));
 }
 
-/// A refund to one client invalidates the denials that it can lift, and no others.
+/// A refund to one client invalidates the denials that the refund can lift, and no other denials.
 #[test]
 fn a_refund_of_one_key_keeps_the_denials_of_others() {
     let (cache, limits, mut outcomes) = (DenialCache::default(), limits("2/h"), Vec::new());
@@ -85,7 +85,7 @@ fn a_refund_of_one_key_keeps_the_denials_of_others() {
     assert!(before > 90, "{before} of 100 have a slot of their own");
     drop(cache.invalidate_on_drop(of(99)[..1].iter()));
     assert_eq!(count_cached(99..100), 0);
-    // A few other keys share its counter.
+    // A few other keys share the counter of the invalidated key.
     assert!(count_cached(0..100) + 5 > before);
     drop(cache.invalidate_on_drop([shared].iter()));
     assert_eq!(count_cached(0..100), 0);
@@ -150,8 +150,7 @@ fn a_denial_is_cached_per_key_limit_and_cost() {
     assert!(!cache.find(&[dear, charge("b", &limits, 2)], at(1), &mut outcomes));
 }
 
-/// For example, a rule is put in shadow mode during a decision, or a quota is no longer the one of
-/// several that decides.
+/// For example, a rule is put in shadow mode during a decision.
 #[test]
 fn a_shadow_limit_is_not_denied_by_a_cached_denial() {
     let (cache, limits, mut outcomes) = (DenialCache::default(), limits("2/h"), Vec::new());

@@ -2,12 +2,12 @@ local missing_N, next_refill_N = 0, now + every_N
 if full_at_N > now then
   if full_at_N - now > JUMP then
     -- (lead.lua)
-    if is_from_ahead(full_at_N - now, found_lead_N) then
+    if is_from_ahead(full_at_N - now, stored_lead_N) then
       return {raw, now}
     end
   end
-  -- The refills before the last one. A refill never exceeds `refill_N`. `%` is exact here, because
-  -- no number is near 2^53.
+  -- The number of refills before the last one. A refill never exceeds `refill_N`. `%` is exact
+  -- here, because no number is near 2^53.
   local whole = full_at_N - now - 1
   local refills = (whole - whole % every_N) / every_N
   missing_N = refills * refill_N + (last_N < refill_N and last_N or refill_N)

@@ -3,7 +3,7 @@ if ahead_N < 0 then
   ahead_N = 0
 elseif ahead_N > tau_N then
   -- (lead.lua)
-  if is_from_ahead(ahead_N, found_lead_N) then
+  if is_from_ahead(ahead_N, stored_lead_N) then
     return {raw, now}
   end
 end

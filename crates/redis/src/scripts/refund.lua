@@ -3,15 +3,16 @@
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own clock
--- ARGV[2…] three for each charge: its program, as it was charged; its receipt, empty to refund
---          nothing; and the refund: the program of a lower cost, empty for all of it, or 'leases'
---          for the leases only. Leases are always released
+-- ARGV[2…] three arguments for each charge: the program with which it was charged; its receipt,
+--          empty to refund nothing; and the part to refund: a program with the cost to refund,
+--          empty for the whole charge, or 'leases' for only the leases. Leases are always released
 --
 -- A receipt is {the instant, the ledger at that time, the mark of the charge in each state, …}.
 --
--- The refund ledger is a part of the value. It records when it was created, and for each schedule
--- of the key by how much time refunds have moved later requests forward since then. It is dropped a
--- minute after its last entry. A refund after that time is computed from the clock alone.
+-- The refund ledger is a part of the value. The ledger records when it was created, and for each
+-- GCRA limit of the key by how much time refunds have moved later requests forward since the ledger
+-- was created. The ledger is dropped a minute after its last entry. Without a ledger, a refund is
+-- computed from the clock alone.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local now, count = tonumber(ARGV[1]), #KEYS
@@ -27,22 +28,23 @@ local LEDGER_MS, LEDGER_MICROS, MOST_MOVED = 60000, 60000000, 2 ^ 52
 -- (value.lua)
 -- (states.lua)
 
--- give_back[k](member, part, value, position, mark, since, shift) refunds the `part` of a charge
--- that was made at `since`, and that `mark` identifies. It returns the state at `position` of
--- `value` after that; when this state expires; and for a schedule, by how much time later requests
--- move forward. `shift` is how much of the schedule's time others were refunded since the charge,
--- nil if that is unknown.
-local give_back = {}
+-- refund[k](member, part, value, position, mark, since, shift) refunds the `part` of a charge that
+-- was made at `since`, and that `mark` identifies. The function returns the state at `position` of
+-- `value` after the refund; when this state expires; and for GCRA, by how much time later requests
+-- move forward. `shift` is, for GCRA, the time that was refunded to other requests since the
+-- charge, nil if that is unknown.
+local refund = {}
 
 -- Returns how many times a size fits into a whole.
 local function times(whole, size)
   return (whole - fmod(whole, size)) / size
 end
 
--- A schedule is like a queue of work, processed in order, of which a part may be done. The work
--- left of a charge is at least its duration minus the time since the charge. It is also at least
--- the time from now to the end of the charge, after earlier refunds have moved that end forward.
-give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift)
+-- A GCRA limit is like a queue of work that is processed in order. A part of a charge's work may be
+-- done already. The remaining work is at least its duration minus the time since the charge. The
+-- remaining work is also at least the time from now to the end of the charge, after earlier refunds
+-- have moved that end forward.
+refund[SCHEDULE] = function(member, part, value, position, mark, since, shift)
   local fraction, lasting, lasting_rest, format = member.fraction, member.lasting, member.lasting_parts, member.format
   local most, most_rest = part.lasting, part.lasting_parts
   local function exact(bytes, at)
@@ -53,45 +55,45 @@ give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift
     return whole, 0, lead
   end
   local arrival, rest, lead = exact(value, position)
-  local left, left_rest = lasting - (now - since), lasting_rest
+  local remaining, remaining_rest = lasting - (now - since), lasting_rest
   local ended, ended_rest = exact(mark, 1)
   local is_last = shift and ended - shift == arrival and ended_rest == rest
   if member.is_queue then
     -- Later requests have already been told when they start, so only the last request can leave a
     -- queue.
-    left, left_rest = ended - now, ended_rest
+    remaining, remaining_rest = ended - now, ended_rest
     if ended ~= arrival or ended_rest ~= rest then
-      left, left_rest = 0, 0
+      remaining, remaining_rest = 0, 0
     end
   elseif shift then
     ended = ended - shift
     if ended > arrival or ended == arrival and ended_rest > rest then
-      left, left_rest = 0, 0
-    elseif ended - now > left or ended - now == left and ended_rest > left_rest then
-      left, left_rest = ended - now, ended_rest
+      remaining, remaining_rest = 0, 0
+    elseif ended - now > remaining or ended - now == remaining and ended_rest > remaining_rest then
+      remaining, remaining_rest = ended - now, ended_rest
     end
   end
-  if left > most or left == most and left_rest > most_rest then
-    left, left_rest = most, most_rest
-  elseif left < 0 then
-    left, left_rest = 0, 0
+  if remaining > most or remaining == most and remaining_rest > most_rest then
+    remaining, remaining_rest = most, most_rest
+  elseif remaining < 0 then
+    remaining, remaining_rest = 0, 0
   end
-  arrival, rest = arrival - left, rest - left_rest
+  arrival, rest = arrival - remaining, rest - remaining_rest
   if rest < 0 then
     arrival, rest = arrival - 1, rest + fraction
   end
   if arrival < now then
     arrival, rest = now, 0
   end
-  -- The lead of the charge is kept; it is at least the lead of the remaining state.
+  -- The lead of the charge is kept, because it is at least the lead of the remaining state.
   local state = fraction > 1 and struct_pack(format, arrival, rest, lead) or struct_pack('>I7I1', arrival, lead)
   -- After the last request there is no later request to move forward.
-  local moved = is_last and 0 or left + (left_rest > 0 and 1 or 0)
-  return state, arrival + (rest > 0 and 1 or 0), moved
+  local advance = is_last and 0 or remaining + (remaining_rest > 0 and 1 or 0)
+  return state, arrival + (rest > 0 and 1 or 0), advance
 end
 
--- The refills since the charge may have returned a part of it already.
-give_back[INTERVAL] = function(member, part, value, position, mark, since)
+-- The refills since the charge may have returned a part of the charge already.
+refund[INTERVAL] = function(member, part, value, position, mark, since)
   local refill, every, cost, most = member.refill, member.every, member.cost, part.cost
   local full_at, last, lead = struct_unpack('>I7I7I1', value, position)
   if full_at <= now then
@@ -103,11 +105,11 @@ give_back[INTERVAL] = function(member, part, value, position, mark, since)
   local full_then = struct_unpack('>I7', mark)
   local refill_then = full_then - times(full_then - since - 1, every) * every
   local passed = now < refill_then and 0 or 1 + times(now - refill_then, every)
-  local given = max(min(cost - passed * refill, most), 0)
-  if given == 0 then
+  local units = max(min(cost - passed * refill, most), 0)
+  if units == 0 then
     return struct_pack('>I7I7I1', full_at, last, lead), full_at
   end
-  missing = max(missing - given, 0)
+  missing = max(missing - units, 0)
   if missing == 0 then
     return struct_pack('>I7I7I1', 0, 0, 0), 0
   end
@@ -116,7 +118,7 @@ give_back[INTERVAL] = function(member, part, value, position, mark, since)
   return struct_pack('>I7I7I1', full_at, missing - more * refill, lead), full_at
 end
 
-give_back[WINDOW] = function(_, part, value, position, mark)
+refund[WINDOW] = function(_, part, value, position, mark)
   local counted, ends = struct_unpack('>I7I7', value, position)
   local _, charged_until = struct_unpack('>I7I7', mark)
   if charged_until == ends then
@@ -126,44 +128,44 @@ give_back[WINDOW] = function(_, part, value, position, mark)
   return struct_pack('>I7I7', counted, ends), ends
 end
 
-give_back[LOG] = function(_, part, value, position, mark)
-  local longest, held, windows, base, places_at = struct_unpack('>I7I4I1I3', value, position)
+refund[LOG] = function(_, part, value, position, mark)
+  local longest, entry_count, windows, base, places_at = struct_unpack('>I7I4I1I3', value, position)
   local first = places_at + PLACE * windows
   local since = struct_unpack('>I7', mark)
-  local entries, base_then, _, _, place = taken_out(value, first, held, base, since, part.cost, 0)
-  local left = #entries / ENTRY
-  local state = {struct_pack('>I7I4I1I3', longest, left, windows, base_then)}
+  local entries, base_then, _, _, place = remove_units(value, first, entry_count, base, since, part.cost, 0)
+  local new_count = #entries / ENTRY
+  local state = {struct_pack('>I7I4I1I3', longest, new_count, windows, base_then)}
   for w = 1, windows do
     local head, before = place(struct_unpack('>I4I3', value, places_at + PLACE * (w - 1)))
-    local begins = head < left and struct_unpack('>I7', entries, 1 + ENTRY * head) or 0
+    local begins = head < new_count and struct_unpack('>I7', entries, 1 + ENTRY * head) or 0
     state[1 + w] = struct_pack('>I4I3I7', head, before, begins)
   end
   state[2 + windows] = entries
-  local expires = left > 0 and struct_unpack('>I7', entries, 1 + ENTRY * (left - 1)) + longest or 0
+  local expires = new_count > 0 and struct_unpack('>I7', entries, 1 + ENTRY * (new_count - 1)) + longest or 0
   return table.concat(state), expires
 end
 
 -- A lease is released as a whole.
-give_back[LEASE] = function(member, _, value, position, mark)
-  return give_back[LOG](member, member, value, position, mark)
+refund[LEASE] = function(member, _, value, position, mark)
+  return refund[LOG](member, member, value, position, mark)
 end
 
-give_back[BUCKETS] = function(member, part, value, position, mark)
+refund[BUCKETS] = function(member, part, value, position, mark)
   local width, cost = member.width, part.cost
-  local newest, _, total, held, first = struct_unpack('>I7I7I7I2', value, position)
-  local counts, back = sub(value, first, first + 7 * held - 1), newest - struct_unpack('>I7', mark)
-  if back >= 0 and back < held then
-    local at = 1 + 7 * (held - 1 - back)
+  local newest, _, total, bucket_count, first = struct_unpack('>I7I7I7I2', value, position)
+  local counts, back = sub(value, first, first + 7 * bucket_count - 1), newest - struct_unpack('>I7', mark)
+  if back >= 0 and back < bucket_count then
+    local at = 1 + 7 * (bucket_count - 1 - back)
     local counted = struct_unpack('>I7', counts, at)
-    local taken = min(cost, counted)
-    total = total - taken
-    counts = sub(counts, 1, at - 1) .. struct_pack('>I7', counted - taken) .. sub(counts, at + 7)
+    local units = min(cost, counted)
+    total = total - units
+    counts = sub(counts, 1, at - 1) .. struct_pack('>I7', counted - units) .. sub(counts, at + 7)
   end
-  local expires = total > 0 and (newest + held) * width or 0
-  return struct_pack('>I7I7I7I2', newest, width, total, held) .. counts, expires
+  local expires = total > 0 and (newest + bucket_count) * width or 0
+  return struct_pack('>I7I7I7I2', newest, width, total, bucket_count) .. counts, expires
 end
 
-give_back[WEIGHTED] = function(_, part, value, position, mark)
+refund[WEIGHTED] = function(_, part, value, position, mark)
   local cost = part.cost
   local index, previous, current, window = struct_unpack('>I7I7I7I7', value, position)
   local back = index - struct_unpack('>I7', mark)
@@ -176,36 +178,37 @@ give_back[WEIGHTED] = function(_, part, value, position, mark)
   return struct_pack('>I7I7I7I7', index, previous, current, window), expires
 end
 
--- Returns the time in the ledger for the schedule of member `number`.
-local function entered(ledger, number)
+-- Returns the time in the ledger for the GCRA limit that is member `number`.
+local function ledger_sum(ledger, number)
   return #ledger >= 15 + 7 * number and struct_unpack('>I7', ledger, 9 + 7 * number) or 0
 end
 
--- Returns how much of the schedule's time was refunded to others since the charge; nil if that is
--- unknown.
-local function moved(ledger, ledger_then, since, number)
-  local sum, begun = entered(ledger, number), since_when(ledger)
-  local is_same = begun == since_when(ledger_then)
+-- Returns the time that a GCRA limit has refunded to other requests since the charge; nil if that
+-- is unknown.
+local function refunded_time(ledger, ledger_then, since, number)
+  local sum, created = ledger_sum(ledger, number), ledger_start(ledger)
+  local is_same = created == ledger_start(ledger_then)
   -- A charge from before the states were clamped can no longer be found in them.
   if is_clamped(ledger) and not is_same then
     return nil
   end
   -- If the ledger of the charge would still be kept, but there is no ledger, the key was reset.
-  local is_reset = not begun and kept_until(ledger_then) > now
-  local shift = sum - ((is_same or is_reset) and entered(ledger_then, number) or 0)
+  local is_reset = not created and ledger_until(ledger_then) > now
+  local shift = sum - ((is_same or is_reset) and ledger_sum(ledger_then, number) or 0)
   return now - since < LEDGER_MICROS and shift >= 0 and sum < MOST_MOVED and shift or nil
 end
 
--- Returns whether the states were converted to other parameters since the charge, which may have
--- drained or dropped it. Such a ledger is kept as long as the charge might be refunded.
+-- Returns whether the states were converted to other parameters since the charge, so that the
+-- charge may have been drained or dropped. The ledger of a conversion is kept as long as the charge
+-- might be refunded.
 local function is_converted_since(ledger, ledger_then)
   return ledger ~= '' and fmod(byte(ledger), CLAMPED) >= CONVERTED
-    and since_when(ledger) ~= since_when(ledger_then)
+    and ledger_start(ledger) ~= ledger_start(ledger_then)
 end
 
--- Returns the states of `value` after the refund; the instant at which all have expired; and the
--- new ledger, nil if nothing was entered.
-local function settled(program, receipt, unused, value, states, is_same, ledger)
+-- Returns the states of `value` after the refund; the instant at which all states have expired; and
+-- the new ledger, nil if nothing was added to the ledger.
+local function refund_states(program, receipt, unused, value, states, is_same, ledger)
   local parts = unused == '' and program.members or unused ~= 'leases' and open_program(unused).members or {}
   local since, ledger_then = unpack(receipt)
   local written, expires, sums, entries = {}, 0, {}, 0
@@ -214,36 +217,36 @@ local function settled(program, receipt, unused, value, states, is_same, ledger)
     local member, mark = program.members[number], receipt[2 + number]
     local kernel, start, behind = unpack(states[number])
     local part = parts[number] or member
-    -- No refund if the units were used, or if the member counts denied requests too. Under other
-    -- parameters, and after a charge by a clock that was ahead, only leases are released, because
-    -- their instant identifies them.
+    -- Nothing is refunded if the units were used, or if the member counts denied requests too.
+    -- Under other parameters, and after a charge by a clock that was ahead, only leases are
+    -- released, because their instant identifies them.
     local stays = (unused == 'leases' or not is_same or since > now + JUMP) and kernel ~= LEASE
     if kernel == LEASE then
-      mark = held_since(mark, ledger)
+      mark = lease_start(mark, ledger)
     end
     if stays or member.denials == COUNTED and not program.is_shadow then
       written[number], expires = sub(value, start, behind - 1), math.huge
-      sums[number] = entered(ledger, number)
+      sums[number] = ledger_sum(ledger, number)
     else
-      local shift = moved(ledger, ledger_then, since, number)
-      local state, till, given = give_back[kernel](member, part, value, start, mark, since, shift)
+      local shift = refunded_time(ledger, ledger_then, since, number)
+      local state, till, advance = refund[kernel](member, part, value, start, mark, since, shift)
       written[number], expires = state, max(expires, till)
-      sums[number] = min(entered(ledger, number) + (given or 0), MOST_MOVED)
-      entries = entries + (given or 0)
+      sums[number] = min(ledger_sum(ledger, number) + (advance or 0), MOST_MOVED)
+      entries = entries + (advance or 0)
     end
   end
-  local entered_then
+  local new_ledger
   if entries > 0 then
-    local begun = since_when(ledger) or now
+    local created = ledger_start(ledger) or now
     for number = 1, #sums do
       sums[number] = struct_pack('>I7', sums[number])
     end
     local flags = ledger ~= '' and byte(ledger) - fmod(byte(ledger), CONVERTED) or 0
-    local till = max(now + LEDGER_MICROS, kept_until(ledger))
-    local header = struct_pack('>I1I7I7', #sums + flags, till, begun)
-    entered_then = header .. table.concat(sums)
+    local till = max(now + LEDGER_MICROS, ledger_until(ledger))
+    local header = struct_pack('>I1I7I7', #sums + flags, till, created)
+    new_ledger = header .. table.concat(sums)
   end
-  return table.concat(written), expires, entered_then
+  return table.concat(written), expires, new_ledger
 end
 
 for i = 1, count do
@@ -251,23 +254,23 @@ for i = 1, count do
   if raw ~= '' then
     local program, receipt = open_program(ARGV[3 * i - 1]), cmsgpack.unpack(ARGV[3 * i])
     local block_end, ledger, value = open_value(raw)
-    if kept_until(ledger) <= now then
+    if ledger_until(ledger) <= now then
       ledger = ''
     end
     local is_sound, first, states = pcall(states_in, value)
     if is_sound and are_of(program, states) then
       local is_same = sub(value, 1, first - 1) == program.head
-      local written, expires, entered_then =
-        settled(program, receipt, ARGV[3 * i + 1], value, states, is_same, ledger)
-      ledger = entered_then or ledger
+      local written, expires, new_ledger =
+        refund_states(program, receipt, ARGV[3 * i + 1], value, states, is_same, ledger)
+      ledger = new_ledger or ledger
       if expires <= now and not block_end and ledger == '' then
         call('DEL', KEYS[i])
       else
         written = close_value(sub(value, 1, first - 1) .. written, block_end, ledger)
         call('SET', KEYS[i], written, 'KEEPTTL')
       end
-      local left = entered_then and call('PTTL', KEYS[i]) or -1
-      if left >= 0 and left < LEDGER_MS then
+      local ttl = new_ledger and call('PTTL', KEYS[i]) or -1
+      if ttl >= 0 and ttl < LEDGER_MS then
         call('PEXPIRE', KEYS[i], LEDGER_MS)
       end
     end

@@ -1,0 +1,140 @@
+//! Lists the keys of a rule with `SCAN`, which visits all keys of a server in parts.
+
+use redis::Cmd;
+
+use crate::{
+    call::Reply,
+    decode,
+    error::StoreError,
+    exec::{self, ExecError},
+    layout,
+    store::RedisStore,
+};
+
+/// The maximum number of `SCAN` commands of one call.
+const SCANS_PER_CALL: usize = 100;
+
+/// The minimum number of keys that one `SCAN` visits. With fewer, a listing in small pages would
+/// take as many commands as the server has keys.
+const MIN_KEYS_PER_SCAN: usize = 100;
+
+/// A position in a listing of keys. The default is the beginning.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScanPosition {
+    /// The server, in a cluster its address; empty for the first server.
+    pub server: String,
+    /// The cursor of `SCAN`.
+    pub cursor: u64,
+}
+
+/// A page of a listing of keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScannedKeys {
+    /// The keys, as charged, in no particular order. As with `SCAN`, a key may occur twice in a
+    /// listing.
+    pub keys: Vec<Vec<u8>>,
+    /// The position of the next page; `None` after the last page. A page that is not the last may
+    /// have few keys or none.
+    pub next: Option<ScanPosition>,
+}
+
+impl RedisStore {
+    /// Returns about `most` keys of the rule whose keys begin with `scope`, starting at `from`. A
+    /// page may have fewer keys or none, although more keys follow. It may also have up to `most`
+    /// more keys, or up to 100 more if `most` is smaller than that.
+    ///
+    /// A call sends at most 100 `SCAN` commands, and each makes the server visit about `most` of
+    /// its keys, but at least 100, whatever stores and rules they belong to. A key that exists
+    /// during the whole listing is returned at least once, unless the servers of the cluster change
+    /// in between.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if a server cannot be queried, or if the server of `from` or the owner of a
+    /// slot is not known.
+    pub async fn scan_keys(
+        &self,
+        scope: [u8; 8],
+        from: &ScanPosition,
+        most: usize,
+    ) -> Result<ScannedKeys, StoreError> {
+        let servers = self.executor.servers().map_err(store_error)?;
+        let mut at = match from.server.as_str() {
+            "" => 0,
+            name => servers
+                .iter()
+                .position(|server| server == name)
+                .ok_or_else(|| unknown_server(name))?,
+        };
+        let pattern = layout::rule_pattern(self.prefix(), scope);
+        let keys_per_scan = most.max(MIN_KEYS_PER_SCAN);
+        let (mut page, mut cursor) = (ScannedKeys::default(), from.cursor);
+        for _ in 0..SCANS_PER_CALL {
+            let Some(server) = servers.get(at) else {
+                return Ok(page);
+            };
+            let (next, keys) = self.scan(server, cursor, &pattern, keys_per_scan).await?;
+            let keys = keys.iter();
+            let keys = keys.filter_map(|key| layout::rule_key(self.prefix(), scope, key));
+            page.keys.extend(keys);
+            cursor = next;
+            if cursor == 0 {
+                at += 1;
+            }
+            if page.keys.len() >= most {
+                break;
+            }
+        }
+        page.next = servers.get(at).map(|server| ScanPosition {
+            server: server.clone(),
+            cursor,
+        });
+        Ok(page)
+    }
+
+    /// Sends one `SCAN`. Returns the next cursor and the keys found.
+    async fn scan(
+        &self,
+        server: &str,
+        cursor: u64,
+        pattern: &[u8],
+        count: usize,
+    ) -> Result<(u64, Vec<Vec<u8>>), StoreError> {
+        let mut command = Cmd::new();
+        command.arg("SCAN").arg(cursor);
+        command.arg("MATCH").arg(pattern).arg("COUNT").arg(count);
+        let reply = self.executor.run_on(server, command).await;
+        let reply = reply.and_then(exec::parse_reply).map_err(store_error)?;
+        parse(reply).ok_or_else(StoreError::unexpected_reply)
+    }
+}
+
+fn store_error(error: ExecError) -> StoreError {
+    match error {
+        ExecError::NotExecuted(problem) | ExecError::SplitSlot(problem) => {
+            StoreError::NotExecuted(problem)
+        }
+        // A command that only reads can be repeated.
+        ExecError::Unknown(problem) => StoreError::NotExecuted(problem),
+        ExecError::Refused(problem) => StoreError::Refused(problem),
+        ExecError::WrongType => StoreError::unexpected_reply(),
+    }
+}
+
+fn unknown_server(name: &str) -> StoreError {
+    StoreError::NotExecuted(format!(
+        "{name} is not a primary of the cluster any more; start the listing again"
+    ))
+}
+
+fn parse(reply: Reply) -> Option<(u64, Vec<Vec<u8>>)> {
+    let Reply::Array(parts) = reply else {
+        return None;
+    };
+    let [cursor, keys] = <[Reply; 2]>::try_from(parts).ok()?;
+    let cursor = std::str::from_utf8(&decode::bytes(cursor)?)
+        .ok()?
+        .parse()
+        .ok()?;
+    Some((cursor, decode::keys(keys)?))
+}
