@@ -1,9 +1,9 @@
 //! Authentication of clients with a shared secret (token or password), and a rate limit on guesses.
 //!
 //! A wrong secret is counted, logged and charged to the client's IPv4 address or IPv6 /64. After
-//! too many wrong guesses, further attempts from that address are rejected without looking at the
-//! secret. Otherwise a guesser could still learn whether a guess is right. As a consequence, all
-//! clients behind one address share this limit.
+//! too many wrong guesses, further attempts from that address are rejected and their secret is not
+//! compared. Otherwise a guesser could still learn whether a guess is right. As a consequence, all
+//! clients behind one address share the limit.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -25,7 +25,7 @@ use crate::{
     registry::network,
 };
 
-/// The number of wrong secrets that an address may send in a burst, and the rate after that.
+/// The number of wrong secrets that an address may send in a burst, and the rate after the burst.
 const BURST: u64 = 10;
 const RATE: Rate = Rate {
     count: 1,
@@ -33,7 +33,7 @@ const RATE: Rate = Rate {
 };
 
 /// The maximum number of addresses whose guesses are tracked. While the store is full of addresses
-/// that are locked out, the guesses of a new address are compared and not counted against it.
+/// that are locked out, the guesses of a new address are compared, but they are not counted.
 /// Otherwise, a flood of guesses from many addresses would lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
 
@@ -55,7 +55,7 @@ pub struct Authenticator {
     limited: AtomicU64,
 }
 
-/// Omits the secret and everything derived from it, so that it never reaches a log.
+/// Omits the secret and everything derived from the secret, so that it never reaches a log.
 impl std::fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authenticator")
@@ -66,12 +66,12 @@ impl std::fmt::Debug for Authenticator {
 
 /// The result of an authentication attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attempt {
+pub enum AuthOutcome {
     /// The secret is right, or none is needed.
     Accepted,
     /// The secret is wrong.
     Wrong,
-    /// The address has sent too many wrong secrets; this one was not compared.
+    /// The address has sent too many wrong secrets; this secret was not compared.
     Limited {
         /// The time after which the address may try again.
         retry_after: Span,
@@ -79,8 +79,8 @@ pub enum Attempt {
 }
 
 impl Authenticator {
-    /// Creates an authenticator that accepts `secret`. Without a secret it accepts every client.
-    /// `listener` is its name in logs and metrics.
+    /// Creates an authenticator that accepts `secret`. Without a secret, it accepts every client.
+    /// `listener` is the name of the listener in logs and metrics.
     #[must_use]
     pub fn new(listener: &'static str, secret: Option<&[u8]>, clock: Clock) -> Self {
         let bounds = MemoryBounds {
@@ -97,7 +97,8 @@ impl Authenticator {
                 .filter(|secret| !secret.is_empty())
                 .map(|secret| Sha256::digest(secret).into()),
             clock,
-            // The constants are within all bounds, so this never fails; a test verifies it.
+            // The constants are within all bounds, so creating the limit never fails. A test
+            // verifies that.
             limits: limit.and_then(|limit| Limits::new(vec![limit])).ok(),
             guesses: MemoryStore::new(bounds),
             wrong: AtomicU64::new(0),
@@ -112,26 +113,27 @@ impl Authenticator {
     }
 
     /// Checks the `secret` that `peer` sent.
-    pub fn check(&self, peer: IpAddr, secret: &[u8]) -> Attempt {
+    pub fn check(&self, peer: IpAddr, secret: &[u8]) -> AuthOutcome {
         let Some(expected) = &self.secret else {
-            return Attempt::Accepted;
+            return AuthOutcome::Accepted;
         };
         let (peer, now) = (key(peer), self.clock.now());
-        // Before the comparison, so that a blocked guesser does not learn whether a guess is right.
+        // The limit is checked before the comparison, so that a blocked guesser does not learn
+        // whether a guess is right.
         if let Some(retry_after) = self.wait(&peer, now, Effect::Peek) {
             self.limited.fetch_add(1, Ordering::Relaxed);
-            return Attempt::Limited { retry_after };
+            return AuthOutcome::Limited { retry_after };
         }
         // Comparing digests of equal length in constant time leaks nothing about the secret.
         let shown: [u8; 32] = Sha256::digest(secret).into();
         if equal_in_constant_time(&shown, expected) {
-            return Attempt::Accepted;
+            return AuthOutcome::Accepted;
         }
         self.wait(&peer, now, Effect::Charge);
         self.wrong.fetch_add(1, Ordering::Relaxed);
         let peer = IpAddr::V6(Ipv6Addr::from(peer)).to_canonical();
         tracing::warn!(listener = self.listener, %peer, "authentication failed: wrong secret");
-        Attempt::Wrong
+        AuthOutcome::Wrong
     }
 
     /// Returns how long `peer` has to wait, or `None` if it may try now.
@@ -204,14 +206,14 @@ mod tests {
         let clock = Clock::manual(at_secs(0));
         let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
         assert!(guarded.limits.is_some());
-        assert_eq!(guarded.check(PEER, b"secret"), Attempt::Accepted);
+        assert_eq!(guarded.check(PEER, b"secret"), AuthOutcome::Accepted);
         for other in [&b"secreT"[..], b"Secret", b"secre", b"secrets", b""] {
-            assert_eq!(guarded.check(PEER, other), Attempt::Wrong);
+            assert_eq!(guarded.check(PEER, other), AuthOutcome::Wrong);
         }
         for open in [None, Some(&b""[..])] {
             let open = Authenticator::new("http", open, clock.clone());
             assert!(open.is_open());
-            assert_eq!(open.check(PEER, b"whatever"), Attempt::Accepted);
+            assert_eq!(open.check(PEER, b"whatever"), AuthOutcome::Accepted);
         }
     }
 
@@ -220,21 +222,21 @@ mod tests {
         let clock = Clock::manual(at_secs(0));
         let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
         let wrong = (0..1_000)
-            .filter(|_| guarded.check(PEER, b"guess") == Attempt::Wrong)
+            .filter(|_| guarded.check(PEER, b"guess") == AuthOutcome::Wrong)
             .count();
         assert_eq!(wrong, 10);
-        let Attempt::Limited { retry_after } = guarded.check(PEER, b"secret") else {
+        let AuthOutcome::Limited { retry_after } = guarded.check(PEER, b"secret") else {
             panic!("the right secret must not be accepted among many guesses");
         };
         assert_eq!(retry_after, Span::from_secs(1));
         let other = "192.0.2.2".parse().unwrap();
-        assert_eq!(guarded.check(other, b"secret"), Attempt::Accepted);
+        assert_eq!(guarded.check(other, b"secret"), AuthOutcome::Accepted);
         clock.set(at_secs(1));
-        assert_eq!(guarded.check(PEER, b"secret"), Attempt::Accepted);
-        assert_eq!(guarded.check(PEER, b"guess"), Attempt::Wrong);
+        assert_eq!(guarded.check(PEER, b"secret"), AuthOutcome::Accepted);
+        assert_eq!(guarded.check(PEER, b"guess"), AuthOutcome::Wrong);
         assert!(matches!(
             guarded.check(PEER, b"guess"),
-            Attempt::Limited { .. }
+            AuthOutcome::Limited { .. }
         ));
         let counted = (
             guarded.wrong.load(Ordering::Relaxed),
@@ -243,7 +245,7 @@ mod tests {
         assert_eq!(counted, (11, 992));
     }
 
-    /// A full table used to deny every new address, even with the right secret.
+    /// In an earlier version, a full table rejected every new address, even with the right secret.
     #[test]
     fn a_full_table_locks_out_no_new_address() {
         let mut guarded = Authenticator::new("http", Some(b"secret"), Clock::manual(at_secs(0)));
@@ -258,12 +260,15 @@ mod tests {
             }
         }
         for number in 100..200 {
-            assert_eq!(guarded.check(peer(number), b"guess"), Attempt::Wrong);
-            assert_eq!(guarded.check(peer(number), b"secret"), Attempt::Accepted);
+            assert_eq!(guarded.check(peer(number), b"guess"), AuthOutcome::Wrong);
+            assert_eq!(
+                guarded.check(peer(number), b"secret"),
+                AuthOutcome::Accepted
+            );
         }
         assert!(matches!(
             guarded.check(peer(0), b"secret"),
-            Attempt::Limited { .. }
+            AuthOutcome::Limited { .. }
         ));
     }
 

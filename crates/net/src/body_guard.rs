@@ -15,7 +15,7 @@ pub struct GuardedBody<B, G> {
 }
 
 impl<B, G> GuardedBody<B, G> {
-    /// Wraps `body`. The wrapper drops `guard` when it is dropped itself.
+    /// Wraps `body`. `guard` is dropped together with the wrapper.
     pub const fn new(body: B, guard: G) -> Self {
         Self {
             body,

@@ -6,8 +6,8 @@ use webpki::EndEntityCert;
 /// The object identifier of a common name, 2.5.4.3, encoded in DER.
 const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 
-/// Returns the first DNS name of `certificate` in lower case, else its first URI (as in SPIFFE),
-/// else the common name of its subject.
+/// Returns the first DNS name of `certificate` in lower case. If there is no DNS name, returns the
+/// first URI (as in SPIFFE), or else the common name of the subject.
 pub fn cert_identity(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     if let Some(name) = certificate.valid_dns_names().next() {

@@ -2,17 +2,18 @@
 
 use std::{fs, io, path::Path, time::SystemTime};
 
-/// The maximum number of mistakes that one log record lists. `tidegate check` lists all of them.
+/// The maximum number of mistakes that one log record lists. `tidegate check` lists all mistakes.
 const MAX_LOGGED: usize = 20;
 
 /// The result of the last time a file or folder was read.
 #[derive(Debug)]
 pub struct LastRead<M> {
-    /// Its modification stamp at that time; `None` if it could not be examined.
+    /// The modification stamp of the file or folder at that time; `None` if the stamp could not be
+    /// read.
     pub seen: Option<M>,
-    /// Whether it could not be read but may become readable without a change.
+    /// Whether the file or folder could not be read but may become readable without a change.
     pub is_unread: bool,
-    /// The mistakes in it; empty if it was applied.
+    /// The mistakes in the file or folder; empty if its content was applied.
     pub mistakes: Vec<String>,
 }
 
@@ -27,7 +28,7 @@ impl<M> LastRead<M> {
     }
 }
 
-/// The modification stamp of a file. It changes when the file is written or replaced.
+/// The modification stamp of a file. The stamp changes when the file is written or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     modified: SystemTime,
@@ -42,8 +43,8 @@ pub fn may_pass(error: &io::Error) -> bool {
     !matches!(error.kind(), InvalidData | FileTooLarge | Other)
 }
 
-/// Returns the modification stamp of the file at `path`, following links; `None` if it cannot be
-/// examined.
+/// Returns the modification stamp of the file at `path`, following links; `None` if the stamp
+/// cannot be read.
 pub fn stamp(path: &Path) -> Option<FileStamp> {
     use std::os::unix::fs::MetadataExt;
     let metadata = fs::metadata(path).ok()?;

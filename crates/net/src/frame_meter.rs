@@ -2,15 +2,17 @@
 //!
 //! Control frames (`PING`, `SETTINGS`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, unknown frames,
 //! empty `DATA`) cost the client as little as 9 bytes each and the server a reply or a lookup, and
-//! h2 accepts any number of them. So each costs one credit. Requests, responses and bodies make
-//! some control frames necessary, so they earn credits, and so does time.
+//! h2 accepts any number of them. So each control frame costs one credit. Requests, responses and
+//! bodies make some control frames necessary, so they earn credits. Credits are also earned over
+//! time.
 //!
-//! A client answers `DATA` frames with control frames, however small the messages in them are: a
-//! `WINDOW_UPDATE` for the stream and one for the connection, and a `PING` to measure the
+//! A client answers `DATA` frames with control frames, even if the frames contain small messages: a
+//! `WINDOW_UPDATE` for the stream, another for the connection, and a `PING` to measure the
 //! bandwidth. So each `DATA` frame that is sent to the client earns credits. A window update may
-//! come long after its data, so it is first charged to an account of its own, with a higher
-//! maximum. A frame that uses up a window earns credits for its bytes only, because the client
-//! decides how many such frames a response has. Envoy counts them alike (`max_inbound_window_update_frames_per_data_frame_sent`).
+//! come long after its data, so window updates are first charged to a separate account with a
+//! higher maximum. A frame that uses up a window earns credits for its bytes only, because the
+//! client decides how many such frames a response has. Envoy also allows window updates per `DATA`
+//! frame sent (`max_inbound_window_update_frames_per_data_frame_sent`).
 
 use std::time::Duration;
 
@@ -24,7 +26,7 @@ use super::{
 /// The maximum number of credits, and the initial number.
 const BURST: u64 = 1_000;
 
-/// The maximum number of credits for window updates: as many as 64 MiB in flight earn.
+/// The maximum number of credits for window updates. 64 MiB in flight earn this number.
 const WINDOW_UPDATE_BURST: u64 = 65_536;
 
 /// The credits earned per second.
@@ -33,7 +35,7 @@ const PER_SECOND: u64 = 100;
 /// The credits earned per request.
 const PER_REQUEST: u64 = 4;
 
-/// The credits earned per `DATA` frame that is sent to the client and uses up no window.
+/// The credits earned per `DATA` frame that is sent to the client and does not use up a window.
 const PER_DATA_FRAME: u64 = 4;
 
 /// The body bytes, in either direction, that earn one credit. Some clients update the windows of a
@@ -48,7 +50,7 @@ pub(super) struct FrameMeter {
     /// Whether the first frame header has been received.
     has_begun: bool,
     credits: Credits,
-    /// Credits for window updates only, earned by what is sent to the client.
+    /// Credits for window updates only, earned by the `DATA` frames that are sent to the client.
     window_updates: Credits,
     windows: SendWindows,
     refilled: Instant,
@@ -152,7 +154,7 @@ impl FrameMeter {
         let passed = now.saturating_duration_since(self.refilled);
         let millis = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
         let earned = millis.saturating_mul(PER_SECOND) / 1_000;
-        // Advances by whole credits only, so that fractions are not lost.
+        // The time advances by whole credits only, so that fractions are not lost.
         self.refilled += Duration::from_millis(earned.min(BURST) * 1_000 / PER_SECOND);
         if earned >= BURST {
             self.refilled = now;
@@ -331,8 +333,8 @@ mod tests {
         assert!(meter.has_begun());
     }
 
-    /// A client that grants one byte at a time makes the server send a frame for each. These frames
-    /// used to earn more credits than the grants and four pings cost.
+    /// A client that grants one byte at a time makes the server send a frame for each byte. In an
+    /// earlier version, these frames earned more credits than the grants and four pings cost.
     #[test]
     fn data_dribbled_by_a_small_window_earns_nothing_per_frame() {
         let start = Instant::now();

@@ -68,13 +68,13 @@ impl FrameParser {
         }
     }
 
-    /// Takes the bytes up to the end of the next frame header from `bytes`, and returns the
-    /// header; `None` if there is no complete one.
+    /// Takes the bytes up to the end of the next frame header from `bytes`, and returns the header;
+    /// `None` if the header is incomplete.
     pub fn next_header(&mut self, bytes: &mut &[u8]) -> Option<FrameHeader> {
         let payload = self.payload_left.min(bytes.len());
         self.payload_left -= payload;
         *bytes = &bytes[payload..];
-        // `bytes` is empty unless the payload is complete.
+        // If the payload is incomplete, `bytes` is empty here.
         let part = (HEADER_BYTES - self.header_read).min(bytes.len());
         self.header[self.header_read..self.header_read + part].copy_from_slice(&bytes[..part]);
         self.header_read += part;

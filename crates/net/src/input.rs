@@ -1,6 +1,8 @@
 //! Formats user input for messages, and suggests corrections for misspelt words.
 
-/// The maximum length of a key, in bytes, for which a similar one is suggested.
+use std::cmp::Reverse;
+
+/// The maximum length of a key, in bytes, for which a similar key is suggested.
 const MAX_GUESSED_BYTES: usize = 64;
 
 /// The maximum number of characters of a value in a message.
@@ -15,7 +17,8 @@ pub fn advice(word: &str, known: &[&str]) -> String {
     }
 }
 
-/// Returns the entry of `known` that `word` was probably meant to be, by edit distance.
+/// Returns the entry of `known` with the smallest edit distance to `word`, which was probably
+/// meant. Of equally distant entries, returns the entry with the longest common prefix.
 pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     if word.len() > MAX_GUESSED_BYTES {
         return None;
@@ -23,7 +26,12 @@ pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     let distances = known
         .iter()
         .map(|known| (strsim::damerau_levenshtein(word, known), *known));
-    let (distance, nearest) = distances.min_by_key(|(distance, _)| *distance)?;
+    let common = |known: &str| {
+        let pairs = word.bytes().zip(known.bytes());
+        pairs.take_while(|(one, other)| one == other).count()
+    };
+    let (distance, nearest) =
+        distances.min_by_key(|(distance, known)| (*distance, Reverse(common(known))))?;
     let tolerated = (nearest.len().max(word.len()) / 3).max(1);
     (distance <= tolerated).then_some(nearest)
 }
@@ -36,8 +44,8 @@ pub fn may_hold_secret(text: &str) -> bool {
     text.contains("://") && text.contains('@')
 }
 
-/// Returns user input as messages may show it: on one line, truncated, and hidden if it may hold a
-/// secret. Messages are logged and appear on `/readyz`.
+/// Returns user input in a form that messages may show: on one line, truncated, and hidden if the
+/// input may hold a secret. Messages are logged and appear on `/readyz`.
 pub fn shown(text: &str) -> String {
     if may_hold_secret(text) {
         return HIDDEN.to_owned();

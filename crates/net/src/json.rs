@@ -1,7 +1,8 @@
 //! A JSON document that borrows its strings from the body.
 //!
-//! A tree instead of a struct per endpoint makes it possible to report all mistakes in a body at
-//! once, each with its path. An object keeps the order of its members and repeated names.
+//! The document is a tree, not a struct per endpoint, so that all mistakes in a body can be
+//! reported at once, each with its path. An object keeps the order of its members and repeated
+//! names.
 
 use std::{borrow::Cow, fmt};
 
@@ -47,7 +48,7 @@ pub fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
     let read = match std::str::from_utf8(body) {
         // The body is validated as UTF-8 once, instead of string by string.
         Ok(text) => serde_json::from_str(text),
-        // Fails with the position of the invalid byte.
+        // `from_slice` fails with the position of the invalid byte.
         Err(_) => serde_json::from_slice(body),
     };
     match read {
@@ -157,7 +158,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        // Most objects have few members, so this avoids reallocation.
+        // Most objects have few members, so this capacity avoids reallocation.
         let mut members = Vec::with_capacity(8);
         while let Some((Name(name), value)) = map.next_entry()? {
             members.push((name, value));

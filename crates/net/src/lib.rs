@@ -3,18 +3,18 @@
 //!
 //! A [`Server`] has one thread per core, each with its own runtime. A connection stays on one
 //! thread for its lifetime: tasks do not move between threads, per-connection state needs no locks,
-//! and the handler's future need not be `Send`. A decision takes nanoseconds, so it is made on the
-//! same thread.
+//! and the handler's future need not be `Send`. A rate limit decision takes nanoseconds, so it is
+//! made on the same thread.
 //!
 //! One accept loop per listener distributes connections to the workers round-robin. With
-//! `SO_REUSEPORT` each worker could accept for itself, but the kernel would choose the worker by a
-//! hash of the addresses: of 50 pooled connections on two workers, 30 may end up on one. Connection
-//! pools connect rarely and keep connections for long, so an even distribution matters more than a
-//! cheaper `accept`.
+//! `SO_REUSEPORT`, each worker could accept connections itself, but the kernel would choose the
+//! worker by a hash of the addresses: of 50 pooled connections on two workers, 30 may end up on one
+//! worker. Connection pools connect rarely and keep connections for long, so an even distribution
+//! matters more than a cheaper `accept`.
 //!
 //! All resources are bounded. The listener bounds the number of connections. The handler enforces
-//! the timeouts in the [`Bounds`] of its connection, with a [`LazyTimer`], which costs almost
-//! nothing per request.
+//! the timeouts in the [`Bounds`] of its connection with a [`TimedStream`], which costs almost
+//! nothing per request. The handler reads request bodies through a [`BoundedBody`].
 //!
 //! ```no_run
 //! use tidegate_net::{Bounds, Server};
@@ -35,10 +35,13 @@
 
 pub mod auth;
 mod body_guard;
+mod bounded_body;
 mod cert_identity;
 pub mod file_watch;
 mod frame_meter;
 mod frame_parser;
+mod http2_stream;
+mod idle_timeout;
 pub mod input;
 pub mod json;
 mod listener;
@@ -46,44 +49,45 @@ mod local_executor;
 pub mod log_throttle;
 mod problem;
 pub mod prometheus;
-mod read_timeout;
 mod registry;
 pub mod response;
 mod send_windows;
 mod server;
 mod shutdown;
+mod timed_stream;
 mod timer;
 mod tls;
 mod worker;
-mod write_timeout;
 
 use std::{net::SocketAddr, time::Duration};
 
 pub use body_guard::GuardedBody;
+pub use bounded_body::{BodyReadError, BoundedBody};
 pub use cert_identity::cert_identity;
 pub use frame_parser::{FrameHeader, FrameParser};
+pub use http2_stream::Http2Stream;
+pub use idle_timeout::{IdleTimeout, MinRate};
 pub use listener::{Exempt, Listener};
 pub use local_executor::LocalExecutor;
 pub use problem::Problem;
-pub use read_timeout::ReadTimeoutStream;
 pub use registry::{Activity, InFlight};
 pub use server::Server;
 pub use shutdown::Shutdown;
+pub use timed_stream::{Phase, ResponsePhase, StreamTimeouts, TimedStream, WriteTimeout};
 pub use timer::LazyTimer;
 pub use tls::{Tls, TlsError, TlsFiles, TlsListener, roots};
 pub use worker::Tasks;
-pub use write_timeout::WriteTimeoutStream;
 
-/// The default maximum number of header lines of an HTTP/1.1 request. It equals hyper's own default
-/// and is therefore not passed to hyper: with an explicit maximum, hyper initialises two arrays of
-/// that size for each request.
+/// The default maximum number of header lines of an HTTP/1.1 request. The maximum equals hyper's
+/// own default and is therefore not passed to hyper. With an explicit maximum, hyper initialises
+/// two arrays of that size for each request.
 pub const MAX_HEADERS: usize = 100;
 
 /// The limits of a listener and of each of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The maximum number of open connections. When it is reached, the longest-idle connection is
-    /// closed to make room for a new one. Default 10,000.
+    /// The maximum number of open connections. When the maximum is reached, the longest-idle
+    /// connection is closed to make room for a new one. Default 10,000.
     pub connections: usize,
     /// The maximum number of connections per client: an IPv4 address or an IPv6 /64. Further
     /// connections are closed as soon as they are accepted. Default 1,000.
@@ -92,7 +96,7 @@ pub struct Bounds {
     pub idle: Duration,
     /// The timeout for receiving one request, from its first byte to its last. Default 10 seconds.
     pub request: Duration,
-    /// The timeout for a client to read pending output. Default 10 seconds.
+    /// The maximum time that a client may take to read pending output. Default 10 seconds.
     pub write: Duration,
 }
 
@@ -113,16 +117,16 @@ impl Default for Bounds {
 pub struct Connection {
     /// The address of the client.
     pub peer: SocketAddr,
-    /// The index of the worker that serves the connection, from 0. It selects a counter that no
-    /// other thread writes to.
+    /// The index of the worker that serves the connection, from 0. The index selects a counter that
+    /// no other thread writes to.
     pub worker: usize,
     /// The limits of the listener. The listener enforces the number of connections; the handler
     /// must enforce the timeouts.
     pub bounds: Bounds,
     /// The handler reports its requests here, so that a busy connection is not closed to make room
-    /// for a new one.
+    /// for a new connection.
     pub activity: Activity,
-    /// The shutdown signal. When it begins, the handler must finish its requests and close the
-    /// connection.
+    /// The shutdown signal. When the shutdown begins, the handler must finish its requests and
+    /// close the connection.
     pub shutdown: Shutdown,
 }

@@ -1,4 +1,5 @@
-//! A listener: accepts connections, enforces its limits and distributes connections to the workers.
+//! A listener: accepts connections, enforces the connection limits and distributes connections to
+//! the workers.
 
 use std::{
     future::Future,
@@ -39,8 +40,8 @@ struct Inner {
     evicted: AtomicU64,
 }
 
-/// A predicate for addresses that the limit per client does not apply to, because they are proxies
-/// for many clients.
+/// A predicate for addresses of proxies for many clients, to which the limit per client does not
+/// apply.
 pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 impl Listener {

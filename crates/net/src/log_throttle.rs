@@ -20,8 +20,8 @@ pub const BURST: u64 = 30;
 /// The interval at which a call site may write one more record after the burst.
 pub const INTERVAL: Span = Span::from_secs(5);
 
-/// The maximum number of tracked call sites. A program has a fixed number of them, far below this.
-/// All call sites above the maximum share one limit.
+/// The maximum number of tracked call sites. The number of call sites in a program is fixed and far
+/// below this maximum. All call sites above the maximum share one limit.
 const MAX_SITES: usize = 4_096;
 
 /// A rate limiter for log records per call site, which is identified by an `Id`.
@@ -33,15 +33,16 @@ pub struct LogThrottle<Id> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Site {
-    /// The theoretical arrival time of GCRA: when the whole burst is available again.
+    /// The theoretical arrival time of GCRA, at which the whole burst is available again.
     full_at: Timestamp,
     suppressed: u64,
 }
 
 /// The decision about one log record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admission {
-    /// Write the record and report how many of its call site were suppressed since the last one.
+pub enum ThrottleDecision {
+    /// Write the record, and report how many records of the call site were suppressed since the
+    /// last written record.
     Write {
         /// The number of suppressed records.
         suppressed: u64,
@@ -67,7 +68,7 @@ impl<Id: Eq + Hash> LogThrottle<Id> {
     }
 
     /// Decides whether the call site `id` may write a record now.
-    pub fn admit(&self, id: Id) -> Admission {
+    pub fn admit(&self, id: Id) -> ThrottleDecision {
         let now = self.clock.now();
         let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
         let id = Some(id);
@@ -81,18 +82,19 @@ impl<Id: Eq + Hash> LogThrottle<Id> {
 }
 
 impl Site {
-    fn admit(&mut self, now: Timestamp) -> Admission {
+    fn admit(&mut self, now: Timestamp) -> ThrottleDecision {
         let interval = INTERVAL.as_micros();
-        // GCRA: each record moves `full_at` by one interval, and it may be at most a burst ahead.
+        // GCRA: each record moves `full_at` by one interval, and `full_at` may be at most a burst
+        // ahead of `now`.
         let full_at = self.full_at.as_micros().max(now.as_micros());
         let ahead = full_at - now.as_micros();
         if ahead > interval * (BURST - 1) {
             self.suppressed = self.suppressed.saturating_add(1);
-            return Admission::Suppress;
+            return ThrottleDecision::Suppress;
         }
         self.full_at = Timestamp::from_micros(full_at.saturating_add(interval));
         let suppressed = std::mem::take(&mut self.suppressed);
-        Admission::Write { suppressed }
+        ThrottleDecision::Write { suppressed }
     }
 }
 
@@ -108,18 +110,27 @@ mod tests {
     fn a_burst_is_logged_and_then_one_record_per_interval_with_the_suppressed_count() {
         let clock = Clock::manual(at_secs(0));
         let throttle = LogThrottle::new(clock.clone());
-        let written = |admission| matches!(admission, Admission::Write { .. });
+        let written = |decision| matches!(decision, ThrottleDecision::Write { .. });
         let admitted = (0..1_000).filter(|_| written(throttle.admit("a"))).count();
         assert_eq!(admitted, 30);
         assert!(written(throttle.admit("b")), "another call site");
         clock.set(at_secs(4));
-        assert_eq!(throttle.admit("a"), Admission::Suppress);
+        assert_eq!(throttle.admit("a"), ThrottleDecision::Suppress);
         clock.set(at_secs(5));
-        assert_eq!(throttle.admit("a"), Admission::Write { suppressed: 971 });
-        assert_eq!(throttle.admit("a"), Admission::Suppress);
+        assert_eq!(
+            throttle.admit("a"),
+            ThrottleDecision::Write { suppressed: 971 }
+        );
+        assert_eq!(throttle.admit("a"), ThrottleDecision::Suppress);
         clock.set(at_secs(1_000));
-        assert_eq!(throttle.admit("a"), Admission::Write { suppressed: 1 });
-        assert_eq!(throttle.admit("a"), Admission::Write { suppressed: 0 });
+        assert_eq!(
+            throttle.admit("a"),
+            ThrottleDecision::Write { suppressed: 1 }
+        );
+        assert_eq!(
+            throttle.admit("a"),
+            ThrottleDecision::Write { suppressed: 0 }
+        );
     }
 
     #[test]
@@ -129,6 +140,6 @@ mod tests {
             throttle.admit(site);
         }
         assert_eq!(throttle.sites.lock().unwrap().len(), MAX_SITES + 1);
-        assert_eq!(throttle.admit(2 * MAX_SITES), Admission::Suppress);
+        assert_eq!(throttle.admit(2 * MAX_SITES), ThrottleDecision::Suppress);
     }
 }

@@ -1,4 +1,4 @@
-//! Problem documents (RFC 9457): they say what is wrong with a request, where, and what to send
+//! Problem documents (RFC 9457), which say what is wrong with a request, where, and what to send
 //! instead.
 
 use hyper::{
@@ -109,7 +109,7 @@ impl Problem {
         Self { mistakes, ..self }
     }
 
-    /// Reports an unknown path; `known` lists the known ones.
+    /// Reports an unknown path; `known` lists the known paths.
     pub fn not_found(known: &str) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -117,7 +117,7 @@ impl Problem {
         )
     }
 
-    /// Reports a method other than those in `allow`.
+    /// Reports a method that is not in `allow`.
     pub fn method(allow: &'static str) -> Self {
         let detail = format!("this path accepts only {allow}");
         Self {
@@ -144,7 +144,8 @@ impl Problem {
         &self.detail
     }
 
-    /// Serialises the document without the HTTP headers, for callers that write those themselves.
+    /// Serialises the document without the HTTP headers, for callers that write the headers
+    /// themselves.
     pub fn document(&self) -> Vec<u8> {
         // Numbers and strings always serialise.
         serde_json::to_vec(self).unwrap_or_default()

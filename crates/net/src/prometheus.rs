@@ -1,8 +1,8 @@
-//! Metrics for Prometheus: their declarations, and pages of them.
+//! Metrics for Prometheus: their declarations, and the pages that expose them.
 //!
-//! `prometheus-client` encodes the pages. Its counters are not used: they are found by their labels
-//! under a lock. Instead, a page reads the program's own counters when it is asked for, so that
-//! counting costs an atomic addition.
+//! `prometheus-client` encodes the pages. The counters of that crate are not used, because it looks
+//! them up by their labels under a lock. Instead, the program has its own counters, which are read
+//! when a page is requested. Counting thus costs only an atomic addition.
 
 use std::{
     fmt::{self, Debug, Formatter},
@@ -196,7 +196,8 @@ impl Page<'_> {
         self.family(metric, [([], value)]);
     }
 
-    /// Adds a metric with a sample for each item: the values of its labels, and its own value.
+    /// Adds a metric with a sample for each item. An item consists of the label values and the
+    /// value of the sample.
     pub fn family<'l, const N: usize>(
         &mut self,
         metric: &Metric<N>,
@@ -226,8 +227,8 @@ impl Page<'_> {
         });
     }
 
-    /// Adds the description of `metric` and what `encode` encodes. Its second argument is whether
-    /// the encoder must append `_total` to the name.
+    /// Writes the description of `metric`, then the samples that `encode` writes. The second
+    /// argument of `encode` is whether the encoder must append `_total` to the name.
     fn add<const N: usize>(
         &mut self,
         metric: &Metric<N>,
@@ -237,7 +238,8 @@ impl Page<'_> {
             return;
         }
         let (name, unit, is_total) = match self.format {
-            // The description of a counter has the full name of its samples in this format only.
+            // Only in this format does the description of a counter have the full name of its
+            // samples.
             Format::Text => (metric.name, None, false),
             Format::OpenMetrics => {
                 let family = metric.name.strip_suffix("_total");
@@ -261,13 +263,14 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: u64, is_total: bool) -> 
     }
 }
 
-/// Splits the unit from the name of a metric, as OpenMetrics declares it in a line of its own.
+/// Splits the unit from the name of a metric, because OpenMetrics declares the unit in a separate
+/// line.
 fn split_unit(name: &str) -> (&str, Option<Unit>) {
     let units = [("_seconds", Unit::Seconds), ("_bytes", Unit::Bytes)];
-    let mut found = units
+    let mut matches = units
         .into_iter()
         .filter_map(|(suffix, unit)| Some((name.strip_suffix(suffix)?, Some(unit))));
-    found.next().unwrap_or((name, None))
+    matches.next().unwrap_or((name, None))
 }
 
 /// Converts a number of objects to the value of a sample.

@@ -1,12 +1,12 @@
 //! The registry of a listener's open connections: admits new ones and evicts idle ones.
 //!
 //! A full listener closes the connection that has been idle for longest, as nginx does, instead of
-//! refusing the new one. Otherwise an attacker could lock out all other clients with idle
+//! refusing the new connection. Otherwise an attacker could lock out all other clients with idle
 //! connections. A client that exceeds its own limit is refused.
 //!
-//! Idleness is measured in accepted connections. Whenever a connection's task is polled, it stores
-//! the number of connections that the listener has accepted so far. This costs one load and one
-//! store and avoids reading the clock.
+//! Idleness is measured in accepted connections. Whenever a connection's task is polled, the task
+//! stores the number of connections that the listener has accepted so far. That costs one load and
+//! one store, and avoids reading the clock.
 
 use std::{
     collections::HashMap,
@@ -21,12 +21,13 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// The number of connections examined to find one to evict. Examining all of 10,000 would take a
-/// millisecond for each new connection during a flood.
+/// The number of connections examined to find one to evict. During a flood, examining all of 10,000
+/// connections would take a millisecond for each new connection.
 const CANDIDATES: usize = 256;
 
-/// A connection without a request so far is evicted before all others, once the listener has since
-/// accepted 1/8 of its connection limit. This gives a new client time to send its first request.
+/// A connection that has sent no request is evicted before all others, but only after the listener
+/// has accepted further connections, 1/8 of its connection limit. A new client thus has time to
+/// send its first request.
 const SILENT_PART: usize = 8;
 
 /// The open connections of one listener.
@@ -79,7 +80,7 @@ const GONE: usize = usize::MAX;
 pub(super) enum RegistrationResult {
     /// The connection is served. An idle connection may have been closed to make room for it.
     Admitted(Registration, Eviction),
-    /// Its client has reached its limit.
+    /// The client of the connection has reached its connection limit.
     ClientFull,
     /// The listener is full, and no connection is idle.
     Full,
@@ -145,7 +146,8 @@ impl Registry {
         open.cursor = start.wrapping_add(looked_at);
         let candidates =
             (0..looked_at).filter_map(|step| open.slots.get(start.wrapping_add(step) % count));
-        // `false` sorts first, so silent connections are preferred, then the longest idle.
+        // `false` sorts first, so silent connections are evicted first, then the longest-idle
+        // connection.
         let victim = candidates
             .filter(|slot| slot.in_flight.load(Ordering::Relaxed) == 0)
             .min_by_key(|slot| {
@@ -257,8 +259,9 @@ impl Activity {
         self.0.has_sent_request.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until no request is in flight, after a grace period for requests that were already on
-    /// their way. Used to close an HTTP/2 connection whose client may never react to the `GOAWAY`.
+    /// Waits until no request is in flight, after a grace period for requests that the client has
+    /// already sent. Used to close an HTTP/2 connection whose client may never react to the
+    /// `GOAWAY`.
     pub async fn drained(&self) {
         loop {
             tokio::time::sleep(GOAWAY_GRACE).await;
@@ -373,22 +376,22 @@ mod tests {
     fn a_connection_without_a_request_is_evicted_first_after_a_grace_period() {
         let registry = Arc::new(Registry::default());
         let limits = limits(16, 100);
-        let asked: Vec<Registration> = (0..15)
+        let active: Vec<Registration> = (0..15)
             .map(|_| seat(&registry, "192.0.2.1", limits))
             .collect();
-        for seat in &asked {
+        for seat in &active {
             seat.activity().note_request();
         }
         let silent = seat(&registry, "192.0.2.2", limits);
         let next = seat(&registry, "192.0.2.3", limits);
         assert!(!is_evicted(&silent), "a new connection has a grace period");
-        assert!(is_evicted(&asked[0]));
+        assert!(is_evicted(&active[0]));
         next.activity().note_request();
         let last = seat(&registry, "192.0.2.3", limits);
         last.activity().note_request();
-        assert_eq!((is_evicted(&silent), is_evicted(&asked[1])), (false, true));
+        assert_eq!((is_evicted(&silent), is_evicted(&active[1])), (false, true));
         let _more = seat(&registry, "192.0.2.3", limits);
         assert!(is_evicted(&silent));
-        assert!(!is_evicted(&asked[2]));
+        assert!(!is_evicted(&active[2]));
     }
 }

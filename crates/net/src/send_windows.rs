@@ -1,8 +1,9 @@
-//! The flow-control windows that an HTTP/2 client grants for what is sent to it (RFC 9113 §5.2).
+//! The flow-control windows that an HTTP/2 client grants to the server (RFC 9113 §5.2).
 //!
 //! A client can make a server split a response into any number of `DATA` frames, by granting a few
-//! bytes at a time. Such a frame leaves next to nothing of the window that cut it short. A message
-//! that the server chose to send leaves more, unless the client is slow to read.
+//! bytes at a time. A `DATA` frame that was split for this reason uses up almost the whole window.
+//! A frame that ends because the message ends leaves more of the window, unless the client is slow
+//! to read.
 
 use std::collections::HashMap;
 
@@ -14,20 +15,21 @@ const INITIAL_BYTES: i64 = 65_535;
 /// The identifier of `SETTINGS_INITIAL_WINDOW_SIZE`.
 const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// A window with fewer bytes left counts as used up. It is not zero, because a grant may arrive
-/// after the data was queued, and before it is written.
+/// A window with fewer bytes left counts as used up. This constant is not zero, because a grant may
+/// arrive after the data was queued and before the data is written.
 const USED_UP_BYTES: i64 = 1_024;
 
-/// The maximum number of streams to remember. h2 allows fewer at once.
+/// The maximum number of streams to remember. h2 allows fewer concurrent streams.
 const MAX_STREAMS: usize = 4_096;
 
-/// The windows of a connection and of its streams.
+/// The HTTP/2 flow-control windows of a connection and of its streams: how many bytes the server
+/// may still send.
 #[derive(Debug)]
 pub(super) struct SendWindows {
     /// The initial window of a stream.
     initial: i64,
     connection: i64,
-    /// The bytes granted to each open stream beyond `initial`, minus those sent.
+    /// The bytes granted to each open stream beyond `initial`, minus the bytes sent.
     streams: HashMap<u32, i64>,
     /// The newest stream that the client has opened.
     newest: u32,
@@ -40,7 +42,7 @@ struct Payload {
     kind: u8,
     stream: u32,
     bytes_left: usize,
-    /// A setting, or an increment, up to the bytes that have arrived.
+    /// The received bytes of a setting or of an increment.
     item: [u8; 6],
     item_len: usize,
 }
@@ -56,8 +58,8 @@ impl SendWindows {
         }
     }
 
-    /// Records a frame header from the client. [`Self::receive_payload`] must follow with the bytes
-    /// behind it.
+    /// Records a frame header from the client. The caller must then pass the bytes after the header
+    /// to [`Self::receive_payload`].
     pub(super) fn receive(&mut self, frame: FrameHeader) {
         match frame.kind {
             FrameHeader::HEADERS if frame.stream > self.newest => {
@@ -110,8 +112,8 @@ impl SendWindows {
         }
     }
 
-    /// Records a `DATA` frame that is sent. Returns whether it used up a window, and so may be part
-    /// of a message that the client made the server split.
+    /// Records a `DATA` frame that is sent. Returns whether the frame used up a window. Such a
+    /// frame may be part of a message that the client made the server split.
     pub(super) fn send_data(&mut self, frame: FrameHeader) -> bool {
         let bytes = i64::try_from(frame.length).unwrap_or(i64::MAX);
         self.connection = self.connection.saturating_sub(bytes);
@@ -123,7 +125,8 @@ impl SendWindows {
         *granted = granted.saturating_sub(bytes);
         let granted = *granted;
         let stream = granted.saturating_add(self.initial);
-        // A window is negative only after a setting that made it smaller. Then nothing is sent.
+        // A window is negative only after a setting has made the window smaller. The server then
+        // sends nothing.
         let used_up = 0..USED_UP_BYTES;
         used_up.contains(&stream) || used_up.contains(&self.connection)
     }
@@ -198,7 +201,7 @@ mod tests {
         assert!(send(&mut windows, 1, 1_990), "the stream's window");
         set_initial(&mut windows, 70_000);
         assert!(!send(&mut windows, 1, 10));
-        // Another stream has the initial window, and grants to a closed stream are ignored.
+        // A new stream has the initial window, and grants to a closed stream are ignored.
         set_initial(&mut windows, 1);
         windows.receive(header(FrameHeader::HEADERS, 0, 3, 9));
         assert!(send(&mut windows, 3, 1));

@@ -11,8 +11,8 @@ use super::{
     worker::{Jobs, Tasks, Worker},
 };
 
-/// Worker threads and their listeners. Dropping it aborts all connections; [`Server::shutdown`]
-/// lets them finish.
+/// Worker threads and their listeners. Dropping the server aborts all connections;
+/// [`Server::shutdown`] lets connections finish.
 #[derive(Debug)]
 pub struct Server {
     workers: Vec<Worker>,
@@ -108,7 +108,7 @@ impl Server {
         Ok(listener)
     }
 
-    /// Spawns a background future on the first worker. It is dropped when the server stops.
+    /// Spawns a background future on the first worker. The future is dropped when the server stops.
     pub fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
@@ -130,7 +130,8 @@ impl Server {
     /// Stops listening, waits up to `drain` for requests in flight, and drops the remaining
     /// connections. Returns the number of dropped connections.
     ///
-    /// Do not call this from a handler: it would wait for itself.
+    /// Do not call this function from a handler, because it would wait for the handler's own
+    /// connection.
     pub async fn shutdown(self, drain: Duration) -> usize {
         self.shutdown.begin();
         // After the deadline, dropping `self` closes the remaining connections.

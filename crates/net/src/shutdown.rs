@@ -16,7 +16,7 @@ use std::{
 use tokio::sync::Notify;
 
 /// A shutdown signal that is shared by all clones. A shutdown is first announced, and then begins;
-/// it cannot be withdrawn.
+/// a shutdown cannot be withdrawn.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 
@@ -51,9 +51,9 @@ impl Shutdown {
 
     /// Polls `serving` to completion. Calls `finish` on it when the shutdown begins.
     ///
-    /// The notification is polled only once, to register the waker. After that a flag is checked,
-    /// because polling is expensive compared with the rest of a request. So this future must run in
-    /// its own task, whose waker stays the same.
+    /// The shutdown notification is polled only once, to register the waker. After that, only a
+    /// flag is checked, because polling the notification is expensive compared with the rest of a
+    /// request. So this future must run in its own task, whose waker stays the same.
     pub async fn serve<F: Future>(
         &self,
         mut serving: Pin<&mut F>,
@@ -82,7 +82,7 @@ impl Shutdown {
         self.0.announced.happen();
     }
 
-    /// Begins the shutdown, whether or not it was announced.
+    /// Begins the shutdown, even if it was not announced.
     pub fn begin(&self) {
         self.announce();
         self.0.begun.happen();
@@ -102,7 +102,7 @@ impl Event {
     }
 
     async fn come(&self) {
-        // Registers before reading the flag, so that an event in between is not missed.
+        // Registers the waker before reading the flag, so that an event in between is not missed.
         let mut happens = std::pin::pin!(self.happens.notified());
         happens.as_mut().enable();
         if !self.has_come() {
@@ -116,7 +116,7 @@ impl Event {
     }
 }
 
-/// Counts open connections and notifies when there are none.
+/// Counts open connections, and notifies when no connection is open.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionCount {
     open: AtomicUsize,
@@ -133,7 +133,7 @@ impl ConnectionCount {
         OpenConnection(Arc::clone(self))
     }
 
-    /// Waits until nothing is open.
+    /// Waits until no connection is open.
     pub(super) async fn emptied(&self) {
         loop {
             let mut emptied = std::pin::pin!(self.emptied.notified());

@@ -13,10 +13,10 @@ use tokio::{
 
 /// A timer whose deadline moves with every request.
 ///
-/// Moving the deadline takes two stores. The runtime's timer is left alone and re-registered only
-/// if it fires before the deadline. A connection that is busy for an hour with a timeout of one
-/// minute registers about 60 timers, no matter how many requests it serves. The waker is not
-/// registered again either while the same task waits.
+/// Moving the deadline takes two stores. The runtime's timer is re-registered only if it fires
+/// before the deadline. A connection that is busy for an hour with a timeout of one minute
+/// registers about 60 timers, no matter how many requests it serves. While the same task waits, its
+/// waker is not registered again either.
 ///
 /// If the deadline moves to before the registered timer, the timer is re-registered immediately.
 #[derive(Debug)]
@@ -28,7 +28,8 @@ pub struct LazyTimer {
 }
 
 impl LazyTimer {
-    /// Creates a timer that is due `after` from now. It belongs to the current runtime.
+    /// Creates a timer that is due `after` from now. The timer belongs to the current async
+    /// runtime.
     #[must_use]
     pub fn new(after: Duration) -> Self {
         let due = later(Instant::now(), after);
@@ -65,8 +66,8 @@ impl LazyTimer {
             }
             self.reset();
         }
-        // Without budget left, tokio's `coop` wakes the task immediately, and the timer has not
-        // registered the waker.
+        // If the task has no cooperative budget left, tokio wakes the task immediately, and the
+        // timer has not registered the waker.
         self.woken = coop::has_budget_remaining().then(|| cx.waker().clone());
         Poll::Pending
     }
@@ -78,7 +79,8 @@ impl LazyTimer {
     }
 }
 
-/// Returns `now` plus `after`, capped at one year to avoid overflow. No sensible timeout is longer.
+/// Returns `now` plus `after`. `after` is capped at one year to avoid overflow; no sensible timeout
+/// is longer.
 fn later(now: Instant, after: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 86_400);
     now + after.min(YEAR)
@@ -127,8 +129,8 @@ mod tests {
     /// More than tokio's cooperative budget for one poll.
     const MORE_THAN_A_TURN: usize = 200;
 
-    /// Covers every amount of budget used before the poll, with a new timer and with one that has
-    /// fired early.
+    /// The test covers every amount of budget used before the poll, with a new timer and with a
+    /// timer that has fired early.
     #[tokio::test(start_paused = true)]
     async fn a_task_that_was_polled_is_still_woken() {
         for (done, fires_before) in

@@ -1,7 +1,7 @@
 //! TLS for a listener: its certificate and its client authentication.
 //!
-//! The files are checked for changes like the rules file, and reloaded after a change; only new
-//! connections use the new certificate. A certificate and its key are two files and cannot be
+//! The TLS files are checked for changes like the rules file, and reloaded after a change. Only new
+//! connections use the new certificate. A certificate and its key are two files, which cannot be
 //! replaced atomically. So the files are reloaded only after two consecutive checks have seen the
 //! same modification stamps.
 
@@ -49,7 +49,7 @@ pub struct TlsFiles {
     /// `key`: the private key of the certificate.
     pub key: PathBuf,
     /// `client_ca`: the CAs that sign client certificates. If set, clients must present a
-    /// certificate that one of them signed (mutual TLS).
+    /// certificate that one of these CAs signed (mutual TLS).
     pub client_ca: Option<PathBuf>,
 }
 
@@ -158,12 +158,12 @@ struct SeenStamps {
 
 impl Tls {
     /// Loads the certificate and key in `files`, for TLS 1.2 and 1.3. If a client CA is configured,
-    /// clients must present a certificate that it issued.
+    /// clients must present a certificate that the CA issued.
     ///
     /// # Errors
     ///
     /// Returns a [`TlsError`] if a file cannot be read, lacks the expected content or does not
-    /// match the others.
+    /// match the other files.
     pub fn load(listener: TlsListener, files: &TlsFiles) -> Result<Self, TlsError> {
         let stamps = stamps(files);
         Ok(Self {
@@ -179,7 +179,7 @@ impl Tls {
         })
     }
 
-    /// Reloads the files. New connections use the result.
+    /// Reloads the files. New connections use the new configuration.
     ///
     /// # Errors
     ///

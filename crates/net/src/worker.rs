@@ -12,7 +12,7 @@ use tokio::{
 pub struct Tasks(pub(super) Jobs);
 
 impl Tasks {
-    /// Spawns a future on the worker. It is dropped when the server stops.
+    /// Spawns a future on the worker. The future is dropped when the server stops.
     pub fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
@@ -31,8 +31,7 @@ enum Job {
 pub(super) struct Jobs(UnboundedSender<Job>);
 
 impl Jobs {
-    /// Creates a future on the worker's thread and runs it there. Does nothing if the worker has
-    /// stopped.
+    /// Creates a future and runs it on the worker's thread. Does nothing if the worker has stopped.
     pub(super) fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,

@@ -1,0 +1,433 @@
+//! A stream with read and write timeouts, for the connections of all listeners and to upstreams.
+//!
+//! The [`Phase`] of the connection determines which read timeout applies. The stream itself ends
+//! the idle phase when bytes arrive. The protocol code begins the other phases, because only the
+//! protocol code knows where a request or a response ends. A lazy timer for each direction is set
+//! only when the connection has to wait, so the timeouts cost one clock read per request.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::LazyTimer;
+
+/// The timeouts of a [`TimedStream`].
+#[derive(Clone, Copy, Debug)]
+pub struct StreamTimeouts {
+    /// The timeout for the next request, from the end of the previous response.
+    pub idle: Duration,
+    /// The timeout for the whole of a request, from its first byte. Arriving bytes do not extend
+    /// the timeout. Also the timeout for the first request of a connection.
+    pub request: Duration,
+    /// The maximum time that the peer may take to read.
+    pub write: WriteTimeout,
+}
+
+/// The kind of timeout for a peer that reads slowly or not at all.
+#[derive(Clone, Copy, Debug)]
+pub enum WriteTimeout {
+    /// The maximum time during which the peer reads nothing. Suitable for output of any length.
+    Stall(Duration),
+    /// The maximum time from a blocked write until the peer has read all pending output. Suitable
+    /// for short responses. A peer that reads a few bytes at a time cannot prolong the timeout.
+    Drain(Duration),
+}
+
+/// The phase of a connection, shared by its stream and the code that answers its requests.
+///
+/// ```text
+/// request ──response begins──▶ response ──response ends──▶ idle ──first bytes──▶ request
+/// ```
+///
+/// A new connection is in the request phase: it must send its first request within `request`, not
+/// within `idle`.
+#[derive(Clone, Debug)]
+pub struct Phase(Arc<PhaseState>);
+
+#[derive(Debug)]
+struct PhaseState {
+    current: AtomicU8,
+    /// Whether the read timer has been set for the current phase.
+    is_timed: AtomicBool,
+    /// Whether a response has begun since the last flush outside a response phase.
+    is_response_due: AtomicBool,
+}
+
+const IDLE: u8 = 0;
+const REQUEST: u8 = 1;
+const RESPONSE: u8 = 2;
+
+impl Phase {
+    fn new(phase: u8) -> Self {
+        Self(Arc::new(PhaseState {
+            current: AtomicU8::new(phase),
+            is_timed: AtomicBool::new(false),
+            is_response_due: AtomicBool::new(false),
+        }))
+    }
+
+    /// Begins the idle phase, in which the connection waits for the next request. Restarts the
+    /// timeout.
+    pub fn await_request(&self) {
+        self.enter(IDLE);
+    }
+
+    /// Begins the request phase, in which the connection waits for the rest of a request. Restarts
+    /// the timeout.
+    pub fn await_rest(&self) {
+        self.enter(REQUEST);
+    }
+
+    /// Begins the response phase, which has no read timeout. The phase lasts until the result is
+    /// dropped.
+    #[must_use]
+    pub fn begin_response(&self) -> ResponsePhase {
+        self.enter(RESPONSE);
+        self.0.is_response_due.store(true, Ordering::Relaxed);
+        ResponsePhase(self.clone())
+    }
+
+    /// Returns whether bytes that are written now belong to a response. The result is true from the
+    /// beginning of a response until the first flush after its end.
+    #[must_use]
+    pub fn is_response_due(&self) -> bool {
+        self.0.is_response_due.load(Ordering::Relaxed)
+    }
+
+    fn current(&self) -> u8 {
+        self.0.current.load(Ordering::Relaxed)
+    }
+
+    fn enter(&self, phase: u8) {
+        self.0.current.store(phase, Ordering::Relaxed);
+        self.0.is_timed.store(false, Ordering::Relaxed);
+    }
+
+    fn is_timed(&self) -> bool {
+        self.0.is_timed.load(Ordering::Relaxed)
+    }
+}
+
+/// The response phase of a connection; dropping it begins the idle phase.
+#[derive(Debug)]
+pub struct ResponsePhase(Phase);
+
+impl Drop for ResponsePhase {
+    fn drop(&mut self) {
+        self.0.await_request();
+    }
+}
+
+/// A stream whose reads and writes fail with [`io::ErrorKind::TimedOut`] after [`StreamTimeouts`].
+#[derive(Debug)]
+pub struct TimedStream<S> {
+    stream: S,
+    timeouts: StreamTimeouts,
+    phase: Phase,
+    /// Created at the first wait.
+    read_timer: Option<LazyTimer>,
+    /// Runs while a write is blocked.
+    write_timer: Option<LazyTimer>,
+}
+
+impl<S> TimedStream<S> {
+    /// Wraps `stream`, which is in the request phase.
+    pub fn new(stream: S, timeouts: StreamTimeouts) -> Self {
+        Self::in_phase(REQUEST, stream, timeouts)
+    }
+
+    /// Wraps `stream` with a write timeout only.
+    pub fn without_read_timeout(stream: S, write: WriteTimeout) -> Self {
+        // The response phase has no read timeout, and nothing ends this phase.
+        let timeouts = StreamTimeouts {
+            idle: Duration::MAX,
+            request: Duration::MAX,
+            write,
+        };
+        Self::in_phase(RESPONSE, stream, timeouts)
+    }
+
+    fn in_phase(phase: u8, stream: S, timeouts: StreamTimeouts) -> Self {
+        Self {
+            stream,
+            timeouts,
+            phase: Phase::new(phase),
+            read_timer: None,
+            write_timer: None,
+        }
+    }
+
+    /// Returns the phase of the connection.
+    pub const fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    /// Returns the wrapped stream.
+    pub const fn get_ref(&self) -> &S {
+        &self.stream
+    }
+
+    /// Sets the write timeout. If a write is already blocked, the change applies from the next
+    /// blocked write on.
+    pub const fn set_write_timeout(&mut self, write: WriteTimeout) {
+        self.timeouts.write = write;
+    }
+
+    /// Returns pending, or an error once the read timeout of the current phase has passed.
+    fn poll_read_timeout<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        let (timeout, late) = match self.phase.current() {
+            IDLE => (self.timeouts.idle, "no request arrived in time"),
+            REQUEST => (self.timeouts.request, "the request did not arrive in time"),
+            _ => return Poll::Pending,
+        };
+        let is_timed = self.phase.0.is_timed.swap(true, Ordering::Relaxed);
+        let timer = match &mut self.read_timer {
+            Some(timer) => {
+                if !is_timed {
+                    timer.set(timeout);
+                }
+                timer
+            }
+            None => self.read_timer.insert(LazyTimer::new(timeout)),
+        };
+        ready!(timer.poll_due(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, late)))
+    }
+
+    /// Returns the result of a write of `offered` bytes, or an error once the write timeout has
+    /// passed.
+    fn poll_written(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+        offered: usize,
+    ) -> Poll<io::Result<usize>> {
+        let is_partial = matches!(written, Poll::Ready(Ok(count)) if count < offered);
+        if is_partial && matches!(self.timeouts.write, WriteTimeout::Drain(_)) {
+            return written;
+        }
+        self.poll_write_timeout(cx, written)
+    }
+
+    /// Returns the result of a write or flush, or an error once the write timeout has passed. A
+    /// write that succeeds immediately does not start the timer.
+    fn poll_write_timeout<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.write_timer = None;
+            return written;
+        }
+        let (WriteTimeout::Stall(after) | WriteTimeout::Drain(after)) = self.timeouts.write;
+        let timer = self
+            .write_timer
+            .get_or_insert_with(|| LazyTimer::new(after));
+        ready!(timer.poll_due(cx));
+        let late = "the peer did not read the sent data in time";
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, late)))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut this.stream).poll_read(cx, buffer);
+        if read.is_pending() {
+            return this.poll_read_timeout(cx);
+        }
+        if buffer.filled().len() > before && this.phase.current() == IDLE {
+            this.phase.await_rest();
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.poll_written(cx, written, bytes.len())
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        let offered = pieces.iter().map(|piece| piece.len()).sum();
+        self.poll_written(cx, written, offered)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        let phase = self.phase.current();
+        // hyper flushes when it has nothing left to write, which may be before the response to the
+        // last request.
+        if phase != RESPONSE {
+            let is_response_due = &self.phase.0.is_response_due;
+            is_response_due.store(false, Ordering::Relaxed);
+        }
+        // Starts the idle timeout at the end of the response. If hyper already knows that there is
+        // nothing to read, hyper polls for reading again only when data arrives.
+        if phase == IDLE && !self.phase.is_timed() {
+            // The timer was just set, so it cannot be due.
+            let _ = self.poll_read_timeout::<()>(cx);
+        }
+        self.poll_write_timeout(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.poll_write_timeout(cx, shut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+        time::{Instant, advance, timeout},
+    };
+
+    use super::*;
+
+    const IDLE_SECS: u64 = 100;
+    const REQUEST_SECS: u64 = 10;
+    const WRITE_SECS: u64 = 5;
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn open(write: WriteTimeout) -> (TimedStream<DuplexStream>, DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(8);
+        let timeouts = StreamTimeouts {
+            idle: secs(IDLE_SECS),
+            request: secs(REQUEST_SECS),
+            write,
+        };
+        (TimedStream::new(ours, timeouts), theirs)
+    }
+
+    /// Reads until the read times out, and returns the seconds that it took.
+    async fn seconds_to_read_timeout(stream: &mut TimedStream<DuplexStream>) -> u64 {
+        let start = Instant::now();
+        loop {
+            match stream.read(&mut [0; 8]).await {
+                Ok(bytes) => assert!(bytes > 0, "the client closed the connection"),
+                Err(error) => {
+                    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+                    return start.elapsed().as_secs();
+                }
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_phase_has_its_read_timeout() {
+        let (mut stream, mut client) = open(WriteTimeout::Stall(secs(WRITE_SECS)));
+        let phase = stream.phase().clone();
+        assert_eq!(seconds_to_read_timeout(&mut stream).await, REQUEST_SECS);
+        phase.await_request();
+        assert_eq!(seconds_to_read_timeout(&mut stream).await, IDLE_SECS);
+        // The first bytes end the idle phase.
+        phase.await_request();
+        client.write_all(b"GET").await.unwrap();
+        assert_eq!(seconds_to_read_timeout(&mut stream).await, REQUEST_SECS);
+        let response = phase.begin_response();
+        let read = timeout(secs(1_000), seconds_to_read_timeout(&mut stream)).await;
+        assert!(read.is_err(), "a response has no read timeout");
+        drop(response);
+        assert_eq!(seconds_to_read_timeout(&mut stream).await, IDLE_SECS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_request_does_not_prolong_its_timeout() {
+        let (mut stream, mut client) = open(WriteTimeout::Stall(secs(WRITE_SECS)));
+        let dripping = async {
+            while client.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(secs(3)).await;
+            }
+        };
+        tokio::select! {
+            seconds = seconds_to_read_timeout(&mut stream) => assert_eq!(seconds, REQUEST_SECS),
+            () = dripping => unreachable!("the stream is open"),
+        }
+    }
+
+    /// The idle timeout starts at the flush, even if nothing reads from the stream until the
+    /// timeout has passed.
+    #[tokio::test(start_paused = true)]
+    async fn a_flush_starts_the_idle_timeout() {
+        let (mut stream, _client) = open(WriteTimeout::Stall(secs(WRITE_SECS)));
+        drop(stream.phase().begin_response());
+        assert!(stream.phase().is_response_due());
+        stream.flush().await.unwrap();
+        assert!(!stream.phase().is_response_due());
+        advance(secs(IDLE_SECS + 1)).await;
+        assert_eq!(seconds_to_read_timeout(&mut stream).await, 0);
+    }
+
+    /// Writes while the client reads a byte every three seconds, and returns the seconds until the
+    /// write fails or ends.
+    async fn seconds_of_a_slow_read(write: WriteTimeout) -> (bool, u64) {
+        let (mut stream, mut client) = open(write);
+        let start = Instant::now();
+        let reading = async {
+            let mut byte = [0];
+            while client.read_exact(&mut byte).await.is_ok() {
+                tokio::time::sleep(secs(3)).await;
+            }
+        };
+        tokio::select! {
+            written = stream.write_all(&[0; 18]) => (written.is_ok(), start.elapsed().as_secs()),
+            () = reading => unreachable!("the stream is open"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_prolongs_only_the_timeout_of_a_stall() {
+        let (is_written, seconds) =
+            seconds_of_a_slow_read(WriteTimeout::Stall(secs(WRITE_SECS))).await;
+        assert!(is_written && seconds > WRITE_SECS, "{seconds}");
+        let drained = seconds_of_a_slow_read(WriteTimeout::Drain(secs(WRITE_SECS))).await;
+        assert_eq!(drained, (false, WRITE_SECS));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_without_a_read_timeout_only_limits_writes() {
+        let (ours, _theirs) = tokio::io::duplex(8);
+        let write = WriteTimeout::Stall(secs(WRITE_SECS));
+        let mut stream = TimedStream::without_read_timeout(ours, write);
+        let read = timeout(secs(1_000), stream.read(&mut [0; 8])).await;
+        assert!(read.is_err(), "there is no read timeout");
+        let start = Instant::now();
+        let error = stream.write_all(&[0; 9]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(start.elapsed().as_secs(), WRITE_SECS);
+    }
+}
