@@ -1,25 +1,131 @@
-//! Conditions of `when` and `allow`.
+//! Conditions of `when` and `allow`, in two forms: as written in the rules file, with the line of
+//! every part, and as evaluated by rules.
+//!
+//! The reader builds a [`RawPattern`] from each value. The rules and the lints both use it.
 
 use std::borrow::Cow;
 
 use tidegate_core::{ActiveHours, Condition, Days, Hours, Pattern, RuleError, When};
 
 use super::{
+    place::{Place, Scalar},
     report::Report,
     value::{Shape, Value},
 };
 
 const OPERATORS: &[&str] = &["is", "not", "route", "cidr", "regex", "present"];
 
-/// The keys of a schedule. With a map of operators as their value they are ordinary entries
-/// instead.
+/// The keys of a schedule. A key whose value is a map of operators is an ordinary entry instead.
 const SCHEDULE: [&str; 3] = ["time", "days", "zone"];
 
-/// Reads a map of conditions on entries, all of which must hold, and an optional schedule.
-pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
+/// The conditions on entries of a `when` or of a list entry of `allow`, as written in the rules
+/// file.
+#[derive(Debug, Default)]
+pub(crate) struct RawWhen<'n> {
+    pub(crate) conditions: Vec<RawCondition<'n>>,
+}
+
+/// A condition on an entry, as written in the rules file.
+#[derive(Debug)]
+pub(crate) struct RawCondition<'n> {
+    pub(crate) entry: &'n str,
+    /// The place of the pattern. The key of the place is the entry.
+    pub(crate) place: Place,
+    pub(crate) pattern: RawPattern<'n>,
+}
+
+/// The pattern of an entry, as written in the rules file.
+#[derive(Debug)]
+pub(crate) enum RawPattern<'n> {
+    /// A string, which may be a glob.
+    Text(Scalar<'n>),
+    /// A list of patterns, at least one of which must match.
+    AnyOf(Place, Vec<Self>),
+    /// A map of operators, all of which must hold.
+    AllOf(RawOperators<'n>),
+    /// A value that is not a pattern. The mistake is already reported.
+    Unreadable,
+}
+
+/// The operators of a pattern, as written in the rules file.
+#[derive(Debug)]
+pub(crate) struct RawOperators<'n> {
+    place: Place,
+    operators: Vec<RawOperator<'n>>,
+    /// Whether every key of the map is an operator. Other keys are already reported.
+    are_known: bool,
+}
+
+/// An operator of a pattern, as written in the rules file.
+#[derive(Debug)]
+enum RawOperator<'n> {
+    /// An operator whose operand is a string or a list of strings.
+    OfTexts {
+        operator: TextOperator,
+        place: Place,
+        /// `None` is a value that is not a text, which is already reported.
+        texts: Vec<Option<Scalar<'n>>>,
+    },
+    Not(RawPattern<'n>),
+    /// `None` is a value that is neither true nor false, which is already reported.
+    Present(Option<bool>),
+}
+
+/// An operator whose operands are strings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TextOperator {
+    Is,
+    Route,
+    Cidr,
+    Regex,
+}
+
+/// How a text in a pattern is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    /// Without an operator: literally, or as a glob if the text has a `*`.
+    Plain,
+    /// `is`: literally.
+    Is,
+    /// `route`: as many web frameworks compare paths.
+    Route,
+    /// `regex`: as a regular expression.
+    Regex,
+}
+
+/// A text in a pattern.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PatternText<'r, 'n> {
+    pub(crate) scalar: &'r Scalar<'n>,
+    pub(crate) comparison: Comparison,
+    /// Whether the text is under a `not`.
+    pub(crate) is_negated: bool,
+}
+
+/// A problem of a pattern that has the right form, but cannot be used.
+#[derive(Debug)]
+pub(crate) struct PatternProblem<'r> {
+    place: &'r Place,
+    problem: String,
+}
+
+/// Reads a map of conditions on entries, all of which must hold, and an optional schedule. The
+/// second result is `None` if there is a mistake.
+pub(super) fn when<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<When>) {
     let what = "a map of conditions such as {path: /api/**}";
+    match value.pairs(report, what) {
+        Some(pairs) => when_of(pairs, report),
+        None => (RawWhen::default(), None),
+    }
+}
+
+/// Reads the conditions of `when` from the keys and values of its map.
+pub(super) fn when_of<'n>(
+    pairs: Vec<(&'n str, Value<'n>)>,
+    report: &mut Report,
+) -> (RawWhen<'n>, Option<When>) {
     let (mut conditions, before) = (Vec::new(), report.count());
-    let (mut scheduled, pairs) = (Vec::new(), value.pairs(report, what)?);
+    let (mut scheduled, mut raw) = (Vec::new(), RawWhen::default());
     for (entry, value) in pairs {
         if is_misplaced(entry, &value) {
             let message = "is not part of a schedule, which has only `time`, `days` and `zone`; to match an \
@@ -27,24 +133,303 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
             value.wrong_key(report, message);
         } else if is_schedule(entry, &value) {
             scheduled.push((entry, value));
-        } else if let Some(pattern) = pattern(&value, report) {
-            let condition = Condition::new(&entry_name(entry), pattern);
-            conditions.extend(accept(condition, &value, report));
+        } else {
+            let condition = RawCondition::read(entry, &value, report);
+            conditions.extend(condition.build(report));
+            raw.conditions.push(condition);
         }
     }
     let schedule = schedule(&scheduled, report);
     if report.count() > before {
-        return None;
+        return (raw, None);
     }
     let when = When::all(conditions);
-    Some(match schedule {
+    let when = match schedule {
         Some(schedule) => when.during(schedule),
         None => when,
+    };
+    (raw, Some(when))
+}
+
+impl<'n> RawCondition<'n> {
+    /// Reads the condition that `entry` matches the pattern `value`.
+    pub(super) fn read(entry: &'n str, value: &Value<'n>, report: &mut Report) -> Self {
+        Self {
+            entry,
+            place: value.place().clone(),
+            pattern: RawPattern::read(value, report),
+        }
+    }
+
+    /// Builds the condition. If the condition has problems, reports them and returns `None`.
+    pub(super) fn build(&self, report: &mut Report) -> Option<Condition> {
+        let pattern = self.pattern.build(report)?;
+        let condition = Condition::new(&entry_name(self.entry), pattern);
+        condition
+            .map_err(|error| self.place.wrong(report, error.problem))
+            .ok()
+    }
+}
+
+impl<'n> RawPattern<'n> {
+    /// Reads the pattern that one entry must match.
+    pub(super) fn read(value: &Value<'n>, report: &mut Report) -> Self {
+        match value.shape() {
+            Shape::Scalar => {
+                let what = "a value, a list of values, or a map such as {not: …}";
+                let text = value.placed_text(report, what);
+                text.map_or(Self::Unreadable, Self::Text)
+            }
+            Shape::List => {
+                let items = value.items(report, "a list").unwrap_or_default();
+                let patterns = items.iter().map(|item| Self::read(item, report));
+                Self::AnyOf(value.place().clone(), patterns.collect())
+            }
+            Shape::Map => {
+                let operators = RawOperators::read(value, report);
+                operators.map_or(Self::Unreadable, Self::AllOf)
+            }
+        }
+    }
+
+    /// Builds the pattern. If the pattern has problems, reports them and returns `None`. Also
+    /// returns `None` if a part of the pattern could not be read.
+    pub(super) fn build(&self, report: &mut Report) -> Option<Pattern> {
+        let built = self.convert();
+        if let Err(problems) = &built {
+            for PatternProblem { place, problem } in problems {
+                place.wrong(report, problem);
+            }
+        }
+        built.ok()
+    }
+
+    /// Converts the pattern. The list of problems is empty if all problems are already reported.
+    pub(super) fn convert(&self) -> Result<Pattern, Vec<PatternProblem<'_>>> {
+        match self {
+            Self::Unreadable => Err(Vec::new()),
+            Self::Text(scalar) => accept(Pattern::text(scalar.text), &scalar.place),
+            Self::AnyOf(place, patterns) => {
+                let patterns = all(patterns.iter().map(Self::convert))?;
+                accept(Pattern::any_of(patterns), place)
+            }
+            Self::AllOf(operators) => operators.convert(),
+        }
+    }
+
+    /// Returns the strings in the pattern that are compared with a value, in the order of the file.
+    pub(crate) fn texts(&self) -> Vec<PatternText<'_, 'n>> {
+        match self {
+            Self::Unreadable => Vec::new(),
+            Self::Text(scalar) => vec![PatternText {
+                scalar,
+                comparison: Comparison::Plain,
+                is_negated: false,
+            }],
+            Self::AnyOf(_, patterns) => patterns.iter().flat_map(Self::texts).collect(),
+            Self::AllOf(RawOperators { operators, .. }) => {
+                operators.iter().flat_map(RawOperator::texts).collect()
+            }
+        }
+    }
+}
+
+impl<'n> RawOperators<'n> {
+    /// Reads a map of operators.
+    fn read(value: &Value<'n>, report: &mut Report) -> Option<Self> {
+        let before = report.count();
+        let fields = value.fields(report, "a map", OPERATORS)?;
+        let are_known = report.count() == before;
+        let operators = fields.iter().filter_map(|(name, value)| {
+            let operator = TextOperator::named(name);
+            match (operator, *name) {
+                (Some(operator), _) => Some(RawOperator::of_texts(operator, value, report)),
+                (None, "not") => Some(RawOperator::Not(RawPattern::read(value, report))),
+                (None, "present") => Some(RawOperator::Present(value.flag(report))),
+                // `fields` keeps only the names in `OPERATORS`.
+                (None, _) => None,
+            }
+        });
+        Some(Self {
+            place: value.place().clone(),
+            operators: operators.collect(),
+            are_known,
+        })
+    }
+
+    fn convert(&self) -> Result<Pattern, Vec<PatternProblem<'_>>> {
+        let mut operators: Vec<&RawOperator<'n>> = self.operators.iter().collect();
+        operators.sort_by_key(|operator| operator.rank());
+        let patterns = all(operators.into_iter().map(RawOperator::convert))?;
+        if !self.are_known {
+            return Err(Vec::new());
+        }
+        accept(Pattern::all_of(patterns), &self.place)
+    }
+}
+
+impl<'n> RawOperator<'n> {
+    fn of_texts(operator: TextOperator, value: &Value<'n>, report: &mut Report) -> Self {
+        let items = value.one_or_more(report);
+        let texts = items
+            .iter()
+            .map(|item| item.placed_text(report, operator.operand()));
+        Self::OfTexts {
+            operator,
+            place: value.place().clone(),
+            texts: texts.collect(),
+        }
+    }
+
+    /// Returns the position of the operator in a converted pattern.
+    fn rank(&self) -> Option<usize> {
+        let name = match self {
+            Self::OfTexts { operator, .. } => operator.name(),
+            Self::Not(_) => "not",
+            Self::Present(_) => "present",
+        };
+        OPERATORS.iter().position(|known| *known == name)
+    }
+
+    fn convert(&self) -> Result<Pattern, Vec<PatternProblem<'_>>> {
+        match self {
+            Self::OfTexts {
+                operator,
+                place,
+                texts,
+            } => operator.convert(place, texts),
+            Self::Not(pattern) => pattern.convert().map(Pattern::negated),
+            Self::Present(Some(true)) => Ok(Pattern::present()),
+            Self::Present(Some(false)) => Ok(Pattern::absent()),
+            Self::Present(None) => Err(Vec::new()),
+        }
+    }
+
+    fn texts(&self) -> Vec<PatternText<'_, 'n>> {
+        match self {
+            Self::Present(_) => Vec::new(),
+            Self::Not(pattern) => {
+                let mut texts = pattern.texts();
+                for text in &mut texts {
+                    text.is_negated = !text.is_negated;
+                }
+                texts
+            }
+            Self::OfTexts {
+                operator, texts, ..
+            } => {
+                let Some(comparison) = operator.comparison() else {
+                    return Vec::new();
+                };
+                let text = |scalar| PatternText {
+                    scalar,
+                    comparison,
+                    is_negated: false,
+                };
+                texts.iter().flatten().map(text).collect()
+            }
+        }
+    }
+}
+
+impl TextOperator {
+    const ALL: [Self; 4] = [Self::Is, Self::Route, Self::Cidr, Self::Regex];
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|operator| operator.name() == name)
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Is => "is",
+            Self::Route => "route",
+            Self::Cidr => "cidr",
+            Self::Regex => "regex",
+        }
+    }
+
+    /// Describes the operand, for messages.
+    const fn operand(self) -> &'static str {
+        match self {
+            Self::Is => "a value",
+            Self::Route => "a path",
+            Self::Cidr => "a network such as 10.0.0.0/8",
+            Self::Regex => "a regular expression",
+        }
+    }
+
+    /// Returns how the operator compares strings; `None` if it compares addresses.
+    const fn comparison(self) -> Option<Comparison> {
+        match self {
+            Self::Is => Some(Comparison::Is),
+            Self::Route => Some(Comparison::Route),
+            Self::Regex => Some(Comparison::Regex),
+            Self::Cidr => None,
+        }
+    }
+
+    fn convert<'r>(
+        self,
+        place: &'r Place,
+        texts: &'r [Option<Scalar<'_>>],
+    ) -> Result<Pattern, Vec<PatternProblem<'r>>> {
+        let build = |text: &str| match self {
+            Self::Is => Pattern::exact(text),
+            Self::Route => Pattern::route(text),
+            // Each network is checked on its own, so that a mistake is reported at its line.
+            Self::Cidr => Pattern::networks(&[text]),
+            Self::Regex => Pattern::regex(text),
+        };
+        let patterns = all(texts.iter().map(|scalar| match scalar {
+            Some(scalar) => accept(build(scalar.text), &scalar.place),
+            None => Err(Vec::new()),
+        }))?;
+        if self == Self::Cidr {
+            let networks: Vec<&str> = texts.iter().flatten().map(|scalar| scalar.text).collect();
+            return accept(Pattern::networks(&networks), place);
+        }
+        accept(Pattern::any_of(patterns), place)
+    }
+}
+
+/// Returns all patterns, or the problems of all patterns.
+fn all<'r>(
+    converted: impl Iterator<Item = Result<Pattern, Vec<PatternProblem<'r>>>>,
+) -> Result<Vec<Pattern>, Vec<PatternProblem<'r>>> {
+    let (mut patterns, mut problems, mut is_whole) = (Vec::new(), Vec::new(), true);
+    for pattern in converted {
+        match pattern {
+            Ok(pattern) => patterns.push(pattern),
+            Err(more) => {
+                is_whole = false;
+                problems.extend(more);
+            }
+        }
+    }
+    if is_whole {
+        Ok(patterns)
+    } else {
+        Err(problems)
+    }
+}
+
+/// Returns the converted pattern, or its error at `place`.
+fn accept(
+    converted: Result<Pattern, RuleError>,
+    place: &Place,
+) -> Result<Pattern, Vec<PatternProblem<'_>>> {
+    converted.map_err(|error| {
+        vec![PatternProblem {
+            place,
+            problem: error.problem,
+        }]
     })
 }
 
-/// Returns the name under which rules know `entry`. Header names are case-insensitive, so those in
-/// `header.NAME` are converted to lower case.
+/// Returns the name under which rules know `entry`. Header names are case-insensitive, so the name
+/// in `header.NAME` is converted to lower case.
 #[must_use]
 pub fn entry_name(entry: &str) -> Cow<'_, str> {
     let is_header = entry.starts_with("header.");
@@ -60,14 +445,14 @@ const NOT_IN_SCHEDULE: [&str; 11] = [
     "timezone", "tz",
 ];
 
-/// Returns whether the key `entry` was probably meant as part of a schedule. If it were treated as
-/// an entry, no request would have it, so the rule would silently be disabled.
+/// Returns whether the key `entry` was probably meant as part of a schedule. If such a key were
+/// treated as an entry, no request would have the entry, so the rule would silently be disabled.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
 
 /// Returns whether the key `entry` is part of a schedule and not an entry of a request.
-pub(super) fn is_schedule(entry: &str, value: &Value<'_>) -> bool {
+fn is_schedule(entry: &str, value: &Value<'_>) -> bool {
     SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
 
@@ -118,193 +503,21 @@ fn listed<T>(
         .collect()
 }
 
-/// Reads the allow list, whose requests are admitted without a charge: a map of conditions, or a
-/// list of maps of which one must match.
-pub(super) fn allow(value: &Value<'_>, report: &mut Report) -> Vec<When> {
-    let mut items = Vec::new();
+/// Reads the allow list: a map of conditions, or a list of such maps. A request that matches at
+/// least one map is admitted without a charge.
+pub(super) fn allow<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, Vec<When>) {
+    let (mut raw, mut items) = (Vec::new(), Vec::new());
     for item in value.one_or_more(report) {
-        let is_empty = item
-            .pairs(&mut Report::default(), "")
-            .is_some_and(|pairs| pairs.is_empty());
-        if is_empty {
+        if item.is_empty_map() {
             item.wrong(
                 report,
                 "has no condition, so every request would pass; name at least one",
             );
             continue;
         }
-        items.extend(when(&item, report));
+        let (conditions, item) = when(&item, report);
+        raw.push(conditions);
+        items.extend(item);
     }
-    items
-}
-
-/// Reads the pattern that one entry must match.
-pub(super) fn pattern(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
-    match value.shape() {
-        Shape::Scalar => {
-            let what = "a value, a list of values, or a map such as {not: …}";
-            let text = value.text(report, what)?;
-            accept(Pattern::text(text), value, report)
-        }
-        Shape::List => {
-            let items = value.items(report, "a list")?;
-            let before = report.count();
-            let patterns = items
-                .iter()
-                .filter_map(|item| pattern(item, report))
-                .collect();
-            let whole = report.count() == before;
-            whole
-                .then(|| accept(Pattern::any_of(patterns), value, report))
-                .flatten()
-        }
-        Shape::Map => operators(value, report),
-    }
-}
-
-/// How a text in a pattern is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Comparison {
-    /// Without an operator: literally, or as a glob if it has a `*`.
-    Plain,
-    /// `is`: literally.
-    Is,
-    /// `route`: as many web frameworks compare paths.
-    Route,
-    /// `regex`: as a regular expression.
-    Regex,
-}
-
-/// A text in a pattern.
-#[derive(Clone, Debug)]
-pub(super) struct PatternText<'v> {
-    pub(super) value: Value<'v>,
-    pub(super) comparison: Comparison,
-    /// Whether it is under a `not`.
-    pub(super) is_negated: bool,
-}
-
-/// Returns the texts in a pattern.
-pub(super) fn texts<'v>(pattern: &Value<'v>) -> Vec<PatternText<'v>> {
-    let quiet = &mut Report::default();
-    let compared = |value: &Value<'v>, comparison| PatternText {
-        value: value.clone(),
-        comparison,
-        is_negated: false,
-    };
-    match pattern.shape() {
-        Shape::Scalar => vec![compared(pattern, Comparison::Plain)],
-        Shape::List => {
-            let items = pattern.items(quiet, "").unwrap_or_default();
-            items.iter().flat_map(texts).collect()
-        }
-        Shape::Map => {
-            let operators = pattern.pairs(quiet, "").unwrap_or_default();
-            let texts_of = |(operator, value): &(&str, Value<'v>)| {
-                let comparison = match *operator {
-                    "is" => Comparison::Is,
-                    "route" => Comparison::Route,
-                    "regex" => Comparison::Regex,
-                    "not" => {
-                        let negated = |text: PatternText<'v>| PatternText {
-                            is_negated: !text.is_negated,
-                            ..text
-                        };
-                        return texts(value).into_iter().map(negated).collect();
-                    }
-                    _ => return Vec::new(),
-                };
-                let items = value.one_or_more(&mut Report::default());
-                items
-                    .iter()
-                    .map(|item| compared(item, comparison))
-                    .collect()
-            };
-            operators.iter().flat_map(texts_of).collect()
-        }
-    }
-}
-
-/// Reads a map of operators, all of which must hold.
-fn operators(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
-    let before = report.count();
-    let fields = value.fields(report, "a map", OPERATORS)?;
-    let mut patterns = Vec::new();
-    if let Some(is) = fields.get("is") {
-        patterns.extend(one_of(is, report, "a value", Pattern::exact));
-    }
-    if let Some(not) = fields.get("not") {
-        patterns.extend(pattern(not, report).map(Pattern::negated));
-    }
-    if let Some(route) = fields.get("route") {
-        patterns.extend(one_of(route, report, "a path", Pattern::route));
-    }
-    if let Some(cidr) = fields.get("cidr") {
-        patterns.extend(networks(cidr, report));
-    }
-    if let Some(regex) = fields.get("regex") {
-        patterns.extend(one_of(
-            regex,
-            report,
-            "a regular expression",
-            Pattern::regex,
-        ));
-    }
-    if let Some(present) = fields.get("present") {
-        let pattern = |present| {
-            if present {
-                Pattern::present()
-            } else {
-                Pattern::absent()
-            }
-        };
-        patterns.extend(present.flag(report).map(pattern));
-    }
-    let whole = report.count() == before;
-    whole
-        .then(|| accept(Pattern::all_of(patterns), value, report))
-        .flatten()
-}
-
-/// Reads one text or a list of texts, any of which may match.
-fn one_of(
-    value: &Value<'_>,
-    report: &mut Report,
-    what: &str,
-    build: impl Fn(&str) -> Result<Pattern, RuleError>,
-) -> Option<Pattern> {
-    let before = report.count();
-    let mut patterns = Vec::new();
-    for item in value.one_or_more(report) {
-        let built = item.text(report, what).map(&build);
-        patterns.extend(built.and_then(|built| accept(built, &item, report)));
-    }
-    let whole = report.count() == before;
-    whole
-        .then(|| accept(Pattern::any_of(patterns), value, report))
-        .flatten()
-}
-
-/// Reads one network or a list of networks.
-fn networks(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
-    let before = report.count();
-    let mut texts = Vec::new();
-    for item in value.one_or_more(report) {
-        let text = item.text(report, "a network such as 10.0.0.0/8");
-        // Check each network on its own first, so that a mistake is reported at its line.
-        let sound =
-            text.filter(|text| accept(Pattern::networks(&[*text]), &item, report).is_some());
-        texts.extend(sound);
-    }
-    let whole = report.count() == before;
-    whole
-        .then(|| accept(Pattern::networks(&texts), value, report))
-        .flatten()
-}
-
-/// Returns the built value, or reports the error at `value`.
-fn accept<T>(built: Result<T, RuleError>, value: &Value<'_>, report: &mut Report) -> Option<T> {
-    built
-        .map_err(|error| value.wrong(report, error.problem))
-        .ok()
+    (raw, items)
 }

@@ -11,7 +11,7 @@ use crate::{Config, MAX_FILE_BYTES, Mistake};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// The file could not be read: its path or its permissions are wrong.
+    /// The file could not be read, for example because its path or its permissions are wrong.
     #[error("cannot read {path}: {source}")]
     Unreadable {
         /// The file.
@@ -24,7 +24,7 @@ pub enum ReadError {
     Mistaken {
         /// The file.
         path: PathBuf,
-        /// All mistakes in it.
+        /// All mistakes in the file.
         mistakes: Vec<Mistake>,
     },
 }
@@ -34,8 +34,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns a [`ReadError`] if the file cannot be read, is larger than [`MAX_FILE_BYTES`], says
-    /// nothing, or has mistakes.
+    /// Returns a [`ReadError`] if the file cannot be read, is larger than [`MAX_FILE_BYTES`], has
+    /// no content, or has mistakes.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, ReadError> {
         let path = path.as_ref();
         let unreadable = |source| ReadError::Unreadable {
@@ -55,8 +55,8 @@ impl Config {
             path: path.to_owned(),
             mistakes,
         };
-        // An editor may truncate the file before it writes it. Without this check, no limit would be in
-        // effect in the meantime.
+        // An editor may truncate the file before it writes the new content. Without this check, no
+        // limit would be in effect in the meantime.
         if says_nothing(&text) {
             let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
             return Err(mistaken(vec![Mistake {
@@ -80,8 +80,8 @@ fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// Suggests what to do with a file of another rate limiter: envoyproxy/ratelimit, with `domain` and
-/// `descriptors`, or Limitador, a list of limits.
+/// Suggests what to do with a file of another rate limiter. A file of envoyproxy/ratelimit has
+/// `domain` and `descriptors`; a file of Limitador is a list of limits.
 fn hint(mistakes: &[Mistake], path: &Path) -> String {
     let has = |key: &str| mistakes.iter().any(|mistake| mistake.path == key);
     if has("domain") && has("descriptors") {
@@ -91,7 +91,7 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
             path.display()
         );
     }
-    // The file is read again only after it was rejected.
+    // The file is read a second time only after it was rejected.
     if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
         return "\nthis looks like a limits file of Limitador: write each limit as a rule; \
             {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} is \

@@ -11,7 +11,7 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The upper bound of every duration here.
+/// The upper bound of every duration in this section.
 const LONGEST: Span = Span::from_secs(366 * 86_400);
 
 /// The upper bound of `max_streams`.

@@ -3,9 +3,10 @@
 //! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path and
 //! its line. The result needs no further validation: addresses are parsed, limits are built and
 //! rules are indexed. Parsing reads no environment variables and opens no files or sockets; the
-//! code that starts the server does. [`Config::read`] reads the file from disk.
+//! code that starts the server does that. [`Config::read`] reads the file from disk.
 
 mod conditions;
+mod denials;
 pub mod envoy;
 mod file;
 mod geoip;
@@ -14,6 +15,8 @@ mod identity;
 pub mod limits;
 mod lint;
 mod listen;
+mod place;
+mod privacy;
 mod proxy;
 pub mod quota;
 mod quotas;
@@ -23,6 +26,7 @@ mod response_cost;
 mod rules;
 mod shutdown;
 mod store;
+mod top;
 pub mod value;
 pub mod yaml;
 
@@ -36,23 +40,26 @@ use std::{
 
 use quota::QuotaRule;
 use report::Report;
-use tidegate_core::{MemoryBounds, RuleSet, Span};
+use tidegate_core::{MemoryBounds, RuleSet, Span, top::TopBounds};
 use tidegate_identity::{DerivedEntry, GeoIpField, GeoIpSource, Trust};
 use tidegate_net::{Exempt, TlsFiles};
 use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
-use value::Value;
+use value::{Fields, Value};
 use yaml::Dialect;
 
 pub use conditions::entry_name;
+pub use denials::DenialsConfig;
 pub use envoy::Envoy;
 pub use file::ReadError;
 pub use listen::open_listener;
+pub use privacy::KeyPrivacy;
 pub use proxy::{
-    AccessLog, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, MinRate, Proxy,
+    AccessLogConfig, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, Proxy,
     Scheme, Slow, Timeouts, Underscores, Upstream, Url, Via,
 };
 pub use redis::{Password, RedisConfig};
-pub use shutdown::Shutdown;
+pub use shutdown::ShutdownConfig;
+pub use tidegate_net::MinRate;
 
 /// The maximum size of a rules file, in bytes.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
@@ -60,7 +67,7 @@ pub const MAX_FILE_BYTES: usize = 16 << 20;
 /// The top-level keys of the file.
 const SECTIONS: &[&str] = &[
     "listen", "store", "defaults", "headers", "clients", "entries", "geoip", "admin", "grpc",
-    "envoy", "allow", "rules", "quotas", "proxy", "shutdown",
+    "envoy", "allow", "rules", "quotas", "proxy", "shutdown", "privacy", "top", "denials",
 ];
 
 /// The parsed rules file. The default is the configuration of an empty file: every listener on its
@@ -77,22 +84,28 @@ pub struct Config {
     /// `store.memory.snapshot`: the file in which counters survive restarts; `None` disables
     /// persistence.
     pub snapshot: Option<Snapshot>,
-    /// `store.redis`: the Redis servers in which several nodes share their counts; `None` keeps the
-    /// counts in this process.
+    /// `store.redis`: the Redis servers in which several nodes share their counts; with `None`, the
+    /// counts are kept in this process.
     pub redis: Option<RedisConfig>,
     /// `headers`: the rate limit headers of responses.
     pub headers: Headers,
     /// `grpc`: connection settings of the gRPC listener.
     pub grpc: Grpc,
     /// `shutdown`: timing of the graceful shutdown.
-    pub shutdown: Shutdown,
+    pub shutdown: ShutdownConfig,
     /// `clients` and `entries`: how the client of a request is identified.
     pub identity: Identity,
-    /// `geoip`: the GeoIP databases, and the entry that each one provides. Paths are relative to
-    /// the working directory of the server.
+    /// `geoip`: the GeoIP databases, and the entry that each database provides. Paths are relative
+    /// to the working directory of the server.
     pub geoip: Vec<(GeoIpField, PathBuf)>,
     /// `admin`: the token that the admin listener requires.
     pub admin_token: AdminToken,
+    /// `privacy`: how keys appear in lists of keys.
+    pub key_privacy: KeyPrivacy,
+    /// `top`: the bounds of the lists of top talkers.
+    pub top: Top,
+    /// `denials`: how many recent denials are kept, and how many are logged.
+    pub denials: DenialsConfig,
     /// `envoy`: Envoy's rate limit service; `None` without the section.
     pub envoy: Option<Envoy>,
     /// `rules` and `allow`, indexed and ready for decisions.
@@ -132,15 +145,17 @@ impl Listen {
     }
 }
 
-/// The settings of a listener, written when its value is a map instead of a plain address.
+/// The settings of a listener, which can be set if the value of the listener is a map instead of a
+/// plain address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Listener {
+pub struct ListenerConfig {
     /// `max_connections`: the maximum number of open connections, 1 to 1,000,000. The default is
-    /// 10,000; for the admin listener it is 128.
+    /// 10,000; for the admin listener, the default is 128.
     pub max_connections: usize,
-    /// `max_connections_per_client`: the maximum per client address (IPv6: per /64), at least 1.
-    /// The default is 1,000; for the admin listener it is 128.
+    /// `max_connections_per_client`: the maximum number of open connections per client address
+    /// (IPv6: per /64), at least 1. The default is 1,000; for the admin listener, the default is
+    /// 128.
     pub max_connections_per_client: usize,
     /// `idle_timeout`: how long a connection may be idle between two requests; `None` is the
     /// default of the listener.
@@ -152,12 +167,15 @@ pub struct Listener {
     /// `hosts`, for the HTTP and admin listeners: the host names that browsers may use in addition
     /// to `localhost`, in lower case.
     pub hosts: Vec<String>,
+    /// `top`, for the RESP listener: whether clients may list the keys of all clients; default
+    /// false.
+    pub top: bool,
     /// `token` and `token_env` of the HTTP listener, `password` and `password_env` of the RESP
     /// listener.
     pub credential: Password,
 }
 
-impl Default for Listener {
+impl Default for ListenerConfig {
     fn default() -> Self {
         Self {
             max_connections: 10_000,
@@ -166,6 +184,7 @@ impl Default for Listener {
             tls: None,
             username: None,
             hosts: Vec::new(),
+            top: false,
             credential: Password::None,
         }
     }
@@ -175,26 +194,26 @@ impl Default for Listener {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listeners {
     /// `listen.http`.
-    pub http: Listener,
-    /// `listen.grpc`. Its TLS settings are under `grpc`.
-    pub grpc: Listener,
+    pub http: ListenerConfig,
+    /// `listen.grpc`. The TLS settings of the gRPC listener are under `grpc`.
+    pub grpc: ListenerConfig,
     /// `listen.resp`.
-    pub resp: Listener,
-    /// `listen.admin`. Its token is under `admin`.
-    pub admin: Listener,
+    pub resp: ListenerConfig,
+    /// `listen.admin`. The token of the admin listener is under `admin`.
+    pub admin: ListenerConfig,
 }
 
 impl Default for Listeners {
     fn default() -> Self {
-        let admin = Listener {
+        let admin = ListenerConfig {
             max_connections: 128,
             max_connections_per_client: 128,
-            ..Listener::default()
+            ..ListenerConfig::default()
         };
         Self {
-            http: Listener::default(),
-            grpc: Listener::default(),
-            resp: Listener::default(),
+            http: ListenerConfig::default(),
+            grpc: ListenerConfig::default(),
+            resp: ListenerConfig::default(),
             admin,
         }
     }
@@ -224,8 +243,8 @@ pub struct Grpc {
     /// `grpc.max_connection_age`: the age at which a client is asked to reconnect, with ±10 %
     /// jitter; default one day.
     pub max_connection_age: Duration,
-    /// `grpc.max_connection_age_grace`: how long calls in progress may continue after that; default
-    /// one hour.
+    /// `grpc.max_connection_age_grace`: how long calls in progress may continue after the maximum
+    /// age; default one hour.
     pub max_connection_age_grace: Duration,
     /// `grpc.max_streams`: the maximum number of concurrent calls on one connection; default 1,000.
     pub max_streams: u32,
@@ -244,10 +263,20 @@ impl Default for Grpc {
     }
 }
 
+/// The bounds of the lists of top talkers; `None` if the lists are disabled (`top: off`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Top(pub Option<TopBounds>);
+
+impl Default for Top {
+    fn default() -> Self {
+        Self(Some(TopBounds::default()))
+    }
+}
+
 /// The file and the interval of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The file. Relative to the working directory of the server.
+    /// The path of the file, relative to the working directory of the server.
     pub path: PathBuf,
     /// The interval between writes; default 30 s. The file is also written at shutdown.
     pub every: Span,
@@ -296,19 +325,19 @@ impl Headers {
 /// The settings that identify the client of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
-    /// `clients`: the proxies that are trusted to report the client's address. By default only the
+    /// `clients`: the proxies that are trusted to report the client's address. By default, only the
     /// proxy that sends the forward-auth request is trusted.
     pub trust: Trust,
     /// `entries`: entries that are derived from a part of another entry, by name.
     pub derived: Vec<(Box<str>, DerivedEntry)>,
-    /// The GeoIP lookup. [`Config::parse`] leaves it `None`; the code that starts the server opens
-    /// the `geoip` databases and sets it.
+    /// The GeoIP lookup. [`Config::parse`] leaves this field `None`. The code that starts the
+    /// server opens the `geoip` databases and sets this field.
     pub geoip: Option<Arc<dyn GeoIpSource>>,
 }
 
 impl Identity {
-    /// Returns a predicate for the peers that are exempt from the connection limit per client:
-    /// trusted proxies, because they forward for many clients.
+    /// Returns a predicate for the peers that are exempt from the connection limit per client.
+    /// Trusted proxies are exempt, because they forward requests of many clients.
     #[must_use]
     pub fn exempt(self: &Arc<Self>) -> Exempt {
         let identity = Arc::clone(self);
@@ -331,7 +360,7 @@ pub enum LegacyHeaders {
 /// The token that a client of the admin listener must send.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum AdminToken {
-    /// No token is required: the listener is on loopback.
+    /// No token is required, because the listener is on loopback.
     #[default]
     None,
     /// `admin.token`: the token itself.
@@ -380,7 +409,7 @@ impl Mistake {
         text.split_once("; ").map_or(text, |(problem, _)| problem)
     }
 
-    /// Returns the advice in the message on how to fix it, if it has any.
+    /// Returns the advice on how to fix the problem, if the message has any.
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         self.text().split_once("; ").map(|(_, advice)| advice)
@@ -441,31 +470,41 @@ impl Config {
         let document = yaml::parse(text, Dialect::Strict).map_err(|mistake| vec![mistake])?;
         let mut report = Report::default();
         let mut config = Self::default();
-        if let Some(file) =
-            Value::root(&document.root).fields(&mut report, "a map of settings", SECTIONS)
-        {
-            config.admin_token = listen::admin_token(&file, &mut report);
-            (config.listen, config.listeners) =
-                listen::listen(&file, &config.admin_token, &mut report);
-            let store = store::store(&file, &mut report);
-            (config.memory, config.snapshot, config.redis) =
-                (store.memory, store.snapshot, store.redis);
-            config.headers = listen::headers(&file, &mut report);
-            config.grpc = grpc::grpc(&file, &mut report);
-            listen::warn_of_open(&file, &config, &mut report);
-            config.envoy = envoy::envoy(&file, &mut report);
-            config.shutdown = shutdown::shutdown(&file, &mut report);
-            config.identity = identity::identity(&file, &mut report);
-            config.geoip = geoip::geoip(&file, &mut report);
-            config.rules = rules::rule_set(&file, &config.identity.derived, &mut report);
-            config.quotas = quotas::quotas(&file, &config.listen, &mut report);
-            config.proxy = proxy::proxy(&file, &config.listen, &config.rules, &mut report);
-            response_cost::check_seen(&file, &config.listen, &mut report);
-            lint::exact_path::warn(&file, &mut report);
-            lint::no_burst::warn(&file, &mut report);
-            lint::dead_conditions::warn(&file, &config, &mut report);
+        let root = Value::root(&document.root);
+        if let Some(file) = root.fields(&mut report, "a map of settings", SECTIONS) {
+            config.fill(&file, &mut report);
         }
         config.warnings = report.finish()?;
         Ok(config)
+    }
+    /// Reads the sections of `file`. Sections that other sections or the lints depend on are also
+    /// kept in the form in which they are written.
+    fn fill(&mut self, file: &Fields<'_>, report: &mut Report) {
+        self.admin_token = listen::admin_token(file, report);
+        let raw_listen;
+        (raw_listen, self.listen, self.listeners) = listen::listen(file, &self.admin_token, report);
+        let store = store::store(file, report);
+        (self.memory, self.snapshot, self.redis) = (store.memory, store.snapshot, store.redis);
+        self.headers = listen::headers(file, report);
+        self.grpc = grpc::grpc(file, report);
+        listen::warn_of_open(&raw_listen, self, report);
+        self.key_privacy = privacy::privacy(file, self.redis.is_some(), report);
+        self.top = Top(top::top(file, report));
+        self.envoy = envoy::envoy(file, report);
+        self.shutdown = shutdown::shutdown(file, report);
+        self.denials = denials::denials(file, report);
+        self.identity = identity::identity(file, report);
+        self.geoip = geoip::geoip(file, report);
+        let raw_rules;
+        (raw_rules, self.rules) = rules::rule_set(file, &self.identity.derived, report);
+        self.quotas = quotas::quotas(file, &self.listen, report);
+        let raw_proxy;
+        (raw_proxy, self.proxy) = proxy::proxy(file, &self.listen, &self.rules, report);
+        let has_proxy = raw_proxy.is_written;
+        listen::warn_of_none(&raw_listen, has_proxy, &self.listen, report);
+        response_cost::check_seen(&raw_rules.rules, has_proxy, &self.listen, report);
+        lint::exact_path::warn(&raw_rules.rules, report);
+        lint::no_burst::warn(&raw_rules, report);
+        lint::dead_conditions::warn(&raw_rules, &raw_proxy.upstreams, self, report);
     }
 }

@@ -5,6 +5,7 @@ use tidegate_core::{
 };
 
 use super::{
+    place::Place,
     report::Report,
     value::{Fields, Shape, Value},
 };
@@ -20,15 +21,15 @@ pub struct Fallback {
     pub count_denied: Option<bool>,
 }
 
-/// The algorithm of a limit that does not name one.
+/// The algorithm of a limit that does not name an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultAlgorithm {
     /// Not set: a sliding window whose form depends on the size of the limit.
     BySize,
     /// The algorithm with this name.
     Named(AlgorithmName),
-    /// The named algorithm does not exist. This is already reported, and limits that depend on it
-    /// cannot be checked.
+    /// The named algorithm does not exist. The mistake is already reported. Limits that depend on
+    /// the algorithm cannot be checked.
     Unreadable,
 }
 
@@ -50,16 +51,31 @@ impl DefaultAlgorithm {
     }
 }
 
-/// Reads a limit, or a list of limits.
-pub(crate) fn limits(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Vec<Limit> {
+/// A limit, as written in the rules file.
+#[derive(Debug)]
+pub(crate) struct RawLimit {
+    pub(crate) place: Place,
+    /// The fields of the full form, without inherited fields; `None` if the limit is a shorthand.
+    pub(crate) full_form: Option<Box<LimitSpec>>,
+}
+
+/// Reads a limit, or a list of limits. Also returns the limits that have no mistakes.
+pub(crate) fn limits(
+    value: &Value<'_>,
+    fallback: Fallback,
+    report: &mut Report,
+) -> (Vec<RawLimit>, Vec<Limit>) {
     let items = value.one_or_more(report);
     if items.is_empty() {
         value.wrong(report, "must name at least one limit, such as 20/min");
     }
-    items
-        .iter()
-        .filter_map(|item| limit(item, fallback, report))
-        .collect()
+    let (mut raw, mut limits) = (Vec::new(), Vec::new());
+    for item in &items {
+        let (written, limit) = raw_limit(item, fallback, report);
+        raw.push(written);
+        limits.extend(limit);
+    }
+    (raw, limits)
 }
 
 /// Reads the name of an algorithm.
@@ -82,43 +98,61 @@ pub(crate) fn percent(value: &Value<'_>, report: &mut Report) -> Option<u32> {
 
 /// Reads a limit.
 pub fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Option<Limit> {
+    let (_, limit) = raw_limit(value, fallback, report);
+    limit
+}
+
+/// Reads a limit, and builds it if it has no mistakes.
+fn raw_limit(
+    value: &Value<'_>,
+    fallback: Fallback,
+    report: &mut Report,
+) -> (RawLimit, Option<Limit>) {
     let before = report.count();
     let what = "a rate such as 20/min, or a map with the fields of a limit";
-    let (spec, fields) = match value.shape() {
+    let mut raw = RawLimit {
+        place: value.place().clone(),
+        full_form: None,
+    };
+    let read = match value.shape() {
         Shape::Scalar => {
             let name = fallback.algorithm.name();
             let read = |text: &str| LimitSpec::parse_shorthand(text, name);
-            let spec = value.parsed(report, what, |text| read(text).map_err(|e| e.problem))?;
-            if fallback.algorithm == DefaultAlgorithm::Unreadable {
-                return None;
-            }
-            (spec, None)
+            let spec = value.parsed(report, what, |text| read(text).map_err(|e| e.problem));
+            spec.map(|spec| (spec, fallback.algorithm, None))
         }
-        Shape::List | Shape::Map => {
-            let fields = value.fields(report, what, &LimitSpec::FIELDS)?;
-            let (spec, algorithm) = full_form(&fields, fallback.algorithm, report);
-            if algorithm == DefaultAlgorithm::Unreadable {
-                return None;
-            }
-            (spec, Some(fields))
-        }
+        Shape::List | Shape::Map => value
+            .fields(report, what, &LimitSpec::FIELDS)
+            .map(|fields| {
+                let (spec, algorithm) = full_form(&fields, fallback.algorithm, report);
+                let has_algorithm = fields.get("algorithm").is_some();
+                let written = LimitSpec {
+                    algorithm: spec.algorithm.filter(|_| has_algorithm),
+                    ..spec.clone()
+                };
+                raw.full_form = Some(Box::new(written));
+                (spec, algorithm, Some(fields))
+            }),
     };
+    let Some((spec, algorithm, fields)) = read else {
+        return (raw, None);
+    };
+    if algorithm == DefaultAlgorithm::Unreadable {
+        return (raw, None);
+    }
     let spec = LimitSpec {
         soft: spec.soft.or(fallback.soft),
         count_denied: spec.count_denied.or(fallback.count_denied),
         ..spec
     };
-    build(
-        &spec,
-        (value, fields.as_ref()),
-        report.count() > before,
-        report,
-    )
+    let unread = report.count() > before;
+    let limit = build(&spec, (value, fields.as_ref()), unread, report);
+    (raw, limit)
 }
 
-/// Builds the limit of `spec`. It was read from `value` and, in the full form, from its `fields`.
-/// If `unread`, some fields could not be read. They are already reported, and are not reported
-/// again as missing.
+/// Builds the limit of `spec`, which was read from `value` and, in the full form, from its
+/// `fields`. If `unread`, some fields could not be read. Such fields are already reported, and are
+/// not reported again as missing.
 pub fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),
@@ -133,7 +167,7 @@ pub fn build(
         match fields {
             Some(fields)
                 if unread && error.problem == "is missing" && tried(fields, error.field) => {}
-            Some(fields) if error.field == "algorithm" && has_unread_period(spec, fields) => {}
+            Some(fields) if error.field == "algorithm" && has_unread_field(spec, fields) => {}
             Some(fields) => fields.wrong(report, error.field, error.problem),
             None => value.wrong(report, error.to_string()),
         }
@@ -142,14 +176,20 @@ pub fn build(
 }
 
 /// Returns whether a field is missing only because of a mistake that is already reported: the field
-/// itself, or the anchor that would replace it, could not be read.
+/// itself, or the anchor that would replace the field, could not be read.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
 
-/// Returns whether a period could not be read, from which the algorithm would follow.
-fn has_unread_period(spec: &LimitSpec, fields: &Fields<'_>) -> bool {
-    spec.rate.is_none() && fields.tries("rate") || spec.window.is_none() && fields.tries("window")
+/// Returns whether a field that might determine the algorithm could not be read.
+fn has_unread_field(spec: &LimitSpec, fields: &Fields<'_>) -> bool {
+    let of_every_algorithm = ["algorithm", "soft", "count_denied"];
+    let written = spec.fields_written();
+    let is_unread = |name: &&str| !written.contains(name) && fields.tries(name);
+    let mut names = LimitSpec::FIELDS
+        .into_iter()
+        .filter(|name| !of_every_algorithm.contains(name));
+    spec.algorithm.is_none() && names.any(|name| is_unread(&name))
 }
 
 /// Reads the full form of a limit. Also returns the source of its algorithm.
@@ -204,23 +244,21 @@ pub fn full_form(
 }
 
 fn anchor(value: &Value<'_>, report: &mut Report) -> Option<Anchor> {
-    let names = [
-        ("epoch", AnchorName::Epoch),
-        ("first_request", AnchorName::FirstRequest),
-    ];
-    match value.shape() {
-        Shape::Scalar | Shape::List => value.choice(report, &names).map(|name| match name {
-            AnchorName::Epoch => Anchor::Epoch,
-            AnchorName::FirstRequest => Anchor::FirstRequest,
-        }),
-        Shape::Map => calendar(value, report).map(Anchor::Calendar),
+    if value.shape() == Shape::Map {
+        return calendar(value, report).map(Anchor::Calendar);
     }
-}
-
-#[derive(Clone, Copy)]
-enum AnchorName {
-    Epoch,
-    FirstRequest,
+    match value.scalar() {
+        Some("epoch") => return Some(Anchor::Epoch),
+        Some("first_request") => return Some(Anchor::FirstRequest),
+        _ => {}
+    }
+    let unit = CalendarUnit::ALL
+        .into_iter()
+        .find(|(name, _)| Some(*name) == value.scalar());
+    let (unit, _) = unit.unwrap_or(("month", CalendarUnit::Month));
+    let what = format!("epoch, first_request, or a calendar such as {{calendar: {unit}}}");
+    value.expected(report, &what);
+    None
 }
 
 fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
@@ -239,8 +277,8 @@ fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     let day = fields
         .get("day")
         .and_then(|day| day.small_number::<i8>(report));
-    // If the calendar unit is missing or wrong, assume the longest one. Values that fit no unit are
-    // then reported too.
+    // If the calendar unit is missing or wrong, assume the longest unit. Values that fit no unit
+    // are then reported too.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for error in Calendar::mistakes(assumed, zone.unwrap_or("UTC"), day) {
         fields.wrong(report, error.field, error.problem);

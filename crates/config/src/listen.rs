@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use super::{
-    AdminToken, Config, Headers, LegacyHeaders, Listen, Listener, Listeners, Password, grpc,
+    AdminToken, Config, Headers, LegacyHeaders, Listen, ListenerConfig, Listeners, Password, grpc,
+    place::Place,
     report::Report,
     value::{Fields, Shape, Value},
 };
@@ -14,15 +15,18 @@ const MAX_TOKEN_BYTES: usize = 4_096;
 /// The upper bound of `max_connections` of a listener.
 const MAX_CONNECTIONS: usize = 1_000_000;
 
-/// The maximum number of `hosts` of a listener, and the maximum length of each in bytes (RFC 1035,
-/// section 2.3.4).
+/// The maximum number of `hosts` of a listener, and the maximum length of each host in bytes (RFC
+/// 1035, section 2.3.4).
 const MAX_HOSTS: usize = 100;
 const MAX_HOST_BYTES: usize = 253;
 
 /// The code of the warning about a listener without authentication.
 const OPEN: &str = "open-listener";
 
-/// The keys that every listener has. The next two constants are for the listeners with more keys.
+/// The code of the warning about a file without a listener.
+const NO_LISTENER: &str = "no-listener";
+
+/// The keys that every listener has. The next two constants are for listeners with more keys.
 const KEYS: &[&str] = &[
     "address",
     "max_connections",
@@ -56,19 +60,50 @@ const RESP_KEYS: &[&str] = &[
     "username",
     "password",
     "password_env",
+    "top",
 ];
+
+/// The section, as written in the rules file.
+#[derive(Debug, Default)]
+pub(crate) struct RawListen {
+    /// The place of the section.
+    place: Option<Place>,
+    /// The listeners that are written in the file.
+    listeners: Vec<(&'static str, Place)>,
+}
+
+impl RawListen {
+    fn read(value: &Value<'_>, fields: &Fields<'_>) -> Self {
+        let listener = |name: &'static str| Some((name, fields.get(name)?.place().clone()));
+        Self {
+            place: Some(value.place().clone()),
+            listeners: NAMES.iter().copied().filter_map(listener).collect(),
+        }
+    }
+
+    /// Returns the place of a listener, if it is written in the file.
+    fn listener(&self, name: &str) -> Option<&Place> {
+        let mut listeners = self.listeners.iter();
+        let (_, place) = listeners.find(|(known, _)| *known == name)?;
+        Some(place)
+    }
+}
+
+/// The names of the listeners.
+const NAMES: &[&str] = &["http", "grpc", "resp", "admin"];
 
 pub(super) fn listen(
     file: &Fields<'_>,
     token: &AdminToken,
     report: &mut Report,
-) -> (Listen, Listeners) {
+) -> (RawListen, Listen, Listeners) {
     let (mut listen, mut listeners) = (Listen::default(), Listeners::default());
     let value = file.get("listen");
-    let known = &["http", "grpc", "resp", "admin"];
-    let Some(fields) = value.and_then(|value| value.fields(report, "a map of addresses", known))
-    else {
-        return (listen, listeners);
+    let Some((value, fields)) = value.and_then(|value| {
+        let fields = value.fields(report, "a map of addresses", NAMES)?;
+        Some((value, fields))
+    }) else {
+        return (RawListen::default(), listen, listeners);
     };
     for (name, keys, address, settings) in [
         ("http", HTTP_KEYS, &mut listen.http, &mut listeners.http),
@@ -90,15 +125,15 @@ pub(super) fn listen(
         fields.wrong(report, "admin", message);
     }
     check_distinct(&listen.listeners(), &fields, report);
-    (listen, listeners)
+    (RawListen::read(value, &fields), listen, listeners)
 }
 
 /// Reads the address of a listener, with or without other settings. As in [`address`], `Some(None)`
-/// is a listener that is off.
+/// means that the listener is off.
 fn listener(
     value: &Value<'_>,
     keys: &[&'static str],
-    settings: &mut Listener,
+    settings: &mut ListenerConfig,
     report: &mut Report,
 ) -> Option<Option<SocketAddr>> {
     let Shape::Map = value.shape() else {
@@ -145,6 +180,16 @@ fn listener(
         AdminToken::Literal(secret) => Password::Literal(secret),
         AdminToken::Env(name) => Password::Env(name),
     };
+    let top = fields.get("top").and_then(|value| value.flag(report));
+    settings.top = top.unwrap_or(settings.top);
+    let has_secret = settings.credential != Password::None
+        || fields.tries("password")
+        || fields.tries("password_env");
+    if settings.top && !has_secret {
+        let message = "needs `password` or `password_env`, because the command TIDEGATE.TOP reveals the keys of all clients; \
+                       add one, or remove it";
+        fields.wrong(report, "top", message);
+    }
     if settings.username.is_some() && settings.credential == Password::None {
         let message = "has no effect without `password` or `password_env`; add one, or remove it";
         fields.wrong(report, "username", message);
@@ -152,7 +197,7 @@ fn listener(
     at
 }
 
-/// Reads host names, one or a list of them.
+/// Reads one host name or a list of host names.
 fn hosts(value: &Value<'_>, report: &mut Report) -> Vec<String> {
     let names = value.one_or_more(report);
     if names.len() > MAX_HOSTS {
@@ -173,7 +218,7 @@ fn hosts(value: &Value<'_>, report: &mut Report) -> Vec<String> {
     names.iter().filter_map(&mut read).collect()
 }
 
-/// Returns the two keys under which the secret of a listener can be written.
+/// Returns the two keys with which the secret of a listener can be set.
 fn secret_keys(keys: &[&'static str]) -> (&'static str, &'static str) {
     if keys.contains(&"password") {
         ("password", "password_env")
@@ -183,15 +228,8 @@ fn secret_keys(keys: &[&'static str]) -> (&'static str, &'static str) {
 }
 
 /// Warns about listeners that other machines can reach and that require no authentication.
-pub(super) fn warn_of_open(file: &Fields<'_>, config: &Config, report: &mut Report) {
-    let known = &["http", "grpc", "resp"];
-    let Some(fields) = file
-        .get("listen")
-        .and_then(|value| value.fields_among(known))
-    else {
-        return;
-    };
-    let asks = |listener: &Listener| {
+pub(super) fn warn_of_open(raw: &RawListen, config: &Config, report: &mut Report) {
+    let asks = |listener: &ListenerConfig| {
         listener.credential != Password::None
             || listener
                 .tls
@@ -224,17 +262,17 @@ pub(super) fn warn_of_open(file: &Fields<'_>, config: &Config, report: &mut Repo
             "set `grpc.tls` with `client_ca`",
         ),
     ] {
-        let (Some(value), Some(address)) = (fields.get(name), address) else {
+        let (Some(place), Some(address)) = (raw.listener(name), address) else {
             continue;
         };
         if let Some(message) = open_listener(address, is_guarded, advice) {
-            value.warn(report, format!("{message}, or listen on 127.0.0.1"));
+            place.warn(report, format!("{message}, or listen on 127.0.0.1"));
         }
     }
 }
 
-/// Returns the warning for a listener at `address`, if other machines can reach it and it has no
-/// authentication. `advice` says how to add it.
+/// Returns the warning for a listener at `address`, if other machines can reach the listener and it
+/// has no authentication. `advice` says how to add authentication.
 #[must_use]
 pub fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str) -> Option<String> {
     let is_open = !address.ip().is_loopback() && !is_guarded;
@@ -246,11 +284,11 @@ pub fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str) -> Opt
     })
 }
 
-/// A listener's name and address; `None` is off.
+/// A listener's name and address; `None` if the listener is off.
 type NamedAddress = (&'static str, Option<SocketAddr>);
 
-/// Returns the name of the listener in `listeners` that has `address`. Port 0 never conflicts: the
-/// system assigns a new port each time.
+/// Returns the name of the listener in `listeners` that has `address`. Port 0 never conflicts,
+/// because the system assigns a new port each time.
 pub(super) fn taken_by(listeners: &[NamedAddress], address: SocketAddr) -> Option<&'static str> {
     let has_it = |(_, listener): &&NamedAddress| *listener == Some(address) && address.port() != 0;
     listeners.iter().find(has_it).map(|(name, _)| *name)
@@ -263,7 +301,8 @@ fn check_distinct(listeners: &[NamedAddress], fields: &Fields<'_>, report: &mut 
             continue;
         };
         if let Some(other) = taken_by(&listeners[..at], address) {
-            // One of the two may be a default. Report the one that was written in the file.
+            // One of the two addresses may be a default. Report the address that is written in the
+            // file.
             let (name, other) = if fields.get(name).is_some() {
                 (name, other)
             } else {
@@ -287,9 +326,39 @@ fn address(value: &Value<'_>, report: &mut Report) -> Option<Option<SocketAddr>>
     }
     let address = text.parse().ok();
     if address.is_none() {
-        value.expected(report, what);
+        let advice = match port_alone(text) {
+            Some(port) => format!(
+                "; write 127.0.0.1:{port} for programs on this machine, or 0.0.0.0:{port} for other machines too"
+            ),
+            None => String::new(),
+        };
+        let problem = format!("expected {what}, got {}{advice}", value.describe());
+        value.wrong(report, problem);
     }
     address.map(Some)
+}
+
+/// Returns the port of a text without an IP address: `8080`, `:8080`, `*:8080`, `localhost:8080`.
+fn port_alone(text: &str) -> Option<u16> {
+    let port = match text.rsplit_once(':') {
+        Some(("" | "*" | "localhost", port)) => port,
+        Some(_) => return None,
+        None => text,
+    };
+    let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+    port.parse().ok().filter(|port| is_number && *port > 0)
+}
+
+/// Warns if the server would run without any listener.
+pub(super) fn warn_of_none(raw: &RawListen, has_proxy: bool, listen: &Listen, report: &mut Report) {
+    let are_off = listen.listeners().iter().all(|(_, at)| at.is_none());
+    if let Some(place) = raw.place.as_ref().filter(|_| are_off && !has_proxy) {
+        let message = format!(
+            "{NO_LISTENER}: every listener is off and there is no `proxy`, so no client can reach this server; enable \
+             a listener, or add a `proxy`"
+        );
+        place.warn(report, message);
+    }
 }
 
 pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
@@ -327,9 +396,9 @@ pub(super) fn admin_token(file: &Fields<'_>, report: &mut Report) -> AdminToken 
     secret(&fields, ("token", "token_env"), report)
 }
 
-/// Reads a secret, which is in the file under one key or in the environment variable that the other
-/// key names.
-fn secret(
+/// Reads a secret. One key contains the secret itself; the other key names the environment variable
+/// that contains the secret.
+pub(super) fn secret(
     fields: &Fields<'_>,
     (in_file, in_environment): (&'static str, &'static str),
     report: &mut Report,
@@ -346,8 +415,8 @@ fn secret(
     }
 }
 
-/// Reads a token from the file. Messages never show it. An invalid token is returned too, so that
-/// it is not also reported as missing.
+/// Reads a token from the file. Messages never show the token. An invalid token is returned too, so
+/// that it is not also reported as missing.
 fn literal(value: &Value<'_>, report: &mut Report) -> AdminToken {
     let text = value.scalar().unwrap_or_default();
     let is_sound = (1..=MAX_TOKEN_BYTES).contains(&text.len())

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tidegate_core::{Pattern, Rate, Span};
 
 /// The maximum period of a quota: 366 days.
-pub const MAX_PERIOD: Span = Span::from_secs(366 * 86_400);
+pub const MAX_QUOTA_PERIOD: Span = Span::from_secs(366 * 86_400);
 
 /// The id of a bucket: keys and values such as `service: shop, api_key: alice`, sorted by key.
 pub type BucketId = BTreeMap<String, String>;
@@ -24,16 +24,16 @@ impl QuotaLimit {
     ///
     /// # Errors
     ///
-    /// Returns a message for a rate of more than `u32::MAX` requests, which the assignment cannot
-    /// express; for a period that is not a whole number of seconds, because Envoy truncates
-    /// fractions; and for a period longer than [`MAX_PERIOD`].
+    /// Returns a message for a rate of more than `u32::MAX` requests, which an assignment cannot
+    /// contain. Also returns a message for a period that is not a whole number of seconds, because
+    /// Envoy truncates fractions, and for a period longer than [`MAX_QUOTA_PERIOD`].
     pub fn new(rate: Rate) -> Result<Self, &'static str> {
         let requests = u32::try_from(rate.count)
             .map_err(|_| "a quota must be at most 4294967295 requests per period")?;
         if rate.period.as_micros() == 0 || !rate.period.as_micros().is_multiple_of(1_000_000) {
             return Err("the period of a quota must be a whole number of seconds");
         }
-        if rate.period > MAX_PERIOD {
+        if rate.period > MAX_QUOTA_PERIOD {
             return Err("the period of a quota must be at most 366 days");
         }
         Ok(Self {
@@ -43,10 +43,10 @@ impl QuotaLimit {
     }
 }
 
-/// A quota: the buckets that it matches and the limit of each.
+/// A quota: the buckets that it matches, and the limit of each bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuotaRule {
-    /// Its name, for messages.
+    /// The name of the quota, for messages.
     pub name: Box<str>,
     /// The domain that the stream must send.
     pub domain: Box<str>,

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use tidegate_core::notation;
 
 use super::{
-    Listen, conditions,
+    Listen,
+    conditions::RawPattern,
     report::Report,
     value::{Fields, Value},
 };
@@ -102,7 +103,7 @@ fn bucket(
     let before = report.count();
     let mut patterns = Vec::new();
     for (name, value) in value.pairs(report, what)? {
-        if let Some(pattern) = conditions::pattern(&value, report) {
+        if let Some(pattern) = RawPattern::read(&value, report).build(report) {
             patterns.push((name.into(), pattern));
         }
     }

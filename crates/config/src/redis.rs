@@ -19,8 +19,9 @@ const MAX_TIMEOUT: Span = Span::from_secs(5);
 /// tolerate.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
-// A decision that waited for Redis may reach the local store with a time from before the wait. The
-// local store must not mistake this for a clock that was set back, even with other delays.
+// A decision that waited for Redis may reach the local store with a time from before the wait. Even
+// if other delays are added, the local store must not mistake such a time for a clock that was set
+// back.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
 /// The maximum of `store.denial_cache_ttl`: the time for which a cached denial is used without a
@@ -46,8 +47,8 @@ pub struct RedisConfig {
     pub username: Option<String>,
     /// `store.password`, `store.password_env`, or the password of the URL.
     pub password: Password,
-    /// `store.tls.ca`: the trust anchors for the servers' certificates; `None` uses those of the
-    /// system.
+    /// `store.tls.ca`: the trust anchors for the servers' certificates; with `None`, the trust
+    /// anchors of the system are used.
     pub ca: Option<PathBuf>,
     /// `store.tls.cert` and `store.tls.key`: the client certificate and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
@@ -85,7 +86,7 @@ impl std::fmt::Debug for Password {
     }
 }
 
-/// Reads `store.redis`, which is `value`, and the other Redis settings in `store`.
+/// Reads `store.redis`, whose value is `value`, and the other Redis settings in `store`.
 pub(super) fn redis(
     value: &Value<'_>,
     store: &Fields<'_>,
@@ -170,7 +171,7 @@ fn address(value: &Value<'_>, report: &mut Report) -> Option<(Address, Login)> {
     )
 }
 
-/// Reads network addresses. Returns them with the login of the first URL.
+/// Reads network addresses. Returns the addresses and the login of the first URL.
 fn addresses(value: &Value<'_>, report: &mut Report) -> Option<(Vec<Address>, Login)> {
     let items = value.one_or_more(report);
     if items.is_empty() {

@@ -59,8 +59,9 @@ impl Report {
     }
 }
 
-/// The keys that were renamed before the first release: the old name and the new one. An old name
-/// counts as renamed only in maps that know the new one; elsewhere it may still be in use.
+/// The keys that were renamed before the first release, each with its old and its new name. An old
+/// name counts as renamed only in maps that have the new name; in other maps, the old name may
+/// still be in use.
 const RENAMED: &[(&str, &str)] = &[
     ("by", "extra"),
     ("denials", "denial_cache_ttl"),
@@ -69,7 +70,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("share", "fallback_share"),
 ];
 
-/// Returns the current name of `key`, if it was renamed to one of `known`.
+/// Returns the current name of `key`, if `key` was renamed to a name in `known`.
 pub(crate) fn renamed<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     let (_, new) = RENAMED
         .iter()

@@ -1,21 +1,31 @@
-//! `count` and `settle`: response-based cost, and a check that a listener sees the responses.
+//! `count` and `settle`: the response-based cost of a rule, and a check that a listener sees the
+//! responses.
 
-use tidegate_core::ResponseCost;
+use tidegate_core::{Pattern, ResponseCost};
 use tidegate_net::input::{advice, shown};
 
 use super::{
     Listen,
-    conditions::{self, Comparison},
+    conditions::{self, Comparison, RawCondition, RawPattern},
+    place::Place,
     report::Report,
-    value::{Fields, Shape, Value},
+    rules::RawRule,
+    value::{Fields, Value},
 };
 
-/// The entries of a response that rules can use. Those of [`tidegate_tower::ResponseEntries`] exist
-/// only in applications that embed the limiter.
+/// The entries of a response that rules can use. The entries of [`tidegate_tower::ResponseEntries`]
+/// exist only in applications that embed the limiter.
 const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
 
 /// The entries of a response that can hold a cost.
 const COSTS: &[&str] = &["bytes", "header.NAME"];
+
+/// Returns the place of the first field that makes the cost of a rule depend on the response.
+pub(super) fn response_field(fields: &Fields<'_>) -> Option<Place> {
+    let mut fields = fields.iter();
+    let (_, value) = fields.find(|(name, _)| matches!(*name, "count" | "settle"))?;
+    Some(value.place().clone())
+}
 
 /// Reads the response-based cost of a rule.
 pub(super) fn response_cost(fields: &Fields<'_>, report: &mut Report) -> ResponseCost {
@@ -38,7 +48,7 @@ fn count(value: &Value<'_>, report: &mut Report) -> ResponseCost {
         let advice = "is empty, so every response would count; name at least one condition, such as {status: [401, 403]}";
         value.wrong(report, advice);
     }
-    for (entry, value) in entries {
+    for (entry, value) in &entries {
         if !is_known(entry, RESPONSE_ENTRIES) {
             let advice = advice(entry, RESPONSE_ENTRIES);
             let entry = shown(entry);
@@ -48,36 +58,42 @@ fn count(value: &Value<'_>, report: &mut Report) -> ResponseCost {
             );
         }
     }
-    let answers = conditions::when(value, report);
-    check_statuses(value, report);
+    let (raw, answers) = conditions::when_of(entries, report);
+    for condition in &raw.conditions {
+        check_statuses(condition, report);
+    }
     ResponseCost::default().counting(answers.unwrap_or_default())
 }
 
 /// Rejects patterns that no status matches, such as `4xx`.
-fn check_statuses(value: &Value<'_>, report: &mut Report) {
-    let quiet = &mut Report::default();
-    for (entry, value) in value.pairs(quiet, "").unwrap_or_default() {
-        let (known, example) = match entry {
-            "status" => (100..=599, "a number from 100 to 599, or \"4*\""),
-            "grpc-status" => (0..=16, "a number from 0 to 16"),
-            _ => continue,
-        };
-        let of_map = matches!(value.shape(), Shape::Map).then(|| value.clone());
-        // The operators of the map include regular expressions.
-        let texts = conditions::texts(&value).into_iter();
-        let texts = texts.filter(|text| text.comparison != Comparison::Regex);
-        let texts: Vec<Value<'_>> = texts.map(|text| text.value).collect();
-        for part in texts.iter().chain(&of_map) {
-            let Some(pattern) = conditions::pattern(part, quiet) else {
-                continue;
-            };
-            let is_met = |status: u16| pattern.matches(Some(&status.to_string()));
-            if !known.clone().any(is_met) {
-                let what = part.describe();
-                let problem = format!("no {entry} matches {what}; write {example}");
-                part.wrong(report, problem);
-            }
+fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
+    let entry = condition.entry;
+    let (known, example) = match entry {
+        "status" => (100..=599, "a number from 100 to 599, or \"4*\""),
+        "grpc-status" => (0..=16, "a number from 0 to 16"),
+        _ => return,
+    };
+    let is_met = |pattern: &Pattern| {
+        let mut statuses = known.clone();
+        statuses.any(|status: u16| pattern.matches(Some(&status.to_string())))
+    };
+    let problem = |what: &str| format!("no {entry} matches {what}; write {example}");
+    let texts = condition.pattern.texts().into_iter();
+    for text in texts.filter(|text| text.comparison != Comparison::Regex) {
+        let pattern = Pattern::text(text.scalar.text);
+        if pattern.is_ok_and(|pattern| !is_met(&pattern)) {
+            let what = text.scalar.describe();
+            text.scalar.place.wrong(report, problem(&what));
         }
+    }
+    // A map of operators may contain a regular expression.
+    if let RawPattern::AllOf(_) = &condition.pattern
+        && condition
+            .pattern
+            .convert()
+            .is_ok_and(|pattern| !is_met(&pattern))
+    {
+        condition.place.wrong(report, problem("a map"));
     }
 }
 
@@ -109,20 +125,17 @@ fn is_known(entry: &str, known: &[&str]) -> bool {
 }
 
 /// Rejects rules that depend on the response if no proxy is configured, because only the proxy sees
-/// responses. Warns if other listeners decide by these rules too.
-pub(super) fn check_seen(file: &Fields<'_>, listen: &Listen, report: &mut Report) {
-    // Other mistakes are reported elsewhere.
-    let quiet = &mut Report::default();
-    let rules = file.get("rules").and_then(|rules| rules.items(quiet, ""));
+/// responses. Warns if other listeners apply these rules too.
+pub(super) fn check_seen(
+    rules: &[RawRule<'_>],
+    has_proxy: bool,
+    listen: &Listen,
+    report: &mut Report,
+) {
     let blind = blind_listeners(listen);
-    for rule in rules.unwrap_or_default() {
-        let fields = rule.pairs(quiet, "").unwrap_or_default();
-        let by_answer = |(name, _): &&(&str, _)| matches!(*name, "count" | "settle");
-        let Some((_, field)) = fields.iter().find(by_answer) else {
-            continue;
-        };
+    for field in rules.iter().filter_map(|rule| rule.response_cost.as_ref()) {
         let why = "depends on the response, which only the reverse proxy sees";
-        if file.get("proxy").is_none() {
+        if !has_proxy {
             let advice = "add a `proxy` section, or remove this field";
             field.wrong_key(report, format!("{why}; {advice}"));
         } else if !blind.is_empty() {
@@ -137,7 +150,7 @@ pub(super) fn check_seen(file: &Fields<'_>, listen: &Listen, report: &mut Report
     }
 }
 
-/// Returns the names of the listeners that decide by rules but never see the response.
+/// Returns the names of the listeners that apply rules but never see the response.
 fn blind_listeners(listen: &Listen) -> Vec<&'static str> {
     let listeners = [("listen.http", listen.http), ("listen.resp", listen.resp)];
     let open = listeners

@@ -9,9 +9,10 @@ use tidegate_core::{
 use tidegate_identity::DerivedEntry;
 
 use super::{
-    conditions,
-    limits::{self, DefaultAlgorithm, Fallback},
+    conditions::{self, RawWhen},
+    limits::{self, DefaultAlgorithm, Fallback, RawLimit},
     lint::bypass,
+    place::{Place, Scalar},
     redis,
     report::Report,
     response_cost,
@@ -35,18 +36,68 @@ const FIELDS: &[&str] = &[
     "settle",
 ];
 
-/// Reads the rules of the whole file. If there is a mistake, reports it and returns an empty rule
-/// set.
-pub(super) fn rule_set(
-    file: &Fields<'_>,
+/// The rules and the settings that rules inherit, as written in the rules file.
+#[derive(Debug, Default)]
+pub(crate) struct RawRules<'n> {
+    /// The place of `defaults.algorithm`.
+    pub(crate) default_algorithm: Option<Place>,
+    pub(crate) allow: Vec<RawWhen<'n>>,
+    /// The rules, except those that are not a map.
+    pub(crate) rules: Vec<RawRule<'n>>,
+}
+
+/// A rule as written in the rules file, as far as it could be read.
+#[derive(Debug)]
+pub(crate) struct RawRule<'n> {
+    pub(crate) place: Place,
+    pub(crate) name: Option<Scalar<'n>>,
+    pub(crate) when: RawWhen<'n>,
+    pub(crate) allow: Vec<RawWhen<'n>>,
+    /// The place of `key`, and its entries.
+    pub(crate) key: Option<(Place, Vec<Scalar<'n>>)>,
+    pub(crate) cost: RawCost<'n>,
+    pub(crate) mode: Mode,
+    /// The place of `algorithm`.
+    pub(crate) algorithm: Option<Place>,
+    pub(crate) limits: Vec<RawLimit>,
+    pub(crate) elastic: RawElastic<'n>,
+    /// The place of the first field that makes the cost depend on the response.
+    pub(crate) response_cost: Option<Place>,
+}
+
+/// The cost of a request, as written in the rules file.
+#[derive(Debug, Default)]
+pub(crate) enum RawCost<'n> {
+    /// A number, or the default.
+    #[default]
+    Fixed,
+    /// The name of an entry that holds the cost.
+    Entry(Scalar<'n>),
+}
+
+/// The condition under which elastic limits are raised, as written in the rules file.
+#[derive(Debug, Default)]
+pub(crate) struct RawElastic<'n> {
+    pub(crate) when: RawWhen<'n>,
+    /// The name of the rule that must have a share unused.
+    pub(crate) parent: Option<Scalar<'n>>,
+}
+
+/// Reads the rules of the whole file, and builds the rule set. If there are mistakes, reports them
+/// and returns an empty rule set.
+pub(super) fn rule_set<'n>(
+    file: &Fields<'n>,
     parts: &[(Box<str>, DerivedEntry)],
     report: &mut Report,
-) -> RuleSet {
+) -> (RawRules<'n>, RuleSet) {
     let before = report.count();
-    let default = default_algorithm(file, report);
-    let allow = file
+    let mut raw = RawRules::default();
+    let (default_algorithm, default) = default_algorithm(file, report);
+    raw.default_algorithm = default_algorithm;
+    let (raw_allow, allow) = file
         .get("allow")
-        .map_or_else(Vec::new, |value| conditions::allow(value, report));
+        .map_or_else(Default::default, |value| conditions::allow(value, report));
+    raw.allow = raw_allow;
     let values = file.get("rules").and_then(|rules| {
         // A list that was commented out, or an empty template, must not remove every limit.
         if rules.is_null() {
@@ -54,22 +105,25 @@ pub(super) fn rule_set(
         }
         rules.items(report, "a list of rules")
     });
-    let values = values.unwrap_or_default();
     let mut names = HashMap::new();
-    let mut rules = Vec::with_capacity(values.len());
-    for (at, value) in values.iter().enumerate() {
-        rules.extend(rule(value, default, report));
-        check_name_is_new(value, at, &mut names, report);
+    let mut rules = Vec::new();
+    for (at, value) in values.unwrap_or_default().iter().enumerate() {
+        let Some((raw_rule, rule)) = rule(value, default, report) else {
+            continue;
+        };
+        check_name_is_new(&raw_rule, at, &mut names, report);
+        raw.rules.push(raw_rule);
+        rules.extend(rule);
     }
-    for value in &values {
-        check_parent(value, &names, report);
+    for rule in &raw.rules {
+        check_parent(rule, &names, report);
     }
     if report.count() > before {
-        return RuleSet::default();
+        return (raw, RuleSet::default());
     }
     let set = build(rules, allow, file, report);
-    bypass::warn(&set, &values, parts, report);
-    set
+    bypass::warn(&set, &raw.rules, parts, report);
+    (raw, set)
 }
 
 fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Report) -> RuleSet {
@@ -84,65 +138,59 @@ fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Rep
     }
 }
 
-fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> DefaultAlgorithm {
+/// Reads `defaults.algorithm`, and returns its place.
+fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> (Option<Place>, DefaultAlgorithm) {
     let Some(defaults) = file.get("defaults") else {
-        return DefaultAlgorithm::BySize;
+        return (None, DefaultAlgorithm::BySize);
     };
-    let fields = defaults.fields(report, "a map of defaults", &["algorithm"]);
-    fields.map_or(DefaultAlgorithm::Unreadable, |fields| {
-        DefaultAlgorithm::read(&fields, DefaultAlgorithm::BySize, report)
-    })
+    let Some(fields) = defaults.fields(report, "a map of defaults", &["algorithm"]) else {
+        return (None, DefaultAlgorithm::Unreadable);
+    };
+    let algorithm = DefaultAlgorithm::read(&fields, DefaultAlgorithm::BySize, report);
+    (place_of(&fields, "algorithm"), algorithm)
 }
 
-/// Reports every rule with the name of an earlier one, even if either has other mistakes.
+/// Returns the place of a field, if the field is written in the file.
+fn place_of(fields: &Fields<'_>, name: &str) -> Option<Place> {
+    fields.get(name).map(|value| value.place().clone())
+}
+
+/// Reports every rule with the name of an earlier rule, even if either rule has other mistakes.
 fn check_name_is_new<'n>(
-    value: &Value<'n>,
+    rule: &RawRule<'n>,
     at: usize,
     names: &mut HashMap<&'n str, usize>,
     report: &mut Report,
 ) {
-    // The other fields and their mistakes are handled elsewhere.
-    let fields = value.fields(&mut Report::default(), "", FIELDS);
-    let name = fields.as_ref().and_then(|fields| fields.get("name"));
-    let Some((field, name)) = name.and_then(|field| Some((field, field.scalar()?))) else {
+    let Some(name) = &rule.name else {
         return;
     };
-    let first = *names.entry(name).or_insert(at);
+    let first = *names.entry(name.text).or_insert(at);
     if first != at {
         let message = format!("is already the name of rules[{first}]; give each rule its own name");
-        field.wrong(report, message);
+        name.place.wrong(report, message);
     }
 }
 
 /// Reports an elastic rule that depends on the unused share of a rule that does not exist, or of
-/// itself.
-fn check_parent(value: &Value<'_>, names: &HashMap<&str, usize>, report: &mut Report) {
-    // Other mistakes are reported elsewhere.
-    let quiet = &mut Report::default();
-    let Some(fields) = value.fields(quiet, "", FIELDS) else {
-        return;
-    };
-    let elastic = fields
-        .get("elastic")
-        .and_then(|elastic| elastic.fields(quiet, "", ELASTIC));
-    let unused = elastic.as_ref().and_then(|elastic| elastic.get("unused"));
-    let unused = unused.and_then(|unused| unused.fields(quiet, "", UNUSED));
-    let Some((field, parent)) = unused
-        .as_ref()
-        .and_then(|unused| unused.get("rule"))
-        .and_then(|field| Some((field, field.scalar()?)))
+/// the elastic rule itself.
+fn check_parent(rule: &RawRule<'_>, names: &HashMap<&str, usize>, report: &mut Report) {
+    let Some(Scalar {
+        place,
+        text: parent,
+        ..
+    }) = &rule.elastic.parent
     else {
         return;
     };
-    let own = fields.get("name").and_then(|name| name.scalar());
-    if own == Some(parent) {
-        field.wrong(report, "must name a different rule");
+    if rule.name.as_ref().is_some_and(|name| name.text == *parent) {
+        place.wrong(report, "must name a different rule");
     } else if !names.contains_key(parent) {
-        field.wrong(report, format!("there is no rule \"{parent}\""));
+        place.wrong(report, format!("there is no rule \"{parent}\""));
     }
 }
 
-/// The fields of a rule, as far as they could be read.
+/// The converted fields of a rule, as far as they have no mistakes.
 struct Parts<'n> {
     name: Option<&'n str>,
     limits: Vec<Limit>,
@@ -156,50 +204,83 @@ struct Parts<'n> {
     bill: ResponseCost,
 }
 
-fn rule(value: &Value<'_>, default: DefaultAlgorithm, report: &mut Report) -> Option<Rule> {
+/// Reads a rule, and builds the rule if it has no mistakes. Returns `None` if the value is not a
+/// map.
+fn rule<'n>(
+    value: &Value<'n>,
+    default: DefaultAlgorithm,
+    report: &mut Report,
+) -> Option<(RawRule<'n>, Option<Rule>)> {
     let before = report.count();
     let fields = value.fields(report, "a rule with a name and limits", FIELDS)?;
-    let parts = parts(&fields, default, report);
+    let (raw, parts) = parts(value, &fields, default, report);
     if report.count() == before
         && let Some(rule) = parts.build()
     {
-        return Some(rule);
+        return Some((raw, Some(rule)));
     }
     for error in parts.errors() {
         fields.wrong(report, &error.field, error.problem);
     }
-    None
+    Some((raw, None))
 }
 
-fn parts<'n>(fields: &Fields<'n>, default: DefaultAlgorithm, report: &mut Report) -> Parts<'n> {
+fn parts<'n>(
+    value: &Value<'n>,
+    fields: &Fields<'n>,
+    default: DefaultAlgorithm,
+    report: &mut Report,
+) -> (RawRule<'n>, Parts<'n>) {
     let modes = [Mode::Enforce, Mode::Shadow].map(|mode| (mode.as_str(), mode));
-    let when = fields
+    let (raw_when, when) = fields
         .get("when")
-        .and_then(|when| conditions::when(when, report));
-    let key = fields.get("key").map(|key| key_entries(key, report));
-    let cost = fields
+        .map_or_else(Default::default, |when| conditions::when(when, report));
+    let key = fields
+        .get("key")
+        .map(|key| (key.place().clone(), key_entries(key, report)));
+    let (raw_cost, cost) = fields
         .get("cost")
-        .and_then(|cost| cost_source(cost, report));
-    let allow = fields
+        .map_or_else(Default::default, |cost| cost_source(cost, report));
+    let (raw_allow, allow) = fields
         .get("allow")
-        .map(|allow| conditions::allow(allow, report));
+        .map_or_else(Default::default, |allow| conditions::allow(allow, report));
     let mode = fields
         .get("mode")
         .and_then(|mode| mode.choice(report, &modes));
-    Parts {
-        name: name(fields, report),
-        limits: rule_limits(fields, default, report),
+    let name = name(fields, report);
+    let (raw_limits, limits) = rule_limits(fields, default, report);
+    let (raw_elastic, elastic) = fields
+        .get("elastic")
+        .map_or_else(Default::default, |value| elastic(value, report));
+    let entries = key.iter().flat_map(|(_, entries)| entries);
+    let parts = Parts {
+        name: name.as_ref().map(|name| name.text),
+        limits,
         when: when.unwrap_or_default(),
-        key: key.unwrap_or_default(),
+        key: entries
+            .map(|entry| conditions::entry_name(entry.text))
+            .collect(),
         cost: cost.unwrap_or_default(),
-        allow: allow.unwrap_or_default(),
+        allow,
         mode: mode.unwrap_or_default(),
-        elastic: fields
-            .get("elastic")
-            .and_then(|value| elastic(value, report)),
+        elastic,
         on_failure: redis::on_failure(fields, report),
         bill: response_cost::response_cost(fields, report),
-    }
+    };
+    let raw = RawRule {
+        place: value.place().clone(),
+        name,
+        when: raw_when,
+        allow: raw_allow,
+        key,
+        cost: raw_cost,
+        mode: parts.mode,
+        algorithm: place_of(fields, "algorithm"),
+        limits: raw_limits,
+        elastic: raw_elastic,
+        response_cost: response_cost::response_field(fields),
+    };
+    (raw, parts)
 }
 
 impl Parts<'_> {
@@ -226,23 +307,24 @@ impl Parts<'_> {
         self.key.iter().map(|entry| &**entry).collect()
     }
 
-    /// Builds an otherwise valid rule with these limits and their elastic headroom, to get only
-    /// their errors.
+    /// Builds an otherwise valid rule with these limits and their `elastic` setting, so that only
+    /// the errors of `elastic` are returned.
     fn stretched(&self) -> Option<Result<Rule, RuleError>> {
         let (percent, room) = self.elastic.clone()?;
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.elastic(percent, room))
     }
 
-    /// Builds an otherwise valid rule with these limits and their response-based cost, to get only
-    /// their errors.
+    /// Builds an otherwise valid rule with these limits and the response-based cost, so that only
+    /// the errors of the cost are returned.
     fn billed(&self) -> Option<Result<Rule, RuleError>> {
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.with_response_cost(self.bill.clone()))
     }
 
-    /// Returns the errors that core reports for each field, with valid values in place of the other
-    /// fields. A missing field could not be read and is already reported.
+    /// Returns the errors that `tidegate_core` reports for each field. Each field is checked with
+    /// valid values in place of the other fields. A missing field could not be read, and is already
+    /// reported.
     fn errors(&self) -> Vec<RuleError> {
         let second = Span::from_secs(1);
         let sound = Limit::new(Algorithm::FixedWindow {
@@ -267,10 +349,10 @@ impl Parts<'_> {
     }
 }
 
-fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<&'n str> {
+fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<Scalar<'n>> {
     let what = "a name for the rule";
     match fields.get("name") {
-        Some(name) => name.text(report, what),
+        Some(name) => name.placed_text(report, what),
         None => {
             fields.wrong(report, "name", "is missing; give each rule its own name");
             None
@@ -278,7 +360,11 @@ fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<&'n str> {
     }
 }
 
-fn rule_limits(fields: &Fields<'_>, default: DefaultAlgorithm, report: &mut Report) -> Vec<Limit> {
+fn rule_limits(
+    fields: &Fields<'_>,
+    default: DefaultAlgorithm,
+    report: &mut Report,
+) -> (Vec<RawLimit>, Vec<Limit>) {
     let fallback = Fallback {
         algorithm: DefaultAlgorithm::read(fields, default, report),
         soft: fields
@@ -296,7 +382,7 @@ fn rule_limits(fields: &Fields<'_>, default: DefaultAlgorithm, report: &mut Repo
                 "limits",
                 "is missing; name at least one limit, such as 20/min",
             );
-            Vec::new()
+            (Vec::new(), Vec::new())
         }
     }
 }
@@ -304,13 +390,17 @@ fn rule_limits(fields: &Fields<'_>, default: DefaultAlgorithm, report: &mut Repo
 const ELASTIC: &[&str] = &["extra", "when", "unused"];
 const UNUSED: &[&str] = &["rule", "share"];
 
-/// Reads the elastic headroom of a limit, and the condition for its use.
-fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
-    let fields = value.fields(
-        report,
-        "a map such as {extra: 50%, when: {room.app: 'yes'}}",
-        ELASTIC,
-    )?;
+/// Reads the `elastic` setting of a limit: by how many percent the limit is raised, and under which
+/// condition.
+fn elastic<'n>(
+    value: &Value<'n>,
+    report: &mut Report,
+) -> (RawElastic<'n>, Option<(u32, Headroom)>) {
+    let mut raw = RawElastic::default();
+    let what = "a map such as {extra: 50%, when: {room.app: 'yes'}}";
+    let Some(fields) = value.fields(report, what, ELASTIC) else {
+        return (raw, None);
+    };
     let extra = match fields.get("extra") {
         Some(extra) => limits::percent(extra, report),
         None if fields.tries("extra") => None,
@@ -323,8 +413,13 @@ fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
             None
         }
     };
+    raw.parent = fields.get("unused").and_then(parent);
     let room = match (fields.get("when"), fields.get("unused")) {
-        (Some(when), None) => conditions::when(when, report).map(Headroom::When),
+        (Some(when), None) => {
+            let (conditions, when) = conditions::when(when, report);
+            raw.when = conditions;
+            when.map(Headroom::When)
+        }
         (None, Some(share)) => unused(share, report).map(Headroom::Unused),
         (Some(_), Some(_)) => {
             let advice = "conflicts with `when`; remove one of the two";
@@ -337,7 +432,12 @@ fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
             None
         }
     };
-    Some((extra?, room?))
+    (raw, extra.zip(room))
+}
+
+/// Returns the name of the rule in `unused`, even if `unused` has other mistakes.
+fn parent<'n>(unused: &Value<'n>) -> Option<Scalar<'n>> {
+    unused.fields_among(&["rule"])?.get("rule")?.placed_scalar()
 }
 
 /// Reads the share of another rule that must be unused.
@@ -368,23 +468,27 @@ fn unused(value: &Value<'_>, report: &mut Report) -> Option<UnusedShare> {
         .ok()
 }
 
-fn key_entries<'n>(value: &Value<'n>, report: &mut Report) -> Vec<Cow<'n, str>> {
+fn key_entries<'n>(value: &Value<'n>, report: &mut Report) -> Vec<Scalar<'n>> {
     let items = value.one_or_more(report);
     items
         .iter()
-        .filter_map(|item| item.text(report, "the name of an entry"))
-        .map(conditions::entry_name)
+        .filter_map(|item| item.placed_text(report, "the name of an entry"))
         .collect()
 }
 
-fn cost_source(value: &Value<'_>, report: &mut Report) -> Option<CostSource> {
-    if !value.looks_like_number() {
-        let entry = value.text(report, "a number, or the name of an entry that holds one")?;
-        let entry = conditions::entry_name(entry).into_owned();
-        return Some(CostSource::Entry(entry.into()));
+fn cost_source<'n>(value: &Value<'n>, report: &mut Report) -> (RawCost<'n>, Option<CostSource>) {
+    if value.looks_like_number() {
+        let cost = value.number(report).and_then(|number| {
+            let cost = Cost::new(number).map(CostSource::Fixed);
+            cost.map_err(|error| value.wrong(report, error.problem))
+                .ok()
+        });
+        return (RawCost::Fixed, cost);
     }
-    let cost = Cost::new(value.number(report)?);
-    cost.map(CostSource::Fixed)
-        .map_err(|error| value.wrong(report, error.problem))
-        .ok()
+    let what = "a number, or the name of an entry that holds one";
+    let Some(entry) = value.placed_text(report, what) else {
+        return (RawCost::Fixed, None);
+    };
+    let name = conditions::entry_name(entry.text).into_owned();
+    (RawCost::Entry(entry), Some(CostSource::Entry(name.into())))
 }

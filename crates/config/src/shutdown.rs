@@ -14,16 +14,16 @@ const LONGEST: Span = Span::from_secs(3_600);
 
 /// Timing of the graceful shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shutdown {
+pub struct ShutdownConfig {
     /// `shutdown.pre_stop_delay`: the server reports not-ready and still serves requests for this
-    /// long. Default none, at most an hour.
+    /// long. The default is no delay; the maximum is an hour.
     pub pre_stop_delay: Duration,
-    /// `shutdown.drain`: the time that requests in progress then have to finish; default 10 s, 1 ms
-    /// to an hour.
+    /// `shutdown.drain`: the time that requests in progress have to finish after that delay;
+    /// default 10 s, 1 ms to an hour.
     pub drain: Duration,
 }
 
-impl Default for Shutdown {
+impl Default for ShutdownConfig {
     fn default() -> Self {
         Self {
             pre_stop_delay: Duration::ZERO,
@@ -32,8 +32,8 @@ impl Default for Shutdown {
     }
 }
 
-pub(super) fn shutdown(file: &Fields<'_>, report: &mut Report) -> Shutdown {
-    let mut shutdown = Shutdown::default();
+pub(super) fn shutdown(file: &Fields<'_>, report: &mut Report) -> ShutdownConfig {
+    let mut shutdown = ShutdownConfig::default();
     let known = &["pre_stop_delay", "drain"];
     let what = "a map such as {pre_stop_delay: 5s, drain: 10s}";
     let value = file.get("shutdown");

@@ -156,7 +156,7 @@ pub(super) fn size(value: &Value<'_>, report: &mut Report) -> Option<usize> {
     bytes
 }
 
-/// Reads the path of a file, or a map that contains it.
+/// Reads the path of a file, or a map that contains the path.
 fn snapshot(value: &Value<'_>, report: &mut Report) -> Option<Snapshot> {
     let what = "a path, or a map such as {path: counters.snapshot, every: 30s}";
     if let Some(path) = value.scalar() {

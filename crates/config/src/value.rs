@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
-use tidegate_net::input::{HIDDEN, may_hold_secret, nearest, shown};
+use tidegate_net::input::{nearest, shown};
 
 use super::{
     Mistake,
+    place::{Place, Scalar},
     report::{Report, renamed, unknown_key},
     yaml::{Content, Node},
 };
@@ -13,10 +14,8 @@ use super::{
 /// A value in the file and its path.
 #[derive(Clone, Debug)]
 pub struct Value<'n> {
-    path: String,
+    place: Place,
     node: &'n Node<'n>,
-    /// The line of the key in a map. A value in block style begins on a later line.
-    key_line: usize,
 }
 
 /// The fields of a map after its unknown keys were reported and removed.
@@ -24,15 +23,15 @@ pub struct Value<'n> {
 pub struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
-    /// The known keys that correspond to unknown keys: those with an old name, and those that are
-    /// probably misspelt.
+    /// The known keys that were probably meant by unknown keys, which are old names or probable
+    /// misspellings.
     misspelt: Vec<&'static str>,
 }
 
 /// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// A text, a number or nothing.
+    /// A text, a number or an empty value.
     Scalar,
     /// A list.
     List,
@@ -44,11 +43,22 @@ impl<'n> Value<'n> {
     /// Returns the root of a document.
     #[must_use]
     pub fn root(node: &'n Node<'n>) -> Self {
-        Self {
-            path: String::new(),
-            node,
-            key_line: node.line,
-        }
+        Self::new(String::new(), node, node.line)
+    }
+
+    /// Returns the value at `path` whose key is on `key_line`.
+    fn new(path: String, node: &'n Node<'n>, key_line: usize) -> Self {
+        let place = Place {
+            path: path.into_boxed_str(),
+            line: node.line,
+            key_line,
+        };
+        Self { place, node }
+    }
+
+    /// Returns the place of the value.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Returns the kind of the value.
@@ -63,22 +73,22 @@ impl<'n> Value<'n> {
 
     /// Reports a mistake at this value.
     pub fn wrong(&self, report: &mut Report, message: impl Into<String>) {
-        report.mistake(self.at(&self.path, message.into()));
+        self.place.wrong(report, message);
     }
 
     /// Adds a warning at this value.
     pub fn warn(&self, report: &mut Report, message: impl Into<String>) {
-        report.warn(self.at(&self.path, message.into()));
+        self.place.warn(report, message);
     }
 
     /// Reports a mistake in the key of this value.
     pub fn wrong_key(&self, report: &mut Report, message: impl Into<String>) {
-        report.mistake(self.at_key(message.into()));
+        self.place.wrong_key(report, message);
     }
 
     /// Adds a warning about the key of this value.
     pub fn warn_of_key(&self, report: &mut Report, message: impl Into<String>) {
-        report.warn(self.at_key(message.into()));
+        self.place.warn_of_key(report, message);
     }
 
     /// Reports that this value should have been `what`.
@@ -95,6 +105,12 @@ impl<'n> Value<'n> {
         text
     }
 
+    /// Returns the text of a scalar and its place. Reports any other kind of value.
+    pub(crate) fn placed_text(&self, report: &mut Report, what: &str) -> Option<Scalar<'n>> {
+        self.text(report, what)?;
+        self.placed_scalar()
+    }
+
     /// Returns the text, if the value is a scalar.
     #[must_use]
     pub fn scalar(&self) -> Option<&'n str> {
@@ -102,6 +118,15 @@ impl<'n> Value<'n> {
             Content::Plain(text) | Content::Quoted(text) => Some(text),
             Content::Empty | Content::List(_) | Content::Map(_) => None,
         }
+    }
+
+    /// Returns the text with its place, if the value is a scalar.
+    pub(crate) fn placed_scalar(&self) -> Option<Scalar<'n>> {
+        Some(Scalar {
+            text: self.scalar()?,
+            place: self.place.clone(),
+            is_quoted: matches!(self.node.content, Content::Quoted(_)),
+        })
     }
 
     /// Returns whether there is no value: `null`, `~`, or nothing after the key.
@@ -120,10 +145,10 @@ impl<'n> Value<'n> {
         parse(text)
             .map_err(|error| {
                 let message = error.to_string();
-                // Error messages of parsers repeat all or part of the input, which may be a secret
-                // here.
+                // Error messages of parsers may repeat all or part of the input, which may be a
+                // secret.
                 let repeats = message.contains("got ") || message.contains(text);
-                if self.is_secret(text) && repeats {
+                if self.is_secret() && repeats {
                     self.expected(report, what);
                 } else {
                     self.wrong(report, message);
@@ -132,7 +157,8 @@ impl<'n> Value<'n> {
             .ok()
     }
 
-    /// Returns whether the value is an unquoted number of any form, even if it is not valid here.
+    /// Returns whether the value is an unquoted number of any form, even if the number is not valid
+    /// at this place.
     pub(crate) fn looks_like_number(&self) -> bool {
         matches!(&self.node.content, Content::Plain(text) if text.parse::<f64>().is_ok())
     }
@@ -211,10 +237,8 @@ impl<'n> Value<'n> {
         match &self.node.content {
             Content::Empty => Some(Vec::new()),
             Content::List(items) => {
-                let item = |(at, node)| Self {
-                    path: format!("{}[{at}]", self.path),
-                    node,
-                    key_line: node.line,
+                let item = |(at, node): (usize, &'n Node<'n>)| {
+                    Self::new(format!("{}[{at}]", self.place.path), node, node.line)
                 };
                 Some(items.iter().enumerate().map(item).collect())
             }
@@ -258,11 +282,11 @@ impl<'n> Value<'n> {
         })
     }
 
-    /// Returns only the fields in `known`. Other keys are not reported here, because other code
-    /// reads them.
+    /// Returns only the fields in `known`. Mistakes in other keys are not reported here, because
+    /// other code reads those keys.
     #[must_use]
     pub fn fields_among(&self, known: &[&'static str]) -> Option<Fields<'n>> {
-        let mut fields = self.pairs(&mut Report::default(), "")?;
+        let mut fields = self.entries(|_| {})?;
         fields.retain(|(key, _)| known.contains(key));
         Some(Fields {
             map: self.clone(),
@@ -274,38 +298,44 @@ impl<'n> Value<'n> {
     /// Returns the keys and values of a map, and reports repeated keys. An empty value is an empty
     /// map.
     pub(crate) fn pairs(&self, report: &mut Report, what: &str) -> Option<Vec<(&'n str, Self)>> {
+        let pairs = self.entries(|mistake| report.mistake(mistake));
+        if pairs.is_none() {
+            self.expected(report, what);
+        }
+        pairs
+    }
+
+    /// Returns whether the value is empty, or a map without entries.
+    pub(crate) fn is_empty_map(&self) -> bool {
+        self.entries(|_| {}).is_some_and(|pairs| pairs.is_empty())
+    }
+
+    /// Returns the keys and values of a map, and calls `mistaken` with a mistake for each key that
+    /// is repeated or is not a text. Returns `None` for a value that is not a map.
+    fn entries(&self, mut mistaken: impl FnMut(Mistake)) -> Option<Vec<(&'n str, Self)>> {
         let pairs = match &self.node.content {
             Content::Empty => return Some(Vec::new()),
             Content::Map(pairs) => pairs,
-            Content::Plain(_) | Content::Quoted(_) | Content::List(_) => {
-                self.expected(report, what);
-                return None;
-            }
+            Content::Plain(_) | Content::Quoted(_) | Content::List(_) => return None,
         };
         let (mut seen, mut read) = (HashSet::new(), Vec::with_capacity(pairs.len()));
         for (key, node) in pairs {
             let (Content::Plain(name) | Content::Quoted(name)) = &key.content else {
-                let message = "expected a key, got a list, a map or nothing";
-                report.mistake(Mistake {
-                    path: self.path.clone(),
+                mistaken(Mistake {
+                    path: self.place.path.to_string(),
                     line: Some(key.line),
-                    message: message.into(),
+                    message: "expected a key, got a list, a map or nothing".to_owned(),
                 });
                 continue;
             };
-            let value = Self {
-                path: self.path_of(name),
-                node,
-                key_line: key.line,
-            };
+            let path = self.place.path_of(name);
             if seen.insert(&**name) {
-                read.push((&**name, value));
+                read.push((&**name, Self::new(path, node, key.line)));
             } else {
-                let message = format!("duplicate key `{}`; remove one of the two", shown(name));
-                report.mistake(Mistake {
-                    path: value.path,
+                mistaken(Mistake {
+                    path,
                     line: Some(key.line),
-                    message,
+                    message: format!("duplicate key `{}`; remove one of the two", shown(name)),
                 });
             }
         }
@@ -325,76 +355,31 @@ impl<'n> Value<'n> {
         let Content::Map(pairs) = &self.node.content else {
             return Vec::new();
         };
-        let member = |(key, node): &'n (Node<'n>, Node<'n>)| {
-            let (Content::Plain(name) | Content::Quoted(name)) = &key.content else {
-                return (
-                    None,
-                    Self {
-                        path: self.path.clone(),
-                        node,
-                        key_line: key.line,
-                    },
-                );
-            };
-            (
-                Some(&key.content),
-                Self {
-                    path: self.path_of(name),
-                    node,
-                    key_line: key.line,
-                },
-            )
+        let member = |(key, node): &'n (Node<'n>, Node<'n>)| match &key.content {
+            Content::Plain(name) | Content::Quoted(name) => {
+                let value = Self::new(self.place.path_of(name), node, key.line);
+                (Some(&key.content), value)
+            }
+            Content::Empty | Content::List(_) | Content::Map(_) => {
+                (None, Self::new(self.place.path.to_string(), node, key.line))
+            }
         };
         pairs.iter().map(member).collect()
     }
 
-    fn path_of(&self, key: &str) -> String {
-        let dot = if self.path.is_empty() { "" } else { "." };
-        format!("{}{dot}{}", self.path, shown(key))
-    }
-
-    fn at(&self, path: &str, message: String) -> Mistake {
-        Mistake {
-            path: path.to_owned(),
-            line: Some(self.node.line),
-            message,
-        }
-    }
-
-    fn at_key(&self, message: String) -> Mistake {
-        Mistake {
-            line: Some(self.key_line),
-            ..self.at(&self.path, message)
-        }
-    }
-
-    /// Returns whether messages must hide this value, whose text is `text`. It is hidden if it
-    /// looks like a URL with a password, or is in a section or field that holds passwords and
-    /// tokens.
-    fn is_secret(&self, text: &str) -> bool {
-        let section = self.path.split(['.', '[']).next().unwrap_or_default();
-        let names_secret = ["token", "password", "password_env", "token_env"]
-            .iter()
-            .any(|name| self.path.ends_with(name));
-        // Numbers and units are not secret, and they are useful in messages.
-        let is_bound = self.path.starts_with("store.memory.");
-        matches!(section, "admin" | "store") && !is_bound || names_secret || may_hold_secret(text)
+    fn is_secret(&self) -> bool {
+        self.placed_scalar()
+            .is_some_and(|scalar| scalar.is_secret())
     }
 
     /// Describes the value for a message. A secret is not shown.
     #[must_use]
     pub fn describe(&self) -> String {
-        match &self.node.content {
-            Content::Plain(text) | Content::Quoted(text) if self.is_secret(text) => {
-                HIDDEN.to_owned()
-            }
-            Content::Empty => "nothing".into(),
-            Content::Plain(text) if self.looks_like_number() => {
-                format!("the number {}", shown(text))
-            }
-            Content::Plain(text) | Content::Quoted(text) => format!("\"{}\"", shown(text)),
-            Content::List(_) => "a list".into(),
-            Content::Map(_) => "a map".into(),
+        match (&self.node.content, self.placed_scalar()) {
+            (_, Some(scalar)) => scalar.describe(),
+            (Content::List(_), None) => "a list".to_owned(),
+            (Content::Map(_), None) => "a map".to_owned(),
+            (_, None) => "nothing".to_owned(),
         }
     }
 }
@@ -408,6 +393,11 @@ impl<'n> Fields<'n> {
             .map(|(_, value)| value)
     }
 
+    /// Returns the fields in the order of the file.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(&'n str, Value<'n>)> {
+        self.fields.iter()
+    }
+
     /// Returns whether the map has the field `name` or a probable misspelling of it. A misspelled
     /// field is already reported as unknown, so callers do not report it as missing too.
     pub(crate) fn tries(&self, name: &str) -> bool {
@@ -419,7 +409,10 @@ impl<'n> Fields<'n> {
     pub(crate) fn wrong(&self, report: &mut Report, name: &str, message: impl Into<String>) {
         match self.get(name) {
             Some(value) => value.wrong(report, message),
-            None => report.mistake(self.map.at(&self.map.path_of(name), message.into())),
+            None => {
+                let map = &self.map.place;
+                report.mistake(map.at(&map.path_of(name), message.into()));
+            }
         }
     }
 }

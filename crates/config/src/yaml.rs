@@ -1,8 +1,9 @@
 //! A YAML parser that builds a tree of nodes with line numbers.
 //!
 //! The parser processes events one by one, so that every bound is enforced before a larger tree is
-//! built. Rules files must not use aliases; content that is written out is subject to the bounds.
-//! The code that reads a scalar decides whether it is a number or a text.
+//! built. Rules files must not use aliases, so that the bounds apply to all content. The parser
+//! does not interpret scalars: the code that reads a scalar decides whether it is a number or a
+//! text.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -21,12 +22,13 @@ const MAX_NODES: usize = 4_000_000;
 pub enum Dialect {
     /// For rules files: one document, no aliases, no repeated keys.
     Strict,
-    /// For files written for a permissive YAML 1.1 reader. The first of several documents is read,
-    /// and the last value of a repeated key. Aliases and merge keys (`<<`) are expanded.
+    /// For files written for a permissive YAML 1.1 reader. Of several documents, the first document
+    /// is used; of a repeated key, the last value is used. Aliases and merge keys (`<<`) are
+    /// expanded.
     Lenient,
 }
 
-/// A parsed file, with warnings about content that the lenient dialect interprets in a way its
+/// A parsed file, with warnings about content that the lenient dialect interprets in a way that its
 /// author may not expect.
 #[derive(Debug)]
 pub struct Document<'t> {
@@ -48,7 +50,7 @@ pub struct Node<'t> {
 /// The content of a value.
 #[derive(Clone, Debug)]
 pub enum Content<'t> {
-    /// No value: `~`, `null`, or nothing written.
+    /// No value: `~`, `null`, or no text at all.
     Empty,
     /// An unquoted scalar.
     Plain(Cow<'t, str>),
@@ -60,7 +62,8 @@ pub enum Content<'t> {
     Map(Vec<(Node<'t>, Node<'t>)>),
 }
 
-/// A list or map whose end has not been parsed yet. A map also holds the key of the next value.
+/// A list or map whose end has not been parsed yet. For a map, the key of the next value is stored
+/// too.
 enum Open<'t> {
     List(Position, Vec<Node<'t>>),
     Map(Position, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
@@ -205,7 +208,7 @@ impl<'t> Tree<'t> {
             content,
         };
         if position.anchor != 0 && self.dialect == Dialect::Lenient {
-            // Keep a copy for later aliases.
+            // Keep a copy of the node for later aliases.
             self.count(node.count())?;
             self.anchored.insert(position.anchor, node.clone());
         }
@@ -317,7 +320,8 @@ impl Node<'_> {
         }
     }
 
-    /// Returns the pairs that merging this node adds: those of a map, or of each map in a list.
+    /// Returns the pairs that are added if this node is merged: the pairs of a map, or of each map
+    /// in a list.
     fn into_merged(self) -> Vec<(Self, Self)> {
         match self.content {
             Content::Map(pairs) => pairs,

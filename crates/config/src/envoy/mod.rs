@@ -4,7 +4,7 @@ mod settings;
 
 use std::{path::PathBuf, sync::Arc};
 
-pub use settings::{HeaderNames, Ratio, Settings, StoreFailure};
+pub use settings::{HeaderNames, Ratio, RlsSettings, StoreFailure};
 
 use super::{
     report::Report,
@@ -25,7 +25,7 @@ pub struct ConfigFiles {
 /// Whether several files may define the same domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DomainFiles {
-    /// Each domain has one file; a second one is a mistake.
+    /// Each domain has one file; a second file is a mistake.
     #[default]
     One,
     /// The files of a domain are merged, in the order of their names.
@@ -36,12 +36,12 @@ pub enum DomainFiles {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Envoy {
-    /// `envoy.config` and `envoy.merge_domains`: the files with its rules.
+    /// `envoy.config` and `envoy.merge_domains`: the files with the rules of the service.
     pub folder: ConfigFiles,
     /// The other keys: the settings of the responses.
-    pub settings: Settings,
-    /// `envoy.start_without_config`: whether to start even if its rules cannot be loaded, and
-    /// respond with errors until they can; default false.
+    pub settings: RlsSettings,
+    /// `envoy.start_without_config`: whether to start even if the rules cannot be loaded, and to
+    /// respond with errors until the rules are loaded; default false.
     pub start_without_config: bool,
 }
 
@@ -51,7 +51,7 @@ impl Envoy {
     pub fn new(folder: ConfigFiles) -> Self {
         Self {
             folder,
-            settings: Settings::default(),
+            settings: RlsSettings::default(),
             start_without_config: false,
         }
     }
@@ -87,7 +87,7 @@ pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
         DomainFiles::One
     };
     let start_without_config = flag("start_without_config");
-    let settings = Settings {
+    let settings = RlsSettings {
         shadow_mode: flag("shadow_mode"),
         quota_mode: flag("quota_mode"),
         dynamic_metadata: flag("dynamic_metadata"),
@@ -131,7 +131,8 @@ fn ratio(fields: &Fields<'_>, report: &mut Report) -> Ratio {
     ratio.unwrap_or_default()
 }
 
-/// Reads `response_headers`. `true` sends the headers of the IETF draft; a map renames them.
+/// Reads `response_headers`. `true` enables the headers of the IETF draft; a map renames these
+/// headers.
 fn response_headers(fields: &Fields<'_>, report: &mut Report) -> Option<HeaderNames> {
     let value = fields.get("response_headers")?;
     if let Shape::Scalar | Shape::List = value.shape() {

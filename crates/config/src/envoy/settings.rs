@@ -6,24 +6,24 @@ use std::{fmt, sync::Arc};
 /// the behavior of envoyproxy/ratelimit without any settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Settings {
+pub struct RlsSettings {
     /// Responds OK regardless of the descriptors' results. The statuses still show the results.
     pub shadow_mode: bool,
     /// Treats every descriptor without an unlimited rule as if its rule were in quota mode.
     pub quota_mode: bool,
     /// The share of a limit from which metrics count hits as near the limit.
     pub near_limit_ratio: Ratio,
-    /// The names of the headers with the limit, the remaining hits and the reset time; `None` sends
-    /// none.
+    /// The names of the headers with the limit, the remaining hits and the reset time; with `None`,
+    /// these headers are not sent.
     pub response_headers: Option<HeaderNames>,
     /// Whether responses contain dynamic metadata.
     pub dynamic_metadata: bool,
-    /// Whether a request that is over some of its limits is charged only to these limits, and not
-    /// to its other limits.
+    /// Whether a request that is over some of its limits is charged only to the exceeded limits,
+    /// and not to its other limits.
     pub stop_increment: bool,
     /// Whether the service is healthy only once it has a domain.
     pub healthy_with_a_domain: bool,
-    /// The maximum size of the local cache of exceeded limits, in bytes; 0 disables it.
+    /// The maximum size of the local cache of exceeded limits, in bytes; 0 disables the cache.
     pub local_cache_bytes: usize,
     /// The response while the store is unavailable.
     pub store_failure: StoreFailure,

@@ -1,9 +1,9 @@
-//! Warns about rules that a client bypasses by omitting something from its request.
+//! Warns about rules that a client bypasses by omitting a header, a query parameter or a cookie.
 
 use tidegate_core::RuleSet;
 use tidegate_identity::DerivedEntry;
 
-use crate::{report::Report, value::Value};
+use crate::{report::Report, rules::RawRule};
 
 /// The code of the warning, for log searches.
 const CODE: &str = "empty-key";
@@ -11,15 +11,15 @@ const CODE: &str = "empty-key";
 /// Prefixes of the entries that the client chooses freely and can omit.
 const CLIENT_PREFIXES: [&str; 3] = ["header.", "query.", "cookie."];
 
-/// The maximum number of rules that are named.
+/// The maximum number of rules with a full warning. An additional warning says that later rules may
+/// be affected too.
 const MAX_NAMED: usize = 20;
 
 /// Warns about each rule in `set` that a client bypasses by omitting an entry of the rule's key,
-/// unless another rule certainly applies to such a request. Rule number n is `values[n]` of the
-/// file.
+/// unless another rule applies to every such request. The rule with number n is `rules[n]`.
 pub(crate) fn warn(
     set: &RuleSet,
-    values: &[Value<'_>],
+    rules: &[RawRule<'_>],
     parts: &[(Box<str>, DerivedEntry)],
     report: &mut Report,
 ) {
@@ -34,7 +34,7 @@ pub(crate) fn warn(
     };
     let bypasses = set.bypasses(is_optional);
     for (count, bypass) in bypasses.take(MAX_NAMED + 1).enumerate() {
-        let Some(value) = values.get(bypass.rule) else {
+        let Some(rule) = rules.get(bypass.rule) else {
             continue;
         };
         let entry = bypass.entry;
@@ -46,9 +46,8 @@ pub(crate) fn warn(
         } else {
             format!("{CODE}: a client can bypass this rule too, and possibly later ones")
         };
-        let fields = value.fields_among(&["key"]);
-        let key = fields.as_ref().and_then(|fields| fields.get("key"));
-        key.unwrap_or(value).warn(report, message);
+        let place = rule.key.as_ref().map_or(&rule.place, |(place, _)| place);
+        place.warn(report, message);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Warns about conditions that no request can meet and entries that no listener provides.
 //!
-//! Callers of `/v1/check` and of the Redis protocol may send any entries, so their entries cannot
-//! be checked. The proxy and forward-auth derive the standard entries themselves, always in one
-//! form. If the proxy is the only listener, no other entries exist.
+//! Callers of `/v1/check` and of the Redis protocol may send any entries, so entries from these
+//! callers cannot be checked. The proxy and forward-auth derive the standard entries themselves,
+//! always in one form. If the proxy is the only listener, no other entries exist.
 
 use std::collections::HashMap;
 
@@ -15,9 +15,11 @@ use tidegate_net::{
 use super::misread;
 use crate::{
     Config, Upstream,
-    conditions::{self, Comparison, PatternText},
+    conditions::{self, Comparison, PatternText, RawCondition, RawWhen},
+    place::{Place, Scalar},
+    proxy::RawUpstream,
     report::Report,
-    value::{Fields, Value},
+    rules::{RawCost, RawRules},
 };
 
 /// The codes of the warnings, for log searches.
@@ -27,17 +29,23 @@ const NO_ENTRY: &str = "no-entry";
 /// The entries that the proxy derives from every request.
 const PROXY_ENTRIES: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
 
-/// More entries with a fixed name, which only forward-auth derives.
+/// Further entries with a fixed name, which only forward-auth derives.
 const FORWARD_AUTH_ENTRIES: &[&str] = &["scheme", "country", "asn"];
 
 /// Prefixes of the entries that are read from the parts of a request.
 const DERIVED_PREFIXES: &[&str] = &["header.", "cookie.", "query."];
 
-/// The maximum number of these warnings.
+/// The maximum number of warnings about conditions and entries.
 const MAX_WARNINGS: usize = 20;
 
-/// Warns about the conditions and keys in `file`, which was parsed into `config`.
-pub(crate) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
+/// Warns about the conditions and keys of the rules `raw` and of the `upstreams` in a file that was
+/// read into `config`.
+pub(crate) fn warn(
+    raw: &RawRules<'_>,
+    upstreams: &[RawUpstream<'_>],
+    config: &Config,
+    report: &mut Report,
+) {
     let rooms: Vec<String> = config
         .proxy
         .iter()
@@ -46,7 +54,7 @@ pub(crate) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
         .collect();
     let provided = provided(config, &rooms);
     let known = is_closed(config).then_some(&provided);
-    let (conditions, counted) = (conditions_of(file), counted_by(file));
+    let (conditions, counted) = (conditions_of(raw, upstreams), counted_by(raw));
     let misspelt = match known {
         Some(_) => HashMap::new(),
         None => EntryNames::new(&provided, &counted, &conditions).misspelt(),
@@ -56,36 +64,39 @@ pub(crate) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
         report,
     };
     for condition in &conditions {
-        let (entry, pattern) = (condition.entry, &condition.pattern);
+        let RawCondition {
+            entry,
+            place,
+            pattern,
+        } = condition.condition;
         for PatternText {
-            value, comparison, ..
-        } in conditions::texts(pattern)
+            scalar, comparison, ..
+        } in pattern.texts()
         {
-            let text = value.scalar();
-            let message = text.and_then(|text| text_message(entry, comparison, text));
-            warnings.of_value(&value, message);
+            let message = text_message(entry, comparison, scalar.text);
+            warnings.of_value(&scalar.place, message);
         }
         let meant = misspelt.get(entry).filter(|_| !condition.is_signal);
         let message = meant.map(|meant| misspelt_condition(entry, meant));
-        warnings.of_key(pattern, message);
-        warnings.of_key(pattern, wrong_case(entry));
+        warnings.of_key(place, message);
+        warnings.of_key(place, wrong_case(entry));
         // A `room.*` entry of an upstream without `adaptive` has a separate warning
         // (`untold-room`).
         let known = known
             .filter(|_| wrong_case(entry).is_none())
             .filter(|_| !rooms.iter().any(|room| room == entry));
         let message = known.and_then(|known| unknown_entry(entry, known));
-        warnings.of_key(pattern, message);
+        warnings.of_key(place, message);
     }
-    for value in &counted {
-        let Some(entry) = value.scalar() else {
-            continue;
-        };
+    for Scalar {
+        place, text: entry, ..
+    } in counted
+    {
         let meant = misspelt.get(entry);
-        warnings.of_value(value, meant.map(|meant| misspelt_key(entry, meant)));
-        warnings.of_value(value, wrong_case(entry));
+        warnings.of_value(place, meant.map(|meant| misspelt_key(entry, meant)));
+        warnings.of_value(place, wrong_case(entry));
         let known = known.filter(|_| wrong_case(entry).is_none());
-        warnings.of_value(value, known.and_then(|known| unknown_entry(entry, known)));
+        warnings.of_value(place, known.and_then(|known| unknown_entry(entry, known)));
     }
 }
 
@@ -96,20 +107,20 @@ struct Warnings<'r> {
 }
 
 impl Warnings<'_> {
-    fn of_value(&mut self, value: &Value<'_>, message: Option<String>) {
+    fn of_value(&mut self, place: &Place, message: Option<String>) {
         if let Some(message) = message.filter(|_| self.has_room()) {
-            value.warn(self.report, message);
+            place.warn(self.report, message);
         }
     }
 
-    /// Adds a warning about the key of `value`.
-    fn of_key(&mut self, value: &Value<'_>, message: Option<String>) {
+    /// Adds a warning about the key of the value at `place`.
+    fn of_key(&mut self, place: &Place, message: Option<String>) {
         if let Some(message) = message.filter(|_| self.has_room()) {
-            value.warn_of_key(self.report, message);
+            place.warn_of_key(self.report, message);
         }
     }
 
-    /// Takes the room of one warning. Returns whether there was any.
+    /// Counts one warning. Returns false if the maximum was already reached.
     fn has_room(&mut self) -> bool {
         let has_room = self.room > 0;
         self.room = self.room.saturating_sub(1);
@@ -117,8 +128,8 @@ impl Warnings<'_> {
     }
 }
 
-/// Returns a warning for a `text` that `entry` is compared with, if it can never match or does not
-/// mean what it seems to.
+/// Returns a warning for a `text` that `entry` is compared with, if the text can never match or
+/// does not mean what it seems to mean.
 pub(super) fn text_message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
     misread::message(entry, comparison, text).or_else(|| unmatchable_text(entry, comparison, text))
 }
@@ -149,8 +160,8 @@ fn provided<'c>(config: &'c Config, rooms: &'c [String]) -> Vec<&'c str> {
         .collect()
 }
 
-/// Returns a warning for an entry that differs from a standard one only in case. A service might
-/// send it, but forward-auth and the proxy never do.
+/// Returns a warning for an entry whose name differs from a standard entry only in letter case. A
+/// service might send such an entry, but forward-auth and the proxy never derive one.
 fn wrong_case(entry: &str) -> Option<String> {
     let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES);
     let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
@@ -162,8 +173,11 @@ fn wrong_case(entry: &str) -> Option<String> {
     })
 }
 
-/// Probable misspellings of the prefixes in [`DERIVED_PREFIXES`].
-const NEARLY_FOUND: [(&str, &str); 5] = [
+/// The prefixes in [`DERIVED_PREFIXES`] and their probable misspellings, in lower case.
+const PREFIXES: [(&str, &str); 8] = [
+    ("header.", "header."),
+    ("cookie.", "cookie."),
+    ("query.", "query."),
     ("headers.", "header."),
     ("cookies.", "cookie."),
     ("params.", "query."),
@@ -171,8 +185,64 @@ const NEARLY_FOUND: [(&str, &str); 5] = [
     ("header-", "header."),
 ];
 
+/// Names that other software uses for a standard entry, in lower case, with `_` between the words.
+const SYNONYMS: [(&str, &str); 17] = [
+    ("client_ip", "ip"),
+    ("client_addr", "ip"),
+    ("client_address", "ip"),
+    ("clientip", "ip"),
+    ("remote_ip", "ip"),
+    ("remote_addr", "ip"),
+    ("remote_address", "ip"),
+    ("binary_remote_addr", "ip"),
+    ("source_ip", "ip"),
+    ("src_ip", "ip"),
+    ("ip_addr", "ip"),
+    ("ip_address", "ip"),
+    ("x_real_ip", "ip"),
+    ("x_forwarded_for", "ip"),
+    ("request_method", "method"),
+    ("request_uri", "path"),
+    ("http_host", "host"),
+];
+
+/// Common headers without the prefix `x-`, in lower case.
+const HEADERS: [&str; 5] = [
+    "authorization",
+    "content-length",
+    "content-type",
+    "referer",
+    "user-agent",
+];
+
+/// Returns the entry that was probably meant by `entry`, if `entry` is a header name
+/// (`X-Customer`), a header with a wrong prefix (`Header.x-customer`), or a name that other
+/// software uses for a standard entry (`remote_addr`).
+fn named_otherwise(entry: &str) -> Option<String> {
+    let lower = entry.to_ascii_lowercase();
+    if let Some((wrong, right)) = PREFIXES.iter().find(|(wrong, _)| lower.starts_with(wrong)) {
+        // Converting ASCII letters to lower case does not change the length, so `wrong.len()` is
+        // also the length in `entry`.
+        let meant = format!("{right}{}", &entry[wrong.len()..]);
+        let meant = conditions::entry_name(&meant);
+        return (meant != conditions::entry_name(entry)).then(|| meant.into_owned());
+    }
+    // nginx writes `$` before the names of variables.
+    let name = lower.trim_start_matches('$').replace('-', "_");
+    if let Some((_, meant)) = SYNONYMS.iter().find(|(known, _)| *known == name) {
+        return Some((*meant).to_owned());
+    }
+    let is_capitalized = |word: &str| word.starts_with(|first: char| first.is_ascii_uppercase());
+    let is_header = lower
+        .strip_prefix("x-")
+        .is_some_and(|rest| !rest.is_empty())
+        || HEADERS.contains(&&*lower)
+        || entry.contains('-') && entry.split('-').all(is_capitalized);
+    is_header.then(|| format!("header.{lower}"))
+}
+
 /// Words that are similar to a standard entry, but that an application may well use as the name of
-/// an entry of its own.
+/// its own entry.
 const WORDS: [&str; 8] = [
     "chem", "count", "county", "ghost", "hot", "pat", "patch", "schema",
 ];
@@ -180,47 +250,63 @@ const WORDS: [&str; 8] = [
 /// The maximum number of different names in a file that are compared with each other.
 const MAX_COMPARED: usize = 1_000;
 
-/// The names of entries, to find out which one a misspelt name means. Used if the callers of a
-/// listener choose the entries, so that any name may be right.
+/// The names of entries, with which the intended name of a misspelt entry is determined. Used if
+/// the callers of a listener choose the entries, so that any name may be right.
 struct EntryNames<'p, 'c> {
     /// The entries that the proxy and this file provide.
     provided: &'p [&'p str],
-    /// The names that rules use: how often, and their order in the file.
+    /// The names that rules use, each with its number of uses and its position in the file.
     used: HashMap<&'c str, (usize, usize)>,
+    /// The letter case that rules use most often, by the name in lower case.
+    usual_case: HashMap<String, &'c str>,
 }
 
 impl<'p, 'c> EntryNames<'p, 'c> {
     fn new(
         provided: &'p [&'p str],
-        counted: &[Value<'c>],
-        conditions: &[EntryCondition<'c>],
+        counted: &[&Scalar<'c>],
+        conditions: &[EntryCondition<'_, 'c>],
     ) -> Self {
         let tested = conditions.iter().filter(|condition| !condition.is_signal);
         let names = counted
             .iter()
-            .filter_map(Value::scalar)
-            .chain(tested.map(|condition| condition.entry));
+            .map(|scalar| scalar.text)
+            .chain(tested.map(|condition| condition.condition.entry));
         let mut used = HashMap::new();
         for name in names {
             let next = used.len();
             used.entry(name).or_insert((0, next)).0 += 1;
         }
-        Self { provided, used }
+        let mut usual_case = HashMap::new();
+        for (name, (count, order)) in &used {
+            let usual = usual_case.entry(name.to_ascii_lowercase());
+            let usual: &mut &str = usual.or_insert(name);
+            let (usual_count, usual_order) = used[usual];
+            if (*count, usual_order) > (usual_count, *order) {
+                *usual = name;
+            }
+        }
+        Self {
+            provided,
+            used,
+            usual_case,
+        }
     }
 
-    /// Returns the misspelt names, and what each of them probably means.
+    /// Returns the misspelt names, each with the name that was probably meant.
     fn misspelt(&self) -> HashMap<&'c str, String> {
         let meant = |name: &&'c str| Some((*name, self.meant_by(name)?));
         self.used.keys().filter_map(meant).collect()
     }
 
-    /// Returns the name that the misspelt `entry` probably means: a standard entry, an entry of
-    /// this file, or an entry that more rules use. Returns `None` if `entry` is not misspelt.
+    /// Returns the name that was probably meant by the misspelt `entry`: a standard entry, an entry
+    /// of this file, or an entry that more rules use. Returns `None` if `entry` is not misspelt.
     fn meant_by(&self, entry: &str) -> Option<String> {
-        for (wrong, right) in NEARLY_FOUND {
-            if let Some(rest) = entry.strip_prefix(wrong) {
-                return Some(format!("{right}{rest}"));
-            }
+        if self.provided.contains(&entry) {
+            return None;
+        }
+        if let Some(meant) = named_otherwise(entry) {
+            return Some(meant);
         }
         let mut standard = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES).copied();
         let is_derived = DERIVED_PREFIXES
@@ -228,7 +314,6 @@ impl<'p, 'c> EntryNames<'p, 'c> {
             .any(|prefix| entry.starts_with(prefix));
         if is_derived
             || WORDS.contains(&entry)
-            || self.provided.contains(&entry)
             || standard
                 .clone()
                 .any(|known| known.eq_ignore_ascii_case(entry))
@@ -237,16 +322,23 @@ impl<'p, 'c> EntryNames<'p, 'c> {
         }
         let provided = || {
             let mut provided = self.provided.iter().copied().take(MAX_COMPARED);
-            provided.find(|known| is_slip_between(entry, known))
+            provided
+                .find(|known| known.eq_ignore_ascii_case(entry) || is_slip_between(entry, known))
+        };
+        let usual_case = || {
+            let usual = self.usual_case.get(&entry.to_ascii_lowercase()).copied();
+            usual.filter(|usual| *usual != entry)
         };
         let meant = standard
             .find(|known| is_slip_of_standard(entry, known))
             .or_else(provided)
+            .or_else(usual_case)
             .or_else(|| self.more_used(entry))?;
         Some(meant.to_owned())
     }
 
-    /// Returns a name similar to `entry` that more rules use, or as many, beginning earlier.
+    /// Returns a similar name that is used more often than `entry`, or equally often and first at
+    /// an earlier position.
     fn more_used(&self, entry: &str) -> Option<&'c str> {
         if self.used.len() > MAX_COMPARED {
             return None;
@@ -279,7 +371,8 @@ fn misspelt_key(entry: &str, meant: &str) -> String {
 }
 
 /// Returns whether `word` is the standard entry `known` with one letter inserted, missing or
-/// swapped with the next one. In a long name, one other letter or two missing letters count too.
+/// swapped with the next letter. In a long name, one different letter or two missing letters count
+/// too.
 fn is_slip_of_standard(word: &str, known: &str) -> bool {
     if word.len() < 3 || known.len() < 4 || word.len().abs_diff(known.len()) > 2 {
         return false;
@@ -294,8 +387,8 @@ fn is_slip_of_standard(word: &str, known: &str) -> bool {
             }
 }
 
-/// Returns whether two names of an application differ by a slip. A short name, and the plural of
-/// the other one, may well be another entry.
+/// Returns whether two names of an application differ by a typing error. A short name may well be
+/// another entry, and so may the plural of the other name.
 fn is_slip_between(word: &str, other: &str) -> bool {
     let is_plural = |one: &str, other: &str| one.strip_suffix('s') == Some(other);
     word.len().min(other.len()) >= 4
@@ -306,7 +399,7 @@ fn is_slip_between(word: &str, other: &str) -> bool {
 
 /// Returns whether `word` is `known` with one letter inserted, one letter missing, or two
 /// neighbouring letters swapped. A substituted letter does not count, because it may be intended,
-/// as in `key_a` and `key_b`. Takes time in proportion to the length.
+/// as in `key_a` and `key_b`. The run time is linear in the length.
 fn is_slip(word: &str, known: &str) -> bool {
     let (word, known) = (word.as_bytes(), known.as_bytes());
     let (short, long) = if word.len() <= known.len() {
@@ -337,8 +430,17 @@ fn unknown_entry(entry: &str, known: &[&str]) -> Option<String> {
     if is_known {
         return None;
     }
-    let advice = match nearest(entry, known) {
-        Some(nearest) => format!("did you mean `{nearest}`?"),
+    let in_other_case = || {
+        let known = known
+            .iter()
+            .find(|known| known.eq_ignore_ascii_case(entry))?;
+        Some((*known).to_owned())
+    };
+    let meant = named_otherwise(entry)
+        .or_else(in_other_case)
+        .or_else(|| nearest(entry, known).map(str::to_owned));
+    let advice = match meant {
+        Some(meant) => format!("did you mean `{}`?", shown(&meant)),
         None => format!(
             "expected one of {}, header.NAME, cookie.NAME, query.NAME",
             known.join(", ")
@@ -381,12 +483,12 @@ fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<S
     (usual != text).then(message)
 }
 
-/// Returns how a host must be written, and `text` in that form.
+/// Returns a description of the required form of a host, and `text` rewritten in that form.
 fn usual_host(text: &str) -> (&'static str, String) {
     let authority = misread::split_url(text).map_or(text, |(authority, _)| authority);
     let authority = authority.strip_prefix("//").unwrap_or(authority);
     let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
-    // The host comes after the name and the password of a user.
+    // The user name and the password, if any, come before the host.
     let host = authority.rsplit('@').next().unwrap_or_default();
     if host == text {
         return ("hosts are lowercase and have no port", bare_host(text));
@@ -399,7 +501,7 @@ fn usual_host(text: &str) -> (&'static str, String) {
 }
 
 /// Returns whether `text` is probably a regular expression. No entry of a request begins with `^`,
-/// and paths do not contain these signs.
+/// and paths do not contain the sequences in `signs`.
 fn looks_like_expression(entry: &str, text: &str) -> bool {
     let signs = ["(?", "\\d", "\\w", "\\.", "]+", "]*", "[0-9]", "[^"];
     let is_path =
@@ -407,8 +509,8 @@ fn looks_like_expression(entry: &str, text: &str) -> bool {
     text.starts_with('^') || is_path
 }
 
-/// Returns how a path must be written, and `text` in that form. Returns `None` if `text` begins
-/// with a wildcard, which cannot be normalized.
+/// Returns a description of the required form of a path, and `text` rewritten in that form. Returns
+/// `None` if `text` begins with a wildcard, because such a text cannot be normalized.
 fn usual_path(text: &str) -> Option<(&'static str, String)> {
     if text.starts_with('*') {
         return None;
@@ -424,98 +526,50 @@ fn usual_path(text: &str) -> Option<(&'static str, String)> {
     })
 }
 
-/// A condition on one entry.
-struct EntryCondition<'v> {
-    entry: &'v str,
-    pattern: Value<'v>,
-    /// Whether it is part of `elastic.when`, whose entries are usually signals of an application.
+/// A condition on an entry of a request.
+struct EntryCondition<'r, 'n> {
+    condition: &'r RawCondition<'n>,
+    /// Whether the condition is part of `elastic.when`, whose entries are usually signals of an
+    /// application.
     is_signal: bool,
 }
 
-/// Returns every condition on a request in `file`.
-fn conditions_of<'v>(file: &Fields<'v>) -> Vec<EntryCondition<'v>> {
-    let quiet = &mut Report::default();
-    let mut signals: Vec<Value<'_>> = Vec::new();
-    let mut whens: Vec<Value<'_>> = file
-        .get("allow")
-        .map_or_else(Vec::new, |allow| allow.one_or_more(quiet));
-    for rule in rules(file) {
-        let Some(fields) = rule.fields_among(&["when", "allow", "elastic"]) else {
-            continue;
-        };
-        whens.extend(fields.get("when").cloned());
-        whens.extend(
-            fields
-                .get("allow")
-                .map_or_else(Vec::new, |allow| allow.one_or_more(quiet)),
-        );
-        let elastic = fields
-            .get("elastic")
-            .and_then(|elastic| elastic.fields_among(&["when"]));
-        signals.extend(elastic.and_then(|elastic| elastic.get("when").cloned()));
-    }
-    let upstreams = file
-        .get("proxy")
-        .and_then(|proxy| proxy.fields_among(&["upstreams"]));
-    let upstreams = upstreams.and_then(|proxy| proxy.get("upstreams")?.items(quiet, ""));
-    for upstream in upstreams.unwrap_or_default() {
-        let Some(fields) = upstream.fields_among(&["when", "adaptive"]) else {
-            continue;
-        };
-        whens.extend(fields.get("when").cloned());
-        whens.extend(classes(&fields));
-    }
-    let conditions = |whens: Vec<Value<'v>>, is_signal: bool| {
-        let pairs = whens
-            .into_iter()
-            .filter_map(|when| when.pairs(&mut Report::default(), ""));
-        let pairs = pairs.flatten();
-        pairs
-            .filter(|(entry, value)| !conditions::is_schedule(entry, value))
-            .map(move |(entry, pattern)| EntryCondition {
-                entry,
-                pattern,
-                is_signal,
-            })
+/// Returns every condition on a request in the file. The conditions of `elastic.when` come last.
+fn conditions_of<'r, 'n>(
+    raw: &'r RawRules<'n>,
+    upstreams: &'r [RawUpstream<'n>],
+) -> Vec<EntryCondition<'r, 'n>> {
+    let of_rules = raw
+        .rules
+        .iter()
+        .flat_map(|rule| std::iter::once(&rule.when).chain(&rule.allow));
+    let of_upstreams = upstreams
+        .iter()
+        .flat_map(|upstream| std::iter::once(&upstream.when).chain(&upstream.classes));
+    let of_requests = raw.allow.iter().chain(of_rules).chain(of_upstreams);
+    let signals = raw.rules.iter().map(|rule| &rule.elastic.when);
+    let conditions = |when: &'r RawWhen<'n>, is_signal| {
+        let conditions = when.conditions.iter();
+        conditions.map(move |condition| EntryCondition {
+            condition,
+            is_signal,
+        })
     };
-    conditions(whens, false)
-        .chain(conditions(signals, true))
+    of_requests
+        .flat_map(|when| conditions(when, false))
+        .chain(signals.flat_map(|when| conditions(when, true)))
         .collect()
 }
 
-/// Returns the conditions of the priority classes of an upstream.
-fn classes<'v>(upstream: &Fields<'v>) -> Vec<Value<'v>> {
-    let adaptive = upstream.get("adaptive");
-    let adaptive = adaptive.and_then(|adaptive| adaptive.fields_among(&["classes"]));
-    let classes = adaptive.and_then(|adaptive| {
-        let classes = adaptive.get("classes")?;
-        classes.items(&mut Report::default(), "")
-    });
-    let when = |class: &Value<'v>| class.fields_among(&["when"])?.get("when").cloned();
-    classes.iter().flatten().filter_map(when).collect()
-}
-
-/// Returns the names of the entries that rules are keyed by or take their cost from.
-fn counted_by<'v>(file: &Fields<'v>) -> Vec<Value<'v>> {
-    let quiet = &mut Report::default();
+/// Returns the names of the entries that rules use in their keys or as their cost.
+fn counted_by<'r, 'n>(raw: &'r RawRules<'n>) -> Vec<&'r Scalar<'n>> {
     let mut names = Vec::new();
-    for rule in rules(file) {
-        let Some(fields) = rule.fields_among(&["key", "cost"]) else {
-            continue;
-        };
-        names.extend(
-            fields
-                .get("key")
-                .map_or_else(Vec::new, |key| key.one_or_more(quiet)),
-        );
-        let cost = fields.get("cost").filter(|cost| !cost.looks_like_number());
-        names.extend(cost.cloned());
+    for rule in &raw.rules {
+        names.extend(rule.key.iter().flat_map(|(_, entries)| entries));
+        match &rule.cost {
+            RawCost::Entry(entry) => names.push(entry),
+            RawCost::Fixed => {}
+        }
     }
     names
-}
-
-fn rules<'v>(file: &Fields<'v>) -> Vec<Value<'v>> {
-    let rules = file.get("rules");
-    let rules = rules.and_then(|rules| rules.items(&mut Report::default(), ""));
-    rules.unwrap_or_default()
 }

@@ -2,15 +2,17 @@
 //!
 //! A plain path under `when` is compared byte by byte, but many web frameworks treat `/login/`,
 //! `/LOGIN`, `/login;x` and `/login%20` like `/login`. `{is: /login}` declares that the exact path
-//! is meant and silences the warning. Rules in shadow mode limit nothing and are not checked.
+//! is meant, and disables the warning. Rules in shadow mode limit nothing, so they are not checked.
 
+use tidegate_core::Mode;
 use tidegate_net::input::shown;
 
 use super::{dead_conditions, misread};
 use crate::{
-    conditions::{self, Comparison, PatternText},
+    conditions::{Comparison, PatternText},
+    place::Place,
     report::Report,
-    value::{Fields, Value},
+    rules::RawRule,
 };
 
 /// The code of the warning, for log searches.
@@ -19,49 +21,45 @@ const CODE: &str = "exact-path";
 /// The maximum number of rules that are named.
 const MAX_NAMED: usize = 20;
 
-/// Warns about each rule in `file` that limits requests to an exact path.
-pub(crate) fn warn(file: &Fields<'_>, report: &mut Report) {
-    let rules = file.get("rules");
-    let rules = rules.and_then(|rules| rules.items(&mut Report::default(), ""));
-    let rules = rules.unwrap_or_default();
+/// Warns about each of the `rules` that limits requests to an exact path.
+pub(crate) fn warn(rules: &[RawRule<'_>], report: &mut Report) {
     let mut bypassed = rules.iter().filter_map(BypassedRule::find);
     for rule in bypassed.by_ref().take(MAX_NAMED) {
-        rule.value.warn(report, rule.message());
+        rule.place.warn(report, rule.message());
     }
     if let Some(rule) = bypassed.next() {
         let message = match bypassed.count() {
             0 => format!("{CODE}: this rule has the same problem"),
             later => format!("{CODE}: this rule and {later} later ones have the same problem"),
         };
-        rule.value.warn(report, message);
+        rule.place.warn(report, message);
     }
 }
 
 /// A rule that a client bypasses by spelling the path differently.
-struct BypassedRule<'v> {
-    name: &'v str,
+struct BypassedRule<'r> {
+    name: &'r str,
     /// The first exact path of the rule, and its place in the file.
-    path: &'v str,
-    value: Value<'v>,
+    path: &'r str,
+    place: &'r Place,
     /// The number of other exact paths of the rule.
     others: usize,
 }
 
-impl<'v> BypassedRule<'v> {
-    fn find(rule: &Value<'v>) -> Option<Self> {
-        let fields = rule.fields_among(&["name", "when", "mode"])?;
-        if fields.get("mode").and_then(Value::scalar) == Some("shadow") {
+impl<'r> BypassedRule<'r> {
+    fn find(rule: &'r RawRule<'_>) -> Option<Self> {
+        if rule.mode == Mode::Shadow {
             return None;
         }
-        let conditions = fields.get("when")?.pairs(&mut Report::default(), "")?;
-        let path = conditions.into_iter().find(|(entry, _)| *entry == "path");
-        let texts = conditions::texts(&path?.1);
+        let mut conditions = rule.when.conditions.iter();
+        let path = conditions.find(|condition| condition.entry == "path")?;
+        let texts = path.pattern.texts();
         let mut exact = texts.into_iter().filter_map(exact_path);
-        let (value, path) = exact.next()?;
+        let (place, path) = exact.next()?;
         Some(Self {
-            name: fields.get("name").and_then(Value::scalar)?,
+            name: rule.name.as_ref()?.text,
             path,
-            value,
+            place,
             others: exact.count(),
         })
     }
@@ -90,15 +88,15 @@ impl<'v> BypassedRule<'v> {
     }
 }
 
-/// Returns the value and the path of a text that matches only one spelling of a path. A text with
-/// another warning gets no second one.
-fn exact_path<'v>(text: PatternText<'v>) -> Option<(Value<'v>, &'v str)> {
+/// Returns the place and the path of a text that matches only one spelling of a path. A text with
+/// another warning gets no second warning.
+fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r Place, &'r str)> {
     let PatternText {
-        value,
+        scalar,
         comparison,
         is_negated,
     } = text;
-    let text = value.scalar()?;
+    let text = scalar.text;
     let exact = match comparison {
         Comparison::Plain => (text.starts_with('/') && !text.contains('*')).then_some(text)?,
         Comparison::Regex => misread::exact_expression(text)?,
@@ -106,7 +104,7 @@ fn exact_path<'v>(text: PatternText<'v>) -> Option<(Value<'v>, &'v str)> {
     };
     let has_warning = || dead_conditions::text_message("path", comparison, text).is_some();
     let is_bypassed = !is_negated && exact.len() > 1 && !has_warning();
-    is_bypassed.then_some((value, exact))
+    is_bypassed.then_some((&scalar.place, exact))
 }
 
 #[cfg(test)]
@@ -132,7 +130,7 @@ mod tests {
             );
             assert_eq!(warnings(&rule("/login", rest)), [expected]);
         }
-        // An expression without operators is an exact path, too.
+        // A regular expression without operators is an exact path, too.
         let said = warnings(&rule("{regex: ^/login$}", "key: [ip]"));
         let begins = "rules[0].when.path.regex (line 2): exact-path: /login/, /LOGIN, ";
         assert!(said.len() == 1 && said[0].starts_with(begins), "{said:?}");

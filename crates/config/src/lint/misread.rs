@@ -1,5 +1,5 @@
-//! Warns about patterns that readers take for something else: regular expressions for a part of a
-//! value, globs that end within a segment, and the path parameters of web frameworks.
+//! Warns about patterns that are easily misread: regular expressions for a part of a value, globs
+//! that end within a segment, and the path parameters of web frameworks.
 
 use tidegate_identity::normalize_path;
 use tidegate_net::input::shown;
@@ -12,11 +12,12 @@ use crate::conditions::Comparison;
 const WHOLE_VALUE: &str = "whole-value";
 const OPEN_END: &str = "open-end";
 
-/// Returns a warning for a `text` that `entry` is compared with, if it does not mean what it seems
-/// to.
+/// Returns a warning for a `text` that `entry` is compared with, if the text does not mean what it
+/// seems to mean.
 pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
     let not_a_path = || {
-        url(comparison, text)
+        location(text)
+            .or_else(|| url(comparison, text))
             .or_else(|| fragment(comparison, text))
             .or_else(|| query(text))
     };
@@ -25,13 +26,53 @@ pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option
         Comparison::Plain | Comparison::Route => not_a_path()
             .or_else(|| parameter(comparison, text))
             .or_else(|| open_glob(text)),
-        Comparison::Regex => query_expression(text)
+        Comparison::Regex => location(text)
+            .or_else(|| query_expression(text))
             .or_else(|| parameter(comparison, text))
             .or_else(|| path_expression(text)),
     };
     let is_path = entry == "path";
     let of_path = if is_path { of_path() } else { None };
     of_path.or_else(|| part_expression(comparison, text))
+}
+
+/// Returns a warning for the notation of a `location` in nginx, such as `~ ^/login`. No path begins
+/// with a modifier such as `~`.
+fn location(text: &str) -> Option<String> {
+    let (modifier, rest) = ["~*", "^~", "~", "="].iter().find_map(|modifier| {
+        let rest = text.strip_prefix(modifier)?.trim_start();
+        (!rest.is_empty()).then_some((*modifier, rest))
+    })?;
+    let advice = match modifier {
+        "=" if is_path(rest) => format!("{{is: {}}}", shown(rest)),
+        "^~" if is_path(rest) => format!("{{route: {}/**}}", shown(rest.trim_end_matches('/'))),
+        "~" | "~*" => location_expression(modifier, rest),
+        _ => return None,
+    };
+    Some(format!(
+        "{NO_MATCH}: `{modifier}` is a modifier of nginx's `location`, and no path begins with it; write {advice}"
+    ))
+}
+
+/// Returns the condition that is equivalent to a `location` of nginx with the regular expression
+/// `text`. In nginx, the expression may match any part of a path.
+fn location_expression(modifier: &str, text: &str) -> String {
+    if let Some(path) = exact_expression(text).filter(|_| text.starts_with('^')) {
+        let path = shown(path);
+        return match text.ends_with('$') {
+            true => format!("{{route: {path}}}"),
+            false => format!(
+                "{{route: {path}}} for this path, or {{route: {path}/**}} for it and everything below"
+            ),
+        };
+    }
+    let begin = if text.starts_with('^') { "" } else { ".*" };
+    let end = if text.ends_with('$') { "" } else { ".*" };
+    let expression = format!("{begin}{}{end}", shown(without_anchors(text)));
+    match modifier {
+        "~*" => format!("{{regex: \"(?i:{expression})\"}}"),
+        _ => format!("{{regex: \"{expression}\"}}"),
+    }
 }
 
 /// Splits a URL with a scheme into its authority and the rest: `https://example.com/login` into
@@ -66,7 +107,7 @@ fn fragment(comparison: Comparison, text: &str) -> Option<String> {
     Some(format!("{NO_MATCH}: {why}; write {advice}"))
 }
 
-/// Returns the condition for `path` alone. A route is safer than an exact path.
+/// Returns the suggested condition for `path`. A route is safer than an exact path.
 fn path_advice(comparison: Comparison, path: &str) -> String {
     let normal = normalize_path(path);
     let path = shown(normal.as_deref().unwrap_or(path));
@@ -80,7 +121,7 @@ fn path_advice(comparison: Comparison, path: &str) -> String {
 /// Returns a warning for a path with a query, such as `/login?x=1`.
 fn query(text: &str) -> Option<String> {
     let (path, _) = text.split_once('?').filter(|(path, _)| is_path(path))?;
-    // A text that is probably a regular expression has a warning of its own.
+    // A text that is probably a regular expression has its own warning.
     if path.contains(['(', '[', '\\']) {
         return None;
     }
@@ -101,8 +142,8 @@ fn no_query(path: &str) -> String {
     )
 }
 
-/// Returns a warning for a segment that other software replaces by any value: `:id`, `{id}` or
-/// `<id>`.
+/// Returns a warning for a segment that is a placeholder for any value in other software: `:id`,
+/// `{id}` or `<id>`.
 fn parameter(comparison: Comparison, text: &str) -> Option<String> {
     let bare = match comparison {
         Comparison::Regex => without_anchors(text),
@@ -129,7 +170,7 @@ fn glob_advice(comparison: Comparison, path: &str) -> String {
     let segments = path.split('/');
     let globs = segments.map(
         |segment| match (is_parameter(segment), segment.contains('*')) {
-            // `{*rest}` is any number of segments.
+            // `{*rest}` stands for any number of segments.
             (true, true) => "**",
             (true, false) => "*",
             (false, _) => segment,
@@ -185,8 +226,8 @@ fn open_glob(text: &str) -> Option<String> {
     })
 }
 
-/// Returns a warning for a regular expression for a path whose only other part is its beginning or
-/// its end: `^/login`, `/login.*`.
+/// Returns a warning for a regular expression that describes only the beginning or the end of a
+/// path: `^/login`, `/login.*`.
 fn path_expression(text: &str) -> Option<String> {
     let bare = without_anchors(text);
     if let Some(path) = bare.strip_suffix(".*").or_else(|| bare.strip_suffix(".+")) {
@@ -210,8 +251,8 @@ fn path_expression(text: &str) -> Option<String> {
     })
 }
 
-/// Returns a warning for a regular expression with an anchor at one end only. Elsewhere such an
-/// expression matches any value that begins or ends like it.
+/// Returns a warning for a regular expression with an anchor at one end only. In other software,
+/// such an expression matches any value that begins or ends with a match.
 fn part_expression(comparison: Comparison, text: &str) -> Option<String> {
     // The alternatives of `^a|b$` have one anchor each.
     if comparison != Comparison::Regex || text.contains('|') {
@@ -239,8 +280,8 @@ fn is_path(text: &str) -> bool {
     text.starts_with('/')
 }
 
-/// Returns whether `text` has no operator of regular expressions besides the dot, which most
-/// authors mean literally in a path.
+/// Returns whether `text` has no operator of regular expressions except the dot. In a path, most
+/// authors mean the dot literally.
 fn is_literal(text: &str) -> bool {
     !text.contains([
         '\\', '[', ']', '(', ')', '{', '}', '*', '+', '?', '|', '^', '$',
@@ -391,6 +432,34 @@ mod tests {
         ] {
             assert_eq!(warnings("path", silent), [""; 0], "{silent}");
         }
+    }
+
+    #[test]
+    fn the_notation_of_nginx_has_an_equal_condition() {
+        for (pattern, modifier, advice) in [
+            (
+                "'~ ^/login'",
+                "~",
+                "{route: /login} for this path, or {route: /login/**} for it and everything below",
+            ),
+            ("'~* ^/login$'", "~*", "{route: /login}"),
+            ("'= /login'", "=", "{is: /login}"),
+            ("'^~ /static/'", "^~", "{route: /static/**}"),
+            ("'~ \\.php$'", "~", r#"{regex: ".*\\.php"}"#),
+            ("'~* ^/v[0-9]+/a'", "~*", r#"{regex: "(?i:/v[0-9]+/a.*)"}"#),
+            ("{regex: '~ ^/v[0-9]+$'}", "~", r#"{regex: "/v[0-9]+"}"#),
+        ] {
+            let expected = format!(
+                "no-match: `{modifier}` is a modifier of nginx's `location`, and no path begins with it; write {advice}"
+            );
+            let said = warnings("path", pattern);
+            assert_eq!(said.len(), 1, "{pattern}: {said:?}");
+            assert!(said[0].ends_with(&expected), "{said:?}");
+            if !advice.contains(" or ") {
+                assert_eq!(warnings("path", advice), [""; 0], "{advice}");
+            }
+        }
+        assert_eq!(warnings("customer", "'~ ^/login'"), [""; 0]);
     }
 
     #[test]

@@ -2,55 +2,37 @@
 //!
 //! The shorthand admits 5 requests in any minute. The limit with the field `rate` is a GCRA, which
 //! without `burst` admits one request every 12 seconds. `burst: 0` and `algorithm: gcra` declare
-//! that this is meant and silence the warning.
+//! that a GCRA without a burst is meant, and disable the warning.
 
-use tidegate_core::{Rate, Span, notation};
+use tidegate_core::{Rate, Span};
 
-use crate::{
-    report::Report,
-    value::{Fields, Shape, Value},
-};
+use crate::{limits::RawLimit, report::Report, rules::RawRules};
 
 /// The code of the warning, for log searches.
 const CODE: &str = "no-burst";
 
-/// The maximum number of these warnings.
+/// The maximum number of warnings of this lint.
 const MAX_WARNINGS: usize = 20;
 
-/// Warns about the limits of the rules in `file` that are a GCRA without a burst only because they
-/// have the field `rate`.
-pub(crate) fn warn(file: &Fields<'_>, report: &mut Report) {
-    let quiet = &mut Report::default();
-    let defaults = file.get("defaults");
-    let defaults = defaults.and_then(|defaults| defaults.fields_among(&["algorithm"]));
-    if defaults.is_some_and(|defaults| defaults.get("algorithm").is_some()) {
+/// Warns about limits that are a GCRA without a burst only because they have the field `rate`.
+pub(crate) fn warn(raw: &RawRules<'_>, report: &mut Report) {
+    if raw.default_algorithm.is_some() {
         return;
     }
-    let rules = file.get("rules").and_then(|rules| rules.items(quiet, ""));
-    let limits = rules.iter().flatten().flat_map(|rule| {
-        let fields = rule.fields_among(&["algorithm", "limits"]);
-        let fields = fields.filter(|fields| fields.get("algorithm").is_none());
-        let limits = fields.as_ref().and_then(|fields| fields.get("limits"));
-        limits.map_or_else(Vec::new, |limits| {
-            limits.one_or_more(&mut Report::default())
-        })
-    });
-    let unaware = limits.filter_map(|limit| Some((rate_alone(&limit)?, limit)));
+    let rules = raw.rules.iter().filter(|rule| rule.algorithm.is_none());
+    let limits = rules.flat_map(|rule| &rule.limits);
+    let unaware = limits.filter_map(|limit| Some((rate_alone(limit)?, limit)));
     for (rate, limit) in unaware.take(MAX_WARNINGS) {
-        limit.warn(report, message(rate));
+        limit.place.warn(report, message(rate));
     }
 }
 
 /// Returns the rate of a limit that has neither `burst` nor `algorithm`. A rate of one request per
 /// period is the same with and without `burst`.
-fn rate_alone(limit: &Value<'_>) -> Option<Rate> {
-    if limit.shape() != Shape::Map {
-        return None;
-    }
-    let fields = limit.fields_among(&["rate", "burst", "algorithm"])?;
-    let is_alone = fields.get("burst").is_none() && fields.get("algorithm").is_none();
-    let rate = fields.get("rate").filter(|_| is_alone)?.scalar()?;
-    notation::rate(rate).ok().filter(|rate| rate.count > 1)
+fn rate_alone(limit: &RawLimit) -> Option<Rate> {
+    let spec = limit.full_form.as_ref()?;
+    let is_alone = spec.burst.is_none() && spec.algorithm.is_none();
+    spec.rate.filter(|rate| is_alone && rate.count > 1)
 }
 
 fn message(rate: Rate) -> String {

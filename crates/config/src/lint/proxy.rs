@@ -5,18 +5,18 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_core::RuleSet;
 
-use crate::{Upstream, Url, report::Report, value::Value};
+use crate::{Upstream, Url, proxy::RawUpstream, report::Report};
 
 /// The codes of the warnings, for log searches.
 const UNREACHABLE_UPSTREAM: &str = "unreachable-upstream";
 const UNKNOWN_ROOM: &str = "untold-room";
 const OWN_ADDRESS: &str = "own-address";
 
-/// Checks the `upstreams`, which are `values` in the file, against the `rules` and against the
+/// Checks the `upstreams`, which were read from `raw`, against the `rules` and against the
 /// address on which the proxy listens.
 pub(crate) fn warn(
     upstreams: &[Upstream],
-    values: &[Value<'_>],
+    raw: &[RawUpstream<'_>],
     listen: Option<SocketAddr>,
     rules: &RuleSet,
     report: &mut Report,
@@ -24,14 +24,15 @@ pub(crate) fn warn(
     let first = upstreams
         .iter()
         .position(|upstream| upstream.when.is_always());
-    for (at, (upstream, value)) in upstreams.iter().zip(values).enumerate() {
+    for (at, (upstream, raw)) in upstreams.iter().zip(raw).enumerate() {
+        let place = &raw.place;
         if let Some(all) = first.and_then(|first| upstreams.get(first).filter(|_| at > first)) {
             let message = format!(
                 "{UNREACHABLE_UPSTREAM}: no request reaches `{}`, because every request matches `{}`, which comes first \
                  and has no `when`; move that upstream to the end",
                 upstream.name, all.name
             );
-            value.warn(report, message);
+            place.warn(report, message);
         }
         let is_own_address = |url: &&Url| listen.is_some_and(|listen| is_at(url, listen));
         if let Some(url) = upstream.urls.iter().find(is_own_address) {
@@ -41,14 +42,14 @@ pub(crate) fn warn(
                 upstream.name,
                 url.authority()
             );
-            value.warn(report, message);
+            place.warn(report, message);
         }
         let entry = upstream.room_entry();
         if upstream.adaptive.is_none() && rules.looks_at(&entry) {
             let message = format!(
                 "{UNKNOWN_ROOM}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"
             );
-            value.warn(report, message);
+            place.warn(report, message);
         }
     }
 }

@@ -6,18 +6,18 @@ use crate::{report::Report, value::Value};
 
 /// The access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccessLog {
+pub struct AccessLogConfig {
     /// `to`: the file; `None` is standard output (`stdout`).
     pub to: Option<PathBuf>,
     /// `query`: whether lines include the query string, which may contain secrets; default false.
     pub query: bool,
 }
 
-pub(super) fn access_log(value: &Value<'_>, report: &mut Report) -> Option<AccessLog> {
+pub(super) fn access_log(value: &Value<'_>, report: &mut Report) -> Option<AccessLogConfig> {
     let what = "stdout, a path, or a map such as {to: /var/log/tidegate/access.log, query: true}";
     if value.scalar().is_some() {
         let to = target(value.text(report, what)?);
-        return Some(AccessLog { to, query: false });
+        return Some(AccessLogConfig { to, query: false });
     }
     let fields = value.fields(report, what, &["to", "query"])?;
     let query = fields.get("query").and_then(|value| value.flag(report));
@@ -27,7 +27,7 @@ pub(super) fn access_log(value: &Value<'_>, report: &mut Report) -> Option<Acces
         }
         return None;
     };
-    Some(AccessLog {
+    Some(AccessLogConfig {
         to: target(to.text(report, "stdout or a path")?),
         query: query.unwrap_or(false),
     })

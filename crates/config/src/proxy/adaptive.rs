@@ -10,14 +10,14 @@ use tidegate_tower::{ConcurrencyLimitLayer, HeadroomCondition, SlotShare};
 
 use super::upstream;
 use crate::{
-    conditions,
+    conditions::{self, RawWhen},
     limits::percent,
     report::Report,
     value::{Fields, Value},
 };
 
-/// The maximum number of classes in addition to the default class. It bounds the label values of
-/// metrics.
+/// The maximum number of classes in addition to the default class. This maximum bounds the number
+/// of label values in metrics.
 const MAX_CLASSES: usize = ConcurrencyLimitLayer::MAX_CLASSES - 1;
 
 /// The name of the class of requests that match no other class.
@@ -50,10 +50,10 @@ pub struct Adaptive {
     /// `algorithm` and its parameters: they determine how measurements change the limit.
     pub settings: AdaptiveSettings,
     /// `classes`: a request belongs to the first class whose conditions match. The last class is
-    /// the default one, which matches every request and may use the whole limit.
+    /// the default class, which matches every request and may use the whole limit.
     pub classes: Vec<Class>,
-    /// `room`: the signs of spare capacity that the `room.*` entry reports to rules. All of them
-    /// must hold; default less than 60 % of the limit in flight.
+    /// `room`: the conditions under which the `room.*` entry reports spare capacity to rules. All
+    /// conditions must hold. By default, less than 60 % of the limit must be in flight.
     pub room: Vec<HeadroomCondition>,
 }
 
@@ -62,32 +62,42 @@ pub struct Adaptive {
 pub struct Class {
     /// `name`: the name in metrics.
     pub name: Box<str>,
-    /// `share`: the part of the limit that the class may use; by default all of it.
+    /// `share`: the part of the limit that the class may use; by default the whole limit.
     pub share: SlotShare,
     /// `when`: the conditions of the requests in this class.
     pub when: When,
 }
 
-pub(super) fn adaptive(value: &Value<'_>, report: &mut Report) -> Option<Adaptive> {
+/// Reads the adaptive concurrency limit, and the conditions of its classes. The second result is
+/// `None` if there is a mistake.
+pub(super) fn adaptive<'n>(
+    value: &Value<'n>,
+    report: &mut Report,
+) -> (Vec<RawWhen<'n>>, Option<Adaptive>) {
     let what = "a map such as {algorithm: gradient, max: 200}";
-    let fields = value.fields(report, what, FIELDS)?;
+    let Some(fields) = value.fields(report, what, FIELDS) else {
+        return (Vec::new(), None);
+    };
     let before = report.count();
     let method = method(&fields, report);
-    // If the algorithm is invalid, check the remaining fields with the default one.
+    // If the algorithm is invalid, check the remaining fields with the default algorithm.
     let settings = settings(method.unwrap_or_default(), &fields, report);
     let classes = fields.get("classes");
-    let classes = classes.map_or_else(Vec::new, |value| classes_of(value, report));
+    let (conditions, classes) =
+        classes.map_or_else(Default::default, |value| classes_of(value, report));
     let room = fields.get("room").map(|value| room(value, method, report));
     let everybody = Class {
         name: NO_CLASS.into(),
         share: SlotShare::ALL,
         when: When::default(),
     };
-    (report.count() == before).then_some(Adaptive {
-        settings: settings?,
+    let settings = settings.filter(|_| report.count() == before);
+    let adaptive = settings.map(|settings| Adaptive {
+        settings,
         classes: classes.into_iter().chain([everybody]).collect(),
         room: room.unwrap_or_else(|| vec![HeadroomCondition::InFlight(60)]),
-    })
+    });
+    (conditions, adaptive)
 }
 
 fn method(fields: &Fields<'_>, report: &mut Report) -> Option<Method> {
@@ -161,10 +171,11 @@ fn span(fields: &Fields<'_>, name: &str, default: Span, report: &mut Report) -> 
     span.unwrap_or(default)
 }
 
-fn classes_of(value: &Value<'_>, report: &mut Report) -> Vec<Class> {
+/// Reads the classes, and the conditions of each class.
+fn classes_of<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, Vec<Class>) {
     let what = "a list of classes such as [{name: batch, when: {path: /batch/**}, share: 50%}]";
     let Some(items) = value.items(report, what) else {
-        return Vec::new();
+        return (Vec::new(), Vec::new());
     };
     if items.len() > MAX_CLASSES {
         let problem = format!(
@@ -172,11 +183,13 @@ fn classes_of(value: &Value<'_>, report: &mut Report) -> Vec<Class> {
             items.len()
         );
         value.wrong(report, problem);
-        return Vec::new();
+        return (Vec::new(), Vec::new());
     }
-    let mut classes: Vec<Class> = Vec::new();
+    let (mut conditions, mut classes) = (Vec::new(), Vec::<Class>::new());
     for item in &items {
-        let Some(class) = class(item, report) else {
+        let (raw, class) = class(item, report);
+        conditions.push(raw);
+        let Some(class) = class else {
             continue;
         };
         let is_known = classes.iter().any(|known| known.name == class.name);
@@ -191,12 +204,15 @@ fn classes_of(value: &Value<'_>, report: &mut Report) -> Vec<Class> {
         }
         classes.push(class);
     }
-    classes
+    (conditions, classes)
 }
 
-fn class(value: &Value<'_>, report: &mut Report) -> Option<Class> {
+/// Reads a class and its conditions.
+fn class<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<Class>) {
     let what = "a map such as {name: batch, when: {path: /batch/**}, share: 50%}";
-    let fields = value.fields(report, what, &["name", "when", "share"])?;
+    let Some(fields) = value.fields(report, what, &["name", "when", "share"]) else {
+        return (RawWhen::default(), None);
+    };
     for name in ["name", "when"] {
         if !fields.tries(name) {
             fields.wrong(report, name, "is missing");
@@ -205,7 +221,7 @@ fn class(value: &Value<'_>, report: &mut Report) -> Option<Class> {
     let name = fields.get("name");
     let name = name.and_then(|value| upstream::name(value, report));
     let when = fields.get("when");
-    let when = when.and_then(|value| conditions::when(value, report));
+    let (raw, when) = when.map_or_else(Default::default, |value| conditions::when(value, report));
     let share = match fields.get("share") {
         None => Some(SlotShare::ALL),
         Some(value) => {
@@ -216,11 +232,9 @@ fn class(value: &Value<'_>, report: &mut Report) -> Option<Class> {
             })
         }
     };
-    Some(Class {
-        name: name?,
-        share: share?,
-        when: when?,
-    })
+    let required = || Some((name?, share?, when?));
+    let class = required().map(|(name, share, when)| Class { name, share, when });
+    (raw, class)
 }
 
 fn room(value: &Value<'_>, method: Option<Method>, report: &mut Report) -> Vec<HeadroomCondition> {

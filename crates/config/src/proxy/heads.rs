@@ -22,12 +22,12 @@ const PSEUDONYM: &str = "tidegate";
 pub struct Heads {
     /// `underscores`: how headers with `_` in their names are handled; default `drop`.
     pub underscores: Underscores,
-    /// `via`: the proxy's pseudonym in `Via`; `None` (`off`) adds no `Via`.
+    /// `via`: the proxy's pseudonym in `Via`; with `None` (`off`), no `Via` is added.
     pub via: Option<Via>,
 }
 
-/// How headers with `_` in their names are handled. CGI, WSGI and PHP cannot distinguish such a
-/// name from the name with `-`.
+/// How headers with `_` in their names are handled. CGI, WSGI and PHP cannot distinguish a name
+/// with `_` from the same name with `-`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Underscores {
     /// The headers are removed.

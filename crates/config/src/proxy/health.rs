@@ -37,7 +37,7 @@ pub struct HealthCheck {
     pub path: Box<str>,
     /// `interval`: the time between two checks; default 5 s.
     pub interval: Duration,
-    /// `timeout`: for connecting and receiving the response head together; default 1 s.
+    /// `timeout`: the timeout for connecting and receiving the response head together; default 1 s.
     pub timeout: Duration,
     /// `healthy_after`: consecutive good checks after which an endpoint is up again, 1 to 1,000;
     /// default 2.
@@ -47,7 +47,7 @@ pub struct HealthCheck {
     pub unhealthy_after: u32,
 }
 
-/// Reads `eject`. Returns `None` if it is off.
+/// Reads `eject`. Returns `None` if outlier detection is off.
 pub(super) fn eject(upstream: &Fields<'_>, report: &mut Report) -> Option<Ejection> {
     let mut ejection = Ejection::default();
     let Some(value) = upstream.get("eject") else {

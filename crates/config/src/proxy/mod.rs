@@ -22,11 +22,12 @@ use super::{
     value::{Fields, Value},
 };
 
-pub use access_log::AccessLog;
+pub use access_log::AccessLogConfig;
 pub use adaptive::{Adaptive, Class};
 pub use heads::{Heads, Underscores, Via};
 pub use health::{Ejection, HealthCheck};
-pub use slow::{MinRate, Slow};
+pub use slow::Slow;
+pub(crate) use upstream::RawUpstream;
 pub use upstream::Upstream;
 pub use url::{Scheme, Url};
 
@@ -75,8 +76,8 @@ pub struct Proxy {
     pub upstreams: Vec<Upstream>,
     /// `proxy.timeouts`.
     pub timeouts: Timeouts,
-    /// `proxy.max_body`: the maximum size of a request body, in bytes; `None`, the default, is
-    /// unlimited.
+    /// `proxy.max_body`: the maximum size of a request body, in bytes; `None`, the default, means
+    /// no maximum.
     pub max_body: Option<u64>,
     /// `proxy.max_head`: the maximum size of a request or response head, 8 KiB to 1 MiB; default 64
     /// KiB.
@@ -100,22 +101,23 @@ pub struct Proxy {
     /// `proxy.max_requests_per_client`, `proxy.min_rate` and `proxy.response_buffer`.
     pub slow: Slow,
     /// `proxy.access_log`: the access log; `None`, the default, disables it.
-    pub access_log: Option<AccessLog>,
+    pub access_log: Option<AccessLogConfig>,
 }
 
 /// The timeouts of the reverse proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// `connect`: for connecting to an upstream, including the TLS handshake; default 1 s.
+    /// `connect`: the timeout for connecting to an upstream, including the TLS handshake; default 1
+    /// s.
     pub connect: Duration,
-    /// `head`: for the response head of an upstream, measured from the end of the request; default
-    /// 30 s.
+    /// `head`: the timeout for the response head of an upstream, measured from the end of the
+    /// request; default 30 s.
     pub head: Duration,
     /// `idle`: the maximum time for which reading or writing a body may stall, on either side;
     /// default 60 s.
     pub idle: Duration,
-    /// `request_head`: for the complete head of a request, measured from its first byte; default 10
-    /// s.
+    /// `request_head`: the timeout for the complete head of a request, measured from its first
+    /// byte; default 10 s.
     pub request_head: Duration,
     /// `keep_alive`: how long a client connection may be idle between two requests; default 75 s.
     pub keep_alive: Duration,
@@ -151,19 +153,48 @@ pub enum ForwardedHeaders {
     Both,
 }
 
-/// Reads the section. Returns `None` without the section, or if there is a mistake in it.
-pub(super) fn proxy(
-    file: &Fields<'_>,
+/// The section as written in the rules file, as far as it could be read.
+#[derive(Debug, Default)]
+pub(crate) struct RawProxy<'n> {
+    /// Whether the file has the section.
+    pub(crate) is_written: bool,
+    pub(crate) upstreams: Vec<RawUpstream<'n>>,
+}
+
+/// Reads the section. The second result is `None` if the file has no such section, or if the
+/// section has a mistake.
+pub(super) fn proxy<'n>(
+    file: &Fields<'n>,
     listen: &Listen,
     rules: &RuleSet,
     report: &mut Report,
-) -> Option<Proxy> {
-    let value = file.get("proxy")?;
+) -> (RawProxy<'n>, Option<Proxy>) {
+    let mut raw = RawProxy::default();
+    let Some(value) = file.get("proxy") else {
+        return (raw, None);
+    };
+    raw.is_written = true;
     let what = "a map such as {listen: 127.0.0.1:8000, upstreams: […]}";
-    let fields = value.fields(report, what, FIELDS)?;
+    let Some(fields) = value.fields(report, what, FIELDS) else {
+        return (raw, None);
+    };
     let address = address(&fields, listen, report);
     let tls = fields.get("tls").and_then(|value| tls(value, report));
-    let upstreams = upstream::upstreams(&fields, address, rules, report);
+    let (raw_upstreams, upstreams) = upstream::upstreams(&fields, address, rules, report);
+    raw.upstreams = raw_upstreams;
+    let proxy = settings(&fields, address, tls, upstreams, report);
+    (raw, proxy)
+}
+
+/// Reads the settings of a proxy with this address, this certificate and these upstreams. Returns
+/// `None` if the address or the upstreams have a mistake.
+fn settings(
+    fields: &Fields<'_>,
+    address: Option<SocketAddr>,
+    tls: Option<TlsFiles>,
+    upstreams: Option<Vec<Upstream>>,
+    report: &mut Report,
+) -> Option<Proxy> {
     let timeouts = fields
         .get("timeouts")
         .and_then(|value| timeouts(value, report));
@@ -201,8 +232,8 @@ pub(super) fn proxy(
         max_connections_per_client: per_client.unwrap_or(1_000),
         forwarded: forwarded.unwrap_or_default(),
         access_log: log,
-        heads: heads::heads(&fields, report),
-        slow: slow::slow(&fields, report),
+        heads: heads::heads(fields, report),
+        slow: slow::slow(fields, report),
     })
 }
 

@@ -1,7 +1,7 @@
 //! `proxy.max_requests_per_client`, `.min_rate` and `.response_buffer`: resource limits for one
 //! client and for slow clients.
 
-use std::time::Duration;
+use tidegate_net::MinRate;
 
 use super::{MOST_CONNECTIONS, time, within};
 use crate::{
@@ -22,7 +22,8 @@ pub struct Slow {
     /// `max_requests_per_client`: the maximum number of requests in flight per client address
     /// (IPv6: per /64), 1 to 1,000,000; default 256.
     pub max_requests: usize,
-    /// `min_rate`: the minimum transfer rate of bodies; `None` (`off`) does not enforce one.
+    /// `min_rate`: the minimum transfer rate of bodies; with `None` (`off`), no minimum is
+    /// enforced.
     pub min_rate: Option<MinRate>,
     /// `response_buffer`: the number of bytes of a response that are buffered for a slow client, up
     /// to 16 MiB; default 64 KiB.
@@ -35,24 +36,6 @@ impl Default for Slow {
             max_requests: 256,
             min_rate: Some(MinRate::default()),
             response_buffer: 64 << 10,
-        }
-    }
-}
-
-/// The minimum transfer rate of a body, averaged over the time that the proxy waits for the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MinRate {
-    /// `bytes_per_second`: 1 to 1 GiB; default 240.
-    pub bytes_per_second: u64,
-    /// `grace`: the extra time allowed beyond what the rate requires; default 5 s.
-    pub grace: Duration,
-}
-
-impl Default for MinRate {
-    fn default() -> Self {
-        Self {
-            bytes_per_second: 240,
-            grace: Duration::from_secs(5),
         }
     }
 }
@@ -80,7 +63,7 @@ pub(super) fn slow(proxy: &Fields<'_>, report: &mut Report) -> Slow {
     slow
 }
 
-/// Reads `min_rate`. Returns `None` if it is off.
+/// Reads `min_rate`. Returns `None` if the minimum rate is off.
 fn min_rate(value: &Value<'_>, report: &mut Report) -> Option<MinRate> {
     if value.scalar() == Some("off") {
         return None;

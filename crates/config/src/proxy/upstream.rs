@@ -2,17 +2,19 @@
 
 use std::{collections::HashSet, net::SocketAddr, path::PathBuf};
 
-use tidegate_core::{Condition, RuleSet, When};
+use tidegate_core::{RuleSet, When};
 use tidegate_net::input::advice;
 
 use super::{Adaptive, Ejection, HealthCheck, Scheme, Url, adaptive, health, within};
 use crate::{
-    conditions, lint,
+    conditions::{RawCondition, RawWhen},
+    lint,
+    place::Place,
     report::Report,
     value::{Fields, Value},
 };
 
-/// The maximum number of upstreams. It bounds the label values of metrics.
+/// The maximum number of upstreams. This maximum bounds the number of label values in metrics.
 const MAX_UPSTREAMS: usize = 100;
 
 /// The maximum number of endpoints of one upstream.
@@ -45,22 +47,22 @@ const FIELDS: &[&str] = &[
 pub struct Upstream {
     /// `name`: the name in logs and metrics, 1 to 64 letters, digits, `-`, `_` and `.`.
     pub name: Box<str>,
-    /// `urls`: its endpoints, 1 to 64, among which requests are load-balanced.
+    /// `urls`: the endpoints of the upstream, 1 to 64, among which requests are load-balanced.
     pub urls: Vec<Url>,
-    /// `when`: the conditions on `path`, `host` and `method` of its requests; without `when`, all
-    /// requests match.
+    /// `when`: the conditions on `path`, `host` and `method` of requests to the upstream; without
+    /// `when`, all requests match.
     pub when: When,
     /// `max_connections`: the maximum number of connections to one endpoint, 1 to 65,536; default
     /// 1,024.
     pub max_connections: usize,
     /// `http2`: whether to use HTTP/2, over plaintext or TLS; default false.
     pub http2: bool,
-    /// `ca`: a PEM file with the trust anchors for its certificates; by default those of the
-    /// system.
+    /// `ca`: a PEM file with the trust anchors for the upstream's certificates; by default, the
+    /// trust anchors of the system are used.
     pub ca: Option<PathBuf>,
     /// `eject`: outlier detection if there are several endpoints; `None` disables it (`off`).
     pub eject: Option<Ejection>,
-    /// `health`: active health checks of its endpoints; off by default.
+    /// `health`: active health checks of the endpoints; off by default.
     pub health: Option<HealthCheck>,
     /// `adaptive`: the adaptive concurrency limit; `None`, the default, does not limit concurrency.
     pub adaptive: Option<Adaptive>,
@@ -75,21 +77,33 @@ impl Upstream {
     }
 }
 
-pub(super) fn upstreams(
-    proxy: &Fields<'_>,
+/// An upstream as written in the rules file, as far as it could be read.
+#[derive(Debug)]
+pub(crate) struct RawUpstream<'n> {
+    pub(crate) place: Place,
+    pub(crate) when: RawWhen<'n>,
+    /// The conditions of the upstream's priority classes.
+    pub(crate) classes: Vec<RawWhen<'n>>,
+}
+
+/// Reads the upstreams. The second result is `None` if there is a mistake.
+pub(super) fn upstreams<'n>(
+    proxy: &Fields<'n>,
     listen: Option<SocketAddr>,
     rules: &RuleSet,
     report: &mut Report,
-) -> Option<Vec<Upstream>> {
+) -> (Vec<RawUpstream<'n>>, Option<Vec<Upstream>>) {
     let what = "a list of upstreams such as [{name: app, urls: [\"http://127.0.0.1:3000\"]}]";
     let Some(value) = proxy.get("upstreams") else {
         if !proxy.tries("upstreams") {
             proxy.wrong(report, "upstreams", format!("is missing; give {what}"));
         }
-        return None;
+        return (Vec::new(), None);
     };
     let before = report.count();
-    let items = value.items(report, what)?;
+    let Some(items) = value.items(report, what) else {
+        return (Vec::new(), None);
+    };
     if !(1..=MAX_UPSTREAMS).contains(&items.len()) {
         let problem = format!(
             "must be 1 to {MAX_UPSTREAMS} upstreams, got {}",
@@ -97,13 +111,15 @@ pub(super) fn upstreams(
         );
         value.wrong(report, problem);
     }
-    let read: Vec<(&Value<'_>, Upstream)> = items
-        .iter()
-        .take(MAX_UPSTREAMS)
-        .filter_map(|item| Some((item, upstream(item, report)?)))
-        .collect();
+    let (mut raw, mut upstreams) = (Vec::new(), Vec::new());
+    for item in items.iter().take(MAX_UPSTREAMS) {
+        if let Some((written, upstream)) = upstream(item, report) {
+            upstreams.extend(upstream.map(|upstream| (item, upstream)));
+            raw.push(written);
+        }
+    }
     let mut names = HashSet::new();
-    for (item, upstream) in &read {
+    for (item, upstream) in &upstreams {
         if !names.insert(&upstream.name) {
             item.wrong(
                 report,
@@ -115,14 +131,22 @@ pub(super) fn upstreams(
         }
     }
     if report.count() > before {
-        return None;
+        return (raw, None);
     }
-    let upstreams: Vec<Upstream> = read.into_iter().map(|(_, upstream)| upstream).collect();
-    lint::proxy::warn(&upstreams, &items, listen, rules, report);
-    Some(upstreams)
+    let upstreams: Vec<Upstream> = upstreams
+        .into_iter()
+        .map(|(_, upstream)| upstream)
+        .collect();
+    lint::proxy::warn(&upstreams, &raw, listen, rules, report);
+    (raw, Some(upstreams))
 }
 
-fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
+/// Reads an upstream. Returns `None` if the value is not a map. The second result is `None` if
+/// there is a mistake.
+fn upstream<'n>(
+    value: &Value<'n>,
+    report: &mut Report,
+) -> Option<(RawUpstream<'n>, Option<Upstream>)> {
     let what = "a map such as {name: app, urls: [\"http://127.0.0.1:3000\"]}";
     let fields = value.fields(report, what, FIELDS)?;
     for name in ["name", "urls"] {
@@ -132,9 +156,9 @@ fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
     }
     let name = fields.get("name").and_then(|value| name(value, report));
     let urls = fields.get("urls").and_then(|value| urls(value, report));
-    let when = match fields.get("when") {
+    let (raw_when, when) = match fields.get("when") {
         Some(value) => conditions(value, report),
-        None => Some(When::default()),
+        None => (RawWhen::default(), Some(When::default())),
     };
     let most = fields.get("max_connections").and_then(|value| {
         within(
@@ -149,23 +173,30 @@ fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
         .get("ca")
         .and_then(|value| ca(value, urls.as_deref(), report));
     let eject = health::eject(&fields, report);
-    let adaptive = fields
+    let (classes, adaptive) = fields
         .get("adaptive")
-        .map(|value| adaptive::adaptive(value, report));
+        .map_or_else(Default::default, |value| adaptive::adaptive(value, report));
     let check = fields
         .get("health")
         .map(|value| health::health(value, report));
-    Some(Upstream {
-        name: name?,
-        urls: urls?,
-        when: when?,
+    let raw = RawUpstream {
+        place: value.place().clone(),
+        when: raw_when,
+        classes,
+    };
+    let required = || Some((name?, urls?, when?));
+    let upstream = required().map(|(name, urls, when)| Upstream {
+        name,
+        urls,
+        when,
         max_connections: most.unwrap_or(1_024),
         http2: http2.unwrap_or(false),
         ca,
         eject,
         health: check.flatten(),
-        adaptive: adaptive.flatten(),
-    })
+        adaptive,
+    });
+    Some((raw, upstream))
 }
 
 /// Reads a name that is used as a label value in metrics.
@@ -214,11 +245,12 @@ fn ca(value: &Value<'_>, urls: Option<&[Url]>, report: &mut Report) -> Option<Pa
     Some(path.into())
 }
 
-fn conditions(value: &Value<'_>, report: &mut Report) -> Option<When> {
+/// Reads the conditions of an upstream. The second result is `None` if there is a mistake.
+fn conditions<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<When>) {
     let what = "a map of conditions such as {path: /api/**}";
     let before = report.count();
-    let mut read: Vec<Condition> = Vec::new();
-    for (entry, value) in value.pairs(report, what)? {
+    let (mut raw, mut conditions) = (RawWhen::default(), Vec::new());
+    for (entry, value) in value.pairs(report, what).unwrap_or_default() {
         if !ENTRIES.contains(&entry) {
             let advice = advice(entry, ENTRIES);
             value.wrong_key(
@@ -227,9 +259,10 @@ fn conditions(value: &Value<'_>, report: &mut Report) -> Option<When> {
             );
             continue;
         }
-        let pattern = conditions::pattern(&value, report);
-        // `Condition::new` only rejects invalid entry names; the names in `ENTRIES` are valid.
-        read.extend(pattern.and_then(|pattern| Condition::new(entry, pattern).ok()));
+        let condition = RawCondition::read(entry, &value, report);
+        conditions.extend(condition.build(report));
+        raw.conditions.push(condition);
     }
-    (report.count() == before).then(|| When::all(read))
+    let when = (report.count() == before).then(|| When::all(conditions));
+    (raw, when)
 }

@@ -31,7 +31,7 @@ pub struct Url {
     pub scheme: Scheme,
     /// A host name, or an IP address without brackets.
     pub host: Box<str>,
-    /// The port; by default that of the scheme.
+    /// The port; by default the port of the scheme.
     pub port: u16,
 }
 
@@ -40,7 +40,7 @@ impl Url {
     ///
     /// # Errors
     ///
-    /// Returns a message that describes the problem in any other text.
+    /// Returns a message that describes the problem if `text` has another form.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |problem: &str| format!("{problem}; give a URL such as http://127.0.0.1:3000");
         let uri: Uri = text.parse().map_err(|_| wrong("this is not a URL"))?;

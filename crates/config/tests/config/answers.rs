@@ -64,6 +64,14 @@ fn mistakes_are_reported() {
     );
 }
 
+/// In an earlier version, the map was read twice, so the mistake was reported twice.
+#[test]
+fn a_repeated_condition_on_a_response_is_one_mistake() {
+    let rules = "rules: [{name: a, limits: [5/min], count: {status: 401, status: 403}}]\n";
+    let expected = "rules[0].count.status (line 1): duplicate key `status`; remove one of the two";
+    assert_eq!(mistakes(&format!("{rules}{PROXY}")), [expected]);
+}
+
 #[test]
 fn response_based_cost_needs_a_proxy() {
     let rules = "rules:

@@ -77,6 +77,8 @@ fn possible_texts_are_not_warnings() {
     for fields in [
         "when: {path: {is: /login}, method: [GET, PURGE], host: '*.example.com'}",
         "when: {path: ['*.php', /api/**, '/a*b', {regex: 'x'}]}",
+        // Paths keep their letter case, and some services have such paths.
+        "when: {path: [/API/**, /Account/Login/**]}",
         "when: {ip: {cidr: 10.0.0.0/8}, country: {not: DE}, host: '[::1]'}",
         "when: {time: '01:00-02:00', days: mon, zone: Europe/Berlin}",
         "key: [ip, 'customer'], cost: weight, when: {anything: login}",
@@ -118,7 +120,7 @@ fn with_the_proxy_alone_only_its_entries_exist() {
             said[0].starts_with(&begins) && said[0].contains(advice),
             "{said:?}"
         );
-        // The callers of other listeners may send any entry, but hardly one named `pth`.
+        // The callers of other listeners may send any entry, but an entry `pth` is improbable.
         let said = of_rule(PROXY, fields);
         assert_eq!(said.len(), usize::from(fields.contains("pth")), "{said:?}");
     }
@@ -257,6 +259,64 @@ fn a_misspelt_entry_of_a_condition_is_a_warning() {
 }
 
 #[test]
+fn a_header_and_a_name_of_other_software_are_misspelt_entries() {
+    let shut = format!("{PROXY}listen: {{http: off, resp: off}}\n");
+    for (entry, meant) in [
+        ("X-Customer", "header.x-customer"),
+        ("x-customer", "header.x-customer"),
+        ("User-Agent", "header.user-agent"),
+        ("authorization", "header.authorization"),
+        ("Header.X-Customer", "header.x-customer"),
+        ("HEADER.x-key", "header.x-key"),
+        ("Headers.X-Key", "header.x-key"),
+        ("Cookie.Session", "cookie.Session"),
+        ("client_ip", "ip"),
+        ("remote_addr", "ip"),
+        ("$remote_addr", "ip"),
+        ("Remote-Addr", "ip"),
+        ("X-Forwarded-For", "ip"),
+        ("request_uri", "path"),
+    ] {
+        let meant = format!("; did you mean `{meant}`?");
+        for fields in [
+            format!("key: ['{entry}']"),
+            format!("cost: '{entry}'"),
+            format!("when: {{'{entry}': a}}"),
+            format!("allow: {{'{entry}': a}}"),
+        ] {
+            // If the proxy is the only listener, no other entries exist. The callers of other
+            // listeners may send any entry.
+            for head in ["", PROXY, &shut] {
+                let said = of_rule(head, &fields);
+                assert_eq!(said.len(), 1, "{fields}: {said:?}");
+                assert!(said[0].contains("no-entry: "), "{said:?}");
+                assert!(said[0].ends_with(&meant), "{said:?}");
+            }
+        }
+    }
+    let entries =
+        "entries: {client_ip: {of: header.x-a, split: '.'}, X-Team: {of: host, split: '.'}}\n";
+    let silent = "when: {header.X-Customer: a, client_ip: a, X-Team: b}";
+    assert_eq!(of_rule(entries, silent), [""; 0]);
+}
+
+#[test]
+fn a_name_in_another_letter_case_is_a_misspelt_entry() {
+    let rules = "rules:\n  - {name: a, key: [customer], limits: [1/s]}\n  - {name: b, key: [Customer], \
+        limits: [1/s]}\n";
+    let expected = "rules[1].key[0] (line 3): no-entry: no listener derives an entry \"Customer\" from requests, \
+        so this rule applies only if a caller sends it; did you mean `customer`?";
+    assert_eq!(warnings(rules), [expected]);
+    let entries = "entries: {tenant: {of: host, split: '.'}}\n";
+    let shut = format!("{PROXY}listen: {{http: off, resp: off}}\n{entries}");
+    for head in [entries, &shut] {
+        let said = of_rule(head, "key: [TENANT]");
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].ends_with("; did you mean `tenant`?"), "{said:?}");
+    }
+}
+
+#[test]
 fn an_entry_of_an_application_is_not_a_misspelling() {
     for fields in [
         "when: {plan: free, id: a, user: b, cost: '1', post: c, zip: d}",
@@ -273,8 +333,8 @@ fn an_entry_of_an_application_is_not_a_misspelling() {
     }
 }
 
-/// Long names were compared by their edit distance, which takes time in proportion to the product of
-/// their lengths.
+/// In an earlier version, long names were compared by their edit distance, which takes time in
+/// proportion to the product of the lengths.
 #[test]
 fn long_names_are_compared_in_linear_time() {
     let name = |at: usize| format!("{at:0>250}");
@@ -286,7 +346,7 @@ fn long_names_are_compared_in_linear_time() {
     warnings(&format!("rules:\n{rules}"));
 }
 
-/// Every name used to be compared with every use of every other name.
+/// In an earlier version, every name was compared with every use of every other name.
 #[test]
 fn a_file_with_many_names_is_read_in_linear_time() {
     let rule = |at: usize| {

@@ -41,7 +41,7 @@ fn every_key_has_a_default() {
     }
 }
 
-/// A null value used to count as an empty list, which removes every limit.
+/// In an earlier version, a null value counted as an empty list, which removed every limit.
 #[test]
 fn null_rules_are_a_mistake() {
     for text in ["rules:\n", "rules: null\n", "rules: ~\n"] {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidegate_config::{Config, Password};
 
-use crate::mistakes;
+use crate::{PROXY, mistakes};
 
 fn warnings(text: &str) -> Vec<String> {
     let config = Config::parse(text).unwrap();
@@ -73,7 +73,7 @@ fn mistakes_in_a_listener_are_reported() {
         (
             "resp: {address: '127.0.0.1:1', token: a}",
             "listen.resp.token (line 1): unknown key `token`; expected one of address, max_connections, \
-             max_connections_per_client, idle_timeout, tls, username, password, password_env",
+             max_connections_per_client, idle_timeout, tls, username, password, password_env, top",
         ),
         (
             "grpc: {address: '127.0.0.1:1', idle_timeout: soon}",
@@ -106,6 +106,94 @@ fn a_public_listener_without_authentication_is_a_warning() {
     }
 }
 
+/// In an earlier version, such values were hidden, so that an operator could not see what is wrong.
+#[test]
+fn values_of_the_store_that_hold_no_secret_are_shown() {
+    for (field, expected) in [
+        (
+            "timeout: 5x",
+            "store.timeout (line 1): expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"5x\"",
+        ),
+        (
+            "connections: many",
+            "store.connections (line 1): expected a whole number, got \"many\"",
+        ),
+        (
+            "on_failure: opn",
+            "store.on_failure (line 1): expected one of open, closed, local, got \"opn\"; did you mean `open`?",
+        ),
+        (
+            "fallback_share: 3",
+            "store.fallback_share (line 1): expected a percentage such as 10%, got the number 3",
+        ),
+        (
+            "denial_cache_ttl: soon",
+            "store.denial_cache_ttl (line 1): expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"soon\"",
+        ),
+        (
+            "memory: plenty",
+            "store.memory (line 1): expected a map of bounds, got \"plenty\"",
+        ),
+        (
+            "tls: on",
+            "store.tls (line 1): expected a map such as {ca: ca.pem, cert: client.pem, key: client.key}, got \"on\"",
+        ),
+    ] {
+        assert_eq!(
+            mistakes(&format!("store: {{redis: 'redis://h', {field}}}")),
+            [expected]
+        );
+    }
+}
+
+#[test]
+fn an_address_without_a_host_has_advice() {
+    let advice = |port: u16| {
+        format!(
+            "; write 127.0.0.1:{port} for programs on this machine, or 0.0.0.0:{port} for other machines too"
+        )
+    };
+    for (written, shown) in [
+        ("8080", "the number 8080"),
+        ("':8080'", "\":8080\""),
+        ("'*:8080'", "\"*:8080\""),
+        ("'localhost:8080'", "\"localhost:8080\""),
+    ] {
+        let problem =
+            format!("expected an address and port such as 127.0.0.1:8080, or off, got {shown}");
+        let expected = format!("listen.http (line 1): {problem}{}", advice(8080));
+        assert_eq!(
+            mistakes(&format!("listen: {{http: {written}}}")),
+            [expected]
+        );
+        let expected = format!("listen.http.address (line 1): {problem}{}", advice(8080));
+        assert_eq!(
+            mistakes(&format!("listen: {{http: {{address: {written}}}}}")),
+            [expected]
+        );
+    }
+    for other in ["99999", "0", "'10.0.0.1'", "'a.example:80'"] {
+        let said = mistakes(&format!("listen: {{http: {other}}}"));
+        assert!(said.len() == 1 && !said[0].contains("write"), "{said:?}");
+    }
+}
+
+#[test]
+fn a_file_without_a_listener_is_a_warning() {
+    let off = "listen: {http: off, grpc: off, resp: off, admin: off}\n";
+    let expected = "listen (line 1): no-listener: every listener is off and there is no `proxy`, so no client can \
+        reach this server; enable a listener, or add a `proxy`";
+    assert_eq!(warnings(off), [expected]);
+    for silent in [
+        "rules: []",
+        "listen: {http: off, grpc: off, resp: off}",
+        "listen: {http: off, grpc: off, admin: off}",
+        &format!("{off}{PROXY}"),
+    ] {
+        assert_eq!(warnings(silent), [""; 0], "{silent}");
+    }
+}
+
 #[test]
 fn no_message_shows_a_possible_secret() {
     for text in [
@@ -115,13 +203,21 @@ fn no_message_shows_a_possible_secret() {
         "store: {redis: 'redis://:hunter2@h:port'}",
         "store: {redis: 'http://:hunter2@h'}",
         "store: {'redis://:hunter2@h': 1}",
-        "store: {redis: 'redis://h', timeout: hunter2}",
-        "store: {redis: 'redis://h', on_failure: hunter2}",
+        "store: {redis: ':hunter2@h:6379'}",
+        "store: {redis: {cluster: [':hunter2@h:6379']}}",
+        "store: {redis: 'redis://h', timeout: 'redis://:hunter2@h'}",
+        "store: {redis: 'redis://h', on_failure: 'redis://:hunter2@h'}",
+        "store: {redis: 'redis://h', password: [hunter2]}",
+        "store: {redis: 'redis://h', password_env: {hunter2: a}}",
         "store: {memory: 'redis://:hunter2@h'}",
         "store: ['redis://:hunter2@h']",
         "admin: hunter2",
         "admin: {token: [hunter2]}",
         "admin: {token_env: 'hunter2='}",
+        "privacy: hunter2",
+        "privacy: {keys: hashed, secret: [hunter2]}",
+        "privacy: {keys: hashed, secret: {hunter2: a}}",
+        "privacy: {keys: hashed, secret_env: 'hunter2='}",
         "listen: {resp: {address: '127.0.0.1:1', password: 'hunter2 hunter2'}}",
         "listen: 'redis://:hunter2@h'",
         "listen: {http: 'http://me:hunter2@h'}",
@@ -134,4 +230,28 @@ fn no_message_shows_a_possible_secret() {
         assert!(!said.contains("hunter2"), "{text}: {said}");
         assert!(!said.is_empty());
     }
+}
+
+/// The documents name these defaults.
+#[test]
+fn connections_are_limited_by_default() {
+    let config = Config::parse(PROXY).unwrap();
+    let listeners = &config.listeners;
+    for listener in [&listeners.http, &listeners.grpc, &listeners.resp] {
+        let limits = (
+            listener.max_connections,
+            listener.max_connections_per_client,
+        );
+        assert_eq!(limits, (10_000, 1_000));
+    }
+    let admin = &listeners.admin;
+    assert_eq!(
+        (admin.max_connections, admin.max_connections_per_client),
+        (128, 128)
+    );
+    let proxy = config.proxy.unwrap();
+    assert_eq!(
+        (proxy.max_connections, proxy.max_connections_per_client),
+        (10_000, 1_000)
+    );
 }

@@ -3,6 +3,7 @@
 
 mod answers;
 mod dead_conditions;
+mod denials;
 mod file;
 mod grpc;
 mod listeners;
@@ -11,6 +12,7 @@ mod redis;
 mod rules;
 mod schedule;
 mod shutdown;
+mod watching;
 
 use tidegate_config::Config;
 

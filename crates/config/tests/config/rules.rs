@@ -1,4 +1,4 @@
-//! `rules`: limits, conditions and elastic headroom.
+//! `rules`: limits, conditions and elastic limits.
 
 use tidegate::{Clock, Limiter, RateLimiter as _};
 use tidegate_config::Config;
@@ -52,7 +52,7 @@ rules:
 
 #[test]
 fn a_shorthand_without_an_algorithm_never_exceeds_its_count() {
-    // 3 s are 300 instants. A token bucket of 6/3s would admit 11 in the first 3 s.
+    // 3 s are 300 instants. A token bucket of 6/3s would admit 11 requests in the first 3 s.
     for (limits, most) in [
         ("6/3s", 6),
         ("{limit: 6, window: 3s}", 6),
@@ -211,7 +211,7 @@ fn an_elastic_rule_expands_while_another_has_a_share_unused() {
         let verdict = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
         verdict.ready().unwrap().unwrap().allowed
     };
-    // Four of the team's eight remain before the fifth request.
+    // Before the fifth request, four of the team's eight requests remain.
     for user in ["a", "a", "a", "a"] {
         assert!(admitted(user, Some("t")));
     }
@@ -220,10 +220,10 @@ fn an_elastic_rule_expands_while_another_has_a_share_unused() {
         "twice its limit of two is the maximum"
     );
     assert!(admitted("b", Some("t")));
-    // Three remain, which is less than half.
+    // Three of the team's requests remain, which is less than half.
     assert!(admitted("b", Some("t")));
     assert!(!admitted("b", Some("t")));
-    // Another team has its full limit. Requests without a team do not get headroom.
+    // Another team has its full limit. The limits are not raised for requests without a team.
     assert!(admitted("b", Some("u")));
     assert!(!admitted("b", None));
 }
@@ -276,6 +276,53 @@ fn a_wrong_period_of_a_limit_is_one_mistake() {
         let said = mistakes(&format!("rules: [{{name: a, limits: [{{{field}}}]}}]"));
         assert_eq!(said.len(), 1, "{said:?}");
     }
+}
+
+#[test]
+fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
+    for (limit, at, expected) in [
+        (
+            "{limit: 10, leas: 30s}",
+            ".leas",
+            "unknown key `leas`; did you mean `lease`?",
+        ),
+        (
+            "{algorithm: leaky_bucket, capacity: 10, leek: 1/s}",
+            ".leek",
+            "unknown key `leek`; did you mean `leak`?",
+        ),
+        (
+            "10 concurrent",
+            "",
+            "expected a rate such as 20/min or 5/10s, got \"10 concurrent\"; to limit concurrent requests, write \
+             {algorithm: concurrency, limit: 10}",
+        ),
+        (
+            "5 parallel requests",
+            "",
+            "expected a rate such as 20/min or 5/10s, got \"5 parallel requests\"; to limit concurrent requests, \
+             write {algorithm: concurrency, limit: 5}",
+        ),
+        (
+            "{limit: 10, anchor: week}",
+            ".anchor",
+            "expected epoch, first_request, or a calendar such as {calendar: week}, got \"week\"",
+        ),
+        (
+            "{algorithm: fixed_window, limit: 10, anchor: monthly}",
+            ".anchor",
+            "expected epoch, first_request, or a calendar such as {calendar: month}, got \"monthly\"",
+        ),
+    ] {
+        let said = mistakes(&format!("rules: [{{name: a, limits: [{limit}]}}]"));
+        assert_eq!(
+            said,
+            [format!("rules[0].limits[0]{at} (line 1): {expected}")]
+        );
+    }
+    // The algorithm is still reported as missing if none of its fields is misspelt.
+    let said = mistakes("rules: [{name: a, limits: [{limit: 10, lmit: 30s}]}]");
+    assert_eq!(said.len(), 2, "{said:?}");
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tidegate_config::{Config, Shutdown};
+use tidegate_config::{Config, ShutdownConfig};
 
-fn read(text: &str) -> Shutdown {
+fn read(text: &str) -> ShutdownConfig {
     Config::parse(text).unwrap().shutdown
 }
 

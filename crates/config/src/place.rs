@@ -1,0 +1,114 @@
+//! The place of a value in the file, for mistakes and warnings about the value.
+
+use tidegate_net::input::{HIDDEN, may_hold_secret, shown};
+
+use super::{Mistake, report::Report};
+
+/// The place of a value in the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The path of the value, such as `rules[0].limits[1]`; empty for the file as a whole.
+    pub(crate) path: Box<str>,
+    /// The line of the value.
+    pub(crate) line: usize,
+    /// The line of the key in a map. A value in block style begins on a later line.
+    pub(crate) key_line: usize,
+}
+
+impl Place {
+    /// Reports a mistake at this value.
+    pub(crate) fn wrong(&self, report: &mut Report, message: impl Into<String>) {
+        report.mistake(self.at(&self.path, message.into()));
+    }
+
+    /// Adds a warning at this value.
+    pub(crate) fn warn(&self, report: &mut Report, message: impl Into<String>) {
+        report.warn(self.at(&self.path, message.into()));
+    }
+
+    /// Reports a mistake in the key of this value.
+    pub(crate) fn wrong_key(&self, report: &mut Report, message: impl Into<String>) {
+        report.mistake(self.at_key(message.into()));
+    }
+
+    /// Adds a warning about the key of this value.
+    pub(crate) fn warn_of_key(&self, report: &mut Report, message: impl Into<String>) {
+        report.warn(self.at_key(message.into()));
+    }
+
+    /// Returns a mistake at `path`, on the line of this value.
+    pub(crate) fn at(&self, path: &str, message: String) -> Mistake {
+        Mistake {
+            path: path.to_owned(),
+            line: Some(self.line),
+            message,
+        }
+    }
+
+    fn at_key(&self, message: String) -> Mistake {
+        Mistake {
+            line: Some(self.key_line),
+            ..self.at(&self.path, message)
+        }
+    }
+
+    /// Returns the path of the value of `key` in this map.
+    pub(crate) fn path_of(&self, key: &str) -> String {
+        let dot = if self.path.is_empty() { "" } else { "." };
+        format!("{}{dot}{}", self.path, shown(key))
+    }
+
+    /// Returns whether messages must hide the value at this place, whose text is `text`. A value is
+    /// hidden if it looks like a URL with a password, if it is in a section or field for passwords
+    /// and tokens, or if it is free text in the Redis settings.
+    fn is_secret(&self, text: &str) -> bool {
+        let is_under = |known: &str| {
+            let rest = self.path.strip_prefix(known);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        let names_secret = ["token", "password", "password_env", "token_env"]
+            .iter()
+            .any(|name| self.path.ends_with(name));
+        // Numbers, durations and choices in the store settings are not secret, and they are useful
+        // in messages. Free text may be secret: an address may be a URL with a password but without
+        // a scheme.
+        let is_free_text =
+            matches!(&*self.path, "store" | "store.prefix") || is_under("store.redis");
+        let is_of_hashes = &*self.path == "privacy"
+            || is_under("privacy.secret")
+            || is_under("privacy.secret_env");
+        let is_in_secret_section = is_under("admin") || is_of_hashes || is_free_text;
+        is_in_secret_section || names_secret || may_hold_secret(text)
+    }
+}
+
+/// A text in the file, and its place.
+#[derive(Clone, Debug)]
+pub(crate) struct Scalar<'n> {
+    pub(crate) place: Place,
+    pub(crate) text: &'n str,
+    pub(crate) is_quoted: bool,
+}
+
+impl Scalar<'_> {
+    /// Returns whether the text is an unquoted number of any form, even if it is not valid here.
+    pub(crate) fn looks_like_number(&self) -> bool {
+        !self.is_quoted && self.text.parse::<f64>().is_ok()
+    }
+
+    /// Returns whether messages must hide the text.
+    pub(crate) fn is_secret(&self) -> bool {
+        self.place.is_secret(self.text)
+    }
+
+    /// Describes the text for a message. A secret is not shown.
+    pub(crate) fn describe(&self) -> String {
+        if self.is_secret() {
+            HIDDEN.to_owned()
+        } else if self.looks_like_number() {
+            format!("the number {}", shown(self.text))
+        } else {
+            format!("\"{}\"", shown(self.text))
+        }
+    }
+}

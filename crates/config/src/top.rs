@@ -1,0 +1,53 @@
+//! `top`: the lists of top talkers.
+
+use tidegate_core::top::TopBounds;
+
+use super::{
+    report::Report,
+    store,
+    value::{Fields, Shape},
+};
+
+/// The range of `keys`.
+const MIN_KEYS: usize = 10;
+const MAX_KEYS: usize = 100_000;
+
+/// The range of `max_bytes`.
+const MIN_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 16 << 30;
+
+/// Reads the bounds; `None` if the lists are off.
+pub(super) fn top(file: &Fields<'_>, report: &mut Report) -> Option<TopBounds> {
+    let mut bounds = TopBounds::default();
+    let Some(value) = file.get("top") else {
+        return Some(bounds);
+    };
+    let what = "off, or a map such as {keys: 1000, max_bytes: 32MiB}";
+    if let Shape::Scalar = value.shape() {
+        match value.scalar() {
+            Some("off") => return None,
+            _ => value.expected(report, what),
+        }
+        return Some(bounds);
+    }
+    let Some(fields) = value.fields(report, what, &["keys", "max_bytes"]) else {
+        return Some(bounds);
+    };
+    if let Some(value) = fields.get("keys")
+        && let Some(keys) = value.small_number::<usize>(report)
+    {
+        if !(MIN_KEYS..=MAX_KEYS).contains(&keys) {
+            value.wrong(report, format!("must be {MIN_KEYS} to {MAX_KEYS}"));
+        }
+        bounds.keys = keys;
+    }
+    if let Some(value) = fields.get("max_bytes")
+        && let Some(bytes) = store::size(value, report)
+    {
+        if !(MIN_BYTES..=MAX_BYTES).contains(&bytes) {
+            value.wrong(report, "must be 4MiB to 16GiB");
+        }
+        bounds.max_bytes = bytes;
+    }
+    Some(bounds)
+}
