@@ -1,11 +1,13 @@
 //! Admin operations on one key, applied to this node or, with Redis, to all nodes.
 
-use tidegate_core::{Block, BlockNote, Charge, Effect, MaybeReady, Outcome, Span, Store};
+use tidegate_core::{
+    Block, BlockNote, Charge, Effect, MaybeReady, Outcome, Span, Store, Timestamp,
+};
 use tidegate_redis::StoreError;
 
-use crate::Limiter;
+use crate::ServerLimiter;
 
-impl Limiter {
+impl ServerLimiter {
     /// Returns all blocks, in no particular order.
     ///
     /// # Errors
@@ -31,7 +33,7 @@ impl Limiter {
     }
 
     /// Returns how long `block` still lasts, by the clock of the store that determined its end;
-    /// `None` if it has no end.
+    /// `None` if the block has no end.
     ///
     /// # Errors
     ///
@@ -43,11 +45,24 @@ impl Limiter {
         }
     }
 
+    /// Returns the current time of the clock by which blocks end: the clock of Redis, or the clock
+    /// of this server.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the blocks are in Redis and Redis cannot be queried.
+    pub async fn block_clock(&self) -> Result<Timestamp, StoreError> {
+        match self.redis_store() {
+            Some(redis_store) => redis_store.store().block_clock().await,
+            None => Ok(self.now()),
+        }
+    }
+
     /// Blocks `key` for `span`, or until it is unblocked. Returns false and changes nothing if
     /// there are too many blocks.
     ///
-    /// With Redis, a local copy that does not fit is only logged: the block is in effect on every
-    /// node that reaches Redis.
+    /// With Redis, a local copy that does not fit is only logged, because the block is in effect on
+    /// every node that reaches Redis.
     ///
     /// # Errors
     ///
@@ -84,16 +99,18 @@ impl Limiter {
     /// Fails if the blocks are in Redis and Redis did not confirm the change, which may or may not
     /// have been made.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
-        let here = self.local_store().unblock(key, self.now());
         let Some(redis_store) = self.redis_store() else {
-            return Ok(here);
+            return Ok(self.local_store().unblock(key, self.now()));
         };
+        // If Redis does not confirm the change, the local copy stays in effect.
+        let was_blocked = redis_store.store().unblock(key).await?;
+        self.local_store().unblock(key, self.now());
         redis_store.forget_denials();
-        redis_store.store().unblock(key).await
+        Ok(was_blocked)
     }
 
-    /// Resets the counters of `key`. The result is ready if there is no Redis; it is true if there
-    /// were any counters. A block on the key stays.
+    /// Resets the counters of `key`. The result is true if there were any counters, and is ready at
+    /// once if there is no Redis. A block on the key stays.
     ///
     /// # Errors
     ///
@@ -107,16 +124,17 @@ impl Limiter {
             return MaybeReady::Ready(Ok(self.local_store().reset(key)));
         };
         MaybeReady::Pending(async move {
+            // If Redis does not confirm the change, the local counters stay as well.
+            let had_counters = redis_store.store().reset(key).await?;
             self.local_store().reset(key);
-            let reset = redis_store.store().reset(key).await;
             redis_store.forget_denials();
-            reset
+            Ok(had_counters)
         })
     }
 
-    /// Returns the state of the limits without charging: the current state ([`Effect::Look`]),
-    /// which ignores the cost and blocks, or the outcomes of charging now ([`Effect::Peek`]). With
-    /// [`Effect::Peek`] a blocked key has no outcomes.
+    /// Returns the state of the limits without charging. With [`Effect::Look`], this is the current
+    /// state, which ignores the cost and blocks. With [`Effect::Peek`], it is the outcomes that a
+    /// charge would have now. With [`Effect::Peek`] a blocked key has no outcomes.
     ///
     /// # Errors
     ///

@@ -1,15 +1,15 @@
 //! Blocks in relation to the current rules.
 //!
 //! A block is identified by its key, which contains a hash of the rule's name. So a block stays in
-//! the store when its rule is renamed, removed or given another key, but is then inactive: no
-//! request has its key, or only one with equal values of other entries.
+//! the store when its rule is renamed, removed or given another key. Such a block is inactive,
+//! because no request has its key, except for requests with equal values of other entries.
 
 use std::collections::BTreeMap;
 
 use tidegate_core::{Block, RuleSet};
 use tidegate_redis::StoreError;
 
-use crate::Limiter;
+use crate::ServerLimiter;
 
 /// The rule and the values of a block's key, for display.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub struct BlockedKey<'a> {
 }
 
 impl<'a> BlockedKey<'a> {
-    /// Decodes the key of `block`: under the current rule, or else as it was when the block was
-    /// made.
+    /// Decodes the key of `block` under the current rule, or else under the rule as it was when the
+    /// block was made.
     #[must_use]
     pub fn of(block: &'a Block, rules: &'a RuleSet) -> Self {
         let rule = rules.rule_of(&block.key);
@@ -55,7 +55,7 @@ impl<'a> BlockedKey<'a> {
 }
 
 /// The number of blocks that are inactive because their rule no longer exists or has another key,
-/// by the rule's name, if it is known.
+/// by the name of the rule; `None` if the name is not known.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
 
@@ -88,7 +88,7 @@ impl InactiveBlocks {
     }
 }
 
-impl Limiter {
+impl ServerLimiter {
     /// Counts the blocks that the current rules do not enforce.
     ///
     /// # Errors

@@ -7,8 +7,8 @@ use foldhash::fast::RandomState;
 /// The number of entries of a set.
 const WAYS: usize = 4;
 
-/// A set-associative cache: a key belongs to one set, of [`WAYS`] entries, and replaces the oldest
-/// entry of a full set. So a lookup takes constant time, and the memory is bounded.
+/// A set-associative cache: each key belongs to one set of [`WAYS`] entries, and a new key replaces
+/// the oldest entry of a full set. So a lookup takes constant time, and the memory is bounded.
 #[derive(Debug)]
 pub struct BuildCache<K, V> {
     sets: Box<[EntrySet<K, V>]>,
@@ -69,7 +69,7 @@ impl<K: Hash + Eq, V> BuildCache<K, V> {
     }
 
     fn set_of(&self, key: &K) -> usize {
-        // The remainder is less than the number of sets, so it fits a usize.
+        // The remainder is less than the number of sets, so it fits in a usize.
         usize::try_from(self.hasher.hash_one(key) % self.sets.len() as u64).unwrap_or(0)
     }
 }
@@ -107,7 +107,7 @@ mod tests {
         assert!(entries.sum::<usize>() <= 16);
     }
 
-    /// Up to four keys are cached together, even if all of them belong to one set.
+    /// Up to four keys are cached together, even if all four keys belong to one set.
     #[test]
     fn a_cached_value_is_not_built_again_and_an_error_is_not_cached() {
         let mut cache = BuildCache::new(WAYS);

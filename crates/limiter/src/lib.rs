@@ -1,25 +1,32 @@
 //! The limiter that all listeners share: the current rules, one store, one clock.
 //!
-//! A decision may need a call to Redis, so its result is a [`MaybeReady`]: ready if the memory store
-//! decides, or if no call to Redis is needed. A caller that is not async takes a result that is
-//! ready, and leaves the others to a task.
+//! A decision may need a call to Redis, so its result is a [`MaybeReady`]: ready if the memory
+//! store decides, or if no call to Redis is needed. A caller that is not async takes a result that
+//! is ready, and leaves a pending result to a task.
 
 mod admin_ops;
 pub mod blocks;
 mod build_cache;
 pub mod date;
+pub mod denials;
 pub mod entries;
+mod explain;
+mod key_mask;
+mod listing;
 pub mod metrics;
 pub mod snapshot;
 mod store;
+pub mod top;
 
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tidegate::Clock;
+use tidegate::{Clock, DecidedRequest};
+use tidegate_config::DenialsConfig;
 use tidegate_core::{
-    Charge, Effect, Limits, MAX_KEY_SPACE, MaybeReady, MemoryStore, Outcome, RequestError, Rule,
-    RuleSet, Store, StoreDecision, StoreRequest, Timestamp, Verdict, free_key_in,
+    CacheSearch, Charge, DESCRIPTOR_KEY, Decision, Effect, Limits, MAX_KEY_SPACE, MaybeReady,
+    MemoryStore, Outcome, RequestError, Rule, RuleSet, Store, StoreDecision, StoreRequest,
+    Timestamp, Verdict, free_key_in, top::TopBounds,
 };
 use tidegate_identity::Trust;
 use tidegate_net::prometheus::{self, Format, Page};
@@ -27,18 +34,23 @@ use tidegate_redis::{FallbackStore, StoreError};
 
 pub use self::{
     build_cache::BuildCache,
+    explain::{ExplainError, ExplainedCharge, Explanation},
+    key_mask::{KeyMask, NoRandomBytes},
+    listing::{KeyListing, ListError},
     store::{Backend, LimiterReceipt},
 };
 use crate::{
+    denials::DenialLog,
     entries::{AuditedRequest, EntryAudit},
     metrics::{ListenerKind, Metrics, Stats},
     snapshot::SnapshotHealth,
+    top::TopTalkers,
 };
 
 /// A request for a decision, independent of the backend that decides it.
 #[derive(Clone, Copy, Debug)]
 pub struct DecisionRequest<'a> {
-    /// The charges. Either all of them are made, or none.
+    /// The charges. Either all charges are made, or none.
     pub charges: &'a [Charge<'a>],
     /// The current time, read by the caller.
     pub now: Timestamp,
@@ -48,9 +60,38 @@ pub struct DecisionRequest<'a> {
     pub within: Option<Duration>,
 }
 
+impl<'a> DecisionRequest<'a> {
+    /// Returns the request to a store. `charges` is a copy of [`Self::charges`].
+    fn in_store<'q>(
+        &self,
+        charges: &'q mut Vec<Charge<'a>>,
+        cache_search: CacheSearch,
+    ) -> StoreRequest<'q, 'a> {
+        StoreRequest {
+            charges,
+            now: self.now,
+            effect: self.effect,
+            within: self.within,
+            cache_search,
+            is_excess: false,
+        }
+    }
+}
+
+/// A decided request that carried its limits, for [`ServerLimiter::observe_throttle`].
+#[derive(Clone, Copy, Debug)]
+pub struct ThrottledRequest<'a> {
+    /// The charge.
+    pub charge: &'a Charge<'a>,
+    /// The outcomes of its limits.
+    pub outcomes: &'a [Outcome],
+    /// The time of the decision.
+    pub now: Timestamp,
+}
+
 /// The limiter that all listeners share. A process has one, behind an [`Arc`].
 #[derive(Debug)]
-pub struct Limiter {
+pub struct ServerLimiter {
     rules: ArcSwap<RuleSet>,
     backend: Backend,
     clock: Clock,
@@ -58,9 +99,12 @@ pub struct Limiter {
     trust: Trust,
     snapshots: SnapshotHealth,
     audit: ArcSwap<EntryAudit>,
+    key_mask: KeyMask,
+    top: Option<TopTalkers>,
+    denials: DenialLog,
 }
 
-impl Limiter {
+impl ServerLimiter {
     /// Creates a limiter that enforces `rules` with `backend`.
     #[must_use]
     pub fn new(rules: RuleSet, backend: impl Into<Backend>, clock: Clock) -> Self {
@@ -74,6 +118,9 @@ impl Limiter {
             metrics,
             trust: Trust::default(),
             snapshots: SnapshotHealth::default(),
+            key_mask: KeyMask::plain(),
+            top: None,
+            denials: DenialLog::new(&DenialsConfig::default()),
         }
     }
 
@@ -82,6 +129,45 @@ impl Limiter {
     #[must_use]
     pub fn with_trust(self, trust: Trust) -> Self {
         Self { trust, ..self }
+    }
+
+    /// Sets how the values of keys are shown in lists of keys.
+    #[must_use]
+    pub fn with_key_mask(self, key_mask: KeyMask) -> Self {
+        Self { key_mask, ..self }
+    }
+
+    /// Returns how the values of keys are shown in lists of keys.
+    #[must_use]
+    pub fn key_mask(&self) -> &KeyMask {
+        &self.key_mask
+    }
+
+    /// Counts the keys of all decisions for lists of top talkers, within `bounds`. By default, and
+    /// with `None`, there are no lists.
+    #[must_use]
+    pub fn with_top(self, bounds: Option<TopBounds>) -> Self {
+        let top = bounds.map(|bounds| TopTalkers::new(bounds, &self.rules.load()));
+        Self { top, ..self }
+    }
+
+    /// Returns the lists of top talkers; `None` if they are off.
+    #[must_use]
+    pub fn top_talkers(&self) -> Option<&TopTalkers> {
+        self.top.as_ref()
+    }
+
+    /// Sets how many recent denials are kept, and how many are logged.
+    #[must_use]
+    pub fn with_denials(self, settings: &DenialsConfig) -> Self {
+        let denials = DenialLog::new(settings);
+        Self { denials, ..self }
+    }
+
+    /// Returns the recent denials.
+    #[must_use]
+    pub fn denials(&self) -> &DenialLog {
+        &self.denials
     }
 
     /// Returns how client addresses are trusted and normalised.
@@ -114,6 +200,9 @@ impl Limiter {
         self.metrics.name_rules(rules.iter().map(Rule::name));
         let audit = EntryAudit::new(&rules, &self.metrics);
         self.audit.store(Arc::new(audit));
+        if let Some(top) = &self.top {
+            top.swap_rules(&self.rules.load(), &rules);
+        }
         self.rules.store(Arc::new(rules));
         if let Some(redis_store) = self.redis_store() {
             redis_store.forget_denials();
@@ -167,6 +256,9 @@ impl Limiter {
             missing_key_entries: self.audit.load().missing_key_entries(),
         };
         self.metrics.collect(&stats, page);
+        if let Some(top) = &self.top {
+            top.collect_metrics(page);
+        }
     }
 
     /// Returns all metrics in the Prometheus text format.
@@ -176,9 +268,23 @@ impl Limiter {
         prometheus::encode(Format::Text, move |page| limiter.collect(page))
     }
 
-    /// Counts a verdict that `listener` is about to return.
-    pub fn observe(&self, listener: ListenerKind, verdict: &Verdict<'_>) {
+    /// Counts a verdict that `listener` is about to return, and records the denials in it.
+    pub fn observe(
+        &self,
+        listener: ListenerKind,
+        decided: DecidedRequest<'_>,
+        verdict: &Verdict<'_>,
+    ) {
         self.metrics.observe(listener, verdict);
+        if denials::has_denial(verdict) {
+            self.denials.record(listener, decided, verdict);
+        }
+    }
+
+    /// Does the same as [`Self::observe`] and [`Self::audit`].
+    pub fn observe_and_audit(&self, audited: AuditedRequest<'_>, verdict: &Verdict<'_>) {
+        self.observe(audited.listener, audited.decided, verdict);
+        self.audit(audited, verdict);
     }
 
     /// Audits the entries of a request answered with `verdict`, so that entries that no rule uses
@@ -189,11 +295,19 @@ impl Limiter {
 
     /// Counts a decision on a limit that was sent with the request, which `listener` is about to
     /// return.
-    pub fn observe_throttle(&self, listener: ListenerKind, decided: &StoreDecision) {
+    pub fn observe_throttle(
+        &self,
+        listener: ListenerKind,
+        request: ThrottledRequest<'_>,
+        decided: &StoreDecision,
+    ) {
         self.metrics.observe_throttle(listener, decided);
+        if decided.decision != Decision::Admitted {
+            self.denials.record_throttle(listener, request, decided);
+        }
     }
 
-    /// Prefetches the memory of keys that are about to be decided one after the other; see
+    /// Prefetches the memory of keys that are about to be decided in sequence; see
     /// [`MemoryStore::prefetch`]. Does nothing with Redis.
     pub fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
         if let Backend::Memory(store) = &self.backend {
@@ -202,46 +316,77 @@ impl Limiter {
     }
 
     /// Decides `request`. The result is ready if it needs no call to Redis. Clears and fills
-    /// `outcomes`, a buffer that the caller can reuse. It stays empty if the fallback policy `open`
-    /// or `closed` decides.
+    /// `outcomes`, a buffer that the caller can reuse. `outcomes` stays empty if the fallback
+    /// policy `open` or `closed` decides.
     pub fn decide(
         &self,
         request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
-        let DecisionRequest {
-            charges,
-            now,
-            effect,
-            within,
-        } = request;
         let redis_store = match &self.backend {
             Backend::Memory(store) => {
+                let DecisionRequest {
+                    charges,
+                    now,
+                    effect,
+                    ..
+                } = request;
                 let decided = self.decide_in_memory(store, charges, now, effect, outcomes);
                 return MaybeReady::Ready(decided);
             }
             Backend::Redis(redis_store) => redis_store,
         };
-        let mut charges = charges.to_vec();
-        let store_request = StoreRequest {
-            charges: &mut charges,
-            now,
-            effect,
-            within,
-        };
+        let original = self.charges_to_record(request.charges, request.effect);
+        let mut charges = request.charges.to_vec();
+        let store_request = request.in_store(&mut charges, CacheSearch::Due);
         if let Some(decided) = redis_store.decide(store_request, outcomes).ready() {
+            self.record_remote(
+                &original,
+                request.now,
+                &charges,
+                &decided.decision,
+                outcomes,
+            );
             return MaybeReady::Ready(decided);
         }
         MaybeReady::Pending(async move {
-            let store_request = StoreRequest {
-                charges: &mut charges,
-                now,
-                effect,
-                within,
-            };
-            self.with_latency(redis_store.decide(store_request, outcomes))
-                .await
+            let store_request = request.in_store(&mut charges, CacheSearch::Skip);
+            let decided = redis_store.decide(store_request, &mut *outcomes);
+            let decided = self.with_latency(decided).await;
+            self.record_remote(
+                &original,
+                request.now,
+                &charges,
+                &decided.decision,
+                outcomes,
+            );
+            decided
         })
+    }
+
+    /// Decides `request` like [`Self::decide`], which has just returned a pending result that the
+    /// caller could not keep. Does not search the denial cache again.
+    pub async fn decide_after_pending(
+        &self,
+        request: DecisionRequest<'_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> StoreDecision {
+        let Backend::Redis(redis_store) = &self.backend else {
+            return self.decide(request, outcomes).await;
+        };
+        let original = self.charges_to_record(request.charges, request.effect);
+        let mut charges = request.charges.to_vec();
+        let store_request = request.in_store(&mut charges, CacheSearch::Skip);
+        let decided = redis_store.decide(store_request, &mut *outcomes);
+        let decided = self.with_latency(decided).await;
+        self.record_remote(
+            &original,
+            request.now,
+            &charges,
+            &decided.decision,
+            outcomes,
+        );
+        decided
     }
 
     /// Works like [`Self::decide`], but returns an error instead of applying the fallback policy
@@ -255,30 +400,50 @@ impl Limiter {
         request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<StoreDecision, StoreError> {
-        let DecisionRequest {
-            charges,
-            now,
-            effect,
-            within,
-        } = request;
         let redis_store = match &self.backend {
             Backend::Memory(store) => {
+                let DecisionRequest {
+                    charges,
+                    now,
+                    effect,
+                    ..
+                } = request;
                 return Ok(self.decide_in_memory(store, charges, now, effect, outcomes));
             }
             Backend::Redis(redis_store) => redis_store,
         };
-        let store_request = StoreRequest {
-            charges: &mut charges.to_vec(),
-            now,
-            effect,
-            within,
-        };
-        match redis_store.cached_denial(&store_request, outcomes) {
-            Some(decided) => Ok(decided),
+        let mut charges = request.charges.to_vec();
+        let store_request = request.in_store(&mut charges, CacheSearch::Due);
+        let decided = match redis_store.cached_denial(&store_request, outcomes) {
+            Some(decided) => decided,
             None => {
-                let decision = Box::pin(redis_store.decide_in_redis(&store_request, outcomes));
-                self.with_latency(decision).await
+                let decision = redis_store.decide_in_redis(&store_request, &mut *outcomes);
+                self.with_latency(Box::pin(decision)).await?
             }
+        };
+        if request.effect == Effect::Charge {
+            self.record_keys(request.now, request.charges, &decided.decision, outcomes);
+        }
+        Ok(decided)
+    }
+
+    /// Counts a decision on `charges` for the lists of top talkers. `outcomes` are the outcomes of
+    /// their limits, or empty.
+    #[inline]
+    fn record_keys(
+        &self,
+        now: Timestamp,
+        charges: &[Charge<'_>],
+        decision: &Decision,
+        outcomes: &[Outcome],
+    ) {
+        let Some(top) = &self.top else { return };
+        // Envoy's rate limit service has statistics of its own.
+        if charges
+            .first()
+            .is_some_and(|charge| !charge.key.starts_with(&DESCRIPTOR_KEY))
+        {
+            top.record(now, charges, decision, outcomes);
         }
     }
 
@@ -290,8 +455,24 @@ impl Limiter {
         decided
     }
 
-    /// Decides with the memory store and, for sampled decisions, records the latency.
+    /// Decides with the memory store, and counts the decision for the lists of top talkers.
     fn decide_in_memory(
+        &self,
+        store: &MemoryStore,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> StoreDecision {
+        let decided = self.check_in_memory(store, charges, now, effect, outcomes);
+        if effect == Effect::Charge {
+            self.record_keys(now, charges, &decided.decision, outcomes);
+        }
+        decided
+    }
+
+    /// Decides with the memory store and, for sampled decisions, records the latency.
+    fn check_in_memory(
         &self,
         store: &MemoryStore,
         charges: &[Charge<'_>],
@@ -322,7 +503,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Rejects an empty key and one longer than [`MAX_THROTTLE_KEY_BYTES`].
+    /// Rejects an empty key and a key longer than [`MAX_THROTTLE_KEY_BYTES`].
     pub fn throttle_key<'b>(
         key: &'b [u8],
         buffer: &'b mut Vec<u8>,
@@ -336,8 +517,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Rejects an empty key and one longer than [`MAX_THROTTLE_KEY_BYTES`], or one byte less in
-    /// databases other than 0.
+    /// Rejects an empty key and a key longer than [`MAX_THROTTLE_KEY_BYTES`]. In databases other
+    /// than 0, the maximum is one byte less.
     pub fn throttle_key_in<'b>(
         database: Database,
         key: &'b [u8],
@@ -356,7 +537,7 @@ impl Limiter {
 }
 
 /// A database number of the Redis protocol. Keys of limits that are sent with the request are
-/// separate in each database; rules are the same in all.
+/// separate in each database; rules are the same in all databases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Database(u8);
 
@@ -375,8 +556,8 @@ impl Database {
     }
 }
 
-/// The maximum length in bytes of a key of a limit that is sent with the request. Encoding may add
-/// one byte, or two in databases other than 0.
+/// The maximum length in bytes of a key of a limit that is sent with the request. The encoding of a
+/// key may add one byte, or two bytes in databases other than 0.
 pub const MAX_THROTTLE_KEY_BYTES: usize = tidegate_core::bounds::MAX_KEY_BYTES - 1;
 
 /// Wraps the single limit of a throttle request, which has no rule.

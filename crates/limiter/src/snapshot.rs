@@ -5,9 +5,9 @@
 //! ```
 //!
 //! A snapshot is written to a temporary file and renamed into place, so a reader sees either the
-//! old or the new one, never a partial file. Each part has a CRC-32. All checksums and records are
-//! verified before the first record is restored. A truncated or corrupted file is renamed and kept,
-//! and the store starts empty.
+//! old or the new snapshot, never a partial file. Each part has a CRC-32. All checksums and records
+//! are verified before the first record is restored. A truncated or corrupted file is renamed and
+//! kept, and the store starts empty.
 
 use std::{
     ffi::OsString,
@@ -38,13 +38,13 @@ pub enum RestoreOutcome {
 /// The interval between log records for a failure that persists.
 const REMIND_EVERY: Span = Span::from_secs(3_600);
 
-/// Advice for a snapshot that cannot be written. It lists several causes, because some errors of
-/// the file system do not identify one.
+/// Advice for a snapshot that cannot be written. The advice lists several causes, because some
+/// errors of the file system do not identify the cause.
 const ADVICE: &str = "check that the folder exists, that the server may write to it and that the disk has space; \
     the server retries, so no restart is needed";
 
-/// The status of the snapshots, which let the counters of this process survive a restart, and the
-/// error if they fail.
+/// The status of the snapshots, and the error if they fail. Snapshots let the counters of this
+/// process survive a restart.
 #[derive(Debug, Default)]
 pub struct SnapshotHealth(Mutex<Health>);
 
@@ -61,7 +61,7 @@ struct Failure {
     since: Timestamp,
     attempts: u64,
     logged_at: Timestamp,
-    /// Whether only the check at the start has failed so far, not a write.
+    /// Whether only the check at the start has failed so far, and no write.
     is_trial: bool,
 }
 
@@ -80,8 +80,8 @@ impl SnapshotHealth {
         self.lock().is_configured = true;
     }
 
-    /// Records a failure to write the snapshot at `now`. Logs it if the error is new, and then once
-    /// an hour.
+    /// Records a failure to write the snapshot at `now`. Logs the failure if the error is new, and
+    /// then once an hour.
     pub fn fail(&self, error: &str, now: Timestamp) {
         match self.note_failure(error, now) {
             Some(Report::News) => tracing::error!(
@@ -142,7 +142,7 @@ impl SnapshotHealth {
         }
     }
 
-    /// Describes the current snapshot failure, if there is one: what fails, since when, and what to
+    /// Describes the current snapshot failure, if there is one: the error, its start, and what to
     /// do.
     #[must_use]
     pub fn problem(&self, now: Timestamp) -> Option<String> {
@@ -161,7 +161,7 @@ impl SnapshotHealth {
         ))
     }
 
-    /// Returns whether snapshots are configured and the last one was written.
+    /// Returns whether snapshots are configured and the last snapshot was written.
     #[must_use]
     pub fn is_kept(&self) -> bool {
         let health = self.lock();
@@ -216,7 +216,7 @@ pub fn try_out(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Returns the error of the file system. A corrupt file is not an error; it yields
+/// Returns the error of the file system. A corrupt file is not an error; the result is then
 /// [`RestoreOutcome::SetAside`].
 pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<RestoreOutcome> {
     let bytes = match fs::read(path) {

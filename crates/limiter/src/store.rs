@@ -1,15 +1,17 @@
-//! The limiter's backend, and [`Store`] for the limiter, which adds latency sampling.
+//! The limiter's backend, and the [`Store`] implementation of the limiter, which adds latency
+//! sampling.
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tidegate::RateLimiter;
 use tidegate_core::{
-    Charge, DecisionAndReceipt, MaybeReady, MemoryStore, Outcome, Receipt, Renewal, RuleSet,
-    Settlement, Store, StoreDecision, StoreRequest, Timestamp,
+    CacheSearch, Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, MemoryStore, Outcome,
+    Receipt, Renewal, RuleSet, Settlement, Store, StoreDecision, StoreRequest, Timestamp,
 };
 use tidegate_redis::{FallbackReceipt, FallbackStore};
 
-use super::Limiter;
+use super::ServerLimiter;
 
 /// The backend that decides: this process's memory, or Redis shared by all servers.
 #[derive(Debug)]
@@ -45,7 +47,7 @@ pub enum LimiterReceipt {
     Redis(FallbackReceipt),
 }
 
-impl RateLimiter for Limiter {
+impl RateLimiter for ServerLimiter {
     type Store = Self;
 
     fn now(&self) -> Timestamp {
@@ -61,7 +63,61 @@ impl RateLimiter for Limiter {
     }
 }
 
-impl Store for Limiter {
+/// Returns `request` for one of several calls.
+fn reborrow<'q, 'c>(
+    request: &'q mut StoreRequest<'_, 'c>,
+    cache_search: CacheSearch,
+) -> StoreRequest<'q, 'c> {
+    StoreRequest {
+        charges: &mut *request.charges,
+        now: request.now,
+        effect: request.effect,
+        within: request.within,
+        cache_search,
+        is_excess: request.is_excess,
+    }
+}
+
+impl ServerLimiter {
+    /// Returns a copy of `charges` if their keys are to be recorded after a remote decision,
+    /// because the decision may remove some of the charges. See [`StoreRequest::charges`].
+    pub(crate) fn charges_to_record<'c>(
+        &self,
+        charges: &[Charge<'c>],
+        effect: Effect,
+    ) -> SmallVec<[Charge<'c>; 2]> {
+        match &self.top {
+            Some(_) if effect == Effect::Charge => charges.into(),
+            _ => SmallVec::new(),
+        }
+    }
+
+    /// Counts a decision of the Redis-backed store on the `original` charges for the lists of top
+    /// talkers. `evaluated` are the charges whose limits were evaluated.
+    pub(crate) fn record_remote(
+        &self,
+        original: &[Charge<'_>],
+        now: Timestamp,
+        evaluated: &[Charge<'_>],
+        decision: &Decision,
+        outcomes: &[Outcome],
+    ) {
+        if original.is_empty() {
+            return;
+        }
+        if original.len() == evaluated.len() {
+            return self.record_keys(now, original, decision, outcomes);
+        }
+        // A fallback policy has decided the other charges. The other charges follow the evaluated
+        // charges, so that the outcomes belong to the first charges.
+        let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
+        let others = original.iter().filter(|charge| !is_evaluated(charge));
+        let ordered: SmallVec<[Charge<'_>; 4]> = evaluated.iter().chain(others).copied().collect();
+        self.record_keys(now, &ordered, decision, outcomes);
+    }
+}
+
+impl Store for ServerLimiter {
     type Receipt = LimiterReceipt;
 
     fn decide(
@@ -75,14 +131,39 @@ impl Store for Limiter {
                     charges,
                     now,
                     effect,
+                    is_excess,
                     ..
                 } = request;
-                let decided = self.decide_in_memory(store, charges, now, effect, outcomes);
+                let decided = match is_excess {
+                    true => self.check_in_memory(store, charges, now, effect, outcomes),
+                    false => self.decide_in_memory(store, charges, now, effect, outcomes),
+                };
                 MaybeReady::Ready(decided)
             }
-            Backend::Redis(redis_store) => redis_store
-                .decide(request, outcomes)
-                .map_pending(|decided| self.with_latency(decided)),
+            Backend::Redis(redis_store) => {
+                let mut request = request;
+                let original = match request.is_excess {
+                    true => SmallVec::new(),
+                    false => self.charges_to_record(request.charges, request.effect),
+                };
+                let search = request.cache_search;
+                let first = reborrow(&mut request, search);
+                if let Some(decided) = redis_store.decide(first, outcomes).ready() {
+                    let now = request.now;
+                    let charges = &*request.charges;
+                    self.record_remote(&original, now, charges, &decided.decision, outcomes);
+                    return MaybeReady::Ready(decided);
+                }
+                MaybeReady::Pending(async move {
+                    let again = reborrow(&mut request, CacheSearch::Skip);
+                    let decided = redis_store.decide(again, &mut *outcomes);
+                    let decided = self.with_latency(decided).await;
+                    let now = request.now;
+                    let charges = &*request.charges;
+                    self.record_remote(&original, now, charges, &decided.decision, outcomes);
+                    decided
+                })
+            }
         }
     }
 
@@ -96,15 +177,36 @@ impl Store for Limiter {
     > {
         match &self.backend {
             Backend::Memory(store) => {
+                let mut request = request;
                 let began = self.sample_start();
-                let (decided, receipt) = Store::reserve(store, request, outcomes).into_inner();
+                let search = request.cache_search;
+                let reserved = Store::reserve(store, reborrow(&mut request, search), outcomes);
+                let (decided, receipt) = reserved.into_inner();
                 self.record_latency(began);
+                self.record_keys(request.now, request.charges, &decided.decision, outcomes);
                 MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Memory)))
             }
-            Backend::Redis(redis_store) => redis_store
-                .reserve(request, outcomes)
-                .map_pending(|reserved| self.with_latency(reserved))
-                .map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Redis))),
+            Backend::Redis(redis_store) => {
+                let mut request = request;
+                let original = self.charges_to_record(request.charges, Effect::Charge);
+                let search = request.cache_search;
+                let first = reborrow(&mut request, search);
+                if let Some((decided, receipt)) = redis_store.reserve(first, outcomes).ready() {
+                    let now = request.now;
+                    let charges = &*request.charges;
+                    self.record_remote(&original, now, charges, &decided.decision, outcomes);
+                    return MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Redis)));
+                }
+                MaybeReady::Pending(async move {
+                    let again = reborrow(&mut request, CacheSearch::Skip);
+                    let reserved = redis_store.reserve(again, &mut *outcomes);
+                    let (decided, receipt) = self.with_latency(reserved).await;
+                    let now = request.now;
+                    let charges = &*request.charges;
+                    self.record_remote(&original, now, charges, &decided.decision, outcomes);
+                    (decided, receipt.map(LimiterReceipt::Redis))
+                })
+            }
         }
     }
 

@@ -1,5 +1,6 @@
-//! Audit of requests that no rule applies to and of entries that no rule uses: counted, and logged
-//! for each listener, each name at most once a minute.
+//! Audit of requests to which no rule applies, and of entries that no rule uses. The audit counts
+//! these requests and entries, and logs them for each listener. Each name is logged at most once a
+//! minute.
 //!
 //! A misspelt entry fails open: nothing limits `custmer`, and no error is returned. Services may
 //! also send extra entries on purpose. So an unknown entry that does not resemble a known one is
@@ -15,24 +16,26 @@ use std::{
 };
 
 use foldhash::{HashMap, HashMapExt};
-use tidegate_core::{Request, Rule, RuleSet, Scratch, Source, Timestamp, Verdict};
+use tidegate::DecidedRequest;
+use tidegate_core::{Rule, RuleSet, Scratch, Source, Timestamp, Verdict};
 use tidegate_net::input::{nearest, shown};
 
-use super::throttle::{LogThrottle, PERIOD};
+use super::throttle::{EventLogThrottle, PERIOD};
 use crate::metrics::{ListenerKind, Metrics};
 
 /// The maximum number of distinct unknown entries of a listener that are logged within
 /// [`PERIOD`].
 const MAX_UNKNOWN: usize = 32;
 
-/// The maximum number of those that resemble no known entry and are remembered for longer, so that
-/// they are logged only once. The others have room for misspelt ones.
+/// The maximum number of unknown entries that resemble no known entry and are remembered for longer
+/// than [`PERIOD`], so that they are logged only once. The rest of [`MAX_UNKNOWN`] is for misspelt
+/// entries.
 const MAX_UNRELATED: usize = 24;
 
 /// The maximum number of names in one log record.
 const MAX_NAMED: usize = 10;
 
-/// The number of requests after which key entries that no request has had are logged.
+/// The number of requests after which the log names the key entries that no request has had.
 const REQUESTS_WITHOUT_KEY: u64 = 1_000;
 
 /// The number of listeners.
@@ -47,7 +50,7 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct EntryAudit {
     known: HashMap<Box<str>, KnownEntry>,
-    unmatched: [LogThrottle; LISTENERS],
+    unmatched: [EventLogThrottle; LISTENERS],
     unknown: [UnknownEntries; LISTENERS],
     /// Counts up to [`REQUESTS_WITHOUT_KEY`].
     requests: AtomicU64,
@@ -60,15 +63,15 @@ struct KnownEntry {
     has_arrived: AtomicBool,
 }
 
-/// Entries of requests at one listener that no rule uses.
+/// The entries in requests at one listener that are used by no rule.
 #[derive(Debug, Default)]
 struct UnknownEntries {
     quiet: QuietNames,
     window: Mutex<UnknownWindow>,
 }
 
-/// The names that are not due to be logged: what a request needs to know that it has nothing to
-/// log. It is read without a lock, and written by the holder of the [`UnknownWindow`].
+/// The names that are not due to be logged. A request reads this set without a lock, to find out
+/// whether it has anything to log. The holder of the [`UnknownWindow`] writes it.
 #[derive(Debug, Default)]
 struct QuietNames {
     until_micros: AtomicU64,
@@ -87,7 +90,7 @@ struct UnknownWindow {
 #[derive(Debug)]
 struct UnknownEntry {
     name: Box<str>,
-    /// The known entry that was probably meant.
+    /// The known entry that the client probably meant.
     nearest: Option<Box<str>>,
 }
 
@@ -111,16 +114,12 @@ pub enum Origin {
 /// A decided request.
 #[derive(Clone, Copy, Debug)]
 pub struct AuditedRequest<'a> {
-    /// The listener that answered it.
+    /// The listener that answered the request.
     pub listener: ListenerKind,
-    /// The source of its entry names.
+    /// The source of the request's entry names.
     pub origin: Origin,
-    /// The request.
-    pub request: &'a Request<'a>,
-    /// The rules that it was decided under.
-    pub rules: &'a RuleSet,
-    /// The time of the decision.
-    pub now: Timestamp,
+    /// The request, and the rules and the time of its decision.
+    pub decided: DecidedRequest<'a>,
 }
 
 impl EntryAudit {
@@ -136,7 +135,7 @@ impl EntryAudit {
         Self {
             known,
             unmatched: ListenerKind::ALL
-                .map(|listener| LogThrottle::after(metrics.unmatched_requests(listener))),
+                .map(|listener| EventLogThrottle::after(metrics.unmatched_requests(listener))),
             unknown: ListenerKind::ALL
                 .map(|listener| UnknownEntries::after(metrics.unknown_entries(listener))),
             requests: AtomicU64::new(0),
@@ -151,10 +150,10 @@ impl EntryAudit {
         metrics: &Metrics,
     ) {
         let mut unknown = 0;
-        for (name, _) in audited.request.entries() {
+        for (name, _) in audited.decided.request.entries() {
             match self.known.get(*name) {
-                // Load before storing: an unconditional store would take the cache line from the
-                // other workers.
+                // The flag is loaded before it is stored, because an unconditional store would take
+                // the cache line from the other workers.
                 Some(known) if !known.has_arrived.load(Ordering::Relaxed) => {
                     known.has_arrived.store(true, Ordering::Relaxed);
                 }
@@ -162,7 +161,7 @@ impl EntryAudit {
                 None => unknown += 1,
             }
         }
-        self.count_request(audited.rules);
+        self.count_request(audited.decided.rules);
         if is_unmatched(audited, verdict) {
             metrics.count_unmatched(audited.listener);
             if audited.origin == Origin::Service {
@@ -184,13 +183,18 @@ impl EntryAudit {
     fn report_unmatched(&self, audited: AuditedRequest<'_>, metrics: &Metrics) {
         let throttle = &self.unmatched[audited.listener.index()];
         let total = || metrics.unmatched_requests(audited.listener);
-        let Some(requests) = throttle.open(audited.now, total) else {
+        let Some(requests) = throttle.open(audited.decided.now, total) else {
             return;
         };
-        let names = audited.request.entries().iter().map(|(name, _)| *name);
+        let names = audited
+            .decided
+            .request
+            .entries()
+            .iter()
+            .map(|(name, _)| *name);
         let entries = listed(names);
         let listener = audited.listener.as_str();
-        if audited.rules.is_empty() {
+        if audited.decided.rules.is_empty() {
             tracing::warn!(
                 requests,
                 listener,
@@ -207,11 +211,16 @@ impl EntryAudit {
     }
 
     fn report_unknown(&self, audited: AuditedRequest<'_>, metrics: &Metrics) {
-        let names = audited.request.entries().iter().map(|(name, _)| *name);
+        let names = audited
+            .decided
+            .request
+            .entries()
+            .iter()
+            .map(|(name, _)| *name);
         let unknown = names.filter(|name| !self.known.contains_key(*name));
         let of_listener = &self.unknown[audited.listener.index()];
         let total = || metrics.unknown_entries(audited.listener);
-        let Some(due) = of_listener.due(unknown, &self.known, audited.now, total) else {
+        let Some(due) = of_listener.due(unknown, &self.known, audited.decided.now, total) else {
             return;
         };
         let listener = audited.listener.as_str();
@@ -225,7 +234,7 @@ impl EntryAudit {
         }
     }
 
-    /// Logs the key entries that no request has had, once, after [`REQUESTS_WITHOUT_KEY`] requests.
+    /// Logs once, after [`REQUESTS_WITHOUT_KEY`] requests, the key entries that no request has had.
     fn count_request(&self, rules: &RuleSet) {
         if self.requests.load(Ordering::Relaxed) >= REQUESTS_WITHOUT_KEY {
             return;
@@ -271,8 +280,8 @@ impl UnknownEntries {
         }
     }
 
-    /// Returns those of the unknown `names` that are to be logged now, with the entries that were
-    /// probably meant. Usually there are none, which takes no lock. `total` reads the number of
+    /// Returns the unknown `names` that are to be logged now, with the known entries that were
+    /// probably meant. Usually no name is due, and no lock is taken. `total` reads the number of
     /// unknown entries so far.
     fn due<'n>(
         &self,
@@ -285,7 +294,7 @@ impl UnknownEntries {
         if self.quiet.has_all(names.clone().map(hash), now) {
             return None;
         }
-        // Another worker is logging. This request has been counted already.
+        // If another worker is logging, return: the request has been counted already.
         let mut window = self.window.try_lock().ok()?;
         if !self.quiet.is_open(now) {
             window.forget();
@@ -318,8 +327,8 @@ impl UnknownEntries {
 }
 
 impl DueNames {
-    /// Returns the records to log, each with some of the names. The first has the count, so that a
-    /// sum over the records counts each entry once.
+    /// Returns the records to log, each with at most [`MAX_NAMED`] names. Only the first record has
+    /// the count, so that the sum over all records counts each entry once.
     fn records(&self) -> impl Iterator<Item = (Option<u64>, String)> {
         let counts = std::iter::once(Some(self.count)).chain(std::iter::repeat(None));
         let names = self.names.chunks(MAX_NAMED);
@@ -328,7 +337,7 @@ impl DueNames {
 }
 
 impl UnknownWindow {
-    /// Forgets the entries that are logged again, because they resemble a known one.
+    /// Forgets the entries that resemble a known entry, so that they are logged again.
     fn forget(&mut self) {
         self.entries.retain(|entry| entry.nearest.is_none());
         self.entries.truncate(MAX_UNRELATED);
@@ -390,12 +399,11 @@ fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, KnownEntry>) -> Optio
 fn is_unmatched(audited: AuditedRequest<'_>, verdict: &Verdict<'_>) -> bool {
     let is_unlimited =
         verdict.allowed && verdict.lines.is_empty() && verdict.source == Source::Memory;
-    let AuditedRequest {
+    let DecidedRequest {
         request,
         rules,
         now,
-        ..
-    } = audited;
+    } = audited.decided;
     is_unlimited && SCRATCH.with_borrow_mut(|scratch| !rules.is_allow_listed(request, now, scratch))
 }
 
@@ -444,7 +452,7 @@ mod tests {
         assert_eq!(due(&["custmer", "IP"], 2), ["IP (did you mean ip?)"]);
         assert_eq!(due(&["plan"], 3), ["plan"]);
         assert_eq!(due(&["custmer", "IP", "plan"], 59), [""; 0]);
-        // A name that resembles none may be intended.
+        // A name that resembles no known entry may be intended.
         assert_eq!(due(&["plan", "custmer"], 60), [customer]);
         assert_eq!(due(&["plan", "custmer"], 119), [""; 0]);
     }

@@ -67,7 +67,7 @@ pub fn normalize<'e>(
     Ok(replaced)
 }
 
-/// Returns `entries` with the `replaced` ones in their place.
+/// Returns a copy of `entries` in which the entries in `replaced` have their normalised form.
 #[must_use]
 pub fn rewritten<'e>(
     entries: &[(&'e str, &'e str)],

@@ -10,13 +10,13 @@ pub(super) const PERIOD: Span = Span::from_secs(60);
 /// The time at which a record of one kind may be logged again, and the number of events that
 /// earlier records covered.
 #[derive(Debug, Default)]
-pub(super) struct LogThrottle {
+pub(super) struct EventLogThrottle {
     next_micros: AtomicU64,
     covered: AtomicU64,
 }
 
-impl LogThrottle {
-    /// Creates a throttle for events of which `covered` have happened before.
+impl EventLogThrottle {
+    /// Creates a throttle for events. `covered` events have happened before and are not logged.
     pub(super) fn after(covered: u64) -> Self {
         Self {
             next_micros: AtomicU64::new(0),
@@ -24,9 +24,9 @@ impl LogThrottle {
         }
     }
 
-    /// Returns the number of events that a record logged at `now` covers, or `None` if one was
-    /// logged less than a minute ago. `total` reads the number of events so far. A closed throttle
-    /// costs one load.
+    /// Returns the number of events that a record logged at `now` covers, or `None` if a record was
+    /// logged less than a minute ago. `total` reads the number of events so far. If the throttle is
+    /// closed, this takes only one atomic load.
     pub(super) fn open(&self, now: Timestamp, total: impl FnOnce() -> u64) -> Option<u64> {
         let next = self.next_micros.load(Ordering::Relaxed);
         if now.as_micros() < next {
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn one_line_a_minute_counts_the_suppressed_ones() {
-        let throttle = LogThrottle::after(5);
+        let throttle = EventLogThrottle::after(5);
         let at = |secs: u64| Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000);
         assert_eq!(throttle.open(at(0), || 6), Some(1));
         assert_eq!(throttle.open(at(59), || unreachable!()), None);

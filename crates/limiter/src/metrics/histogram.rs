@@ -7,7 +7,7 @@ use std::{
 
 use tidegate_net::prometheus::{Metric, Page};
 
-/// The upper bounds of the buckets: in nanoseconds, and in seconds.
+/// The upper bounds of the buckets, each in nanoseconds and in seconds.
 const BOUNDS: [(u64, f64); 12] = [
     (100, 1e-7),
     (250, 2.5e-7),
@@ -30,7 +30,7 @@ const LATENCY: Metric = Metric::histogram(
 
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
-    /// One more bucket than bounds: the last is `+Inf`.
+    /// There is one more bucket than bounds: the last bucket is `+Inf`.
     buckets: [AtomicU64; BOUNDS.len() + 1],
     total_nanos: AtomicU64,
 }

@@ -2,8 +2,8 @@
 //!
 //! Counting must cost nanoseconds, because the Redis protocol listener makes more than a million
 //! decisions per second on one core. So the counters that every verdict updates are a fixed array
-//! of atomics in a per-thread shard. Only a verdict that names a rule, and so has already paid for
-//! a rule match, looks up that rule's counters. A page reads the counters when it is asked for.
+//! of atomics in a per-thread shard. Only a verdict that names a rule looks up that rule's
+//! counters. The counters are read when the metrics are requested.
 //!
 //! Latency is measured on one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
 //! cost as much as the decision.
@@ -11,8 +11,9 @@
 mod histogram;
 mod redis;
 mod rules;
-mod shard;
+pub(crate) mod shard;
 mod store;
+mod traffic;
 
 use std::{
     fmt,
@@ -33,6 +34,8 @@ use tidegate_net::{
 use tidegate_redis::FallbackStats;
 
 pub use rules::MAX_RULE_LABELS;
+pub(crate) use shard::index as shard_index;
+pub use traffic::{TRAFFIC_BUCKET, TRAFFIC_BUCKETS, Traffic, TrafficCounts};
 
 const BUILD_INFO: Metric<1> =
     Metric::gauge("tidegate_build_info", ["version"], "The running version.");
@@ -142,7 +145,7 @@ const LISTENER_METRICS: [ListenerMetric; 6] = [
 /// The latency of one in this number of decisions is measured.
 pub const SAMPLE_EVERY: u32 = 64;
 
-/// The listeners, as labelled in metrics.
+/// The listeners, as named in metric labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerKind {
     /// The HTTP listener: checks, throttles and forward-auth.
@@ -211,6 +214,7 @@ pub struct Metrics {
     started: Timestamp,
     shards: Shards,
     rules: Rules,
+    traffic: traffic::Recorder,
     renewals: [AtomicU64; 3],
     reloads: [AtomicU64; 2],
     last_reload_failed: AtomicBool,
@@ -242,6 +246,7 @@ impl Metrics {
             started,
             shards: Shards::default(),
             rules: Rules::default(),
+            traffic: traffic::Recorder::default(),
             renewals: Default::default(),
             reloads: Default::default(),
             last_reload_failed: AtomicBool::new(false),
@@ -285,6 +290,28 @@ impl Metrics {
         self.shards
             .mine()
             .count(listener.index(), answer_index(answer));
+    }
+
+    /// Adds the decisions since the last sample to the traffic of the last 15 minutes. The server
+    /// calls this every second.
+    pub fn sample_traffic(&self, now: Timestamp) {
+        let mut total = TrafficCounts::default();
+        for listener in ListenerKind::ALL {
+            for answer in ANSWERS {
+                let count = self.shards.verdicts(listener.index(), answer_index(answer));
+                total.requests += count;
+                total.denied += if answer.is_some() { count } else { 0 };
+            }
+        }
+        self.rules
+            .with_counts(|rules| self.traffic.sample(now, total, rules));
+    }
+
+    /// Returns the traffic of the last `buckets` buckets up to `now`, at most [`TRAFFIC_BUCKETS`].
+    #[must_use]
+    pub fn traffic(&self, now: Timestamp, buckets: usize) -> Traffic {
+        self.sample_traffic(now);
+        self.traffic.traffic(now, buckets)
     }
 
     /// Returns whether the latency of the next decision is measured.
@@ -351,7 +378,7 @@ impl Metrics {
         self.last_snapshot_failed.store(failed, Ordering::Relaxed);
     }
 
-    /// Records that the check at startup failed. This does not count as a snapshot.
+    /// Records that the check at startup failed. The check does not count as a snapshot.
     pub fn note_snapshot_failure(&self) {
         self.last_snapshot_failed.store(true, Ordering::Relaxed);
     }
@@ -410,7 +437,7 @@ impl Metrics {
             .push(Box::new(collect));
     }
 
-    /// Adds the metrics to `page`. `stats` are of components that the caller owns.
+    /// Adds the metrics to `page`. `stats` are the statistics of components that the caller owns.
     pub(crate) fn collect(&self, stats: &Stats, page: &mut Page<'_>) {
         page.family(&BUILD_INFO, [([env!("CARGO_PKG_VERSION")], 1)]);
         let uptime = stats.now.since(self.started).as_micros() / 1_000_000;

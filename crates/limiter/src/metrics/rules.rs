@@ -7,14 +7,18 @@ use std::sync::{
 
 use arc_swap::ArcSwap;
 use foldhash::HashMap;
-use tidegate_core::Verdict;
+use tidegate_core::{Reason, Verdict};
 use tidegate_net::prometheus::{Metric, Page};
 
-use super::{ANSWERS, answer_index, answer_label};
+use super::{Answer, TrafficCounts, answer_index, answer_label};
 
 /// The maximum number of rules with their own label, in the order of the rules file. All further
 /// rules are counted together as `other`, so that 10,000 rules do not create 10,000 time series.
 pub const MAX_RULE_LABELS: usize = 1_000;
+
+/// The outcomes of decisions that have a deciding rule. No rule decides if the store is full or
+/// unreachable.
+const OUTCOMES: [Answer; 3] = [None, Some(Reason::Limit), Some(Reason::Blocked)];
 
 /// The label of the rules without their own label.
 const OTHER: &str = "other";
@@ -48,7 +52,7 @@ struct Table {
 
 #[derive(Debug, Default)]
 struct Counters {
-    verdicts: [AtomicU64; ANSWERS.len()],
+    verdicts: [AtomicU64; OUTCOMES.len()],
     shadow_denials: AtomicU64,
     soft_admissions: AtomicU64,
 }
@@ -72,8 +76,10 @@ impl Rules {
 
     pub(super) fn count(&self, verdict: &Verdict<'_>) {
         let table = self.0.load();
-        if let Some(rule) = verdict.rule {
-            table.of(rule).verdicts[answer_index(verdict.reason)].fetch_add(1, Ordering::Relaxed);
+        if let Some(rule) = verdict.rule
+            && let Some(count) = table.of(rule).verdicts.get(answer_index(verdict.reason))
+        {
+            count.fetch_add(1, Ordering::Relaxed);
         }
         for line in &verdict.lines {
             let Some(rule) = line.rule else { continue };
@@ -92,10 +98,22 @@ impl Rules {
         }
     }
 
+    /// Calls `read` with the counts of each rule.
+    pub(super) fn with_counts(
+        &self,
+        read: impl FnOnce(&mut dyn Iterator<Item = (&str, TrafficCounts)>),
+    ) {
+        let table = self.0.load();
+        let mut counts = table
+            .labelled()
+            .map(|(rule, counters)| (rule, counters.traffic()));
+        read(&mut counts);
+    }
+
     pub(super) fn collect(&self, page: &mut Page<'_>) {
         let table = self.0.load();
         let decisions = table.labelled().flat_map(|(rule, counters)| {
-            ANSWERS.map(|answer| {
+            OUTCOMES.map(|answer| {
                 let count = &counters.verdicts[answer_index(answer)];
                 ([rule, answer_label(answer)], count.load(Ordering::Relaxed))
             })
@@ -112,6 +130,21 @@ impl Rules {
     }
 }
 
+impl Counters {
+    fn traffic(&self) -> TrafficCounts {
+        let verdicts = OUTCOMES.map(|answer| {
+            let count = self.verdicts[answer_index(answer)].load(Ordering::Relaxed);
+            (answer, count)
+        });
+        let denied = verdicts.iter().filter(|(answer, _)| answer.is_some());
+        TrafficCounts {
+            requests: verdicts.iter().map(|(_, count)| count).sum(),
+            denied: denied.map(|(_, count)| count).sum(),
+            shadow_denied: self.shadow_denials.load(Ordering::Relaxed),
+        }
+    }
+}
+
 impl Table {
     fn of(&self, rule: &str) -> &Counters {
         self.by_name.get(rule).unwrap_or(&self.other)
@@ -119,8 +152,8 @@ impl Table {
 
     fn labelled(&self) -> impl Iterator<Item = (&str, &Counters)> {
         let named = self.names.iter().map(|name| (&**name, self.of(name)));
-        // A rule may itself be named `other`. It then shares that counter, which must be written
-        // only once.
+        // A rule may itself be named `other`. Such a rule shares the counter of `other`, which must
+        // be written only once.
         let other = (!self.by_name.contains_key(OTHER)).then_some((OTHER, &*self.other));
         named.chain(other)
     }

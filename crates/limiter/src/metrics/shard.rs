@@ -10,7 +10,7 @@ use tidegate_net::prometheus::Page;
 use super::{ANSWERS, ListenerKind, SAMPLE_EVERY, histogram::Histogram};
 
 /// The number of shards. More threads than this share shards, which is slower but loses no count.
-const SHARDS: usize = 16;
+pub(crate) const SHARDS: usize = 16;
 
 const LISTENERS: usize = ListenerKind::ALL.len();
 
@@ -22,7 +22,12 @@ thread_local! {
     static UNTIL_SAMPLE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Returns true on a thread's first decision and then on one in [`SAMPLE_EVERY`].
+/// Returns the index of this thread's shard.
+pub(crate) fn index() -> usize {
+    SHARD.with(|index| *index)
+}
+
+/// Returns true on a thread's first decision and then on one in [`SAMPLE_EVERY`] decisions.
 pub(super) fn is_sampled() -> bool {
     UNTIL_SAMPLE.with(|left| {
         let sampled = left.get() == 0;
@@ -35,7 +40,7 @@ pub(super) fn is_sampled() -> bool {
     })
 }
 
-// Aligned to two cache lines, because processors prefetch lines in pairs.
+// A shard is aligned to two cache lines, because processors prefetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Shard {
@@ -69,7 +74,7 @@ pub(super) struct Shards(Box<[Shard; SHARDS]>);
 
 impl Shards {
     pub(super) fn mine(&self) -> &Shard {
-        &self.0[SHARD.with(|index| *index)]
+        &self.0[index()]
     }
 
     pub(super) fn verdicts(&self, listener: usize, answer: usize) -> u64 {

@@ -1,0 +1,335 @@
+//! Recent denials: a bounded list, so that an operator can see which clients were denied, by which
+//! limit, and when they may return.
+//!
+//! As for the metrics, each group of threads has its own list, so that a decision takes no lock
+//! that other workers hold. An admitted request is only checked for denials by shadow rules.
+
+mod record;
+mod ring;
+
+use std::{
+    borrow::Cow,
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
+use record::{NewDenial, Record};
+use ring::{Ring, SEGMENT_BYTES};
+use tidegate::DecidedRequest;
+use tidegate_config::DenialsConfig;
+use tidegate_core::{
+    Limit, Line, Mode, Outcome, Reason, RetryAfter, Rule, StoreDecision, Timestamp, Verdict,
+    free_key_parts,
+};
+
+use crate::{
+    ThrottledRequest,
+    metrics::{ListenerKind, shard},
+};
+
+/// A request that a rule denied, or would have denied in shadow mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denial {
+    /// The time of the decision.
+    pub at: Timestamp,
+    /// The listener that answered the request.
+    pub listener: ListenerKind,
+    /// Whether the rule denied the request, or would have in shadow mode.
+    pub mode: Mode,
+    /// Why the request was denied.
+    pub reason: Reason,
+    /// The time from `at` until the same request would be admitted by this rule.
+    pub retry_after: RetryAfter,
+    /// The name of the rule; `None` if the limit was sent with the request, or if the store could
+    /// not decide.
+    pub rule: Option<String>,
+    /// The limit; `None` if a block or the store denied the request.
+    pub policy: Option<String>,
+    /// The values of the rule's key, or the key that was sent with the limit.
+    pub key: Vec<String>,
+    /// The entries of the request that the conditions and the key of the rule use. Long values are
+    /// cut, and entries beyond about 3 KiB are left out.
+    pub entries: Vec<(String, String)>,
+}
+
+/// Selects denials.
+#[derive(Clone, Debug, Default)]
+pub struct DenialFilter<'a> {
+    /// The rule.
+    pub rule: Option<&'a str>,
+    /// The values of the key; empty selects every key.
+    pub key: &'a [&'a str],
+    /// The earliest time.
+    pub since: Timestamp,
+}
+
+/// Recent denials, newest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DenialList {
+    /// The denials.
+    pub denials: Vec<Denial>,
+    /// The number of denials since the start that are no longer in memory, regardless of the
+    /// filter.
+    pub lost: u64,
+}
+
+/// The recent denials of a process.
+#[derive(Debug)]
+pub struct DenialLog {
+    /// One list for each group of threads; empty if denials are neither kept nor logged.
+    shards: Box<[Shard]>,
+    /// The maximum number of segments in each shard.
+    segments: usize,
+    log_percent: u32,
+}
+
+// A shard is aligned to two cache lines, because processors prefetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard(Mutex<Ring>);
+
+/// Returns whether a rule denied the request of `verdict`, or would have in shadow mode.
+#[inline]
+pub(crate) fn has_denial(verdict: &Verdict<'_>) -> bool {
+    !verdict.allowed || verdict.lines.iter().any(|line| !line.outcome.allowed)
+}
+
+impl DenialLog {
+    /// Creates an empty log, which takes no memory before the first denial.
+    #[must_use]
+    pub fn new(settings: &DenialsConfig) -> Self {
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        Self::with_shards(settings, threads)
+    }
+
+    fn with_shards(settings: &DenialsConfig, threads: usize) -> Self {
+        let shards = match settings {
+            DenialsConfig {
+                max_bytes: 0,
+                log_percent: 0,
+            } => 0,
+            _ => threads.clamp(1, shard::SHARDS),
+        };
+        Self {
+            shards: (0..shards).map(|_| Shard::default()).collect(),
+            segments: settings.max_bytes / SEGMENT_BYTES / shards.max(1),
+            log_percent: settings.log_percent,
+        }
+    }
+
+    /// Returns whether denials are kept.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.segments > 0
+    }
+
+    /// Returns the newest denials that `filter` selects, at most `most`. Denials of one thread are
+    /// in the order in which they were recorded, even if their times are equal.
+    #[must_use]
+    pub fn list(&self, filter: &DenialFilter<'_>, most: usize) -> DenialList {
+        let mut list = DenialList::default();
+        for shard in &self.shards {
+            // The lock is released before the records are read.
+            let snapshot = shard.ring().snapshot();
+            list.lost += snapshot.lost;
+            let records = snapshot.segments.iter();
+            let records = records.flat_map(|segment| segment.newest_first());
+            let selected = records
+                .filter_map(Record::decode)
+                .filter(|record| filter.selects(record))
+                .take(most);
+            list.denials
+                .extend(selected.map(|record| record.to_denial()));
+        }
+        list.denials
+            .sort_by_key(|denial| std::cmp::Reverse(denial.at));
+        list.denials.truncate(most);
+        list
+    }
+
+    /// Records the denials of a verdict: one for each rule that denied the request or, in shadow
+    /// mode, would have denied it. Each record has the limit that takes longest to recover.
+    #[cold]
+    pub(crate) fn record(
+        &self,
+        listener: ListenerKind,
+        decided: DecidedRequest<'_>,
+        verdict: &Verdict<'_>,
+    ) {
+        if self.shards.is_empty() {
+            return;
+        }
+        let denied = NewDenial {
+            at: decided.now,
+            listener,
+            mode: Mode::Enforce,
+            reason: verdict.reason.unwrap_or(Reason::Limit),
+            retry_after: verdict.retry_after,
+            rule: verdict.rule,
+            policy: None,
+            key: &[],
+            entries: &[],
+        };
+        let mut is_explained = verdict.allowed;
+        // The limits of a rule are adjacent.
+        for lines in verdict.lines.chunk_by(|one, other| one.rule == other.rule) {
+            let denying = lines.iter().filter(|line| !line.outcome.allowed);
+            if let Some(line) = denying.max_by_key(|line| line.outcome.retry_after) {
+                let denied = NewDenial {
+                    mode: mode_of(line),
+                    reason: Reason::Limit,
+                    retry_after: line.outcome.retry_after,
+                    rule: line.rule,
+                    policy: Some(line.limit.policy()),
+                    ..denied
+                };
+                is_explained |= denied.mode == Mode::Enforce;
+                self.push_for(decided, denied);
+            }
+        }
+        // A block, the store or the policy for an unreachable store denied the request.
+        if !is_explained {
+            self.push_for(decided, denied);
+        }
+    }
+
+    /// Records the denial of a request that carried its limits.
+    #[cold]
+    pub(crate) fn record_throttle(
+        &self,
+        listener: ListenerKind,
+        request: ThrottledRequest<'_>,
+        decided: &StoreDecision,
+    ) {
+        if self.shards.is_empty() {
+            return;
+        }
+        let ThrottledRequest {
+            charge,
+            outcomes,
+            now,
+        } = request;
+        let verdict = decided.verdict(&[*charge], outcomes);
+        let (_, key) = free_key_parts(charge.key);
+        let key: Cow<'_, str> = String::from_utf8_lossy(key);
+        let policy = denying_limit(charge.limits.iter(), outcomes).map(|limit| &**limit.policy());
+        self.push(&NewDenial {
+            at: now,
+            listener,
+            mode: Mode::Enforce,
+            reason: verdict.reason.unwrap_or(Reason::Limit),
+            retry_after: verdict.retry_after,
+            rule: None,
+            policy,
+            key: &[&key],
+            entries: &[],
+        });
+    }
+
+    /// Records `denied` with the key and the entries of the request.
+    fn push_for(&self, decided: DecidedRequest<'_>, denied: NewDenial<'_>) {
+        let request = decided.request;
+        let rule = denied.rule.and_then(|name| decided.rules.rule(name));
+        let Some(rule) = rule else {
+            return self.push(&denied);
+        };
+        let value = |name| request.entry(name);
+        let key: Vec<&str> = rule
+            .key()
+            .map(|name| value(name).unwrap_or_default())
+            .collect();
+        let entries: Vec<(&str, &str)> = used_entries(rule)
+            .into_iter()
+            .filter_map(|name| Some((name, value(name)?)))
+            .collect();
+        self.push(&NewDenial {
+            key: &key,
+            entries: &entries,
+            ..denied
+        });
+    }
+
+    fn push(&self, denied: &NewDenial<'_>) {
+        let at = shard::index() % self.shards.len();
+        let mut ring = self.shards[at].ring();
+        if self.is_kept() {
+            ring.push(self.segments, |out| denied.encode(out));
+        }
+        let is_logged = ring.is_logged(self.log_percent);
+        drop(ring);
+        if is_logged {
+            denied.log();
+        }
+    }
+
+    #[cfg(test)]
+    fn heap_bytes(&self) -> usize {
+        let shards = self.shards.iter();
+        shards.map(|shard| shard.ring().heap_bytes()).sum()
+    }
+}
+
+impl Shard {
+    fn ring(&self) -> std::sync::MutexGuard<'_, Ring> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DenialFilter<'_> {
+    fn selects(&self, record: &Record<'_>) -> bool {
+        record.at >= self.since
+            && self.rule.is_none_or(|rule| record.rule == Some(rule))
+            && (self.key.is_empty() || record.key == self.key)
+    }
+}
+
+impl NewDenial<'_> {
+    fn log(&self) {
+        tracing::info!(
+            rule = self.rule,
+            key = self.key.join(", "),
+            policy = self.policy,
+            reason = self.reason.as_str(),
+            retry_after_ms = self
+                .retry_after
+                .span()
+                .map(tidegate_core::Span::as_millis_ceil),
+            listener = self.listener.as_str(),
+            mode = self.mode.as_str(),
+            "request denied"
+        );
+    }
+}
+
+/// Returns the names of the entries that the rule uses: first the entries of its conditions, then
+/// the entries of its key.
+fn used_entries(rule: &Rule) -> Vec<&str> {
+    let mut names: Vec<&str> = rule.applies_when().entry_names().collect();
+    for name in rule.key() {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn mode_of(line: &Line<'_>) -> Mode {
+    if line.shadow {
+        Mode::Shadow
+    } else {
+        Mode::Enforce
+    }
+}
+
+/// Returns the limit that denies for the longest time.
+fn denying_limit<'l>(
+    limits: impl Iterator<Item = &'l Limit>,
+    outcomes: &[Outcome],
+) -> Option<&'l Limit> {
+    let denying = limits.zip(outcomes).filter(|(_, outcome)| !outcome.allowed);
+    let longest = denying.max_by_key(|(_, outcome)| outcome.retry_after);
+    longest.map(|(limit, _)| limit)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! A bounded list of records: each new record replaces the oldest records.
+//!
+//! Records are kept in segments of fixed size. A full list drops its oldest segment as a whole. A
+//! reader takes references to the full segments, and copies only the last segment. So a reader
+//! holds the lock only for microseconds, even if the list is large.
+
+use std::{collections::VecDeque, sync::Arc};
+
+/// The size of a segment in bytes.
+pub(super) const SEGMENT_BYTES: usize = 8 << 10;
+
+/// The maximum length of a record. A segment has room for at least two records.
+pub(super) const MAX_RECORD_BYTES: usize = SEGMENT_BYTES / 2 - LENGTH_BYTES;
+
+/// The size of the length before each record.
+const LENGTH_BYTES: usize = 2;
+
+#[derive(Debug, Default)]
+pub(super) struct Ring {
+    /// The full segments, oldest first.
+    full: VecDeque<Arc<Segment>>,
+    last: Segment,
+    /// The number of records that were dropped.
+    lost: u64,
+    /// The sum of the percentages of the records that were not logged.
+    unlogged_percent: u32,
+}
+
+/// Records, oldest first, each after its length.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Segment {
+    bytes: Vec<u8>,
+    records: u64,
+}
+
+/// The records of a ring at one time.
+#[derive(Debug)]
+pub(super) struct RingSnapshot {
+    /// The segments, newest first.
+    pub(super) segments: Vec<Arc<Segment>>,
+    pub(super) lost: u64,
+}
+
+impl Ring {
+    /// Adds the record that `encode` writes, in at most `segments` segments.
+    pub(super) fn push(&mut self, segments: usize, encode: impl FnOnce(&mut Vec<u8>)) {
+        if self.last.bytes.capacity() == 0 {
+            self.last.bytes.reserve_exact(SEGMENT_BYTES);
+        }
+        if SEGMENT_BYTES - self.last.bytes.len() < LENGTH_BYTES + MAX_RECORD_BYTES {
+            self.begin_segment(segments);
+        }
+        let start = self.last.bytes.len();
+        self.last.bytes.extend_from_slice(&[0; LENGTH_BYTES]);
+        encode(&mut self.last.bytes);
+        let length = self.last.bytes.len() - start - LENGTH_BYTES;
+        match u16::try_from(length) {
+            Ok(short) if length <= MAX_RECORD_BYTES => {
+                self.last.bytes[start..start + LENGTH_BYTES].copy_from_slice(&short.to_le_bytes());
+                self.last.records += 1;
+            }
+            _ => {
+                debug_assert!(false, "a record of {length} bytes");
+                self.last.bytes.truncate(start);
+                self.last.bytes.shrink_to(SEGMENT_BYTES);
+                self.lost += 1;
+            }
+        }
+    }
+
+    /// Returns whether the next record is logged, so that `percent` percent of all records are.
+    pub(super) fn is_logged(&mut self, percent: u32) -> bool {
+        self.unlogged_percent += percent;
+        let is_due = self.unlogged_percent >= 100;
+        if is_due {
+            self.unlogged_percent -= 100;
+        }
+        is_due
+    }
+
+    pub(super) fn snapshot(&self) -> RingSnapshot {
+        let last = std::iter::once(Arc::new(self.last.clone()));
+        RingSnapshot {
+            segments: last.chain(self.full.iter().rev().cloned()).collect(),
+            lost: self.lost,
+        }
+    }
+
+    /// Returns the bytes of all segments.
+    #[cfg(test)]
+    pub(super) fn heap_bytes(&self) -> usize {
+        let full = self.full.iter().map(|segment| segment.bytes.capacity());
+        full.sum::<usize>() + self.last.bytes.capacity()
+    }
+
+    fn begin_segment(&mut self, segments: usize) {
+        let next = Segment {
+            bytes: Vec::with_capacity(SEGMENT_BYTES),
+            records: 0,
+        };
+        let full = std::mem::replace(&mut self.last, next);
+        self.full.push_back(Arc::new(full));
+        while self.full.len() >= segments.max(1) {
+            let oldest = self.full.pop_front();
+            self.lost += oldest.map_or(0, |oldest| oldest.records);
+        }
+    }
+}
+
+impl Segment {
+    /// Returns the records, newest first.
+    pub(super) fn newest_first(&self) -> impl Iterator<Item = &[u8]> {
+        let (mut records, mut rest) = (Vec::new(), self.bytes.as_slice());
+        while let Some((length, after)) = rest.split_first_chunk::<LENGTH_BYTES>() {
+            let Some((record, next)) =
+                after.split_at_checked(usize::from(u16::from_le_bytes(*length)))
+            else {
+                break;
+            };
+            records.push(record);
+            rest = next;
+        }
+        records.into_iter().rev()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// The newest records are kept in order and within the bound, and all other records are
+        /// counted.
+        #[test]
+        fn keeps_the_newest_records_and_counts_the_others(
+            lengths in prop::collection::vec(4..MAX_RECORD_BYTES, 0..200),
+            segments in 2_usize..6,
+        ) {
+            let mut ring = Ring::default();
+            for (number, length) in lengths.iter().enumerate() {
+                let number = u32::try_from(number).unwrap();
+                ring.push(segments, |bytes| {
+                    bytes.extend_from_slice(&number.to_le_bytes());
+                    bytes.resize(bytes.len() + length - 4, 7);
+                });
+                prop_assert!(ring.heap_bytes() <= segments * SEGMENT_BYTES);
+            }
+            let RingSnapshot { segments: kept, lost } = ring.snapshot();
+            let kept: Vec<(usize, usize)> = kept
+                .iter()
+                .flat_map(|segment| segment.newest_first())
+                .map(|record| {
+                    let number = u32::from_le_bytes(*record.first_chunk().unwrap());
+                    (usize::try_from(number).unwrap(), record.len())
+                })
+                .collect();
+            let lost = usize::try_from(lost).unwrap();
+            let expected: Vec<(usize, usize)> = lengths.iter().copied().enumerate().skip(lost).rev().collect();
+            prop_assert_eq!(kept, expected);
+            // All segments except at most two are more than half full.
+            prop_assert!(lost == 0 || (lengths.len() - lost) * MAX_RECORD_BYTES > (segments - 2) * SEGMENT_BYTES / 2);
+        }
+    }
+
+    #[test]
+    fn one_record_in_a_hundred_is_logged() {
+        let mut ring = Ring::default();
+        let logged =
+            |ring: &mut Ring, percent| (0..1_000).filter(|_| ring.is_logged(percent)).count();
+        assert_eq!(logged(&mut ring, 1), 10);
+        assert_eq!(logged(&mut ring, 30), 300);
+        assert_eq!(logged(&mut ring, 100), 1_000);
+        assert_eq!(logged(&mut ring, 0), 0);
+    }
+}

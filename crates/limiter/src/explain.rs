@@ -1,0 +1,226 @@
+//! Explains how a request would be decided now, without charging it.
+
+use std::sync::Arc;
+
+use tidegate::rate_limiter::stretch;
+use tidegate_core::{
+    Block, CacheSearch, Charge, Cost, Effect, Exactness, Outcome, Reason, Request, RequestError,
+    RetryAfter, Rule, RuleSet, Scratch, Source, Store, StoreRequest, Timestamp, Verdict, When,
+};
+use tidegate_redis::StoreError;
+
+use crate::ServerLimiter;
+
+/// How a request would be decided.
+#[derive(Debug)]
+pub struct Explanation<'r> {
+    /// Whether the request would be admitted.
+    pub allowed: bool,
+    /// The reason why the request would be denied.
+    pub reason: Option<Reason>,
+    /// The time until the request would be admitted.
+    pub retry_after: RetryAfter,
+    /// How exact the decision would be.
+    pub exactness: Exactness,
+    /// The component that would decide.
+    pub source: Source,
+    /// The item of the allow list that the request matches. Such a request is not charged by any
+    /// rule.
+    pub allowed_by: Option<&'r When>,
+    /// The charges that the rules would make, in the order of the rules.
+    pub charges: Vec<ExplainedCharge<'r>>,
+    /// The time of the decision.
+    pub now: Timestamp,
+    /// The time by the clock that determines the ends of blocks.
+    pub block_now: Timestamp,
+}
+
+/// How one rule would decide the request.
+#[derive(Debug)]
+pub struct ExplainedCharge<'r> {
+    /// The rule.
+    pub rule: &'r Rule,
+    /// The values of the rule's key.
+    pub key: Vec<String>,
+    /// The cost under this rule.
+    pub cost: Cost,
+    /// Whether the limits are raised, because the rule is elastic and there is headroom.
+    pub is_stretched: bool,
+    /// The policies of the limits.
+    pub policies: Vec<Arc<str>>,
+    /// The current state of each limit. The list is empty if the store cannot report the states.
+    pub standing: Vec<Outcome>,
+    /// The outcome that each limit would have. The list is empty if no limit would be evaluated.
+    pub next: Vec<Outcome>,
+    /// The block of the key.
+    pub block: Option<Block>,
+    /// Whether the rule would admit the request. A shadow rule admits it nevertheless.
+    pub allowed: bool,
+    /// The reason why the rule would deny the request.
+    pub reason: Option<Reason>,
+    /// The time until the rule would admit the request.
+    pub retry_after: RetryAfter,
+    /// The component that decides.
+    pub source: Source,
+}
+
+/// The reason why a request cannot be explained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExplainError {
+    /// A check would reject the request too.
+    Request(RequestError),
+    /// Redis cannot be queried for blocks.
+    Store(StoreError),
+}
+
+impl From<RequestError> for ExplainError {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}
+
+impl From<StoreError> for ExplainError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// The result of a decision that charges nothing.
+struct Evaluation<'c> {
+    verdict: Verdict<'c>,
+    /// The outcomes of each charge, in the order of the charges; `None` if its limits were not
+    /// evaluated.
+    outcomes: Vec<Option<Vec<Outcome>>>,
+}
+
+impl ServerLimiter {
+    /// Returns how `request` would be decided now under `rules`, and why. Charges nothing.
+    ///
+    /// The decision is made as for a check, with the same charges, store and fallback policy,
+    /// except that no cached denial is used.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a check would reject the request, or if Redis reports a key as blocked
+    /// but cannot be queried for the block.
+    pub async fn explain<'r>(
+        &self,
+        rules: &'r RuleSet,
+        request: &Request<'_>,
+    ) -> Result<Explanation<'r>, ExplainError> {
+        let (now, mut scratch) = (self.now(), Scratch::default());
+        let mut charges = rules.charges(request, now, &mut scratch)?;
+        if let Some(pending) = stretch(self, rules, &mut charges, now) {
+            pending.finish(self, &mut charges).await;
+        }
+        let mut block_now = now;
+        let peeked = self.evaluate(&charges, now, Effect::Peek).await;
+        let looked = self.evaluate(&charges, now, Effect::Look).await;
+        let mut explained = Vec::with_capacity(charges.len());
+        for ((charge, next), standing) in charges.iter().zip(peeked.outcomes).zip(looked.outcomes) {
+            let Some((rule, values)) = rules.decode_key(charge.key) else {
+                continue;
+            };
+            let mut source = peeked.verdict.source;
+            let (reason, retry_after, next) = match next {
+                Some(next) => (denial_of(&next), longest_wait(&next), next),
+                // A block, the store or a fallback policy has decided the whole request, so
+                // evaluate this charge alone.
+                None => {
+                    let alone = self.evaluate(&[*charge], now, Effect::Peek).await;
+                    let verdict = alone.verdict;
+                    source = verdict.source;
+                    match alone.outcomes.into_iter().next().flatten() {
+                        Some(next) => (denial_of(&next), longest_wait(&next), next),
+                        None => (verdict.reason, verdict.retry_after, Vec::new()),
+                    }
+                }
+            };
+            let block = match reason {
+                // While Redis is unreachable, the local copy of a block decides.
+                Some(Reason::Blocked) if source == Source::Local => {
+                    block_now = now;
+                    self.local_store().block_on(charge.key, now)
+                }
+                Some(Reason::Blocked) => {
+                    block_now = self.block_clock().await?;
+                    self.block_on(charge.key).await?
+                }
+                _ => None,
+            };
+            explained.push(ExplainedCharge {
+                rule,
+                key: values.into_iter().map(str::to_owned).collect(),
+                cost: charge.cost,
+                is_stretched: !std::ptr::eq(&**rule.limits(), charge.limits),
+                policies: charge
+                    .limits
+                    .iter()
+                    .map(|limit| Arc::clone(limit.policy()))
+                    .collect(),
+                standing: standing.unwrap_or_default(),
+                next,
+                block,
+                allowed: reason.is_none(),
+                reason,
+                retry_after,
+                source,
+            });
+        }
+        let verdict = peeked.verdict;
+        let allowed_by = match charges.is_empty() {
+            true => rules.allow_listed_by(request, now),
+            false => None,
+        };
+        Ok(Explanation {
+            allowed: verdict.allowed,
+            reason: verdict.reason,
+            retry_after: verdict.retry_after,
+            exactness: verdict.exactness,
+            source: verdict.source,
+            allowed_by,
+            charges: explained,
+            now,
+            block_now,
+        })
+    }
+
+    /// Evaluates `charges` together with an effect that charges nothing.
+    async fn evaluate<'c>(
+        &self,
+        charges: &[Charge<'c>],
+        now: Timestamp,
+        effect: Effect,
+    ) -> Evaluation<'c> {
+        let (mut decided, mut outcomes) = (charges.to_vec(), Vec::new());
+        let request = StoreRequest {
+            // A cached denial may be older than a block, and does not contain the block.
+            cache_search: CacheSearch::Skip,
+            ..StoreRequest::new(&mut decided, now, effect)
+        };
+        let decision = Store::decide(self, request, &mut outcomes).await;
+        let verdict = decision.verdict(&decided, &outcomes);
+        // The store has removed the charges that a fallback policy has decided.
+        let mut rest = outcomes.as_slice();
+        let of_charge = |charge: &Charge<'_>| {
+            decided.iter().find(|decided| decided.key == charge.key)?;
+            let (own, others) = rest.split_at_checked(charge.limits.len())?;
+            rest = others;
+            Some(own.to_vec())
+        };
+        Evaluation {
+            outcomes: charges.iter().map(of_charge).collect(),
+            verdict,
+        }
+    }
+}
+
+fn denial_of(next: &[Outcome]) -> Option<Reason> {
+    let is_denied = next.iter().any(|outcome| !outcome.allowed);
+    is_denied.then_some(Reason::Limit)
+}
+
+fn longest_wait(next: &[Outcome]) -> RetryAfter {
+    let waits = next.iter().map(|outcome| outcome.retry_after);
+    waits.max().unwrap_or(RetryAfter::NOW)
+}

@@ -1,0 +1,128 @@
+//! Controls how the values of keys appear outside of the process: unchanged, or hashed
+//! (`privacy.keys`).
+
+use std::{borrow::Cow, fmt};
+
+use ring::{
+    hmac::{self, HMAC_SHA256},
+    rand::SystemRandom,
+};
+
+/// The bytes of a hash that are shown. With 64 bits, two of a million keys share a hash with a
+/// probability of about 3 in 100,000,000.
+const SHOWN_BYTES: usize = 8;
+
+/// Shows the values of keys, plain or hashed.
+#[derive(Clone, Default)]
+pub struct KeyMask(Option<hmac::Key>);
+
+/// The operating system has no random bytes for the secret of the hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the operating system provides no random bytes; set `privacy.secret_env`")]
+pub struct NoRandomBytes;
+
+impl KeyMask {
+    /// Shows values unchanged.
+    #[must_use]
+    pub fn plain() -> Self {
+        Self(None)
+    }
+
+    /// Shows values as their HMAC-SHA256 under `secret`. Equal secrets give equal hashes, in every
+    /// process.
+    #[must_use]
+    pub fn hashed(secret: &[u8]) -> Self {
+        Self(Some(hmac::Key::new(HMAC_SHA256, secret)))
+    }
+
+    /// Shows values hashed under a random secret, so that the hashes differ in each process.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the operating system provides no random bytes.
+    pub fn random() -> Result<Self, NoRandomBytes> {
+        let key = hmac::Key::generate(HMAC_SHA256, &SystemRandom::new());
+        key.map(|key| Self(Some(key))).map_err(|_| NoRandomBytes)
+    }
+
+    /// Returns whether values are hashed.
+    #[must_use]
+    pub fn is_hashed(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Returns `value` as it may be shown: unchanged, or as `hash:` and 16 hexadecimal digits. The
+    /// hash of a value is the same in every rule and at every place of a key.
+    #[must_use]
+    pub fn value<'v>(&self, value: &'v str) -> Cow<'v, str> {
+        match &self.0 {
+            Some(key) => Cow::Owned(hash(key, value.as_bytes())),
+            None => Cow::Borrowed(value),
+        }
+    }
+
+    /// Works like [`Self::value`] for a value that need not be UTF-8. Different values have
+    /// different hashes, even if they are equal after a lossy conversion to text.
+    #[must_use]
+    pub fn bytes<'v>(&self, value: &'v [u8]) -> Cow<'v, [u8]> {
+        match &self.0 {
+            Some(key) => Cow::Owned(hash(key, value).into_bytes()),
+            None => Cow::Borrowed(value),
+        }
+    }
+}
+
+fn hash(key: &hmac::Key, value: &[u8]) -> String {
+    let tag = hmac::sign(key, value);
+    let mut shown = String::from("hash:");
+    for byte in tag.as_ref().iter().take(SHOWN_BYTES) {
+        shown.push_str(&format!("{byte:02x}"));
+    }
+    shown
+}
+
+/// Omits the secret, so that it never reaches a log.
+impl fmt::Debug for KeyMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_hashed() { "Hashed" } else { "Plain" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_values_stay_as_they_are() {
+        assert_eq!(KeyMask::plain().value("acme"), "acme");
+        assert!(!KeyMask::default().is_hashed());
+    }
+
+    #[test]
+    fn a_hash_is_the_beginning_of_an_hmac_sha256() {
+        // printf what\ do\ ya\ want\ for\ nothing\? | openssl dgst -sha256 -hmac Jefe
+        // (RFC 4231, test case 2)
+        let mask = KeyMask::hashed(b"Jefe");
+        assert_eq!(
+            mask.value("what do ya want for nothing?"),
+            "hash:5bdcc146bf60754e"
+        );
+    }
+
+    #[test]
+    fn bytes_are_hashed_without_a_conversion() {
+        let mask = KeyMask::hashed(b"secret");
+        assert_eq!(&*mask.bytes(b"acme"), mask.value("acme").as_bytes());
+        assert_ne!(mask.bytes(b"\xFE1"), mask.bytes(b"\xFF1"));
+        assert_eq!(&*KeyMask::plain().bytes(b"\xFE1"), b"\xFE1");
+    }
+
+    #[test]
+    fn random_secrets_differ_and_stay() {
+        let (one, other) = (KeyMask::random().unwrap(), KeyMask::random().unwrap());
+        assert_eq!(one.value("acme"), one.clone().value("acme"));
+        assert_ne!(one.value("acme"), other.value("acme"));
+        assert_ne!(one.value("acme"), one.value("acme2"));
+        assert_eq!(format!("{one:?}"), "Hashed");
+    }
+}

@@ -1,0 +1,305 @@
+//! Top talkers of all servers that share a Redis.
+//!
+//! Each server publishes its time slices when they are over, and again when a late worker or a
+//! later minute adds to them. Any server reads the slices of all other servers, and merges them
+//! with its own. So counts of other servers are up to one time slice old, and a server that is
+//! killed loses at most the current minute.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use tidegate_core::{
+    Rule, free_key_in, free_key_parts,
+    top::{ClosedSlice, GroupSummaries, Level, Summary, SummaryEntry, minute_of},
+};
+use tidegate_net::prometheus::{Metric, Page};
+use tidegate_redis::{PublishedSlice, RedisStore, StoreError};
+
+use super::{TopQuery, TopTalkers, listed_rule};
+use crate::{KeyMask, ServerLimiter};
+
+/// The maximum size of the summaries of a published slice, in bytes. A larger slice is published
+/// with fewer keys.
+const MAX_SLICE_BYTES: usize = 256 << 10;
+
+/// The maximum number of slices that one command reads. Decisions that are sent in the same batch
+/// wait for the reply.
+const SLICES_PER_READ: usize = 4;
+
+/// The length of the scope at the start of a rule's key.
+const SCOPE_BYTES: usize = 8;
+
+const PUBLICATIONS: Metric<1> = Metric::counter(
+    "tidegate_top_publications_total",
+    ["result"],
+    "Publications of slices of top talkers in Redis, by result.",
+);
+
+/// The state of the publications of this server.
+#[derive(Debug)]
+pub(super) struct Publisher {
+    /// The id of this server, which differs after each start.
+    id: String,
+    is_publishing: AtomicBool,
+    is_failing: AtomicBool,
+    /// The number of publications that succeeded, and the number that failed.
+    counts: [AtomicU64; 2],
+}
+
+/// The counts of the other servers that share the Redis.
+#[derive(Debug, Default)]
+pub struct OtherServers {
+    /// The merged slices of each server that decided requests in the period.
+    pub(super) slices: Vec<ClosedSlice>,
+    /// The reason why some servers may be missing.
+    pub(super) problem: Option<String>,
+}
+
+impl OtherServers {
+    /// Returns the result for when the other servers cannot be read.
+    #[must_use]
+    pub fn unknown(problem: String) -> Self {
+        Self {
+            slices: Vec::new(),
+            problem: Some(problem),
+        }
+    }
+}
+
+impl Default for Publisher {
+    fn default() -> Self {
+        let seed = RandomState::new();
+        Self {
+            id: format!("{:016x}{:016x}", seed.hash_one(0), seed.hash_one(1)),
+            is_publishing: AtomicBool::default(),
+            is_failing: AtomicBool::default(),
+            counts: Default::default(),
+        }
+    }
+}
+
+impl Publisher {
+    pub(super) fn collect(&self, page: &mut Page<'_>) {
+        let [ok, failed] = &self.counts;
+        let results = [("ok", ok), ("failed", failed)];
+        let results = results.map(|(result, count)| ([result], count.load(Ordering::Relaxed)));
+        page.family(&PUBLICATIONS, results);
+    }
+
+    /// Counts a publication, and logs when publications begin to fail or to succeed again.
+    fn record(&self, result: &Result<(), StoreError>) {
+        self.counts[usize::from(result.is_err())].fetch_add(1, Ordering::Relaxed);
+        let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
+        match result {
+            Err(error) if !was_failing => tracing::warn!(
+                "publication of top talkers in Redis failed, so other servers do not list the latest requests of this \
+                 one: {error}; it is retried, and further failures are not logged until one succeeds"
+            ),
+            Ok(()) if was_failing => {
+                tracing::info!("publication of top talkers in Redis succeeded again");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl ServerLimiter {
+    /// Publishes the slices that have changed since the last publication, one per command, until
+    /// one fails. Does nothing without Redis, and while another publication is in progress. Call
+    /// this every few seconds.
+    pub async fn publish_top(&self) {
+        let (Some(top), Some(redis_store)) = (self.top_talkers(), self.redis_store()) else {
+            return;
+        };
+        let publisher = &top.publisher;
+        if publisher.is_publishing.swap(true, Ordering::Acquire) {
+            return;
+        }
+        let store = redis_store.store();
+        let mut published = None;
+        loop {
+            // The slice may change again while it is published.
+            let Some((level, number)) = top.closed().unpublished.pop_first() else {
+                break;
+            };
+            let Some(slice) = self.packed(top, level, number) else {
+                continue;
+            };
+            let result = store.publish_slice(&publisher.id, slice).await;
+            let has_failed = result.is_err();
+            published = Some(result);
+            if has_failed {
+                top.closed().unpublished.insert((level, number));
+                break;
+            }
+        }
+        if let Some(published) = published {
+            publisher.record(&published);
+        }
+        publisher.is_publishing.store(false, Ordering::Release);
+    }
+
+    /// Returns the slice as it is published; `None` if it no longer exists.
+    fn packed(&self, top: &TopTalkers, level: Level, number: u64) -> Option<PublishedSlice> {
+        // The lock is released before the slice is packed.
+        let slice = top.closed().history.slice(level, number).cloned();
+        let mut slice = slice?;
+        if self.key_mask().is_hashed() {
+            let rules = self.rules();
+            let groups = slice.groups.iter().map(|(scope, group)| {
+                let rule = listed_rule(&rules, *scope);
+                (*scope, hashed(group, rule, self.key_mask()))
+            });
+            slice.groups = groups.collect();
+        }
+        slice.bound(MAX_SLICE_BYTES);
+        Some((field(level, number), slice.pack(number)))
+    }
+
+    /// Reads the slices that the other servers have published. Without Redis there are no other
+    /// servers.
+    pub async fn top_of_others(&self, query: &TopQuery) -> OtherServers {
+        let (Some(top), Some(redis_store)) = (self.top_talkers(), self.redis_store()) else {
+            return OtherServers::default();
+        };
+        let read = self.read_others(top, redis_store.store(), query).await;
+        read.unwrap_or_else(|error| OtherServers::unknown(error.to_string()))
+    }
+
+    async fn read_others(
+        &self,
+        top: &TopTalkers,
+        store: &RedisStore,
+        query: &TopQuery,
+    ) -> Result<OtherServers, StoreError> {
+        let minute = minute_of(self.now());
+        let level = query.over.level();
+        let first = query.over.first_slice(minute);
+        let numbers = first..=minute / level.minutes();
+        let fields: Vec<String> = numbers.map(|number| field(level, number)).collect();
+        let wanted = query.rule.as_ref().map(|name| {
+            let rules = self.rules();
+            rules.rule(name).map(Rule::key_scope)
+        });
+        let mut others = OtherServers::default();
+        for server in store.publishing_servers().await? {
+            if server == top.publisher.id {
+                continue;
+            }
+            let mut merged = ClosedSlice::default();
+            for fields in fields.chunks(SLICES_PER_READ) {
+                for packed in store.published_slices(&server, fields).await? {
+                    // A field may still hold the slice of an earlier day.
+                    let Some((_, mut slice)) =
+                        ClosedSlice::unpack(&packed).filter(|(number, _)| *number >= first)
+                    else {
+                        continue;
+                    };
+                    if let Some(wanted) = wanted {
+                        slice.groups.retain(|scope, _| Some(*scope) == wanted);
+                    }
+                    merged.merge(&slice, top.keys);
+                }
+            }
+            // The process of a server before its last restart is listed for a day.
+            if merged.total.requests > 0 {
+                others.slices.push(merged);
+            }
+        }
+        Ok(others)
+    }
+}
+
+/// Returns the field of a slice. After [`Level::slices`] slices, the fields are used again.
+fn field(level: Level, number: u64) -> String {
+    let prefix = match level {
+        Level::Minutes => 'm',
+        Level::FiveMinutes => 'f',
+        Level::Hours => 'h',
+    };
+    format!("{prefix}{}", number % level.slices())
+}
+
+/// Returns the counts with hashed values in the keys. `rule` is `None` for limits that are sent
+/// with the request.
+pub(super) fn hashed(
+    group: &GroupSummaries,
+    rule: Option<&Rule>,
+    mask: &KeyMask,
+) -> GroupSummaries {
+    let summary = |summary: &Option<Summary>| {
+        let summary = summary.as_ref()?;
+        let mut floor = summary.floor();
+        let mut keys: Vec<(Vec<u8>, u64, u64)> = Vec::with_capacity(summary.len());
+        for (key, count, error) in summary.iter() {
+            match hashed_key(key, rule, mask) {
+                Some(key) => keys.push((key, count, error)),
+                // The key was counted while the rule had another key.
+                None => floor = floor.max(count),
+            }
+        }
+        // A reader refuses a summary with a key whose count is below the floor.
+        keys.retain(|(_, count, _)| *count >= floor);
+        let keys = keys.iter();
+        let keys: Vec<SummaryEntry<'_>> = keys
+            .map(|(key, count, error)| (key.as_slice(), *count, *error))
+            .collect();
+        Some(Summary::new(floor, keys))
+    };
+    GroupSummaries {
+        tally: group.tally,
+        streams: group.streams.each_ref().map(summary),
+    }
+}
+
+fn hashed_key(key: &[u8], rule: Option<&Rule>, mask: &KeyMask) -> Option<Vec<u8>> {
+    let Some(rule) = rule else {
+        let (database, key) = free_key_parts(key);
+        let mut buffer = Vec::new();
+        return Some(free_key_in(database, &mask.bytes(key), &mut buffer).to_vec());
+    };
+    let values = rule.decode_values(key)?;
+    let hashed: Vec<_> = values.into_iter().map(|value| mask.value(value)).collect();
+    let hashed: Vec<&str> = hashed.iter().map(|value| &**value).collect();
+    let encoded = rule.encode_key(&hashed).ok()?;
+    encoded.get(SCOPE_BYTES..).map(<[u8]>::to_vec)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tidegate_config::Config;
+
+    use super::*;
+
+    fn hashed_keys(keys: Vec<SummaryEntry<'_>>, rule: Option<&Rule>) -> Summary {
+        let group = GroupSummaries {
+            streams: [Some(Summary::new(2, keys)), None, None],
+            ..GroupSummaries::default()
+        };
+        let [hashed, ..] = hashed(&group, rule, &KeyMask::hashed(b"secret")).streams;
+        hashed.unwrap()
+    }
+
+    #[test]
+    fn different_binary_keys_have_different_hashes() {
+        let hashed = hashed_keys(vec![(b"\xFE1", 5, 0), (b"\xFF1", 5, 0)], None);
+        let keys: BTreeSet<&[u8]> = hashed.iter().map(|(key, ..)| key).collect();
+        assert_eq!(keys.len(), 2);
+    }
+
+    #[test]
+    fn a_summary_with_a_key_of_a_former_rule_is_readable() {
+        let rules = Config::parse("rules: [{name: r, key: [ip], limits: [1/h]}]");
+        let rules = rules.unwrap().rules;
+        // The second key is not UTF-8, so it is not a key of the rule.
+        let keys: Vec<SummaryEntry<'_>> = vec![(b"a", 9, 0), (b"\xFF", 7, 0), (b"b", 3, 0)];
+        let hashed = hashed_keys(keys, rules.rule("r"));
+        assert_eq!((hashed.floor(), hashed.len()), (7, 1));
+        let unpacked = Summary::unpack(hashed.floor(), hashed.len(), hashed.packed());
+        assert_eq!(unpacked, Some(hashed));
+    }
+}

@@ -1,0 +1,462 @@
+//! Top talkers of the server: records every decision, and lists the top keys of one rule or of all
+//! rules.
+//!
+//! Each worker records into a shard of its own, under a lock that only a reader contends for. The
+//! reader holds the lock only while it copies the counts of one rule.
+
+mod fleet;
+
+use std::{
+    cmp::Reverse,
+    collections::BTreeSet,
+    num::NonZero,
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread::available_parallelism,
+};
+
+use tidegate_core::{
+    Charge, Decision, Mode, Outcome, Rule, RuleSet, Timestamp, free_key_parts,
+    top::{
+        ChargedKey, GroupSummaries, History, Level, MAX_TOP_RULES, Measure, NO_RULE, Period,
+        RecordedRequest, Recorder, Tally, TopBounds, TopKey, minute_of, top_keys,
+    },
+};
+use tidegate_net::prometheus::{Metric, Page, count};
+
+pub use self::fleet::OtherServers;
+use self::fleet::Publisher;
+use crate::{KeyMask, ServerLimiter, metrics};
+
+const BYTES: Metric = Metric::gauge(
+    "tidegate_top_bytes",
+    [],
+    "Memory used by the lists of top talkers, in bytes.",
+);
+
+/// The maximum number of shards. If there are more threads, they share shards.
+const MAX_SHARDS: usize = 16;
+
+/// The number of time slices that a shard keeps until [`TopTalkers::collect`] takes them. If
+/// nothing calls that method, the worker itself takes the slices.
+const MAX_CLOSED: usize = 2;
+
+/// A question about the keys with the most requests, denials or cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopQuery {
+    /// The rule; `None` means all rules.
+    pub rule: Option<String>,
+    /// The measure by which keys are ranked.
+    pub by: Measure,
+    /// The period.
+    pub over: Period,
+    /// The maximum number of rows.
+    pub count: usize,
+}
+
+/// The answer to a [`TopQuery`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopList {
+    /// The instant from which decisions are counted: up to one time slice before the period begins.
+    pub from: Timestamp,
+    /// The instant of the answer.
+    pub until: Timestamp,
+    /// The exact totals.
+    pub total: Tally,
+    /// The keys, by descending estimate.
+    pub rows: Vec<TopRow>,
+    /// The number of servers whose requests are counted.
+    pub servers: usize,
+    /// The reason why requests of other servers are missing.
+    pub problem: Option<String>,
+}
+
+/// A key of a [`TopList`]. The true value is in `estimate - error ..= estimate`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopRow {
+    /// The rule; `None` for a limit that was sent with the request.
+    pub rule: Option<Box<str>>,
+    /// The values of the key, hashed if `privacy` says so.
+    pub key: Vec<String>,
+    /// The database of the Redis protocol, for a limit that was sent with the request.
+    pub database: u8,
+    /// The upper bound of the value.
+    pub estimate: u64,
+    /// The difference of the upper and the lower bound.
+    pub error: u64,
+}
+
+/// The reason why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TopError {
+    /// The lists are off.
+    #[error(
+        "top talkers are off: the rules file has `top: off`; remove that, and restart the server"
+    )]
+    Off,
+    /// There is no rule of this name.
+    #[error("there is no rule \"{0}\"")]
+    UnknownRule(String),
+    /// The rule has no list of its own.
+    #[error(
+        "rule \"{0}\" has no list: only the first {MAX_TOP_RULES} rules of the rules file have one; move it up"
+    )]
+    Unlisted(String),
+}
+
+/// Records decisions and ranks their keys.
+#[derive(Debug)]
+pub struct TopTalkers {
+    /// The number of keys of a sketch.
+    keys: usize,
+    shards: Box<[Shard]>,
+    closed: Mutex<Closed>,
+    publisher: Publisher,
+}
+
+/// The time slices that are over.
+#[derive(Debug)]
+struct Closed {
+    history: History,
+    /// The slices that have changed since they were published.
+    unpublished: BTreeSet<(Level, u64)>,
+}
+
+// A shard is aligned to two cache lines, because processors prefetch lines in pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Shard(Mutex<Recorder>);
+
+/// The counts of one rule, on this server and on the other servers that have published counts.
+type Groups = Vec<GroupSummaries>;
+
+impl TopTalkers {
+    /// Creates lists of the keys of `rules`.
+    pub(crate) fn new(bounds: TopBounds, rules: &RuleSet) -> Self {
+        let TopBounds { keys, max_bytes } = bounds;
+        let shards = available_parallelism().map_or(1, NonZero::get);
+        let shards = shards.min(MAX_SHARDS);
+        // Half of the memory is for the history. Of the other half, each shard uses one part for
+        // the current minute, and one part for the previous minute until the history takes that
+        // minute.
+        let shard = || {
+            let mut recorder = Recorder::new(keys, max_bytes / 4 / shards);
+            recorder.set_scopes(&scopes(rules));
+            Shard(Mutex::new(recorder))
+        };
+        Self {
+            keys,
+            shards: (0..shards).map(|_| shard()).collect(),
+            closed: Mutex::new(Closed {
+                history: History::new(keys, max_bytes / 2),
+                unpublished: BTreeSet::new(),
+            }),
+            publisher: Publisher::default(),
+        }
+    }
+
+    /// Counts a decision on `charges`, in the shard of this thread.
+    #[inline]
+    pub(crate) fn record(
+        &self,
+        now: Timestamp,
+        charges: &[Charge<'_>],
+        decision: &Decision,
+        outcomes: &[Outcome],
+    ) {
+        let mut rest = outcomes;
+        let keys = charges.iter().enumerate().map(|(at, charge)| {
+            let (own, others) = rest.split_at(charge.limits.len().min(rest.len()));
+            rest = others;
+            ChargedKey {
+                key: charge.key,
+                cost: charge.cost.units(),
+                denied: match decision {
+                    Decision::Blocked { charge, .. } => *charge == at,
+                    // A rule in shadow mode may be exhausted although the request is admitted.
+                    _ => own.iter().any(|outcome| !outcome.allowed),
+                },
+            }
+        });
+        let costs = charges.iter().map(|charge| charge.cost.units());
+        let request = RecordedRequest {
+            cost: costs.max().unwrap_or(0),
+            denied: *decision != Decision::Admitted,
+        };
+        let shard = &self.shards[metrics::shard_index() % self.shards.len()];
+        let mut recorder = shard.lock();
+        recorder.record(minute_of(now), request, keys);
+        let is_overdue = recorder.closed() > MAX_CLOSED;
+        drop(recorder);
+        // A worker does not wait for a reader.
+        if is_overdue && let Ok(mut closed) = self.closed.try_lock() {
+            self.collect_into(&mut closed, minute_of(now));
+        }
+    }
+
+    /// Moves the slices that are over at `now` from the shards to the history. Call this every few
+    /// seconds, on a thread that decides no requests.
+    pub fn collect(&self, now: Timestamp) {
+        self.collect_into(&mut self.closed(), minute_of(now));
+    }
+
+    /// Adds the metrics of the lists to `page`.
+    pub(crate) fn collect_metrics(&self, page: &mut Page<'_>) {
+        page.single(&BYTES, count(self.heap_bytes()));
+        self.publisher.collect(page);
+    }
+
+    /// Returns the heap memory in bytes.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        let shards = self.shards.iter();
+        let live: usize = shards.map(|shard| shard.lock().heap_bytes()).sum();
+        live + self.closed().history.summary_bytes()
+    }
+
+    /// Makes room for lists of `new` rules. Lists of rules of `old` that no longer exist or have
+    /// another key are dropped.
+    pub(crate) fn swap_rules(&self, old: &RuleSet, new: &RuleSet) {
+        let listed = scopes(new);
+        let has_same_key = |rule: &&Rule| {
+            let new = new.rule(rule.name());
+            new.is_some_and(|new| new.key().eq(rule.key()))
+        };
+        let old = old.iter().take(MAX_TOP_RULES);
+        let kept: BTreeSet<u64> = old.filter(has_same_key).map(Rule::key_scope).collect();
+        let mut closed = self.closed();
+        for shard in &self.shards {
+            let mut recorder = shard.lock();
+            recorder.set_scopes(&listed);
+            for scope in listed.iter().filter(|scope| !kept.contains(scope)) {
+                recorder.forget(*scope);
+            }
+        }
+        let listed: BTreeSet<u64> = listed.into_iter().collect();
+        closed
+            .history
+            .retain(|scope| scope == NO_RULE || (kept.contains(&scope) && listed.contains(&scope)));
+    }
+
+    /// Ranks the keys of one rule, or of all.
+    fn list(
+        &self,
+        query: &TopQuery,
+        others: &OtherServers,
+        rules: &RuleSet,
+        mask: &KeyMask,
+        now: Timestamp,
+    ) -> Result<TopList, TopError> {
+        let minute = minute_of(now);
+        let listed = |scope| listed_rule(rules, scope);
+        // The recorders move no slice to the history while `closed` is locked.
+        let mut closed = self.closed();
+        self.collect_into(&mut closed, minute);
+        let view = View {
+            talkers: self,
+            history: &closed.history,
+            others,
+            query,
+            minute,
+            mask,
+        };
+        let (total, rows) = match &query.rule {
+            Some(name) => {
+                let rule = rules.rule(name);
+                let rule = rule.ok_or_else(|| TopError::UnknownRule(name.clone()))?;
+                if listed(rule.key_scope()).is_none() {
+                    return Err(TopError::Unlisted(name.clone()));
+                }
+                let groups = view.groups(rule.key_scope(), Some(rule));
+                (tally(&groups), view.rows(Some(rule), &groups))
+            }
+            None => {
+                let mut rows = Vec::new();
+                for scope in view.scopes(rules) {
+                    let rule = listed(scope);
+                    if rule.is_none() && scope != NO_RULE {
+                        continue;
+                    }
+                    // A shadow rule has not denied these requests.
+                    let is_shadow = rule.is_some_and(|rule| rule.mode() == Mode::Shadow);
+                    if is_shadow && query.by == Measure::Denied {
+                        continue;
+                    }
+                    rows.extend(view.rows(rule, &view.groups(scope, rule)));
+                    rank(&mut rows, query.count);
+                }
+                (view.total(), rows)
+            }
+        };
+        Ok(TopList {
+            from: query.over.start(minute),
+            until: now,
+            total,
+            rows,
+            servers: others.slices.len() + 1,
+            problem: others.problem.clone(),
+        })
+    }
+
+    fn collect_into(&self, closed: &mut Closed, minute: u64) {
+        let Closed {
+            history,
+            unpublished,
+        } = closed;
+        history.expire(minute);
+        unpublished.retain(|(level, number)| history.slice(*level, *number).is_some());
+        for shard in &self.shards {
+            let mut recorder = shard.lock();
+            recorder.advance(minute);
+            let closed = recorder.take_closed();
+            drop(recorder);
+            if !closed.is_empty() {
+                unpublished.extend(history.add(&closed, minute));
+            }
+        }
+    }
+
+    fn closed(&self) -> MutexGuard<'_, Closed> {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shard {
+    fn lock(&self) -> MutexGuard<'_, Recorder> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The data that a query reads.
+struct View<'v> {
+    talkers: &'v TopTalkers,
+    history: &'v History,
+    others: &'v OtherServers,
+    query: &'v TopQuery,
+    minute: u64,
+    mask: &'v KeyMask,
+}
+
+impl View<'_> {
+    /// Returns the exact totals over all rules.
+    fn total(&self) -> Tally {
+        let mut total = Tally::default();
+        let slices = self.history.slices(self.query.over, self.minute);
+        slices.for_each(|slice| total += slice.total);
+        let shards = self.talkers.shards.iter();
+        shards.for_each(|shard| total += shard.lock().total());
+        let others = self.others.slices.iter();
+        others.for_each(|slice| total += slice.total);
+        total
+    }
+
+    /// Returns the scopes that may have counts.
+    fn scopes(&self, rules: &RuleSet) -> BTreeSet<u64> {
+        let mut scopes = self.history.scopes(self.query.over, self.minute);
+        scopes.extend(self::scopes(rules));
+        let others = self.others.slices.iter();
+        scopes.extend(others.flat_map(|slice| slice.groups.keys()));
+        scopes.insert(NO_RULE);
+        scopes
+    }
+
+    /// Returns the counts of a scope in the slices of the period, and in the current minute. If
+    /// there are other servers and keys are hashed, the keys in the counts are hashed, too.
+    fn groups(&self, scope: u64, rule: Option<&Rule>) -> Groups {
+        let slices = self.history.slices(self.query.over, self.minute);
+        let mut groups: Groups = slices
+            .filter_map(|slice| slice.groups.get(&scope).cloned())
+            .collect();
+        for shard in &self.talkers.shards {
+            // The lock is released before the sketches are sorted.
+            let live: Vec<_> = shard.lock().groups(scope).collect();
+            groups.extend(live.iter().map(|group| group.summaries()));
+        }
+        if self.is_hashed() {
+            let hash = |group: &GroupSummaries| fleet::hashed(group, rule, self.mask);
+            groups = groups.iter().map(hash).collect();
+        }
+        let others = self.others.slices.iter();
+        groups.extend(others.filter_map(|slice| slice.groups.get(&scope).cloned()));
+        groups
+    }
+
+    /// Returns whether the keys in the counts are hashed, like the keys of other servers.
+    fn is_hashed(&self) -> bool {
+        self.mask.is_hashed() && !self.others.slices.is_empty()
+    }
+
+    fn rows(&self, rule: Option<&Rule>, groups: &Groups) -> Vec<TopRow> {
+        let by = self.query.by;
+        let summaries = groups.iter().flat_map(|group| group.of(by));
+        let keys = top_keys(summaries, self.query.count);
+        keys.iter().filter_map(|top| self.row(rule, top)).collect()
+    }
+
+    /// Returns a row; `None` if the key was counted while the rule still had another key.
+    fn row(&self, rule: Option<&Rule>, top: &TopKey<'_>) -> Option<TopRow> {
+        let plain = KeyMask::plain();
+        let mask = if self.is_hashed() { &plain } else { self.mask };
+        let (key, database) = match rule {
+            Some(rule) => {
+                let values = rule.decode_values(top.key)?;
+                let values = values.into_iter();
+                (
+                    values.map(|value| mask.value(value).into_owned()).collect(),
+                    0,
+                )
+            }
+            None => {
+                let (database, key) = free_key_parts(top.key);
+                let shown = mask.bytes(key);
+                (vec![String::from_utf8_lossy(&shown).into_owned()], database)
+            }
+        };
+        Some(TopRow {
+            rule: rule.map(|rule| rule.name().into()),
+            key,
+            database,
+            estimate: top.estimate,
+            error: top.error,
+        })
+    }
+}
+
+/// Keeps the `count` rows with the highest estimates, in descending order.
+fn rank(rows: &mut Vec<TopRow>, count: usize) {
+    let place = |row: &TopRow| (Reverse(row.estimate), row.error);
+    let name = |row: &TopRow| (row.rule.clone(), row.key.clone());
+    rows.sort_by(|a, b| place(a).cmp(&place(b)).then_with(|| name(a).cmp(&name(b))));
+    rows.truncate(count);
+}
+
+fn tally(groups: &Groups) -> Tally {
+    let mut tally = Tally::default();
+    groups.iter().for_each(|group| tally += group.tally);
+    tally
+}
+
+/// Returns the rule with this scope, if it has a list.
+fn listed_rule(rules: &RuleSet, scope: u64) -> Option<&Rule> {
+    let mut listed = rules.iter().take(MAX_TOP_RULES);
+    listed.find(|rule| rule.key_scope() == scope)
+}
+
+/// Returns the scopes of the rules that have lists.
+fn scopes(rules: &RuleSet) -> Vec<u64> {
+    let listed = rules.iter().take(MAX_TOP_RULES);
+    listed.map(Rule::key_scope).collect()
+}
+
+impl ServerLimiter {
+    /// Ranks keys by their requests, denials or cost, on this server and on `others`. The ranking
+    /// takes milliseconds, so a listener calls this method on a thread that decides no requests.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the lists are off, or if the rule does not exist or has no list.
+    pub fn top(&self, query: &TopQuery, others: &OtherServers) -> Result<TopList, TopError> {
+        let talkers = self.top_talkers().ok_or(TopError::Off)?;
+        let (rules, now) = (self.rules(), self.now());
+        talkers.list(query, others, &rules, self.key_mask(), now)
+    }
+}
