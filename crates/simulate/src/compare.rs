@@ -1,0 +1,133 @@
+//! Compares the decisions of two rules files.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+use tidegate_core::{RuleSet, Timestamp};
+
+use crate::{
+    replay::{Decided, RulesUnderTest},
+    report::{key_values, millis},
+};
+
+/// The maximum number of keys that are listed for each kind of change.
+const SHOWN_KEYS: usize = 20;
+
+/// The differences between the decisions of the rules file and of another rules file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Comparison {
+    /// The other rules file.
+    pub against: String,
+    /// The number of requests that both files decided.
+    pub compared: u64,
+    /// The number of requests that this file denies and the other file admits.
+    pub newly_denied: u64,
+    /// The number of requests that this file admits and the other file denies.
+    pub no_longer_denied: u64,
+    /// The rules and keys with the most requests that are newly denied.
+    pub newly: Vec<ChangedKey>,
+    /// The rules (of the other file) and keys with the most requests that are no longer denied.
+    pub no_longer: Vec<ChangedKey>,
+}
+
+/// A key whose requests are decided differently.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ChangedKey {
+    /// The rule that denies the requests.
+    pub rule: String,
+    /// The values of the key entries.
+    pub key: Vec<String>,
+    /// The number of requests.
+    pub requests: u64,
+    /// The time of the first of these requests, in milliseconds since 1970.
+    pub first_ms: u64,
+    /// The time of the last of these requests, in milliseconds since 1970.
+    pub last_ms: u64,
+}
+
+/// Counts the differences.
+#[derive(Debug, Default)]
+pub(crate) struct Differences {
+    compared: u64,
+    newly: ChangedKeys,
+    no_longer: ChangedKeys,
+}
+
+/// The position of a rule in its file, and a key of the rule.
+type RuleKey = (usize, Box<[u8]>);
+
+/// The requests that one file denies and the other admits, by rule and key.
+#[derive(Debug, Default)]
+struct ChangedKeys {
+    requests: u64,
+    keys: HashMap<RuleKey, ChangedRequests>,
+}
+
+/// The number of requests of a key that are decided differently, and the times of the first and the
+/// last of these requests.
+#[derive(Debug)]
+struct ChangedRequests {
+    count: u64,
+    first: Timestamp,
+    last: Timestamp,
+}
+
+impl ChangedKeys {
+    fn count(&mut self, decided: Decided, now: Timestamp) {
+        self.requests += 1;
+        for key in decided.denied_by {
+            let none = ChangedRequests {
+                count: 0,
+                first: now,
+                last: now,
+            };
+            let requests = self.keys.entry(key).or_insert(none);
+            requests.count += 1;
+            requests.last = now;
+        }
+    }
+
+    fn report(&self, rules: &RuleSet) -> Vec<ChangedKey> {
+        let mut keys: Vec<_> = self.keys.iter().collect();
+        keys.sort_unstable_by(|(key, one), (other_key, other)| {
+            let by_count = other.count.cmp(&one.count);
+            by_count.then_with(|| key.cmp(other_key))
+        });
+        keys.truncate(SHOWN_KEYS);
+        let report = |((rule, key), requests): (&RuleKey, &ChangedRequests)| ChangedKey {
+            rule: rules
+                .iter()
+                .nth(*rule)
+                .map_or_else(String::new, |rule| rule.name().to_owned()),
+            key: key_values(rules, key),
+            requests: requests.count,
+            first_ms: millis(requests.first),
+            last_ms: millis(requests.last),
+        };
+        keys.into_iter().map(report).collect()
+    }
+}
+
+impl Differences {
+    /// Compares two decisions on one request.
+    pub(crate) fn count(&mut self, new: Decided, old: Decided, now: Timestamp) {
+        self.compared += 1;
+        match (new.is_denied, old.is_denied) {
+            (true, false) => self.newly.count(new, now),
+            (false, true) => self.no_longer.count(old, now),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    pub(crate) fn report(&self, new: &RulesUnderTest, old: &RulesUnderTest) -> Comparison {
+        Comparison {
+            against: old.name.clone(),
+            compared: self.compared,
+            newly_denied: self.newly.requests,
+            no_longer_denied: self.no_longer.requests,
+            newly: self.newly.report(new.rules()),
+            no_longer: self.no_longer.report(old.rules()),
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Formats whose fields have names: determines the meaning of the fields from their names.
+
+use http::HeaderName;
+
+use crate::{field::Field, timestamp::TimeForm};
+
+/// The names of fields with the same meaning, the preferred name first.
+struct Aliases {
+    names: &'static [&'static str],
+    field: fn() -> Field,
+}
+
+const SECONDS: u64 = 1_000_000;
+
+/// All fields that are known by name.
+const KNOWN: &[Aliases] = &[
+    Aliases {
+        names: &[
+            "client_ip",
+            "clientip",
+            "client",
+            "ip",
+            "remote_addr",
+            "remote_ip",
+            "remoteaddr",
+            "remoteip",
+            "clienthost",
+            "client_addr",
+            "client.ip",
+            "source.ip",
+            "request.remote_ip",
+            "request.remote_addr",
+            "req.remoteaddress",
+            "downstream_remote_address",
+            "peer",
+            "peer_address",
+        ],
+        field: || Field::Peer,
+    },
+    Aliases {
+        names: &[
+            "method",
+            "request_method",
+            "requestmethod",
+            "http_method",
+            "httpmethod",
+            "verb",
+            "request.method",
+            "req.method",
+            "http.request.method",
+            "http.method",
+        ],
+        field: || Field::Method,
+    },
+    Aliases {
+        names: &["request", "request_line"],
+        field: || Field::RequestLine,
+    },
+    Aliases {
+        names: &[
+            "request_uri",
+            "request.uri",
+            "uri",
+            "url",
+            "target",
+            "requestpath",
+            "req.url",
+            "http.url",
+            "url.original",
+            "original_path",
+        ],
+        field: || Field::Target,
+    },
+    Aliases {
+        names: &[
+            "path",
+            "request_path",
+            "url.path",
+            "http.target",
+            "endpoint",
+        ],
+        field: || Field::Path,
+    },
+    Aliases {
+        names: &["query", "args", "query_string", "url.query"],
+        field: || Field::Query,
+    },
+    Aliases {
+        names: &[
+            "host",
+            "http_host",
+            "authority",
+            "requesthost",
+            "request_host",
+            "request.host",
+            "vhost",
+            "url.domain",
+        ],
+        field: || Field::Host,
+    },
+    Aliases {
+        names: &[
+            "user_agent",
+            "http_user_agent",
+            "useragent",
+            "user-agent",
+            "agent",
+            "user_agent.original",
+        ],
+        field: || Field::Header(http::header::USER_AGENT),
+    },
+    Aliases {
+        names: &[
+            "x_forwarded_for",
+            "http_x_forwarded_for",
+            "forwarded_for",
+            "x-forwarded-for",
+            "xff",
+        ],
+        field: || Field::Header(HeaderName::from_static("x-forwarded-for")),
+    },
+    Aliases {
+        names: &[
+            "headers",
+            "request_headers",
+            "request.headers",
+            "req.headers",
+        ],
+        field: || Field::Headers,
+    },
+    Aliases {
+        names: &[
+            "status",
+            "status_code",
+            "response_code",
+            "downstreamstatus",
+            "statuscode",
+            "res.statuscode",
+            "http.response.status_code",
+            "code",
+        ],
+        field: || Field::Response("status".into()),
+    },
+    Aliases {
+        names: &[
+            "bytes",
+            "body_bytes_sent",
+            "bytes_sent",
+            "size",
+            "downstreamcontentsize",
+            "response_size",
+            "http.response.body.bytes",
+        ],
+        field: || Field::Response("bytes".into()),
+    },
+    Aliases {
+        names: &["grpc_status", "grpc_status_number"],
+        field: || Field::Response("grpc-status".into()),
+    },
+];
+
+/// The names of times of arrival, and the names of times of completion.
+const ARRIVALS: &[&str] = &[
+    "startutc",
+    "start_time",
+    "starttime",
+    "started_at",
+    "start",
+    "startlocal",
+    "time",
+    "timestamp",
+    "@timestamp",
+    "datetime",
+    "date",
+    "ts",
+];
+const COMPLETIONS: &[&str] = &["msec", "time_iso8601", "time_local"];
+
+/// Determines the meaning of the fields with these `names`. Returns the index and the meaning of
+/// each known field.
+pub(crate) fn fields_of(names: &[&str]) -> Vec<(usize, Field)> {
+    let names: Vec<String> = names.iter().map(|name| name.to_lowercase()).collect();
+    let at = |wanted: &str| names.iter().position(|name| name == wanted);
+    let mut fields = Vec::new();
+    for Aliases { names, field } in KNOWN {
+        fields.extend(
+            names
+                .iter()
+                .find_map(|name| at(name))
+                .map(|at| (at, field())),
+        );
+    }
+    for (index, name) in names.iter().enumerate() {
+        let is_known = fields.iter().any(|(known, _)| *known == index);
+        // nginx names headers `http_x_api_key`, and Traefik `request_X-Api-Key`.
+        let header = name
+            .strip_prefix("http_")
+            .map(|header| header.replace('_', "-"));
+        let header = header.or_else(|| {
+            let header = name.strip_prefix("request_")?;
+            header.contains('-').then(|| header.to_owned())
+        });
+        if let Some(header) = header.filter(|_| !is_known)
+            && let Ok(header) = HeaderName::from_bytes(header.as_bytes())
+        {
+            fields.push((index, Field::Header(header)));
+        }
+    }
+    fields.extend(time_of(&at));
+    fields
+}
+
+/// Returns the time and the duration.
+fn time_of(at: &impl Fn(&str) -> Option<usize>) -> Vec<(usize, Field)> {
+    let completion = |time: usize, duration: Option<usize>| {
+        let time = (time, Field::Completion(TimeForm::Any));
+        let duration = duration.map(|at| (at, Field::Duration(SECONDS)));
+        std::iter::once(time).chain(duration).collect()
+    };
+    // The names in Caddy's logs.
+    if let (Some(time), Some(_)) = (at("ts"), at("request.uri")) {
+        return completion(time, at("duration"));
+    }
+    if let Some(time) = COMPLETIONS.iter().find_map(|name| at(name)) {
+        return completion(time, at("request_time"));
+    }
+    let arrival = ARRIVALS.iter().find_map(|name| at(name));
+    let arrival = arrival.map(|at| (at, Field::Arrival(TimeForm::Any)));
+    arrival.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_name_is_used() {
+        let fields = fields_of(&[
+            "ts",
+            "time",
+            "remote_addr",
+            "client_ip",
+            "http_x_key",
+            "other",
+        ]);
+        let expected = [
+            (3, Field::Peer),
+            (4, Field::Header(HeaderName::from_static("x-key"))),
+            (1, Field::Arrival(TimeForm::Any)),
+        ];
+        assert_eq!(fields, expected);
+    }
+
+    #[test]
+    fn caddy_and_nginx_log_the_time_of_completion() {
+        let any = || Field::Completion(TimeForm::Any);
+        assert_eq!(
+            time_of(&|name: &str| ["ts", "request.uri", "duration"]
+                .iter()
+                .position(|known| *known == name)),
+            [(0, any()), (2, Field::Duration(SECONDS))]
+        );
+        assert_eq!(
+            time_of(&|name: &str| ["time", "msec", "request_time"]
+                .iter()
+                .position(|known| *known == name)),
+            [(1, any()), (2, Field::Duration(SECONDS))]
+        );
+    }
+}

@@ -1,0 +1,359 @@
+//! The report as a single HTML file without external files. The charts are inline SVG, and the
+//! colours follow the reader's light or dark mode.
+
+use std::fmt::Write as _;
+
+use crate::{
+    report::{Report, RuleReport, percent},
+    timeline::Timeline,
+};
+
+const STYLE: &str = "
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d1d9e0; --page: #fff;
+  --ok: #5b8db8; --bad: #c4442f; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --page: #0d1117; --ok: #5b9bd0; --bad: #f0705a; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+table { border-collapse: collapse; width: 100%; }
+th, td { padding: .25rem .6rem; text-align: left; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.warning { border-left: 4px solid var(--bad); padding-left: .6rem; }
+code { overflow-wrap: anywhere; }
+svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
+.ok { fill: var(--ok); } .bad { fill: var(--bad); } .axis { stroke: var(--line); }
+";
+
+/// The size of a chart and of the space for its labels, in pixels.
+const WIDTH: u64 = 900;
+const HEIGHT: u64 = 220;
+const LEFT: u64 = 70;
+const TOP: u64 = 34;
+const BOTTOM: u64 = 40;
+
+/// Returns the report as an HTML document.
+#[must_use]
+pub fn as_html(report: &Report) -> String {
+    let mut out = String::from(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n",
+    );
+    let title = format!("Simulation of {}", escaped(&report.rules_file));
+    let _ = write!(
+        out,
+        "<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+    );
+    if report.interrupted {
+        out.push_str("<p class=\"warning\">The simulation was interrupted: these are the results so far.</p>\n");
+    }
+    for warning in &report.warnings {
+        let _ = writeln!(out, "<p class=\"warning\">{}</p>", escaped(warning));
+    }
+    summary(&mut out, report);
+    chart(&mut out, "Requests over time", &report.timeline);
+    rules(&mut out, report);
+    comparison(&mut out, report);
+    suggestions(&mut out, report);
+    notes(&mut out, report);
+    out.push_str("</body>\n</html>\n");
+    out
+}
+
+fn summary(out: &mut String, report: &Report) {
+    let (lines, requests) = (&report.lines, &report.requests);
+    let span = match (lines.from_ms, lines.to_ms) {
+        (Some(from), Some(to)) => format!(", {} to {}", date(from), date(to)),
+        _ => String::new(),
+    };
+    let _ = writeln!(
+        out,
+        "<p>{} lines ({}){span}; {} damaged.<br>{} requests decided, {} denied ({}).</p>",
+        lines.read,
+        escaped(&lines.formats.join("; ")),
+        lines.damaged,
+        requests.decided,
+        requests.denied,
+        escaped(&percent(requests.denied, requests.decided))
+    );
+    for damaged in &lines.damaged_lines {
+        let (file, problem) = (escaped(&damaged.file), escaped(&damaged.problem));
+        let text = escaped(&damaged.text);
+        let _ = writeln!(
+            out,
+            "<p>{file}, line {}: {problem}<br><code>{text}</code></p>",
+            damaged.line
+        );
+    }
+}
+
+/// Draws the requests and the denials of a timeline as stacked bars.
+fn chart(out: &mut String, title: &str, timeline: &Timeline) {
+    let most = timeline.requests.iter().copied().max().unwrap_or(0);
+    if most == 0 {
+        return;
+    }
+    let title = escaped(title);
+    let (plot_width, plot_height) = (WIDTH - LEFT, HEIGHT - TOP - BOTTOM);
+    let bottom = TOP + plot_height;
+    let _ = write!(
+        out,
+        "<h2>{title}</h2>\n<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>\n"
+    );
+    let unit = duration(timeline.interval_ms);
+    let _ = writeln!(
+        out,
+        "<text x=\"0\" y=\"14\">requests per {unit}</text>\
+         <rect class=\"ok\" x=\"{0}\" y=\"4\" width=\"12\" height=\"12\"/><text x=\"{1}\" y=\"14\">admitted</text>\
+         <rect class=\"bad\" x=\"{2}\" y=\"4\" width=\"12\" height=\"12\"/><text x=\"{3}\" y=\"14\">denied</text>",
+        LEFT + 200,
+        LEFT + 218,
+        LEFT + 300,
+        LEFT + 318
+    );
+    // Positions are in tenths of a pixel, which keeps narrow bars apart.
+    let count = (timeline.requests.len() as u64).max(1);
+    let step = plot_width * 10 / count;
+    let bar = step.saturating_sub(if step > 30 { 10 } else { 0 }).max(1);
+    for (at, (requests, denied)) in timeline.requests.iter().zip(&timeline.denied).enumerate() {
+        if *requests == 0 {
+            continue;
+        }
+        let x = LEFT * 10 + step * at as u64;
+        let height = |count: u64| (count * plot_height * 10).div_ceil(most);
+        let (all, red) = (height(*requests), height(*denied));
+        let at = date(timeline.start_ms + timeline.interval_ms * at as u64);
+        let tenth = |tenths: u64| format!("{}.{}", tenths / 10, tenths % 10);
+        let mut rect = |class: &str, top: u64, height: u64| {
+            let _ = write!(
+                out,
+                "<rect class=\"{class}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"><title>{at}: requests {requests}, denied {denied}</title></rect>",
+                tenth(x),
+                tenth(bottom * 10 - top),
+                tenth(bar),
+                tenth(height)
+            );
+        };
+        rect("ok", all, all - red.min(all));
+        if *denied > 0 {
+            rect("bad", red, red);
+        }
+    }
+    let end = timeline.start_ms + timeline.interval_ms * count;
+    let _ = write!(
+        out,
+        "\n<line class=\"axis\" x1=\"{LEFT}\" y1=\"{bottom}\" x2=\"{WIDTH}\" y2=\"{bottom}\"/>\
+         <line class=\"axis\" x1=\"{LEFT}\" y1=\"{TOP}\" x2=\"{LEFT}\" y2=\"{bottom}\"/>\
+         <text x=\"{0}\" y=\"{1}\" text-anchor=\"end\">{most}</text>\
+         <text x=\"{0}\" y=\"{bottom}\" text-anchor=\"end\">0</text>\
+         <text x=\"{LEFT}\" y=\"{2}\">{3}</text>\
+         <text x=\"{WIDTH}\" y=\"{2}\" text-anchor=\"end\">{4}</text>\
+         <text x=\"{5}\" y=\"{2}\" text-anchor=\"middle\">time (UTC)</text>\n</svg>\n",
+        LEFT - 6,
+        TOP + 10,
+        bottom + 18,
+        date(timeline.start_ms),
+        date(end),
+        LEFT + plot_width / 2
+    );
+}
+
+fn rules(out: &mut String, report: &Report) {
+    out.push_str("<h2>Rules</h2>\n<table><tr><th>rule</th><th>mode</th><th class=\"n\">requests</th><th class=\"n\">denied</th><th class=\"n\">share</th><th class=\"n\">keys</th><th class=\"n\">keys denied</th></tr>\n");
+    for rule in &report.rules {
+        let name = escaped(&rule.rule);
+        if !rule.simulated {
+            let _ = writeln!(
+                out,
+                "<tr><td>{name}</td><td>{}</td><td colspan=\"5\">not simulated</td></tr>",
+                rule.mode
+            );
+            continue;
+        }
+        let _ = writeln!(
+            out,
+            "<tr><td>{name}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+            rule.mode,
+            rule.asked,
+            rule.denied,
+            escaped(&percent(rule.denied, rule.asked)),
+            rule.keys,
+            rule.keys_denied
+        );
+    }
+    out.push_str("</table>\n");
+    for rule in report.rules.iter().filter(|rule| rule.denied > 0) {
+        chart(
+            out,
+            &format!("Rule {}: requests over time", rule.rule),
+            &rule.timeline,
+        );
+        worst(out, rule);
+    }
+}
+
+fn worst(out: &mut String, rule: &RuleReport) {
+    out.push_str(
+        "<table><tr><th>key</th><th class=\"n\">denied</th><th>first</th><th>last</th></tr>\n",
+    );
+    for key in &rule.worst {
+        let _ = writeln!(
+            out,
+            "<tr><td><code>{}</code></td><td class=\"n\">{}</td><td>{}</td><td>{}</td></tr>",
+            key_text(&key.key),
+            key.denied,
+            date(key.first_ms),
+            date(key.last_ms)
+        );
+    }
+    out.push_str("</table>\n");
+}
+
+fn comparison(out: &mut String, report: &Report) {
+    let Some(comparison) = &report.comparison else {
+        return;
+    };
+    let _ = writeln!(
+        out,
+        "<h2>Compared with {}</h2>\n<p>Of {} requests, {} are newly denied ({}), and {} are no longer denied.</p>",
+        escaped(&comparison.against),
+        comparison.compared,
+        comparison.newly_denied,
+        escaped(&percent(comparison.newly_denied, comparison.compared)),
+        comparison.no_longer_denied
+    );
+    for (title, keys) in [
+        ("Newly denied", &comparison.newly),
+        ("No longer denied", &comparison.no_longer),
+    ] {
+        if keys.is_empty() {
+            continue;
+        }
+        let _ = writeln!(
+            out,
+            "<h3>{title}</h3>\n<table><tr><th>rule</th><th>key</th><th class=\"n\">requests</th><th>first</th><th>last</th></tr>"
+        );
+        for key in keys {
+            let _ = writeln!(
+                out,
+                "<tr><td>{}</td><td><code>{}</code></td><td class=\"n\">{}</td><td>{}</td><td>{}</td></tr>",
+                escaped(&key.rule),
+                key_text(&key.key),
+                key.requests,
+                date(key.first_ms),
+                date(key.last_ms)
+            );
+        }
+        out.push_str("</table>\n");
+    }
+}
+
+fn suggestions(out: &mut String, report: &Report) {
+    if report.suggestions.is_empty() {
+        return;
+    }
+    out.push_str("<h2>Suggested limits</h2>\n<p>Requests (units of cost) in the busiest window of each key.</p>\n<table><tr><th>rule</th><th>window</th><th class=\"n\">keys</th><th class=\"n\">p50</th><th class=\"n\">p90</th><th class=\"n\">p99</th><th class=\"n\">p99.9</th><th class=\"n\">max</th><th>limit</th><th class=\"n\">keys denied</th></tr>\n");
+    for suggestion in &report.suggestions {
+        let _ = writeln!(
+            out,
+            "<tr><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td></tr>",
+            escaped(&suggestion.rule),
+            duration(suggestion.window_ms),
+            suggestion.keys,
+            suggestion.p50,
+            suggestion.p90,
+            suggestion.p99,
+            suggestion.p99_9,
+            suggestion.max,
+            suggestion.limit,
+            suggestion.keys_denied
+        );
+    }
+    out.push_str("</table>\n");
+}
+
+fn notes(out: &mut String, report: &Report) {
+    out.push_str("<h2>Notes</h2>\n<ul>\n");
+    for rule in &report.rules {
+        for note in &rule.notes {
+            let _ = writeln!(out, "<li>{}: {}</li>", escaped(&rule.rule), escaped(note));
+        }
+    }
+    for note in &report.notes {
+        let _ = writeln!(out, "<li>{}</li>", escaped(note));
+    }
+    out.push_str("</ul>\n");
+}
+
+fn key_text(values: &[String]) -> String {
+    if values.is_empty() {
+        return "(all)".to_owned();
+    }
+    escaped(&values.join(" "))
+}
+
+/// Escapes text for HTML. Control characters are shown as escapes.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            _ if letter.is_control() => out.extend(letter.escape_default()),
+            _ => out.push(letter),
+        }
+    }
+    out
+}
+
+/// Returns an instant as a date.
+fn date(millis: u64) -> String {
+    let seconds = i64::try_from(millis / 1_000).ok();
+    let instant = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    instant.map_or_else(|| "-".to_owned(), |instant| instant.to_string())
+}
+
+/// Returns a duration with its unit: `8 s`, `2 min`.
+fn duration(millis: u64) -> String {
+    for (unit, name) in [
+        (86_400_000, "d"),
+        (3_600_000, "h"),
+        (60_000, "min"),
+        (1_000, "s"),
+    ] {
+        if millis >= unit && millis.is_multiple_of(unit) {
+            return format!("{} {name}", millis / unit);
+        }
+    }
+    format!("{millis} ms")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_cannot_become_markup() {
+        assert_eq!(
+            escaped("<script>\"&'\u{1b}"),
+            "&lt;script&gt;&quot;&amp;&#39;\\u{1b}"
+        );
+        let mut timeline = Timeline::default();
+        let now = tidegate_core::Timestamp::from_micros(1_795_325_114_000_000);
+        timeline.count(now, false);
+        timeline.count(now, true);
+        let mut out = String::new();
+        chart(&mut out, "</svg><b>", &timeline);
+        assert!(
+            !out.contains("<b>") && out.contains("requests 2, denied 1"),
+            "{out}"
+        );
+        assert!(
+            out.contains("requests per 1 s") && out.contains("time (UTC)"),
+            "{out}"
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! Simulates a rules file on recorded traffic.
+//!
+//! [`Simulation`] reads access logs and converts each line to the request that the line describes.
+//! Each request is decided at the time in the log, with the same code that decides live requests.
+//! The report says which keys would have been denied, how often and when.
+//!
+//! ```text
+//! input    files, decompression, bounded lines     format   a line becomes a record
+//! record   a record becomes the head of a request  request  the entries that the rules use
+//! stream   sorts and merges the logs by time       replay   rules, memory store, counts
+//! compare  the decisions of two rules files        suggest  limits for the traffic of the log
+//! report   the result                              html     the result with charts
+//! ```
+//!
+//! Memory grows with the number of keys, not with the number of lines.
+
+mod compare;
+mod field;
+mod format;
+mod html;
+mod input;
+mod record;
+mod replay;
+mod report;
+mod request;
+mod share;
+mod stream;
+mod suggest;
+mod timeline;
+mod timestamp;
+mod what_if;
+
+use std::sync::Arc;
+
+use tidegate_core::Timestamp;
+
+use self::{
+    compare::Differences,
+    replay::Replay,
+    stream::{Extraction, LogStream},
+};
+pub use self::{
+    compare::{ChangedKey, Comparison},
+    field::EntryMapping,
+    format::LogFormat,
+    html::as_html,
+    input::{Control, InputError, LogSource, MAX_LINE_BYTES},
+    replay::RulesUnderTest,
+    report::{DamagedLine, LimitReport, Lines, Report, Requests, RuleReport, WorstKey, percent},
+    share::Share,
+    stream::{MAX_HELD, SORT_WINDOW},
+    suggest::{Suggestion, as_yaml},
+    timeline::Timeline,
+    what_if::WhatIf,
+};
+
+/// Parses `text` in every format, for fuzzing. The lines of `text` also serve as the first lines of
+/// a log.
+#[cfg(any(test, fuzzing))]
+pub fn parse_in_every_format(text: &str) {
+    format::parse_all(text);
+}
+
+/// The logs to be read.
+#[derive(Clone, Debug, Default)]
+pub struct Logs {
+    /// The files.
+    pub sources: Vec<LogSource>,
+    /// The format of the logs.
+    pub format: LogFormat,
+    /// The entries whose log fields have different names.
+    pub mappings: Vec<EntryMapping>,
+}
+
+/// The reason why nothing could be simulated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimulateError {
+    /// A log cannot be read.
+    #[error("{file}: {problem}")]
+    Input {
+        /// The log.
+        file: String,
+        /// The problem.
+        problem: InputError,
+    },
+    /// All logs are empty.
+    #[error("{files}: the log is empty")]
+    Empty {
+        /// The logs.
+        files: String,
+    },
+    /// A log has only empty lines or lines that are too long.
+    #[error("{file}: the first lines are empty or longer than {} KiB: this is not an access log", MAX_LINE_BYTES >> 10)]
+    NoLines {
+        /// The log.
+        file: String,
+    },
+    /// No line of a log matches the format.
+    #[error(
+        "{file}: the format of the log is unknown; the nearest is `{nearest}`, and the first line differs at column {column}: {problem}\n  {line}\nName the format, or give the format string of the server, with --format"
+    )]
+    UnknownFormat {
+        /// The log.
+        file: String,
+        /// The most similar format, or the requested format.
+        nearest: String,
+        /// The column of the first difference, from 1.
+        column: usize,
+        /// A description of what was expected at this column.
+        problem: String,
+        /// The start of the first line.
+        line: String,
+    },
+}
+
+/// The rules files and options of a simulation.
+#[derive(Clone, Copy, Debug)]
+pub struct Simulation<'r> {
+    /// The rules file.
+    pub rules: &'r RulesUnderTest,
+    /// Another rules file, whose decisions are compared with those of `rules`.
+    pub against: Option<&'r RulesUnderTest>,
+    /// If set, the report suggests limits that deny at most this share of the keys.
+    pub suggest: Option<Share>,
+}
+
+impl<'r> Simulation<'r> {
+    /// Simulates `rules` alone.
+    #[must_use]
+    pub fn of(rules: &'r RulesUnderTest) -> Self {
+        Self {
+            rules,
+            against: None,
+            suggest: None,
+        }
+    }
+
+    /// Decides the requests of `logs`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`SimulateError`] if a log cannot be read, or if the format of a log is unknown.
+    /// Damage after the first lines of a log results only in a warning in the report.
+    pub fn run(self, logs: &Logs, control: &Arc<Control>) -> Result<Report, SimulateError> {
+        let mut stream = LogStream::open(&logs.sources, &logs.format, &logs.mappings, control)?;
+        let files = [Some(self.rules), self.against];
+        let files = files.into_iter().flatten();
+        let names = files.clone().flat_map(RulesUnderTest::response_names);
+        let mut response: Vec<Box<str>> = names.map(Box::from).collect();
+        response.sort_unstable();
+        response.dedup();
+        let extraction = Extraction {
+            extractors: files.map(|rules| &rules.extractor).collect(),
+            response,
+        };
+        let mut replay = Replay::new(self.rules);
+        if self.suggest.is_some() {
+            replay.watch_peaks();
+        }
+        let mut other = self.against.map(Replay::new);
+        let mut differences = Differences::default();
+        let mut now = Timestamp::default();
+        while let Some(request) = stream.next(&extraction) {
+            // The time of the store never goes back: a line that is too late is decided at the
+            // current time.
+            now = now.max(request.time);
+            let decided = replay.decide(&request, 0, now);
+            let other = other
+                .as_mut()
+                .and_then(|other| other.decide(&request, 1, now));
+            if let (Some(new), Some(old)) = (decided, other) {
+                differences.count(new, old, now);
+            }
+        }
+        let LogStream {
+            counts, formats, ..
+        } = stream;
+        let mut report = Report::new(&replay, counts, formats, control.is_interrupted());
+        report.comparison = self
+            .against
+            .map(|other| differences.report(self.rules, other));
+        if let Some(share) = self.suggest {
+            report.suggestions = suggest::suggestions(&replay, share);
+        }
+        Ok(report)
+    }
+}

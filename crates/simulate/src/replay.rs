@@ -1,0 +1,354 @@
+//! Decides the requests of a log with one rule set, and counts the denials.
+
+use std::collections::HashMap;
+
+use tidegate::rate_limiter::stretch;
+use tidegate_config::Config;
+use tidegate_core::{
+    Charge, Cost, Decision, Effect, MemoryStore, Outcome, Receipt, Request, RequestError, Rule,
+    RuleSet, Scratch, Settlement, Span, Timestamp,
+};
+use tidegate_tower::charge_excess;
+
+use crate::{
+    request::EntryExtractor,
+    stream::LogRequest,
+    suggest::{Peak, windows},
+    timeline::Timeline,
+};
+
+/// The longest time that a queue may delay a request, as in the reverse proxy.
+const LONGEST_WAIT: Span = Span::from_secs(30);
+
+/// The maximum number of refused requests that are reported with their reason.
+const SHOWN_REFUSALS: usize = 5;
+
+/// A rules file to be simulated.
+#[derive(Debug)]
+pub struct RulesUnderTest {
+    pub(crate) name: String,
+    pub(crate) config: Config,
+    pub(crate) extractor: EntryExtractor,
+}
+
+impl RulesUnderTest {
+    /// Creates the rules under test from a parsed rules file with this name.
+    #[must_use]
+    pub fn new(name: impl Into<String>, config: Config) -> Self {
+        Self {
+            name: name.into(),
+            extractor: EntryExtractor::new(&config.rules, &config.identity),
+            config,
+        }
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn rules(&self) -> &RuleSet {
+        &self.config.rules
+    }
+
+    /// Returns the names of the response entries that the rules use.
+    pub(crate) fn response_names(&self) -> impl Iterator<Item = &str> {
+        self.rules()
+            .iter()
+            .flat_map(|rule| rule.response_cost().entry_names())
+    }
+}
+
+/// The counts of one key of a rule.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeyCounts {
+    pub(crate) denied: u64,
+    pub(crate) first_denied: Timestamp,
+    pub(crate) last_denied: Timestamp,
+    /// The units in the busiest window, for each window length.
+    pub(crate) peaks: Vec<Peak>,
+}
+
+/// The counts of one rule.
+#[derive(Debug, Default)]
+pub(crate) struct RuleCounts {
+    /// The number of requests to which the rule applies.
+    pub(crate) asked: u64,
+    /// The number of requests that the limits of the rule deny; in shadow mode, the number that
+    /// they would deny.
+    pub(crate) denied: u64,
+    /// The number of requests that a queue delays, and the longest delay.
+    pub(crate) delayed: u64,
+    pub(crate) longest_delay: Span,
+    /// The number of requests that each limit denies.
+    pub(crate) denied_by: Vec<u64>,
+    pub(crate) keys: HashMap<Box<[u8]>, KeyCounts>,
+    pub(crate) timeline: Timeline,
+    /// The lengths of the windows. For each length, the busiest window of each key is recorded.
+    pub(crate) windows: Vec<Span>,
+}
+
+/// One rule set and its state.
+#[derive(Debug)]
+pub(crate) struct Replay<'p> {
+    pub(crate) plan: &'p RulesUnderTest,
+    pub(crate) store: MemoryStore,
+    scratch: Scratch,
+    outcomes: Vec<Outcome>,
+    by_name: HashMap<&'p str, usize>,
+    pub(crate) rules: Vec<RuleCounts>,
+    /// For each rule, whether it is left out of the simulation.
+    pub(crate) is_left_out: Vec<bool>,
+    /// For each entry that the rules use, whether a request had it.
+    pub(crate) has_seen: Vec<bool>,
+    pub(crate) seen_response: Vec<Box<str>>,
+    pub(crate) decided: u64,
+    pub(crate) denied: u64,
+    pub(crate) timeline: Timeline,
+    /// The number of requests for which the store had no room.
+    pub(crate) full: u64,
+    /// The number of requests that the proxy would answer with 400, and the first reasons.
+    pub(crate) refused: u64,
+    pub(crate) refusals: Vec<String>,
+}
+
+/// The decision on one request.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Decided {
+    pub(crate) is_denied: bool,
+    /// The enforced rules that deny the request, and their keys.
+    pub(crate) denied_by: Vec<(usize, Box<[u8]>)>,
+}
+
+impl<'p> Replay<'p> {
+    pub(crate) fn new(plan: &'p RulesUnderTest) -> Self {
+        let rules = plan.rules();
+        let counts = |rule: &Rule| RuleCounts {
+            denied_by: vec![0; rule.limits().len()],
+            ..RuleCounts::default()
+        };
+        let names = rules.iter().enumerate();
+        Self {
+            plan,
+            store: MemoryStore::new(plan.config.memory),
+            scratch: Scratch::default(),
+            outcomes: Vec::new(),
+            by_name: names.map(|(at, rule)| (rule.name(), at)).collect(),
+            rules: rules.iter().map(counts).collect(),
+            // Rules with concurrency slots are left out, because a log does not say which requests
+            // were in flight at the same time.
+            is_left_out: rules.iter().map(Rule::has_slots).collect(),
+            has_seen: vec![false; plan.extractor.names().len()],
+            seen_response: Vec::new(),
+            decided: 0,
+            denied: 0,
+            timeline: Timeline::default(),
+            full: 0,
+            refused: 0,
+            refusals: Vec::new(),
+        }
+    }
+
+    /// Starts to record the busiest windows of the keys, for suggestions.
+    pub(crate) fn watch_peaks(&mut self) {
+        for (rule, counts) in self.plan.rules().iter().zip(&mut self.rules) {
+            if !rule.has_slots() {
+                counts.windows = windows(rule.limits());
+            }
+        }
+    }
+
+    /// Decides `request` at `now`, with the entries for rule set number `plan`. Returns `None` if
+    /// the proxy would refuse the request.
+    pub(crate) fn decide(
+        &mut self,
+        request: &LogRequest,
+        plan: usize,
+        now: Timestamp,
+    ) -> Option<Decided> {
+        let values = match &request.entries[plan] {
+            Ok(values) => values,
+            Err(reason) => {
+                self.refuse(reason.clone());
+                return None;
+            }
+        };
+        let names = self.plan.extractor.names();
+        let mut entries = Vec::with_capacity(values.len());
+        for (at, value) in values {
+            self.has_seen[*at] = true;
+            entries.push((&*names[*at], &**value));
+        }
+        for (name, _) in &request.response {
+            if !self.seen_response.contains(name) {
+                self.seen_response.push(name.clone());
+            }
+        }
+        if self.decided == 0 {
+            let of_rules = self.rules.iter_mut().map(|rule| &mut rule.timeline);
+            of_rules
+                .chain([&mut self.timeline])
+                .for_each(|timeline| timeline.start(now));
+        }
+        let decided = Request::new(&entries, Cost::ONE)
+            .and_then(|described| self.charge(&described, request, now));
+        match decided {
+            Ok(decided) => {
+                self.decided += 1;
+                self.denied += u64::from(decided.is_denied);
+                self.timeline.count(now, decided.is_denied);
+                Some(decided)
+            }
+            Err(error) => {
+                self.refuse(error.to_string());
+                None
+            }
+        }
+    }
+
+    fn refuse(&mut self, reason: String) {
+        self.refused += 1;
+        if self.refusals.len() < SHOWN_REFUSALS && !self.refusals.contains(&reason) {
+            self.refusals.push(reason);
+        }
+    }
+
+    /// Charges a request as the reverse proxy does.
+    fn charge(
+        &mut self,
+        described: &Request<'_>,
+        request: &LogRequest,
+        now: Timestamp,
+    ) -> Result<Decided, RequestError> {
+        let rules = self.plan.rules();
+        let mut charges = rules.charges(described, now, &mut self.scratch)?;
+        let index_of = |charge: &Charge<'_>| {
+            let name = charge.limits.name().unwrap_or_default();
+            self.by_name.get(name).copied()
+        };
+        charges.retain(|charge| index_of(charge).is_some_and(|at| !self.is_left_out[at]));
+        if charges.is_empty() {
+            return Ok(Decided::default());
+        }
+        for charge in &mut charges {
+            charge.longest_wait = Some(LONGEST_WAIT);
+        }
+        // The memory store never waits.
+        let pending = stretch(&self.store, rules, &mut charges, now);
+        debug_assert!(pending.is_none(), "the memory store never waits");
+        let decision = if rules.wants_receipt(&charges) {
+            let (decision, receipt) = self.store.reserve(&charges, now, &mut self.outcomes);
+            settle(&self.store, rules, &charges, receipt, request, now);
+            decision
+        } else {
+            self.store
+                .check(&charges, now, Effect::Charge, &mut self.outcomes)
+        };
+        let mut decided = Decided {
+            is_denied: decision != Decision::Admitted,
+            denied_by: Vec::new(),
+        };
+        if matches!(decision, Decision::Full { .. }) {
+            self.full += 1;
+        }
+        let mut outcomes = self.outcomes.as_slice();
+        for charge in &charges {
+            let Some(at) = index_of(charge) else { continue };
+            let length = charge.limits.len().min(outcomes.len());
+            let (own, others) = outcomes.split_at(length);
+            outcomes = others;
+            let denies = self.rules[at].count(charge, own, now);
+            if denies && !charge.limits.is_shadow() {
+                decided.denied_by.push((at, charge.key.into()));
+            }
+        }
+        Ok(decided)
+    }
+}
+
+/// Refunds or charges the difference between the response-based cost and the charged cost. The
+/// response is assumed to arrive immediately.
+fn settle(
+    store: &MemoryStore,
+    rules: &RuleSet,
+    charges: &[Charge<'_>],
+    receipt: Receipt,
+    request: &LogRequest,
+    now: Timestamp,
+) {
+    let is_settled = |charge: &Charge<'_>| {
+        rules
+            .rule_of(charge.key)
+            .is_none_or(|rule| rule.response_cost().is_settled())
+    };
+    if receipt.is_empty() || charges.iter().all(is_settled) {
+        return;
+    }
+    let response = request.response.iter();
+    let entries: Vec<(&str, &str)> = response.map(|(name, value)| (&**name, &**value)).collect();
+    let Ok(response) = Request::new(&entries, Cost::ONE) else {
+        return;
+    };
+    let is_known = |name: &str| response.entry(name).is_some();
+    let due = |charge: &Charge<'_>| {
+        let Some(rule) = rules.rule_of(charge.key) else {
+            return charge.cost.units();
+        };
+        rule.response_cost()
+            .due_so_far(charge.cost, &response, is_known)
+    };
+    let due: Vec<u64> = charges.iter().map(due).collect();
+    let settlement = |(charge, due): (&Charge<'_>, &u64)| Settlement {
+        unused: charge.cost.units().saturating_sub(*due),
+    };
+    let settlements: Vec<Settlement> = charges.iter().zip(&due).map(settlement).collect();
+    store.settle(charges, receipt, &settlements, now);
+    for (charge, due) in charges.iter().zip(&due) {
+        if let Ok(cost) = Cost::new(due.saturating_sub(charge.cost.units())) {
+            let is_ready = charge_excess(store, Charge { cost, ..*charge }, now).is_ready();
+            debug_assert!(is_ready, "the memory store never waits");
+        }
+    }
+}
+
+impl RuleCounts {
+    /// Counts a charge, given the outcomes of its limits. Returns whether a limit denies it.
+    fn count(&mut self, charge: &Charge<'_>, outcomes: &[Outcome], now: Timestamp) -> bool {
+        self.asked += 1;
+        let is_denied = outcomes.iter().any(|outcome| !outcome.allowed);
+        for (denied, outcome) in self.denied_by.iter_mut().zip(outcomes) {
+            *denied += u64::from(!outcome.allowed);
+        }
+        let delay = outcomes
+            .iter()
+            .map(|outcome| outcome.delay)
+            .max()
+            .unwrap_or(Span::ZERO);
+        if delay > Span::ZERO {
+            self.delayed += 1;
+            self.longest_delay = self.longest_delay.max(delay);
+        }
+        // `HashMap::entry` would copy the key of every request.
+        let key = match self.keys.get_mut(charge.key) {
+            Some(key) => key,
+            None => self.keys.entry(charge.key.into()).or_default(),
+        };
+        if key.peaks.is_empty() {
+            key.peaks = self.windows.iter().map(|_| Peak::default()).collect();
+        }
+        for (peak, window) in key.peaks.iter_mut().zip(&self.windows) {
+            peak.count(now, *window, charge.cost.units());
+        }
+        self.timeline.count(now, is_denied);
+        if is_denied {
+            self.denied += 1;
+            if key.denied == 0 {
+                key.first_denied = now;
+            }
+            key.denied += 1;
+            key.last_denied = now;
+        }
+        is_denied
+    }
+}

@@ -1,0 +1,471 @@
+//! The result of a simulation.
+
+use serde::Serialize;
+use tidegate_core::{CostSource, Mode, RuleSet, Span, Timestamp};
+
+use crate::{
+    compare::Comparison,
+    replay::{KeyCounts, Replay},
+    stream::{Finest, LineCounts, MAX_HELD, SORT_WINDOW},
+    suggest::Suggestion,
+    timeline::Timeline,
+};
+
+/// The number of keys of a rule that are reported by name.
+const WORST_KEYS: usize = 10;
+
+/// A rule with a shorter window is sensitive to times in whole seconds.
+const COARSE_FOR: Span = Span::from_secs(10);
+
+/// The result of a simulation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The rules file.
+    pub rules_file: String,
+    /// Whether the simulation was interrupted, so that the end of the log is missing.
+    pub interrupted: bool,
+    /// Problems of the log as a whole, the most serious first.
+    pub warnings: Vec<String>,
+    /// The lines of the log.
+    pub lines: Lines,
+    /// The requests.
+    pub requests: Requests,
+    /// The rules, in the order of the file.
+    pub rules: Vec<RuleReport>,
+    /// The differences from the decisions of another rules file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comparison: Option<Comparison>,
+    /// Suggested limits, if requested.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub suggestions: Vec<Suggestion>,
+    /// Notes on the precision of the log, and on what was not simulated.
+    pub notes: Vec<String>,
+    /// All requests over time.
+    pub timeline: Timeline,
+}
+
+/// The lines of the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Lines {
+    /// The number of lines, without empty lines and headers.
+    pub read: u64,
+    /// The number of lines that the format does not match.
+    pub damaged: u64,
+    /// The first damaged lines.
+    pub damaged_lines: Vec<DamagedLine>,
+    /// The number of lines without a valid HTTP request.
+    pub without_request: u64,
+    /// The number of lines without the address of the client.
+    pub without_client: u64,
+    /// The number of lines whose time is earlier than that of a preceding line.
+    pub backwards: u64,
+    /// The number of lines that were too far out of order to be sorted.
+    pub late: u64,
+    /// The time of the first request, in milliseconds since 1970.
+    pub from_ms: Option<u64>,
+    /// The time of the last request, in milliseconds since 1970.
+    pub to_ms: Option<u64>,
+    /// The precision of the times: `second`, `millisecond` or `microsecond`.
+    pub precision: &'static str,
+    /// The formats of the logs.
+    pub formats: Vec<String>,
+}
+
+/// A line that the format does not match.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DamagedLine {
+    /// The log.
+    pub file: String,
+    /// The number of the line, from 1.
+    pub line: u64,
+    /// A description of what does not match.
+    pub problem: String,
+    /// The start of the line.
+    pub text: String,
+}
+
+/// The requests of the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Requests {
+    /// The number of requests that were decided.
+    pub decided: u64,
+    /// The number of decided requests that an enforced rule denied.
+    pub denied: u64,
+    /// The number of requests that the proxy would answer with 400.
+    pub refused: u64,
+    /// The first reasons for such refusals.
+    pub refusals: Vec<String>,
+}
+
+/// The result for one rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RuleReport {
+    /// The name of the rule.
+    pub rule: String,
+    /// `enforce` or `shadow`.
+    pub mode: &'static str,
+    /// Whether the rule was simulated.
+    pub simulated: bool,
+    /// The number of requests to which the rule applies.
+    pub asked: u64,
+    /// The number of requests that the rule denies; in shadow mode, the number that it would deny.
+    pub denied: u64,
+    /// The number of requests that a queue delays.
+    pub delayed: u64,
+    /// The longest delay by a queue, in milliseconds.
+    pub longest_delay_ms: u64,
+    /// The number of keys.
+    pub keys: u64,
+    /// The number of keys with at least one denied request.
+    pub keys_denied: u64,
+    /// The limits.
+    pub limits: Vec<LimitReport>,
+    /// The keys with the most denials.
+    pub worst: Vec<WorstKey>,
+    /// Notes on how to interpret the counts.
+    pub notes: Vec<String>,
+    /// The requests to which the rule applies, over time.
+    pub timeline: Timeline,
+}
+
+/// The result for one limit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LimitReport {
+    /// The limit in short notation.
+    pub limit: String,
+    /// The number of requests that the limit denies.
+    pub denied: u64,
+}
+
+/// A key with denials.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WorstKey {
+    /// The values of the key entries.
+    pub key: Vec<String>,
+    /// The number of requests that are denied.
+    pub denied: u64,
+    /// The time of the first denial, in milliseconds since 1970.
+    pub first_ms: u64,
+    /// The time of the last denial, in milliseconds since 1970.
+    pub last_ms: u64,
+}
+
+impl Report {
+    pub(crate) fn new(
+        replay: &Replay<'_>,
+        counts: LineCounts,
+        formats: Vec<String>,
+        is_interrupted: bool,
+    ) -> Self {
+        let rules = replay.plan.rules();
+        let reports = rules.iter().enumerate();
+        Self {
+            rules_file: replay.plan.name.clone(),
+            interrupted: is_interrupted,
+            warnings: warnings(&counts, replay),
+            rules: reports
+                .map(|(at, _)| rule_report(replay, at, counts.finest))
+                .collect(),
+            notes: notes(&counts, replay),
+            comparison: None,
+            suggestions: Vec::new(),
+            timeline: replay.timeline.clone(),
+            requests: Requests {
+                decided: replay.decided,
+                denied: replay.denied,
+                refused: replay.refused,
+                refusals: replay.refusals.clone(),
+            },
+            lines: Lines {
+                read: counts.read,
+                damaged: counts.damaged,
+                damaged_lines: counts.shown,
+                without_request: counts.no_request,
+                without_client: counts.no_peer,
+                backwards: counts.backwards,
+                late: counts.late,
+                from_ms: counts.from.map(millis),
+                to_ms: counts.to.map(millis),
+                precision: match counts.finest {
+                    Finest::Second => "second",
+                    Finest::Millisecond => "millisecond",
+                    Finest::Microsecond => "microsecond",
+                },
+                formats,
+            },
+        }
+    }
+}
+
+pub(crate) fn millis(time: Timestamp) -> u64 {
+    time.as_micros() / 1_000
+}
+
+fn warnings(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    // Warn if at least 1 in 20 lines is damaged.
+    if counts.damaged.saturating_mul(20) >= counts.read && counts.damaged > 0 {
+        warnings.push(format!(
+            "{} of {} lines ({}) do not match the format of the log: the results are incomplete",
+            counts.damaged,
+            counts.read,
+            percent(counts.damaged, counts.read)
+        ));
+    }
+    warnings.extend(counts.cut_off.iter().cloned());
+    if counts.late > 0 {
+        warnings.push(format!(
+            "lines over {1} s earlier than a line before them (or over {MAX_HELD} lines apart), which were decided late: {0}; sort the log by time",
+            counts.late,
+            SORT_WINDOW.as_secs_ceil()
+        ));
+    }
+    if replay.full > 0 {
+        warnings.push(format!(
+            "the memory store was full for {} requests; raise store.memory.max_keys or max_bytes",
+            replay.full
+        ));
+    }
+    let evicted = replay.store.stats().evicted;
+    if evicted > 0 {
+        warnings.push(format!(
+            "the memory store evicted {evicted} keys to make room, as the server would"
+        ));
+    }
+    warnings
+}
+
+/// Returns the notes on the simulation as a whole.
+fn notes(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
+    let mut notes = Vec::new();
+    match counts.finest {
+        Finest::Second => notes.push(
+            "the log has whole seconds: the order within a second is that of the lines".to_owned(),
+        ),
+        Finest::Millisecond => notes.push("the log has milliseconds".to_owned()),
+        Finest::Microsecond => notes.push("the log has microseconds".to_owned()),
+    }
+    if counts.only_completion > 0 {
+        notes.push(
+            "the times may be those at which responses ended, as in nginx: a request that took long counts too late; log the duration as well ($request_time)"
+                .to_owned(),
+        );
+    }
+    if counts.backwards > 0 {
+        notes.push(format!(
+            "lines earlier than a line before them, which were sorted within {1} s: {0}",
+            counts.backwards,
+            SORT_WINDOW.as_secs_ceil()
+        ));
+    }
+    if counts.no_request > 0 {
+        notes.push(format!(
+            "lines about no valid HTTP request, which were left out: {}",
+            counts.no_request
+        ));
+    }
+    if counts.no_peer > 0 {
+        notes.push(format!(
+            "lines without a client address, to which rules that use `ip` do not apply: {}",
+            counts.no_peer
+        ));
+    }
+    let used = replay.plan.extractor.names().iter().zip(&replay.has_seen);
+    let missing: Vec<&str> = used
+        .filter(|(_, seen)| !**seen)
+        .map(|(name, _)| &**name)
+        .collect();
+    if !missing.is_empty() {
+        notes.push(format!(
+            "no request has these entries that the rules use: {}; if the log has them under another name, use --entry ENTRY=FIELD",
+            missing.join(", ")
+        ));
+    }
+    let config = &replay.plan.config;
+    if config.envoy.is_some() {
+        notes.push("`envoy`: the rules of Envoy's rate limit service are not simulated".to_owned());
+    }
+    if !config.quotas.is_empty() {
+        notes.push("`quotas` are not simulated: Envoy divides them by its own reports".to_owned());
+    }
+    notes
+}
+
+fn rule_report(replay: &Replay<'_>, at: usize, finest: Finest) -> RuleReport {
+    let rules = replay.plan.rules();
+    let (Some(rule), counts) = (rules.iter().nth(at), &replay.rules[at]) else {
+        unreachable!("there are counts for each rule")
+    };
+    let denied = counts.keys.values().filter(|key| key.denied > 0);
+    let limits = rule.limits().iter().zip(&counts.denied_by);
+    RuleReport {
+        rule: rule.name().to_owned(),
+        mode: match rule.mode() {
+            Mode::Enforce => "enforce",
+            Mode::Shadow => "shadow",
+        },
+        simulated: !replay.is_left_out[at],
+        asked: counts.asked,
+        denied: counts.denied,
+        delayed: counts.delayed,
+        longest_delay_ms: counts.longest_delay.as_millis_ceil(),
+        keys: count(counts.keys.len()),
+        keys_denied: count(denied.count()),
+        limits: limits
+            .map(|(limit, denied)| LimitReport {
+                limit: limit.policy().to_string(),
+                denied: *denied,
+            })
+            .collect(),
+        worst: worst(
+            rules,
+            counts.keys.iter().map(|(key, counts)| (&**key, counts)),
+        ),
+        notes: rule_notes(replay, at, finest),
+        timeline: counts.timeline.clone(),
+    }
+}
+
+fn worst<'k>(
+    rules: &RuleSet,
+    keys: impl Iterator<Item = (&'k [u8], &'k KeyCounts)>,
+) -> Vec<WorstKey> {
+    let mut denied: Vec<(&[u8], &KeyCounts)> =
+        keys.filter(|(_, counts)| counts.denied > 0).collect();
+    denied.sort_unstable_by(|(key, one), (other_key, other)| {
+        other
+            .denied
+            .cmp(&one.denied)
+            .then_with(|| key.cmp(other_key))
+    });
+    denied.truncate(WORST_KEYS);
+    let report = |(key, counts): (&[u8], &KeyCounts)| WorstKey {
+        key: key_values(rules, key),
+        denied: counts.denied,
+        first_ms: millis(counts.first_denied),
+        last_ms: millis(counts.last_denied),
+    };
+    denied.into_iter().map(report).collect()
+}
+
+/// Returns the values of the key entries.
+pub(crate) fn key_values(rules: &RuleSet, key: &[u8]) -> Vec<String> {
+    let decoded = rules.decode_key(key);
+    let values = decoded.map(|(_, values)| values).unwrap_or_default();
+    values.into_iter().map(str::to_owned).collect()
+}
+
+/// Returns notes on how to interpret the counts of a rule.
+fn rule_notes(replay: &Replay<'_>, at: usize, finest: Finest) -> Vec<String> {
+    let Some(rule) = replay.plan.rules().iter().nth(at) else {
+        return Vec::new();
+    };
+    if replay.is_left_out[at] {
+        return vec![
+            "not simulated: a concurrency limit depends on how long requests are in flight, which the simulation does not follow; its lease is not simulated either"
+                .to_owned(),
+        ];
+    }
+    let names = replay.plan.extractor.names();
+    let is_missing = |entry: &str| {
+        let known = names.iter().position(|name| **name == *entry);
+        known.is_some_and(|at| !replay.has_seen[at])
+    };
+    let mut notes = Vec::new();
+    for entry in rule.key().filter(|entry| is_missing(entry)) {
+        notes.push(format!(
+            "applies to no request: none has the key entry `{entry}`"
+        ));
+    }
+    let mut conditions: Vec<&str> = rule.applies_when().entry_names().collect();
+    conditions.retain(|entry| is_missing(entry));
+    conditions.sort_unstable();
+    conditions.dedup();
+    for entry in conditions {
+        notes.push(format!(
+            "the condition on `{entry}` was evaluated without it: no request has it"
+        ));
+    }
+    if let CostSource::Entry(entry) = rule.cost()
+        && is_missing(entry)
+    {
+        notes.push(format!(
+            "no request has its cost, `{entry}`, so all of its requests are refused"
+        ));
+    }
+    let cost = rule.response_cost();
+    if !cost.is_settled() {
+        let mut missing: Vec<&str> = cost.entry_names().collect();
+        missing.retain(|name| !replay.seen_response.iter().any(|seen| **seen == **name));
+        notes.push(if missing.is_empty() {
+            "charged by the response as the log has it; a live request holds its whole cost until the response, so concurrent requests may be denied more"
+                .to_owned()
+        } else {
+            format!(
+                "the log does not have {} of the response, so the initial cost stays charged",
+                missing.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+            )
+        });
+    }
+    let is_short = |window: Span| window < COARSE_FOR && window > Span::ZERO;
+    let coarse = rule
+        .limits()
+        .iter()
+        .filter(|limit| is_short(limit.window()));
+    let coarse: Vec<&str> = coarse.map(|limit| &**limit.policy()).collect();
+    if finest == Finest::Second && !coarse.is_empty() && replay.rules[at].asked > 0 {
+        notes.push(format!(
+            "imprecise: {} with times in whole seconds; all requests of a second seem to come at once",
+            coarse.join(", ")
+        ));
+    }
+    notes
+}
+
+/// Returns a share in percent, rounded for readers: `3.1%`, `0.04%`, `<0.01%`.
+#[must_use]
+pub fn percent(part: u64, whole: u64) -> String {
+    if part == 0 || whole == 0 {
+        return "0%".to_owned();
+    }
+    // The share in hundredths of a percent. The product fits in 128 bits.
+    let exact = u128::from(part) * 10_000 / u128::from(whole);
+    match exact {
+        0 => "<0.01%".to_owned(),
+        1..100 => format!("0.{exact:02}%"),
+        _ if exact.is_multiple_of(100) => format!("{}%", exact / 100),
+        _ => format!("{}.{}%", exact / 100, exact / 10 % 10),
+    }
+}
+
+/// A length in memory always fits in 64 bits.
+fn count(length: usize) -> u64 {
+    length as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent;
+
+    #[test]
+    fn shares_are_rounded_down() {
+        for (part, whole, expected) in [
+            (0, 0, "0%"),
+            (0, 5, "0%"),
+            (1, 1, "100%"),
+            (1, 2, "50%"),
+            (31, 998, "3.1%"),
+            (1, 8, "12.5%"),
+            (999, 1_000, "99.9%"),
+            (1, 1_000, "0.10%"),
+            (1, 1_000_000, "<0.01%"),
+            (u64::MAX, u64::MAX, "100%"),
+        ] {
+            assert_eq!(percent(part, whole), expected, "{part} of {whole}");
+        }
+    }
+}

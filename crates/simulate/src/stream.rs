@@ -1,0 +1,458 @@
+//! Reads the requests of several logs, ordered by time.
+//!
+//! Servers write a line when the response has ended, so lines are not in the order of arrival. Each
+//! log is sorted within a window: a line is held back until a line that is [`SORT_WINDOW`] later
+//! has been read. At most [`MAX_HELD`] lines are held back. The logs are merged by time. A log is
+//! opened when the simulation reaches the time of its first lines, so that rotated files are read
+//! one after the other.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    sync::Arc,
+};
+
+use tidegate_core::{Span, Timestamp};
+
+use crate::{
+    SimulateError,
+    field::EntryMapping,
+    format::{Format, LogFormat, SAMPLE_LINES},
+    input::{Control, InputError, Line, LogReader, LogSource, MAX_LINE_BYTES},
+    record::NoRequest,
+    report::DamagedLine,
+    request::{EntryExtractor, EntryValues},
+};
+
+/// Lines are sorted by time within this window.
+pub const SORT_WINDOW: Span = Span::from_secs(60);
+
+/// The maximum number of lines of one log that are held back for sorting.
+pub const MAX_HELD: usize = 65_536;
+
+/// The number of damaged lines that are reported in full.
+const SHOWN_DAMAGED: usize = 5;
+
+/// The maximum length of the part of a line that is shown, in characters.
+const SHOWN_CHARS: usize = 200;
+
+/// A request of a log.
+#[derive(Debug)]
+pub(crate) struct LogRequest {
+    pub(crate) time: Timestamp,
+    /// For each rule set, the entries of the request, or the reason why the proxy would refuse the
+    /// request.
+    pub(crate) entries: Vec<Result<EntryValues, String>>,
+    /// The entries of the response that the rules use.
+    pub(crate) response: Vec<(Box<str>, Box<str>)>,
+}
+
+/// The entries that are extracted from each line.
+#[derive(Debug)]
+pub(crate) struct Extraction<'p> {
+    /// The extractor of request entries for each rule set.
+    pub(crate) extractors: Vec<&'p EntryExtractor>,
+    /// The names of the response entries that the rules use.
+    pub(crate) response: Vec<Box<str>>,
+}
+
+/// Counts of lines.
+#[derive(Debug, Default)]
+pub(crate) struct LineCounts {
+    pub(crate) read: u64,
+    pub(crate) damaged: u64,
+    pub(crate) shown: Vec<DamagedLine>,
+    /// The number of lines without a valid request.
+    pub(crate) no_request: u64,
+    /// The number of lines whose time is earlier than that of a preceding line.
+    pub(crate) backwards: u64,
+    /// The number of lines that are earlier than a request that was already decided.
+    pub(crate) late: u64,
+    /// The number of lines without the address of the client.
+    pub(crate) no_peer: u64,
+    /// The number of lines that contain the time of completion, but not the time of arrival.
+    pub(crate) only_completion: u64,
+    pub(crate) finest: Finest,
+    pub(crate) from: Option<Timestamp>,
+    pub(crate) to: Option<Timestamp>,
+    /// Files whose end could not be read, with the reasons.
+    pub(crate) cut_off: Vec<String>,
+}
+
+/// The finest unit of time that occurs in a log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Finest {
+    #[default]
+    Second,
+    Millisecond,
+    Microsecond,
+}
+
+impl Finest {
+    fn of(time: Timestamp) -> Self {
+        let micros = time.as_micros();
+        if micros.is_multiple_of(1_000_000) {
+            Self::Second
+        } else if micros.is_multiple_of(1_000) {
+            Self::Millisecond
+        } else {
+            Self::Microsecond
+        }
+    }
+}
+
+/// All logs, merged by time.
+pub(crate) struct LogStream {
+    logs: Vec<Log>,
+    control: Arc<Control>,
+    pub(crate) counts: LineCounts,
+    /// The formats of the logs, in the order of the logs, without repetition.
+    pub(crate) formats: Vec<String>,
+}
+
+/// One log.
+struct Log {
+    source: LogSource,
+    format: Format,
+    /// `None` until the simulation reaches the time of the log's first lines.
+    reader: Option<LogReader>,
+    /// Lines that were read to detect the format, and have not been processed yet.
+    ahead: VecDeque<(Line, Vec<u8>)>,
+    /// A lower bound of the times in the log, estimated from the first lines.
+    earliest: Timestamp,
+    line_number: u64,
+    held: BinaryHeap<Reverse<Held>>,
+    latest: Timestamp,
+    decided: Timestamp,
+    has_ended: bool,
+}
+
+/// A request that is held back to sort the log.
+struct Held {
+    line_number: u64,
+    request: LogRequest,
+}
+
+impl Held {
+    fn key(&self) -> (Timestamp, u64) {
+        (self.request.time, self.line_number)
+    }
+}
+
+impl PartialEq for Held {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Held {}
+
+impl PartialOrd for Held {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Held {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl LogStream {
+    /// Opens all logs and detects their formats.
+    pub(crate) fn open(
+        sources: &[LogSource],
+        wanted: &LogFormat,
+        mappings: &[EntryMapping],
+        control: &Arc<Control>,
+    ) -> Result<Self, SimulateError> {
+        let mut logs = Vec::new();
+        let mut empty = Vec::new();
+        for source in sources {
+            match Log::open(source, wanted, mappings, control)? {
+                Some(log) => logs.push(log),
+                None => empty.push(source.name()),
+            }
+        }
+        if logs.is_empty() {
+            return Err(SimulateError::Empty {
+                files: empty.join(", "),
+            });
+        }
+        let mut formats: Vec<String> = Vec::new();
+        for log in &logs {
+            if !formats.contains(&log.format.name) {
+                formats.push(log.format.name.clone());
+            }
+        }
+        let counts = LineCounts {
+            cut_off: empty
+                .iter()
+                .map(|name| format!("{name} is empty"))
+                .collect(),
+            ..LineCounts::default()
+        };
+        Ok(Self {
+            logs,
+            control: Arc::clone(control),
+            counts,
+            formats,
+        })
+    }
+
+    /// Returns the next request; `None` at the end, and after an interruption.
+    pub(crate) fn next(&mut self, extraction: &Extraction<'_>) -> Option<LogRequest> {
+        loop {
+            if self.control.is_interrupted() {
+                return None;
+            }
+            let mut first: Option<(Timestamp, usize)> = None;
+            for (at, log) in self.logs.iter_mut().enumerate() {
+                log.fill(extraction, &self.control, &mut self.counts);
+                let time = log.head();
+                // If several requests have the same time, the request of the first log comes first.
+                if let Some(time) = time
+                    && first.is_none_or(|(earliest, _)| time < earliest)
+                {
+                    first = Some((time, at));
+                }
+            }
+            let (_, at) = first?;
+            let log = &mut self.logs[at];
+            if log.reader.is_none() && !log.has_ended {
+                log.start(&self.control, &mut self.counts);
+                continue;
+            }
+            let Reverse(Held { request, .. }) = log.held.pop()?;
+            if request.time < log.decided {
+                self.counts.late += 1;
+            }
+            log.decided = log.decided.max(request.time);
+            self.logs
+                .retain(|log| !log.has_ended || !log.held.is_empty());
+            return Some(request);
+        }
+    }
+}
+
+impl Log {
+    /// Opens a log and detects its format. Returns `None` if the log is empty.
+    fn open(
+        source: &LogSource,
+        wanted: &LogFormat,
+        mappings: &[EntryMapping],
+        control: &Arc<Control>,
+    ) -> Result<Option<Self>, SimulateError> {
+        let name = || source.name();
+        let mut reader =
+            LogReader::open(source, control).map_err(|problem| SimulateError::Input {
+                file: name(),
+                problem,
+            })?;
+        let mut ahead = VecDeque::new();
+        let mut sample = Vec::new();
+        while sample.len() < SAMPLE_LINES {
+            let mut line = Vec::new();
+            let read = reader.next_line(&mut line);
+            let read = read.map_err(|error| SimulateError::Input {
+                file: name(),
+                problem: InputError::Unreadable(error),
+            });
+            // Lines that were read before a damaged part can still be used.
+            let kind = match read {
+                Err(error) if sample.is_empty() => return Err(error),
+                Err(_) | Ok(Line::End) => break,
+                Ok(kind) => kind,
+            };
+            if kind == Line::Whole && !line.iter().all(u8::is_ascii_whitespace) {
+                sample.push(String::from_utf8_lossy(&line).into_owned());
+            }
+            ahead.push_back((kind, line));
+            if ahead.len() >= 4 * SAMPLE_LINES {
+                break;
+            }
+        }
+        if ahead.is_empty() {
+            return Ok(None);
+        }
+        if sample.is_empty() {
+            return Err(SimulateError::NoLines { file: name() });
+        }
+        let format = Format::find(wanted, &sample, mappings).map_err(|unknown| {
+            SimulateError::UnknownFormat {
+                file: name(),
+                nearest: unknown.nearest,
+                column: unknown.error.column,
+                problem: unknown.error.problem,
+                line: shown(&unknown.line),
+            }
+        })?;
+        let arrivals = sample
+            .iter()
+            .filter_map(|line| format.parse(line).ok()?.arrival());
+        let earliest = arrivals.min().unwrap_or_default().before(SORT_WINDOW);
+        // A file is opened again when the simulation reaches its time, so that few files are open
+        // at the same time.
+        let is_reopened = source.size().is_some();
+        if is_reopened {
+            ahead.clear();
+        }
+        Ok(Some(Self {
+            source: source.clone(),
+            format,
+            reader: (!is_reopened).then_some(reader),
+            ahead,
+            earliest,
+            line_number: 0,
+            held: BinaryHeap::new(),
+            latest: Timestamp::default(),
+            decided: Timestamp::default(),
+            has_ended: false,
+        }))
+    }
+
+    fn start(&mut self, control: &Arc<Control>, counts: &mut LineCounts) {
+        match LogReader::open(&self.source, control) {
+            Ok(reader) => self.reader = Some(reader),
+            Err(error) => {
+                counts
+                    .cut_off
+                    .push(format!("{}: {error}", self.source.name()));
+                self.has_ended = true;
+            }
+        }
+    }
+
+    /// Returns the time of the next request, or a lower bound of this time if the log is not open
+    /// yet.
+    fn head(&self) -> Option<Timestamp> {
+        if self.reader.is_none() && !self.has_ended {
+            return Some(self.earliest);
+        }
+        self.held.peek().map(|Reverse(held)| held.request.time)
+    }
+
+    /// Reads lines until the earliest request of the log is known.
+    fn fill(&mut self, extraction: &Extraction<'_>, control: &Control, counts: &mut LineCounts) {
+        let mut line = Vec::new();
+        while self.reader.is_some() && !control.is_interrupted() {
+            if let Some(Reverse(first)) = self.held.peek()
+                && (self.held.len() >= MAX_HELD
+                    || self.latest.since(first.request.time) >= SORT_WINDOW)
+            {
+                return;
+            }
+            match self.read_line(&mut line) {
+                Ok(Line::End) => self.end(),
+                Ok(kind) => self.take_line(kind, &line, extraction, counts),
+                Err(error) => {
+                    let (name, at) = (self.source.name(), self.line_number);
+                    counts
+                        .cut_off
+                        .push(format!("{name}: cannot be read after line {at}: {error}"));
+                    self.end();
+                }
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        self.reader = None;
+        self.has_ended = true;
+    }
+
+    fn read_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<Line> {
+        if let Some((kind, ahead)) = self.ahead.pop_front() {
+            *line = ahead;
+            return Ok(kind);
+        }
+        match &mut self.reader {
+            Some(reader) => reader.next_line(line),
+            None => Ok(Line::End),
+        }
+    }
+
+    fn take_line(
+        &mut self,
+        kind: Line,
+        line: &[u8],
+        extraction: &Extraction<'_>,
+        counts: &mut LineCounts,
+    ) {
+        self.line_number += 1;
+        let is_header = self.line_number == 1 && self.format.has_header();
+        if is_header || (kind == Line::Whole && line.iter().all(u8::is_ascii_whitespace)) {
+            return;
+        }
+        counts.read += 1;
+        let text = String::from_utf8_lossy(line);
+        if kind == Line::TooLong {
+            let problem = format!("is longer than {} KiB", MAX_LINE_BYTES >> 10);
+            return self.note_damaged(&text, problem, counts);
+        }
+        let record = match self.format.parse(&text) {
+            Ok(record) => record,
+            Err(error) => {
+                let problem = format!("column {}: {}", error.column, error.problem);
+                return self.note_damaged(&text, problem, counts);
+            }
+        };
+        let Some(time) = record.arrival() else { return };
+        counts.finest = counts
+            .finest
+            .max(record.time().map_or(Finest::Second, Finest::of));
+        counts.only_completion += u64::from(record.has_only_completion());
+        counts.no_peer += u64::from(!record.has_peer());
+        counts.backwards += u64::from(time < self.latest);
+        self.latest = self.latest.max(time);
+        counts.from = Some(counts.from.map_or(time, |from| from.min(time)));
+        counts.to = Some(counts.to.map_or(time, |to| to.max(time)));
+        let response = extraction
+            .response
+            .iter()
+            .filter_map(|name| Some((name.clone(), record.response(name)?.into())));
+        let response = response.collect();
+        let parts = match record.into_parts() {
+            Ok(parts) => parts,
+            Err(NoRequest(_)) => {
+                counts.no_request += 1;
+                return;
+            }
+        };
+        let extractors = extraction.extractors.iter();
+        let request = LogRequest {
+            time,
+            entries: extractors
+                .map(|extractor| extractor.extract(&parts))
+                .collect(),
+            response,
+        };
+        let line_number = self.line_number;
+        self.held.push(Reverse(Held {
+            line_number,
+            request,
+        }));
+    }
+
+    fn note_damaged(&self, line: &str, problem: String, counts: &mut LineCounts) {
+        counts.damaged += 1;
+        if counts.shown.len() < SHOWN_DAMAGED {
+            counts.shown.push(DamagedLine {
+                file: self.source.name(),
+                line: self.line_number,
+                problem,
+                text: shown(line),
+            });
+        }
+    }
+}
+
+/// Returns the start of a line.
+fn shown(line: &str) -> String {
+    let mut start: String = line.chars().take(SHOWN_CHARS).collect();
+    if start.len() < line.len() {
+        start.push('…');
+    }
+    start
+}

@@ -1,0 +1,123 @@
+//! `--what-if RULE.limit=LIMIT`: other limits for one rule.
+
+use std::str::FromStr;
+
+use tidegate_core::{Algorithm, AlgorithmName, Limit, LimitSpec, Rule};
+
+use crate::replay::RulesUnderTest;
+
+/// Other limits for one rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WhatIf {
+    rule: Box<str>,
+    limits: Vec<Box<str>>,
+}
+
+impl FromStr for WhatIf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || {
+            format!(
+                "expected RULE.limit=LIMIT, such as api.limit=200/min or api.limit=10/s,200/min, got \"{text}\""
+            )
+        };
+        let (rule, limits) = text
+            .rsplit_once('=')
+            .and_then(|(rule, limits)| Some((rule.trim().strip_suffix(".limit")?, limits)))
+            .filter(|(rule, limits)| !rule.is_empty() && !limits.trim().is_empty())
+            .ok_or_else(expected)?;
+        Ok(Self {
+            rule: rule.into(),
+            limits: limits.split(',').map(|limit| limit.trim().into()).collect(),
+        })
+    }
+}
+
+impl RulesUnderTest {
+    /// Replaces the limits of a rule.
+    ///
+    /// # Errors
+    ///
+    /// Returns a description of the problem if there is no such rule, or if a limit is not valid.
+    pub fn with_limits(mut self, what_if: &WhatIf) -> Result<Self, String> {
+        let WhatIf { rule: name, limits } = what_if;
+        let Some(rule) = self.config.rules.rule(name) else {
+            let names: Vec<&str> = self.config.rules.iter().map(Rule::name).collect();
+            return Err(format!(
+                "--what-if: {} has no rule `{name}`; its rules are {}",
+                self.name,
+                names.join(", ")
+            ));
+        };
+        let like = rule.limits().iter().next();
+        let limits = limits.iter().map(|limit| {
+            parse(limit, like)
+                .map_err(|problem| format!("--what-if {name}.limit={limit}: {problem}"))
+        });
+        let limits = limits.collect::<Result<Vec<Limit>, String>>()?;
+        let shown: Vec<&str> = limits.iter().map(|limit| &**limit.policy()).collect();
+        self.name = format!("{} with {name}.limit={}", self.name, shown.join(","));
+        let rules = std::mem::take(&mut self.config.rules).with_limits(name, limits);
+        self.config.rules = rules.map_err(|error| format!("--what-if {name}.limit: {error}"))?;
+        Ok(self)
+    }
+}
+
+/// Parses a limit in short notation, with the algorithm and the options of `like`.
+fn parse(limit: &str, like: Option<&Limit>) -> Result<Limit, String> {
+    let algorithm = match like.map(Limit::algorithm) {
+        Some(Algorithm::Gcra { .. }) => Some(AlgorithmName::Gcra),
+        Some(Algorithm::TokenBucket { .. }) => Some(AlgorithmName::TokenBucket),
+        Some(Algorithm::LeakyBucket { .. }) => Some(AlgorithmName::LeakyBucket),
+        Some(Algorithm::FixedWindow { .. }) => Some(AlgorithmName::FixedWindow),
+        Some(Algorithm::Concurrency { .. }) => {
+            return Err("a concurrency limit is not simulated".to_owned());
+        }
+        // With a shorthand, the size of the limit determines whether the algorithm is the log or
+        // the counter.
+        Some(Algorithm::SlidingWindowLog { .. } | Algorithm::SlidingWindowCounter { .. })
+        | None => None,
+    };
+    let spec = LimitSpec::parse_shorthand(limit, algorithm).map_err(|error| error.problem)?;
+    let spec = LimitSpec {
+        soft: like.map(Limit::soft_percent),
+        count_denied: like.map(Limit::count_denied),
+        ..spec
+    };
+    spec.build().map_err(|errors| {
+        let problems = errors
+            .into_iter()
+            .map(|error| format!("{}: {}", error.field, error.problem));
+        problems.collect::<Vec<_>>().join("; ")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_config::Config;
+
+    use super::*;
+
+    #[test]
+    fn limits_are_replaced_and_the_algorithm_stays() {
+        let file = "rules:\n  - {name: a.b, key: [ip], mode: shadow, limits: [{algorithm: token_bucket, capacity: 5, refill: 1/min}]}\n";
+        let rules = || RulesUnderTest::new("rules.yaml", Config::parse(file).unwrap());
+        let what_if: WhatIf = "a.b.limit=200/min, 10/s".parse().unwrap();
+        let changed = rules().with_limits(&what_if).unwrap();
+        let rule = changed.rules().rule("a.b").unwrap();
+        assert!(rule.limits().is_shadow() && rule.key().eq(["ip"]));
+        let limits: Vec<_> = rule.limits().iter().map(|limit| limit.quota()).collect();
+        assert_eq!(limits, [200, 10]);
+        let is_bucket = |limit: &Limit| matches!(limit.algorithm(), Algorithm::TokenBucket { .. });
+        assert!(rule.limits().iter().all(is_bucket));
+        let refused = |text: &str| rules().with_limits(&text.parse().unwrap()).unwrap_err();
+        assert!(refused("c.limit=1/s").ends_with("has no rule `c`; its rules are a.b"));
+        assert!(
+            refused("a.b.limit=often").starts_with("--what-if a.b.limit=often: expected a rate")
+        );
+        for text in ["", "a", "a=1/s", ".limit=1/s", "a.limit="] {
+            assert!(text.parse::<WhatIf>().is_err(), "{text}");
+        }
+    }
+}
