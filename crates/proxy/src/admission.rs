@@ -1,12 +1,12 @@
 //! Admission control in front of the rate limits.
 //!
-//! It normalises the head, sheds requests that exceed the upstream's adaptive concurrency limit
-//! before they are charged, and adds the entries that tell elastic rules which upstreams have
-//! headroom.
+//! Admission control normalises the head, and sheds requests that exceed the upstream's adaptive
+//! concurrency limit before the rate limits charge them. Admission control also adds the entries
+//! that tell elastic rules which upstreams have headroom.
 //!
-//! A request that is admitted here has no concurrency permit yet. It acquires one when it is
-//! forwarded, because a rate limit queue may delay it until then. The permit is paused while the
-//! client uploads, so that only the latency of the upstream is measured.
+//! A request that is admitted here has no concurrency permit yet. The handler acquires the permit
+//! when it forwards the request, because a rate limit queue may delay the request until then. The
+//! permit is paused while the client uploads, so that only the latency of the upstream is measured.
 
 use std::{
     convert::Infallible,
@@ -23,7 +23,7 @@ use futures_util::{
 use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tidegate_identity::Entries;
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_tower::{LimitedBody, RateLimitLayer};
 use tower_service::Service;
 
@@ -40,7 +40,7 @@ use super::{
 pub(crate) struct AdmissionContext {
     pub(crate) runtime: Arc<ProxyRuntime>,
     pub(crate) forwarding: Arc<ForwardingHeaders>,
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<ServerLimiter>,
     /// Evaluates the conditions of rules and priority classes.
     pub(crate) layer: RateLimitLayer<ProxyLimiter>,
 }
@@ -118,8 +118,8 @@ impl AdmissionContext {
         Some(reply)
     }
 
-    /// Adds an entry for each upstream whose headroom a rule uses. The entry says whether the
-    /// upstream has headroom.
+    /// Adds an entry for each upstream to which the `elastic` setting of a rule refers. The entry
+    /// says whether the upstream has headroom (spare capacity).
     fn add_headroom_entries(&self, current: &RuntimeConfig, head: &mut Parts) {
         let rules = self.limiter.rules();
         for concurrency in current.upstreams.concurrency_limits() {

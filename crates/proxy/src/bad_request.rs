@@ -2,7 +2,7 @@
 //!
 //! hyper writes these replies itself, without an explanation and without a callback. The proxy sees
 //! them only as bytes that are written to a client that awaits no other response.
-//! [`BadRequests::explain`] recognises those bytes, counts them and adds a problem document.
+//! [`BadRequests::explain`] recognises and counts hyper's replies, and adds a problem document.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,7 +28,8 @@ const REASONS: [(StatusCode, &str); 3] = [
     ),
 ];
 
-/// The reasons to refuse a request before any rule is evaluated: see [`ProxyError::as_str`].
+/// The reasons to refuse a request before any rule is evaluated, named as in
+/// [`ProxyError::as_str`].
 const EARLY_ERRORS: [&str; 7] = [
     "client_full",
     "framing",

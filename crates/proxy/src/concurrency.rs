@@ -44,12 +44,12 @@ struct PriorityClass {
 struct RequestClass(Arc<PriorityClass>);
 
 impl UpstreamConcurrency {
-    /// Builds the limit of `upstream` from `settings`. It inherits the counters, the permits in use
-    /// and the learnt limit from `previous`. The new numbers apply after [`Self::activate`].
+    /// Builds the limit of `upstream` from `settings`. The limit inherits the counters, the permits
+    /// in use and the learnt limit from `previous`. The new numbers apply after [`Self::activate`].
     ///
     /// # Errors
     ///
-    /// Settings out of range, which a parsed configuration cannot contain.
+    /// Fails if settings are out of range, which is impossible for a parsed configuration.
     pub(crate) fn inheriting_from(
         settings: &tidegate_config::Adaptive,
         upstream: &tidegate_config::Upstream,
@@ -94,13 +94,13 @@ impl UpstreamConcurrency {
             .all(|room| self.limiter.has_headroom(*room))
     }
 
-    /// Determines the class of the request with this head, evaluated by `layer`, and stores it in
-    /// the request's extensions.
+    /// Determines the class of the request with this head, and stores the class in the request's
+    /// extensions. `layer` evaluates the conditions of the classes.
     ///
     /// # Errors
     ///
-    /// The response for a request that could be in several classes, or that would exceed the limit.
-    /// The latter counts as shed.
+    /// Returns the response to send if the class of the request is ambiguous, or if the request
+    /// would exceed the limit. A request that would exceed the limit counts as shed.
     pub(crate) fn classify(
         &self,
         head: &mut Parts,
@@ -127,8 +127,8 @@ impl UpstreamConcurrency {
 
     /// Acquires a permit for the request with these extensions; `None` if the limit is reached.
     pub(crate) fn acquire(&self, extensions: &mut Extensions) -> Option<ConcurrencyPermit> {
-        // A reload since then may have changed the classes, or routed the request to another
-        // upstream.
+        // Since the class was determined, a reload may have changed the classes, or routed the
+        // request to another upstream.
         let class = extensions.remove().and_then(|RequestClass(known)| {
             let mut classes = self.classes.iter();
             classes.find(|class| class.settings.name == known.settings.name)

@@ -136,8 +136,8 @@ impl ProxyError {
         }
     }
 
-    /// The errors that an upstream causes, and not the client or this machine. Outlier detection
-    /// and the adaptive concurrency limit count these.
+    /// The errors that an upstream causes, rather than the client or this machine. Outlier
+    /// detection and the adaptive concurrency limit count only these errors.
     pub(crate) const OF_UPSTREAM: [Self; 4] = [
         Self::Unreachable,
         Self::ConnectTimeout,
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// Returns one error of each variant. The match fails to compile if one is missing there.
+    /// Returns one error of each variant. The match does not compile if a variant is missing.
     fn all_errors() -> Vec<ProxyError> {
         let next = |error: &ProxyError| {
             Some(match error {

@@ -7,7 +7,7 @@
 //! ResponseBody        streams the response body; at its end the connection returns to the pool
 //! ```
 //!
-//! A request is sent once. It is retried in only two cases: the upstream received none of it; or a
+//! A request is retried in only two cases: the upstream received no part of the request; or a
 //! reused connection was closed before the first byte of the response, and the request is
 //! idempotent and has no body.
 
@@ -152,8 +152,8 @@ impl HandlerContext {
         let limits = UploadLimits {
             max_bytes,
             idle: settings.timeouts.idle,
-            // An HTTP/2 upstream gets no minimum rate: a body holds only a stream there, not a
-            // connection, and gRPC streams may be quiet.
+            // A body that is sent to an HTTP/2 upstream has no minimum rate. Such a body holds only
+            // a stream, not a connection, and gRPC streams may be quiet.
             min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
         };
         let handle = permit.as_ref().map(Permit::handle).unwrap_or_default();
@@ -259,7 +259,7 @@ impl HandlerContext {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompleteRequest;
 
-/// A response to return to the client, and how to stream its body.
+/// A response to return to the client, and the options for streaming its body.
 struct UpstreamResponse {
     response: Response<ResponseSource>,
     checkout: Checkout,
@@ -310,7 +310,7 @@ fn build_response(
     let (mut head, body) = response.into_parts();
     hop_by_hop::strip_response(&mut head.headers);
     let body = if is_head {
-        // HTTP/1.1 has no body here. Dropping an HTTP/2 body resets its stream.
+        // An HTTP/1.1 response has no body here. Dropping an HTTP/2 body resets its stream.
         drop(body);
         response_body::finish(checkout, &options.progress);
         ResponseBody::complete(Bytes::new())
@@ -333,8 +333,8 @@ fn acquire_permit(
     let Some(concurrency) = &upstream.concurrency else {
         return Ok(None);
     };
-    let held = concurrency.acquire(&mut head.extensions);
-    Ok(Some(Permit::new(held.ok_or(ProxyError::Overloaded)?)))
+    let permit = concurrency.acquire(&mut head.extensions);
+    Ok(Some(Permit::new(permit.ok_or(ProxyError::Overloaded)?)))
 }
 
 /// Returns the value of `Content-Length`, if there is one.

@@ -1,8 +1,9 @@
 //! The reverse proxy: rate-limits requests and forwards the rest to upstreams.
 //!
-//! Like the other listeners, it runs hyper on the workers of [`tidegate_net`]. A client connection,
-//! its requests and its upstream connections live on one thread; nothing moves between threads.
-//! Every buffer between client and upstream is bounded in bytes, and every wait is bounded in time.
+//! Like the other listeners, the proxy runs hyper on the workers of [`tidegate_net`]. A client
+//! connection, its requests and its upstream connections live on one thread; nothing moves between
+//! threads. Every buffer between client and upstream is bounded in bytes, and every wait is bounded
+//! in time.
 //!
 //! A request passes these layers, outermost first:
 //!
@@ -23,7 +24,6 @@ mod downstream;
 mod error;
 mod handler;
 mod headers;
-mod idle_timeout;
 mod metrics;
 mod permit;
 mod rate_limit;
@@ -36,8 +36,10 @@ mod upstream;
 use std::{io, net::TcpListener, sync::Arc};
 
 use tidegate_config::{Headers, Identity, Proxy};
-use tidegate_limiter::Limiter;
-use tidegate_net::{Bounds, Listener, Server, Tls};
+use tidegate_limiter::ServerLimiter;
+use tidegate_net::{Bounds, Connection, Listener, Server, Tls};
+use tidegate_tower::RateLimitLayer;
+use tokio::net::TcpStream;
 use tower_layer::Layer as _;
 
 #[cfg(any(test, fuzzing))]
@@ -53,14 +55,15 @@ use self::{
     downstream::{ClientConnection, client_limit::ClientRegistry},
     handler::{HandlerContext, ProxyHandler},
     headers::forwarded::{ClientSide, ForwardingHeaders},
+    rate_limit::ProxyLimiter,
     tunnel::PendingTunnel,
 };
 
 /// The dependencies of the proxy.
 #[derive(Clone, Debug)]
 pub struct Dependencies {
-    /// Decides which requests are forwarded.
-    pub limiter: Arc<Limiter>,
+    /// The limiter, which decides which requests are forwarded.
+    pub limiter: Arc<ServerLimiter>,
     /// The rate limit headers of responses.
     pub headers: Headers,
     /// The settings and upstreams, which a reload swaps.
@@ -93,70 +96,86 @@ pub fn listen(
     let clients = Arc::<ClientRegistry>::default();
     let exempt = dependencies.identity.exempt();
     server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
+        let context = ConnectionContext {
+            dependencies: dependencies.clone(),
+            layer: layer.clone().connection_from(connection.peer.ip()),
+            clients: Arc::clone(&clients),
+            connection,
+        };
+        context.serve(stream)
+    })
+}
+
+/// The context from which the services of one client connection are built.
+struct ConnectionContext {
+    dependencies: Dependencies,
+    layer: RateLimitLayer<ProxyLimiter>,
+    clients: Arc<ClientRegistry>,
+    connection: Connection,
+}
+
+impl ConnectionContext {
+    async fn serve(self, stream: TcpStream) {
         let Dependencies {
             limiter,
             runtime,
             identity,
             tls,
             ..
-        } = dependencies.clone();
-        let log = runtime.log().cloned();
-        let bad_requests = Arc::clone(runtime.bad_requests());
+        } = self.dependencies;
+        let peer = self.connection.peer.ip();
         let settings = Arc::clone(&runtime.current().settings);
-        let layer = layer.clone().connection_from(connection.peer.ip());
-        let clients = Arc::clone(&clients);
-        async move {
-            let peer = connection.peer.ip();
-            let pending_tunnel = PendingTunnel::default();
-            let scheme = if tls.is_some() { "https" } else { "http" };
-            let admission_runtime = Arc::clone(&runtime);
-            let is_trusted = identity.trust.is_trusted(peer);
-            // A trusted proxy forwards for many clients, and limits each of them itself.
-            let in_flight =
-                (!is_trusted).then(|| clients.counter(identity.trust.counted(peer.to_canonical())));
-            let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_trusted));
-            let forwarder = ProxyHandler::new(HandlerContext {
+        let log = runtime.log().cloned();
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let is_trusted = identity.trust.is_trusted(peer);
+        let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_trusted));
+        // A trusted proxy forwards requests of many clients, and limits each client itself.
+        let in_flight = (!is_trusted).then(|| {
+            let client = identity.trust.counted(peer.to_canonical());
+            self.clients.counter(client)
+        });
+        let pending_tunnel = PendingTunnel::default();
+        let handler = ProxyHandler::new(HandlerContext {
+            runtime: Arc::clone(&runtime),
+            forwarding: Arc::clone(&forwarding),
+            in_flight: in_flight.clone(),
+            worker: self.connection.worker,
+            pending_tunnel: pending_tunnel.clone(),
+            logs_upstream: log.is_some(),
+        });
+        let client = ClientConnection {
+            connection: self.connection,
+            settings,
+            tls,
+            pending_tunnel,
+            bad_requests: Arc::clone(runtime.bad_requests()),
+            in_flight,
+        };
+        let service = Admission::new(
+            self.layer.layer(handler),
+            AdmissionContext {
                 runtime,
-                forwarding: Arc::clone(&forwarding),
-                in_flight: in_flight.clone(),
-                worker: connection.worker,
-                pending_tunnel: pending_tunnel.clone(),
-                logs_upstream: log.is_some(),
-            });
-            let client = ClientConnection {
-                connection,
-                settings,
-                tls,
-                pending_tunnel,
-                bad_requests,
-                in_flight,
-            };
-            let service = Admission::new(
-                layer.layer(forwarder),
-                AdmissionContext {
-                    runtime: admission_runtime,
-                    forwarding,
-                    limiter: Arc::clone(&limiter),
-                    layer,
-                },
-            );
-            let Some(log) = log else {
-                return client.serve(stream, service).await;
-            };
-            let log_context = LogContext {
-                log,
-                limiter,
-                identity,
-                peer,
-            };
-            client
-                .serve(stream, AccessLogService::new(service, log_context))
-                .await;
-        }
-    })
+                forwarding,
+                limiter: Arc::clone(&limiter),
+                layer: self.layer,
+            },
+        );
+        let Some(log) = log else {
+            return client.serve(stream, service).await;
+        };
+        let log_context = LogContext {
+            log,
+            limiter,
+            identity,
+            peer,
+        };
+        client
+            .serve(stream, AccessLogService::new(service, log_context))
+            .await;
+    }
 }
 
-/// Returns how forwarded requests describe `client` to upstreams.
+/// Returns the headers that describe `client` to upstreams.
 fn forwarding_of(settings: &Proxy, client: ClientSide) -> Arc<ForwardingHeaders> {
     let via = settings.heads.via.clone();
     Arc::new(ForwardingHeaders::new(settings.forwarded, via, client))

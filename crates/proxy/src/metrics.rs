@@ -125,7 +125,8 @@ const CONCURRENCY_GAUGES: [ConcurrencyGauge; 2] = [
 #[derive(Debug)]
 pub(crate) struct UpstreamMetrics(Box<[MetricsShard]>);
 
-// 128 bytes are two cache lines: adjacent-line prefetch makes processors fetch them in pairs.
+// 128 bytes are two cache lines, because processors with adjacent-line prefetch fetch cache lines
+// in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct MetricsShard {

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tidegate_tower::ConcurrencyPermit;
 
-/// A concurrency permit; released when it is taken or dropped.
+/// A concurrency permit. The slot is released when the permit is taken or dropped.
 #[derive(Debug)]
 pub(crate) struct Permit(Arc<Slot>);
 
-/// A handle with which the request body pauses and resumes its permit. Does nothing once the permit
-/// is gone.
+/// A handle with which the request body pauses and resumes its permit. The handle does nothing once
+/// the permit is gone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PermitHandle(Weak<Slot>);
 
@@ -30,21 +30,21 @@ impl Permit {
         PermitHandle(Arc::downgrade(&self.0))
     }
 
-    /// Returns the permit, at the response head or on failure. The [`PermitHandle`] has no effect
-    /// after that.
+    /// Returns the permit when the response head has arrived or the request has failed. The
+    /// [`PermitHandle`] has no effect after that.
     pub(crate) fn take(self) -> Option<ConcurrencyPermit> {
         lock(&self.0).take()
     }
 }
 
 impl PermitHandle {
-    /// Pauses the permit: the client has to send more of the body first.
+    /// Pauses the permit while the proxy waits for more of the client's body.
     pub(crate) fn pause(&self) {
         self.change(ConcurrencyPermit::pause);
     }
 
-    /// Resumes the permit, even if that briefly exceeds the limit: the client has sent more, so the
-    /// upstream has work again.
+    /// Resumes the permit, even if that briefly exceeds the limit. The client has sent more of the
+    /// body, so the upstream has work again.
     pub(crate) fn resume(&self) {
         self.change(ConcurrencyPermit::resume);
     }

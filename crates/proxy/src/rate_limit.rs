@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use tidegate::RateLimiter;
+use tidegate::{DecidedRequest, RateLimiter};
 use tidegate_config::Identity;
 use tidegate_core::{RuleSet, Timestamp, Verdict};
-use tidegate_limiter::{Limiter, metrics::ListenerKind};
+use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
 use tidegate_tower::{HeaderWriter, RateLimitLayer};
 
 /// The server's limiter, with verdicts counted for the proxy listener.
 #[derive(Debug)]
-pub(crate) struct ProxyLimiter(Arc<Limiter>);
+pub(crate) struct ProxyLimiter(Arc<ServerLimiter>);
 
-/// Builds the layer that applies the rules to every request. It takes client addresses and trusted
-/// proxies from `identity`, and adds the rate limit `headers` to every response.
+/// Builds the layer that applies the rules to every request. The layer takes client addresses and
+/// trusted proxies from `identity`, and adds the rate limit `headers` to every response.
 pub(crate) fn layer(
-    limiter: &Arc<Limiter>,
+    limiter: &Arc<ServerLimiter>,
     identity: &Identity,
     headers: HeaderWriter,
 ) -> RateLimitLayer<ProxyLimiter> {
@@ -34,7 +34,7 @@ pub(crate) fn layer(
 }
 
 impl RateLimiter for ProxyLimiter {
-    type Store = Limiter;
+    type Store = ServerLimiter;
 
     fn now(&self) -> Timestamp {
         self.0.now()
@@ -44,11 +44,11 @@ impl RateLimiter for ProxyLimiter {
         self.0.rules()
     }
 
-    fn store(&self) -> &Limiter {
+    fn store(&self) -> &ServerLimiter {
         &self.0
     }
 
-    fn observe(&self, verdict: &Verdict<'_>) {
-        self.0.observe(ListenerKind::Proxy, verdict);
+    fn observe(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
+        self.0.observe(ListenerKind::Proxy, decided, verdict);
     }
 }

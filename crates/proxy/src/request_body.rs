@@ -12,17 +12,17 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use futures_util::task::AtomicWaker;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
-use tidegate_config::MinRate;
+use tidegate_net::{BodyReadError, BoundedBody, IdleTimeout, MinRate};
 
 use super::{
-    downstream::write_stall::StreamReset, error::ProxyError, idle_timeout::IdleTimeout,
-    permit::PermitHandle, upstream::h2::StreamSlot,
+    downstream::write_stall::StreamReset, error::ProxyError, permit::PermitHandle,
+    upstream::h2::StreamSlot,
 };
 
 /// The reason why a body was not forwarded completely.
@@ -85,7 +85,7 @@ struct UploadState {
     state: AtomicU8,
     /// Whether the body had trailers.
     has_trailers: AtomicBool,
-    /// The task that sends the body; woken when the rest is unwanted.
+    /// The task that sends the body; it is woken when the rest of the body is unwanted.
     sender: AtomicWaker,
     /// Resets the stream of the body, even while the upstream's flow-control window is closed.
     reset: Mutex<Option<StreamReset>>,
@@ -119,7 +119,7 @@ impl UploadProgress {
         self.state() == SENDING
     }
 
-    /// Like [`Self::is_sending`], and wakes the task when the body ends or fails.
+    /// Like [`Self::is_sending`]. Also wakes the task when the body ends or fails.
     pub(crate) fn poll_is_sending(&self, cx: &Context<'_>) -> bool {
         if let Some(shared) = &self.0 {
             shared.waiter.register(cx.waker());
@@ -127,7 +127,7 @@ impl UploadProgress {
         self.is_sending()
     }
 
-    /// Returns whether there was a body that has arrived completely and without trailers.
+    /// Returns whether the request had a body that has arrived completely and without trailers.
     pub(crate) fn is_complete_without_trailers(&self) -> bool {
         self.0.as_ref().is_some_and(|shared| {
             shared.state.load(Ordering::Relaxed) == SENT
@@ -180,11 +180,8 @@ impl UploadProgress {
 /// A request body on its way to an upstream.
 #[derive(Debug)]
 pub(crate) struct Upload {
-    /// `None` after trailers, and for a request that the proxy makes without a body.
-    body: Option<Incoming>,
-    idle_timeout: IdleTimeout,
-    /// The number of bytes that are still allowed.
-    remaining: u64,
+    /// `None` after trailers, and for the proxy's own requests, which have no body.
+    body: Option<BoundedBody<Incoming>>,
     progress: UploadProgress,
     /// The body's stream on a shared HTTP/2 connection, held until the body is sent.
     stream: Option<Arc<StreamSlot>>,
@@ -202,15 +199,15 @@ pub(crate) struct UploadLimits {
 }
 
 impl Upload {
-    /// Wraps `body` with `limits`. `permit` pauses the concurrency permit while the
-    /// client has to send more.
+    /// Wraps `body` with `limits`. `permit` pauses the concurrency permit while the proxy waits for
+    /// more data from the client.
     pub(crate) fn new(body: Incoming, limits: UploadLimits, permit: PermitHandle) -> Self {
         // Most requests have no body, so they need no allocation for shared progress.
         let progress = (!body.is_end_stream()).then(Arc::default);
+        let idle_timeout = IdleTimeout::with_min_rate(limits.idle, limits.min_rate);
+        let body = BoundedBody::new(body, limits.max_bytes).with_idle_timeout(idle_timeout);
         Self {
             body: Some(body),
-            idle_timeout: IdleTimeout::with_min_rate(limits.idle, limits.min_rate),
-            remaining: limits.max_bytes,
             progress: UploadProgress(progress),
             stream: None,
             permit,
@@ -225,8 +222,6 @@ impl Upload {
     pub(crate) fn empty() -> Self {
         Self {
             body: None,
-            idle_timeout: IdleTimeout::new(Duration::ZERO),
-            remaining: 0,
             progress: UploadProgress(None),
             stream: None,
             permit: PermitHandle::default(),
@@ -251,7 +246,7 @@ impl Upload {
     }
 }
 
-/// Counts a dropped body as sent: no more data will follow, so the response timeout starts.
+/// Counts a dropped body as sent. No more data will follow, so the response timeout starts.
 impl Drop for Upload {
     fn drop(&mut self) {
         if self.progress.is_sending() {
@@ -282,13 +277,12 @@ impl HttpBody for Upload {
         }
         let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) else {
             this.permit.pause();
-            ready!(this.idle_timeout.poll_expired(cx));
-            return this.failed(TIMED_OUT, BodyError::IdleTimeout);
+            return Poll::Pending;
         };
-        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok());
-        let bytes = data.and_then(Frame::data_ref).map_or(0, Bytes::len);
-        this.idle_timeout.record_bytes(bytes);
-        this.permit.resume();
+        // After a timeout, the permit stays paused, because the client has still sent nothing.
+        if !matches!(frame, Some(Err(BodyReadError::IdleTimeout))) {
+            this.permit.resume();
+        }
         match frame {
             // Nothing follows trailers.
             Some(Ok(frame)) if frame.is_trailers() => {
@@ -298,19 +292,16 @@ impl HttpBody for Upload {
                 Poll::Ready(None)
             }
             Some(Ok(frame)) => {
-                match this
-                    .remaining
-                    .checked_sub(u64::try_from(bytes).unwrap_or(u64::MAX))
-                {
-                    Some(remaining) => this.remaining = remaining,
-                    None => return this.failed(TOO_LARGE, BodyError::TooLarge),
-                }
                 if body.is_end_stream() {
                     this.progress.set(SENT);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
-            Some(Err(error)) => this.failed(ABORTED, BodyError::Aborted(error.into())),
+            Some(Err(BodyReadError::IdleTimeout)) => this.failed(TIMED_OUT, BodyError::IdleTimeout),
+            Some(Err(BodyReadError::TooLarge)) => this.failed(TOO_LARGE, BodyError::TooLarge),
+            Some(Err(BodyReadError::Aborted(error))) => {
+                this.failed(ABORTED, BodyError::Aborted(error.into()))
+            }
             None => {
                 this.progress.set(SENT);
                 Poll::Ready(None)
@@ -319,12 +310,12 @@ impl HttpBody for Upload {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Incoming::is_end_stream)
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
         self.body
             .as_ref()
-            .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
+            .map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! An upstream connection is held no longer than necessary. A body that has arrived completely
 //! releases the connection immediately. For other bodies, a task reads ahead of the client, up to
-//! `proxy.response_buffer`. With the last byte the connection returns to the pool, even if the
-//! client is slow. A client that reads the rest more slowly than `proxy.min_rate` is disconnected.
+//! `proxy.response_buffer`. The connection returns to the pool when its last byte has been read,
+//! even if the client is slow. A client that reads the rest more slowly than `proxy.min_rate` is
+//! disconnected.
 //!
 //! ```text
 //! Complete    the body arrived with the head: the connection is free at once
@@ -24,16 +25,16 @@ use http::header::CONTENT_LENGTH;
 use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use tidegate_config::Slow;
+use tidegate_net::IdleTimeout;
 use tokio::task::AbortHandle;
 
 use super::{
-    idle_timeout::IdleTimeout,
     request_body::{BodyError, UploadProgress},
     upstream::checkout::Checkout,
 };
 
-/// The maximum number of bytes read ahead on one worker, for all clients together. Above it, each
-/// body waits for its client.
+/// The maximum number of bytes read ahead on one worker, for all clients together. Above the
+/// maximum, each body waits for its client.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 20;
 
 thread_local! {
@@ -71,7 +72,7 @@ pub(crate) struct StreamingOptions {
     pub(crate) progress: UploadProgress,
 }
 
-/// A number of bytes that count as read ahead until they are taken.
+/// A number of bytes that count as read ahead until the client takes them.
 #[derive(Debug, Default)]
 pub(crate) struct ReadAheadBytes(usize);
 
@@ -173,8 +174,9 @@ impl ResponseBody {
 
 /// Ends the exchange on `checkout`, whose response is complete.
 ///
-/// If the upstream answered before it had the whole request, the rest is not sent. Otherwise the
-/// client could keep the connection busy with a request that no longer counts as in flight.
+/// If the upstream answered before it had received the whole request, the rest of the request is
+/// not sent. Otherwise the client could keep the connection busy with a request that no longer
+/// counts as in flight.
 pub(crate) fn finish(checkout: Checkout, progress: &UploadProgress) {
     if progress.is_sending() {
         progress.abandon();
@@ -197,14 +199,15 @@ struct Pipe {
     read_ahead: ReadAheadBytes,
     /// The number of bytes of the body that the client has not taken yet, if known.
     remaining: Option<u64>,
-    /// The number of bytes that the client has taken.
-    taken: usize,
+    /// The number of bytes that were passed on to the client's connection.
+    delivered: usize,
     end: Option<Result<(), BodyError>>,
-    /// Whether an error at the end is about to be returned: see [`StreamingBody::poll_frame`].
+    /// Whether the next poll returns the error at the end of the body: see
+    /// [`StreamingBody::poll_frame`].
     is_announced: bool,
-    /// Waits for frames to arrive.
+    /// Woken when frames have arrived.
     reader: Option<Waker>,
-    /// Waits for frames to be taken.
+    /// Woken when frames have been taken.
     writer: Option<Waker>,
 }
 
@@ -219,7 +222,7 @@ impl Pipe {
         let frame = self.frames.pop_front()?;
         let bytes = frame.data_ref().map_or(0, Bytes::len);
         self.read_ahead.subtract(bytes);
-        self.taken = self.taken.saturating_add(bytes);
+        self.delivered = self.delivered.saturating_add(bytes);
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.remaining = self
             .remaining
@@ -302,7 +305,7 @@ impl StreamingBody {
             }
             Some(Ok(())) => Poll::Ready(None),
             // hyper discards its unsent bytes when a body returns an error. Returning `Pending`
-            // once lets it flush them first.
+            // once lets hyper flush the unsent bytes first.
             Some(Err(_)) if !pipe.is_announced => {
                 pipe.is_announced = true;
                 cx.waker().wake_by_ref();
@@ -317,8 +320,8 @@ impl Drop for StreamingBody {
     fn drop(&mut self) {
         let mut pipe = lock(&self.pipe);
         if matches!(pipe.end, Some(Ok(()))) {
-            // The upstream has sent everything. The task may be waiting to release the connection
-            // until the last bytes are taken; dropping them lets it finish.
+            // The upstream has sent everything. The task may be waiting until the last bytes are
+            // taken before it releases the connection. Dropping these bytes lets the task finish.
             pipe.frames.clear();
             if let Some(writer) = pipe.writer.take() {
                 writer.wake();
@@ -337,9 +340,10 @@ struct BodyReader {
     checkout: Option<Checkout>,
     /// The idle timeout of the upstream.
     idle_timeout: IdleTimeout,
-    /// The minimum rate of the client, measured while the upstream has to wait for the client.
+    /// The timeout for a client that reads more slowly than the minimum rate. This timeout runs
+    /// only while the upstream has to wait for the client.
     client_rate: IdleTimeout,
-    /// The number of taken bytes that `client_rate` has counted.
+    /// The number of delivered bytes that `client_rate` has counted.
     counted: usize,
     /// Whether the upstream has sent everything.
     is_done: bool,
@@ -394,22 +398,22 @@ impl Future for BodyReader {
 }
 
 impl BodyReader {
-    /// Waits for room in the pipe. Also becomes ready after it has disconnected a client that is
-    /// too slow.
+    /// Waits for room in the pipe. Also becomes ready after this function has disconnected a client
+    /// that is too slow.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut pipe = lock(&self.pipe);
-        let taken = pipe.taken;
+        let delivered = pipe.delivered;
         if pipe.has_room(self.options.slow.response_buffer) {
             drop(pipe);
-            self.client_rate.record_bytes(taken - self.counted);
-            self.counted = taken;
+            self.client_rate.record_bytes(delivered - self.counted);
+            self.counted = delivered;
             return Poll::Ready(());
         }
         pipe.writer = Some(cx.waker().clone());
         drop(pipe);
-        if taken > self.counted {
-            self.client_rate.record_bytes(taken - self.counted);
-            self.counted = taken;
+        if delivered > self.counted {
+            self.client_rate.record_bytes(delivered - self.counted);
+            self.counted = delivered;
         }
         ready!(self.client_rate.poll_expired(cx));
         let mut pipe = lock(&self.pipe);
@@ -451,7 +455,7 @@ impl BodyReader {
         }
     }
 
-    /// Ends the body with an `error` of its upstream, and counts it against the endpoint.
+    /// Ends the body with an `error` of its upstream, and counts the error against the endpoint.
     fn fail(&mut self, error: BodyError) {
         if let Some(checkout) = self.checkout.take() {
             let endpoint = checkout.active.endpoint();

@@ -30,7 +30,7 @@ const LOG_DROPPED: Metric = Metric::counter(
 /// The proxy's current settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]
 pub struct ProxyRuntime {
-    /// The settings at startup. Some of them are in use until a restart.
+    /// The settings at startup. Settings that a reload cannot change are in use until a restart.
     started: Arc<Proxy>,
     current: Arc<ArcSwap<RuntimeConfig>>,
     tasks: Tasks,

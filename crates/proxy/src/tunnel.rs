@@ -1,5 +1,5 @@
-//! An upgraded connection: copies bytes in both directions until both sides have closed, or until
-//! the idle timeout.
+//! An upgraded connection: the proxy copies bytes in both directions until both sides have closed,
+//! or until the idle timeout.
 
 use std::{
     cell::Cell,
@@ -46,11 +46,12 @@ impl PendingTunnel {
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     pub(crate) client: OnUpgrade,
-    /// The upstream connection, which speaks HTTP/1.1. It counts as in use until the tunnel ends.
+    /// The upstream connection, which speaks HTTP/1.1. The connection counts as in use until the
+    /// tunnel ends.
     pub(crate) checkout: Checkout,
-    /// The byte counts for its line in the access log.
+    /// The byte counts for the tunnel's line in the access log.
     pub(crate) session: Session,
-    /// Keeps the request open until the tunnel ends, with its leases of concurrency slots.
+    /// Keeps the request and its leases of concurrency slots until the tunnel ends.
     pub(crate) lasting: LongLivedPermit,
     /// Keeps the tunnel counted as one of the client's requests in flight, if their number is
     /// limited.
@@ -97,7 +98,8 @@ impl Tunnel {
     }
 }
 
-/// One side of a tunnel. Records the number of bytes read from it, and that data was transferred.
+/// One side of a tunnel. Counts the bytes that are read from this side, and records that data was
+/// transferred.
 struct MeteredStream<S> {
     stream: S,
     moved: Rc<Cell<bool>>,

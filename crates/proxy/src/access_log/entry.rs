@@ -17,7 +17,7 @@ use hyper::body::{Body, Buf, Frame, Incoming, SizeHint};
 use serde::Serialize;
 use tidegate_config::Identity;
 use tidegate_core::Timestamp;
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_tower::DenialInfo;
 use tower_service::Service;
 
@@ -38,8 +38,8 @@ pub(crate) struct LoggedUpstream {
     pub(crate) endpoint: Option<Box<str>>,
 }
 
-/// An upgraded connection, as a response extension. Its entry is written when the connection ends
-/// for any reason.
+/// An upgraded connection, as a response extension. The log entry of the connection is written when
+/// the connection ends for any reason.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Session(Arc<SessionState>);
 
@@ -87,7 +87,7 @@ impl Drop for SessionState {
 #[derive(Debug)]
 pub(crate) struct LogContext {
     pub(crate) log: AccessLog,
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<ServerLimiter>,
     pub(crate) identity: Arc<Identity>,
     pub(crate) peer: IpAddr,
 }
@@ -197,8 +197,8 @@ where
     }
 }
 
-/// A log entry. It is written when it is dropped, because the response has ended or the client has
-/// disconnected.
+/// A log entry. The entry is written when it is dropped, which happens at the end of the response
+/// or when the client disconnects.
 #[derive(Debug)]
 struct Entry {
     context: Arc<LogContext>,

@@ -1,8 +1,8 @@
 //! The access log: one line of JSON per request, written when the request has ended.
 //!
-//! A separate thread writes it, so no request waits for the disk. Lines that it cannot keep up with
-//! are dropped and counted. `Host` and `User-Agent` are the only headers that are logged, and
-//! queries only if configured, because the others may contain secrets.
+//! A separate thread writes the log, so no request waits for the disk. If requests end faster than
+//! the thread can write, lines are dropped and counted. Headers and queries may contain secrets:
+//! only the headers `Host` and `User-Agent` are logged, and queries only if configured.
 
 mod entry;
 
@@ -22,7 +22,7 @@ use std::{
 
 pub(crate) use self::entry::{AccessLogService, LogContext, LoggedUpstream, Session};
 
-/// The maximum number of queued lines, and their maximum size in bytes.
+/// The maximum number of queued lines, and the maximum size of all queued lines in bytes.
 const MAX_QUEUED_LINES: usize = 16_384;
 const MAX_QUEUED_BYTES: usize = 16 << 20;
 
@@ -39,32 +39,33 @@ pub struct AccessLog {
 
 enum LogCommand {
     Write(String),
-    /// Look at [`SharedState::control`], which may be the only thing to do.
+    /// Wakes the writer, so that it checks [`SharedState::control`] even if no line is queued.
     Wake,
 }
 
-/// What the handles and the writer share besides the queue.
+/// The state that the handles and the writer share, besides the queue.
 #[derive(Default)]
 struct SharedState {
     lost: AtomicU64,
-    /// The number of lines that were ever queued, and those that are being queued now.
+    /// The number of lines ever queued, including the lines that are being queued now.
     queued_lines: AtomicU64,
     queued_bytes: AtomicUsize,
-    /// Whether `control` has a request. Keeps the writer from taking the lock for each line.
+    /// Whether `control` has a request. With this flag, the writer need not take the lock for each
+    /// line.
     has_control: AtomicBool,
     control: Mutex<ControlRequests>,
 }
 
-/// What else the writer is to do. These requests are not queued, because the queue may be full.
+/// Requests to the writer that are not sent through the queue, because the queue may be full.
 #[derive(Default)]
 struct ControlRequests {
     reopen: bool,
     finish: Vec<FinishRequest>,
 }
 
-/// A request to be notified when the lines that were queued at that time are written.
+/// A request to be notified when all lines that were queued before the request are written.
 struct FinishRequest {
-    /// The number of lines that were ever queued.
+    /// The number of lines queued before the request.
     lines: u64,
     done: SyncSender<()>,
 }
@@ -86,7 +87,7 @@ impl AccessLog {
     /// # Errors
     ///
     /// The operating system's error if the file cannot be opened or the thread cannot be started.
-    pub fn open(settings: &tidegate_config::AccessLog) -> io::Result<Self> {
+    pub fn open(settings: &tidegate_config::AccessLogConfig) -> io::Result<Self> {
         let file = settings.to.as_deref().map(open).transpose()?;
         let (log, queue, writer) = Self::new(out(file), settings);
         std::thread::Builder::new()
@@ -97,7 +98,7 @@ impl AccessLog {
 
     fn new(
         out: BufWriter<Box<dyn Write + Send>>,
-        settings: &tidegate_config::AccessLog,
+        settings: &tidegate_config::AccessLogConfig,
     ) -> (Self, Receiver<LogCommand>, Writer) {
         let (queue, inbox) = sync_channel(MAX_QUEUED_LINES);
         let shared = Arc::<SharedState>::default();
@@ -137,7 +138,7 @@ impl AccessLog {
         let control = &self.shared.control;
         change(&mut control.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.has_control.store(true, Ordering::SeqCst);
-        // A full queue needs no wake: the writer looks at the requests before each line.
+        // A full queue needs no wake, because the writer checks for requests before each line.
         let _ = self.queue.try_send(LogCommand::Wake);
     }
 
@@ -152,7 +153,8 @@ impl AccessLog {
         let shared = &self.shared;
         let queued = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let has_room = queued.saturating_add(bytes) <= MAX_QUEUED_BYTES;
-        // Counted before it is sent: a count that is too high only delays the end of `finish`.
+        // The line is counted before it is sent. A count that is too high only delays the end of
+        // `finish`.
         shared.queued_lines.fetch_add(1, Ordering::SeqCst);
         if !has_room || self.queue.try_send(LogCommand::Write(line)).is_err() {
             shared.queued_lines.fetch_sub(1, Ordering::SeqCst);
@@ -220,7 +222,7 @@ impl Writer {
             }
             self.written_lines += 1;
         }
-        // The queue may not become empty for as long as clients send requests.
+        // While clients send requests, the queue may never become empty.
         let written = self.written_lines;
         if self.finishing.iter().any(|finish| finish.lines <= written) {
             self.flush();
@@ -274,7 +276,7 @@ mod tests {
     fn a_full_queue_loses_lines_but_no_control_request() {
         let folder = tempfile::tempdir().unwrap();
         let [moved, path] = ["moved", "current"].map(|name| folder.path().join(name));
-        let settings = tidegate_config::AccessLog {
+        let settings = tidegate_config::AccessLogConfig {
             to: Some(path.clone()),
             query: false,
         };
@@ -294,7 +296,7 @@ mod tests {
         writing.join().unwrap();
     }
 
-    /// A file to which a line is logged for each line that is written to it.
+    /// A file that logs another line whenever a line is written to the file.
     struct EndlessLog(Arc<Mutex<Option<AccessLog>>>);
 
     impl Write for EndlessLog {
@@ -312,7 +314,7 @@ mod tests {
 
     #[test]
     fn finish_does_not_wait_for_later_lines() {
-        let settings = tidegate_config::AccessLog {
+        let settings = tidegate_config::AccessLogConfig {
             to: None,
             query: false,
         };

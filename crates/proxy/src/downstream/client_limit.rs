@@ -2,8 +2,8 @@
 //! upstream.
 //!
 //! A client is identified by the peer address of its socket: an IPv4 address or an IPv6 network.
-//! Its counter exists while the client has a connection, so there are never more counters than
-//! connections.
+//! The counter of a client exists while the client has a connection, so there are never more
+//! counters than connections.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -70,8 +70,8 @@ impl Drop for ClientRequests {
 }
 
 impl ClientRequests {
-    /// Counts a request as in flight until the result is dropped; `None` if `max` are in flight
-    /// already.
+    /// Counts a request as in flight until the result is dropped; `None` if `max` requests are
+    /// already in flight.
     pub(crate) fn try_begin(self: &Arc<Self>, max: usize) -> Option<ClientRequest> {
         let request = self.begin_unlimited();
         // Increments before comparing, so that two concurrent requests cannot both take the last
@@ -86,8 +86,7 @@ impl ClientRequests {
     }
 }
 
-/// A request extension: the client has reached its limit of this many requests in flight, and this
-/// request exceeds it.
+/// A request extension: this request exceeds the client's limit of this many requests in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientLimitExceeded(pub(crate) usize);
 

@@ -11,14 +11,11 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tidegate_net::{GuardedBody, MAX_HEADERS};
+use tidegate_net::{GuardedBody, MAX_HEADERS, StreamTimeouts, TimedStream, WriteTimeout};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service;
 
-use super::{
-    ClientConnection,
-    timeouts::{ClientStream, ConnectionPhase},
-};
+use super::{ClientConnection, rejection::RejectionStream};
 use crate::handler::CompleteRequest;
 
 impl ClientConnection {
@@ -29,10 +26,21 @@ impl ClientConnection {
         B: Body + Unpin + 'static,
         B::Error: std::error::Error + Send + Sync + 'static,
     {
-        let phase = ConnectionPhase::default();
-        let bad_requests = Arc::clone(&self.bad_requests);
-        let stream = ClientStream::new(stream, self.settings.timeouts, phase.clone(), bad_requests);
-        // Requests come one at a time, so they can share one service.
+        let timeouts = self.settings.timeouts;
+        // The whole head of a request must arrive before one deadline, so that a client cannot hold
+        // a connection by sending one header per minute (slowloris). The body has its own timeout,
+        // in `request_body`.
+        let stream = TimedStream::new(
+            stream,
+            StreamTimeouts {
+                idle: timeouts.keep_alive,
+                request: timeouts.request_head,
+                write: WriteTimeout::Stall(timeouts.idle),
+            },
+        );
+        let phase = stream.phase().clone();
+        let stream = RejectionStream::new(stream, Arc::clone(&self.bad_requests));
+        // Requests of a connection arrive one at a time, so they can share one service.
         let service = RefCell::new(service);
         let answering = service_fn(|mut request: Request<Incoming>| {
             let guards = (
@@ -55,7 +63,7 @@ impl ClientConnection {
             builder.max_headers(self.settings.max_headers);
         }
         let serving = builder
-            // `ClientStream` enforces the head timeout.
+            // `TimedStream` enforces the head timeout.
             .header_read_timeout(None)
             .max_buf_size(self.settings.max_head)
             // Copying the first bytes of a body after the head is cheaper than a vectored write.
@@ -75,9 +83,9 @@ impl ClientConnection {
 /// Adds `Connection: close` to the response to a chunked request, unless the request was read
 /// completely and had no trailers.
 ///
-/// If trailers end in LF LF, hyper 1.12 reads on to the next CR LF CR LF, and drops the request in
-/// between. `Connection: close` tells the client that such a request was not processed (RFC 9112,
-/// section 9.6).
+/// If trailers end in LF LF, hyper 1.12 reads on until the next CR LF CR LF, and drops the request
+/// that is in between. `Connection: close` tells the client that such a request was not processed
+/// (RFC 9112, section 9.6).
 fn close_unless_complete<B>(response: &mut Response<B>) {
     let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if !is_switch && response.extensions().get::<CompleteRequest>().is_none() {

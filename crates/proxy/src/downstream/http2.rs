@@ -10,7 +10,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tidegate_net::{Activity, Bounds, GuardedBody, ReadTimeoutStream};
+use tidegate_net::{Activity, GuardedBody, Http2Stream, StreamTimeouts, WriteTimeout};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, sleep, sleep_until},
@@ -27,11 +27,11 @@ const MAX_STREAMS: u32 = 128;
 
 /// The send buffer per stream, in bytes.
 ///
-/// hyper polls a body again when one byte of it is free. Up to two more frames, each as read from
-/// an upstream (64 KiB), may then be buffered. That is 18 MiB for all streams of a connection, in
-/// addition to the bytes that `response_body` reads ahead. A body that hyper has not polled for the
-/// `idle` timeout is dropped. Its last frame stays buffered until the connection has had no
-/// requests for the same time.
+/// hyper polls a body again when one byte of the buffer is free. Up to two more frames, each of up
+/// to 64 KiB, the size of a read from an upstream, may then be buffered. The buffers of all streams
+/// of a connection may thus hold 18 MiB, in addition to the bytes that `response_body` reads ahead.
+/// A body that hyper has not polled for the `idle` timeout is dropped. The last frame of the body
+/// stays buffered until the connection has had no requests for the `idle` timeout.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
 /// The flow-control windows in bytes, per stream and per connection.
@@ -55,13 +55,13 @@ impl ClientConnection {
         B::Error: std::error::Error + Send + Sync + 'static,
     {
         let timeouts = self.settings.timeouts;
-        let bounds = Bounds {
-            request: timeouts.request_head,
+        let stream_timeouts = StreamTimeouts {
             idle: READ_TIMEOUT,
-            write: timeouts.idle,
-            ..self.connection.bounds
+            request: timeouts.request_head,
+            write: WriteTimeout::Stall(timeouts.idle),
         };
-        let stream = ReadTimeoutStream::new(stream, bounds, self.connection.activity.clone());
+        let activity = self.connection.activity.clone();
+        let stream = Http2Stream::new(stream, stream_timeouts, activity);
         let requests = Rc::new(ConnectionRequests::default());
         let answering = service_fn(|mut request: Request<Incoming>| {
             requests.count.set(requests.count.get() + 1);
@@ -94,7 +94,8 @@ impl ClientConnection {
             () = requests.wait_idle(timeouts.request_head, timeouts.keep_alive) => {}
         }
         serving.as_mut().graceful_shutdown();
-        // A client without a request so far may be sending its first; it gets the head timeout.
+        // A client that has sent no request yet may be sending its first request, so it gets the
+        // head timeout.
         let timeout = if requests.count.get() > 0 {
             timeouts.idle
         } else {
@@ -106,7 +107,7 @@ impl ClientConnection {
             // The remaining response bytes are in hyper's buffers. hyper would wait forever for a
             // client that does not read them.
             () = requests.wait_quiet(timeout) => Ok(()),
-            // At shutdown, clients that have received all responses are not waited for.
+            // A shutdown does not wait for clients that have received all responses.
             () = requests.wait_delivered(&self.connection.activity), if is_shutdown => Ok(()),
         }
     }

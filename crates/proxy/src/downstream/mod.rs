@@ -5,7 +5,7 @@ mod detect;
 mod http1;
 mod http2;
 mod mtls;
-mod timeouts;
+mod rejection;
 pub(crate) mod write_stall;
 
 use std::{convert::Infallible, io, sync::Arc};
@@ -15,7 +15,7 @@ use hyper::{
     body::{Body, Incoming},
 };
 use tidegate_config::Proxy;
-use tidegate_net::{Connection, Tls};
+use tidegate_net::{Connection, Phase, Tls};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -27,7 +27,6 @@ use self::{
     client_limit::{ClientLimitExceeded, ClientRequest, ClientRequests},
     detect::Version,
     mtls::MtlsService,
-    timeouts::ConnectionPhase,
 };
 use super::{bad_request::BadRequests, tunnel::PendingTunnel};
 
@@ -111,7 +110,7 @@ impl ClientConnection {
     }
 
     /// Runs the tunnel, if the last request was upgraded.
-    async fn run_tunnel(&self, phase: &ConnectionPhase) {
+    async fn run_tunnel(&self, phase: &Phase) {
         if let Some(tunnel) = self.pending_tunnel.take() {
             // Suspends the phase timeouts for the duration of the tunnel.
             let _phase = phase.begin_response();

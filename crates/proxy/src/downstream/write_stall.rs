@@ -4,9 +4,9 @@
 //! without a timeout. A receiver can keep the window closed and still answer pings. The body then
 //! holds its resources: an upstream connection, a concurrency permit.
 //!
-//! hyper offers no hook for this. So each body records whether it waits to be polled. The body is
-//! polled by the task of its stream. [`with_write_timeout`] wraps that task, and checks the state
-//! after each poll.
+//! hyper offers no hook for such a timeout. So each body records whether it waits to be polled. The
+//! task of its stream polls the body. [`with_write_timeout`] wraps that task, and checks the state
+//! of the body after each poll.
 
 use std::{
     cell::RefCell,
@@ -61,7 +61,8 @@ pub(crate) struct WatchedBody<B> {
     wait: PollWait,
 }
 
-/// Resets the stream of a body whose rest is unwanted, the next time its task is polled.
+/// Resets the stream of a body whose rest is unwanted. The reset happens the next time the task of
+/// the stream is polled.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamReset(Arc<BodyPollState>);
 
@@ -150,9 +151,9 @@ where
     }
 }
 
-/// Runs `stream`, and drops it, which resets the stream, once its [`WatchedBody`] has waited
-/// for more than `timeout`. A poll of the body just before this call counts too: hyper's client
-/// polls a body once before it spawns a task for it.
+/// Runs `stream`. Drops it once its [`WatchedBody`] has waited for more than `timeout`, which
+/// resets the stream. A poll of the body just before this call counts too: hyper's client polls a
+/// body once before it spawns a task for it.
 pub(crate) fn with_write_timeout(
     stream: impl Future<Output = ()>,
     timeout: Duration,
@@ -168,7 +169,7 @@ pub(crate) fn with_write_timeout(
             if stream.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
             }
-            // If this poll did not reach the body, its previous state still holds.
+            // If this poll did not reach the body, the previous state of the body is still correct.
             state = LAST_POLLED.take().or_else(|| state.take());
             let is_cancelled =
                 |state: &Arc<BodyPollState>| state.is_cancelled.load(Ordering::Relaxed);

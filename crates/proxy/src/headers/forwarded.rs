@@ -1,7 +1,7 @@
 //! The headers that describe the client to an upstream: `X-Forwarded-*`, `Forwarded` and `Via`.
 //!
 //! Values from an untrusted client are removed; lists from a trusted proxy are extended. So the
-//! last element of a list always comes from this proxy, and the elements before it from trusted
+//! last element of a list always comes from this proxy, and all other elements come from trusted
 //! proxies. Names with `_` instead of `-` are also removed.
 
 use std::{borrow::Cow, net::IpAddr};
@@ -131,8 +131,9 @@ impl ForwardingHeaders {
     /// Calls `line` with each forwarding header of a request that came over `version` and has one
     /// `Host`.
     ///
-    /// Removes from `headers` the headers that these lines replace; the caller sends the rest as
-    /// well. An untrusted client's values must have been removed before.
+    /// Removes from `headers` the headers that are replaced by forwarding headers. The caller sends
+    /// the remaining `headers` as well. The values from an untrusted client must have been removed
+    /// before.
     pub(crate) fn emit(
         &self,
         version: Version,

@@ -26,9 +26,9 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
-/// Returns the protocol that a request offers to switch to: the first of the list, in lower case.
-/// The upstream gets only this protocol. Protocol names are case-insensitive (RFC 9110, section
-/// 7.8).
+/// Returns the protocol that a request offers to switch to: the first protocol in the `Upgrade`
+/// list, in lower case. The upstream gets only this protocol. Protocol names are case-insensitive
+/// (RFC 9110, section 7.8).
 ///
 /// Upgrading to HTTP/2 (`h2c`) is deprecated by RFC 9113, so such an offer is ignored.
 pub(crate) fn offered_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
@@ -124,8 +124,8 @@ fn strip_named(headers: &mut HeaderMap) {
     let lines: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().cloned().collect();
     headers.remove(CONNECTION);
     for name in lines.iter().flat_map(tokens) {
-        // Without its length, the message would end at a different byte. And a client must not be
-        // able to use `Connection` to remove the headers of a trusted proxy.
+        // Without `Content-Length`, the message would end at a different byte. And a client must
+        // not be able to use `Connection` to remove the headers of a trusted proxy.
         if let Ok(name) = HeaderName::from_bytes(name)
             && !matches!(name, CONTENT_LENGTH | HOST | VIA)
             && !is_proxy_header(name.as_str())

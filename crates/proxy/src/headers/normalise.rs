@@ -31,12 +31,12 @@ use crate::{error::ProxyError, runtime::RuntimeConfig};
 /// of proxies may share a pseudonym.
 const MAX_PASSES: usize = 4;
 
-/// Normalises `head` by the settings of `current`. `forwarding` contains whether the client is a
+/// Normalises `head` by the settings of `current`. `forwarding` knows whether the client is a
 /// trusted proxy.
 ///
 /// # Errors
 ///
-/// The head is malformed or ambiguous, or the request is in a loop.
+/// Fails if the head is malformed or ambiguous, or if the request is in a loop.
 pub(crate) fn normalise(
     head: &mut Parts,
     current: &RuntimeConfig,
@@ -72,8 +72,9 @@ pub(crate) fn normalise(
     Ok(())
 }
 
-/// Refuses values that begin or end with white space: they make an HTTP/2 request malformed (RFC
-/// 9113, section 8.2.1). HTTP/1.1 parsers strip the white space, so this cannot occur there.
+/// Refuses header values that begin or end with white space. Such values make an HTTP/2 request
+/// malformed (RFC 9113, section 8.2.1). They cannot occur in HTTP/1.1, where parsers strip the
+/// white space.
 fn check_values(headers: &HeaderMap) -> Result<(), ProxyError> {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     for value in headers.values().map(HeaderValue::as_bytes) {
@@ -99,8 +100,8 @@ fn remove_names(
         for byte in name.as_str().bytes() {
             match byte {
                 b'_' => has_underscore = true,
-                // The `http` crate allows it in HTTP/2 names, but it is not a token character (RFC
-                // 9110, section 5.6.2).
+                // The `http` crate allows `"` in HTTP/2 names, but `"` is not a token character
+                // (RFC 9110, section 5.6.2).
                 b'"' => return Err(ProxyError::Malformed("a header name has a `\"`")),
                 _ => {}
             }

@@ -17,8 +17,9 @@ const MAX_HOST_BYTES: usize = 253;
 ///
 /// # Errors
 ///
-/// More than `max_headers` header lines (hyper does not limit their number in HTTP/2); a transfer
-/// coding other than `chunked`; a `Content-Length` that is not exactly one number.
+/// Fails if there are more than `max_headers` header lines (hyper does not limit their number in
+/// HTTP/2), a transfer coding other than `chunked`, or a `Content-Length` that is not exactly one
+/// number.
 pub(crate) fn check_framing(headers: &HeaderMap, max_headers: usize) -> Result<(), ProxyError> {
     if headers.len() > max_headers {
         return Err(ProxyError::TooManyHeaders(max_headers));
@@ -51,7 +52,8 @@ pub(crate) fn check_framing(headers: &HeaderMap, max_headers: usize) -> Result<(
 ///
 /// # Errors
 ///
-/// A `CONNECT` request, which a reverse proxy does not serve; a missing, repeated or invalid host.
+/// Fails for a `CONNECT` request, which a reverse proxy does not serve, and for a missing, repeated
+/// or invalid host.
 pub(crate) fn normalise_target(head: &mut Parts) -> Result<(), ProxyError> {
     const NO_HOST: ProxyError = ProxyError::Host("`Host` is missing");
     if head.method == Method::CONNECT {
@@ -133,7 +135,7 @@ fn ensure_path(method: &Method, uri: &mut Uri) -> Result<(), ProxyError> {
 ///
 /// # Errors
 ///
-/// The host is not valid in a target.
+/// Fails if the host is not valid in a target.
 pub(crate) fn to_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), ProxyError> {
     const WRONG: ProxyError = ProxyError::Host("the host is invalid");
     let host = head.headers.remove(HOST).ok_or(WRONG)?;
@@ -143,7 +145,8 @@ pub(crate) fn to_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), ProxyErr
     uri.authority = Some(authority);
     head.uri = Uri::from_parts(uri).map_err(|_| WRONG)?;
     head.version = Version::HTTP_2;
-    // A reload may route the request to this upstream after it was normalised for another one.
+    // A reload may route the request to this upstream after the request was normalised for another
+    // upstream.
     lookup::remove(&mut head.headers, &UPGRADE);
     Ok(())
 }

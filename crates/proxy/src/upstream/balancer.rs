@@ -33,7 +33,8 @@ pub(crate) struct Upstreams(Box<[Arc<Upstream>]>);
 pub(crate) struct Upstream {
     pub(crate) name: Box<str>,
     when: When,
-    /// The settings that its endpoints take over once the configuration is activated.
+    /// The settings that the endpoints of this upstream take over once the configuration is
+    /// activated.
     endpoint_settings: Arc<EndpointSettings>,
     pub(crate) endpoints: Box<[Arc<Endpoint>]>,
     /// The round robin position, for ties between equally loaded endpoints.
@@ -41,7 +42,7 @@ pub(crate) struct Upstream {
     pub(crate) metrics: Arc<UpstreamMetrics>,
     /// The adaptive concurrency limit, if configured.
     pub(crate) concurrency: Option<UpstreamConcurrency>,
-    /// The scheme of its request targets, if it speaks HTTP/2.
+    /// The scheme of request targets, if the upstream speaks HTTP/2.
     pub(crate) http2: Option<Scheme>,
 }
 
@@ -70,8 +71,8 @@ impl Upstreams {
         upstreams.map(Self)
     }
 
-    /// Starts active health checks for endpoints that are configured to have them and have none
-    /// running. They run until `current` no longer configures them.
+    /// Starts the active health checks that are configured for an endpoint and are not running yet.
+    /// The checks run until `current` no longer configures them.
     pub(crate) fn start_health_checks(&self, tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
         for endpoint in self.endpoints() {
             if endpoint.claim_health_checks() {
@@ -186,8 +187,8 @@ impl Upstream {
         })
     }
 
-    /// Returns the names of the upstream and of the endpoint that was asked, if any, for the access
-    /// log.
+    /// Returns the names of the upstream and of the endpoint that the request was sent to, if any,
+    /// for the access log.
     pub(crate) fn for_access_log(&self, endpoint: Option<&Arc<Endpoint>>) -> LoggedUpstream {
         LoggedUpstream {
             upstream: self.name.clone(),
@@ -205,16 +206,16 @@ impl Upstream {
     }
 
     /// Returns the endpoint with the fewest requests in flight, and its index. Skips the endpoints
-    /// whose bit is set in `tried`. Among equally loaded endpoints it takes the first one from
+    /// whose bit is set in `tried`. Among equally loaded endpoints, returns the first one from
     /// `start` on.
     pub(crate) fn least_loaded(&self, start: usize, tried: u64) -> Option<(usize, &Arc<Endpoint>)> {
         let count = self.endpoints.len();
-        let left = (0..count)
+        let candidates = (0..count)
             .map(|step| start.wrapping_add(step) % count)
             .filter(|at| tried & (1 << at) == 0)
             .map(|at| (at, &self.endpoints[at]));
         // Unhealthy endpoints sort last: they are used only if no healthy one is left (panic mode).
-        left.min_by_key(|(_, endpoint)| (!endpoint.health.is_healthy(), endpoint.in_flight()))
+        candidates.min_by_key(|(_, endpoint)| (!endpoint.health.is_healthy(), endpoint.in_flight()))
     }
 
     pub(crate) fn in_flight(&self) -> usize {

@@ -2,8 +2,8 @@
 
 use super::{connection::UpstreamConnection, endpoint::ActiveRequest};
 
-/// A checked-out connection to an upstream. Dropping it closes an HTTP/1.1 connection, or its share
-/// of an HTTP/2 one.
+/// A checked-out connection to an upstream. Dropping the checkout closes an HTTP/1.1 connection, or
+/// releases the request's stream on an HTTP/2 connection.
 #[derive(Debug)]
 pub(crate) struct Checkout {
     pub(crate) connection: Box<UpstreamConnection>,

@@ -46,8 +46,8 @@ where
     ))))
 }
 
-/// Returns whether a connect failed because this machine ran out of descriptors, ports or memory.
-/// Such an error does not indicate a problem of the endpoint.
+/// Returns whether a connection attempt failed because this machine ran out of descriptors, ports
+/// or memory. Such an error does not indicate a problem of the endpoint.
 pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let local = [

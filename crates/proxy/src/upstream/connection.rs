@@ -38,7 +38,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct UpstreamConnection {
     protocol: Protocol,
-    /// The request's stream on an HTTP/2 connection. A pooled connection has none.
+    /// The request's stream on an HTTP/2 connection; `None` for a pooled connection.
     stream: Option<Arc<StreamSlot>>,
     /// The timeout for response heads. An HTTP/1.1 connection uses one timer for all of its
     /// requests.
@@ -68,9 +68,10 @@ pub(crate) enum OutgoingRequest {
 
 /// The reason why a request has no response.
 pub(crate) enum SendError<R = OutgoingRequest> {
-    /// The connection was closed or about to close; the request may be sent on another.
+    /// The connection was closed or about to close; the request may be sent on another connection.
     Retryable(R),
-    /// A reused connection was closed under the request. The upstream may have processed it.
+    /// A reused connection was closed while the request was in flight. The upstream may have
+    /// processed the request.
     Lost,
     /// The request has failed with this error.
     Failed(ProxyError),
@@ -88,7 +89,8 @@ impl UpstreamConnection {
     /// # Errors
     ///
     /// [`ProxyError::Full`] at the connection limit, [`ProxyError::Local`] if this machine is out
-    /// of resources, [`ProxyError::Unreachable`], or [`ProxyError::ConnectTimeout`] at `until`.
+    /// of resources, [`ProxyError::ConnectTimeout`] if there is no connection at `until`, otherwise
+    /// [`ProxyError::Unreachable`].
     pub(crate) async fn open(
         endpoint: &Arc<Endpoint>,
         settings: &Proxy,
@@ -101,7 +103,7 @@ impl UpstreamConnection {
             .map_err(|error| {
                 tracing::debug!(endpoint = %endpoint.url, "cannot connect: {error}");
                 if connect::is_out_of_resources(&error) {
-                    tracing::warn!(upstream = %endpoint.settings().name, %error, "cannot connect to the upstream: out of local resources");
+                    tracing::warn!(upstream = %endpoint.settings().name, %error, "cannot connect to the upstream: this host has no free file descriptor, port or memory");
                     return ProxyError::Local;
                 }
                 endpoint.health.record_connect_error(&error);
@@ -132,13 +134,14 @@ impl UpstreamConnection {
         }
     }
 
-    /// Returns whether requests are in flight on the connection. This is possible even for a pooled
-    /// HTTP/2 connection.
+    /// Returns whether requests are in flight on the connection. Even a pooled HTTP/2 connection
+    /// may have requests in flight.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(&self.protocol, Protocol::Http2(connection) if connection.is_busy())
     }
 
-    /// Opens a stream for another request on an HTTP/2 connection, if it has one free.
+    /// Opens a stream for another request on an HTTP/2 connection, if the connection has a free
+    /// stream.
     pub(crate) fn open_stream(&self, timeouts: &Timeouts) -> Option<Self> {
         let Protocol::Http2(connection) = &self.protocol else {
             return None;
@@ -237,7 +240,7 @@ impl UpstreamConnection {
                 return self.send_on_stream(*request, progress, timeouts).await;
             }
             // The request was prepared for the other protocol. All endpoints of an upstream speak
-            // the same one, so this does not happen.
+            // the same protocol, so this does not happen.
             (_, outgoing) => return Err(SendError::Retryable(outgoing)),
         }
         self.timer.set(timeouts.head);
@@ -307,12 +310,12 @@ impl UpstreamConnection {
         self.http1()?.take_complete_body()
     }
 
-    /// Takes the next part of that body that has already arrived.
+    /// Takes the next part of the response body that has already arrived.
     pub(crate) fn take_buffered_frame(&mut self) -> Option<Frame<Bytes>> {
         self.http1()?.take_buffered_frame()
     }
 
-    /// Returns the number of bytes of that body that are left, if known.
+    /// Returns the number of bytes of the response body that are left, if known.
     pub(crate) fn remaining(&self) -> Option<u64> {
         match &self.protocol {
             Protocol::Http1(connection) => connection.remaining(),
@@ -372,7 +375,7 @@ fn bad_response(error: impl Display) -> ProxyError {
 enum BodySender {
     /// The task that waits for the response.
     SameTask,
-    /// Another task, which has to wake the waiting one.
+    /// Another task, which has to wake the task that waits for the response.
     OtherTask,
 }
 

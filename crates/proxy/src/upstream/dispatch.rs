@@ -12,10 +12,10 @@ use tokio::time::{Duration, Instant, timeout_at};
 use super::{
     balancer::Upstream,
     checkout::Checkout,
-    connection::{OutgoingRequest, UpstreamConnection},
+    connection::{OutgoingRequest, SendError, UpstreamConnection},
     endpoint::{ActiveRequest, Endpoint},
     outlier::{record_failure, record_success},
-    retry::{Attempt, Retry, retry},
+    retry::{FailedAttempt, Retry, retry},
 };
 use crate::{
     error::ProxyError,
@@ -25,12 +25,12 @@ use crate::{
     runtime::RuntimeConfig,
 };
 
-/// The load balancing state of one request. It keeps the settings that were current when the
-/// request arrived.
+/// The load balancing state of one request. The dispatcher keeps the settings that were current
+/// when the request arrived.
 pub(crate) struct Dispatcher {
     pub(crate) current: Arc<RuntimeConfig>,
     worker: usize,
-    /// The index of the endpoint that was tried last; `usize::MAX` if there is none.
+    /// The index of the endpoint that was tried last; `usize::MAX` if no endpoint was tried.
     last: AtomicUsize,
 }
 
@@ -94,8 +94,8 @@ impl Dispatcher {
         }
     }
 
-    /// Returns the response head for the request `pending`, and the connection on which it came.
-    /// Retries if that is safe.
+    /// Returns the response head for the request `pending`, and the connection on which the head
+    /// arrived. Retries the request if that is safe.
     pub(crate) async fn response_head(
         &self,
         upstream: &Upstream,
@@ -112,21 +112,10 @@ impl Dispatcher {
                         return Ok((response, checkout));
                     }
                     Err(send_error) => {
-                        let attempt = self.attempt(true, 0, progress);
-                        let outgoing = match retry(send_error, attempt) {
-                            Retry::AnyEndpoint(request) | Retry::OtherEndpoint { request, .. } => {
-                                request
-                            }
-                            Retry::Never {
-                                error,
-                                has_endpoint_failed,
-                            } => {
-                                if has_endpoint_failed {
-                                    record_failure(checkout.active.endpoint(), error);
-                                }
-                                return Err(error);
-                            }
-                        };
+                        let attempt = self.failed_attempt(true, 0, progress);
+                        let endpoint = checkout.active.endpoint();
+                        let (Resend::AnyEndpoint(outgoing) | Resend::OtherEndpoint(outgoing)) =
+                            resend(endpoint, send_error, attempt)?;
                         upstream.metrics.count_retry(self.worker);
                         (outgoing, position)
                     }
@@ -163,7 +152,7 @@ impl Dispatcher {
                 self.connection_to(endpoint, &outgoing, until)
             });
             let connected = connected.await;
-            // Without a connection attempt, the endpoint was not tried.
+            // If there was no connection attempt, the endpoint does not count as tried.
             if !matches!(
                 connected,
                 None | Some(Err(ProxyError::Full | ProxyError::Local))
@@ -179,41 +168,26 @@ impl Dispatcher {
                 None => return Err(error),
             };
             let mut checkout = self.checkout(connection, active);
-            match checkout
+            let sent = checkout
                 .connection
                 .send(outgoing, forwarding, progress, timeouts)
-                .await
-            {
+                .await;
+            let send_error = match sent {
                 Ok(response) => {
                     record_success(endpoint);
                     return Ok((response, checkout));
                 }
-                Err(send_error) => {
-                    stale += u32::from(is_pooled);
-                    match retry(send_error, self.attempt(is_pooled, stale, progress)) {
-                        Retry::AnyEndpoint(request) => outgoing = request,
-                        Retry::OtherEndpoint {
-                            request,
-                            has_endpoint_failed,
-                        } => {
-                            outgoing = request;
-                            (tried, error) = (tried | 1 << at, ProxyError::BadResponse);
-                            if has_endpoint_failed {
-                                record_failure(endpoint, error);
-                            }
-                        }
-                        Retry::Never {
-                            error,
-                            has_endpoint_failed,
-                        } => {
-                            if has_endpoint_failed {
-                                record_failure(endpoint, error);
-                            }
-                            return Err(error);
-                        }
-                    }
+                Err(send_error) => send_error,
+            };
+            stale += u32::from(is_pooled);
+            let attempt = self.failed_attempt(is_pooled, stale, progress);
+            outgoing = match resend(endpoint, send_error, attempt)? {
+                Resend::AnyEndpoint(outgoing) => outgoing,
+                Resend::OtherEndpoint(outgoing) => {
+                    (tried, error) = (tried | 1 << at, ProxyError::BadResponse);
+                    outgoing
                 }
-            }
+            };
         }
         Err(error)
     }
@@ -261,9 +235,14 @@ impl Dispatcher {
     }
 
     /// Describes a failed attempt for the retry policy.
-    fn attempt(&self, is_pooled: bool, stale: u32, progress: &UploadProgress) -> Attempt {
+    fn failed_attempt(
+        &self,
+        is_pooled: bool,
+        stale: u32,
+        progress: &UploadProgress,
+    ) -> FailedAttempt {
         let max_bytes = self.current.settings.max_body.unwrap_or(u64::MAX);
-        Attempt {
+        FailedAttempt {
             is_pooled,
             stale,
             upload_error: progress.error(max_bytes),
@@ -277,6 +256,42 @@ impl Dispatcher {
             connection,
             active,
             worker: self.worker,
+        }
+    }
+}
+
+/// A request that may be sent again.
+enum Resend {
+    AnyEndpoint(OutgoingRequest),
+    OtherEndpoint(OutgoingRequest),
+}
+
+/// Decides whether a request is sent again after `send_error` at `endpoint`. Records the failure
+/// for outlier detection if the endpoint caused it.
+fn resend(
+    endpoint: &Arc<Endpoint>,
+    send_error: SendError,
+    attempt: FailedAttempt,
+) -> Result<Resend, ProxyError> {
+    match retry(send_error, attempt) {
+        Retry::AnyEndpoint(outgoing) => Ok(Resend::AnyEndpoint(outgoing)),
+        Retry::OtherEndpoint {
+            request,
+            has_endpoint_failed,
+        } => {
+            if has_endpoint_failed {
+                record_failure(endpoint, ProxyError::BadResponse);
+            }
+            Ok(Resend::OtherEndpoint(request))
+        }
+        Retry::Never {
+            error,
+            has_endpoint_failed,
+        } => {
+            if has_endpoint_failed {
+                record_failure(endpoint, error);
+            }
+            Err(error)
         }
     }
 }
@@ -296,8 +311,8 @@ impl ConnectBudget {
         }
     }
 
-    /// Runs `attempt` with a deadline: all of the remaining budget for the last endpoint, otherwise
-    /// half of it. Returns `None` if an eighth of the budget or less is left.
+    /// Runs `attempt` with a deadline: the last endpoint gets all of the remaining budget, another
+    /// endpoint gets half of it. Returns `None` if an eighth of the total budget or less is left.
     async fn spend<T>(
         &mut self,
         is_last: bool,

@@ -99,8 +99,8 @@ impl Endpoint {
         self.pool.set_idle_timeout(idle_timeout);
     }
 
-    /// Retires the endpoint: closes idle connections and pools no others. Requests in flight
-    /// finish.
+    /// Retires the endpoint: closes its idle connections and returns no more connections to the
+    /// pool. Requests in flight finish.
     pub(crate) fn retire(&self) {
         self.pool.retire();
     }
@@ -116,8 +116,8 @@ impl Endpoint {
         self.url == *url && self.http2 == upstream.http2 && self.tls.as_ref() == tls_of(url, tls)
     }
 
-    /// Returns true if the caller must start active health checks, because they are configured and
-    /// not running yet. Marks them as running.
+    /// Marks active health checks as running, if they are configured. Returns true if they were not
+    /// running before, so that the caller must start them.
     pub(crate) fn claim_health_checks(&self) -> bool {
         self.settings().health.is_some() && !self.has_health_checks.swap(true, Ordering::SeqCst)
     }
@@ -144,8 +144,8 @@ impl Endpoint {
         }
     }
 
-    /// Reserves one more connection. At the limit it closes an idle connection to make room;
-    /// returns `None` if none is idle.
+    /// Reserves one more connection. At the connection limit, closes an idle connection to make
+    /// room; returns `None` if no connection is idle.
     pub(crate) fn reserve_connection(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let max_connections = self.settings().max_connections;
         let below = |count: usize| (count < max_connections).then_some(count + 1);

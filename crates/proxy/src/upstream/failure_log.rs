@@ -1,6 +1,6 @@
-//! A log throttle for failing endpoints. It logs the first failure and the recovery after it, but
-//! not each failed request. Failure messages about an endpoint are at least a minute apart, even if
-//! its state changes often.
+//! A log throttle for failing endpoints. The first failure and the recovery are logged, but not
+//! each failed request. Failure messages about an endpoint are at least a minute apart, even if the
+//! state of the endpoint changes often.
 
 use std::{
     sync::{Mutex, PoisonError},

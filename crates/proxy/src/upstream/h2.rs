@@ -1,9 +1,9 @@
 //! An HTTP/2 connection to an upstream, shared by as many requests as the upstream allows.
 //!
-//! hyper would accept any number of requests and queue those above the upstream's
+//! hyper would accept any number of requests and queue the requests above the upstream's
 //! `SETTINGS_MAX_CONCURRENT_STREAMS`. A queued request could not be distinguished from one that the
-//! upstream does not answer. So the streams are counted here, and when all are in use, another
-//! connection is opened.
+//! upstream does not answer. So the streams are counted here, and another connection is opened when
+//! all streams are in use.
 
 use std::{
     future::{Future, poll_fn},
@@ -30,7 +30,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tidegate_config::Proxy;
-use tidegate_net::WriteTimeoutStream;
+use tidegate_net::{TimedStream, WriteTimeout};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
@@ -65,7 +65,7 @@ pub(crate) struct Http2Connection {
     max_headers: usize,
 }
 
-/// The concurrent streams of a connection: used and allowed.
+/// The concurrent streams of a connection: the number in use and the number allowed.
 #[derive(Debug)]
 struct StreamSlots {
     /// The upstream's most recent `SETTINGS_MAX_CONCURRENT_STREAMS`.
@@ -80,7 +80,7 @@ struct StreamSlots {
 /// The reason why there is no response. Contains the request if sending has not begun.
 pub(crate) type Http2SendError = TrySendError<Request<WatchedBody<Upload>>>;
 
-/// The reservation of one stream; released on drop.
+/// The reservation of one stream, which is released on drop.
 #[derive(Debug)]
 pub(crate) struct StreamSlot(Arc<StreamSlots>);
 
@@ -100,7 +100,8 @@ impl Http2Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let stream = WriteTimeoutStream::new(stream, settings.timeouts.idle);
+        let write_timeout = WriteTimeout::Stall(settings.timeouts.idle);
+        let stream = TimedStream::without_read_timeout(stream, write_timeout);
         let stream = TokioIo::new(InterimLimitStream::new(stream));
         let max_head = u32::try_from(settings.max_head).unwrap_or(u32::MAX);
         let executor = SettingsWaker::new(settings.timeouts.idle);
@@ -151,7 +152,7 @@ impl Http2Connection {
         self.slots.streams.load(Ordering::Relaxed) > 0
     }
 
-    /// Reserves a stream; `None` if all are in use or the connection is suspect.
+    /// Reserves a stream; `None` if all streams are in use or the connection is suspect.
     pub(crate) fn reserve_stream(&self) -> Option<Arc<StreamSlot>> {
         if self.is_suspect() {
             return None;
@@ -165,8 +166,8 @@ impl Http2Connection {
         Some(Arc::new(StreamSlot(Arc::clone(&self.slots))))
     }
 
-    /// Marks the connection as suspect: it may be dead. It takes no more requests until part of a
-    /// response to a request in flight arrives.
+    /// Marks the connection as suspect, because it may be dead. A suspect connection takes no more
+    /// requests until part of a response to a request in flight arrives.
     pub(crate) fn mark_suspect(&self) {
         self.slots.is_suspect.store(true, Ordering::Relaxed);
     }
@@ -234,9 +235,10 @@ async fn drive<S>(
 
 /// An executor that runs hyper's tasks of a connection on this thread.
 ///
-/// After each poll it wakes [`drive`], if [`drive`] waits for the upstream's `SETTINGS`. Later
-/// changes need no wake, because each request polls the connection. The executor also drops the
-/// task of a body if the upstream accepts none of the body for `write_timeout`.
+/// After each poll, the executor wakes [`drive`] if [`drive`] waits for the upstream's `SETTINGS`.
+/// Later changes of the `SETTINGS` need no wake, because each request polls the connection. The
+/// executor also drops the task of a body if the upstream accepts none of the body for
+/// `write_timeout`.
 #[derive(Clone, Debug)]
 struct SettingsWaker {
     waker: Arc<AtomicWaker>,

@@ -4,8 +4,8 @@
 //! healthy ── consecutive failed checks ──▶ down ── consecutive good checks ──▶ healthy
 //! ```
 //!
-//! Down endpoints get no requests while the upstream has a healthy endpoint. If none is healthy,
-//! all of them get requests.
+//! Endpoints that are down get no requests while the upstream has a healthy endpoint. If no
+//! endpoint is healthy, all of them get requests.
 
 use std::{
     future::poll_fn,
@@ -42,9 +42,9 @@ pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeC
         let result = timeout(check.timeout, run_check(&endpoint, check, &settings)).await;
         let problem = match result {
             Ok(Ok(())) => None,
-            // A local error does not indicate a problem of the endpoint.
+            // A local error does not indicate a problem with the endpoint.
             Ok(Err(error)) if connect::is_out_of_resources(&error) => {
-                tracing::warn!(upstream = %endpoint_settings.name, %error, "health check skipped: out of local resources");
+                tracing::warn!(upstream = %endpoint_settings.name, %error, "health check skipped: this host has no free file descriptor, port or memory");
                 let interval = check.interval;
                 drop(endpoint);
                 sleep(interval).await;

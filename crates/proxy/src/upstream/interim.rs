@@ -1,12 +1,13 @@
 //! Bounds the interim responses (1xx) of an HTTP/2 upstream.
 //!
-//! h2 queues them, and hyper's client drops them without showing them to its caller. So they are
-//! counted here, by their frames. The limit is that of HTTP/1.1 upstreams.
+//! h2 queues interim responses, and hyper's client drops them without showing them to its caller.
+//! So this module counts interim responses by their frames. The limit is the same as for HTTP/1.1
+//! upstreams.
 //!
-//! A stream over the limit is failed by a `RST_STREAM` that is inserted into what the upstream
-//! sends, before the head that is too many. The other streams go on. h2 resets the stream towards
-//! the upstream when that head arrives. If the upstream ignores that, the connection fails, with an
-//! error that does not blame the endpoint for the other requests.
+//! To fail a stream that exceeds the limit, a `RST_STREAM` is inserted into the bytes from the
+//! upstream, before the first head above the limit. The other streams continue. h2 resets the
+//! stream towards the upstream when that head arrives. If the upstream ignores the reset, the
+//! connection fails, with an error that does not blame the endpoint for the other requests.
 
 use std::{
     collections::HashMap,
@@ -27,12 +28,12 @@ use super::{
     interim_allowance::{InterimAllowance, TooManyInterim},
 };
 
-/// The maximum number of streams to remember. Those that the proxy has reset are among them.
+/// The maximum number of streams to remember, including streams that the proxy has reset.
 const MAX_COUNTERS: usize = 2 * MAX_STREAMS;
 
-/// The maximum number of response heads that are too many and reset no stream: it was reset before,
-/// or a part of the frame header was read before the rest. h2 replies to each head after a reset,
-/// and would fail the connection itself after 1,024.
+/// The maximum number of response heads above the limit that reset no stream, because the stream
+/// was already reset or because h2 has read the first part of the frame header. h2 replies to each
+/// head after a reset, and would fail the connection itself after 1,024 heads.
 const MAX_EXCESS_HEADS: u32 = 500;
 
 /// A stream to an upstream, which resets HTTP/2 streams with too many interim responses.
@@ -40,7 +41,7 @@ const MAX_EXCESS_HEADS: u32 = 500;
 pub(super) struct InterimLimitStream<S> {
     stream: S,
     counter: InterimCounter,
-    /// Bytes from the upstream with inserted frames, which h2 has yet to read.
+    /// Bytes from the upstream, with inserted frames, that h2 has not read yet.
     rewritten: BytesMut,
     has_failed: bool,
 }
@@ -49,7 +50,7 @@ pub(super) struct InterimLimitStream<S> {
 #[derive(Debug)]
 struct InterimCounter {
     parser: FrameParser,
-    /// The streams with a head, interim or not, and without a body so far.
+    /// The streams that have received a head, interim or not, and no body yet.
     heads: HashMap<u32, StreamHeads>,
     /// See [`MAX_EXCESS_HEADS`].
     excess_heads: u32,
@@ -94,7 +95,7 @@ impl InterimCounter {
                 // response, or trailers.
                 FrameHeader::HEADERS if !frame.is_end_stream() => {
                     let read = bytes.len() - rest.len();
-                    // `None` if h2 has read the beginning of the frame header before.
+                    // `None` if h2 has already read the beginning of the frame header.
                     let position = read.checked_sub(FrameHeader::BYTES);
                     self.count(frame.stream, position, resets)?;
                 }
@@ -107,7 +108,7 @@ impl InterimCounter {
         Ok(())
     }
 
-    /// Counts a head of `stream`, and resets the stream at `position` if it has too many.
+    /// Counts a head of `stream`, and resets the stream at `position` if it has too many heads.
     fn count(
         &mut self,
         stream: u32,
@@ -163,7 +164,8 @@ impl<S> InterimLimitStream<S> {
                 "upstream stream reset: {TooManyInterim}"
             );
         }
-        // If the connection fails, h2 first reads which streams were over the limit.
+        // If the connection fails, h2 first reads the resets of the streams that exceeded the
+        // limit.
         self.has_failed = counted.is_err();
         if !self.has_failed {
             self.rewritten.extend_from_slice(&bytes[from..]);
@@ -186,8 +188,8 @@ fn rst_stream(stream: u32) -> [u8; 13] {
     [0, 0, 4, kind, 0, a, b, c, d, 0, 0, 0, 0xb]
 }
 
-/// Returns an error that counts as the end of the connection: other requests on it are retried if
-/// they are idempotent.
+/// Returns an error that counts as the end of the connection. Other requests on the connection are
+/// retried if they are idempotent.
 fn aborted(error: TooManyInterim) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, error)
 }
@@ -210,7 +212,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for InterimLimitStream<S> {
             if let Ok(true) = metered {
                 return Poll::Ready(Ok(()));
             }
-            // The bytes are replaced, or an error is returned, which must not come with bytes.
+            // The bytes are replaced, or an error is returned. A read that fails must not return
+            // bytes.
             buffer.set_filled(before);
             metered?;
         }
@@ -258,7 +261,7 @@ mod tests {
     const HEADERS: u8 = FrameHeader::HEADERS;
     const END_STREAM: u8 = 1;
     const END_HEADERS: u8 = 4;
-    /// The number of heads of a stream before it is reset.
+    /// The number of heads that a stream may have before it is reset.
     const MOST: usize = MAX_INTERIM_RESPONSES as usize + 1;
 
     fn frame(kind: u8, flags: u8, stream: u8) -> [u8; 9] {
@@ -319,7 +322,8 @@ mod tests {
         assert_eq!(received, expected);
     }
 
-    /// A reset cannot be inserted into a frame header of which h2 has read a part.
+    /// A reset cannot be inserted in the middle of a frame header after h2 has read the first part
+    /// of the header.
     #[tokio::test(start_paused = true)]
     async fn a_reset_is_inserted_between_frames_however_reads_are_split() {
         let head = frame(HEADERS, END_HEADERS, 1);
@@ -351,7 +355,8 @@ mod tests {
         stream
     }
 
-    /// The offending stream is reset first, and only then the connection fails for the others.
+    /// The stream that exceeds the limit is reset first. Only then does the connection fail for the
+    /// other streams.
     #[tokio::test(start_paused = true)]
     async fn an_upstream_that_ignores_resets_loses_the_connection() {
         let sent = frame(HEADERS, END_HEADERS, 1).repeat(20_000);

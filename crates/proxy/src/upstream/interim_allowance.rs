@@ -1,14 +1,15 @@
-//! Bounds the interim responses (1xx) to one request, of HTTP/1.1 and of HTTP/2 upstreams.
+//! Bounds the interim responses (1xx) to one request, for HTTP/1.1 and HTTP/2 upstreams.
 //!
 //! Some services send a `102 Processing` every few seconds while they work, or a handful of `103
-//! Early Hints`. They are read and dropped, so an upstream that sends nothing else would keep a
-//! worker busy until `timeouts.head`.
+//! Early Hints`. The proxy reads and drops these responses, so an upstream that sends nothing else
+//! would keep a worker busy until `timeouts.head`.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The maximum number of interim responses at once. One more is allowed each [`REFILL_INTERVAL`].
+/// The maximum number of interim responses in a burst. One more interim response is allowed every
+/// [`REFILL_INTERVAL`].
 pub(super) const MAX_INTERIM_RESPONSES: u32 = 100;
 
 const REFILL_INTERVAL: Duration = Duration::from_secs(1);
@@ -51,7 +52,7 @@ impl InterimAllowance {
 mod tests {
     use super::*;
 
-    /// Counts interim responses, one each `interval`, until one is too many.
+    /// Returns the number of interim responses, one every `interval`, before one is refused.
     fn admitted(allowance: &mut InterimAllowance, from: Instant, interval: Duration) -> u32 {
         (0..10_000)
             .take_while(|number| allowance.spend(from + *number * interval).is_ok())
@@ -66,7 +67,8 @@ mod tests {
         assert_eq!(admitted(&mut allowance, later, Duration::ZERO), 2);
         let much_later = start + Duration::from_secs(3_600);
         assert_eq!(admitted(&mut allowance, much_later, Duration::ZERO), 100);
-        // 2 a second, of which the refill covers every other one.
+        // At 2 interim responses per second, the refill of 1 per second covers half of the
+        // responses.
         let mut allowance = InterimAllowance::FULL;
         let twice = admitted(&mut allowance, start, REFILL_INTERVAL / 2);
         assert!((190..=210).contains(&twice), "{twice}");

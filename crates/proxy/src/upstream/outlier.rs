@@ -1,4 +1,4 @@
-//! Outlier detection by the results of requests, and the health of an endpoint.
+//! Outlier detection based on request results, and the health state of an endpoint.
 //!
 //! ```text
 //! healthy ── consecutive failed requests ──▶ ejected ── ejection time over ──▶ healthy
@@ -7,9 +7,9 @@
 //! After an ejection has ended, the next failure ejects the endpoint again, unless a request has
 //! succeeded in the meantime.
 //!
-//! Ejected endpoints get no requests while the upstream has a healthy endpoint. If none is healthy,
-//! all of them get requests. The same holds for endpoints that fail their active checks: see
-//! `health_check`.
+//! Ejected endpoints get no requests while the upstream has a healthy endpoint. If no endpoint is
+//! healthy, all of them get requests. The same holds for endpoints that fail their active health
+//! checks: see `health_check`.
 
 use std::{
     error::Error,
@@ -39,8 +39,8 @@ pub(crate) struct EndpointHealth {
     unavailable: AtomicU8,
     /// Consecutive failed requests.
     failures: AtomicU32,
-    /// Whether a failure was recorded since the last success. Keeps the success path to a single
-    /// load.
+    /// Whether a failure was recorded since the last success. With this flag, the success path
+    /// needs only one atomic load.
     has_failed: AtomicBool,
     ejections: AtomicU64,
     /// Failed requests by kind, indexed as in [`ProxyError::OF_UPSTREAM`].
@@ -125,7 +125,7 @@ impl EndpointHealth {
         self.log.record_failure(Instant::now())
     }
 
-    /// Counts a consecutive failure. Returns true if it ejects the endpoint.
+    /// Counts a consecutive failure. Returns true if the failure ejects the endpoint.
     fn try_eject(&self, ejection: Ejection) -> bool {
         let failures = self
             .failures
@@ -215,7 +215,8 @@ pub(crate) fn record_failure(endpoint: &Arc<Endpoint>, error: ProxyError) {
     });
 }
 
-/// Returns the message of `error` and of its sources, without those that an outer message repeats.
+/// Returns the messages of `error` and of its sources, without messages that an outer message
+/// repeats.
 pub(super) fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

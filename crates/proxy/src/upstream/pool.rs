@@ -24,9 +24,9 @@ const MAX_REAP_INTERVAL: Duration = Duration::from_secs(1);
 /// The connection pool of an endpoint, with a share for each worker.
 #[derive(Debug)]
 pub(super) struct ConnectionPool {
-    /// Whether its connections use HTTP/2, which requests share.
+    /// Whether the connections use HTTP/2; requests share an HTTP/2 connection.
     http2: bool,
-    /// Whether a reload has removed the endpoint; the pool then keeps nothing.
+    /// Whether a reload has removed the endpoint; the pool then keeps no connections.
     is_retired: AtomicBool,
     /// The idle timeout of pooled connections, in microseconds.
     idle_timeout: AtomicU64,
@@ -70,7 +70,8 @@ impl ConnectionPool {
 
     /// Closes idle connections, and pools no connection from now on.
     pub(super) fn retire(&self) {
-        // Set before the pool is emptied: `put_back` checks it under the lock.
+        // Set the flag before the pool is emptied, because `put_back` checks the flag under the
+        // lock.
         self.is_retired.store(true, Ordering::SeqCst);
         for worker in &self.workers {
             drop(std::mem::take(&mut lock(worker).idle));
@@ -135,8 +136,8 @@ impl ConnectionPool {
         })
     }
 
-    /// Closes connections that have exceeded the idle timeout. Returns true if none is left in the
-    /// share of `worker`.
+    /// Closes connections that have exceeded the idle timeout. Returns true if no connection is
+    /// left in the share of `worker`.
     fn close_expired(&self, worker: usize) -> bool {
         let idle_timeout = self.idle_timeout();
         let Some(worker) = self.workers.get(worker) else {

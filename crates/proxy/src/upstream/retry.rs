@@ -15,13 +15,13 @@ use super::connection::SendError;
 use crate::error::ProxyError;
 
 /// The number of stale pooled connections that a request may encounter, over all endpoints. The
-/// next stale connection rules out its endpoint. This applies only to HTTP/2: after a stale
-/// HTTP/1.1 connection, a new connection is opened.
+/// next stale connection rules out its endpoint. The number applies only to HTTP/2, because a new
+/// connection is opened after a stale HTTP/1.1 connection.
 const MAX_STALE: u32 = 3;
 
 /// The attempt that failed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Attempt {
+pub(super) struct FailedAttempt {
     /// Whether the connection came from the pool.
     pub(super) is_pooled: bool,
     /// The number of stale pooled connections so far, including this one.
@@ -47,8 +47,8 @@ pub(super) enum Retry<R> {
     },
 }
 
-/// Decides on a retry after `error` in this `attempt`.
-pub(super) fn retry<R>(error: SendError<R>, attempt: Attempt) -> Retry<R> {
+/// Decides whether and where to retry after `error` in this `attempt`.
+pub(super) fn retry<R>(error: SendError<R>, attempt: FailedAttempt) -> Retry<R> {
     match (error, attempt.upload_error) {
         // A pooled connection may be stale. If a new connection accepts nothing, the endpoint has
         // failed.
@@ -61,7 +61,7 @@ pub(super) fn retry<R>(error: SendError<R>, attempt: Attempt) -> Retry<R> {
                 has_endpoint_failed: !attempt.is_pooled,
             }
         }
-        // If the client aborted its body, this is the reason why there is no response.
+        // If the client aborted its request body, the abort is the reason why there is no response.
         (_, Some(error)) => Retry::Never {
             error,
             has_endpoint_failed: false,
@@ -125,7 +125,7 @@ mod tests {
                 never(ProxyError::BodyAborted, false),
             ),
         ] {
-            let attempt = Attempt {
+            let attempt = FailedAttempt {
                 is_pooled,
                 stale,
                 upload_error,

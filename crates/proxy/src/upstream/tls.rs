@@ -33,7 +33,8 @@ pub enum TrustAnchorError {
     Unusable(#[from] rustls::Error),
 }
 
-/// The TLS client settings of an upstream. Two are equal if they have the same trust anchors.
+/// The TLS client settings of an upstream. Two settings are equal if they have the same trust
+/// anchors.
 #[derive(Clone, Debug)]
 pub(crate) struct UpstreamTls {
     pub(crate) config: Arc<ClientConfig>,
@@ -55,8 +56,8 @@ pub fn check_trust_anchors(upstream: &tidegate_config::Upstream) -> Result<(), T
     connector(upstream).map(drop)
 }
 
-/// Loads the trust anchors of an upstream, and returns the settings for TLS to it. Returns `None`
-/// if all of its URLs are plain `http`.
+/// Loads the trust anchors of an upstream, and returns the settings for TLS to the upstream.
+/// Returns `None` if all of the upstream's URLs are plain `http`.
 pub(crate) fn connector(
     upstream: &tidegate_config::Upstream,
 ) -> Result<Option<UpstreamTls>, TrustAnchorError> {

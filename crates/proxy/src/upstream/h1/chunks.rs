@@ -127,7 +127,7 @@ fn trailers(received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
 mod tests {
     use super::*;
 
-    /// Decodes these bytes, all together and one by one, and checks that the results agree.
+    /// Decodes these bytes twice, all together and one by one, and checks that the results agree.
     fn read(bytes: &str) -> Result<(String, Piece), Malformed> {
         let whole = read_by(bytes, bytes.len());
         let byte_by_byte = read_by(bytes, 1);

@@ -26,7 +26,7 @@ pub(super) enum Framing {
 }
 
 impl Framing {
-    /// Returns how the end of this request body is marked. The `headers` of the request contain no
+    /// Returns the framing of this request body. The `headers` of the request contain no
     /// `Transfer-Encoding`.
     pub(super) fn of_request(headers: &HeaderMap, body: &impl Body) -> Self {
         if body.is_end_stream() {
@@ -39,8 +39,8 @@ impl Framing {
     }
 
     /// Returns the framing of a response, and removes `Content-Length` from a 204. Repeated
-    /// `Content-Length` headers are malformed even if they agree; RFC 9110, section 8.6, leaves
-    /// that choice to the recipient.
+    /// `Content-Length` headers are malformed even if their values agree; RFC 9110, section 8.6,
+    /// leaves that choice to the recipient.
     pub(super) fn of_response(
         response: &mut Response<()>,
         has_no_body: bool,
@@ -51,8 +51,8 @@ impl Framing {
         let is_bodiless = status.is_informational()
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         if status == StatusCode::NO_CONTENT {
-            // A 204 must not have one (RFC 9110, section 8.6). Over HTTP/2, the client would wait
-            // for a body.
+            // A 204 response must not have a `Content-Length` (RFC 9110, section 8.6). With this
+            // header, an HTTP/2 client would wait for a body.
             lookup::remove(response.headers_mut(), &CONTENT_LENGTH);
         }
         if has_no_body || is_bodiless {
@@ -118,13 +118,13 @@ pub(super) fn is_keep_alive(response: &Response<()>) -> bool {
     }
 }
 
-/// Returns the length as `u64`; memory sizes always fit.
+/// Returns the length of `data` as `u64`; a length in memory always fits in 64 bits.
 pub(super) fn length_of(data: &[u8]) -> u64 {
     u64::try_from(data.len()).unwrap_or(u64::MAX)
 }
 
-/// Returns the `Content-Length` of a response. More than one, or one that is not a number, is an
-/// error.
+/// Returns the `Content-Length` of a response. More than one `Content-Length`, or a value that is
+/// not a number, is an error.
 fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let Some(line) = lines.next() else {
@@ -140,7 +140,7 @@ fn number(value: &HeaderValue) -> Option<u64> {
     digits(value.as_bytes())
 }
 
-/// Parses a decimal number. Unlike `str::parse`, it accepts no sign.
+/// Parses a decimal number. Unlike `str::parse`, this function accepts no sign.
 fn digits(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;

@@ -14,7 +14,7 @@ use tidegate_config::Proxy;
 use super::{Malformed, framing::Framing};
 use crate::headers::{forwarded::ForwardingHeaders, lookup};
 
-/// The maximum size of a response head: bytes and number of header lines.
+/// The maximum size of a response head in bytes, and its maximum number of header lines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadLimits {
     pub(super) bytes: usize,
@@ -30,9 +30,9 @@ impl HeadLimits {
     }
 }
 
-/// A cache of the header lines of the last response, without long ones. Responses of one upstream
-/// resemble each other. A line that equals the line at the same position in the last response is
-/// not parsed again.
+/// A cache of the header lines of the last response, except for long lines. The responses of an
+/// upstream resemble each other. A line that equals the line at the same position in the last
+/// response is not parsed again.
 #[derive(Default)]
 pub(super) struct HeaderLineCache(Vec<Option<CachedHeaderLine>>);
 
@@ -48,8 +48,8 @@ struct CachedHeaderLine {
 }
 
 impl HeaderLineCache {
-    /// Returns the name and value of `header`, the line number `at` of `head`. Lines must be read
-    /// in order.
+    /// Returns the name and value of `header`, which is line number `at` of `head`. Lines must be
+    /// read in order.
     fn read(
         &mut self,
         at: usize,
@@ -58,7 +58,7 @@ impl HeaderLineCache {
     ) -> Result<(HeaderName, HeaderValue), Malformed> {
         let start = header.name.as_ptr().addr() - head.as_ptr().addr();
         let value = header.value.as_ptr().addr() - head.as_ptr().addr();
-        // From the first byte of the name to the last byte of the value.
+        // The slice from the first byte of the name to the last byte of the value.
         let octets = &head[start..value + header.value.len()];
         if let Some(Some(line)) = self.0.get(at)
             && line.octets == octets
@@ -152,14 +152,14 @@ pub(super) fn parse(
     if received.is_empty() {
         return Ok(None);
     }
-    let found = if limits.headers <= FEW_HEADERS {
+    let head = if limits.headers <= FEW_HEADERS {
         let mut room = [const { MaybeUninit::uninit() }; FEW_HEADERS];
         read(received, limits.bytes, &mut room[..limits.headers], cache)
     } else {
         let mut room = vec![MaybeUninit::uninit(); limits.headers];
         read(received, limits.bytes, &mut room, cache)
     };
-    let Some((length, response)) = found? else {
+    let Some((length, response)) = head? else {
         // An incomplete head that is already over the maximum is rejected without waiting for the
         // rest.
         return if received.len() > limits.bytes {
@@ -215,8 +215,8 @@ fn read<'b>(
     Ok(Some((length, response)))
 }
 
-/// Returns whether the line is `Connection: keep-alive`. It is redundant in HTTP/1.1, yet most
-/// upstreams send it. Skipping it here saves removing it later.
+/// Returns whether the line is `Connection: keep-alive`. This line is redundant in HTTP/1.1, yet
+/// most upstreams send it. If the parser skips this line, it need not be removed later.
 fn is_keep_alive(header: &Header<'_>) -> bool {
     header.name.eq_ignore_ascii_case("connection") && header.value == b"keep-alive"
 }

@@ -1,8 +1,8 @@
 //! An HTTP/1.1 client connection to an upstream, driven by the task that handles the request.
 //!
 //! hyper's client runs each connection in its own task, and passes requests, responses and bodies
-//! through channels. Between two sockets of one thread, that is half of the work. Here the task of
-//! the client connection reads and writes the upstream's socket directly.
+//! through channels. Between two sockets of one thread, these channels and tasks are half of the
+//! work. Here the task of the client connection reads and writes the upstream's socket directly.
 //!
 //! ```text
 //! start      sets the request to send; its body follows as it arrives
@@ -27,7 +27,7 @@ use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode};
 use hyper::body::Frame;
 use tidegate_config::Proxy;
-use tidegate_net::WriteTimeoutStream;
+use tidegate_net::{TimedStream, WriteTimeout};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -50,20 +50,21 @@ use crate::{
     request_body::Upload,
 };
 
-/// The minimum and maximum size of a read, in bytes: a head with a small body, and a fast download.
+/// The minimum and maximum size of a read, in bytes: enough for a head with a small body, and
+/// enough for a fast download.
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
 
 /// A socket to an upstream, plaintext or TLS.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
     /// Returns true only if there is certainly nothing to read. Makes a system call only if the
-    /// runtime has seen the socket become readable.
+    /// async runtime has seen the socket become readable.
     fn is_quiet(&self) -> bool;
 }
 
 impl Socket for TcpStream {
     fn is_quiet(&self) -> bool {
-        // A read into an empty buffer consumes nothing. Any result but `WouldBlock` needs a real
-        // read.
+        // A read into an empty buffer consumes nothing. Any result except `WouldBlock` means that a
+        // real read is necessary.
         let read = self.try_read(&mut []);
         read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -78,7 +79,7 @@ impl Socket for TlsStream<TcpStream> {
 
 /// An HTTP/1.1 connection to an upstream, with at most one request in flight.
 pub(crate) struct Http1Connection {
-    stream: WriteTimeoutStream<Box<dyn Socket>>,
+    stream: TimedStream<Box<dyn Socket>>,
     writer: RequestWriter,
     received: BytesMut,
     /// The size of the next read, in bytes.
@@ -86,8 +87,8 @@ pub(crate) struct Http1Connection {
     state: ReadState,
     /// Whether the upstream keeps the connection open after this response.
     keeps_alive: bool,
-    /// Whether a response has arrived before. Such a connection may be closed at any time between
-    /// requests.
+    /// Whether a response has arrived before. After that, the upstream may close the connection at
+    /// any time between requests.
     has_answered: bool,
     /// Whether nothing has arrived since the last request began.
     is_silent: bool,
@@ -115,8 +116,10 @@ enum ReadState {
 
 impl Http1Connection {
     pub(crate) fn new(stream: impl Socket + 'static, settings: &Proxy) -> Self {
+        let stream: Box<dyn Socket> = Box::new(stream);
+        let write_timeout = WriteTimeout::Stall(settings.timeouts.idle);
         Self {
-            stream: WriteTimeoutStream::new(Box::new(stream), settings.timeouts.idle),
+            stream: TimedStream::without_read_timeout(stream, write_timeout),
             writer: RequestWriter::default(),
             received: BytesMut::new(),
             read_bytes: *READ_BYTES.start(),
@@ -133,7 +136,8 @@ impl Http1Connection {
     /// Applies `settings` from the next request on.
     pub(crate) fn update_settings(&mut self, settings: &Proxy) {
         self.limits = head::HeadLimits::of(settings);
-        self.stream.wait_for(settings.timeouts.idle);
+        let write_timeout = WriteTimeout::Stall(settings.timeouts.idle);
+        self.stream.set_write_timeout(write_timeout);
     }
 
     /// Returns whether the connection can take a request: the last response is complete, the last
@@ -154,12 +158,12 @@ impl Http1Connection {
         let mut cx = Context::from_waker(Waker::noop());
         let read = self.poll_read_more(&mut cx);
         // Once the task's cooperative budget is used up, tokio returns `Pending` without checking
-        // the socket. Then the state is unknown, so the connection counts as closed.
+        // the socket. The state of the socket is then unknown, so the connection counts as closed.
         read.is_ready() || !coop::has_budget_remaining()
     }
 
     /// Sets `request` as the next one to send; the connection must be ready. `client` replaces the
-    /// forwarding headers that the client sent. It is `None` for the proxy's own requests.
+    /// forwarding headers that the client sent. `client` is `None` for the proxy's own requests.
     pub(crate) fn start(&mut self, request: Request<Upload>, client: Option<&ForwardingHeaders>) {
         self.writer.start(request, client);
         self.await_head();
@@ -180,7 +184,7 @@ impl Http1Connection {
     }
 
     /// Returns whether the connection was reused and has received nothing since the last request
-    /// began. If it ends now, the upstream had probably closed it before.
+    /// began. If such a connection ends, the upstream had probably closed it before the request.
     pub(crate) const fn is_stale(&self) -> bool {
         self.has_answered && self.is_silent
     }
@@ -190,8 +194,8 @@ impl Http1Connection {
         self.writer.take_for_retry()
     }
 
-    /// Sends, and waits for the response head. Bytes of an upgraded protocol behind the head stay
-    /// buffered: see the [`AsyncRead`] implementation.
+    /// Sends the request, and waits for the response head. Bytes of an upgraded protocol that
+    /// follow the head stay buffered: see the [`AsyncRead`] implementation.
     pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Response<()>>> {
         self.continue_sending(cx)?;
         loop {
@@ -276,11 +280,11 @@ impl Http1Connection {
     pub(crate) fn take_complete_body(&mut self) -> Option<Bytes> {
         match self.state {
             ReadState::Nothing => Some(Bytes::new()),
-            ReadState::Length(left) => {
-                let left = usize::try_from(left).ok()?;
-                (left <= self.received.len()).then(|| {
+            ReadState::Length(length) => {
+                let length = usize::try_from(length).ok()?;
+                (length <= self.received.len()).then(|| {
                     self.state = ReadState::Nothing;
-                    self.received.split_to(left).freeze()
+                    self.received.split_to(length).freeze()
                 })
             }
             _ => None,
@@ -333,9 +337,9 @@ impl Http1Connection {
         }
     }
 
-    /// Sends as much as possible. Fails if the client aborts the body, or if the upstream accepts
-    /// nothing at all. If the upstream stops reading later, it may still have sent a response. This
-    /// is therefore not an error yet; the attempt to read the response decides.
+    /// Sends as much of the request as possible. Fails if the client aborts the body, or if the
+    /// upstream accepts nothing at all. An upstream that stops reading later may still have sent a
+    /// response. So that is not an error here: it is an error only if no response can be read.
     fn continue_sending(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.writer.is_sent() {
             return Ok(());
@@ -369,7 +373,8 @@ impl Http1Connection {
     }
 }
 
-/// Reads from an upgraded connection: first the bytes that arrived behind the response head.
+/// Reads from an upgraded connection, beginning with the bytes that arrived after the response
+/// head.
 impl AsyncRead for Http1Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -453,7 +458,7 @@ mod tests {
         let (upstream, _) = listener.accept().await.unwrap();
         assert!(!connection.is_closed());
         drop(upstream);
-        // Waits until the runtime has seen the end of the stream.
+        // Waits until the async runtime has seen the end of the stream.
         assert!(connection.read_u8().await.is_err());
         let is_closed = poll_fn(|cx| {
             while coop::has_budget_remaining() {

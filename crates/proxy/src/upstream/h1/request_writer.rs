@@ -20,8 +20,8 @@ use crate::{
 const WRITE_BYTES: usize = 16 << 10;
 
 /// The maximum size of the first write: one TLS record. TLS delivers a record to the upstream
-/// completely or not at all. With several records, a failed write could have delivered the first
-/// one.
+/// completely or not at all. If a write of several records fails, the first record may have been
+/// delivered.
 const RECORD_BYTES: usize = 16 << 10;
 
 /// The unsent part of a request.
@@ -50,7 +50,7 @@ pub(super) enum WriteError {
 }
 
 impl RequestWriter {
-    /// Sets `request` as the one to send, in place of any previous one. `client` writes the
+    /// Sets `request` as the request to send, in place of any previous request. `client` writes the
     /// forwarding headers.
     pub(super) fn start(&mut self, request: Request<Upload>, client: Option<&ForwardingHeaders>) {
         let (mut head, body) = request.into_parts();
@@ -66,7 +66,7 @@ impl RequestWriter {
 
     /// Returns whether the whole request was written.
     pub(super) fn is_over(&self) -> bool {
-        self.body.is_none() && self.left().is_empty()
+        self.body.is_none() && self.unwritten().is_empty()
     }
 
     /// Returns whether the whole request was written and flushed.
@@ -84,8 +84,8 @@ impl RequestWriter {
         self.is_head
     }
 
-    /// Takes the request for another connection, if nothing of it was written or if it may be sent
-    /// twice.
+    /// Takes the request for another connection, if no part of the request was written or if it may
+    /// be sent twice.
     pub(super) fn take_for_retry(&mut self) -> Option<Self> {
         (self.is_untouched || self.is_repeatable).then(|| Self {
             written: 0,
@@ -95,11 +95,11 @@ impl RequestWriter {
         })
     }
 
-    fn left(&self) -> &[u8] {
+    fn unwritten(&self) -> &[u8] {
         self.buffer.get(self.written..).unwrap_or_default()
     }
 
-    /// Sends the request. Becomes ready when the request is sent, or cannot be sent.
+    /// Sends the request. Becomes ready when the request is sent or the attempt has failed.
     pub(super) fn poll_send(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -123,7 +123,7 @@ impl RequestWriter {
         stream: &mut (impl AsyncWrite + Unpin),
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<Option<()>>> {
-        if self.left().is_empty() {
+        if self.unwritten().is_empty() {
             if self.is_unflushed {
                 ready!(Pin::new(stream).poll_flush(cx))?;
                 self.is_unflushed = false;
@@ -135,8 +135,8 @@ impl RequestWriter {
         } else {
             usize::MAX
         };
-        let left = self.left();
-        let buffer = left.get(..first).unwrap_or(left);
+        let unwritten = self.unwritten();
+        let buffer = unwritten.get(..first).unwrap_or(unwritten);
         let written = ready!(Pin::new(stream).poll_write(cx, buffer))?;
         if written == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
@@ -162,8 +162,8 @@ impl RequestWriter {
             match frame.transpose().map_err(io::Error::other)? {
                 Some(frame) => {
                     framing.write(frame, &mut self.buffer)?;
-                    // Do not wait for the end of a body of known length: it is reported after the
-                    // last byte, and perhaps only after the response.
+                    // Do not wait for the end of a body of known length. The end may be reported
+                    // long after the last byte, perhaps only after the response.
                     if matches!(framing, Framing::Length(0)) {
                         self.body = None;
                     }
@@ -195,10 +195,10 @@ mod tests {
 
     use super::*;
 
-    /// A stream that accepts `room` bytes and then fails with the error of a closed stream.
+    /// A stream that accepts `room` bytes and then fails as a closed stream does.
     struct Closing {
         room: usize,
-        taken: Vec<u8>,
+        received: Vec<u8>,
     }
 
     impl AsyncWrite for Closing {
@@ -212,7 +212,7 @@ mod tests {
                 return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
             }
             self.room -= count;
-            self.taken.extend_from_slice(&buffer[..count]);
+            self.received.extend_from_slice(&buffer[..count]);
             Poll::Ready(Ok(count))
         }
 
@@ -267,10 +267,10 @@ mod tests {
     fn sent(writer: &mut RequestWriter, room: usize) -> String {
         let mut stream = Closing {
             room,
-            taken: Vec::new(),
+            received: Vec::new(),
         };
         let _ = writer.poll_send(&mut stream, &mut Context::from_waker(Waker::noop()));
-        String::from_utf8(stream.taken).unwrap()
+        String::from_utf8(stream.received).unwrap()
     }
 
     #[test]

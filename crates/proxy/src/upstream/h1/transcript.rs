@@ -1,4 +1,5 @@
-//! An upstream connection without a socket, for fuzzing: response bytes in, a parsed response out.
+//! An upstream connection without a socket, for fuzzing: it takes response bytes and returns a
+//! parsed response.
 
 use std::{
     collections::VecDeque,
@@ -71,7 +72,7 @@ impl ScriptedConnection {
         *request.method_mut() = method;
         self.connection.start(request, None);
         let mut parsed = ParsedResponse::default();
-        // The scripted socket is always ready, so this never has to wait.
+        // The scripted socket is always ready, so reading the response never has to wait.
         let result = self.read_response(&mut parsed).now_or_never();
         let result = result.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()));
         parsed.problem = result.err().map(|error| error.to_string());
@@ -92,8 +93,8 @@ impl ScriptedConnection {
     }
 }
 
-/// The bytes that the scripted upstream will send, one piece per read. It discards what it
-/// receives.
+/// The bytes that the scripted upstream will send, one piece per read. The upstream discards all
+/// bytes that it receives.
 #[derive(Clone, Debug, Default)]
 struct ScriptedSocket(Arc<Mutex<VecDeque<Bytes>>>);
 
@@ -117,8 +118,8 @@ impl AsyncRead for ScriptedSocket {
     ) -> Poll<io::Result<()>> {
         let mut pieces = self.pieces();
         if let Some(mut piece) = pieces.pop_front() {
-            let taken = piece.split_to(piece.len().min(buffer.remaining()));
-            buffer.put_slice(&taken);
+            let chunk = piece.split_to(piece.len().min(buffer.remaining()));
+            buffer.put_slice(&chunk);
             if !piece.is_empty() {
                 pieces.push_front(piece);
             }
