@@ -1,11 +1,11 @@
-//! Compiles the messages of the gRPC listener with a compiler in Rust, so that `protoc` need not be
-//! installed.
+//! Compiles the messages of the gRPC listener with a compiler that is written in Rust, so that
+//! `protoc` need not be installed.
 
 use std::{env, error::Error, fs, path::Path};
 
 use prost::Message as _;
 
-/// The services. Their imports are compiled too.
+/// The files with the services. The files that they import are compiled too.
 const FILES: [&str; 4] = [
     "envoy/service/ratelimit/v3/rls.proto",
     "envoy/service/ratelimit/v2/rls.proto",

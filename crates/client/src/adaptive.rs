@@ -1,11 +1,11 @@
-//! Client-side adaptive throttling: a client whose requests are refused drops most of them locally,
-//! and uses the rest as probes.
+//! Client-side adaptive throttling: a client whose requests are refused drops most of its requests
+//! locally, and sends the other requests as probes.
 //!
 //! The formula is from Google's SRE book (chapter 21, "Handling Overload"). A request is rejected
 //! locally with probability `max(0, (requests - K * accepts) / (requests + 1))`, counted over the
 //! last two minutes. If the server accepts all requests, the throttle rejects none. If the server
-//! accepts none, the throttle rejects nearly all of them. Once the server accepts requests again,
-//! the throttle rejects fewer.
+//! accepts no requests, the throttle rejects nearly all requests. Once the server accepts requests
+//! again, the throttle rejects fewer.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -16,9 +16,10 @@ use crate::{
 
 /// Rejects locally the requests that the server would most likely refuse.
 ///
-/// With `K` = 2, a server that refuses at most half of the requests gets all of them. A server that
-/// refuses more gets up to two requests for each one that it accepts. A `K` closer to 1 sends less
-/// load to the server, and takes longer to notice that it has recovered.
+/// With `K` = 2, a server that refuses at most half of the requests gets all requests. A server
+/// that refuses more gets up to two requests for each request that it accepts. With a `K` closer to
+/// 1, the server gets fewer requests, and the client takes longer to notice that the server has
+/// recovered.
 ///
 /// # Examples
 ///
@@ -43,7 +44,7 @@ pub struct AdaptiveThrottle {
     window: RollingWindow,
 }
 
-/// A non-negative rational number, whose denominator is at least 1.
+/// A non-negative rational number. The denominator is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fraction {
     numerator: u64,
@@ -61,9 +62,9 @@ impl AdaptiveThrottle {
     /// The length of the window over which requests are counted.
     pub const WINDOW: Span = Span::from_secs(120);
 
-    /// Creates a throttle with `K = numerator / denominator`. A `K` below 1 counts as 1, because it
-    /// would reject requests even if the server accepts everything. A denominator of 0 also counts
-    /// as 1.
+    /// Creates a throttle with `K = numerator / denominator`. A `K` below 1 counts as 1, because a
+    /// lower `K` would reject requests even if the server accepts all requests. A denominator of 0
+    /// also counts as 1.
     #[must_use]
     pub fn new(numerator: u32, denominator: u32) -> Self {
         let (numerator, denominator) = if numerator < denominator || denominator == 0 {
@@ -139,8 +140,8 @@ mod tests {
 
     use super::*;
 
-    /// Reference implementation over a list of instants, in exact fractions, with the same slots as
-    /// the window.
+    /// A reference implementation, which keeps a list of instants, calculates with exact fractions,
+    /// and uses the same slots as the window.
     #[derive(Default)]
     struct Naive {
         requests: Vec<u64>,

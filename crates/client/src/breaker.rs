@@ -1,4 +1,5 @@
-//! A circuit breaker: while a server mostly fails, only a few probes are sent to it.
+//! A circuit breaker: while most requests to a server fail, only a few probes are sent to the
+//! server.
 //!
 //! ```text
 //!           failures of the window reach the ratio
@@ -17,14 +18,15 @@ use crate::rolling_window::{Counts, RollingWindow};
 pub struct BreakerSettings {
     /// The length of the window over which results are counted; 30 s.
     pub window: Span,
-    /// The share of failures that opens the breaker, in percent; 50. A value over 100 disables it.
+    /// The share of failures that opens the breaker, in percent; 50. A value over 100 disables the
+    /// breaker.
     pub failure_percent: u32,
     /// The minimum number of results in the window before the breaker may open; 20.
     pub min_requests: u32,
     /// The time after opening during which no request is sent; 5 s.
     pub open_for: Span,
-    /// The number of probes after that time, all of which must succeed to close the breaker; 3. At
-    /// least 1. This is also the maximum number of probes in flight.
+    /// The number of probes after `open_for`, all of which must succeed to close the breaker; 3.
+    /// The minimum is 1. This is also the maximum number of probes in flight.
     pub probes: u32,
 }
 
@@ -48,7 +50,7 @@ pub struct BreakerPermit {
     era: u64,
 }
 
-/// The result of a request, as far as it concerns the health of the server.
+/// The information about the health of the server that the result of a request contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthSignal {
     /// The server is healthy.
@@ -126,8 +128,8 @@ impl CircuitBreaker {
     ///
     /// # Errors
     ///
-    /// If the breaker is open, the time until it lets a probe pass. If it is half-open and all
-    /// probes are in flight, zero: try again when a probe has a result.
+    /// If the breaker is open, returns the time until it admits a probe. If the breaker is
+    /// half-open and all probes are in flight, returns zero: try again when a probe has a result.
     pub fn acquire(&mut self, now: Timestamp) -> Result<BreakerPermit, Span> {
         match &mut self.state {
             BreakerState::Closed => {}
@@ -150,7 +152,8 @@ impl CircuitBreaker {
     /// Records the result of a request.
     #[expect(clippy::needless_pass_by_value, reason = "a permit is for one request")]
     pub fn record(&mut self, permit: BreakerPermit, signal: HealthSignal, now: Timestamp) {
-        // A result from before the last change of state says nothing about the server now.
+        // The result of a request that was sent before the last change of state says nothing about
+        // the current health of the server.
         if permit.era != self.era {
             return;
         }
@@ -317,8 +320,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks properties that are visible from outside: no permit within `open_for` after the
-        /// breaker opened, and a bounded number of probes in flight.
+        /// Checks properties that are visible from outside: for `open_for` after the breaker has
+        /// opened, it issues no permit, and the number of probes in flight is bounded.
         #[test]
         fn the_breaker_keeps_its_bounds(steps in proptest::collection::vec(step(), 1..300)) {
             let mut breaker = CircuitBreaker::new(SETTINGS);

@@ -1,10 +1,10 @@
-//! A retry budget, which bounds the load that retries add, however many requests fail.
+//! A retry budget, which bounds the load that retries add, even if many requests fail.
 //!
-//! Retries help against occasional failures. If everything fails, they multiply the load on a
+//! Retries help against occasional failures. If all requests fail, retries multiply the load on a
 //! server that is already overloaded: three layers that each try three times send twenty-seven
-//! times the requests. A budget limits retries in proportion to the number of requests. Each
-//! request deposits a fraction of a retry, each retry withdraws a whole one, and deposits expire. A
-//! few retries per second are free, so that a client with little traffic can retry at all.
+//! times as many requests. A budget limits retries in proportion to the number of requests. Each
+//! request deposits a fraction of a retry, each retry withdraws a whole retry, and deposits expire.
+//! A few retries per second are free, so that even a client with little traffic can retry.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -12,10 +12,11 @@ use crate::rolling_window::{Counts, RollingWindow};
 
 /// A retry budget.
 ///
-/// The bound, given `percent`, `min_per_sec` and `ttl`, holds for any window of ten slots of `ttl /
-/// 10` each that ends with a retry. The window contains at most `percent / 100 * requests +
-/// min_per_sec * ttl` retries, where `requests` is the number of requests in it. Over a time `T`
-/// that is at most `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 * ttl) + 1)`.
+/// The bound depends on `percent`, `min_per_sec` and `ttl`. Consider any ten consecutive slots of
+/// `ttl / 10` each, the last of which contains a retry. The number of retries in these slots is at
+/// most `percent / 100 * requests + min_per_sec * ttl`, where `requests` is the number of requests
+/// in these slots, without retries. Over a time `T`, the number of retries is at most
+/// `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 * ttl) + 1)`.
 ///
 /// # Examples
 ///
@@ -51,8 +52,8 @@ impl RetryBudget {
     pub const MAX_TTL: Span = Span::from_secs(60);
 
     /// Creates a budget whose deposits last for `ttl`, clamped to between 1 s and
-    /// [`Self::MAX_TTL`]. It allows `min_per_sec` free retries per second, plus `percent` of the
-    /// number of requests. With 0 and 0 the budget is always empty.
+    /// [`Self::MAX_TTL`]. The budget allows `min_per_sec` free retries per second, plus `percent`
+    /// of the number of requests. If both numbers are 0, the budget is always empty.
     #[must_use]
     pub fn new(ttl: Span, min_per_sec: u32, percent: u32) -> Self {
         let ttl = ttl.clamp(Span::from_secs(1), Self::MAX_TTL);
@@ -93,7 +94,7 @@ impl RetryBudget {
             events: retries,
         } = self.window.sum(now);
         let earned = requests.saturating_mul(self.percent) / 100;
-        // Deposits may expire before the retries that they paid for. The balance is negative then.
+        // Deposits may expire before the retries that they paid for. The balance is then negative.
         retries < earned.saturating_add(self.reserve)
     }
 }

@@ -5,8 +5,8 @@ use std::time::UNIX_EPOCH;
 use tidegate_core::{Span, Timestamp};
 use tokio::time::{Duration, Instant};
 
-/// The clock of a client. It starts at the wall clock and advances with tokio's time, so that it
-/// can be paused in tests. Later changes of the wall clock do not affect it.
+/// The clock of a client. The clock starts at the wall clock time and advances with tokio's time,
+/// so that tests can pause the clock. Later changes of the wall clock do not affect this clock.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock {
     /// The creation time of the clock, in tokio's time.

@@ -22,7 +22,7 @@ pub enum Error {
         source: BoxError,
     },
     /// The deadline of the whole call has passed while a request was in flight. The server may have
-    /// processed it. Raise the deadline, or make a smaller request.
+    /// processed the request. Raise the deadline, or make a smaller request.
     #[error("no response within the deadline of {deadline}")]
     DeadlineExceeded {
         /// The deadline in the policy.
@@ -32,7 +32,8 @@ pub enum Error {
     /// fallback, or try again later.
     #[error("not sent: the circuit breaker is open for {retry_after}")]
     CircuitOpen {
-        /// The time until the breaker admits a probe; zero if it waits for the result of a probe.
+        /// The time until the breaker admits a probe; zero if the breaker waits for the result of a
+        /// probe.
         retry_after: Span,
     },
     /// Adaptive throttling rejected the request, because the server refuses most requests. Nothing
@@ -53,8 +54,8 @@ pub enum Error {
         /// The maximum wait.
         most: Span,
     },
-    /// The cost exceeds what the client's own limits can ever admit. Nothing was sent. Split the
-    /// request.
+    /// The cost of the request is higher than the client's own limits can ever admit. Nothing was
+    /// sent. Split the request.
     #[error("not sent: a cost of {cost} exceeds what the client's own limits can ever admit")]
     NeverFits {
         /// The cost of the request.
@@ -74,7 +75,8 @@ pub struct TryTimeout {
 }
 
 impl Error {
-    /// Converts an error of an inner service: unwraps an error of this crate, and wraps any other.
+    /// Converts an error of an inner service: unwraps an error of this crate, and wraps any other
+    /// error.
     pub(crate) fn from_inner(error: BoxError) -> Self {
         match error.downcast::<Self>() {
             Ok(own) => *own,

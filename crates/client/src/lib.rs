@@ -1,4 +1,5 @@
-//! A client for rate-limited services: it never retries before the time that the server sets.
+//! A client for rate-limited services. The client never retries before the time that the server
+//! sets.
 //!
 //! ```text
 //! retry      RetryLayer             retries requests
@@ -16,8 +17,8 @@
 //!
 //! The types that make decisions do no I/O: time and randomness are arguments, and arithmetic uses
 //! integers. Thin adapters apply these decisions: tower layers (for hyper-util's client and tonic's
-//! channels), and with the feature `reqwest` a middleware for reqwest. Both wait with tokio's
-//! timers, from which [`TokioClock`] reads the time.
+//! channels), and with the feature `reqwest` a middleware for reqwest. The adapters wait with
+//! tokio's timers, and [`TokioClock`] reads the time from the same timers.
 
 /// Compiles the program in the documentation of this crate.
 #[cfg(all(doctest, feature = "reqwest"))]

@@ -1,8 +1,8 @@
 //! Middleware for reqwest: [`RetryLayer`] and [`GuardLayer`] implement
 //! `reqwest_middleware::Middleware`.
 //!
-//! reqwest has no hook of its own around whole requests. `reqwest-middleware` is the common choice:
-//! it follows reqwest's releases, and is small.
+//! reqwest has no hook around whole requests. `reqwest-middleware` is a common way to add such a
+//! hook: it is small, and follows reqwest's releases.
 
 use std::error::Error as StdError;
 
@@ -74,7 +74,7 @@ impl RequestSender for MiddlewareSender<'_> {
 
     async fn send(&mut self) -> std::result::Result<Response, BoxError> {
         let copy = self.request.as_ref().and_then(Request::try_clone);
-        // A request that cannot be copied is sent once.
+        // A request that cannot be copied is sent only once.
         let request = copy.or_else(|| self.request.take());
         let request = request.ok_or("a body that cannot be sent twice")?;
         let next = self.next.clone();
@@ -115,8 +115,8 @@ impl AttemptResponse for Response {
         let mut body = PeekedBody::new(body);
         let beginning = body.peek(refusal::MAX_BYTES).await;
         let mut whole = http::Response::new(Body::wrap(body));
-        // reqwest keeps the URL of a response in a private type, which only its own builder
-        // extension can set.
+        // reqwest keeps the URL of a response in a private type, which can be set only with
+        // reqwest's own builder extension.
         if let Ok(located) = http::Response::builder().url(url).body(()) {
             *whole.extensions_mut() = located.into_parts().0.extensions;
         }

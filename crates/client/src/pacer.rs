@@ -1,5 +1,5 @@
-//! The pace that a server asks for: no requests until an instant, or a number of requests until an
-//! instant.
+//! The pace that a server asks for: no requests until an instant, or at most a number of requests
+//! until an instant.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -17,7 +17,7 @@ pub(crate) struct Pacer {
     closed_until: Timestamp,
     /// The spacing between requests, computed from the last [`QuotaStatus`].
     spacing: Span,
-    /// The end of the time for which the advice holds; the epoch if there is no advice.
+    /// The end of the time for which the advice applies; the epoch if there is no advice.
     advice_until: Timestamp,
     /// The end of the time during which requests wait for the response to the probe.
     probing_until: Timestamp,
@@ -25,7 +25,8 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// The longest wait that is honored, so that one response cannot stop all requests permanently.
+    /// The longest wait that is honored. With this maximum, one response cannot stop all requests
+    /// permanently.
     pub(crate) const MAX_CLOSED: Span = Span::from_secs(86_400);
     /// The maximum time for which other requests wait for the response to the probe.
     pub(crate) const PROBE: Span = Span::from_secs(1);
@@ -34,11 +35,11 @@ impl Pacer {
     pub(crate) fn next_at(&self, now: Timestamp) -> Timestamp {
         // The spacing does not apply after the time for which it was computed.
         let spaced = self.last_sent.after(self.spacing).min(self.advice_until);
-        let held = self.closed_until.max(self.probing_until);
-        spaced.max(held).max(now)
+        let blocked_until = self.closed_until.max(self.probing_until);
+        spaced.max(blocked_until).max(now)
     }
 
-    /// Admits a request, or returns how long it has to wait.
+    /// Admits a request, or returns how long the request has to wait.
     pub(crate) fn try_admit(&mut self, now: Timestamp) -> Result<(), Span> {
         let next = self.next_at(now);
         if next > now {
@@ -58,7 +59,7 @@ impl Pacer {
         self.closed_until.max(now).since(now)
     }
 
-    /// Records that a response has arrived, with or without advice, so that requests no longer wait
+    /// Records that a response has arrived, with or without advice. Requests then no longer wait
     /// for the response to a probe.
     pub(crate) fn record_response(&mut self, now: Timestamp) {
         self.probing_until = Timestamp::default();
@@ -77,8 +78,9 @@ impl Pacer {
         }
     }
 
-    /// Records that the server accepts `remaining` requests until the reset. They are spread over
-    /// that time. If `remaining` is zero, the pacer is closed until the reset.
+    /// Records that the server accepts `remaining` requests until the reset. The requests are
+    /// spread over the time until the reset. If `remaining` is zero, the pacer is closed until the
+    /// reset.
     pub(crate) fn spread(&mut self, quota: QuotaStatus, now: Timestamp) {
         let QuotaStatus {
             remaining,
@@ -144,7 +146,8 @@ mod tests {
     }
 
     proptest! {
-        /// If `r` requests remain until `t`, at most `r` are sent before `t`, however they arrive.
+        /// If `r` requests remain until `t`, at most `r` requests are sent before `t`, whenever the
+        /// requests arrive.
         #[test]
         fn no_more_requests_are_sent_than_remain(
             remaining in 0..50_u64,

@@ -1,4 +1,4 @@
-//! State per host, so that the failures of one host do not affect another.
+//! State per host, so that the failures of one host do not affect another host.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use crate::sync::lock;
 /// The maximum number of hosts with a state. A further host replaces the least recently used one.
 pub(crate) const MAX_HOSTS: usize = 1_024;
 
-/// One `T` per host, created when it is first used.
+/// One `T` per host, which is created when it is first used.
 pub(crate) struct PerHost<T> {
     make: Box<dyn Fn() -> T + Send + Sync>,
     table: Mutex<HostTable<T>>,

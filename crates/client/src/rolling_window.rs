@@ -1,8 +1,9 @@
-//! Two counters over a sliding window of slots. The cost does not depend on the number of events.
+//! Two counters over a sliding window of slots. The time and memory that they need do not depend on
+//! the number of events.
 
 use tidegate_core::{Span, Timestamp};
 
-/// Number of slots per window. The window that is summed is between nine and ten slots long.
+/// Number of slots per window. The counters are summed over the last nine to ten slots.
 const SLOT_COUNT: usize = 10;
 const SLOTS: u64 = SLOT_COUNT as u64;
 
@@ -27,7 +28,7 @@ impl Counts {
 #[derive(Clone, Debug)]
 pub(crate) struct RollingWindow {
     slot: Span,
-    /// The number of the newest slot since the epoch.
+    /// The number of the newest slot, counted since the epoch.
     newest: u64,
     slots: [Counts; SLOT_COUNT],
 }
@@ -67,7 +68,7 @@ impl RollingWindow {
         if current <= self.newest {
             return;
         }
-        // After a long pause every slot has expired, and each is reset once.
+        // After a long pause, every slot has expired, and each slot is reset once.
         let first = (self.newest + 1).max(current.saturating_sub(SLOTS - 1));
         debug_assert!(current - first < SLOTS);
         for expired in first..=current {

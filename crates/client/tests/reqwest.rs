@@ -24,8 +24,8 @@ use tidegate_client::{
 };
 use tokio::net::TcpListener;
 
-/// Starts a server that responds to the first `refusals` requests with `refusal`, and to later ones
-/// with their own body. Also returns the number of requests so far.
+/// Starts a server that responds to the first `refusals` requests with `refusal`, and to later
+/// requests with their own body. Also returns the number of requests so far.
 async fn server(refusals: usize, refusal: Response<Full<Bytes>>) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use http::{Request, Response};
 use tidegate_client::{QueueSettings, ThrottleLayer, TokioClock, spaced};
 use tidegate_core::{MemoryBounds, MemoryStore};
-use tidegate_redis::{Address, FallbackSettings, FallbackStore, Redis, Settings, Topology};
+use tidegate_redis::{Address, FallbackSettings, FallbackStore, Redis, RedisSettings, Topology};
 use tokio::{runtime::Handle, time::Instant};
 use tower::{Layer as _, ServiceExt as _};
 
@@ -16,9 +16,9 @@ mod support;
 
 async fn process(url: &str) -> ThrottleLayer<FallbackStore> {
     let topology = Topology::Standalone(Address::parse(url).unwrap().0);
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::new(topology)
+        ..RedisSettings::new(topology)
     };
     let redis = Redis::start(settings, &Handle::current());
     redis.wait_for_first_attempt().await.unwrap();
@@ -35,7 +35,7 @@ async fn process(url: &str) -> ThrottleLayer<FallbackStore> {
 }
 
 /// Thirty requests at fifty per second for both clients together take at least 29/50 s. With
-/// separate counts they would take 14/50 s.
+/// separate counts, the requests would take 14/50 s.
 #[tokio::test]
 async fn two_processes_share_one_limit() {
     let redis = support::RedisServer::start();

@@ -1,8 +1,9 @@
 //! All-or-nothing charging: either all descriptors of a request are charged, or none of them.
 //!
 //! Rules in quota mode deny a request only if all of its quotas are over their limits. No store
-//! supports such a condition. One quota is therefore chosen to lead: it denies like any other rule,
-//! while the other quotas only count. The first quota with remaining capacity leads.
+//! supports such a condition. One quota is therefore chosen as the leading quota: it denies like
+//! any other rule, while the other quotas only count. The first quota with remaining capacity
+//! leads.
 //!
 //! ```text
 //! rules  ────────────────────────▶ deny ──┐
@@ -12,8 +13,8 @@
 //!
 //! If a request has only one quota, that quota leads, and no query is needed.
 //!
-//! Other requests may use up the lead's capacity before the decision. In that case another quota is
-//! chosen as the lead, in at most [`MAX_TURNS`] attempts.
+//! Other requests may use up the capacity of the leading quota before the decision. Another quota
+//! is then chosen as the leading quota, in at most [`MAX_TURNS`] attempts.
 
 use std::collections::HashMap;
 
@@ -21,13 +22,13 @@ use futures_util::future::{join, join_all};
 use tidegate_core::{Charge, Cost, Decision, Effect, Exactness, Limit, Limits, Outcome};
 
 use super::{
-    RateLimitError,
+    RlsError,
     evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, limited},
     service::DescriptorMatch,
 };
 
-/// The maximum number of attempts with a lead. If the lead loses its capacity to other requests in
-/// each of them, all quotas of the request count as over.
+/// The maximum number of attempts with a leading quota. If other requests use up the capacity of
+/// the leading quota in every attempt, all quotas of the request are reported as over their limits.
 const MAX_TURNS: usize = 4;
 
 /// The descriptors of a request, grouped by the way in which they are decided.
@@ -35,7 +36,7 @@ const MAX_TURNS: usize = 4;
 struct GroupedDescriptors<'a, 'd> {
     alone: Vec<&'a mut AppliedLimit<'d>>,
     together: Vec<(&'a mut AppliedLimit<'d>, Cost)>,
-    /// Whether the cache knows a rule that is over its limit and that denies the request alone.
+    /// Whether the cache contains a rule that is over its limit and that alone denies the request.
     one_is_cached: bool,
 }
 
@@ -44,9 +45,9 @@ struct GroupedDescriptors<'a, 'd> {
 enum OtherQuotas {
     /// There are no such quotas.
     None,
-    /// One of them has capacity, so the quotas do not deny the request.
+    /// One of these quotas has capacity, so the quotas do not deny the request.
     Pass,
-    /// All of them are over their limits.
+    /// All of these quotas are over their limits.
     Over,
 }
 
@@ -56,7 +57,7 @@ enum OtherQuotas {
 struct CounterCharge<'a> {
     key: &'a [u8],
     limits: &'a Limits,
-    /// The same limits in shadow mode, for a quota that does not lead; `None` if this is not a
+    /// The same limits in shadow mode, for a quota that does not lead; `None` if the rule is not a
     /// quota.
     shadow_limits: Option<&'a Limits>,
     cost: Cost,
@@ -81,29 +82,30 @@ impl<'a> CounterCharge<'a> {
         !self.is_quota() && !self.limits.is_shadow()
     }
 
-    /// Returns whether the counter was charged although a quota denied the request. This is so if
-    /// all of its limits count denied hits, including hits that another limit has denied.
+    /// Returns whether the counter was charged even though a quota denied the request. That is the
+    /// case if all limits of the counter count denied hits, including hits that another limit has
+    /// denied.
     fn counts_denied(&self) -> bool {
         let counts = |limit: &Limit| limit.count_denied() && !limit.counts_in_full();
         self.denies() && self.limits.iter().all(counts)
     }
 }
 
-/// The result of a counter, and how exact it is.
+/// The result of a counter, and the exactness of the result.
 type CounterResult = (LimitResult, Exactness);
 
 impl Evaluator<'_> {
-    /// Decides the descriptors that charge hits in one decision. If the request is denied, none of
-    /// them is charged. The exceeded limits may still count the denied hits, depending on their
-    /// settings.
+    /// Decides all descriptors that charge hits in one decision. If the request is denied, none of
+    /// these descriptors is charged. The exceeded limits may still count the denied hits, depending
+    /// on their settings.
     ///
     /// # Errors
     ///
-    /// [`RateLimitError::Store`]; see [`Self::query_store`].
+    /// [`RlsError::Store`]; see [`Self::query_store`].
     pub(super) async fn evaluate_all_or_nothing(
         &self,
         matches: &mut [DescriptorMatch<'_>],
-    ) -> Result<(), RateLimitError> {
+    ) -> Result<(), RlsError> {
         let GroupedDescriptors {
             mut alone,
             mut together,
@@ -144,8 +146,9 @@ impl Evaluator<'_> {
         for applied in limited(matches) {
             match applied.hits {
                 Hits::Charge(_) if self.is_cached_over(applied) => {
-                    // Record this now: the cache entry may expire before the descriptor's turn, and
-                    // the decision on the others depends on it already.
+                    // Record the cached result now: the cache entry may expire before this
+                    // descriptor is decided, and the decision on the other descriptors already
+                    // depends on the cached result.
                     applied.result = LimitResult::cached();
                     // A rule in shadow mode never denies, and a quota does not deny by itself.
                     grouped.one_is_cached |= !applied.limits().is_shadow() && !applied.is_quota();
@@ -167,12 +170,12 @@ impl Evaluator<'_> {
         grouped
     }
 
-    /// Queries the status of `together` without charging, because the request is known to be
-    /// denied.
+    /// Queries the status of each descriptor in `together` without charging, because the request is
+    /// known to be denied.
     async fn query_each(
         &self,
         together: &mut [(&mut AppliedLimit<'_>, Cost)],
-    ) -> Result<(), RateLimitError> {
+    ) -> Result<(), RlsError> {
         let each = together.iter_mut().map(|(applied, cost)| async move {
             let (_, outcomes) = self
                 .query_store(&[applied.charge(*cost)], Effect::Look)
@@ -187,7 +190,7 @@ impl Evaluator<'_> {
         &self,
         together: &mut [(&mut AppliedLimit<'_>, Cost)],
         others: OtherQuotas,
-    ) -> Result<(), RateLimitError> {
+    ) -> Result<(), RlsError> {
         let (counts, count_of) = counts(together);
         if counts.is_empty() {
             return Ok(());
@@ -195,27 +198,27 @@ impl Evaluator<'_> {
         if others == OtherQuotas::Over && !counts.iter().any(CounterCharge::is_quota) {
             return self.query_each(together).await;
         }
-        let found = self.charge_counts(&counts, others).await?;
+        let results = self.charge_counts(&counts, others).await?;
         for ((applied, _), number) in together.iter_mut().zip(count_of) {
-            let (result, exactness) = found[number];
+            let (result, exactness) = results[number];
             applied.result = result;
             self.remember(applied, exactness);
         }
         Ok(())
     }
 
-    /// Charges all of `counts` or none of them. Returns the result of each.
+    /// Charges all of `counts` or none of them. Returns the result of each counter.
     async fn charge_counts(
         &self,
         counts: &[CounterCharge<'_>],
         others: OtherQuotas,
-    ) -> Result<Vec<CounterResult>, RateLimitError> {
-        let mut found = vec![CounterResult::default(); counts.len()];
+    ) -> Result<Vec<CounterResult>, RlsError> {
+        let mut results = vec![CounterResult::default(); counts.len()];
         let mut open: Vec<usize> = (0..counts.len()).collect();
         for _ in 0..MAX_TURNS {
             let lead = self.lead(counts, &open, others).await?;
-            let decision = self.charge_under(lead, counts, &open, &mut found).await?;
-            let is_over = |number: &&usize| found[**number].0.over;
+            let decision = self.charge_under(lead, counts, &open, &mut results).await?;
+            let is_over = |number: &&usize| results[**number].0.over;
             let denied_by_lead = decision == Decision::Limited
                 && lead.is_some()
                 && !open
@@ -226,20 +229,20 @@ impl Evaluator<'_> {
                 .iter()
                 .any(|number| counts[*number].is_quota() && !is_over(&number));
             if !(denied_by_lead && another_has_room) {
-                return Ok(found);
+                return Ok(results);
             }
-            // The lead has no capacity left. Counters that counted this denial must not be charged
-            // again. If only some limits of a descriptor count denials, these limits are charged
-            // again.
+            // The leading quota has no capacity left. Counters that counted this denial must not be
+            // charged again. If only some limits of a descriptor count denials, those limits are
+            // charged again.
             open.retain(|number| Some(*number) != lead && !counts[*number].counts_denied());
         }
         for number in open.iter().filter(|number| counts[**number].is_quota()) {
-            found[*number].0.over = true;
+            results[*number].0.over = true;
         }
-        Ok(found)
+        Ok(results)
     }
 
-    /// Charges all of the `open` counters or none, with `lead` as the denying quota. Stores the
+    /// Charges all of the `open` counters or none, with `lead` as the leading quota. Stores the
     /// results in `found`.
     async fn charge_under(
         &self,
@@ -247,7 +250,7 @@ impl Evaluator<'_> {
         counts: &[CounterCharge<'_>],
         open: &[usize],
         found: &mut [CounterResult],
-    ) -> Result<Decision, RateLimitError> {
+    ) -> Result<Decision, RlsError> {
         let charge = |number: &usize| {
             let count = &counts[*number];
             let shadow_limits = count.shadow_limits.filter(|_| lead != Some(*number));
@@ -264,14 +267,15 @@ impl Evaluator<'_> {
         Ok(decided.decision)
     }
 
-    /// Returns the quota among the `open` counters that leads: one with capacity, if there is one.
-    /// Returns `None` if the quotas cannot deny the request, or if there are no quotas.
+    /// Returns the leading quota among the `open` counters: the first quota with capacity, or else
+    /// the first quota. Returns `None` if the quotas cannot deny the request, or if there are no
+    /// quotas.
     async fn lead(
         &self,
         counts: &[CounterCharge<'_>],
         open: &[usize],
         others: OtherQuotas,
-    ) -> Result<Option<usize>, RateLimitError> {
+    ) -> Result<Option<usize>, RlsError> {
         if others == OtherQuotas::Pass {
             return Ok(None);
         }
@@ -337,7 +341,7 @@ fn other_quotas(
     }
 }
 
-/// Returns the outcomes of each of `charges`; empty slices if the store was not queried.
+/// Returns the outcomes of each charge in `charges`; empty slices if the store was not queried.
 fn split_by_charge<'o>(
     charges: &[Charge<'_>],
     mut outcomes: &'o [Outcome],

@@ -78,30 +78,30 @@ pub struct CurrentLimit {
 /// A header that Envoy adds to its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponseHeader {
-    /// Its name, as configured.
+    /// The name of the header, as configured.
     pub name: Arc<str>,
-    /// Its value.
+    /// The value of the header.
     pub value: String,
 }
 
 /// The reason why a request could not be decided. A denial is not an error but a response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RateLimitError {
+pub enum RlsError {
     /// The request has no domain.
     #[error("rate limit domain must not be empty")]
     EmptyDomain,
     /// The request has no descriptors.
     #[error("rate limit descriptor list must not be empty")]
     EmptyDescriptors,
-    /// No configuration has been loaded yet; the operator must fix this.
+    /// No configuration has been loaded yet. The operator must load one.
     #[error("no rate limit configuration loaded")]
     NoConfiguration,
-    /// The store is unavailable and the settings ask for an error in this case; the operator must
-    /// fix this. If several limits applied, some of them may have been charged.
+    /// The store is unavailable, and the settings ask for an error in this case. The operator must
+    /// repair the store. If several limits applied, some of them may have been charged.
     #[error("the store is unavailable")]
     Store,
-    /// A field of the request is out of bounds; the client must fix this.
+    /// A field of the request is out of bounds. The client must correct the field.
     #[error("{field}: {problem}")]
     Invalid {
         /// The field, such as `descriptors[2].limit.unit`.
@@ -111,7 +111,7 @@ pub enum RateLimitError {
     },
 }
 
-impl RateLimitError {
+impl RlsError {
     /// Returns whether the cause is on the server's side and not in the request.
     #[must_use]
     pub fn is_ours(&self) -> bool {

@@ -62,7 +62,7 @@ impl ConfigFilesError {
         }
     }
 
-    /// Returns whether a retry may succeed even if the files look unchanged.
+    /// Returns whether reading the files again may succeed even if the files look unchanged.
     fn may_pass(&self) -> bool {
         matches!(self, Self::Unreadable { source, .. } if file_watch::may_pass(source))
     }
@@ -110,18 +110,19 @@ fn name_of(folder: &Path, file: &Path) -> String {
     inside.or_else(alone).unwrap_or(file).display().to_string()
 }
 
-/// Calls `read` until `look` returns the same before and after, at most [`TRIES`] times. Files that
-/// are replaced during reading may yield a mixture of old and new content.
+/// Calls `read` until `look` returns the same value before and after the call, at most [`TRIES`]
+/// times. If files are replaced during a read, the read may return a mixture of old and new
+/// content.
 fn read_unchanged<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,
 ) -> Result<T, E> {
     let mut before = look()?;
     for _ in 1..TRIES {
-        let found = read(&before);
+        let content = read(&before);
         let after = look()?;
         if after == before {
-            return found;
+            return content;
         }
         before = after;
     }
@@ -147,7 +148,7 @@ fn list_files(
         path: path.to_owned(),
         source,
     };
-    // Follow symbolic links: a ConfigMap consists of them.
+    // Follow symbolic links, because a mounted ConfigMap consists of symbolic links.
     let metadata = fs::metadata(path).map_err(unreadable)?;
     if metadata.is_file() {
         if files.len() == MAX_FILES {
@@ -198,7 +199,8 @@ fn text(path: &Path) -> Result<String, ConfigFilesError> {
 pub struct ConfigWatcher {
     folder: ConfigFiles,
     service: Arc<RateLimitService>,
-    /// Held until the result of a read is applied, so that concurrent reloads are applied in order.
+    /// The lock is held until the result of a read is applied, so that concurrent reloads are
+    /// applied in order.
     last: Mutex<Last>,
     loads: [AtomicU64; 2],
 }
@@ -212,7 +214,7 @@ struct Last {
 }
 
 impl ConfigWatcher {
-    /// Creates a watch on `folder`, which has not been read yet.
+    /// Creates a watcher for `folder`, which has not been read yet.
     #[must_use]
     pub fn new(folder: ConfigFiles, service: Arc<RateLimitService>) -> Self {
         Self {
@@ -243,9 +245,9 @@ impl ConfigWatcher {
         loaded
     }
 
-    /// Reloads the configuration if its files changed. After a read error, every call tries again,
-    /// but reports the result only if it differs from the last one. Returns the result, or `None`
-    /// if there is nothing new to report.
+    /// Reloads the configuration if its files changed. After a read error, every call reads the
+    /// files again, but reports a result only if it differs from the last result. Returns the
+    /// result, or `None` if there is nothing new to report.
     pub fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
         let mut last = self.last();
         let now = files(&self.folder.path).ok();
@@ -336,13 +338,14 @@ impl ConfigWatcher {
         }
     }
 
-    /// Returns the problems of the last load; empty if it succeeded.
+    /// Returns the problems of the last load; empty if the load succeeded.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().read.mistakes.clone()
     }
 
-    /// Returns the warnings for the files in use. They were logged when the files were loaded.
+    /// Returns the warnings for the files in use. The warnings were logged when the files were
+    /// loaded.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.last().warnings.clone()

@@ -9,8 +9,8 @@ use std::{
 };
 
 /// The maximum number of paths with their own counters. All further paths are counted together as
-/// `other`. A path may contain values from requests, and clients must not be able to exhaust memory
-/// or flood a dashboard.
+/// `other`. The maximum is necessary because a path may contain values from requests, and clients
+/// must not be able to exhaust memory or flood a dashboard.
 pub const MAX_PATHS: usize = 4_096;
 
 /// The maximum length in bytes of a path with its own counters. The path of a limit override
@@ -37,7 +37,7 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// All counters, each with the name of the same counter in envoyproxy/ratelimit.
+    /// All counters, each with the name of the equivalent counter in envoyproxy/ratelimit.
     pub const ALL: [(&'static str, Self); 7] = [
         ("total_hits", Self::TotalHits),
         ("within_limit", Self::WithinLimit),
@@ -77,7 +77,7 @@ impl Counters {
     }
 }
 
-/// The counters by domain and path. They survive reloads.
+/// The counters by domain and path. The counters survive reloads.
 #[derive(Debug, Default)]
 pub(super) struct Registry(RwLock<BTreeMap<DomainAndPath, Arc<Counters>>>);
 
@@ -103,7 +103,8 @@ impl Registry {
         })
     }
 
-    /// Returns the existing counters of `key`, or the shared ones if the maximum is reached.
+    /// Returns the existing counters of `key`, or the shared counters if the maximum number of
+    /// paths is reached.
     fn known(&self, key: &DomainAndPath) -> Option<Arc<Counters>> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let others = || known.get(&(OTHER.into(), OTHER.into()));
@@ -114,8 +115,8 @@ impl Registry {
             .cloned()
     }
 
-    /// Returns every domain and path with its counters, in sorted order. The caller reads them
-    /// without the lock, for which decisions wait.
+    /// Returns every domain and path with its counters, in sorted order. The caller then reads the
+    /// counters without the lock, because decisions wait for the lock.
     pub(super) fn all(&self) -> Vec<(DomainAndPath, Arc<Counters>)> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let entries = known.iter();
@@ -126,7 +127,7 @@ impl Registry {
 }
 
 /// The number of descriptors in requests for unknown domains. A typo in a domain silently disables
-/// all of its limits, and this metric reveals it.
+/// all limits of the domain. This metric reveals the typo.
 #[derive(Debug, Default)]
 pub(super) struct UnknownDomains(Mutex<BTreeMap<Box<str>, u64>>);
 

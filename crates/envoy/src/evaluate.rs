@@ -11,11 +11,11 @@ use tidegate_config::envoy::{Ratio, StoreFailure};
 use tidegate_core::{
     Charge, Cost, Decision, Effect, Exactness, Limits, Outcome, StoreDecision, Timestamp,
 };
-use tidegate_limiter::{DecisionRequest, Limiter};
+use tidegate_limiter::{DecisionRequest, ServerLimiter};
 use tokio::time::Instant;
 
 use super::{
-    RateLimitError,
+    RlsError,
     counters::Counters,
     over_limit_cache::{CacheEpoch, OverLimitCache},
     rules::{Rule, RuleLimits},
@@ -72,7 +72,7 @@ pub(super) struct LimitResult {
     pub(super) was_cached: bool,
     /// The index of the limit that the status reports.
     pub(super) limit: usize,
-    /// The outcome of that limit; `None` if the store was not queried.
+    /// The outcome of the limit at the index `limit`; `None` if the store was not queried.
     pub(super) outcome: Option<Outcome>,
 }
 
@@ -84,8 +84,8 @@ impl<'d> AppliedLimit<'d> {
         }
     }
 
-    /// Returns whether its rule is in quota mode. Quotas deny a request only if all of them are
-    /// over.
+    /// Returns whether the rule of this limit is in quota mode. Quotas deny a request only if all
+    /// quotas are over their limits.
     pub(super) fn is_quota(&self) -> bool {
         self.rule().is_some_and(|rule| rule.quota)
     }
@@ -107,12 +107,12 @@ impl<'d> AppliedLimit<'d> {
 /// The context of a decision: the store, the settings and the time.
 #[derive(Debug)]
 pub(super) struct Evaluator<'s> {
-    pub(super) limiter: &'s Limiter,
+    pub(super) limiter: &'s ServerLimiter,
     pub(super) store_failure: StoreFailure,
     pub(super) over: Option<&'s OverLimitCache>,
     pub(super) now: Timestamp,
     /// The deadline for all store queries of the request together. If Redis has not answered a
-    /// query by then, the store is treated as unavailable.
+    /// query by the deadline, the store is treated as unavailable.
     pub(super) until: Option<Instant>,
     pub(super) near_limit_ratio: Ratio,
 }
@@ -122,23 +122,23 @@ impl Evaluator<'_> {
     ///
     /// # Errors
     ///
-    /// [`RateLimitError::Store`]; see [`Self::query_store`].
+    /// [`RlsError::Store`]; see [`Self::query_store`].
     pub(super) async fn evaluate_each(
         &self,
         matches: &mut [DescriptorMatch<'_>],
-    ) -> Result<(), RateLimitError> {
+    ) -> Result<(), RlsError> {
         let decided = self.evaluate_separately(limited(matches)).await;
         self.count(matches, &decided);
         decided
     }
 
     /// Decides each of `descriptors` on its own. With Redis, descriptors with different keys are
-    /// queried concurrently, so that their commands are pipelined; those with the same key are
-    /// decided in order. The memory store never waits, so concurrency would gain nothing.
+    /// queried concurrently, so that their commands are pipelined; descriptors with the same key
+    /// are decided in order. The memory store never waits, so concurrency has no benefit there.
     pub(super) async fn evaluate_separately<'a, 'd: 'a>(
         &self,
         descriptors: impl Iterator<Item = &'a mut AppliedLimit<'d>>,
-    ) -> Result<(), RateLimitError> {
+    ) -> Result<(), RlsError> {
         if self.limiter.redis_store().is_none() {
             for applied in descriptors {
                 self.evaluate_one(applied).await?;
@@ -166,7 +166,7 @@ impl Evaluator<'_> {
         join_all(each).await.into_iter().collect()
     }
 
-    async fn evaluate_one(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RateLimitError> {
+    async fn evaluate_one(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RlsError> {
         let mut exactness = Exactness::Exact;
         applied.result = match applied.hits {
             Hits::None | Hits::Charge(_)
@@ -189,8 +189,8 @@ impl Evaluator<'_> {
                 LimitResult::of_charge(&decided.decision, &outcomes)
             }
             Hits::Refund(cost) => {
-                // The guard forgets the cached entry when it is dropped. That includes a cancelled
-                // request and a refund whose outcome is unknown.
+                // When the guard is dropped, it removes the cached entry. The entry is thus also
+                // removed if the request is cancelled or the outcome of the refund is unknown.
                 let _invalidated = self
                     .over
                     .map(|cache| cache.invalidate_on_drop(&applied.key));
@@ -209,13 +209,13 @@ impl Evaluator<'_> {
 
     /// # Errors
     ///
-    /// Returns [`RateLimitError::Store`] if the store is unavailable and the settings ask for an
+    /// Returns [`RlsError::Store`] if the store is unavailable and the settings ask for an
     /// error in this case.
     pub(super) async fn query_store(
         &self,
         charges: &[Charge<'_>],
         effect: Effect,
-    ) -> Result<(StoreDecision, Vec<Outcome>), RateLimitError> {
+    ) -> Result<(StoreDecision, Vec<Outcome>), RlsError> {
         let (limiter, mut outcomes) = (self.limiter, Vec::new());
         let request = DecisionRequest {
             charges,
@@ -227,7 +227,7 @@ impl Evaluator<'_> {
             StoreFailure::Answer => limiter.decide(request, &mut outcomes).await,
             StoreFailure::Error => {
                 let decided = limiter.decide_or_fail(request, &mut outcomes).await;
-                decided.map_err(|_| RateLimitError::Store)?
+                decided.map_err(|_| RlsError::Store)?
             }
         };
         Ok((decided, outcomes))
@@ -238,9 +238,10 @@ impl Evaluator<'_> {
             .is_some_and(|cache| cache.is_over(&applied.key, self.now))
     }
 
-    /// Caches a descriptor that no hit can pass before its window ends. This requires that the
-    /// count exceeds the limit itself, and not just this node's share of it. Refunds on other nodes
-    /// are not noticed until the entry expires; envoyproxy/ratelimit has the same limitation.
+    /// Caches a descriptor if no hit can be admitted before its window ends. A descriptor is cached
+    /// only if the count exceeds the limit itself, and not just this node's share of the limit. The
+    /// cache does not notice refunds on other nodes until the entry expires; envoyproxy/ratelimit
+    /// has the same limitation.
     pub(super) fn remember(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.result.outcome)
             && applied.result.over
@@ -305,7 +306,7 @@ impl LimitResult {
     }
 }
 
-/// Returns those descriptors of the request to which a limit applies.
+/// Returns the descriptors of the request to which a limit applies.
 pub(super) fn limited<'s, 'd>(
     matches: &'s mut [DescriptorMatch<'d>],
 ) -> impl Iterator<Item = &'s mut AppliedLimit<'d>> {

@@ -5,15 +5,15 @@
 //! ```
 //!
 //! Every part has a length prefix, so that `a` = `b_c` and `a_b` = `c` have different counters. The
-//! window length is part of the key, so that a limit per minute and one per hour on the same
-//! entries have different counters. The limit itself is not, so that a changed limit keeps its
-//! count.
+//! window length is part of the key, so that a limit per minute and a limit per hour on the same
+//! entries have different counters. The number of requests is not part of the key, so that a
+//! changed limit keeps its count.
 
 use sha2::{Digest, Sha256};
 use tidegate_core::{DESCRIPTOR_KEY, bounds::MAX_KEY_BYTES};
 
-/// Marks a key that was too long and was replaced by its digest. No minimal varint is encoded like
-/// this, so it cannot collide with a window length.
+/// Marks a key that was too long and was replaced by its digest. No minimal varint has this
+/// encoding, so the marker cannot collide with a window length.
 const DIGESTED: [u8; 2] = [0x80, 0];
 
 /// Writes the key of `domain` and `entries` into `key`. A key longer than [`MAX_KEY_BYTES`] is

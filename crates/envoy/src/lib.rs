@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The service differs from the other listeners in two ways: each descriptor is charged on its own,
-//! and denied hits are counted too. Both are modes of the same decision that the other listeners
-//! use.
+//! and denied hits are counted too. Both differences are modes of the decision function that the
+//! other listeners also use.
 
 mod all_or_nothing;
 mod answer;
@@ -40,17 +40,15 @@ mod unit;
 mod variables;
 
 pub use self::{
-    answer::{
-        Code, CurrentLimit, DescriptorStatus, RateLimitAnswer, RateLimitError, ResponseHeader,
-    },
+    answer::{Code, CurrentLimit, DescriptorStatus, RateLimitAnswer, ResponseHeader, RlsError},
     config::{File, FileMistake, LoadedConfig, read},
     config_watcher::{CONFIG_LOG_TARGET, ConfigFilesError, ConfigWatcher, MAX_FILES, load_files},
     counters::{Counter, MAX_PATHS},
     environment::{ADMIN_TOKEN, FromEnvironment, from_environment},
     metadata::Metadata,
     request::{
-        Descriptor, LimitOverride, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES,
-        MAX_ENTRIES, RateLimitRequest,
+        Descriptor, LimitOverride, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTOR_ENTRIES, MAX_DESCRIPTORS,
+        MAX_DOMAIN_BYTES, RateLimitRequest,
     },
     service::RateLimitService,
     unit::Unit,

@@ -44,8 +44,8 @@ impl Metadata {
             .map(|(_, value)| value)
     }
 
-    /// Merges `other` into this value. Maps are merged recursively; if both have a value, the one
-    /// in `self` wins.
+    /// Merges `other` into this value. Maps are merged recursively; if both maps have a value for a
+    /// key, the value in `self` wins.
     #[must_use]
     pub(super) fn or(&self, other: &Self) -> Self {
         let (Self::Map(first), Self::Map(second)) = (self, other) else {

@@ -1,7 +1,7 @@
 //! Updates the metrics of a request's descriptors.
 
 use super::{
-    Counter, RateLimitError,
+    Counter, RlsError,
     evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, limited},
     service::DescriptorMatch,
 };
@@ -12,7 +12,7 @@ impl Evaluator<'_> {
     pub(super) fn count(
         &self,
         matches: &mut [DescriptorMatch<'_>],
-        decided: &Result<(), RateLimitError>,
+        decided: &Result<(), RlsError>,
     ) {
         for applied in limited(matches) {
             let hits = match applied.hits {
@@ -45,7 +45,7 @@ impl Evaluator<'_> {
         }
     }
 
-    /// Splits `hits` into those within the limit, near it and over it.
+    /// Splits `hits` into hits within the limit, near the limit and over the limit.
     ///
     /// ```text
     ///   0 ──────────── near ─────── limit ─────────▶ hits counted
@@ -74,7 +74,8 @@ impl Evaluator<'_> {
                 over: 0,
             };
         }
-        // One request can only be on both sides of the limit if denied hits are counted.
+        // The hits of one request can be on both sides of the limit only if denied hits are
+        // counted.
         let counts_denied = outcome.excess > 0;
         if !counts_denied || before >= limit {
             return HitSplit {

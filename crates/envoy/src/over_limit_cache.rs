@@ -1,9 +1,10 @@
-//! The local cache of descriptors that are over their limit. They are denied without a query to the
-//! store until their window ends.
+//! The local cache of descriptors that are over their limit. Cached descriptors are denied without
+//! a query to the store until their window ends.
 //!
 //! The result of a decision may be outdated when it arrives: since the decision began, the limits
 //! may have changed or hits may have been refunded. Each decision therefore records the state of
-//! the cache before it starts. If entries were invalidated since then, its result is not cached.
+//! the cache before it starts. If entries were invalidated after the decision began, the result of
+//! the decision is not cached.
 //!
 //! ```text
 //! decision  ├─ since ──── the store says: over ─────────── remember: rejected
@@ -18,7 +19,7 @@ use std::{
 
 use tidegate_core::Timestamp;
 
-/// The estimated overhead of an entry in addition to its key, in bytes.
+/// The estimated size of an entry without its key, in bytes.
 const ENTRY_BYTES: usize = 64;
 
 /// The number of hash classes of keys for which refunds are counted separately.
@@ -34,7 +35,8 @@ pub(super) struct CacheEpoch {
 }
 
 /// Keys that are over their limit, each with the end of its window. When the cache is full, the
-/// older generation of entries is dropped; dropping an entry only costs a store query.
+/// older generation of entries is dropped. Without its entry, a descriptor is decided by a store
+/// query again.
 #[derive(Debug)]
 pub(super) struct OverLimitCache {
     most_bytes: usize,
@@ -67,13 +69,14 @@ impl OverLimitCache {
         })
     }
 
-    /// Returns how often the cache was cleared. Read this number before the limits are looked up.
+    /// Returns how often the cache was cleared. The caller must read this number before it looks up
+    /// the limits.
     pub(super) fn cleared(&self) -> u64 {
         self.lock().cleared
     }
 
-    /// Returns how often hits were refunded to the class of `key`. Read this number before the
-    /// store is queried.
+    /// Returns how often hits were refunded to the class of `key`. The caller must read this number
+    /// before it queries the store.
     pub(super) fn refunds(&self, key: &[u8]) -> u64 {
         self.lock().refunds[self.class(key)]
     }
@@ -109,8 +112,8 @@ impl OverLimitCache {
         }
     }
 
-    /// Returns a guard that removes `key` from the cache when dropped. It must be held during a
-    /// refund, so that the key is also removed if the request is cancelled.
+    /// Returns a guard that removes `key` from the cache when dropped. The caller must hold the
+    /// guard during a refund, so that the key is also removed if the request is cancelled.
     pub(super) fn invalidate_on_drop<'c>(&'c self, key: &'c [u8]) -> InvalidateOnDrop<'c> {
         InvalidateOnDrop { cache: self, key }
     }

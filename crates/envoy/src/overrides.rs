@@ -1,4 +1,5 @@
-//! A cache of the limits in descriptors, because building a limit takes longer than a decision.
+//! A cache of limits that are built from limit overrides in descriptors. Building a limit takes
+//! longer than a decision.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -7,11 +8,11 @@ use tidegate_limiter::BuildCache;
 
 use super::{LimitOverride, rules::RuleLimits};
 
-/// The number of cached limits. A typical Envoy configuration has a few; even per-tenant limits
-/// have few distinct values.
+/// The number of cached limits. A typical Envoy configuration has only a few overrides; even
+/// per-tenant limits have few distinct values.
 const CACHED_LIMITS: usize = 4_096;
 
-/// Limits by override and mode.
+/// The cached limits by override and by how they count denied hits.
 #[derive(Debug)]
 pub(super) struct Overrides(RwLock<BuildCache<(LimitOverride, Denied), Arc<RuleLimits>>>);
 
@@ -22,17 +23,21 @@ impl Default for Overrides {
 }
 
 impl Overrides {
-    /// Returns the limits of `asked`; `None` if its unit is unknown.
-    pub(super) fn limits(&self, asked: LimitOverride, denied: Denied) -> Option<Arc<RuleLimits>> {
-        let key = (asked, denied);
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(limits) = known.get(&key) {
+    /// Returns the limits of `limit_override`; `None` if its unit is unknown.
+    pub(super) fn limits(
+        &self,
+        limit_override: LimitOverride,
+        denied: Denied,
+    ) -> Option<Arc<RuleLimits>> {
+        let key = (limit_override, denied);
+        let cache = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(limits) = cache.get(&key) {
             return Some(Arc::clone(limits));
         }
-        drop(known);
-        let built = Arc::new(fixed_window(asked, denied).ok()?);
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        Some(Arc::clone(known.insert(key, built)))
+        drop(cache);
+        let built = Arc::new(fixed_window(limit_override, denied).ok()?);
+        let mut cache = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        Some(Arc::clone(cache.insert(key, built)))
     }
 }
 

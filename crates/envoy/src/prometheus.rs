@@ -4,7 +4,8 @@ use tidegate_net::prometheus::{Metric, Page};
 
 use super::{ConfigWatcher, Counter, RateLimitService};
 
-/// The metric of each counter. The documentation maps them to envoyproxy/ratelimit's names.
+/// The metric of each counter. The documentation maps these metrics to the names in
+/// envoyproxy/ratelimit.
 const HITS: [(Counter, Metric<2>); 7] = [
     (
         Counter::TotalHits,

@@ -24,7 +24,7 @@ pub(super) const HONOURED: &[&str] = &[
     "CACHE_KEY_PREFIX",
 ];
 
-/// Reads the Redis settings; `None` keeps the counts in this process.
+/// Reads the Redis settings; `None` if the counts are kept in this process.
 pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
     let servers = servers(reader)?;
     if reader.flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
@@ -106,8 +106,7 @@ fn servers(reader: &mut Reader<'_>) -> Option<Value> {
     }
 }
 
-/// Returns a server as a URL. `address` is a network address, the path of a Unix socket, or a URL
-/// already.
+/// Returns a server as a URL. `address` is a network address, the path of a Unix socket, or a URL.
 fn url(scheme: &str, login: &str, address: &str) -> String {
     if address.contains("://") {
         address.to_owned()

@@ -1,15 +1,15 @@
 //! The requests of the rate limit service: a domain and its descriptors.
 //!
-//! These types are independent of the wire format; the gRPC listener and `POST /json` both convert
-//! to them.
+//! These types are independent of the wire format. The gRPC listener and `POST /json` both convert
+//! requests to these types.
 
-use super::{RateLimitError, Unit};
+use super::{RlsError, Unit};
 
 /// The maximum number of descriptors in a request.
 pub const MAX_DESCRIPTORS: usize = 512;
 
 /// The maximum number of entries in a descriptor.
-pub const MAX_ENTRIES: usize = 64;
+pub const MAX_DESCRIPTOR_ENTRIES: usize = 64;
 
 /// The maximum size of all keys and values of a descriptor, in bytes.
 pub const MAX_DESCRIPTOR_BYTES: usize = 64 << 10;
@@ -20,7 +20,7 @@ pub const MAX_DOMAIN_BYTES: usize = 1 << 10;
 /// A request for a rate limit decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RateLimitRequest {
-    /// The domain whose rules apply; empty is an error.
+    /// The domain whose rules apply; an empty domain is an error.
     pub domain: String,
     /// The descriptors of the request; an empty list is an error.
     pub descriptors: Vec<Descriptor>,
@@ -30,12 +30,12 @@ pub struct RateLimitRequest {
 
 impl RateLimitRequest {
     /// Rejects invalid requests before anything is charged.
-    pub(super) fn check(&self) -> Result<(), RateLimitError> {
+    pub(super) fn check(&self) -> Result<(), RlsError> {
         if self.domain.is_empty() {
-            return Err(RateLimitError::EmptyDomain);
+            return Err(RlsError::EmptyDomain);
         }
         if self.descriptors.is_empty() {
-            return Err(RateLimitError::EmptyDescriptors);
+            return Err(RlsError::EmptyDescriptors);
         }
         at_most(self.domain.len(), MAX_DOMAIN_BYTES, "bytes", || {
             "domain".into()
@@ -44,7 +44,7 @@ impl RateLimitRequest {
         at_most(count, MAX_DESCRIPTORS, what, || what.into())?;
         for (at, Descriptor { entries, .. }) in self.descriptors.iter().enumerate() {
             let field = || format!("descriptors[{at}].entries");
-            at_most(entries.len(), MAX_ENTRIES, "entries", field)?;
+            at_most(entries.len(), MAX_DESCRIPTOR_ENTRIES, "entries", field)?;
             let bytes = entries.iter().map(|(key, value)| key.len() + value.len());
             let what = "bytes of keys and values";
             at_most(bytes.sum(), MAX_DESCRIPTOR_BYTES, what, field)?;
@@ -80,10 +80,10 @@ fn at_most(
     most: usize,
     what: &str,
     field: impl FnOnce() -> String,
-) -> Result<(), RateLimitError> {
+) -> Result<(), RlsError> {
     if count <= most {
         return Ok(());
     }
     let problem = format!("{count} {what} are over the maximum of {most}");
-    Err(RateLimitError::invalid(field(), problem))
+    Err(RlsError::invalid(field(), problem))
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_config::envoy::{HeaderNames, Settings};
+use tidegate_config::envoy::{HeaderNames, RlsSettings};
 use tidegate_core::{Algorithm, Limit, Outcome, RetryAfter, Span, Timestamp, Window};
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
 pub(super) fn build(
     request: &RateLimitRequest,
     matches: &[DescriptorMatch<'_>],
-    settings: &Settings,
+    settings: &RlsSettings,
     now: Timestamp,
 ) -> RateLimitAnswer {
     let statuses: Vec<DescriptorStatus> =
@@ -74,12 +74,13 @@ fn limited(applied: &AppliedLimit<'_>, now: Timestamp) -> DescriptorStatus {
     }
 }
 
-/// Returns the time until the window ends. An algorithm without windows reports the wait of a
-/// denied request, or else the time until the charge expires. In whole seconds, rounded up.
+/// Returns the time until the window ends. For an algorithm without windows, returns the wait of a
+/// denied request, or else the time until the charge expires. The time is in whole seconds, rounded
+/// up.
 fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span {
     let reset_after = outcome.map_or(Span::ZERO, |outcome| outcome.reset_after);
     let span = match (limit.algorithm(), outcome) {
-        // A window without hits reports no reset time, but it ends too.
+        // The outcome of a window without hits has no reset time, but such a window also ends.
         (Algorithm::FixedWindow { window, .. }, _) if reset_after == Span::ZERO => {
             left_of(window, now)
         }
@@ -107,12 +108,12 @@ fn left_of(window: &Window, now: Timestamp) -> Span {
     }
 }
 
-/// Returns `OverLimit` if any descriptor is over. Descriptors in quota mode are considered only if
-/// all of them are over.
+/// Returns `OverLimit` if any descriptor is over its limit. Descriptors in quota mode are
+/// considered only if all descriptors in quota mode are over their limits.
 fn overall(
     matches: &[DescriptorMatch<'_>],
     statuses: &[DescriptorStatus],
-    settings: &Settings,
+    settings: &RlsSettings,
 ) -> Code {
     let (mut quotas, mut quotas_over) = (0, 0);
     for (matched, status) in matches.iter().zip(statuses) {
@@ -131,7 +132,7 @@ fn overall(
     }
 }
 
-fn is_quota(matched: &DescriptorMatch<'_>, settings: &Settings) -> bool {
+fn is_quota(matched: &DescriptorMatch<'_>, settings: &RlsSettings) -> bool {
     match matched {
         DescriptorMatch::Unlimited(_) => false,
         DescriptorMatch::NoLimit => settings.quota_mode,
@@ -141,12 +142,12 @@ fn is_quota(matched: &DescriptorMatch<'_>, settings: &Settings) -> bool {
     }
 }
 
-/// Returns the status that headers report: the last one that is over and not in quota mode, else
-/// the first one with the fewest remaining hits.
+/// Returns the status that headers report: the last status that is over its limit and not in quota
+/// mode, or else the first status with the fewest remaining hits.
 fn leading<'s>(
     matches: &[DescriptorMatch<'_>],
     statuses: &'s [DescriptorStatus],
-    settings: &Settings,
+    settings: &RlsSettings,
 ) -> Option<&'s DescriptorStatus> {
     let with_limit = || {
         matches

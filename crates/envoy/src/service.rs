@@ -1,4 +1,4 @@
-//! The rate limit service: from request to response.
+//! The rate limit service, which decides a request and returns the response.
 
 use std::{
     collections::BTreeMap,
@@ -10,13 +10,13 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use tidegate_config::envoy::Settings;
+use tidegate_config::envoy::RlsSettings;
 use tidegate_core::{Cost, Timestamp};
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Code, Counter, Descriptor, LoadedConfig, RateLimitAnswer, RateLimitError, RateLimitRequest,
+    Code, Counter, Descriptor, LoadedConfig, RateLimitAnswer, RateLimitRequest, RlsError,
     counters::{Counters, DomainAndPath, Registry, UnknownDomains},
     evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, Source},
     key,
@@ -30,8 +30,8 @@ use super::{
 /// Envoy's rate limit service on top of a limiter.
 #[derive(Debug)]
 pub struct RateLimitService {
-    limiter: Arc<Limiter>,
-    settings: Settings,
+    limiter: Arc<ServerLimiter>,
+    settings: RlsSettings,
     domains: ArcSwapOption<Domains>,
     healthy: watch::Sender<bool>,
     overrides: Overrides,
@@ -45,7 +45,7 @@ pub struct RateLimitService {
 /// The result of a descriptor.
 #[derive(Debug)]
 pub(super) enum DescriptorMatch<'d> {
-    /// No rule applies to it, or another rule of the request replaces its rule.
+    /// No rule applies to the descriptor, or another rule of the request replaces its rule.
     NoLimit,
     /// An unlimited rule applies.
     Unlimited(&'d Rule),
@@ -67,7 +67,7 @@ impl RateLimitService {
     /// Creates a service without a configuration. Every request fails until [`Self::load`] is
     /// called.
     #[must_use]
-    pub fn new(limiter: Arc<Limiter>, settings: Settings) -> Self {
+    pub fn new(limiter: Arc<ServerLimiter>, settings: RlsSettings) -> Self {
         let over = OverLimitCache::new(settings.local_cache_bytes);
         let healthy = watch::Sender::new(!settings.healthy_with_a_domain);
         Self {
@@ -105,25 +105,25 @@ impl RateLimitService {
     ///
     /// # Errors
     ///
-    /// Returns [`RateLimitError`]. Nothing is charged, except if the store failed.
+    /// Returns [`RlsError`]. Nothing is charged, except if the store failed.
     pub async fn should_rate_limit(
         &self,
         request: &RateLimitRequest,
-    ) -> Result<RateLimitAnswer, RateLimitError> {
+    ) -> Result<RateLimitAnswer, RlsError> {
         self.should_rate_limit_within(request, None).await
     }
 
     /// Decides `request` like [`Self::should_rate_limit`], with a time limit for the store. If
-    /// Redis has not answered after `within`, it is treated as unavailable.
+    /// Redis has not answered after `within`, Redis is treated as unavailable.
     ///
     /// # Errors
     ///
-    /// Returns the same errors.
+    /// Returns the same errors as [`Self::should_rate_limit`].
     pub async fn should_rate_limit_within(
         &self,
         request: &RateLimitRequest,
         within: Option<Duration>,
-    ) -> Result<RateLimitAnswer, RateLimitError> {
+    ) -> Result<RateLimitAnswer, RlsError> {
         let answered = self.decide(request, within).await;
         if answered.is_err() {
             self.errors.fetch_add(1, Ordering::Relaxed);
@@ -135,13 +135,13 @@ impl RateLimitService {
         &self,
         request: &RateLimitRequest,
         within: Option<Duration>,
-    ) -> Result<RateLimitAnswer, RateLimitError> {
+    ) -> Result<RateLimitAnswer, RlsError> {
         request.check()?;
-        // Read this before loading the rules: a result under the old rules must not be cached under
-        // the new ones.
+        // Read this number before loading the rules, because a result under the old rules must not
+        // be cached under the new rules.
         let cleared = self.over.as_ref().map_or(0, OverLimitCache::cleared);
         let domains = self.domains.load_full();
-        let domains = domains.as_deref().ok_or(RateLimitError::NoConfiguration)?;
+        let domains = domains.as_deref().ok_or(RlsError::NoConfiguration)?;
         let Some(domain) = domains.get(&request.domain) else {
             return Ok(self.unknown_domain(request));
         };
@@ -159,7 +159,7 @@ impl RateLimitService {
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         let is_one = self.settings.stop_increment || domain.charging == Charging::AllOrNothing;
-        // If all rules are in quota mode, no single rule can deny the request. There is then no
+        // If all rules are in quota mode, no single rule can deny the request, so there is no
         // reason not to charge the other rules.
         if is_one && !self.settings.quota_mode {
             evaluator.evaluate_all_or_nothing(&mut matches).await?;
@@ -211,7 +211,7 @@ impl RateLimitService {
         at: usize,
         descriptor: &Descriptor,
         cleared: u64,
-    ) -> Result<DescriptorMatch<'d>, RateLimitError> {
+    ) -> Result<DescriptorMatch<'d>, RlsError> {
         let hits = hits(request, descriptor);
         let pairs = || {
             descriptor
@@ -222,7 +222,7 @@ impl RateLimitService {
         if let Some(limit) = descriptor.limit {
             let limits = self.overrides.limits(limit, domain.denied()).ok_or_else(|| {
                 let field = format!("descriptors[{at}].limit.unit");
-                RateLimitError::invalid(field, "is not a unit of time; one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR")
+                RlsError::invalid(field, "is not a unit of time; one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR")
             })?;
             let mut key = Vec::new();
             key::write(&mut key, &domain.name, limits.window_seconds, pairs());
@@ -297,7 +297,7 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     let hits = descriptor
         .hits_addend
         .unwrap_or_else(|| request.hits_addend.max(1).into());
-    // The maximum is over every limit, so larger numbers can be reduced to it.
+    // The maximum count exceeds every limit, so larger numbers can be reduced to the maximum.
     let cost = Cost::new(hits.min(tidegate_core::bounds::MAX_COUNT));
     match (cost, descriptor.is_negative_hits) {
         (Err(_), _) => Hits::None,
@@ -307,7 +307,7 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
 }
 
 /// Drops the rules that other rules of the same request replace. All replacements are collected
-/// first, so that a replaced rule still replaces others.
+/// first, so that a replaced rule still replaces other rules.
 fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
     let replaced: Vec<Box<str>> = matches
         .iter()
@@ -327,14 +327,14 @@ fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
 
 /// Health and metrics.
 impl RateLimitService {
-    /// Returns whether the service is healthy. If the settings require a domain, it is healthy only
-    /// while it has one.
+    /// Returns whether the service is healthy. If the settings require a domain, the service is
+    /// healthy only while at least one domain is loaded.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         *self.healthy.borrow()
     }
 
-    /// Returns a receiver with the current [`Self::is_healthy`] and its changes.
+    /// Returns a receiver with the current value of [`Self::is_healthy`] and its changes.
     #[must_use]
     pub fn health(&self) -> watch::Receiver<bool> {
         self.healthy.subscribe()

@@ -1,5 +1,5 @@
-//! Descriptor paths as they appear in metrics. They have the form that envoyproxy/ratelimit uses,
-//! so that existing dashboards keep working.
+//! Descriptor paths as they appear in metrics. The paths have the form that envoyproxy/ratelimit
+//! uses, so that existing dashboards keep working.
 
 use super::{
     Descriptor,
@@ -44,8 +44,8 @@ pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&Node]) -> String {
     join_levels(levels)
 }
 
-/// Joins levels to a path. Like envoyproxy/ratelimit, it replaces characters with a meaning in
-/// metric names by `_`: `:` and `|`, and the dots of an IPv4 address, which would otherwise add
+/// Joins levels to a path. Like envoyproxy/ratelimit, replaces characters that have a meaning in
+/// metric names with `_`: `:`, `|`, and the dots of an IPv4 address, which would otherwise add
 /// three levels.
 fn join_levels(levels: impl Iterator<Item = String>) -> String {
     let path = levels.collect::<Vec<_>>().join(".");
@@ -53,19 +53,19 @@ fn join_levels(levels: impl Iterator<Item = String>) -> String {
     let mut rest = path.as_str();
     while let Some(next) = rest.chars().next() {
         let address = address(rest.as_bytes());
-        let (taken, left) = rest.split_at(address.unwrap_or_else(|| next.len_utf8()));
+        let (piece, remainder) = rest.split_at(address.unwrap_or_else(|| next.len_utf8()));
         match next {
-            _ if address.is_some() => written.push_str(&taken.replace('.', "_")),
+            _ if address.is_some() => written.push_str(&piece.replace('.', "_")),
             ':' | '|' => written.push('_'),
-            _ => written.push_str(taken),
+            _ => written.push_str(piece),
         }
-        rest = left;
+        rest = remainder;
     }
     written
 }
 
 /// Returns the length of the IPv4 address at the start of `bytes`, if there is one: four numbers of
-/// one to three digits. This is how envoyproxy/ratelimit detects them.
+/// one to three digits. envoyproxy/ratelimit detects IPv4 addresses in the same way.
 fn address(bytes: &[u8]) -> Option<usize> {
     let mut len = 0;
     for number in 0..4 {

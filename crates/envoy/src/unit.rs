@@ -77,7 +77,7 @@ impl Unit {
         Some(Span::from_secs(seconds))
     }
 
-    /// Returns the unit of that length, if there is one.
+    /// Returns the unit whose length is `span`, if there is one.
     #[must_use]
     pub fn of_span(span: Span) -> Option<Self> {
         let long = Self::ALL.iter().find(|(_, unit)| unit.span() == Some(span));

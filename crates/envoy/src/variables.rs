@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tidegate_config::envoy::{HeaderNames, Ratio, Settings};
+use tidegate_config::envoy::{HeaderNames, Ratio, RlsSettings};
 
 /// Environment variables by name.
 pub type Variables = BTreeMap<String, String>;
 
-/// Reads variables and collects their problems.
+/// Reads variables, and collects the problems with them.
 #[derive(Debug)]
 pub(super) struct Reader<'v> {
     variables: &'v Variables,
@@ -59,12 +59,13 @@ impl<'v> Reader<'v> {
     }
 }
 
-/// Reads the settings of the service from `variables`, which have the names of envoyproxy/ratelimit.
+/// Reads the settings of the service from `variables`, which have the names of
+/// envoyproxy/ratelimit.
 ///
 /// # Errors
 ///
 /// Returns every problem, with the name of its variable.
-pub fn settings_from_variables(variables: &Variables) -> Result<Settings, Vec<String>> {
+pub fn settings_from_variables(variables: &Variables) -> Result<RlsSettings, Vec<String>> {
     let mut reader = Reader::new(variables);
     let settings = settings(&mut reader);
     if reader.problems.is_empty() {
@@ -74,7 +75,7 @@ pub fn settings_from_variables(variables: &Variables) -> Result<Settings, Vec<St
     }
 }
 
-pub(super) fn settings(reader: &mut Reader<'_>) -> Settings {
+pub(super) fn settings(reader: &mut Reader<'_>) -> RlsSettings {
     let ratio = reader.parsed(
         "NEAR_LIMIT_RATIO",
         "a share from 0 to 1, such as 0.8",
@@ -83,7 +84,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Settings {
     let bytes = reader.parsed("LOCAL_CACHE_SIZE_IN_BYTES", "a number of bytes", |text| {
         text.parse().ok()
     });
-    let mut settings = Settings::default();
+    let mut settings = RlsSettings::default();
     settings.shadow_mode = reader.flag("SHADOW_MODE");
     settings.quota_mode = reader.flag("QUOTA_MODE");
     settings.near_limit_ratio = ratio.unwrap_or_default();

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Parses an address with or without a port, brackets or a zone. An IPv4-mapped address is returned
-/// as IPv4.
+/// Parses an address with or without a port, brackets or a zone. An IPv4-mapped IPv6 address is
+/// returned as an IPv4 address.
 pub(crate) fn read(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     if let Ok(ip) = text.parse::<IpAddr>() {
@@ -21,8 +21,8 @@ pub(crate) fn read(text: &str) -> Option<IpAddr> {
     bare.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
-/// Formats an address. An IPv4 address is formatted without `std::fmt`, because this happens for
-/// every request.
+/// Formats an address. An IPv4 address is formatted without `std::fmt`, because every request needs
+/// its address as text.
 pub(crate) fn text(ip: IpAddr) -> String {
     let IpAddr::V4(ip) = ip else {
         return ip.to_string();

@@ -1,19 +1,19 @@
-//! Ambiguous requests: services may interpret them differently from the rules, so clients could
-//! evade limits with them.
+//! Ambiguous requests, which services may interpret differently from the rules. Clients could evade
+//! limits with such requests.
 
 use std::{borrow::Cow, fmt};
 
-/// The reason for rejecting a request before any limit is evaluated: an entry that the rules use is
-/// ambiguous.
+/// The reason for rejecting a request before any limit is evaluated, because an entry that the
+/// rules use is ambiguous.
 ///
-/// The client has to send an unambiguous request. The message contains no part of the request's
-/// values.
+/// The client has to send an unambiguous request. The error message contains no part of the
+/// request's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AmbiguousRequest {
     /// A header, cookie or query parameter has several different values. Services differ in which
-    /// value they use, so the rules could count a different value than the service uses. Contains
-    /// the name of the entry.
+    /// value they use, so the rules could count a different value than the service uses. This
+    /// variant contains the name of the entry.
     Repeated(Box<str>),
     /// `Connection` names the header of this entry, so a proxy may remove it before the service
     /// sees it.
@@ -22,11 +22,11 @@ pub enum AmbiguousRequest {
     /// treat the two names as equal.
     Alias(Box<str>),
     /// A cookie escapes plain letters, such as `%61`. Some services decode such escapes and some do
-    /// not, so the rules could see a different value than the service. Contains the name of the
-    /// entry.
+    /// not, so the rules could see a different value than the service. This variant contains the
+    /// name of the entry.
     HiddenLetters(Box<str>),
-    /// The path has `.` or `..` segments. Some services resolve them and some do not, so the rules
-    /// could see a different path than the service.
+    /// The path has `.` or `..` segments. Some services resolve such segments and some do not, so
+    /// the rules could see a different path than the service.
     DotSegments,
     /// The value of this entry is not a single IP address.
     NotAnAddress(Box<str>),

@@ -1,8 +1,8 @@
 //! Finds the client address, given which proxies are trusted.
 //!
 //! Each proxy on the path appends the address of its own peer to a list. A client can also send
-//! such a list; its elements then precede those of the proxies. So the list is read from the right,
-//! starting at the socket's peer, and only as far as the proxies are trusted:
+//! such a list; the elements of the client then precede the elements of the proxies. So the list is
+//! read from the right, starting at the socket's peer, and only as far as the proxies are trusted:
 //!
 //! ```text
 //! X-Forwarded-For: 6.6.6.6, 203.0.113.9, 10.0.0.7        peer 10.0.0.8
@@ -31,9 +31,9 @@ pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 /// The trusted proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxies {
-    /// The number of proxies between the clients and this server, whatever their addresses. With 0
-    /// the socket's peer is the client. This setting is safe only if clients cannot bypass any of
-    /// these proxies.
+    /// The number of proxies between the clients and this server, whatever the addresses of the
+    /// proxies. With 0 proxies, the socket's peer is the client. This setting is safe only if
+    /// clients cannot bypass any of these proxies.
     Hops(usize),
     /// The networks of the trusted proxies. An IPv4-mapped network counts as the IPv4 network. This
     /// setting works with any number of proxies on the path.
@@ -90,8 +90,8 @@ impl Trust {
         }
     }
 
-    /// Sets by how many leading `bits` of an IPv6 address clients are counted: from 1 to 128.
-    /// Returns `None` if the number is out of range.
+    /// Sets the number of leading `bits` of an IPv6 address by which clients are counted. Returns
+    /// `None` unless `bits` is from 1 to 128.
     #[must_use]
     pub fn with_ipv6_prefix(self, bits: u8) -> Option<Self> {
         (1..=128).contains(&bits).then_some(Self {
@@ -100,7 +100,7 @@ impl Trust {
         })
     }
 
-    /// Trusts this number of proxies instead, whatever their addresses.
+    /// Trusts `hops` proxies instead, whatever the addresses of the proxies.
     #[must_use]
     pub fn with_hops(self, hops: usize) -> Self {
         Self {
@@ -113,9 +113,9 @@ impl Trust {
     ///
     /// IPv4-mapped addresses are returned as IPv4, and zones are removed. The address that a
     /// trusted proxy recorded may be unusable: `unknown`, invalid, or missing because the list is
-    /// too short. Then the last known address is used. With [`Proxies::Hops`] that is `peer`, with
-    /// [`Proxies::Nets`] the proxy itself. So a client cannot use a header to choose an address
-    /// that no trusted proxy has written.
+    /// too short. In this case, the last known address is used: with [`Proxies::Hops`] `peer`, with
+    /// [`Proxies::Nets`] the address of that proxy. So a client cannot use a header to choose an
+    /// address that no trusted proxy has written.
     #[must_use]
     pub fn client_ip(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
@@ -126,7 +126,7 @@ impl Trust {
         }
     }
 
-    /// Returns the address of the client of a forward-auth request sent by `proxy`. That proxy is
+    /// Returns the address of the client of a forward-auth request sent by `proxy`. `proxy` is
     /// always trusted, whatever its address, in addition to the configured number of hops.
     #[must_use]
     pub fn client_ip_behind(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
@@ -134,7 +134,8 @@ impl Trust {
             .unwrap_or_else(|| proxy.to_canonical())
     }
 
-    /// Does the same, but returns `None` if the proxy does not send a valid address.
+    /// Like [`Self::client_ip_behind`], but returns `None` if the proxy does not send a valid
+    /// address.
     pub(crate) fn client_ip_from_proxy(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let hops = match self.proxies {
             Proxies::Hops(hops) => hops.saturating_add(1),
@@ -158,8 +159,9 @@ impl Trust {
         address::network(client, self.ipv6_prefix)
     }
 
-    /// Returns the text by which an address or a network is counted, given in any notation. Returns
-    /// `None` if `written` is neither an address nor a network that has a single count.
+    /// Returns the text by which an address or a network is counted. `written` is the address or
+    /// network in any notation. Returns `None` if `written` is neither an address nor a network
+    /// whose clients share one count.
     #[must_use]
     pub fn counted_text(&self, written: &str) -> Option<String> {
         let (bare, bits) = match written.split_once('/') {
@@ -169,7 +171,7 @@ impl Trust {
         let address = address::read(bare)?;
         let is_mapped = bare.contains(':');
         let has_one_count = match address {
-            // The prefix length of an IPv4-mapped address is that of its IPv6 notation.
+            // The prefix length of an IPv4-mapped address refers to its IPv6 notation.
             IpAddr::V4(_) => bits.is_none_or(|bits| bits == if is_mapped { 128 } else { 32 }),
             IpAddr::V6(_) => bits.is_none_or(|bits| bits == 128 || bits == self.ipv6_prefix),
         };
@@ -188,9 +190,9 @@ impl Trust {
         all.into_iter().chain(raw.then_some(Warning::RawIpv6))
     }
 
-    /// Returns the client address that the trusted proxies recorded, where the socket's peer is
-    /// trusted if `hops` is at least 1. Returns `None` if the peer is not trusted or did not record
-    /// a valid address.
+    /// Returns the client address that the trusted proxies recorded. The socket's peer is trusted
+    /// if `hops` is at least 1. Returns `None` if the peer is not trusted or did not record a valid
+    /// address.
     fn named(&self, headers: &HeaderMap, hops: usize) -> Option<IpAddr> {
         let skipped = hops.checked_sub(1)?;
         match &self.header {
@@ -214,7 +216,7 @@ impl Trust {
     }
 
     /// Returns the first address from the right that is not a trusted proxy. With
-    /// [`Proxies::Hops`], returns the address after `skipped` others.
+    /// [`Proxies::Hops`], skips `skipped` addresses and returns the next address.
     fn last_known(
         &self,
         mut from_the_right: impl Iterator<Item = Option<IpAddr>>,
@@ -240,12 +242,12 @@ impl Trust {
 pub enum Warning {
     /// All addresses are trusted as proxies.
     TrustAll,
-    /// IPv6 clients are counted by more bits than those of their network.
+    /// IPv6 clients are counted by more bits than the prefix of their network has.
     RawIpv6,
 }
 
 impl Warning {
-    /// Returns the code of the warning, to search for it in logs.
+    /// Returns the code of the warning, by which logs can be searched.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {

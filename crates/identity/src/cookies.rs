@@ -10,9 +10,9 @@ use crate::{AmbiguousRequest, ambiguous::single_value};
 /// Returns the decoded value of the cookie `name`, for the entry `entry`.
 ///
 /// RFC 6265 gives the percent sign no meaning, but many frameworks decode it. No encoder escapes a
-/// letter, a digit or one of `-._~`. Whether such an escape means that character depends on the
-/// service, so it is rejected. Other escapes are decoded, so that `a%3Db` and `a=b` have the same
-/// count.
+/// letter, a digit or one of `-._~`. Some services decode such an escape and some do not, so a
+/// value with such an escape is rejected. Other escapes are decoded, so that `a%3Db` and `a=b` have
+/// the same count.
 ///
 /// # Errors
 ///

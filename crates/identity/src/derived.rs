@@ -1,15 +1,15 @@
 //! Derived entries: the part of another entry that is safe to show, such as the owner of an API key
 //! without its secret.
 //!
-//! Keys are visible in snapshots, on the admin listener and in the logs of tools that query it. So
-//! secrets must be removed from an entry before rules use it in a key.
+//! Keys are visible in snapshots, on the admin listener, and in the logs of tools that query the
+//! admin listener. So secrets must be removed from an entry before rules use it in a key.
 
 use std::fmt;
 
 use regex::{Regex, RegexBuilder};
 use tidegate_core::bounds::{MAX_PATTERN_BYTES, MAX_REGEX_BYTES};
 
-/// The maximum number of the part that is selected.
+/// The highest part number that can be selected.
 const MAX_PART: usize = 16;
 
 /// An entry that is derived from a part of another entry.
@@ -27,7 +27,7 @@ enum Selector {
     Group(Regex),
 }
 
-/// Two expressions are equal if their sources are.
+/// Two regular expressions are equal if their sources are equal.
 impl PartialEq for Selector {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -97,7 +97,7 @@ impl DerivedEntry {
     ///
     /// # Errors
     ///
-    /// Rejects an invalid regular expression, one that is too long or too large, and one without
+    /// Rejects a regular expression that is invalid, too long or too large, or that does not have
     /// exactly one capture group.
     ///
     /// # Examples
@@ -156,13 +156,14 @@ impl DerivedEntry {
         Ok(Self { source, cut })
     }
 
-    /// Returns the name of the entry from which it is derived.
+    /// Returns the name of the entry from which this entry is derived.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Returns the part of `value`, or `None` if it is missing or empty.
+    /// Returns the part of `value` that is the derived entry, or `None` if `value` has no such part
+    /// or the part is empty.
     #[must_use]
     pub fn extract<'v>(&self, value: &'v str) -> Option<&'v str> {
         let part = match &self.cut {

@@ -10,7 +10,8 @@ use crate::{AmbiguousRequest, ambiguous::single_value, header::header_text};
 /// The headers in which a proxy describes the original request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeaderDialect {
-    /// Detected from the headers. A request with headers of both dialects is rejected.
+    /// The dialect is detected from the headers. A request with headers of both dialects is
+    /// rejected.
     #[default]
     Detect,
     /// nginx: `X-Original-*` and `X-Real-IP`.
@@ -56,10 +57,11 @@ static FORWARDED: DialectHeaders = DialectHeaders {
 };
 
 impl DialectHeaders {
-    /// Returns the headers of `dialect`, or detects it from the request.
+    /// Returns the headers of `dialect`. With [`HeaderDialect::Detect`], detects the dialect from
+    /// the request.
     ///
-    /// The two dialects are never mixed. Otherwise a client could add a header of the other
-    /// dialect, to set a value that the proxy does not send.
+    /// The two dialects are never mixed. Otherwise a client could set a value that the proxy does
+    /// not send, by adding a header of the other dialect.
     pub(crate) fn of(
         headers: &HeaderMap,
         dialect: HeaderDialect,
@@ -88,8 +90,8 @@ impl DialectHeaders {
         single_value(self.method, lines.map(header_text))
     }
 
-    /// Returns the target. A proxy sets only one of these headers, so a second one may be the
-    /// client's.
+    /// Returns the request target. A proxy sets only one of the target headers, so a second target
+    /// header may come from the client.
     pub(crate) fn target<'h>(
         &self,
         headers: &'h HeaderMap,

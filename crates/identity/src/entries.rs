@@ -1,4 +1,4 @@
-//! The entries of a request: those sent by the client, and those set by the application.
+//! The entries of a request: entries that the client sent, and entries that the application set.
 
 use std::{
     borrow::Cow,
@@ -22,7 +22,8 @@ use crate::{
 pub struct Peer(pub SocketAddr);
 
 /// Entries set by the application, as a request extension: claims of a verified token, the tenant,
-/// or the name in a TLS client certificate. They override the entries of the request itself.
+/// or the name in a TLS client certificate. Entries set by the application override the entries of
+/// the request itself.
 ///
 /// # Examples
 ///
@@ -75,7 +76,8 @@ impl EntrySources {
         self.peer = PeerSource::Extensions(peer);
     }
 
-    /// Uses `peer` as the socket's peer of all requests, which arrive on one connection.
+    /// Uses `peer` as the socket's peer of all requests. All requests must arrive on one
+    /// connection.
     pub fn set_connection_peer(&mut self, peer: IpAddr) {
         self.peer = PeerSource::Connection(peer, AddressTextCache::default());
     }
@@ -96,7 +98,7 @@ impl EntrySources {
     }
 }
 
-/// Where the socket's peer address comes from.
+/// The source of the socket's peer address.
 #[derive(Clone, Debug)]
 enum PeerSource {
     /// From an extension of each request.
@@ -172,7 +174,7 @@ impl<'r> RequestEntries<'r> {
         }
     }
 
-    /// Returns the value of the entry `name`, never empty.
+    /// Returns the value of the entry `name`. An empty value counts as absent.
     ///
     /// # Errors
     ///
@@ -300,8 +302,8 @@ mod tests {
         }
     }
 
-    /// HTTP/2 libraries do not trim white space, and a key with white space would be a different
-    /// key.
+    /// HTTP/2 libraries do not trim white space, and a value with white space would result in a
+    /// different key.
     #[test]
     fn white_space_around_a_value_is_trimmed() {
         for value in ["a", " a", "a\t", "\t a "] {
@@ -311,8 +313,8 @@ mod tests {
         }
     }
 
-    /// Behind a proxy, `X-Customer` may be trusted; in an application, the client controls this
-    /// header.
+    /// Behind a proxy, `X-Customer` may be trusted. In an application without a proxy, the client
+    /// controls this header.
     #[test]
     fn application_entries_come_first_and_no_header_replaces_them() {
         let mut parts = request("/login", &[("x-customer", "evil")]);

@@ -1,6 +1,6 @@
 //! Forward auth: parses the headers in which a proxy describes the original request.
 //!
-//! Proxies put the original request into headers, and there are two dialects. nginx `auth_request`
+//! Proxies describe the original request in headers, in one of two dialects. nginx `auth_request`
 //! is configured to send `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`)
 //! and `X-Real-IP`. Caddy `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`,
 //! `-Uri`, `-Host`, `-Proto` and `-For`. A proxy forwards the headers of the other dialect
@@ -21,10 +21,10 @@
 //! | `header.NAME` | the header NAME |
 //! | any other NAME | the header `X-NAME`, with `-` for `_`: `api_key` is `X-Api-Key` |
 //!
-//! The client controls the last four unless the proxy sets them. An empty value counts as absent: a
-//! rule with this entry in its key does not apply. A request with an ambiguous value is rejected as
-//! [`AmbiguousRequest`], because the service might use a different value than the rules. These are
-//! ambiguous:
+//! The client controls the entries in the last four rows, unless the proxy sets them. An empty
+//! value counts as absent: a rule with an absent entry in its key does not apply. A request with an
+//! ambiguous value is rejected as [`AmbiguousRequest`], because the service might use a different
+//! value than the rules. The following are ambiguous:
 //!
 //! - an entry with several different values,
 //! - a path with `.` or `..` segments,
@@ -54,10 +54,10 @@ pub struct ForwardAuthContext<'t> {
     pub peer: IpAddr,
     /// The headers that the proxy sends.
     pub dialect: HeaderDialect,
-    /// The trusted proxies in front of the sender. With nginx, `X-Real-IP` is the address of
-    /// nginx's own peer.
+    /// The trusted proxies in front of the sender. If the sender is nginx, `X-Real-IP` is the
+    /// address of nginx's own peer.
     pub trust: &'t Trust,
-    /// Derived entries, by name. They take precedence over the entries of the table.
+    /// Derived entries, by name. Derived entries take precedence over the entries of the table.
     pub derived: &'t [(Box<str>, DerivedEntry)],
     /// The GeoIP source. If it is set, `country` and `asn` never come from headers, even for
     /// addresses that the source does not contain.
@@ -83,8 +83,8 @@ impl<'r> ForwardAuthRequest<'r> {
     ///
     /// # Errors
     ///
-    /// Returns [`AmbiguousRequest`] if the dialect is unknown and headers of both are present, or
-    /// if a header that describes the request has several values.
+    /// Returns [`AmbiguousRequest`] if the dialect is unknown and headers of both dialects are
+    /// present, or if a header that describes the request has several values.
     pub fn parse(
         headers: &'r HeaderMap,
         context: ForwardAuthContext<'r>,
@@ -110,21 +110,21 @@ impl<'r> ForwardAuthRequest<'r> {
         })
     }
 
-    /// Returns true if the proxy sent the path. Without it, rules with a path never match.
+    /// Returns true if the proxy sent the path. Without a path, rules with a path never match.
     #[must_use]
     pub fn has_path(&self) -> bool {
         self.target.is_some()
     }
 
-    /// Returns true if the proxy sent the client address. Without it, `ip` is the proxy's address,
-    /// and all clients share one count.
+    /// Returns true if the proxy sent the client address. Without a client address, `ip` is the
+    /// proxy's address, and all clients share one count.
     #[must_use]
     pub fn has_client_ip(&self) -> bool {
         self.has_client_ip
     }
 
-    /// Returns the value of the entry `name`, never empty; see the table in the module
-    /// documentation.
+    /// Returns the value of the entry `name`; see the table in the module documentation. An empty
+    /// value counts as absent.
     ///
     /// # Errors
     ///
@@ -156,9 +156,9 @@ impl<'r> ForwardAuthRequest<'r> {
         prefixed_entry(name, self.headers, self.target.as_ref()).unwrap_or_else(of_proxy)
     }
 
-    /// Returns the value of the header `known` for the entry `name`, if the service certainly
-    /// receives the same value. The proxy may remove headers that `Connection` names, and the
-    /// service may treat `_` in a name as `-`.
+    /// Returns the value of the header `known` for the entry `name`. Fails unless it is certain
+    /// that the service receives the same value. The proxy may remove headers that `Connection`
+    /// names, and the service may treat `_` in a name as `-`.
     fn header(&self, name: &str, known: &str) -> EntryValue<'_> {
         if is_named_by_connection(self.headers, known) {
             return Err(AmbiguousRequest::HopByHop(name.into()));

@@ -6,11 +6,11 @@
 //! ```
 //!
 //! The header is parsed from the right, because the nearest proxy appends its element there. So an
-//! unclosed quotation mark from a client on the left cannot hide the elements that proxies append
-//! after it.
+//! unclosed quotation mark in the client's part of the header cannot hide the elements that proxies
+//! append.
 
 /// Returns the `for` parameter of each element of one line, the last element first. `None` stands
-/// for an element without a valid one.
+/// for an element without a valid `for` parameter.
 pub(crate) fn for_from_the_right(line: &[u8]) -> impl Iterator<Item = Option<String>> {
     FromTheRight(Some(line), b',').map(for_of)
 }

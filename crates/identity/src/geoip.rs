@@ -7,11 +7,12 @@ use std::{fmt, net::IpAddr};
 ///
 /// The source is called for every request whose rules use `country` or `asn`, and must not block.
 pub trait GeoIpSource: fmt::Debug + Send + Sync {
-    /// Returns the country of `address` as a two-letter ISO 3166-1 code, or `None` if it is
-    /// unknown.
+    /// Returns the country of `address` as a two-letter ISO 3166-1 code, or `None` if the country
+    /// is unknown.
     fn country(&self, address: IpAddr) -> Option<String>;
 
-    /// Returns the number of the autonomous system of `address`, or `None` if it is unknown.
+    /// Returns the number of the autonomous system of `address`, or `None` if the number is
+    /// unknown.
     fn asn(&self, address: IpAddr) -> Option<u32>;
 }
 

@@ -12,7 +12,7 @@ pub fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes().trim_ascii())
 }
 
-/// Joins all lines of a header with `separator`. Returns `None` if there are none.
+/// Joins all lines of a header with `separator`. Returns `None` if the header is absent.
 #[must_use]
 pub fn joined_header<'r>(
     headers: &'r HeaderMap,

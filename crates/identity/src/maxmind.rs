@@ -1,4 +1,4 @@
-//! A GeoIP source that reads MaxMind databases, and others in the same format.
+//! A GeoIP source that reads MaxMind databases, and other databases in the same format.
 
 use std::{fmt, net::IpAddr};
 
@@ -15,8 +15,8 @@ const MAX_NETWORKS: usize = 1 << 24;
 
 /// A GeoIP source with MaxMind databases: GeoLite2 or GeoIP2, Country or City, and ASN or ISP.
 ///
-/// The databases are kept in memory. [`put`](Self::put) replaces one while requests are served.
-/// Without a database for an entry, the entry is absent.
+/// The databases are kept in memory. [`put`](Self::put) replaces a database while requests are
+/// served. Without a database for an entry, the entry is absent.
 ///
 /// # Examples
 ///
@@ -53,8 +53,8 @@ impl MaxMind {
     ///
     /// # Errors
     ///
-    /// Rejects bytes that are not such a database, a damaged database, and a database that has
-    /// `field` for no address. The previous database then stays in use.
+    /// Rejects bytes that are not a MaxMind database, a damaged database, and a database without
+    /// `field` for any address. The previous database then stays in use.
     pub fn put(&self, field: GeoIpField, bytes: Vec<u8>) -> Result<(), MaxMindError> {
         let database = Reader::from_source(bytes).map_err(|error| {
             MaxMindError(format!(
@@ -78,18 +78,20 @@ impl MaxMind {
 impl GeoIpSource for MaxMind {
     fn country(&self, address: IpAddr) -> Option<String> {
         let database = self.country.load();
-        let found = database.as_ref()?.lookup(address).ok()?;
-        found.decode_path(&path!["country", "iso_code"]).ok()?
+        let record = database.as_ref()?.lookup(address).ok()?;
+        record.decode_path(&path!["country", "iso_code"]).ok()?
     }
 
     fn asn(&self, address: IpAddr) -> Option<u32> {
         let database = self.asn.load();
-        let found = database.as_ref()?.lookup(address).ok()?;
-        found.decode_path(&path!["autonomous_system_number"]).ok()?
+        let record = database.as_ref()?.lookup(address).ok()?;
+        record
+            .decode_path(&path!["autonomous_system_number"])
+            .ok()?
     }
 }
 
-/// Prints only the types of the databases, because a database has megabytes.
+/// Prints only the types of the databases, because a database contains megabytes of data.
 impl fmt::Debug for MaxMind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = |field| {
@@ -106,7 +108,8 @@ impl fmt::Debug for MaxMind {
     }
 }
 
-/// Checks that all of `database` can be read and that it has `field` for at least one address.
+/// Checks that all of `database` can be read, and that `database` contains `field` for at least one
+/// address.
 fn check(field: GeoIpField, database: &Database) -> Result<(), MaxMindError> {
     let damaged = |error| MaxMindError(format!("it is damaged: {}", one_line(&error)));
     let networks = database.networks(Default::default()).map_err(damaged)?;
@@ -134,7 +137,7 @@ fn check(field: GeoIpField, database: &Database) -> Result<(), MaxMindError> {
     )))
 }
 
-/// Returns the error of the reader in one line.
+/// Returns the error of the database reader as one line.
 fn one_line(error: &maxminddb::MaxMindDbError) -> String {
     error.to_string().replace(['\n', '\r'], " ")
 }

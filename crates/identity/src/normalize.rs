@@ -1,9 +1,9 @@
-//! Normalizes entries that a service sends, so that they have the same form as those extracted from
-//! a proxy's request.
+//! Normalizes entries that a service sends, so that they have the same form as entries that are
+//! extracted from a proxy's request.
 //!
 //! Rules expect a single notation of each path and each address. Forward auth and the tower layer
-//! derive both from the request. A service that sends entries may send values as its client wrote
-//! them.
+//! derive paths and addresses from the request. A service that sends entries may send values in the
+//! notation of its client.
 
 use std::{
     borrow::Cow,

@@ -9,15 +9,15 @@ use crate::AmbiguousRequest;
 /// upper-case digits.
 ///
 /// Otherwise `/%6Cogin` and `//login` would bypass a rule for `/login`, because many servers treat
-/// them as the same path: nginx merges slashes by default. Paths that servers distinguish stay
-/// different: `/Login`, `/login;x`, `/a%2Fb`.
+/// these paths as the same path. For example, nginx merges slashes by default. Paths that servers
+/// distinguish stay different: `/Login`, `/login;x`, `/a%2Fb`.
 ///
 /// # Errors
 ///
 /// Returns [`AmbiguousRequest::DotSegments`] if a segment is `.` or `..`, even if the segment is
 /// encoded, has parameters (`..;x`), or follows `%2F`, `\` or `%5C`, which some servers treat as a
-/// slash. Ordinary clients resolve such segments before sending. Some servers resolve them too, and
-/// others look for a file of that name.
+/// slash. Ordinary clients resolve such segments before they send a request. Some servers resolve
+/// such segments too, and other servers look for a file with that name.
 pub fn normalize_path(path: &str) -> Result<Cow<'_, str>, AmbiguousRequest> {
     let is_plain = !path.contains(['%', '\\']) && !path.contains("/.") && !path.contains("//");
     if path.starts_with('/') && is_plain {
@@ -72,8 +72,8 @@ pub(crate) fn octet(digits: &[u8]) -> Option<u8> {
     u8::try_from(value(*high)? * 16 + value(*low)?).ok()
 }
 
-/// Returns true if some server might find a `.` or `..` segment in `path`, whose unreserved
-/// characters are already decoded.
+/// Returns true if some server might find a `.` or `..` segment in `path`. The unreserved
+/// characters of `path` must already be decoded.
 fn has_dot_segments(path: &str) -> bool {
     let segments = path.split(['/', '\\']);
     let segments = segments.flat_map(|segment| segment.split("%2F"));

@@ -1,4 +1,5 @@
-//! The values of entries: headers, cookies, query parameters, and what is derived from them.
+//! The values of entries: headers, cookies, query parameters, and values that are derived from
+//! them.
 
 use std::borrow::Cow;
 
@@ -12,11 +13,11 @@ use crate::{
     target::RequestTarget,
 };
 
-/// The value of an entry: `None` if it is absent, and an error if it is ambiguous.
+/// The value of an entry: `None` if the entry is absent, and an error if the value is ambiguous.
 pub type EntryValue<'r> = Result<Option<Cow<'r, str>>, AmbiguousRequest>;
 
-/// Returns the value of the entry `name`, never empty: derived from another entry, or else the
-/// value that `given` returns.
+/// Returns the value of the entry `name`: the value derived from another entry if there is one,
+/// otherwise the value from `given`. An empty value is never returned.
 pub(crate) fn derived_or_given<'r>(
     derived: &[(Box<str>, DerivedEntry)],
     name: &str,

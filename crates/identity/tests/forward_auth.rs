@@ -218,7 +218,8 @@ fn without_proxy_headers_the_peer_is_the_client() {
     );
 }
 
-/// Services differ in which value they use, so the rules could count the other value.
+/// Services differ in which of several values they use, so the rules could count a value that the
+/// service does not use.
 #[test]
 fn conflicting_values_are_refused() {
     let lines = [
@@ -303,7 +304,8 @@ fn white_space_around_a_value_is_trimmed() {
     assert_eq!(entries(&lines, PEER, &["customer"]), [None]);
 }
 
-/// The proxy may remove the header, and then the service does not receive it.
+/// The proxy may remove a header that `Connection` names, so the service may not receive the
+/// header.
 #[test]
 fn headers_listed_in_connection_are_ambiguous() {
     for connection in ["x-customer", "close, X-Customer"] {
@@ -318,7 +320,7 @@ fn headers_listed_in_connection_are_ambiguous() {
     }
 }
 
-/// CGI, WSGI and PHP treat both names as equal.
+/// CGI, WSGI and PHP treat a name with `_` and the same name with `-` as equal.
 #[test]
 fn a_header_name_with_an_underscore_is_ambiguous() {
     for lines in [

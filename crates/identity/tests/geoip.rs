@@ -139,6 +139,6 @@ fn a_geoip_source_takes_precedence_over_headers() {
     assert_eq!(entry("1.128.0.1", "asn", known).as_deref(), Some("1221"));
     assert_eq!(entry("192.0.2.1", "country", known), None);
     assert_eq!(entry("192.0.2.1", "asn", known), None);
-    // Without a GeoIP source here, the proxy may send the entry from its own source.
+    // If this server has no GeoIP source, the proxy may send the entry from its own source.
     assert_eq!(entry("192.0.2.1", "country", None).as_deref(), Some("AQ"));
 }

@@ -50,10 +50,10 @@ impl<T: fmt::Debug> Error for RateLimitError<T> {}
 #[cfg(feature = "tokio")]
 pub trait StreamRateLimit: Stream + Sized {
     /// Returns a stream of the same items. Each item waits until it is admitted on `key`, for as
-    /// long as the limit requires: of the [`WaitBounds`](crate::WaitBounds), only the maximum
+    /// long as the limit requires. Of the [`WaitBounds`](crate::WaitBounds), only the maximum
     /// numbers of waiters apply.
     ///
-    /// If the stream is dropped, an item that is waiting is dropped with it and was not charged.
+    /// If the stream is dropped, a waiting item is dropped, too, and is not charged.
     fn rate_limited<'a, S, K>(
         self,
         limiter: &'a Limiter<S>,
@@ -93,7 +93,7 @@ impl<T: Stream> StreamRateLimit for T {}
 /// ```
 pub trait IteratorRateLimit: Iterator + Sized {
     /// Returns an iterator over the same items. Each item waits until it is admitted on `key`, for
-    /// as long as the limit requires: of the [`WaitBounds`](crate::WaitBounds), only the maximum
+    /// as long as the limit requires. Of the [`WaitBounds`](crate::WaitBounds), only the maximum
     /// numbers of waiters apply.
     fn rate_limited<S: BlockingStore, K: Key + Clone>(
         self,

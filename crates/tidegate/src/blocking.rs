@@ -1,11 +1,11 @@
-//! Stores on whose results a thread can block.
+//! Stores whose results a thread can wait for by blocking.
 
 use tidegate_core::{MemoryStore, Store};
 
-/// A store on whose results a thread can block.
+/// A store whose results a thread can wait for by blocking.
 pub trait BlockingStore: Store {
-    /// Prepares the thread for blocking on the store's futures. This lasts until the result is
-    /// dropped.
+    /// Prepares the thread for blocking on the store's futures. The thread stays prepared until the
+    /// result is dropped.
     #[doc(hidden)]
     fn enter(&self) -> impl Sized;
 }
@@ -14,7 +14,7 @@ impl BlockingStore for MemoryStore {
     fn enter(&self) -> impl Sized {}
 }
 
-/// The futures of a store in Redis need the runtime of its connections.
+/// The futures of a store in Redis must run within the runtime of the store's connections.
 #[cfg(feature = "redis")]
 impl BlockingStore for tidegate_redis::FallbackStore {
     fn enter(&self) -> impl Sized {

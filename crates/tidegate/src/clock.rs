@@ -16,20 +16,20 @@ use tidegate_core::Timestamp;
 ///
 /// A step of the wall clock while the program runs has no effect. Calendar windows and schedules
 /// continue from the wall clock at the start, so they are wrong by the size of the step until the
-/// program restarts. They are also wrong by the time for which the machine was suspended, because
-/// Linux's monotonic clock does not count that time. Limits only measure elapsed time and are not
-/// affected. Clones are cheap and return the same time.
+/// program restarts. Calendar windows and schedules are also wrong by the time for which the
+/// machine was suspended, because Linux's monotonic clock does not count that time. Limits only
+/// measure elapsed time and are not affected. Clones are cheap and return the same time.
 ///
 /// The clock counts processor ticks, because reading any other clock takes longer than a decision.
 /// The tick rate is known only to a few parts per million, and that error adds up to minutes over
 /// months. So [`Self::follow`] corrects the counter by the system's monotonic clock, which time
 /// synchronization adjusts.
 ///
-/// The counter can also jump. It may count the time of a suspension, which the monotonic clock does
+/// The counter can also jump: it may count the time of a suspension, which the monotonic clock does
 /// not count, or restart at zero. So the counter is trusted for two seconds after each comparison
-/// with the monotonic clock. A read after that, or a read that finds that the counter went back,
-/// first makes a new comparison. A jump therefore shifts the time by at most two seconds, and only
-/// until the next comparison.
+/// with the monotonic clock. A read after that time, or a read that finds that the counter went
+/// back, first makes a new comparison. A jump therefore shifts the time by at most two seconds, and
+/// only until the next comparison.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -60,8 +60,8 @@ struct Counter {
     compared_micros: AtomicU64,
 }
 
-/// How long the counter is trusted after a comparison. It is twice the server's interval between
-/// comparisons, so that decisions normally do not read the system's clock.
+/// How long the counter is trusted after a comparison. The duration is twice the server's interval
+/// between comparisons, so that decisions normally do not read the system's clock.
 const TRUSTED_MICROS: u64 = 2_000_000;
 
 impl Counter {
@@ -69,11 +69,11 @@ impl Counter {
         self.clock.delta_as_nanos(self.start, self.clock.raw())
     }
 
-    /// Returns the microseconds since the start, computed from the ticks alone. This takes only one
-    /// multiplication, because it is part of every decision.
+    /// Returns the microseconds since the start, computed from the ticks alone. The conversion
+    /// takes only one multiplication, because it is part of every decision.
     fn counted_micros(&self) -> u64 {
         // A counter that restarted is lower than at the start. The difference wraps around, and the
-        // anchor compensates for that.
+        // anchor compensates for the wrap.
         micros_of(self.clock.raw().wrapping_sub(self.start), self.tick)
     }
 
@@ -133,13 +133,13 @@ fn tick(clock: &quanta::Clock) -> u64 {
     /// 2^40 ticks take minutes at any tick rate, so whole nanoseconds are precise enough.
     const TICKS: u32 = 40;
     let nanos = clock.delta_as_nanos(0, 1 << TICKS);
-    // No processor has ticks of a microsecond or more; they would saturate here.
+    // No processor has ticks of a microsecond or more; such ticks would saturate here.
     u64::try_from((u128::from(nanos) << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX)
 }
 
 /// Converts `ticks` to microseconds, where one tick takes `tick` units of 2^-64 microseconds.
 fn micros_of(ticks: u64, tick: u64) -> u64 {
-    // The upper half of the 128-bit product.
+    // The result is the upper half of the 128-bit product.
     u64::try_from((u128::from(ticks) * u128::from(tick)) >> 64).unwrap_or(u64::MAX)
 }
 
@@ -168,9 +168,9 @@ impl Clock {
         Self(Source::Real(Arc::new(counter)))
     }
 
-    /// Corrects the counted time by the system's monotonic clock. Once a second is sufficient: the
-    /// two diverge by only a few dozen microseconds per second. If a correction moves the time back
-    /// by so little, stores use the latest instant that they have seen.
+    /// Corrects the counted time by the system's monotonic clock. Once a second is sufficient,
+    /// because the two clocks diverge by only a few dozen microseconds per second. If a correction
+    /// moves the time back by that little, stores use the latest instant that they have seen.
     pub fn follow(&self) {
         if let Source::Real(counter) = &self.0 {
             counter.compared();

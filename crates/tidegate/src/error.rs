@@ -8,12 +8,12 @@ use tidegate_core::{RequestError, Span};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The request would never be admitted: its cost exceeds the most that a limit ever admits at
-    /// one instant, the key is blocked until an operator removes the block, or the store has no
-    /// room for a state of that size.
+    /// The request would never be admitted. Its cost exceeds the most units that a limit ever
+    /// admits at one instant, the key is blocked until an operator removes the block, or the store
+    /// has no room for a state of that size.
     Never,
-    /// The longest wait has elapsed, or the request would be admitted later than that. In the
-    /// second case, the error is returned immediately.
+    /// The longest wait has elapsed, or the request would be admitted only after the longest wait.
+    /// In the second case, the error is returned immediately.
     Timeout {
         /// The minimum time from now until the request would be admitted, if it is known.
         retry_after: Option<Span>,

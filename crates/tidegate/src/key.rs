@@ -5,16 +5,16 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// The bytes under which an empty key is counted, because a store needs at least one byte. They are
-/// not UTF-8, so no text is equal to them.
+/// The bytes under which an empty key is counted, because a store needs at least one byte. These
+/// bytes are not UTF-8, so no text is equal to them.
 pub(crate) const EMPTY: &[u8] = b"\x80tidegate:empty";
 
 /// A key: each key has its own count.
 ///
-/// Keys with equal bytes are equal, so use only one type of key with a limiter: the number 65 as a
-/// `u8` and the text `"A"` share a count. For a limiter with a single count, use the key `()`. A
-/// key has at most [`MAX_KEY_BYTES`](crate::bounds::MAX_KEY_BYTES) bytes; hash longer ones first.
-/// The empty key is valid, and is equal to `()`.
+/// Keys with equal bytes are equal, so use only one type of key with a limiter. For example, the
+/// number 65 as a `u8` and the text `"A"` share a count. For a limiter with a single count, use the
+/// key `()`. A key has at most [`MAX_KEY_BYTES`](crate::bounds::MAX_KEY_BYTES) bytes; hash longer
+/// keys first. The empty key is valid, and is equal to `()`.
 ///
 /// # Examples
 ///

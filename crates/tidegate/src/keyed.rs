@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Limiter {
-    /// Decides whether a request on `key` may pass now, and charges it if so.
+    /// Decides whether a request on `key` may pass now, and charges the request if it may.
     ///
     /// A request whose key or cost [is too large](Key) for every store is always denied.
     #[inline]
@@ -78,8 +78,8 @@ impl<S: Store> Limiter<S> {
     /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`].
     ///
     /// If the future is dropped, the request leaves its queue and nothing was charged. This method
-    /// needs a tokio runtime with a timer. The resolution of that timer is a millisecond: if the
-    /// limit admits requests more often than that, give the limit a burst.
+    /// needs a tokio runtime with a timer. The resolution of that timer is a millisecond. If the
+    /// limit admits more than one request per millisecond, give the limit a burst.
     ///
     /// # Errors
     ///
@@ -149,8 +149,8 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-/// These methods block the thread. Do not call them in an async task: they would block the worker
-/// thread of the runtime.
+/// These methods block the thread. Do not call them in an async task, because they would block the
+/// worker thread of the runtime.
 impl<S: BlockingStore> Limiter<S> {
     /// Decides like [`check_async`](Limiter::check_async).
     pub fn check_blocking(&self, key: impl Key) -> Verdict<'_> {

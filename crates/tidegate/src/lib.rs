@@ -55,7 +55,7 @@ pub use self::{
     error::AcquireError,
     key::{Costing, Key},
     limiter::{IntoPolicy, Limiter},
-    rate_limiter::RateLimiter,
+    rate_limiter::{DecidedRequest, RateLimiter},
     rules::{CurrentRules, RuleLimiter, Rules},
     waiters::WaitBounds,
 };

@@ -9,18 +9,18 @@ use crate::{Clock, Rules, WaitBounds, waiters::Waiters};
 
 /// A rate limiter.
 ///
-/// `S` is the store of its counts: in memory, or in Redis. `P` is its policy: the same [`Limits`]
+/// `S` is the store of the counts, in memory or in Redis. `P` is the policy: the same [`Limits`]
 /// for every [`Key`](crate::Key), or [`Rules`].
 ///
 /// A limiter can be shared between tasks and threads, by reference or in an
 /// [`Arc`](std::sync::Arc).
 ///
-/// - [`check`](Self::check) decides immediately. A denial is a normal [`Verdict`]: it contains the
-///   remaining units and the time to retry.
+/// - [`check`](Self::check) decides immediately. A denial is a normal [`Verdict`], which contains
+///   the remaining units and the time to retry.
 /// - [`acquire`](Self::acquire) waits until the request is admitted. Requests on one key are
-///   admitted in the order in which they began to wait. A `check` does not join the queue: it is
-///   charged if enough units remain at that instant. [`WaitBounds`] limits the duration of a wait
-///   and the number of waiting requests. A request that stops waiting was not charged.
+///   admitted in the order in which they began to wait. A `check` does not join the queue: a check
+///   is charged if enough units remain at that instant. [`WaitBounds`] limits the duration of a
+///   wait and the number of waiting requests. A request that stops waiting was not charged.
 ///
 /// # Examples
 ///
@@ -174,7 +174,7 @@ impl<S: Store, P> Limiter<S, P> {
             }
         }
         // The store has its own timeout, after which it uses a fallback policy. A short remaining
-        // wait must not shorten that timeout, so the request has no other one.
+        // wait must not shorten that timeout, so the request has no timeout of its own.
         let decided = self
             .store
             .decide(StoreRequest::new(charges, now, effect), outcomes);

@@ -1,16 +1,28 @@
-//! The rate limiter interface that the HTTP layers use, and code that they share with it.
+//! The rate limiter interface that the HTTP layers use, and code that the layers share with rate
+//! limiters.
 
 use std::sync::Arc;
 
 use tidegate_core::{
-    Charge, Effect, MaybeReady, Request, RequestError, RuleSet, Scratch, Store, StoreRequest,
-    Timestamp, Verdict,
+    CacheSearch, Charge, Effect, MaybeReady, Parents, Request, RequestError, RuleSet, Scratch,
+    Store, StoreRequest, Timestamp, Verdict,
 };
+
+/// A request that was decided, for [`RateLimiter::observe`].
+#[derive(Clone, Copy, Debug)]
+pub struct DecidedRequest<'a> {
+    /// The request.
+    pub request: &'a Request<'a>,
+    /// The rules under which the request was decided.
+    pub rules: &'a RuleSet,
+    /// The time of the decision.
+    pub now: Timestamp,
+}
 
 /// A rate limiter: an application's [`Limiter`](crate::Limiter), or a server's own.
 ///
 /// For each request, a caller takes the current [`rules`](Self::rules) once, extracts the entries
-/// that they use, and asks for a [decision](Self::check).
+/// that the rules use, and asks for a [decision](Self::check).
 pub trait RateLimiter: Send + Sync {
     /// The store of the limits.
     type Store: Store;
@@ -52,47 +64,244 @@ pub trait RateLimiter: Send + Sync {
             Err(error) => return MaybeReady::Ready(Err(error)),
         };
         let mut outcomes = Vec::new();
-        let is_stretched = stretch(store, rules, &mut charges, now).is_ready();
-        if is_stretched {
+        let pending_stretch = stretch(store, rules, &mut charges, now);
+        if pending_stretch.is_none() {
             let store_request = StoreRequest::new(&mut charges, now, effect);
             if let Some(decided) = store.decide(store_request, &mut outcomes).ready() {
                 return MaybeReady::Ready(Ok(decided.verdict(&charges, &outcomes)));
             }
         }
         MaybeReady::Pending(async move {
-            if !is_stretched {
-                stretch(store, rules, &mut charges, now).await;
-            }
-            let store_request = StoreRequest::new(&mut charges, now, effect);
+            let cache_search = match pending_stretch {
+                Some(pending) => {
+                    pending.finish(store, &mut charges).await;
+                    CacheSearch::Due
+                }
+                None => CacheSearch::Skip,
+            };
+            let store_request = StoreRequest {
+                cache_search,
+                ..StoreRequest::new(&mut charges, now, effect)
+            };
             let decided = store.decide(store_request, &mut outcomes).await;
             Ok(decided.verdict(&charges, &outcomes))
         })
     }
 
+    /// Decides `request` like [`check`](Self::check), which has just returned a pending result that
+    /// the caller could not keep. Does not search the store's denial cache again.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
+    fn check_after_pending<'a>(
+        &self,
+        rules: &'a RuleSet,
+        scratch: &'a mut Scratch,
+        request: &Request<'_>,
+        effect: Effect,
+    ) -> impl Future<Output = Result<Verdict<'a>, RequestError>> + Send {
+        let (store, now) = (self.store(), self.now());
+        let charges = rules.charges(request, now, scratch);
+        async move {
+            let mut charges = charges?;
+            if charges.is_empty() {
+                return Ok(Verdict::unlimited());
+            }
+            if let Some(pending) = stretch(store, rules, &mut charges, now) {
+                pending.finish(store, &mut charges).await;
+            }
+            let mut outcomes = Vec::new();
+            let store_request = StoreRequest {
+                cache_search: CacheSearch::Skip,
+                ..StoreRequest::new(&mut charges, now, effect)
+            };
+            let decided = store.decide(store_request, &mut outcomes).await;
+            Ok(decided.verdict(&charges, &outcomes))
+        }
+    }
+
     /// Records a verdict that is about to be applied, for metrics.
-    fn observe(&self, _verdict: &Verdict<'_>) {}
+    fn observe(&self, _decided: DecidedRequest<'_>, _verdict: &Verdict<'_>) {}
 }
 
-/// Raises the limits of those elastic `charges` whose parent rules have a sufficient unused share.
+/// Raises the limits of the elastic `charges` whose parent rules have a sufficient unused share. If
+/// the store has to wait for the state of the parents, nothing is raised yet, and the result has to
+/// be [finished](PendingStretch::finish).
 #[inline]
 pub fn stretch<'a, S: Store>(
     store: &S,
     rules: &'a RuleSet,
     charges: &mut [Charge<'a>],
     now: Timestamp,
-) -> MaybeReady<(), impl Future<Output = ()> + Send> {
-    let Some(mut parents) = rules.parents(charges) else {
-        return MaybeReady::Ready(());
-    };
+) -> Option<PendingStretch<'a>> {
+    let mut parents = rules.parents(charges)?;
     let mut outcomes = Vec::new();
     let look = StoreRequest::look(&mut parents.charges, now);
     if store.decide(look, &mut outcomes).is_ready() {
         parents.stretch(charges, &outcomes);
-        return MaybeReady::Ready(());
+        return None;
     }
-    MaybeReady::Pending(async move {
+    Some(PendingStretch { parents, now })
+}
+
+/// Elastic charges whose parents the store has to look up.
+#[derive(Debug)]
+#[must_use]
+pub struct PendingStretch<'a> {
+    parents: Parents<'a>,
+    now: Timestamp,
+}
+
+impl<'a> PendingStretch<'a> {
+    /// Looks up the parents, and raises the limits of `charges`, which must be the charges that
+    /// were passed to [`stretch`].
+    pub async fn finish<S: Store>(self, store: &S, charges: &mut [Charge<'a>]) {
+        let Self { mut parents, now } = self;
+        let mut outcomes = Vec::new();
         let look = StoreRequest::look(&mut parents.charges, now);
         store.decide(look, &mut outcomes).await;
         parents.stretch(charges, &outcomes);
-    })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tidegate_core::{
+        Cost, DecisionAndReceipt, Headroom, MemoryBounds, MemoryStore, Outcome, Receipt, Renewal,
+        Rule, Settlement, StoreDecision, UnusedShare,
+    };
+
+    use super::*;
+
+    /// A memory store whose decisions are pending. Records the requests.
+    struct RemoteStore {
+        memory: MemoryStore,
+        requests: Mutex<Vec<(Effect, CacheSearch)>>,
+    }
+
+    impl Store for RemoteStore {
+        type Receipt = Receipt;
+
+        fn decide(
+            &self,
+            request: StoreRequest<'_, '_>,
+            outcomes: &mut Vec<Outcome>,
+        ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
+            let search = (request.effect, request.cache_search);
+            self.requests.lock().unwrap().push(search);
+            MaybeReady::Pending(async move { self.memory.decide(request, outcomes).into_inner() })
+        }
+
+        fn reserve(
+            &self,
+            request: StoreRequest<'_, '_>,
+            outcomes: &mut Vec<Outcome>,
+        ) -> MaybeReady<
+            DecisionAndReceipt<Receipt>,
+            impl Future<Output = DecisionAndReceipt<Receipt>> + Send,
+        > {
+            Store::reserve(&self.memory, request, outcomes)
+        }
+
+        fn settle(
+            &self,
+            charges: &[Charge<'_>],
+            receipt: &mut Option<Receipt>,
+            settlements: &[Settlement],
+            now: Timestamp,
+        ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
+            Store::settle(&self.memory, charges, receipt, settlements, now)
+        }
+
+        fn renew(
+            &self,
+            charges: &[Charge<'_>],
+            receipt: &mut Receipt,
+            now: Timestamp,
+        ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
+            Store::renew(&self.memory, charges, receipt, now)
+        }
+    }
+
+    struct RemoteLimiter {
+        store: RemoteStore,
+        rules: Arc<RuleSet>,
+    }
+
+    impl RemoteLimiter {
+        fn new(rules: Vec<Rule>) -> Self {
+            Self {
+                store: RemoteStore {
+                    memory: MemoryStore::new(MemoryBounds::default()),
+                    requests: Mutex::default(),
+                },
+                rules: Arc::new(RuleSet::build(rules, Vec::new()).unwrap()),
+            }
+        }
+
+        fn take_requests(&self) -> Vec<(Effect, CacheSearch)> {
+            std::mem::take(&mut *self.store.requests.lock().unwrap())
+        }
+    }
+
+    impl RateLimiter for RemoteLimiter {
+        type Store = RemoteStore;
+
+        fn now(&self) -> Timestamp {
+            Timestamp::from_micros(1)
+        }
+
+        fn rules(&self) -> Arc<RuleSet> {
+            Arc::clone(&self.rules)
+        }
+
+        fn store(&self) -> &RemoteStore {
+            &self.store
+        }
+    }
+
+    fn rule(name: &str, limit: &str) -> Rule {
+        Rule::new(name, vec![limit.parse().unwrap()]).unwrap()
+    }
+
+    fn elastic_rules() -> Vec<Rule> {
+        let unused = Headroom::Unused(UnusedShare::new("all", 50).unwrap());
+        let each = rule("each", "1/h").elastic(200, unused).unwrap();
+        vec![each, rule("all", "4/h")]
+    }
+
+    #[tokio::test]
+    async fn the_denial_cache_is_searched_once() {
+        let limiter = RemoteLimiter::new(vec![rule("each", "2/h")]);
+        let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+        let request = Request::new(&[], Cost::ONE).unwrap();
+        let decided = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
+        assert!(decided.await.unwrap().allowed);
+        let searched = |cache_search| (Effect::Charge, cache_search);
+        let once = [searched(CacheSearch::Due), searched(CacheSearch::Skip)];
+        assert_eq!(limiter.take_requests(), once);
+        let decided = limiter.check_after_pending(&rules, &mut scratch, &request, Effect::Charge);
+        assert!(decided.await.unwrap().allowed);
+        assert_eq!(limiter.take_requests(), [searched(CacheSearch::Skip)]);
+        let decided = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
+        assert!(!decided.await.unwrap().allowed);
+    }
+
+    /// The first request to a store only finds out that the state of the parents is not ready.
+    #[tokio::test]
+    async fn the_cache_is_searched_after_the_parents_are_looked_up() {
+        let limiter = RemoteLimiter::new(elastic_rules());
+        let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+        let request = Request::new(&[], Cost::ONE).unwrap();
+        for _ in 0..2 {
+            let decided = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
+            assert!(decided.await.unwrap().allowed);
+            let due = |effect| (effect, CacheSearch::Due);
+            let effects = [Effect::Look, Effect::Look, Effect::Charge];
+            assert_eq!(limiter.take_requests(), effects.map(due));
+        }
+    }
 }

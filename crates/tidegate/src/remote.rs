@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_redis::{
-    Address, FallbackSettings, FallbackStore, Redis, Settings, StoreError, Topology,
+    Address, FallbackSettings, FallbackStore, Redis, RedisSettings, StoreError, Topology,
 };
 use tokio::runtime::Handle;
 
@@ -12,8 +12,8 @@ use crate::{Clock, IntoPolicy, Limiter};
 
 impl<P> Limiter<FallbackStore, P> {
     /// Creates a limiter that counts in the Redis or Valkey server at `url`, with default settings.
-    /// Limiters with the same `prefix` share their counts, so use a separate prefix for each kind of
-    /// limiter.
+    /// Limiters with the same `prefix` share their counts, so use a separate prefix for each kind
+    /// of limiter.
     ///
     /// The connection is opened in the background. While Redis is unreachable, this process uses
     /// its local share of the limits. For other settings, Sentinel or Redis Cluster, pass a
@@ -32,9 +32,9 @@ impl<P> Limiter<FallbackStore, P> {
         prefix: &str,
     ) -> Result<Self, StoreError> {
         let (address, login) = Address::parse(url).map_err(StoreError::Refused)?;
-        let settings = Settings {
+        let settings = RedisSettings {
             login,
-            ..Settings::new(Topology::Standalone(address))
+            ..RedisSettings::new(Topology::Standalone(address))
         };
         let redis = Arc::new(Redis::start(settings, &Handle::current()));
         let local = MemoryStore::new(MemoryBounds::default());

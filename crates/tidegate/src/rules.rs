@@ -90,7 +90,7 @@ pub struct CurrentRules<'a, S> {
 }
 
 impl CurrentRules<'_, MemoryStore> {
-    /// Decides whether `request` may pass now, and charges it if so.
+    /// Decides whether `request` may pass now, and charges the request if it may.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl CurrentRules<'_, MemoryStore> {
         self.decide_in_memory(request, Effect::Peek)
     }
 
-    /// Does what [`decide`](CurrentRules::decide) does in any store.
+    /// Decides in the memory store, as [`decide`](CurrentRules::decide) does in any store.
     fn decide_in_memory(
         &self,
         request: &Request<'_>,
@@ -229,7 +229,9 @@ impl<S: Store> CurrentRules<'_, S> {
         if charges.is_empty() {
             return Ok((Verdict::unlimited(), now));
         }
-        stretch(store, rules, &mut charges, now).await;
+        if let Some(pending) = stretch(store, rules, &mut charges, now) {
+            pending.finish(store, &mut charges).await;
+        }
         let mut outcomes = Vec::new();
         let decided = self
             .limiter
@@ -255,8 +257,8 @@ impl<S: Store> CurrentRules<'_, S> {
     }
 }
 
-/// These methods block the thread. Do not call them in an async task: they would block the worker
-/// thread of the runtime.
+/// These methods block the thread. Do not call them in an async task, because they would block the
+/// worker thread of the runtime.
 impl<S: BlockingStore> CurrentRules<'_, S> {
     /// Decides like [`check_async`](CurrentRules::check_async).
     ///

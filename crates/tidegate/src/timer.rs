@@ -13,7 +13,7 @@ use tidegate_core::Timestamp;
 
 use crate::Clock;
 
-/// Something that can sleep.
+/// A timer that sleeps until an instant.
 pub(crate) trait Timer {
     type Sleep: Future<Output = ()>;
 
@@ -81,7 +81,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Blocks the thread until the future that `start` returns is ready. That future may only wait for
+/// Blocks the thread until the future that `start` returns is ready. The future may only wait for
 /// the timer that is passed to `start`, and for wakers.
 pub(crate) fn block_on<T>(clock: &Clock, start: impl AsyncFnOnce(&ThreadTimer) -> T) -> T {
     let timer = ThreadTimer::default();

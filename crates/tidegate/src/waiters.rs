@@ -1,7 +1,7 @@
 //! Waiting requests: one queue for each key, in order of arrival.
 //!
 //! Only the first request of a queue is sent to the store, and it is charged when it is admitted. A
-//! request that stops waiting leaves its queue, and there is nothing to refund.
+//! request that stops waiting leaves its queue, and needs no refund.
 //!
 //! ```text
 //!   acquire ─▶ others wait on the key? ── no ──▶ charge ─▶ admitted
@@ -172,8 +172,8 @@ impl<'a> Turn<'a> {
 
     /// Returns the effect with which to decide the request now.
     ///
-    /// A request that has to wait in the queue must not be charged yet. It peeks first: if it can
-    /// never be admitted, or only after its deadline, it is rejected without waiting.
+    /// A request that has to wait in the queue must not be charged yet. Such a request peeks first.
+    /// If it can never be admitted, or only after its deadline, it is rejected without waiting.
     pub(crate) fn effect(&mut self) -> Effect {
         let must_stand_in_line = self.ticket.is_none() && self.waiters.has_queue(self.key);
         self.effect = if must_stand_in_line {
@@ -200,7 +200,8 @@ impl<'a> Turn<'a> {
                 let retry_after = Some(span);
                 return Err(AcquireError::Timeout { retry_after });
             }
-            // The request has only peeked so far, so it tries to be charged as soon as it is first.
+            // The request has only peeked so far, so it asks to be charged as soon as it is first
+            // in the queue.
             RetryAfter::After(_) if self.effect == Effect::Peek => now,
             // A denial without a wait would make this a busy loop.
             RetryAfter::After(span) => now.after(span.max(Span::from_micros(1))),
@@ -211,8 +212,8 @@ impl<'a> Turn<'a> {
         Ok(false)
     }
 
-    /// Waits until it is time to decide again: if the request is first in the queue, until the
-    /// instant given by the latest decision; otherwise until it is first.
+    /// Waits until it is time to decide again. A request that is first in the queue waits until the
+    /// instant given by the latest decision. Any other request waits until it is first.
     pub(crate) async fn wait<T: Timer>(&mut self, timer: &T) -> Result<(), AcquireError> {
         let Some(ticket) = &self.ticket else {
             return Ok(());
@@ -267,7 +268,8 @@ impl Ticket<'_> {
         false
     }
 
-    /// Waits until the request is first. Returns false if `timeout` elapses before that.
+    /// Waits until the request is first. Returns false if `timeout` elapses before the request is
+    /// first.
     async fn turn_comes_within(&self, timeout: impl Future<Output = ()>) -> bool {
         let mut timeout = pin!(timeout);
         poll_fn(|context| {

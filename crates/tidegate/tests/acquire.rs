@@ -112,14 +112,14 @@ async fn a_wait_ends_at_its_bound() {
     });
     let elapsed = || start.elapsed().as_millis();
     limiter.acquire("alice").await.unwrap();
-    // Rejected immediately: the request would be admitted too late.
+    // The request is rejected immediately, because it would be admitted too late.
     let within = limiter
         .acquire_within("alice", Duration::from_secs(59))
         .await;
     let retry_after = Some(Span::from_secs(60));
     assert_eq!(within.unwrap_err(), AcquireError::Timeout { retry_after });
     assert_eq!(elapsed(), 0);
-    // Not rejected immediately, because another request is ahead.
+    // The second request is not rejected immediately, because another request is ahead.
     let (first, second) = tokio::join!(
         limiter.acquire_within("alice", Duration::from_secs(3_600)),
         limiter.acquire_within("alice", Duration::from_secs(3_600)),
@@ -161,7 +161,7 @@ async fn a_request_that_waits_behind_others_leaves_at_its_deadline() {
         )
     });
     assert!(large.unwrap().allowed);
-    // Without the request ahead, it would have been admitted after 15 s.
+    // Without the request ahead, the small request would have been admitted after 15 s.
     let timeout = AcquireError::Timeout { retry_after: None };
     assert_eq!(small, (Err(timeout), 20_000));
 }

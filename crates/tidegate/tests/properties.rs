@@ -209,8 +209,8 @@ fn admitted(ended: &[Ended]) -> impl Iterator<Item = &Ended> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// All admitted requests would also be admitted by the store alone at the same instants, and
-    /// nothing else was charged.
+    /// The store alone would also admit all admitted requests at the same instants, and nothing
+    /// else was charged.
     #[test]
     fn no_more_is_admitted_than_the_limits_allow(
         texts in select(&LIMITS[..]),
@@ -229,7 +229,7 @@ proptest! {
         }
         clock.set(now);
         prop_assert_eq!(peeks(&twin), expected);
-        // Count them as well: no window of a sliding log admits more than its limit.
+        // Count the admitted units as well: no window of a sliding log admits more than its limit.
         if texts == ["3/s"] {
             for admitted in units.values() {
                 for (end, _) in admitted {
@@ -282,8 +282,8 @@ proptest! {
     }
 
     /// If the cancelled requests are left out, no other request is admitted earlier. All requests
-    /// have the same cost, because a request behind one with a higher cost has to wait until that
-    /// one is admitted or leaves the queue.
+    /// have the same cost, because a request behind a request with a higher cost has to wait until
+    /// that request is admitted or leaves the queue.
     #[test]
     fn a_cancelled_wait_costs_nothing(
         texts in select(&LIMITS[..]),

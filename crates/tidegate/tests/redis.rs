@@ -11,7 +11,7 @@ use std::{sync::Arc, thread, time::Duration};
 use tidegate::{
     Clock, Cost, IntoPolicy, IteratorRateLimit as _, Key as _, Limit, Limiter, MemoryBounds,
     MemoryStore, Request, Rule, RuleSet, Verdict,
-    redis::{Address, FallbackSettings, FallbackStore, Redis, Settings, Topology},
+    redis::{Address, FallbackSettings, FallbackStore, Redis, RedisSettings, Topology},
 };
 use tokio::{runtime::Handle, time::sleep};
 
@@ -28,9 +28,9 @@ async fn limiter<P>(
     limits: impl IntoPolicy<Policy = P>,
 ) -> Limiter<FallbackStore, P> {
     let (address, _) = Address::parse(&server.url()).unwrap();
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: PATIENCE,
-        ..Settings::new(Topology::Standalone(address))
+        ..RedisSettings::new(Topology::Standalone(address))
     };
     let redis = Redis::start(settings, &Handle::current());
     redis.wait_for_first_attempt().await.unwrap();
@@ -98,7 +98,8 @@ async fn a_wait_that_is_cancelled_during_a_call_costs_nothing() {
     server.pause();
     let waiting = Arc::clone(&limiter);
     let task = tokio::spawn(async move { waiting.acquire("alice").await.map(|_| ()) });
-    // Long enough for the call to be sent; if it was not sent, there is nothing to refund.
+    // The pause is long enough for the call to be sent. If the call was not sent, there is nothing
+    // to refund.
     sleep(Duration::from_millis(200)).await;
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
@@ -110,7 +111,7 @@ async fn a_wait_that_is_cancelled_during_a_call_costs_nothing() {
         }
         sleep(Duration::from_millis(10)).await;
     }
-    panic!("what was charged was never given back");
+    panic!("the charge was never refunded");
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use tokio::{task::yield_now, time::Instant};
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-/// One rule for each customer, and one for all of them.
+/// One rule with a limit for each customer, and one with a limit for all customers together.
 fn rules(each: &str, all: &str) -> RuleSet {
     let limits = |text: &str| Ok::<_, LimitError>(vec![text.parse()?]);
     let each = Rule::new("each", limits(each).unwrap()).unwrap();

@@ -1,6 +1,6 @@
-//! Compares throttling methods on one service, live. The service handles ten requests at a time, in
-//! 10 ms each. The offered load is half of its capacity, then twice its capacity, then half again.
-//! Writes an SVG chart.
+//! Compares throttling methods on one service, live. The service handles ten requests at a time,
+//! and each takes 10 ms. The offered load is half of the service's capacity, then twice the
+//! capacity, then half of it again. Writes an SVG chart.
 //!
 //! ```sh
 //! cargo run --release -p tidegate-tower --example throttling > docs/throttling.svg

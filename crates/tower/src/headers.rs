@@ -1,9 +1,9 @@
 //! Writes a verdict as response headers.
 //!
 //! `RateLimit-Policy` and `RateLimit` follow draft-ietf-httpapi-ratelimit-headers-10 (lists of
-//! strings with parameters). They are optional, because it is a draft. `Retry-After` follows
-//! RFC 9110. The `X-RateLimit-*` triple is optional; its reset is in seconds from now for some
-//! clients, and in seconds since the epoch for others.
+//! strings with parameters). Both fields are optional, because the specification is still a draft.
+//! `Retry-After` follows RFC 9110. The `X-RateLimit-*` triple is optional. The reset of the triple
+//! is in seconds from now or in seconds since the epoch, because clients expect different formats.
 //!
 //! ```text
 //! RateLimit-Policy: "1/s";q=1;w=1, "20/min";q=20;w=60
@@ -12,21 +12,22 @@
 //! ```
 //!
 //! A policy is named after its limit, because the name of a rule may contain something that clients
-//! must not know (`secret-fraud-rule`). [`RuleNames::Shown`] names it after the rule: `"api:1/s"`.
+//! must not know (`secret-fraud-rule`). With [`RuleNames::Shown`], a policy is named after its
+//! rule: `"api:1/s"`.
 //!
 //! Waits are rounded up and quotas down, so that a client that follows the headers never retries
 //! too early. The draft leaves these points open:
 //!
 //! - `q` is the number of units that an idle key can spend at once.
-//! - `w` is the time in which the whole quota becomes available again. It is omitted if it is under
-//!   a second, and for a node's local share.
-//! - `t` is the time until more units are available if none remain, or else until the key has fully
-//!   recovered.
+//! - `w` is the time in which the whole quota becomes available again. `w` is omitted if it is
+//!   under a second, and for a node's local share.
+//! - `t` is the time until more units are available if none remain. Otherwise `t` is the time until
+//!   the key has fully recovered.
 //! - `Retry-After` is never earlier than a `t` in the same response. The `t` of a limit that does
 //!   not deny is omitted if it would be later.
-//! - A concurrency limit has a `t` and a reset only if it denies the request; both are then the
-//!   same estimate as `Retry-After`. Its slots are released when requests end, usually long before
-//!   their leases.
+//! - A concurrency limit has a `t` and a reset only if it denies the request. Both values are then
+//!   the same estimate as `Retry-After`. The slots of the limit are released when requests end,
+//!   usually long before the leases expire.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
@@ -36,8 +37,8 @@ use tidegate_core::{
 
 use crate::structured_fields;
 
-/// The maximum number of limits in the headers, the tightest first. It keeps the headers within the
-/// size that clients and proxies accept.
+/// The maximum number of limits in the headers, the tightest first. The maximum keeps the headers
+/// within the size that clients and proxies accept.
 pub const MAX_SHOWN: usize = 8;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -65,12 +66,12 @@ pub enum Legacy {
 /// Whether clients see the names of rules, in headers and in denial responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RuleNames {
-    /// A policy has the name of its limit, such as `20/min`. The second of two equal ones is
+    /// A policy has the name of its limit, such as `20/min`. The second of two equal policies is
     /// `20/min:2`.
     #[default]
     Hidden,
     /// A policy has the name of its rule, such as `api`, or `api:20/min` if the rule has several
-    /// limits. The second of two equal ones is `api:20/min:2`.
+    /// limits. The second of two equal policies is `api:20/min:2`.
     Shown,
 }
 
@@ -215,7 +216,8 @@ pub(crate) fn put_retry_after(wait: Option<Span>, headers: &mut HeaderMap) {
     }
 }
 
-/// Merges the headers of one limiter into a response that may already have headers of another.
+/// Merges the headers of one limiter into a response that may already have headers of another
+/// limiter.
 ///
 /// List fields get additional values. Other fields can only occur once, so the existing value
 /// stays, because its limiter is closer to the response. The exception is the `X-RateLimit-*`
@@ -226,7 +228,7 @@ pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     };
     let is_tighter =
         remaining(&added).is_none_or(|adds| remaining(headers).is_none_or(|said| adds < said));
-    // The triple is replaced as a whole: not every limit has a reset.
+    // The triple is replaced as a whole, because not every limit has a reset.
     if is_tighter && added.contains_key(X_REMAINING) {
         headers.remove(X_RESET);
     }
@@ -293,7 +295,7 @@ enum NamePart<'v> {
 }
 
 /// Returns the name of the policy of line `at`, in parts. The policies of one response have
-/// different names: the second one of the same name ends in `:2`.
+/// different names: the second policy of the same name ends in `:2`.
 fn policy_name<'v>(
     lines: &'v [Line<'_>],
     at: usize,
@@ -363,7 +365,7 @@ pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> St
 }
 
 /// Returns the sort key of a line, in the same order as the verdict: first the limits that deny
-/// longest, then those with the fewest remaining units.
+/// longest, then the limits with the fewest remaining units.
 fn slack(line: &Line<'_>) -> impl Ord {
     let Outcome {
         allowed,
@@ -380,8 +382,8 @@ fn slack(line: &Line<'_>) -> impl Ord {
     )
 }
 
-/// Returns the seconds until a denied request would be admitted, at least 1. `None` if it was
-/// admitted or can never be admitted.
+/// Returns the seconds until a denied request would be admitted, at least 1. Returns `None` if the
+/// request was admitted or can never be admitted.
 fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
     if verdict.allowed {
         return None;
@@ -409,7 +411,7 @@ fn more_after_secs(line: &Line<'_>) -> Option<u64> {
 ///
 /// The outcome of a concurrency limit contains the time until the last lease ends. A client that
 /// waits for that time waits too long, because a slot is free as soon as its request ends, at an
-/// unknown time. If the limit denies the request, `retry_after` is an estimate of it.
+/// unknown time. If the limit denies the request, `retry_after` is an estimate of that time.
 fn reset_after(line: &Line<'_>) -> Option<Span> {
     let outcome = &line.outcome;
     match (is_concurrency(line.limit), outcome.allowed) {
@@ -423,8 +425,8 @@ fn is_concurrency(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }
 
-/// Returns the time until an exhausted key has a unit again. For a bucket it is the time to full
-/// recovery minus the time of all later units. For a window it is the time to full recovery.
+/// Returns the time until an exhausted key has a unit again. For a bucket, this is the time to full
+/// recovery minus the time of all later units. For a window, this is the time to full recovery.
 fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     let units = limit.quota().saturating_add(limit.soft_allowance());
     let later_steps = match *limit.algorithm() {
@@ -452,8 +454,8 @@ fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     )
 }
 
-/// Returns the time in which `units` become available again. It is rounded down, because the result
-/// is subtracted.
+/// Returns the time in which `units` become available again. The time is rounded down, because the
+/// caller subtracts it.
 fn time_for(units: u64, rate: Rate) -> Span {
     let micros =
         u128::from(units) * u128::from(rate.period.as_micros()) / u128::from(rate.count.max(1));

@@ -1,10 +1,10 @@
 //! Rate limits and concurrency limits as tower layers, for axum, tonic, hyper and any other HTTP
 //! service.
 //!
-//! - [`RateLimitLayer`] admits only requests that the rules allow. It responds to the others
-//!   itself: with 429 or 503 and a problem document, or with a gRPC status.
+//! - [`RateLimitLayer`] admits only requests that the rules allow. The layer itself responds to the
+//!   other requests, with 429 or 503 and a problem document, or with a gRPC status.
 //! - [`ConcurrencyLimitLayer`] admits only as many concurrent requests as the service can handle.
-//!   It needs no rules: it learns the limit from latency.
+//!   This layer needs no rules, because it learns the limit from latency.
 //! - [`HeaderWriter`] writes a verdict as `RateLimit` and `Retry-After` headers, for programs that
 //!   decide without a layer.
 //!
@@ -61,6 +61,6 @@ pub use denial::{grpc_content_type, overload_response};
 pub use headers::{HeaderWriter, Legacy, RuleNames};
 pub use rate_limit::{
     DenialInfo, LimitedBody, LongLivedPermit, RateLimit, RateLimitLayer, RateLimitStatus,
-    ResponseEntries, ResponseFuture,
+    ResponseEntries, ResponseFuture, charge_excess,
 };
 pub use tidegate_identity as identity;

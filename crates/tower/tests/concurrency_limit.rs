@@ -1,4 +1,5 @@
-//! Tests the concurrency limit layer, around a service whose responses the test sends one by one.
+//! Tests the concurrency limit layer around a service. The test sends the responses of the service
+//! one by one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +25,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 /// The requests that the service holds, in order of arrival, each with a channel for its response.
 type HeldRequests = Arc<Mutex<Vec<(Option<Entries>, oneshot::Sender<Option<StatusCode>>)>>>;
 
-/// Creates a service that holds every request until the test answers it; `None` is an error.
+/// Creates a service that holds every request until the test answers it. The answer `None` makes
+/// the service return an error.
 fn holding(
     held: &HeldRequests,
 ) -> impl Service<
@@ -89,7 +91,7 @@ async fn excess_requests_are_shed_before_the_inner_service() {
     let load = layer.load();
     assert_eq!((load.limit, load.in_flight, load.shed), (2, 2, 1));
 
-    // One request is answered and one is cancelled, so both slots are free.
+    // One request is answered and another request is cancelled, so both slots are free.
     let (_, answer) = held.lock().unwrap().remove(0);
     answer.send(Some(StatusCode::OK)).unwrap();
     assert_eq!(waiting.remove(0).await.unwrap().status(), StatusCode::OK);

@@ -85,7 +85,7 @@ fn an_admitted_response_shows_the_remaining_quota() {
     assert_eq!(headers.len(), 2, "{headers:?}");
 }
 
-/// Half of one per minute is one in two minutes.
+/// Half of a limit of one request per minute is one request in two minutes.
 #[test]
 fn a_local_share_does_not_show_the_full_reset_time() {
     let limits = limits(Some("api"), &["1/min"]);

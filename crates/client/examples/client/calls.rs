@@ -1,4 +1,5 @@
-//! The calls. The service is Tidegate itself, which applies limits that are part of the request.
+//! The calls of the example. The service is Tidegate itself. Each request contains the limits that
+//! Tidegate applies.
 
 use std::fmt::{self, Write as _};
 
@@ -21,7 +22,8 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     let tally = series.run(&plain, server).await?;
     writeln!(lines, "As they come:   {tally}")?;
 
-    // A refused request has not been counted, so it can safely be sent again although it is a POST.
+    // A refused request has not been counted, so the request can safely be sent again although it
+    // is a POST.
     let policy = RetryPolicy {
         non_idempotent: NonIdempotentPolicy::Refused,
         ..RetryPolicy::default()
@@ -74,7 +76,7 @@ impl Series {
         let Self {
             name, rate, burst, ..
         } = self;
-        // The service counts per key, so each run uses keys of its own.
+        // The service counts per key, so each run of the example uses its own keys.
         let key = format!("{name}-{}", std::process::id());
         let body = format!(
             r#"{{"key": "{key}", "algorithm": "gcra", "rate": "{rate}", "burst": {burst}}}"#

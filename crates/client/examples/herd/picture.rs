@@ -1,4 +1,4 @@
-//! The runs as an SVG with one panel each.
+//! Draws the runs as an SVG, with one panel per run.
 
 use std::fmt::{self, Write as _};
 
@@ -9,7 +9,7 @@ use super::simulation::{BAR_TIME, Bar, CLIENTS, Herd, RetryAfter};
 /// The plotted time, in seconds; slightly more than the slowest run takes.
 const SECONDS: u32 = 40;
 const BAR_WIDTH: u32 = 2;
-/// The number of requests of a bar of full height. A higher bar is cut off and labelled with its
+/// The number of requests in a bar of full height. A higher bar is cut off and labelled with its
 /// height.
 const MOST: u32 = 400;
 const HEIGHT: u32 = 120;
@@ -36,7 +36,7 @@ impl Point {
     }
 }
 
-/// Draws the runs: those that honor `Retry-After` next to those that ignore it.
+/// Draws the runs: runs that honor `Retry-After` next to runs that ignore it.
 pub(crate) fn svg(herds: &[Herd]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -116,7 +116,7 @@ fn panel(svg: &mut String, left: u32, top: u32, herd: &Herd) -> fmt::Result {
     Ok(())
 }
 
-/// Draws a bar that stands on `foot`, the admitted requests below the refused ones.
+/// Draws a bar that stands on `foot`, with the admitted requests below the refused requests.
 fn draw_bar(svg: &mut String, foot: Point, bar: Bar) -> fmt::Result {
     let Point { x, y: base } = foot;
     let tall = |requests: u32| (requests.min(MOST) * HEIGHT).div_ceil(MOST);
@@ -162,8 +162,8 @@ fn name(herd: &Herd) -> String {
     }
 }
 
-/// The first bar is skipped, because it is the same in all runs: all clients send their first
-/// request.
+/// The first bar is skipped, because it is the same in all runs: in the first bar, all clients send
+/// their first request.
 fn summary(herd: &Herd) -> String {
     let returning = herd.bars.iter().skip(1).map(|bar| bar.requests());
     let tenths = herd.done.as_millis_ceil().div_ceil(100);

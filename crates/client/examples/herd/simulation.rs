@@ -26,9 +26,9 @@ pub(crate) const BAR_TIME: Span = Span::from_millis(200);
 /// How the clients treat `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryAfter {
-    /// They ignore it, and only use their backoff.
+    /// The clients ignore `Retry-After`, and only use their backoff.
     Ignored,
-    /// They wait for that time, and then for their backoff.
+    /// The clients wait for the time in `Retry-After`, and then for their backoff.
     Honored,
 }
 

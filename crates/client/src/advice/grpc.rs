@@ -1,7 +1,7 @@
 //! Retry advice of a gRPC server: a status, a pushback, and details.
 //!
-//! Only headers are read. The response to a call that is refused before any message was sent has no
-//! other part (`Trailers-Only`).
+//! Only headers are read. The response to a call that is refused before any message was sent
+//! consists only of headers (`Trailers-Only`).
 
 use base64::{
     Engine,
@@ -23,7 +23,7 @@ const RETRY_INFO: &str = "google.rpc.RetryInfo";
 /// The maximum number of bytes of details that are decoded.
 const MAX_DETAILS_BYTES: usize = 16 * 1024;
 
-/// Servers may omit the padding.
+/// The decoder accepts Base64 without padding, because servers may omit the padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
@@ -49,7 +49,7 @@ pub(crate) fn status(headers: &HeaderMap) -> Option<u32> {
 }
 
 /// Returns the pushback or, if there is none, the delay in the details. A negative or malformed
-/// pushback means never (gRFC A6).
+/// pushback means that the client must never retry (gRFC A6).
 pub(super) fn wait(headers: &HeaderMap) -> Option<Wait> {
     if let Some(pushback) = headers.get(PUSHBACK) {
         let millis = pushback

@@ -5,8 +5,8 @@ use tidegate_core::{Span, Timestamp};
 
 use super::{QuotaStatus, join_lines, seconds};
 
-/// A reset above this number is an instant, not a wait. As a wait, this number is 31 years; as an
-/// instant, it is in 2001.
+/// A reset above this number is an instant, not a wait. This number of seconds is a wait of 31
+/// years, or an instant in 2001.
 const EPOCH_SECS: u64 = 1_000_000_000;
 /// An instant above this number is in milliseconds. In seconds, it would be in the year 5138.
 const EPOCH_MILLIS: u64 = 100_000_000_000;
@@ -25,7 +25,7 @@ pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaS
         ),
     };
     (reset_after > Span::ZERO).then_some(QuotaStatus {
-        // Use only whole units: a fraction of a unit admits no request.
+        // Round down to whole units, because a fraction of a unit admits no request.
         remaining: remaining.as_micros() / 1_000_000,
         reset_after,
     })

@@ -1,9 +1,9 @@
 //! Advice of a server about its limits: the time to retry, the number of remaining requests, and
 //! the time of the reset.
 //!
-//! Servers use a dozen formats, with any status. All of them are reduced to two values: a [`Wait`]
-//! for the request that was sent, and a [`QuotaStatus`] for later ones. A malformed header is
-//! ignored, as the drafts require. Parsing is bounded, and never panics.
+//! Servers use a dozen formats, with any status. All formats are reduced to two values: a [`Wait`]
+//! for the request that was sent, and a [`QuotaStatus`] for later requests. A malformed header is
+//! ignored, as the drafts require. The parsed input is bounded in size, and parsing never panics.
 //!
 //! | source | headers |
 //! | --- | --- |
@@ -44,8 +44,8 @@ pub struct QuotaStatus {
     pub reset_after: Span,
 }
 
-/// The advice in a response about the server's limits. Empty if it says nothing, or nothing that
-/// can be parsed.
+/// The advice in a response about the server's limits. Both fields are `None` if the response
+/// contains no advice that can be parsed.
 ///
 /// # Examples
 ///
@@ -76,7 +76,7 @@ impl Advice {
     #[must_use]
     pub fn from_response(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Self {
         let server_now = retry_after::date(headers).unwrap_or(now);
-        // A cached response has the state of the time at which it was stored.
+        // The limits in a cached response are those of the time at which the response was stored.
         let is_cached = join_lines(headers, header::AGE.as_str())
             .is_some_and(|age| age.trim().parse::<u64>() != Ok(0));
         let quota = if is_cached {
@@ -84,8 +84,8 @@ impl Advice {
         } else {
             rate_limit::quota(headers).or_else(|| legacy::quota(headers, server_now))
         };
-        let asked = grpc::wait(headers).or_else(|| retry_after::wait(headers, server_now));
-        let wait = asked.or_else(|| {
+        let server_wait = grpc::wait(headers).or_else(|| retry_after::wait(headers, server_now));
+        let wait = server_wait.or_else(|| {
             // If the request was not refused, an exhausted quota concerns only later requests.
             let exhausted = quota.filter(|quota| quota.remaining == 0)?;
             is_refusal(status, headers).then_some(Wait::After(exhausted.reset_after))
@@ -111,7 +111,8 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
 
 pub(crate) use grpc::status as grpc_status;
 
-/// Returns the lines of a header, joined as a list; `None` if it is absent, too long, or not text.
+/// Returns the lines of a header, joined as a list; `None` if the header is absent, too long, or
+/// not text.
 fn join_lines(headers: &HeaderMap, name: &str) -> Option<String> {
     let mut joined = String::new();
     for (number, line) in headers.get_all(name).iter().enumerate() {
@@ -138,7 +139,7 @@ fn seconds(text: &str) -> Option<Span> {
     let scale = 10_u64.pow(u32::try_from(part.len()).ok()?);
     let part = u128::from(part.parse::<u64>().ok()?) * 1_000_000;
     let part = u64::try_from(part.div_ceil(u128::from(scale))).ok()?;
-    // Saturate: a wait that is too long to represent must not be ignored.
+    // Saturate, because a wait that is too long to represent must not be ignored.
     Some(Span::from_micros(micros.saturating_add(part)))
 }
 

@@ -8,8 +8,8 @@ use super::{
     structured::{self, Member},
 };
 
-/// The longest reset that is accepted: a century. A larger number is invalid or has another unit
-/// than seconds.
+/// The longest reset that is accepted: a century. A larger number is invalid, or its unit is not
+/// seconds.
 const MAX_RESET_SECS: u64 = 100 * 366 * 86_400;
 
 /// Returns the tightest limit.
@@ -28,18 +28,19 @@ pub(super) fn quota(headers: &HeaderMap) -> Option<QuotaStatus> {
     }
 }
 
-/// Drafts 08 and later: `"day";r=50;t=30`.
+/// Parses the format of drafts 08 and later: `"day";r=50;t=30`.
 fn from_list(members: &[Member<'_>], policies: &[Member<'_>]) -> Option<QuotaStatus> {
     let limits = members.iter().filter_map(|member| {
         let quota = from_member(member)?;
-        // A number of remaining bytes cannot pace requests; if no bytes remain, it stops them.
+        // A number of remaining bytes cannot determine the pace of requests. But if no bytes
+        // remain, requests have to wait.
         (quota.remaining == 0 || counts_requests(member, policies)).then_some(quota)
     });
     tightest(limits)
 }
 
-/// Parses `r` and `t`, or `a` (available) and `w` (effective window), their possible new names in
-/// the working group.
+/// Parses `r` and `t`. The working group may rename these parameters to `a` (available) and `w`
+/// (effective window), which are parsed too.
 fn from_member(member: &Member<'_>) -> Option<QuotaStatus> {
     let (remaining, reset) = match member.count("r") {
         Some(remaining) => (remaining, member.count("t")),
@@ -48,7 +49,7 @@ fn from_member(member: &Member<'_>) -> Option<QuotaStatus> {
     valid_quota(remaining, reset?)
 }
 
-/// Returns whether the policy of this member counts requests, which is the default.
+/// Returns whether the policy of this member counts requests. Requests are the default unit.
 fn counts_requests(member: &Member<'_>, policies: &[Member<'_>]) -> bool {
     let mut policies = policies.iter();
     let policy = policies.find(|policy| structured::is_same(&policy.value, &member.value));
@@ -56,7 +57,7 @@ fn counts_requests(member: &Member<'_>, policies: &[Member<'_>]) -> bool {
     unit.is_none_or(|unit| matches!(unit, "request" | "requests"))
 }
 
-/// Draft 07: `limit=100, remaining=50, reset=5`.
+/// Parses the format of draft 07: `limit=100, remaining=50, reset=5`.
 fn from_dictionary(members: &[Member<'_>]) -> Option<QuotaStatus> {
     let named = |name: &str| {
         // If a key occurs several times, the last one counts.
@@ -66,7 +67,7 @@ fn from_dictionary(members: &[Member<'_>]) -> Option<QuotaStatus> {
     valid_quota(named("remaining")?, named("reset")?)
 }
 
-/// Drafts 00 to 06: three headers.
+/// Parses the three headers of drafts 00 to 06.
 fn from_three_headers(headers: &HeaderMap) -> Option<QuotaStatus> {
     let number = |name: &str| join_lines(headers, name)?.trim().parse::<u64>().ok();
     valid_quota(number("ratelimit-remaining")?, number("ratelimit-reset")?)
@@ -82,8 +83,8 @@ fn valid_quota(remaining: u64, reset_secs: u64) -> Option<QuotaStatus> {
         })
 }
 
-/// Returns the tightest limit: among exhausted limits, the one with the latest reset; if none is
-/// exhausted, the one with the lowest remaining rate.
+/// Returns the tightest limit: among exhausted limits, the limit with the latest reset; if no limit
+/// is exhausted, the limit with the lowest remaining rate.
 fn tightest(limits: impl Iterator<Item = QuotaStatus>) -> Option<QuotaStatus> {
     limits.reduce(|one, other| if is_tighter(other, one) { other } else { one })
 }

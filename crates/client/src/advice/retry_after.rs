@@ -14,8 +14,9 @@ pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
     http_date(headers.get(header::DATE)?.to_str().ok()?)
 }
 
-/// Returns the wait. If both headers are present, the longer value is used. But if the seconds are
-/// only the milliseconds rounded up, the milliseconds are used. Zero counts as absent.
+/// Returns the wait. If both headers are present, the longer value is used. There is one exception:
+/// if the seconds are the milliseconds rounded up, the milliseconds are used. Zero counts as
+/// absent.
 pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     let whole = longest(headers, header::RETRY_AFTER.as_str(), |line| {
         // Some servers send decimals, although the RFC does not allow them.

@@ -21,7 +21,7 @@ const MAX_MEMBERS: usize = 64;
 /// The maximum number of parameters of one member.
 const MAX_PARAMETERS: usize = 32;
 
-/// A member of a list or a dictionary. In a dictionary, `key` is its name.
+/// A member of a list or a dictionary. In a dictionary, `key` is the name of the member.
 #[derive(Debug)]
 pub(super) struct Member<'a> {
     pub(super) key: &'a str,
@@ -30,7 +30,8 @@ pub(super) struct Member<'a> {
 }
 
 impl<'a> Member<'a> {
-    /// Returns the parameter of this name. If it occurs several times, the last one counts.
+    /// Returns the parameter with this name. If a parameter occurs several times, the last value
+    /// counts.
     pub(super) fn parameter(&self, name: &str) -> Option<&BareItem<'a>> {
         let mut parameters = self.parameters.iter().rev();
         parameters.find_map(|(key, value)| (*key == name).then_some(value))
@@ -42,7 +43,7 @@ impl<'a> Member<'a> {
     }
 }
 
-/// Returns a non-negative integer.
+/// Returns the value of an item that is a non-negative integer.
 pub(super) fn count(item: &BareItem<'_>) -> Option<u64> {
     u64::try_from(i64::from(item.as_integer()?)).ok()
 }
@@ -82,13 +83,13 @@ fn parser(field: &str) -> Option<Parser<'_>> {
 #[derive(Default)]
 struct Members<'a>(Vec<Member<'a>>);
 
-/// Collects one member, the last of `members`.
+/// Collects the parts of the last member in `members`.
 struct LastMember<'m, 'a> {
     key: &'a str,
     members: &'m mut Vec<Member<'a>>,
 }
 
-/// The field is valid, but this module does not support it.
+/// The error for a field that is valid, but that this module does not support.
 #[derive(Debug, thiserror::Error)]
 #[error("an inner list, or too many members or parameters")]
 pub(super) struct Unsupported;

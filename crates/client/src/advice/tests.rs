@@ -56,7 +56,7 @@ fn retry_after_in_its_forms() {
         (&[("retry-after", "soon")], None),
         (&[("retry-after", "7, 8")], None),
         (&[("retry-after", "99999999999999999999")], None),
-        // Without a `Date`, the client's clock is used.
+        // If the response has no `Date`, the client's clock is used.
         (
             &[("retry-after", "Tue, 14 Nov 2023 22:13:50 GMT")],
             Some(30_000),
@@ -347,7 +347,7 @@ proptest! {
         }
     }
 
-    /// A list in the format of the draft is parsed to one of its items: the tightest one.
+    /// From a list in the format of the draft, the parser returns the tightest item.
     #[test]
     fn a_list_is_parsed_to_its_tightest_item(
         items in proptest::collection::vec((".{0,8}", 1..1_000_000_u64, 1..100_000_u64), 1..6),

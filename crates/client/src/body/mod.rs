@@ -1,4 +1,4 @@
-//! Bodies that can be sent, or read, more than once.
+//! Bodies that can be sent more than once or read more than once.
 
 mod peeked;
 mod replay;

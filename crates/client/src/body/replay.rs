@@ -1,7 +1,7 @@
 //! A request body that is kept while it is sent, so that it can be sent again.
 //!
 //! The body is not buffered before it is sent. On a retry, the frames kept so far are sent first,
-//! and then the rest.
+//! and then the rest of the body.
 
 use std::{
     fmt,
@@ -53,7 +53,7 @@ impl<B> fmt::Debug for ReplayBody<B> {
 }
 
 impl<B: Body<Data = Bytes>> ReplayBody<B> {
-    /// Wraps `body`, of which at most `most` bytes are kept.
+    /// Wraps `body`, and keeps at most `most` bytes of it.
     pub(crate) fn new(body: B, most: usize) -> Self {
         let known = body.size_hint().lower();
         let fits = usize::try_from(known).is_ok_and(|known| known <= most);
@@ -76,7 +76,8 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
         self.lock().capacity_left.is_some()
     }
 
-    /// Returns a copy that starts at the beginning. From then on, earlier copies fail.
+    /// Returns a copy that starts at the beginning of the body. After this call, earlier copies
+    /// fail.
     pub(crate) fn restart(&self) -> Self {
         let mut source = self.lock();
         source.latest += 1;
@@ -93,7 +94,7 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
 }
 
 impl<B> ReplaySource<B> {
-    /// Buffers `frame`, if it fits together with all frames before it.
+    /// Buffers `frame`, if `frame` and all earlier frames together fit in the buffer.
     fn buffer(&mut self, frame: &Frame<Bytes>) {
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.capacity_left = self

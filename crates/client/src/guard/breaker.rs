@@ -11,7 +11,8 @@ use crate::{
 /// A circuit breaker per host.
 ///
 /// Failures are a missing response, a status of 500 or above, and a gRPC status that indicates a
-/// server error. A refusal with 429 is not a failure: a server that refuses requests is healthy.
+/// server error. A refusal with 429 is not a failure, because a server that refuses requests is
+/// healthy.
 #[derive(Debug)]
 pub struct BreakerGuard {
     hosts: PerHost<Mutex<CircuitBreaker>>,
@@ -68,7 +69,7 @@ impl Guard for BreakerGuard {
 }
 
 impl HeldPermit {
-    /// Returns the permit to the breaker, unless that has already happened.
+    /// Returns the permit to the breaker, unless the permit has already been returned.
     fn release(&mut self, signal: HealthSignal) {
         if let Some(permit) = self.permit.take() {
             lock(&self.breaker).record(permit, signal, self.clock.now());

@@ -1,4 +1,4 @@
-//! Guards: they admit, delay or reject requests, and learn from the responses.
+//! Guards, which admit, delay or reject requests, and learn from the responses.
 
 mod adaptive;
 mod breaker;
@@ -34,8 +34,8 @@ pub type TimeoutLayer = GuardLayer<TimeoutGuard>;
 /// A layer with a queue per host, which delays requests that must not be sent yet.
 pub type QueueLayer = GuardLayer<QueueGuard>;
 
-/// A layer that enforces limits on the client. Requests over the limits wait. They fail with
-/// [`Error::WaitTooLong`] or [`Error::QueueFull`] if they cannot wait, and with
+/// A layer that enforces limits on the client's side. Requests over the limits wait. A request
+/// fails with [`Error::WaitTooLong`] or [`Error::QueueFull`] if it cannot wait, and with
 /// [`Error::NeverFits`] if waiting would not help.
 ///
 /// # Examples
@@ -54,13 +54,13 @@ pub type ThrottleLayer<S = MemoryStore> = GuardLayer<ThrottleGuard<S>>;
 pub struct RequestInfo<'a> {
     /// The host and port of the server. Guards keep separate state per host.
     pub host: &'a str,
-    /// The cost of the request: a [`Cost`] among its extensions, or else one.
+    /// The cost of the request: the [`Cost`] in the extensions of the request, or else 1.
     pub cost: Cost,
 }
 
 /// Admits requests, and learns from their responses.
 ///
-/// For every admitted request, either [`Self::record`] is called, or its permit is dropped because
+/// For every admitted request, either [`Self::record`] is called, or the permit is dropped because
 /// the request was cancelled or rejected by an inner layer.
 pub trait Guard: Send + Sync + 'static {
     /// The state of a request in flight.
@@ -70,7 +70,7 @@ pub trait Guard: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns the reason if the request is rejected. Then nothing is sent.
+    /// Returns the reason if the request is rejected. A rejected request is not sent.
     fn admit(
         &self,
         request: RequestInfo<'_>,
@@ -94,8 +94,8 @@ pub trait Guard: Send + Sync + 'static {
 /// A guard as a tower layer, and with the feature `reqwest` as a middleware for reqwest. Clones
 /// share the guard.
 ///
-/// Inside of a [`RetryLayer`](crate::RetryLayer), the guard applies to every try; outside of it, to
-/// whole calls.
+/// Inside of a [`RetryLayer`](crate::RetryLayer), the guard applies to every try. Outside of a
+/// `RetryLayer`, the guard applies to whole calls.
 #[derive(Debug)]
 pub struct GuardLayer<G> {
     pub(crate) guard: Arc<G>,
@@ -135,7 +135,7 @@ impl<G: Guard> GuardLayer<G> {
         let permit = self.guard.admit(request).await?;
         match self.in_time(response).await {
             Ok(response) => {
-                // The body may not be `Sync`, so only the head is borrowed while this waits.
+                // The body may not be `Sync`, so only the head is borrowed across the `await`.
                 let (status, headers) = (response.status(), response.headers());
                 let advice = Advice::from_response(status, headers, self.clock.now());
                 let outcome = AttemptOutcome::Response { status, headers };
@@ -163,8 +163,8 @@ impl<G: Guard> GuardLayer<G> {
     }
 
     async fn record_error(&self, request: RequestInfo<'_>, permit: G::Permit, error: &Error) {
-        // After an error of another layer of this crate, nothing was sent, so the error says
-        // nothing about the server. The permit is dropped.
+        // If another layer of this crate failed, nothing was sent, so the error says nothing about
+        // the server. The permit is then dropped.
         if let Error::Inner(_) = error {
             let (outcome, advice) = (AttemptOutcome::NoResponse, Advice::default());
             self.guard.record(request, permit, outcome, &advice).await;

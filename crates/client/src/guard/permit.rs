@@ -1,4 +1,4 @@
-//! The permit of a throttled request. It is released when the request ends, for any reason.
+//! The permit of a throttled request. The permit is released when the request ends for any reason.
 
 use std::{fmt, sync::Arc};
 
@@ -21,9 +21,9 @@ pub(super) struct ThrottleCharge<S> {
 /// otherwise in a separate task.
 pub struct ThrottlePermit<S: Store + 'static> {
     charge: Arc<ThrottleCharge<S>>,
-    /// The receipt of the charge, until it is settled.
+    /// The receipt of the charge, until the charge is settled.
     receipt: Option<S::Receipt>,
-    /// The refund on release: all units, until the request is sent.
+    /// The refund on release. Until the request is sent, all units are refunded.
     settlement: Settlement,
     queue: Arc<WaitQueue>,
     clock: TokioClock,
@@ -47,8 +47,8 @@ impl<S: Store + 'static> ThrottlePermit<S> {
         }
     }
 
-    /// Records that the request is sent: its units stay spent, and only a concurrency slot still
-    /// has to be released. Returns `None` if the request holds no slot.
+    /// Records that the request is sent. The units of the request stay spent, and only a
+    /// concurrency slot still has to be released. Returns `None` if the request holds no slot.
     pub(super) fn spend(mut self) -> Option<Self> {
         if !self.charge.limits.has_slots() {
             // Without a receipt, dropping the permit has no effect on the store.
@@ -82,7 +82,8 @@ impl<S: Store + 'static> Drop for ThrottlePermit<S> {
             queue.wake_head();
             return;
         }
-        // Without a runtime no request can wait for the slot, and its lease expires by itself.
+        // Without an async runtime, no request can wait for the slot, and the lease of the slot
+        // expires without a release.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 let charges = [charge.as_charge()];

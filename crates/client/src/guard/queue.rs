@@ -1,5 +1,5 @@
-//! A queue that delays requests: it is ordered and bounded, and sends requests at the pace that the
-//! server sets.
+//! An ordered and bounded queue, which delays requests and sends them at the pace that the server
+//! sets.
 
 use super::{Guard, QueueLayer, QueueSettings, RequestInfo, wait_queue::WaitQueue};
 use crate::{Advice, Error, TokioClock, per_host::PerHost, retry::AttemptOutcome};
@@ -7,10 +7,10 @@ use crate::{Advice, Error, TokioClock, per_host::PerHost, retry::AttemptOutcome}
 /// How a queue uses the remaining requests that a server reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
-    /// Spreads the remaining requests over the time until the reset, and waits for the reset if
-    /// none remain. Servers report whole seconds: a limit of ten per 100 ms is reported as ten per
-    /// 1 s, and is used at that rate. For such limits, a [`ThrottleLayer`](crate::ThrottleLayer)
-    /// with the limit itself is better.
+    /// Spreads the remaining requests over the time until the reset, and waits for the reset if no
+    /// requests remain. Servers report whole seconds: a limit of ten per 100 ms is reported as ten
+    /// per 1 s, and is used at that rate. For such limits, a
+    /// [`ThrottleLayer`](crate::ThrottleLayer) with the limit itself is better.
     #[default]
     Spread,
     /// Waits for the reset if no requests remain, and otherwise sends requests immediately.
@@ -21,11 +21,11 @@ pub enum Pacing {
 
 /// A queue per host. Requests that must not be sent yet wait in order of arrival.
 ///
-/// The server determines the wait: not before an instant (any status with `Retry-After` or an
-/// equivalent), or a number of requests until an instant. After that time, one request is sent
-/// first, and the others wait for its response, for at most one second. Refused requests are not
-/// sent again. To retry them, put the queue inside of a [`RetryLayer`](crate::RetryLayer), so that
-/// retries wait in the same queue.
+/// The server determines the wait. The server asks for no requests before an instant (any status
+/// with `Retry-After` or an equivalent), or for at most a number of requests until an instant.
+/// After that instant, one request is sent first, and the other requests wait for its response, for
+/// at most one second. Refused requests are not sent again. To retry refused requests, put the
+/// queue inside of a [`RetryLayer`](crate::RetryLayer), so that retries wait in the same queue.
 #[derive(Debug)]
 pub struct QueueGuard {
     hosts: PerHost<WaitQueue>,
@@ -34,13 +34,14 @@ pub struct QueueGuard {
 }
 
 impl QueueLayer {
-    /// Creates a layer with queues of this size and this pacing.
+    /// Creates a layer with a queue per host, with these settings and this pacing.
     #[must_use]
     pub fn new(settings: QueueSettings, pacing: Pacing) -> Self {
         Self::with_clock(settings, pacing, TokioClock::system())
     }
 
-    /// Creates a layer with queues of this size, this pacing, and the time from `clock`.
+    /// Creates a layer with a queue per host, with these settings, this pacing, and the time from
+    /// `clock`.
     #[must_use]
     pub fn with_clock(settings: QueueSettings, pacing: Pacing, clock: TokioClock) -> Self {
         let guard = QueueGuard {
@@ -56,7 +57,7 @@ impl Guard for QueueGuard {
     type Permit = ();
 
     async fn admit(&self, request: RequestInfo<'_>) -> Result<(), Error> {
-        // A request waits only for the queue itself.
+        // There is no further admission: a request waits only for the queue.
         let admission = std::future::ready(Ok(()));
         self.hosts.get(request.host).wait(admission).await
     }

@@ -24,14 +24,14 @@ const SLOT_POLL: Span = Span::from_millis(100);
 ///
 /// Requests over the limits wait, in order. If the server refuses a request nevertheless (429, or
 /// gRPC's `RESOURCE_EXHAUSTED`), the queue is closed until the time in the response. The units that
-/// the limits would refill until then are spent in the store, so that other clients of the store
-/// slow down too.
+/// the limits would refill until that time are spent in the store, so that other clients of the
+/// store slow down too.
 #[derive(Debug)]
 pub struct ThrottleGuard<S> {
     store: Arc<S>,
     name: String,
     limits: Arc<Limits>,
-    /// Whether a request that is admitted holds something to release: a concurrency slot, or a
+    /// Whether an admitted request holds something that must be released: a concurrency slot, or a
     /// position in a leaky bucket's queue.
     needs_receipt: bool,
     queues: PerHost<WaitQueue>,
@@ -40,8 +40,8 @@ pub struct ThrottleGuard<S> {
 }
 
 /// Returns a limit that spaces requests evenly, which suits a server with any algorithm. With a
-/// `rate` of `100/s`, it admits one request every 10 ms, and at most a hundred in any window of one
-/// second.
+/// `rate` of `100/s`, the limit admits one request every 10 ms, and at most a hundred requests in
+/// any window of one second.
 ///
 /// # Errors
 ///
@@ -94,16 +94,17 @@ impl<S: Store + 'static> ThrottleLayer<S> {
     }
 }
 
-/// The answer of the limits to one request.
+/// The decision of the limits about one request.
 struct LimitDecision<R> {
-    /// The delay of the admitted request, or the time after which to ask again.
+    /// The delay of the admitted request, or the time after which the limits must be evaluated
+    /// again.
     delay: Result<Span, RetryAfter>,
-    /// The receipt, if the request was charged and holds something to release.
+    /// The receipt, if the request was charged and holds something that must be released.
     receipt: Option<R>,
 }
 
 impl<S: Store + 'static> Guard for ThrottleGuard<S> {
-    /// The concurrency slot that an admitted request holds, if the limits are on requests in
+    /// The concurrency slot that an admitted request holds, if the limits bound the requests in
     /// flight.
     type Permit = Option<ThrottlePermit<S>>;
 
@@ -145,7 +146,8 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     ) -> Result<Option<ThrottlePermit<S>>, Error> {
         loop {
             let LimitDecision { delay, receipt } = self.decide(request).await?;
-            // If the future is dropped from here on, the permit releases what the request holds.
+            // If the future is dropped after this line, the permit releases the slot or position
+            // that the request holds.
             let permit = receipt.map(|receipt| self.permit(request, receipt, queue));
             match delay {
                 Ok(delay) => {
@@ -161,7 +163,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
                 }
                 Err(RetryAfter::After(wait)) => self.wait_for_retry(queue, wait).await?,
             }
-            // Another request may have been refused in the meantime.
+            // The server may have refused another request in the meantime.
             queue.wait_while_closed().await;
         }
     }
@@ -169,12 +171,13 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     /// Waits until the limits are evaluated again. `wait` is the time that the limits returned.
     async fn wait_for_retry(&self, queue: &WaitQueue, wait: Span) -> Result<(), Error> {
         if self.limits.has_slots() {
-            // `wait` is the time until a lease expires. A slot may be free earlier, so ask again
-            // after a shorter time or a notification.
+            // `wait` is the time until a lease expires. A slot may be free earlier, so the limits
+            // are evaluated again after a shorter time or a notification.
             let _ = timeout(to_duration(wait.min(SLOT_POLL)), queue.changed()).await;
         } else {
             let wait = self.within_max_wait(wait)?;
-            // At least 1 µs, so that there is always a pause, even if the store returns no wait.
+            // Wait for at least 1 µs, so that there is always a pause, even if the store returns a
+            // wait of zero.
             sleep(to_duration(wait.max(Span::from_micros(1)))).await;
         }
         Ok(())
@@ -231,7 +234,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         let available = outcomes.iter().map(|outcome| outcome.remaining).min();
         let refilled = self.limits.iter().map(|limit| refilled(limit, wait)).min();
         let units = available.unwrap_or(0).min(refilled.unwrap_or(0));
-        // A cost of zero is not valid: there is nothing to charge.
+        // A cost of zero is not valid. If no units are refilled, there is nothing to charge.
         if let Ok(cost) = Cost::new(units) {
             self.evaluate(request, cost, Effect::Charge).await;
         }

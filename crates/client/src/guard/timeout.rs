@@ -7,8 +7,8 @@ use crate::{Advice, Error, TokioClock, retry::AttemptOutcome};
 
 /// Admits every request, with a timeout until its response begins.
 ///
-/// Use it as the innermost layer: then the time in a queue does not count, and a circuit breaker
-/// around it counts a timeout as a failure.
+/// Use this guard as the innermost layer. The time in a queue then does not count, and an outer
+/// circuit breaker counts a timeout as a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeoutGuard(Span);
 

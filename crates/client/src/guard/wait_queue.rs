@@ -1,4 +1,5 @@
-//! A queue per host, in which requests wait in order, bounded in number and in time.
+//! A queue per host, in which requests wait in order. The number of waiting requests and the wait
+//! are bounded.
 
 use std::{future::Future, sync::Mutex};
 
@@ -36,8 +37,8 @@ pub(crate) struct WaitQueue {
     settings: QueueSettings,
     clock: TokioClock,
     positions: Semaphore,
-    /// Locked by the first request in the queue. tokio's mutex is fair, and a request that is
-    /// cancelled leaves no gap.
+    /// The first request in the queue holds this lock. tokio's mutex is fair, and a request that is
+    /// cancelled leaves no gap in the queue.
     head: tokio::sync::Mutex<()>,
     pacer: Mutex<Pacer>,
     /// Notified when the pacer has changed, or a concurrency slot may be free.
@@ -58,8 +59,8 @@ impl WaitQueue {
     }
 
     /// Waits until the request is the first in the queue, and then for the pacer and for
-    /// `admission`. The total is bounded by the longest wait. If the future is dropped, the request
-    /// leaves the queue.
+    /// `admission`. The total time is bounded by the longest wait. If the future is dropped, the
+    /// request leaves the queue.
     pub(crate) async fn wait<T>(
         &self,
         admission: impl Future<Output = Result<T, Error>>,
@@ -89,7 +90,7 @@ impl WaitQueue {
 
     /// Wakes the first request in the queue, so that it checks again.
     pub(crate) fn wake_head(&self) {
-        // If no request waits now, the next request that waits wakes up once without need.
+        // If no request waits now, the next request that waits is woken once without need.
         self.changed.notify_one();
     }
 
@@ -98,7 +99,7 @@ impl WaitQueue {
         self.changed.notified()
     }
 
-    /// Waits while the server accepts no requests, according to any response.
+    /// Waits while the server accepts no requests, according to an earlier response.
     pub(crate) async fn wait_while_closed(&self) {
         loop {
             let wait = self.with_pacer(|pacer| pacer.closed_for(self.clock.now()));
@@ -111,7 +112,8 @@ impl WaitQueue {
 
     /// Waits until the pacer admits the next request.
     async fn wait_for_pacer(&self) {
-        // Only the head of the queue asks the pacer: two waiters would miss each other's wake-ups.
+        // Only the head of the queue waits for the pacer, because two waiters would miss each
+        // other's notifications.
         debug_assert!(self.head.try_lock().is_err());
         loop {
             let now = self.clock.now();

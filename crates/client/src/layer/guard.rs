@@ -17,8 +17,8 @@ use crate::{
     guard::{Guard, GuardLayer, RequestInfo},
 };
 
-/// A service behind a guard. It is always ready; the inner service is polled for readiness once the
-/// guard has admitted the request.
+/// A service behind a guard. The service is always ready; the inner service is polled for readiness
+/// once the guard has admitted the request.
 #[derive(Debug)]
 pub struct GuardService<G, S> {
     layer: GuardLayer<G>,

@@ -19,8 +19,8 @@ use crate::{
     retry::{AttemptResponse, Idempotency, RequestSender, RetryLayer, RetryReport, refusal, run},
 };
 
-/// A service whose requests are [retried](RetryLayer). It is always ready; the inner service is
-/// polled for readiness before each try.
+/// A service whose requests are [retried](RetryLayer). This service is always ready; the inner
+/// service is polled for readiness before each try.
 #[derive(Clone, Debug)]
 pub struct RetryService<S> {
     retry: RetryLayer,

@@ -18,9 +18,9 @@ use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock}
 /// Retries requests under a [`RetryPolicy`]: a layer for tower, and with the feature `reqwest` a
 /// middleware for reqwest.
 ///
-/// The policy and the budget of the host limit the retries. A response that is not retried is
-/// returned, whatever its status. If the request was retried, or a retry was needed but not made,
-/// the response has a [`RetryReport`] among its extensions.
+/// The policy and the budget of the host limit the retries. If the request is not retried, its
+/// response is returned, whatever its status. If the request was retried, or a retry was needed but
+/// not made, the response has a [`RetryReport`] among its extensions.
 ///
 /// With tower, the inner service receives requests with a [`ReplayBody`](crate::ReplayBody), and
 /// the caller receives responses with a [`PeekedBody`](crate::PeekedBody).
@@ -68,20 +68,20 @@ pub(crate) type NeverSentTest = fn(&(dyn std::error::Error + 'static)) -> bool;
 pub(crate) struct RetryState {
     pub(crate) policy: RetryPolicy,
     pub(crate) clock: TokioClock,
-    /// The application's own classification of errors, if it has set one.
+    /// The application's own classification of errors, if the application has set one.
     pub(crate) never_sent: Option<NeverSentTest>,
     budget: RetryBudget,
     budgets: PerHost<Mutex<RetryBudget>>,
     rng: Mutex<Rng>,
 }
 
-/// A report of [`RetryLayer`], in the extensions of a response after a retry, or of one that called
-/// for a retry that was not made.
+/// A report of [`RetryLayer`], in the extensions of a response. The response has a report if the
+/// request was retried, or if a retry was needed but not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryReport {
     /// The number of times that the request was sent.
     pub tries: u32,
-    /// The reason why the request was not sent again, if the response called for a retry.
+    /// The reason why the request was not sent again, if a retry was needed.
     pub gave_up: Option<GiveUpReason>,
 }
 
@@ -110,14 +110,14 @@ impl RetryLayer {
         })
     }
 
-    /// Sets which errors of the inner service mean that nothing was sent. By default that is a
-    /// refused connection, anywhere in the chain of sources. An application may classify more
+    /// Sets which errors of the inner service mean that nothing was sent. By default, only a
+    /// refused connection does, anywhere in the chain of sources. An application may classify more
     /// errors in this way, such as a failed name lookup.
     ///
-    /// With reqwest, no error counts by default. reqwest follows redirects by itself, so the
-    /// refused connection may be that of a second hop, after the first server has processed the
-    /// request. If redirects are off, or every hop may be repeated, use
-    /// `reqwest::Error::is_connect`.
+    /// With reqwest, by default no error means that nothing was sent. reqwest follows redirects by
+    /// itself, so the refused connection may be the connection to a second server, after the first
+    /// server has processed the request. If redirects are disabled, or if the requests to all
+    /// servers may be repeated, use `reqwest::Error::is_connect`.
     #[must_use]
     pub fn never_sent_if(
         self,
@@ -162,7 +162,7 @@ impl RetryLayer {
     }
 }
 
-/// Returns a map that gives each host a copy of this budget.
+/// Returns a map with a copy of this budget for each host.
 fn budget_per_host(budget: &RetryBudget) -> PerHost<Mutex<RetryBudget>> {
     let budget = budget.clone();
     PerHost::new(move || Mutex::new(budget.clone()))

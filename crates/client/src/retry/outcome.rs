@@ -22,14 +22,14 @@ pub enum AttemptOutcome<'a> {
     /// Nothing was sent, because the connection failed.
     NeverSent,
     /// The request was sent, and no response arrived. It is unknown whether the server processed
-    /// it.
+    /// the request.
     NoResponse,
 }
 
-/// The meaning of an outcome.
+/// The meaning of an outcome for retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutcomeKind {
-    /// Final: a success, or an error that a retry would repeat.
+    /// The outcome is final: a success, or an error that would occur again on a retry.
     Done,
     /// The server refused the request without processing it: 429, 503, any other 4xx with a time to
     /// retry, and gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
@@ -43,11 +43,13 @@ pub enum OutcomeKind {
 /// Whether a request may be processed twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idempotency {
-    /// Yes: the method is idempotent, or there is an `Idempotency-Key`.
+    /// The request may be processed twice: the method is idempotent, or there is an
+    /// `Idempotency-Key`.
     Idempotent,
-    /// Unknown, as for every gRPC method. A refusal is assumed to mean that nothing was processed.
+    /// As for every gRPC method, it is unknown whether the request may be processed twice. A
+    /// refusal is assumed to mean that nothing was processed.
     Grpc,
-    /// No.
+    /// The request must not be processed twice.
     NotIdempotent,
 }
 
@@ -117,7 +119,8 @@ impl Idempotency {
     }
 }
 
-/// Returns whether the connection was refused. Only `connect` fails with that error.
+/// Returns whether the connection was refused. Only `connect` fails with this error, so nothing was
+/// sent.
 pub(super) fn is_connection_refused(error: &(dyn StdError + 'static)) -> bool {
     /// A longer chain of sources must be a cycle.
     const MAX_DEPTH: usize = 16;

@@ -34,7 +34,7 @@ pub(crate) trait RequestSender: Send {
     fn is_replayable(&self) -> bool;
 
     /// Returns whether this error means that nothing was sent. `test` is the application's own
-    /// test, if it has set one.
+    /// test, if the application has set one.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),
@@ -87,7 +87,7 @@ enum AttemptResult<R> {
     /// The try failed, without a response.
     Failed {
         error: BoxError,
-        /// Whether anything was sent.
+        /// The outcome, which says whether anything was sent.
         outcome: AttemptOutcome<'static>,
     },
     /// An inner layer of this crate rejected the request, which is final.
@@ -104,7 +104,7 @@ impl<S: RequestSender> RetryLoop<'_, S> {
                 RetryDecision::Done => return result.finish(number, None),
                 RetryDecision::GiveUp(reason) => return result.finish(number, Some(reason)),
                 RetryDecision::Retry { after } => {
-                    // The connection of a response is free once the response is dropped.
+                    // Dropping the response frees its connection for the retry.
                     drop(result);
                     sleep(to_duration(after)).await;
                     number += 1;
@@ -187,8 +187,8 @@ impl<R: AttemptResponse> AttemptResult<R> {
 }
 
 /// Reads the advice in the head of a response that arrived at `now`. If the response is a refusal
-/// without a time to retry, also reads the beginning of the body, which may contain the information
-/// that a retry is pointless.
+/// without a time to retry, also reads the beginning of the body, which may say that a retry can
+/// never succeed.
 async fn read_advice<R: AttemptResponse>(response: R, now: Timestamp) -> (R, Advice) {
     let (status, headers) = (response.status(), response.headers());
     let mut advice = Advice::from_response(status, headers, now);

@@ -78,7 +78,7 @@ async fn a_cancelled_wait_leaves_no_gap() {
         calls.push(tokio::spawn(client.clone().oneshot(numbered(number))));
         tokio::task::yield_now().await;
     }
-    // Cancel the first request in the queue, one in the middle, and the last one.
+    // Cancel the first request in the queue, a request in the middle, and the last request.
     for cancelled in [0, 2, 5] {
         calls[cancelled].abort();
     }
@@ -199,7 +199,7 @@ async fn a_breaker_opens_for_a_server_that_hangs() {
     assert!(matches!(error, Error::CircuitOpen { .. }), "{error:?}");
 }
 
-/// Many concurrent requests to a healthy server, none of which has an outcome yet.
+/// Many concurrent requests to a healthy server have no outcome yet.
 #[tokio::test(start_paused = true)]
 async fn requests_in_flight_or_cancelled_are_not_failures() {
     let slow = tower::service_fn(|_: Request<Full<Bytes>>| async {
@@ -212,7 +212,7 @@ async fn requests_in_flight_or_cancelled_are_not_failures() {
     let mut calls = JoinSet::new();
     for number in 0..200_u64 {
         let call = client.clone().oneshot(get());
-        // Three of four are cancelled before the response.
+        // Three of four requests are cancelled before the response.
         let limit = Duration::from_millis(if number % 4 == 0 { 2_000 } else { 10 });
         calls.spawn(tokio::time::timeout(limit, call));
     }
@@ -222,7 +222,7 @@ async fn requests_in_flight_or_cancelled_are_not_failures() {
     assert!(client.oneshot(get()).await.is_ok());
 }
 
-/// A cancelled probe makes room for another.
+/// A cancelled probe makes room for another probe.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_probe_is_not_a_result() {
     let silent = std::sync::Arc::new(Mutex::new(false));

@@ -1,5 +1,5 @@
-//! The layers around hyper's client, against hyper's server, over in-memory pipes. Only the network
-//! is replaced, and time is paused.
+//! Tests of the layers around hyper's client, against hyper's server. In-memory pipes replace the
+//! network, and time is paused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -177,12 +177,12 @@ async fn a_wait_over_the_maximum_is_not_honoured() {
     let answer = send(&server, &retry(RetryPolicy::default()), get())
         .await
         .unwrap();
-    let asked = Span::from_secs(3_600);
+    let server_wait = Span::from_secs(3_600);
     assert_eq!(
         report(&answer),
         Some(RetryReport {
             tries: 1,
-            gave_up: Some(GiveUpReason::MaxWait { asked })
+            gave_up: Some(GiveUpReason::MaxWait { server_wait })
         })
     );
     assert!(start.elapsed().as_secs() < 1);
@@ -245,7 +245,7 @@ async fn a_deadline_covers_the_whole_call() {
 }
 
 /// The documented bound: with 1,000 requests over 100 s, a server that fails every request gets 20
-/// % more, plus the free retries.
+/// % more requests, plus the free retries.
 #[tokio::test(start_paused = true)]
 async fn a_failing_server_gets_no_more_than_the_budget() {
     for (min_per_sec, percent) in [(0, 20), (1, 20), (0, 100), (0, 0)] {

@@ -84,8 +84,8 @@ fn within(took: u128, ideal: u128) {
     );
 }
 
-/// Ten clients share a store, as ten processes would: no request is refused, and each is sent as
-/// soon as the limit allows.
+/// Ten clients share a store, as ten processes would. No request is refused, and each request is
+/// sent as soon as the limit allows.
 #[tokio::test(start_paused = true)]
 async fn clients_that_share_a_store_are_never_refused() {
     for algorithm in [
@@ -133,7 +133,7 @@ fn retry(seed: u64) -> RetryLayer {
 #[tokio::test(start_paused = true)]
 async fn a_queue_follows_the_advice_of_the_server() {
     // 300 requests. The first two limits need 15 windows, the last of which begins after 140 s. The
-    // third limit admits 60 immediately, and then one per second.
+    // third limit admits 60 requests immediately, and then one request per second.
     for (rate, algorithm, ideal, resets) in [
         ("20/10s", AlgorithmName::FixedWindow, 140_000, 15_u32),
         ("20/10s", AlgorithmName::SlidingWindowLog, 140_000, 15),
@@ -315,8 +315,8 @@ async fn a_cancelled_request_releases_its_permit() {
     );
 }
 
-/// The queue of a leaky bucket is subject to the longest wait of the layer, and cancelled requests
-/// leave it.
+/// The longest wait of the layer also bounds the wait in the queue of a leaky bucket, and cancelled
+/// requests leave this queue.
 #[tokio::test(start_paused = true)]
 async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
     let server = Server::scripted(vec![reply(200, &[])]);
@@ -337,7 +337,8 @@ async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
     let client = layer.layer(server.client::<Full<Bytes>>());
     let start = Instant::now();
     client.clone().oneshot(get()).await.unwrap();
-    // Three requests are cancelled, each of which would add one second to the wait of later ones.
+    // Three requests are cancelled, each of which would add one second to the wait of later
+    // requests.
     for _ in 0..3 {
         let limit = std::time::Duration::from_millis(1);
         let given_up = tokio::time::timeout(limit, client.clone().oneshot(get())).await;

@@ -54,7 +54,8 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Reads the descriptors of `parent` into `level`. `path` is their path in messages.
+/// Reads the descriptors of `parent` into `level`. `path` is the path of the descriptors in
+/// messages.
 fn level(parent: &Value<'_>, path: &str, denied: Denied, level: &mut Level, report: &mut Report) {
     let Some(descriptors) = field(parent, "descriptors") else {
         return;
@@ -150,7 +151,7 @@ fn rule(item: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Rule> {
     })
 }
 
-/// Returns whether a file sets `all_or_nothing`, ignoring all mistakes in it.
+/// Returns whether a file sets `all_or_nothing`, ignoring all mistakes in the file.
 pub(super) fn is_all_or_nothing(root: &Value<'_>) -> bool {
     flag(root, "all_or_nothing", &mut Report::default())
 }

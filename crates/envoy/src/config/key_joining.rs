@@ -1,8 +1,9 @@
-//! Warns about files that may depend on the way in which envoyproxy/ratelimit joins names.
+//! Warns about files that may depend on the way in which envoyproxy/ratelimit joins keys and
+//! values.
 //!
-//! A rule is found by its key and value, joined with `_`. A rule with the key `user_id` therefore
-//! also applies to the entry `user` = `id`. If another rule of the same level has the key `user`,
-//! the file is ambiguous and only its author can resolve it.
+//! A rule is looked up by its key and value, joined with `_`. A rule with the key `user_id`
+//! therefore also applies to the entry `user` = `id`. If another rule of the same level has the key
+//! `user`, the file is ambiguous and only its author can resolve it.
 
 use std::collections::HashSet;
 

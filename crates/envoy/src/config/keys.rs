@@ -1,9 +1,9 @@
 //! Checks that each key occurs only in places where it is allowed.
 //!
-//! envoyproxy/ratelimit has one list of keys for all places and accepts a key where it has no
-//! effect; Tidegate warns about these. Tidegate's own keys are accepted only where they have an
-//! effect. envoyproxy/ratelimit rejects them everywhere, so no valid file of its users changes its
-//! meaning here.
+//! envoyproxy/ratelimit has one list of keys for all places, and accepts a key even where the key
+//! has no effect; Tidegate warns about such keys. Tidegate's own keys are accepted only where they
+//! have an effect. envoyproxy/ratelimit rejects Tidegate's keys everywhere, so a file that is valid
+//! there has the same meaning here.
 
 use tidegate_config::{report::Report, value::Value, yaml::Content};
 use tidegate_core::LimitSpec;
@@ -42,7 +42,7 @@ const KNOWN: &[&str] = &[
 ];
 
 impl MapKind {
-    /// Returns the keys that have an effect here.
+    /// Returns the keys that have an effect in this kind of map.
     const fn effective(self) -> &'static [&'static str] {
         match self {
             Self::File => &["domain", "descriptors", "all_or_nothing"],

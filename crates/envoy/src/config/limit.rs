@@ -41,8 +41,8 @@ pub(super) struct ParsedLimit {
 }
 
 impl ParsedLimit {
-    /// Applies shadow mode, in which the limits never deny, or quota mode, in which they deny only
-    /// if all quotas of the request are over.
+    /// Applies shadow mode, in which the limits never deny, or quota mode, in which the limits deny
+    /// only if all quotas of the request are over their limits.
     pub(super) fn denying(mut self, shadow: bool, quota: bool) -> Self {
         if let Allowance::Limited(limits) = &mut self.allowance {
             if shadow {
@@ -56,7 +56,8 @@ impl ParsedLimit {
     }
 }
 
-/// Reads the limits of a descriptor. Returns `None` if it has none, or if they are invalid.
+/// Reads the limits of a descriptor. Returns `None` if the descriptor has no limits, or if its
+/// limits are invalid.
 pub(super) fn read(
     descriptor: &Value<'_>,
     denied: Denied,
@@ -177,7 +178,7 @@ fn epoch_window(limit: &Limit) -> Option<Span> {
     }
 }
 
-/// Reads one limit with the fields of envoyproxy/ratelimit, those of Tidegate, or both.
+/// Reads one limit with fields of envoyproxy/ratelimit, fields of Tidegate, or both.
 fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit> {
     let fallback = Fallback {
         algorithm: DefaultAlgorithm::Named(AlgorithmName::FixedWindow),
@@ -188,7 +189,7 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
         return limits::limit(value, fallback, report);
     };
     let before = report.count();
-    // Unknown keys are reported by the check of all keys.
+    // Unknown keys are reported by `keys::check`.
     let fields = value.fields_among(&LimitSpec::FIELDS)?;
     let (spec, algorithm) = limits::full_form(&fields, fallback.algorithm, report);
     let spec = with_unit(value, spec, report)?;
@@ -204,7 +205,7 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
     if denied == Denied::Forgotten || spec.count_denied == Some(false) {
         return Some(limit);
     }
-    // Only a fixed window can count denied hits in full. Other algorithms count them only if
+    // Only a fixed window can count denied hits in full. Other algorithms count denied hits only if
     // `count_denied` is set.
     Some(limit.clone().counting_in_full().unwrap_or(limit))
 }

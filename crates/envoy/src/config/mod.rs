@@ -1,8 +1,8 @@
 //! Reads the configuration files of envoyproxy/ratelimit, with Tidegate's extensions.
 //!
-//! All files are read as one configuration: if any of them has a mistake, none takes effect. All
-//! mistakes in all files are reported together, each with its path and line. Messages are those of
-//! envoyproxy/ratelimit if it has one.
+//! All files are read as one configuration: if any file has a mistake, no file takes effect. All
+//! mistakes in all files are reported together, each with its path and line. If
+//! envoyproxy/ratelimit has a message for a mistake, the same message is used.
 
 mod descriptor;
 mod key_joining;
@@ -49,7 +49,7 @@ impl fmt::Display for FileMistake {
     }
 }
 
-/// The rules that were read, and warnings about them.
+/// The rules that were read, and warnings about the files.
 #[derive(Debug, Default)]
 pub struct LoadedConfig {
     pub(super) domains: Domains,
@@ -154,8 +154,8 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
     }
 }
 
-/// Returns how the descriptors of each domain are charged. `all_or_nothing` takes effect if one
-/// file of the domain sets it.
+/// Returns how the descriptors of each domain are charged. `all_or_nothing` takes effect for a
+/// domain if any file of the domain sets it.
 fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, Charging> {
     let mut charging = HashMap::new();
     for (_, document) in documents {

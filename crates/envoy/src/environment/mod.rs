@@ -31,8 +31,8 @@ pub const ADMIN_TOKEN: &str = "TIDEGATE_ADMIN_TOKEN";
 pub struct FromEnvironment {
     /// The configuration.
     pub config: Config,
-    /// The log level of `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if it is
-    /// not set.
+    /// The log level of `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if
+    /// `LOG_LEVEL` is not set.
     pub log: Option<&'static str>,
     /// The variables that are set and have no effect, each with the reason.
     pub ignored: Vec<String>,
@@ -41,7 +41,7 @@ pub struct FromEnvironment {
 /// The reason why Redis variables have no effect without `REDIS_URL`.
 const WITHOUT_REDIS: &str = "without REDIS_URL, counts are kept in the memory of this process";
 
-/// Variables without effect, by prefix, with the reason.
+/// The prefixes of variables without effect, each with the reason.
 const IGNORED: &[(&str, &str)] = &[
     (
         "REDIS_",
@@ -242,8 +242,8 @@ fn grpc(config: &mut Config, reader: &mut Reader<'_>) {
     });
 }
 
-/// Warns of listeners that other machines can reach without authentication, as for a rules file. By
-/// default the listeners are on all addresses, as in envoyproxy/ratelimit.
+/// Warns about listeners that other machines can reach without authentication, as for a rules file.
+/// By default, the listeners accept connections on all addresses, as in envoyproxy/ratelimit.
 fn warn_of_open(config: &mut Config) {
     let tls = config.grpc.tls.as_ref();
     let grpc_asks = tls.is_some_and(|tls| tls.client_ca.is_some());
@@ -308,8 +308,8 @@ fn ignored(variables: &Variables, config: &Config) -> Vec<String> {
             return config.redis.is_none().then_some(WITHOUT_REDIS);
         }
         let is_honoured = name == "DEBUG_HOST" && config.admin_token != AdminToken::None;
-        let found = IGNORED.iter().find(|(begins, _)| name.starts_with(begins));
-        found.filter(|_| !is_honoured).map(|(_, why)| *why)
+        let ignored = IGNORED.iter().find(|(begins, _)| name.starts_with(begins));
+        ignored.filter(|_| !is_honoured).map(|(_, why)| *why)
     };
     let set = variables.iter().filter(|(_, value)| !value.is_empty());
     set.filter_map(|(name, _)| reason(name).map(|why| format!("{name} is ignored: {why}")))

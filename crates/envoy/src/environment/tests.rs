@@ -104,7 +104,7 @@ fn an_open_listener_causes_a_warning() {
     let open = |variable: &str, address: &str| {
         format!("{variable}: open-listener: other machines can reach {address}, and any client")
     };
-    // By default the listeners are on all addresses, as in envoyproxy/ratelimit.
+    // By default, the listeners accept connections on all addresses, as in envoyproxy/ratelimit.
     let said = warnings(&[]);
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(

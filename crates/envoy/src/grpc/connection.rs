@@ -6,7 +6,9 @@ use std::{sync::Arc, time::Duration};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tidegate_config::Grpc;
-use tidegate_net::{Connection, GuardedBody, LocalExecutor, ReadTimeoutStream, Tls};
+use tidegate_net::{
+    Connection, GuardedBody, Http2Stream, LocalExecutor, StreamTimeouts, Tls, WriteTimeout,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -39,8 +41,8 @@ impl Http2 {
         Self { settings, tls }
     }
 
-    /// Serves one connection until either side closes it, it reaches its maximum age, or a shutdown
-    /// begins and its calls are answered.
+    /// Serves one connection until either side closes it, until it reaches its maximum age, or
+    /// until a shutdown has begun and the calls in flight are answered.
     pub(super) async fn serve(
         &self,
         stream: TcpStream,
@@ -69,14 +71,15 @@ impl Http2 {
                 answer.map(|answer| answer.map(|body| GuardedBody::new(body, in_flight)))
             }
         });
-        let serving = self.builder().serve_connection(
-            TokioIo::new(ReadTimeoutStream::new(
-                stream,
-                bounds,
-                connection.activity.clone(),
-            )),
-            service,
-        );
+        let timeouts = StreamTimeouts {
+            idle: bounds.idle,
+            request: bounds.request,
+            write: WriteTimeout::Stall(bounds.write),
+        };
+        let stream = Http2Stream::new(stream, timeouts, connection.activity.clone());
+        let serving = self
+            .builder()
+            .serve_connection(TokioIo::new(stream), service);
         let mut serving = std::pin::pin!(serving);
         let ended = tokio::select! {
             biased;
@@ -98,7 +101,7 @@ impl Http2 {
         };
         match ended {
             Ok(Ok(())) => {}
-            // A connection that the client aborts does not concern the operator.
+            // Debug level only: connections that clients abort are routine.
             Ok(Err(error)) => tracing::debug!(peer = %connection.peer, "connection ended: {error}"),
             Err(_) => {
                 tracing::debug!(peer = %connection.peer, "connection closed: it reached its maximum age")
@@ -121,12 +124,12 @@ impl Http2 {
         builder
     }
 
-    /// Returns the maximum age of this connection: the setting ±10 %, so that clients that
-    /// connected at the same time do not all reconnect at the same time.
+    /// Returns the maximum age of this connection: the setting ±10 %. Clients that connected at the
+    /// same time thus do not all reconnect at the same time.
     fn age(&self, connection: &Connection) -> Duration {
         let tenth = self.settings.max_connection_age / 10;
-        // From 0 to 20, for -10 % to +10 %. Clients choose ports in ascending order, so this
-        // spreads their connections evenly.
+        // From 0 to 20, for -10 % to +10 %. Clients choose ports in ascending order, so the port
+        // number spreads the ages of their connections evenly.
         let spread = u32::from(connection.peer.port()) % 21;
         self.settings.max_connection_age - tenth + tenth / 10 * spread
     }

@@ -63,12 +63,12 @@ impl<'m> Fields<'m> {
     }
 
     fn take(&mut self, count: usize) -> Result<&'m [u8], MalformedMessage> {
-        let (taken, rest) = self
+        let (bytes, rest) = self
             .0
             .split_at_checked(count)
             .ok_or(MalformedMessage("a field is longer than its message"))?;
         self.0 = rest;
-        Ok(taken)
+        Ok(bytes)
     }
 
     fn varint(&mut self) -> Result<u64, MalformedMessage> {
@@ -90,7 +90,7 @@ impl<'m> Fields<'m> {
 }
 
 impl<'m> Value<'m> {
-    /// Returns the bytes; empty for a field of another type.
+    /// Returns the bytes of a field; empty for a field of another type.
     pub(super) const fn octets(self) -> &'m [u8] {
         match self {
             Self::Octets(octets) => octets,
@@ -109,7 +109,7 @@ impl<'m> Value<'m> {
         }
     }
 
-    /// Returns the low 32 bits of a number. All protobuf parsers truncate like this.
+    /// Returns the low 32 bits of a number. All protobuf parsers truncate numbers in this way.
     pub(super) fn number_32(self) -> u32 {
         let [a, b, c, d, ..] = self.number().to_le_bytes();
         u32::from_le_bytes([a, b, c, d])

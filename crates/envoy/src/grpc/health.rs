@@ -13,8 +13,8 @@ use super::proto::grpc::health::v1::{
 };
 use crate::RateLimitService;
 
-/// The services that report their health: the whole server (the empty name), the name that Envoy
-/// health checks usually use, and the services that are served.
+/// The names whose health can be queried: the whole server (the empty name), the name that Envoy
+/// health checks usually use, and the services of this listener.
 const SERVICES: [&str; 5] = [
     "",
     "ratelimit",
@@ -23,8 +23,8 @@ const SERVICES: [&str; 5] = [
     super::QUOTA,
 ];
 
-/// The health service. A service is healthy until a shutdown is announced, if the rate limit
-/// service that it depends on is healthy.
+/// The health service. Services are healthy until a shutdown is announced. A service that depends
+/// on the rate limit service is healthy only while the rate limit service is healthy.
 #[derive(Clone, Debug)]
 pub(super) struct HealthService {
     shutdown: Shutdown,
@@ -101,10 +101,12 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Waits for a status that differs from the last one sent. Returns `None` after the last one.
+    /// Waits for a status that differs from the status that was sent last. Returns `None` after the
+    /// last status before a shutdown.
     async fn next(mut self) -> Option<(ServingStatus, Self)> {
         loop {
-            // Checked before the status is read, so that the last status is sent too.
+            // The shutdown is checked before the status is read, so that the last status is sent
+            // too.
             let is_last = self.healthy.shutdown.is_announced();
             let status = self.healthy.status(&self.service);
             if self.last_sent != Some(status) {

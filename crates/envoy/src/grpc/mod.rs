@@ -1,7 +1,7 @@
 //! The gRPC listener: Envoy's rate limit services, health and reflection.
 //!
-//! Connections run on the workers of [`tidegate_net`] like those of all other listeners. So each
-//! connection is served by hyper directly, and not by tonic's server, which has its own threads and
+//! Connections run on the workers of [`tidegate_net`] like those of all other listeners. So hyper
+//! serves each connection directly. tonic's server is not used, because it has its own threads and
 //! listeners. Streaming calls use the services that tonic generates. `unary` handles
 //! `ShouldRateLimit`, which Envoy calls for each request.
 
@@ -19,7 +19,7 @@ mod unary;
 
 use std::{io, net::TcpListener, sync::Arc};
 
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Bounds, Listener, Server};
 
 pub use self::connection::Http2;
@@ -37,14 +37,14 @@ const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
 
 /// The maximum size of a message in bytes, the same as of a body on the HTTP listener. A connection
-/// may send one per concurrent call, and a quota report takes 50 times its size in memory.
+/// may send one message per concurrent call, and a quota report takes 50 times its size in memory.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
 /// The services behind the gRPC listener.
 #[derive(Clone, Debug)]
-pub struct ListenerContext {
+pub struct GrpcContext {
     /// The limiter.
-    pub limiter: Arc<Limiter>,
+    pub limiter: Arc<ServerLimiter>,
     /// The quotas, which are divided among the Envoys that enforce them; empty if no rule defines a
     /// quota.
     pub quotas: Arc<Quotas>,
@@ -62,7 +62,7 @@ pub fn listen(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    context: ListenerContext,
+    context: GrpcContext,
     http2: Http2,
 ) -> io::Result<Listener> {
     let routes = Arc::new(Routes::new(context, &server.shutdown_signal())?);

@@ -1,5 +1,5 @@
-//! `RateLimitQuotaService`: each stream receives usage reports from an Envoy and sends quota
-//! assignments to it.
+//! `RateLimitQuotaService`: each stream receives usage reports from an Envoy, and sends quota
+//! assignments to that Envoy.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -29,14 +29,15 @@ use super::proto::envoy::{
 use crate::quota::{Assignment, BucketAssignments, Quotas, StreamId, Usage};
 
 /// The time to live of an assignment, in seconds. Envoy reports every 5 seconds, so an assignment
-/// survives a few lost reports, but not the loss of this server.
+/// stays valid if a few reports are lost, but expires if this server is lost.
 const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
 
 /// The refill interval of a budget, in seconds. The budget is effectively never refilled, because
-/// the assignment for the next window arrives long before.
+/// the assignment for the next window arrives long before the interval ends.
 const NEVER_SECONDS: i64 = 366 * 86_400;
 
-/// The maximum number of entries of a bucket id, and their maximum total size in bytes.
+/// The maximum number of entries of a bucket id, and the maximum total size of these entries in
+/// bytes.
 const MAX_ID_ENTRIES: usize = 32;
 const MAX_ID_BYTES: usize = 4 << 10;
 
@@ -46,7 +47,8 @@ const MAX_DOMAIN_BYTES: usize = 4 << 10;
 /// The maximum number of unsent messages of one stream.
 const MAX_UNSENT: usize = 16;
 
-/// The quota service. The response to each stream of reports is that stream's share of the quotas.
+/// The quota service. Each Envoy sends usage reports on a stream. The service replies on that
+/// stream with the part of each quota that is assigned to the stream.
 #[derive(Debug)]
 pub(super) struct StreamedQuotas {
     quotas: Arc<Quotas>,
@@ -95,7 +97,7 @@ impl RateLimitQuotaService for StreamedQuotas {
     }
 }
 
-/// A stream that is registered with the quotas. Dropping it unregisters it.
+/// A stream that is registered with the quotas. Dropping the session unregisters the stream.
 #[derive(Debug)]
 pub(super) struct QuotaSession {
     quotas: Arc<Quotas>,
@@ -105,7 +107,7 @@ pub(super) struct QuotaSession {
 }
 
 impl QuotaSession {
-    /// Registers a new stream. Returns it with the receiver of its assignments.
+    /// Registers a new stream. Returns the session and the receiver of its assignments.
     pub(super) fn new(
         quotas: Arc<Quotas>,
         clock: Clock,
@@ -174,8 +176,8 @@ impl QuotaSession {
         Ok(())
     }
 
-    /// Returns the time until the earliest window of the stream's buckets ends, or an hour if it
-    /// has no buckets.
+    /// Returns the time until the earliest window of the stream's buckets ends, or an hour if no
+    /// window ends.
     fn until_next_window(&self) -> Duration {
         let end = self.quotas.next_window(self.stream);
         let wait = end.map(|end: Timestamp| end.since(self.clock.now()));
@@ -216,7 +218,7 @@ fn read(usage: BucketQuotaUsage) -> Result<(BucketId, Usage), Status> {
     Ok((id, usage))
 }
 
-/// Reads a duration that a client sent. A negative one is zero.
+/// Reads a duration that a client sent. A negative duration counts as zero.
 fn elapsed(duration: prost_types::Duration) -> Span {
     let nanos = i128::from(duration.seconds) * 1_000_000_000 + i128::from(duration.nanos);
     Span::from_micros(u64::try_from(nanos.max(0) / 1_000).unwrap_or(u64::MAX))
@@ -258,8 +260,8 @@ fn strategy(assignment: Assignment) -> Strategy {
             )),
         }),
         // Envoy keeps the current, spent token bucket if a new assignment for the same bucket is
-        // identical. To make each grant differ, its number is added to the refill interval, which
-        // never elapses.
+        // identical. To make each grant differ, the number of the grant is added to the refill
+        // interval, which never elapses.
         Assignment::Budget { requests, number } => Strategy::TokenBucket(TokenBucket {
             max_tokens: requests,
             tokens_per_fill: Some(1),

@@ -19,9 +19,9 @@ use super::{
     },
 };
 use crate::{
-    Code, CurrentLimit, Descriptor, DescriptorStatus, LimitOverride, MAX_DESCRIPTORS, MAX_ENTRIES,
-    Metadata, RateLimitAnswer, RateLimitError, RateLimitRequest, RateLimitService, ResponseHeader,
-    Unit,
+    Code, CurrentLimit, Descriptor, DescriptorStatus, LimitOverride, MAX_DESCRIPTOR_ENTRIES,
+    MAX_DESCRIPTORS, Metadata, RateLimitAnswer, RateLimitRequest, RateLimitService, ResponseHeader,
+    RlsError, Unit,
 };
 
 /// The units by their protobuf numbers.
@@ -42,7 +42,7 @@ pub(super) async fn decide(
     message: &[u8],
     within: Duration,
 ) -> Result<RateLimitResponse, Status> {
-    let service = service.ok_or_else(|| status(&RateLimitError::NoConfiguration))?;
+    let service = service.ok_or_else(|| status(&RlsError::NoConfiguration))?;
     let request = request(message)?;
     let answer = service
         .should_rate_limit_within(&request, Some(within))
@@ -50,22 +50,23 @@ pub(super) async fn decide(
     answer.map(written).map_err(|error| status(&error))
 }
 
-fn status(error: &RateLimitError) -> Status {
+fn status(error: &RlsError) -> Status {
     let message = error.to_string();
     match error {
         // envoyproxy/ratelimit uses this status code too.
-        RateLimitError::EmptyDomain
-        | RateLimitError::EmptyDescriptors
-        | RateLimitError::NoConfiguration => Status::unknown(message),
-        // envoyproxy/ratelimit returns UNKNOWN here too, so its callers cannot distinguish a store
-        // failure from their own mistake. UNAVAILABLE makes the difference visible.
-        RateLimitError::Store => Status::unavailable(message),
-        RateLimitError::Invalid { .. } => Status::invalid_argument(message),
+        RlsError::EmptyDomain | RlsError::EmptyDescriptors | RlsError::NoConfiguration => {
+            Status::unknown(message)
+        }
+        // For a store failure, envoyproxy/ratelimit returns UNKNOWN too, so its callers cannot
+        // distinguish a store failure from their own mistake. UNAVAILABLE makes the difference
+        // visible.
+        RlsError::Store => Status::unavailable(message),
+        RlsError::Invalid { .. } => Status::invalid_argument(message),
     }
 }
 
-/// Decodes a request. Lists are cut off one element above their maximum, so that a small message
-/// cannot become a large request; the service then reports the excess.
+/// Decodes a request. Lists are cut off one element above their maximum length, so that a small
+/// message cannot become a large request. The service then rejects the list as too long.
 fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     let mut request = RateLimitRequest::default();
     let mut fields = Fields::of(message);
@@ -87,7 +88,7 @@ fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
     let mut fields = Fields::of(message);
     while let Some((number, value)) = fields.next()? {
         match number {
-            1 if descriptor.entries.len() <= MAX_ENTRIES => {
+            1 if descriptor.entries.len() <= MAX_DESCRIPTOR_ENTRIES => {
                 descriptor.entries.push(entry(value.octets())?);
             }
             2 => descriptor.limit = Some(limit(value.octets(), descriptor.limit)?),
@@ -184,7 +185,7 @@ fn current_limit(limit: CurrentLimit) -> RateLimit {
 }
 
 fn duration(span: Span) -> prost_types::Duration {
-    // A span is at most 585,000 years, so it fits.
+    // A span is at most 585,000 years, so it fits in a protobuf duration.
     prost_types::Duration {
         seconds: i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX),
         nanos: 0,
@@ -199,7 +200,7 @@ fn header(header: ResponseHeader) -> HeaderValue {
     }
 }
 
-/// Encodes dynamic metadata, which is a map. Anything else yields a structure without fields.
+/// Encodes dynamic metadata, which is a map. Any other value yields a structure without fields.
 fn structure(metadata: &Metadata) -> Struct {
     let Metadata::Map(members) = metadata else {
         return Struct::default();
@@ -336,6 +337,9 @@ mod tests {
             MAX_DESCRIPTORS + 1
         );
         let many = b"\x0a\x00".repeat(1_000);
-        assert_eq!(descriptor(&many).unwrap().entries.len(), MAX_ENTRIES + 1);
+        assert_eq!(
+            descriptor(&many).unwrap().entries.len(),
+            MAX_DESCRIPTOR_ENTRIES + 1
+        );
     }
 }

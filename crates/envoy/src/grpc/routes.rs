@@ -13,7 +13,7 @@ use tonic_reflection::server::Builder;
 use tower_service::Service;
 
 use super::{
-    ListenerContext, MAX_MESSAGE_BYTES, QUOTA,
+    GrpcContext, MAX_MESSAGE_BYTES, QUOTA,
     health::HealthService,
     proto::{
         DESCRIPTORS,
@@ -42,7 +42,7 @@ struct Route {
 
 /// All services of the listener.
 pub(super) struct Routes {
-    context: ListenerContext,
+    context: GrpcContext,
     streamed: Vec<Route>,
 }
 
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Routes {
 }
 
 impl Routes {
-    pub(super) fn new(context: ListenerContext, shutdown: &Shutdown) -> io::Result<Self> {
+    pub(super) fn new(context: GrpcContext, shutdown: &Shutdown) -> io::Result<Self> {
         let quotas = StreamedQuotas::new(
             Arc::clone(&context.quotas),
             context.limiter.clock().clone(),
@@ -103,8 +103,8 @@ impl Routes {
         let path = request.uri().path();
         if SHOULD_RATE_LIMIT.contains(&path) {
             let began = Instant::now();
-            let left = || time.saturating_sub(began.elapsed());
-            return unary::call(request, |message| self.decide(message, left())).await;
+            let remaining = || time.saturating_sub(began.elapsed());
+            return unary::call(request, |message| self.decide(message, remaining())).await;
         }
         let service = path.split('/').nth(1).unwrap_or_default();
         match self.streamed.iter().find(|route| route.service == service) {

@@ -7,10 +7,10 @@ use http::HeaderMap;
 /// Returns the timeout for a call with these headers, at most `most`. An invalid `grpc-timeout` is
 /// ignored.
 pub(super) fn of(headers: &HeaderMap, most: Duration) -> Duration {
-    let asked = headers
+    let requested = headers
         .get("grpc-timeout")
         .and_then(|value| parse(value.as_bytes()));
-    asked.map_or(most, |asked| asked.min(most))
+    requested.map_or(most, |requested| requested.min(most))
 }
 
 /// Returns the share of a call's remaining `time` that the store may use: three quarters, so that

@@ -17,8 +17,8 @@ use crate::{
     quota::{BucketAssignments, Quotas},
 };
 
-/// Returns the encoded response of `ShouldRateLimit` to `message`. Does not support a Redis-backed
-/// limiter.
+/// Returns the encoded response of `ShouldRateLimit` to `message`. This function does not support a
+/// limiter with Redis.
 ///
 /// # Errors
 ///
@@ -71,7 +71,7 @@ impl QuotaStream {
         recorded.map_err(|status| status.message().to_owned())
     }
 
-    /// Starts a new window if the current one has ended.
+    /// Starts a new window if the current window has ended.
     pub fn roll(&self) {
         let (quotas, now) = (&self.quotas, self.clock.now());
         let stream = self.session.stream;

@@ -1,8 +1,8 @@
 //! Unary calls without tonic.
 //!
-//! Each request to an Envoy causes one such call, so the cost of these calls dominates. tonic
+//! Each request to an Envoy causes one unary call, so the cost of these calls dominates. tonic
 //! prepares for streams, compression and metadata in both directions, which takes two buffers of 8
-//! KiB and about six allocations per call. A unary call needs none of that.
+//! KiB and about six allocations per call. A unary call does not need these buffers.
 
 use std::{
     convert::Infallible,
@@ -17,9 +17,9 @@ use http::{
     header::{ALLOW, CONTENT_TYPE},
 };
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use prost::Message;
+use tidegate_net::{BodyReadError, BoundedBody};
 use tonic::{Status, body::Body};
 
 use super::MAX_MESSAGE_BYTES;
@@ -70,8 +70,8 @@ impl http_body::Body for Reply {
     }
 }
 
-/// Answers a call with the result of `answer`, which gets the request message or the error from
-/// reading it.
+/// Answers a call with the result of `answer`. `answer` receives the request message, or the error
+/// from reading the message.
 pub(super) async fn call<M, F>(
     request: Request<Incoming>,
     answer: impl FnOnce(Result<Bytes, Status>) -> F,
@@ -112,18 +112,16 @@ fn refusal(request: &Request<Incoming>) -> Option<Response<Reply>> {
 
 /// Reads the single message of a call.
 async fn message(body: Incoming) -> Result<Bytes, Status> {
-    let collected = Limited::new(body, PREFIX_BYTES + MAX_MESSAGE_BYTES)
-        .collect()
-        .await;
-    let mut octets = collected
-        .map_err(|error| {
-            if error.is::<LengthLimitError>() {
-                let message = format!("the message is over {MAX_MESSAGE_BYTES} bytes");
-                return Status::resource_exhausted(message);
-            }
+    let body = BoundedBody::new(body, (PREFIX_BYTES + MAX_MESSAGE_BYTES) as u64);
+    let mut octets = body.read().await.map_err(|error| match error {
+        BodyReadError::TooLarge => {
+            Status::resource_exhausted(format!("the message is over {MAX_MESSAGE_BYTES} bytes"))
+        }
+        BodyReadError::Aborted(error) => {
             Status::cancelled(format!("cannot read the request: {error}"))
-        })?
-        .to_bytes();
+        }
+        BodyReadError::IdleTimeout => Status::cancelled(error.to_string()),
+    })?;
     if octets.len() < PREFIX_BYTES {
         return Err(Status::invalid_argument("the request has no message"));
     }
@@ -146,7 +144,8 @@ fn success(message: &impl Message) -> Response<Reply> {
     let length = message.encoded_len();
     let mut octets = BytesMut::with_capacity(PREFIX_BYTES + length);
     octets.put_u8(0);
-    // A response is at most a few bytes per descriptor longer than its request, so its length fits.
+    // A response is at most a few bytes per descriptor longer than its request, so its length fits
+    // in 32 bits.
     octets.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     message.encode_raw(&mut octets);
     let mut trailers = HeaderMap::with_capacity(1);

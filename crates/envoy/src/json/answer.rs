@@ -21,7 +21,7 @@ pub(super) fn written(answer: &RateLimitAnswer) -> Value {
     Value::Object(members)
 }
 
-/// Omits fields with their default value.
+/// Serialises a status without the fields that have their default value.
 fn status(status: &DescriptorStatus) -> Value {
     let mut members = Map::new();
     members.insert("code".into(), json!(status.code.as_str()));

@@ -1,8 +1,8 @@
 //! `/json` and `/healthcheck`, compatible with envoyproxy/ratelimit over HTTP.
 //!
 //! Requests and responses are protobuf JSON: names are in camel case or as in the `.proto` file,
-//! and fields with their default value are omitted. For a bad request, the body is the same two
-//! words that envoyproxy/ratelimit sends. The header `x-tidegate-problem` describes the problem.
+//! and fields with their default value are omitted. The response to a bad request has the same
+//! two-word body as in envoyproxy/ratelimit. The header `x-tidegate-problem` describes the problem.
 
 mod answer;
 mod request;
@@ -13,20 +13,20 @@ use hyper::{
     body::Bytes,
     header::{CONTENT_TYPE, HeaderName, HeaderValue},
 };
-use tidegate_limiter::{Limiter, metrics::ListenerKind};
+use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
 use tidegate_net::{
     Problem, Shutdown,
     json::object,
     response::{Answer, json},
 };
 
-use crate::{Code, RateLimitError, RateLimitService};
+use crate::{Code, RateLimitService, RlsError};
 
 /// The header that describes what is wrong with a bad request.
 const PROBLEM: HeaderName = HeaderName::from_static("x-tidegate-problem");
 
 /// Decides the request in `body`.
-pub async fn decide(limiter: &Limiter, service: &RateLimitService, body: &[u8]) -> Answer {
+pub async fn decide(limiter: &ServerLimiter, service: &RateLimitService, body: &[u8]) -> Answer {
     let request = object(body).and_then(|members| request::read(&members));
     let request = match request {
         Ok(request) => request,
@@ -58,7 +58,7 @@ pub fn healthcheck(service: &RateLimitService, shutdown: &Shutdown) -> Answer {
     }
 }
 
-fn refused(limiter: &Limiter, error: &RateLimitError) -> Answer {
+fn refused(limiter: &ServerLimiter, error: &RlsError) -> Answer {
     if error.is_ours() {
         bad_request(&error.to_string())
     } else {
@@ -67,7 +67,7 @@ fn refused(limiter: &Limiter, error: &RateLimitError) -> Answer {
 }
 
 /// Counts and answers a malformed request.
-fn bad(limiter: &Limiter, problem: &str) -> Answer {
+fn bad(limiter: &ServerLimiter, problem: &str) -> Answer {
     limiter.metrics().count_bad_request(ListenerKind::Http);
     bad_request(problem)
 }

@@ -7,7 +7,9 @@ use tidegate_net::{
 };
 
 use super::wrong;
-use crate::{Descriptor, LimitOverride, MAX_DESCRIPTORS, MAX_ENTRIES, RateLimitRequest, Unit};
+use crate::{
+    Descriptor, LimitOverride, MAX_DESCRIPTOR_ENTRIES, MAX_DESCRIPTORS, RateLimitRequest, Unit,
+};
 
 /// Parses a request. Stops at the first mistake.
 pub(super) fn read(members: &Members<'_>) -> Result<RateLimitRequest, Problem> {
@@ -28,7 +30,7 @@ fn descriptor(path: &str, value: &Json<'_>) -> Result<Descriptor, Problem> {
     for (name, value) in set(object(path, value)?) {
         let field = format!("{path}.{name}");
         match name {
-            "entries" => descriptor.entries = list(&field, value, MAX_ENTRIES, entry)?,
+            "entries" => descriptor.entries = list(&field, value, MAX_DESCRIPTOR_ENTRIES, entry)?,
             "limit" => descriptor.limit = Some(limit(&field, value)?),
             "hits_addend" | "hitsAddend" => descriptor.hits_addend = Some(number(&field, value)?),
             "is_negative_hits" | "isNegativeHits" => {
@@ -157,7 +159,8 @@ fn truth(field: &str, value: &Json<'_>) -> Result<bool, Problem> {
     }
 }
 
-/// Parses an integer, or a string with one, as protobuf JSON writes 64-bit integers.
+/// Parses an integer, or a string that contains an integer. Protobuf JSON writes 64-bit integers as
+/// strings.
 fn number<T: TryFrom<u64>>(field: &str, value: &Json<'_>) -> Result<T, Problem> {
     let number = match value {
         Json::Whole(number) => Some(*number),

@@ -19,7 +19,7 @@ const STREAMS: Metric = Metric::gauge(
 );
 
 impl Quotas {
-    /// Exports the metrics of these quotas with `metrics`.
+    /// Adds the metrics of these quotas to `metrics`.
     pub fn show_in(self: &Arc<Self>, metrics: &Metrics) {
         let quotas = Arc::clone(self);
         metrics.show(move |page| quotas.collect(page));

@@ -1,9 +1,9 @@
 //! Quotas: limits that are divided among the clients that enforce them.
 //!
-//! Envoy's rate limit quota filter does not send a query for every request. Every few seconds it
-//! reports the number of requests that it allowed in each of its *buckets*. In return it is
-//! assigned, in advance, the number of requests that it may allow next. When several Envoys share a
-//! limit, the limit is divided among their streams in proportion to recent demand.
+//! Envoy's rate limit quota filter does not send a query for every request. Every few seconds, the
+//! filter reports the number of requests that it allowed in each of its *buckets*. In return, the
+//! server assigns the number of requests that the filter may allow next. When several Envoys share
+//! a limit, the limit is divided among their streams in proportion to recent demand.
 //!
 //! ```text
 //! reports ──▶ Quotas ──▶ Bucket ──▶ share::divide ──▶ assignments, to one or all streams
@@ -19,4 +19,4 @@ mod registry;
 pub mod share;
 
 pub use bucket::{Assignment, StreamId, Usage};
-pub use registry::{BucketAssignments, MAX_BUCKETS, MAX_STREAM_BUCKETS, QuotaCounts, Quotas};
+pub use registry::{BucketAssignments, MAX_QUOTA_BUCKETS, MAX_STREAM_BUCKETS, QuotaCounts, Quotas};

@@ -1,7 +1,7 @@
 //! The division of a whole number of requests into integer shares without remainder.
 
-/// 1/`FLOOR` of the total is divided evenly, regardless of the demands. It is the minimum share of
-/// a new stream.
+/// 1/`FLOOR` of the total is divided evenly, regardless of the demands, so that a new stream has a
+/// minimum share.
 pub const FLOOR: u64 = 10;
 
 /// Demands are capped at this value, so that the products do not overflow.
@@ -10,9 +10,9 @@ const MAX_DEMAND: u64 = 1 << 40;
 /// Divides `total` among the `demands`, followed by `vacant` seats reserved for new streams.
 ///
 /// 1/[`FLOOR`] of the total is divided evenly among all seats, and the rest in proportion to the
-/// demands. If every demand is zero, the rest is divided evenly among them. The remainder of the
-/// integer division is distributed in single units to the seats that lost most by rounding; among
-/// equal losses the first seats get them.
+/// demands. If every demand is zero, the rest is divided evenly among the demands. The remainder of
+/// the integer division is distributed in single units to the seats that lost most by rounding;
+/// among equal losses, the first seats get the units.
 ///
 /// If there is at least one seat, the shares add up to exactly `total`. A higher demand never gets
 /// a smaller share; demands of 2^40 and more count as equal. Each share is at least `total / (FLOOR
@@ -30,11 +30,11 @@ pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
         .iter()
         .map(|weight| u64::try_from(exact(weight) / whole).unwrap_or(total))
         .collect();
-    let left = total - shares.iter().sum::<u64>();
+    let remainder = total - shares.iter().sum::<u64>();
     let mut by_loss: Vec<usize> = (0..shares.len()).collect();
     by_loss.sort_by_key(|&at| std::cmp::Reverse(exact(&weights[at]) % whole));
     // Each seat lost less than one unit, so the remainder is smaller than the number of seats.
-    for (at, _) in by_loss.into_iter().zip(0..left) {
+    for (at, _) in by_loss.into_iter().zip(0..remainder) {
         shares[at] += 1;
     }
     shares
@@ -109,8 +109,8 @@ mod tests {
             let shares = divide(total, &demands, 0);
             for (a, share_a) in demands.iter().zip(&shares) {
                 for (b, share_b) in demands.iter().zip(&shares) {
-                    // Among equal demands, the first may get one unit more. All demands above
-                    // `MAX_DEMAND` are equal.
+                    // Among equal demands, the first demand may get one unit more. All demands
+                    // above `MAX_DEMAND` are equal.
                     prop_assert!(a < b || share_a + 1 >= *share_b, "{a} {share_a} {b} {share_b}");
                 }
             }

@@ -54,19 +54,19 @@ pub(crate) enum Allowance {
 #[derive(Clone, Debug)]
 pub(crate) struct RuleLimits {
     pub(crate) limits: Arc<Limits>,
-    /// The same limits in shadow mode, for a rule in quota mode. They are used if another quota of
-    /// the request denies on behalf of all.
+    /// The same limits in shadow mode, for a rule in quota mode. The shadow limits are used if
+    /// another quota of the request is the leading quota, which denies on behalf of all quotas.
     pub(crate) shadow_limits: Option<Arc<Limits>>,
     /// The units of the limits, in order; [`Unit::Unknown`] for a window of a different length.
     pub(crate) units: Box<[Unit]>,
-    /// The window length. It is part of the key, so that a descriptor has separate counters for
-    /// different window lengths.
+    /// The window length. The key contains the window length, so that a descriptor has separate
+    /// counters for different window lengths.
     pub(crate) window_seconds: u64,
 }
 
 impl RuleLimits {
     /// Prepares the limits for quota mode, in which another quota of the request may deny on behalf
-    /// of this one.
+    /// of this quota.
     pub(crate) fn add_shadow_limits(&mut self) {
         let in_shadow = Limits::clone(&self.limits).in_shadow(true);
         self.shadow_limits = Some(Arc::new(in_shadow));

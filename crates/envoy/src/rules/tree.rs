@@ -7,9 +7,10 @@
 //!                   └─ "svc"        level ── …
 //! ```
 //!
-//! A descriptor descends one level per entry. It takes the child whose name is the entry's key and
-//! value, joined with `_`; else the first wildcard that matches this name; else the child whose
-//! name is the key alone. There is no backtracking, and only the rule at the final node applies.
+//! A descriptor descends one level per entry. The next node is the child whose name is the entry's
+//! key and value, joined with `_`; or else the first wildcard that matches this name; or else the
+//! child whose name is the key alone. There is no backtracking, and only the rule at the final node
+//! applies.
 //!
 //! The joined names are a peculiarity of envoyproxy/ratelimit, and existing files depend on them: a
 //! rule with the key `a_b` applies to the entry `a` = `b`. Joined names are used for matching only.

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use tidegate_core::Timestamp;
 use tidegate_envoy::{Code, Descriptor, RateLimitAnswer, RateLimitRequest, Variables};
-use tidegate_redis::{Address, Redis, Settings, Topology};
+use tidegate_redis::{Address, Redis, RedisSettings, Topology};
 use tokio::runtime::Handle;
 
 use crate::{
@@ -47,12 +47,12 @@ impl Shop {
     async fn open_with(connections: usize, settings: &[(&str, &str)]) -> Self {
         let server = RedisServer::start();
         let (address, ..) = Address::parse(&server.url()).unwrap();
-        let way = Settings {
+        let connection = RedisSettings {
             timeout: Duration::from_secs(5),
             connections,
-            ..Settings::new(Topology::Standalone(address))
+            ..RedisSettings::new(Topology::Standalone(address))
         };
-        let redis = Arc::new(Redis::start(way, &Handle::current()));
+        let redis = Arc::new(Redis::start(connection, &Handle::current()));
         redis.wait_for_first_attempt().await.unwrap();
         Self {
             server,
@@ -134,8 +134,8 @@ async fn all_descriptors_of_a_request_take_one_round_trip_to_redis() {
         shop.ask(request()).await;
         let (batches, readings) = (shop.redis.health().batches, shop.readings());
         let answer = shop.ask(request()).await;
-        // Two of the reads belong to the INFO queries: the end of the first one, and the second
-        // one.
+        // Two of the reads belong to the INFO queries: the end of the first query, and the second
+        // query.
         let readings = shop.readings() - readings - 2;
         let batches = shop.redis.health().batches - batches;
         assert_eq!(answer.statuses.len(), 40);
@@ -227,8 +227,8 @@ async fn envoy_quotas_deny_together_in_redis() {
     assert_eq!((passed, counted.statuses[0].limit_remaining), (3, 97));
 }
 
-/// The leading quota changes as windows end. A recent denial under one lead does not apply to a
-/// request under another lead.
+/// The leading quota changes as windows end. A recent denial under one leading quota does not apply
+/// to a request under another leading quota.
 #[tokio::test]
 async fn quotas_allow_again_as_soon_as_one_has_room() {
     let shop = Shop::open(&[]).await;
@@ -272,8 +272,8 @@ async fn a_cached_denial_holds_despite_a_refund_on_another_server() {
     assert_eq!(code().await, Code::Ok);
 }
 
-/// Returns the result of a request for `descriptors`, while other requests use up each quota of
-/// `taken` just before it leads.
+/// Returns the result of a request for `descriptors`. Other requests use up each quota in `taken`
+/// just before that quota leads.
 async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code, [u32; 2]) {
     // With one connection, commands are answered in order.
     let shop = Shop::open_with(1, &[]).await;
@@ -283,10 +283,10 @@ async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code,
     let mut asked = Box::pin(shop.ask_in("one", descriptors));
     let mut asked_of_all = || asked.as_mut().now_or_never();
     for quota in taken {
-        // The request has queried the quotas to choose a lead, or does so now.
+        // The request has queried the quotas to choose a leading quota, or queries them now.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![quota.clone()]).await;
-        // Then it is charged.
+        // Then the request is charged.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![hits("all", "98", 0)]).await;
     }

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use tidegate_redis::{Address, Redis, Settings, Topology};
+use tidegate_redis::{Address, Redis, RedisSettings, Topology};
 use tokio::runtime::Handle;
 
 use crate::{
@@ -21,11 +21,11 @@ async fn envoy_cases_hold_in_process() {
 async fn envoy_cases_hold_in_redis() {
     let server = RedisServer::start();
     let (address, ..) = Address::parse(&server.url()).unwrap();
-    let settings = Settings {
+    let settings = RedisSettings {
         // On a busy machine, a test may be delayed for longer than a decision may take in
         // production.
         timeout: Duration::from_secs(5),
-        ..Settings::new(Topology::Standalone(address))
+        ..RedisSettings::new(Topology::Standalone(address))
     };
     let redis = Arc::new(Redis::start(settings, &Handle::current()));
     redis.wait_for_first_attempt().await.unwrap();
@@ -42,7 +42,7 @@ fn envoy_load_errors_match_the_cases() {
     assert_all_ran(&report);
 }
 
-/// The runner is useless if it accepts everything.
+/// The runner must reject wrong expectations, or else it would be useless.
 #[tokio::test]
 async fn wrong_envoy_cases_fail() {
     let text = "
@@ -85,7 +85,7 @@ cases:
     }
 }
 
-/// Runs every decision of every file against `S`, with counts in memory.
+/// Runs every decision of every case file against `S`, with counts in memory.
 pub(crate) async fn hold<S: Subject>() {
     hold_in::<S>(None).await;
 }

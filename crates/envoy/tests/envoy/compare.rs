@@ -83,7 +83,8 @@ fn fields_of(limit: &CurrentLimit) -> LimitFields {
     }
 }
 
-/// Converts metadata to JSON. Numbers without a fraction become integers, like those in the cases.
+/// Converts metadata to JSON. Numbers without a fraction become integers, like the numbers in the
+/// cases.
 pub(crate) fn json_of(metadata: &Metadata) -> Value {
     match metadata {
         Metadata::Null => Value::Null,

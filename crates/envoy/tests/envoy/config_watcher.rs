@@ -22,7 +22,7 @@ struct OnDisk {
 }
 
 impl OnDisk {
-    /// Creates a watch on a folder with these files.
+    /// Creates a watcher for a folder with these files.
     fn with(files: &[(&str, &str)]) -> Self {
         let folder = TempDir::new().unwrap();
         for (name, text) in files {
@@ -165,8 +165,8 @@ async fn envoy_folder_with_a_mistake_has_no_effect() {
     assert_eq!(disk.ask("d3").await, Some((100, 98)));
 }
 
-/// Kubernetes mounts a ConfigMap as symbolic links into a folder behind another link, and swaps
-/// that link.
+/// Kubernetes mounts a ConfigMap as symbolic links into a folder that is itself behind a link. An
+/// update replaces the link to the folder.
 #[tokio::test]
 async fn envoy_config_map_is_reloaded_when_its_link_is_swapped() {
     let folder = TempDir::new().unwrap();

@@ -1,7 +1,7 @@
 //! Expectations that replace defects of envoyproxy/ratelimit which Tidegate does not share.
 //!
-//! Such a case is marked as a bug in its `quirk`. Its own expectation remains unchanged, because it
-//! documents the response of envoyproxy/ratelimit.
+//! Such a case is marked as a bug in its `quirk`. The expectation in the case file remains
+//! unchanged, because it documents the response of envoyproxy/ratelimit.
 
 use crate::format::{Case, Expect};
 

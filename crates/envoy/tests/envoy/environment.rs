@@ -1,16 +1,16 @@
 //! Every environment variable of envoyproxy/ratelimit either takes effect, is reported as ignored
-//! with a reason, or prevents the start. None is ignored silently.
+//! with a reason, or prevents the start. No variable is ignored silently.
 
 use tidegate_envoy::{Variables, from_environment};
 
 /// How a variable is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It changes the configuration.
+    /// The variable changes the configuration.
     Honoured,
-    /// It is reported with a reason and changes nothing.
+    /// The variable is reported with a reason and changes nothing.
     Ignored,
-    /// It prevents the start.
+    /// The variable prevents the start.
     Refused,
 }
 
@@ -195,7 +195,7 @@ const VARIABLES: &[Row] = &[
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "x", Ignored, &[]),
 ];
 
-/// Returns how a variable is handled, if the configuration and the report agree.
+/// Returns how a variable is handled; `None` if the configuration and the report disagree.
 fn fate((name, value, _, beside): &Row) -> Option<Fate> {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let without: Variables = beside.iter().map(own).collect();

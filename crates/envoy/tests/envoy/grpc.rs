@@ -8,7 +8,7 @@ use tidegate_core::Span;
 use tidegate_envoy::{
     Code, CurrentLimit, Descriptor, DescriptorStatus, LimitOverride, Metadata, RateLimitAnswer,
     RateLimitRequest, ResponseHeader, Unit,
-    grpc::{self, Http2, ListenerContext},
+    grpc::{self, GrpcContext, Http2},
 };
 use tidegate_net::{Bounds, Listener, Server};
 use tonic::Code as Status;
@@ -42,7 +42,7 @@ impl Subject for OverGrpc {
     fn new(started: &Started) -> Self {
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let context = ListenerContext {
+        let context = GrpcContext {
             limiter: Arc::clone(&started.limiter),
             quotas: Arc::default(),
             rate_limits: Some(Arc::clone(&started.service)),
@@ -100,7 +100,7 @@ fn described(descriptor: &Descriptor) -> RateLimitDescriptor {
 }
 
 /// Returns the number of a unit in `envoy.type.v3.RateLimitUnit`. The week was added after the
-/// others.
+/// other units.
 fn number_of(unit: Unit) -> i32 {
     match unit {
         Unit::Unknown => 0,

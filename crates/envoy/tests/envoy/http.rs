@@ -13,7 +13,7 @@ use tidegate_envoy::{
     ResponseHeader, Unit, Variables, settings_from_variables,
 };
 use tidegate_net::{Bounds, Server};
-use tidegate_server::listener::http::{self, ListenerContext};
+use tidegate_server::listener::http::{self, HttpContext};
 
 use crate::{
     cases::{add, assert_all_ran, folder, hold},
@@ -49,7 +49,7 @@ impl Subject for OverHttp {
     fn new(started: &Started) -> Self {
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let context = ListenerContext {
+        let context = HttpContext {
             limiter: Arc::clone(&started.limiter),
             headers: Headers::default(),
             identity: Arc::default(),
@@ -205,7 +205,7 @@ async fn envoy_http_cases_hold() {
     assert_all_ran(&report);
 }
 
-/// Sends the request of the case. Some cases are recognized by id because they need special
+/// Sends the request of the case. Some cases are recognized by their id, because they need special
 /// preparation.
 async fn run(case: &HttpCase) -> Vec<String> {
     const OK: &str =

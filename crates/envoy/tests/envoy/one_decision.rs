@@ -34,8 +34,8 @@ async fn passed(settings: &[(&str, &str)], descriptors: &[Descriptor], times: u3
     (passed, counted(&started.service, "broad", 100).await)
 }
 
-/// If all rules are in quota mode, a request is denied only if all of them are over. No rule may
-/// prevent another rule from being charged.
+/// If all rules are in quota mode, a request is denied only if all rules are over their limits. No
+/// rule may prevent another rule from being charged.
 #[tokio::test]
 async fn in_quota_mode_no_rule_prevents_charging_others() {
     let both = [descriptor("narrow"), descriptor("broad")];
@@ -79,8 +79,8 @@ async fn a_single_denying_quota_prevents_charging_others() {
     }
 }
 
-/// Several quotas deny a request once all of them are over. The other rules are charged until then,
-/// but not after that.
+/// Several quotas deny a request once all of them are over their limits. The other rules are
+/// charged only until then.
 #[tokio::test]
 async fn quotas_prevent_charging_others_once_all_are_over() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use tidegate_config::envoy::DomainFiles;
 use tidegate_envoy::{
     self as envoy, Code, Counter, Descriptor, File, LimitOverride, MAX_DESCRIPTOR_BYTES,
-    MAX_DESCRIPTORS, MAX_DOMAIN_BYTES, MAX_ENTRIES, RateLimitAnswer, RateLimitError,
-    RateLimitRequest, RateLimitService, Unit, Variables,
+    MAX_DESCRIPTOR_ENTRIES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES, RateLimitAnswer, RateLimitRequest,
+    RateLimitService, RlsError, Unit, Variables,
 };
 
 use crate::{format::ConfigFile, subject::Started};
@@ -52,7 +52,7 @@ pub(crate) fn request(descriptors: Vec<Descriptor>) -> RateLimitRequest {
 pub(crate) async fn ask(
     service: &RateLimitService,
     request: &RateLimitRequest,
-) -> Result<RateLimitAnswer, RateLimitError> {
+) -> Result<RateLimitAnswer, RlsError> {
     service.should_rate_limit(request).await
 }
 
@@ -104,7 +104,7 @@ async fn invalid_envoy_requests_charge_nothing() {
         (
             request(vec![
                 sound(),
-                with(vec![("a".into(), "b".into()); MAX_ENTRIES + 1]),
+                with(vec![("a".into(), "b".into()); MAX_DESCRIPTOR_ENTRIES + 1]),
             ]),
             "descriptors[1].entries: 65 entries are over the maximum of 64",
         ),
@@ -145,7 +145,7 @@ async fn the_envoy_service_without_a_configuration_returns_errors() {
     let error = ask(&started.service, &request(vec![descriptor("broad")]))
         .await
         .unwrap_err();
-    assert_eq!(error, RateLimitError::NoConfiguration);
+    assert_eq!(error, RlsError::NoConfiguration);
     started.load(&[]).unwrap();
     let answer = ask(&started.service, &request(vec![descriptor("broad")]))
         .await
@@ -194,7 +194,7 @@ fn ask_often(service: &Arc<RateLimitService>, times: u32) -> u32 {
 }
 
 /// With `detailed_metric`, values from requests become part of metric labels. Clients that choose
-/// them must not be able to exhaust memory.
+/// these values must not be able to exhaust memory.
 #[tokio::test]
 async fn envoy_metrics_are_bounded() {
     let text = "domain: two\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}]";
@@ -232,8 +232,8 @@ async fn envoy_metrics_are_bounded() {
     assert_eq!((paths, hits, domains), (4_097, 5_000, 257));
 }
 
-/// A request with a new path or domain needs the lock of the counters. It must not wait until a
-/// page of metrics has been written.
+/// A request with a new path or domain needs the lock of the counters. Such a request must not wait
+/// until a page of metrics has been written.
 #[test]
 fn envoy_requests_do_not_wait_for_a_reader_of_the_metrics() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,4 +1,4 @@
-//! Runs the cases of a folder against a [`Subject`].
+//! Runs the cases of a folder against a [`Subject`], a system under test.
 
 use std::{fs, path::Path, sync::Arc};
 

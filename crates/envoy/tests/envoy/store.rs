@@ -1,10 +1,11 @@
-//! An unavailable store: the response of its failure policy, or an error so that Envoy decides.
+//! An unavailable store: the service returns the response of its failure policy, or an error so
+//! that Envoy decides.
 
 use std::{sync::Arc, time::Duration};
 
-use tidegate_config::envoy::{DomainFiles, Settings, StoreFailure};
-use tidegate_envoy::{Code, Counter, Descriptor, RateLimitError, RateLimitRequest};
-use tidegate_redis::{Address, Redis, Settings as Way, Topology};
+use tidegate_config::envoy::{DomainFiles, RlsSettings, StoreFailure};
+use tidegate_envoy::{Code, Counter, Descriptor, RateLimitRequest, RlsError};
+use tidegate_redis::{Address, Redis, RedisSettings, Topology};
 use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
@@ -20,8 +21,8 @@ descriptors:
   - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 4}}
   - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 8}}";
 
-/// Returns a client of an unreachable Redis, after it has failed to connect. It runs on the
-/// caller's runtime.
+/// Returns a client of an unreachable Redis, after the client has failed to connect. The client
+/// runs on the caller's async runtime.
 pub(crate) async fn gone() -> Arc<Redis> {
     let redis = at(&format!("redis://127.0.0.1:{}", free_port()));
     redis.wait_for_first_attempt().await.unwrap_err();
@@ -35,15 +36,15 @@ fn at(url: &str) -> Redis {
 /// Returns a client of the Redis at `url` with this timeout.
 fn waiting(url: &str, timeout: Duration) -> Redis {
     let (address, ..) = Address::parse(url).unwrap();
-    let way = Way {
+    let settings = RedisSettings {
         timeout,
-        ..Way::new(Topology::Standalone(address))
+        ..RedisSettings::new(Topology::Standalone(address))
     };
-    Redis::start(way, &Handle::current())
+    Redis::start(settings, &Handle::current())
 }
 
-fn started(redis: &Arc<Redis>, store_failure: StoreFailure, with: fn(&mut Settings)) -> Started {
-    let mut settings = Settings::default();
+fn started(redis: &Arc<Redis>, store_failure: StoreFailure, with: fn(&mut RlsSettings)) -> Started {
+    let mut settings = RlsSettings::default();
     settings.store_failure = store_failure;
     with(&mut settings);
     let place = Place::Redis(redis, "t");
@@ -88,8 +89,8 @@ fn counted(started: &Started, wanted: Counter) -> u64 {
 #[tokio::test]
 async fn a_store_failure_is_an_error_if_configured() {
     for with in [
-        |_: &mut Settings| {},
-        |settings: &mut Settings| {
+        |_: &mut RlsSettings| {},
+        |settings: &mut RlsSettings| {
             settings.stop_increment = true;
             settings.local_cache_bytes = 1 << 20;
         },
@@ -98,7 +99,7 @@ async fn a_store_failure_is_an_error_if_configured() {
         let started = started(&redis, StoreFailure::Error, with);
         for _ in 0..3 {
             let answered = started.service.should_rate_limit(&request()).await;
-            assert_eq!(answered, Err(RateLimitError::Store));
+            assert_eq!(answered, Err(RlsError::Store));
         }
         assert_eq!(started.service.errors(), 3);
         assert_eq!(
@@ -131,7 +132,7 @@ async fn a_slow_store_does_not_exceed_the_deadline() {
     let server = RedisServer::start();
     for (store_failure, expected) in [
         (StoreFailure::Answer, Ok(1)),
-        (StoreFailure::Error, Err(RateLimitError::Store)),
+        (StoreFailure::Error, Err(RlsError::Store)),
     ] {
         let redis = Arc::new(waiting(&server.url(), 10 * PATIENCE));
         redis.wait_for_first_attempt().await.unwrap();
@@ -180,7 +181,7 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
     assert!(took < within + within / 2, "{took:?}");
 }
 
-/// A query whose reply would come too late is not sent. Redis would otherwise be charged in
+/// A query whose reply would come too late is not sent. Otherwise the query would charge Redis in
 /// addition to the local fallback.
 #[tokio::test]
 async fn the_store_is_not_asked_after_the_deadline() {
@@ -206,12 +207,12 @@ async fn decisions_are_exact_again_after_the_store_recovers() {
     let ask = || async { started.service.should_rate_limit(&request()).await };
     assert_eq!(ask().await.unwrap().statuses[0].limit_remaining, 3);
     server.kill();
-    assert_eq!(ask().await, Err(RateLimitError::Store));
+    assert_eq!(ask().await, Err(RlsError::Store));
     server.restart();
     let back = async {
         loop {
             match ask().await {
-                Err(RateLimitError::Store) => tokio::time::sleep(Duration::from_millis(10)).await,
+                Err(RlsError::Store) => tokio::time::sleep(Duration::from_millis(10)).await,
                 answered => return answered.unwrap(),
             }
         }

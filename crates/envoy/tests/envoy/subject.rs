@@ -1,15 +1,15 @@
-//! The subjects of the cases: the service itself, or a listener in front of it.
+//! The systems under test: the service itself, or a listener in front of it.
 
 use std::sync::Arc;
 
 use tidegate::Clock;
-use tidegate_config::envoy::{DomainFiles, Settings};
+use tidegate_config::envoy::{DomainFiles, RlsSettings};
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_envoy::{
     self as envoy, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Variables,
     settings_from_variables,
 };
-use tidegate_limiter::{Backend, Limiter};
+use tidegate_limiter::{Backend, ServerLimiter};
 use tidegate_redis::{FallbackSettings, FallbackStore, Redis};
 
 use crate::format::ConfigFile;
@@ -50,7 +50,7 @@ pub(crate) enum Place<'r> {
 /// A service with an empty store and a clock that the case controls.
 pub(crate) struct Started {
     pub(crate) service: Arc<RateLimitService>,
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<ServerLimiter>,
     clock: Clock,
     merging: DomainFiles,
 }
@@ -80,7 +80,7 @@ impl Started {
 
     pub(crate) fn with(
         place: Place<'_>,
-        settings: Settings,
+        settings: RlsSettings,
         merging: DomainFiles,
         seconds: u64,
     ) -> Self {
@@ -95,7 +95,11 @@ impl Started {
             }
             Place::Memory => Backend::Memory(store),
         };
-        let limiter = Arc::new(Limiter::new(RuleSet::default(), backend, clock.clone()));
+        let limiter = Arc::new(ServerLimiter::new(
+            RuleSet::default(),
+            backend,
+            clock.clone(),
+        ));
         Self {
             service: Arc::new(RateLimitService::new(Arc::clone(&limiter), settings)),
             limiter,

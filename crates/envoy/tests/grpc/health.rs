@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_config::envoy::{DomainFiles, Settings};
+use tidegate_config::envoy::{DomainFiles, RlsSettings};
 use tidegate_envoy::{File, LoadedConfig, read};
 use tonic::Code;
 
@@ -56,7 +56,7 @@ async fn watchers_are_notified_of_the_shutdown_and_do_not_delay_it() {
     let last = watched.message().await.unwrap().unwrap();
     assert_eq!(last.status(), ServingStatus::NotServing);
     assert!(watched.message().await.unwrap().is_none());
-    // The shutdown is only announced: new connections are still served.
+    // The shutdown is only announced, so new connections are still served.
     let mut late = listener.connect().await;
     let health: HealthCheckResponse = late.call(CHECK, asked("")).await.unwrap();
     assert_eq!(health.status(), ServingStatus::NotServing);
@@ -80,7 +80,7 @@ async fn watching_an_unknown_service_returns_service_unknown() {
 /// there is a domain.
 #[tokio::test]
 async fn watchers_are_notified_when_domains_come_and_go() {
-    let mut settings = Settings::default();
+    let mut settings = RlsSettings::default();
     settings.healthy_with_a_domain = true;
     let listener = TestListener::without_a_domain(settings);
     let service = listener.rate_limits.as_deref().unwrap();

@@ -5,16 +5,16 @@ use std::{net::TcpListener, sync::Arc};
 use tidegate::Clock;
 use tidegate_config::{
     Config,
-    envoy::{DomainFiles, Settings},
+    envoy::{DomainFiles, RlsSettings},
 };
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_envoy::{
     File, RateLimitService,
-    grpc::{self, Http2, ListenerContext},
+    grpc::{self, GrpcContext, Http2},
     quota::Quotas,
     read,
 };
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
 
 use crate::client::Client;
@@ -23,7 +23,7 @@ use crate::client::Client;
 const START_MICROS: u64 = 1_700_000_040_000_000;
 
 pub(crate) struct TestListener {
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<ServerLimiter>,
     quotas: Arc<Quotas>,
     pub(crate) listener: Listener,
     pub(crate) server: Server,
@@ -40,7 +40,7 @@ impl TestListener {
 
     /// Opens a listener whose rate limit service has these settings and this configuration file in
     /// the format of envoyproxy/ratelimit.
-    pub(crate) fn for_envoy(settings: Settings, file: &str) -> Self {
+    pub(crate) fn for_envoy(settings: RlsSettings, file: &str) -> Self {
         let file = File {
             name: "shop.yaml".to_owned(),
             text: file.to_owned(),
@@ -54,7 +54,7 @@ impl TestListener {
     }
 
     /// Opens a listener whose rate limit service has no configuration.
-    pub(crate) fn without_a_domain(settings: Settings) -> Self {
+    pub(crate) fn without_a_domain(settings: RlsSettings) -> Self {
         Self::serving("", Bounds::default(), |limiter| {
             Some(Arc::new(RateLimitService::new(limiter, settings)))
         })
@@ -67,12 +67,12 @@ impl TestListener {
     fn serving(
         rules: &str,
         bounds: Bounds,
-        rate_limits: impl FnOnce(Arc<Limiter>) -> Option<Arc<RateLimitService>>,
+        rate_limits: impl FnOnce(Arc<ServerLimiter>) -> Option<Arc<RateLimitService>>,
     ) -> Self {
         let config = Config::parse(rules).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
-        let limiter = Arc::new(Limiter::new(config.rules, store, clock.clone()));
+        let limiter = Arc::new(ServerLimiter::new(config.rules, store, clock.clone()));
         let quotas = Arc::<Quotas>::default();
         quotas.swap_rules(config.quotas, limiter.now());
         quotas.show_in(limiter.metrics());
@@ -85,7 +85,7 @@ impl TestListener {
             .map(|files| Arc::new(Tls::load(TlsListener::Grpc, files).unwrap()));
         let http2 = Http2::new(config.grpc, tls.clone());
         let rate_limits = rate_limits(Arc::clone(&limiter));
-        let context = ListenerContext {
+        let context = GrpcContext {
             limiter: Arc::clone(&limiter),
             quotas: Arc::clone(&quotas),
             rate_limits: rate_limits.clone(),

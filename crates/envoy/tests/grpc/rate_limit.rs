@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tidegate_config::envoy::{HeaderNames, Settings};
+use tidegate_config::envoy::{HeaderNames, RlsSettings};
 use tonic::{Code as Status, Request};
 
 use crate::{
@@ -53,7 +53,7 @@ fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
 
 #[tokio::test]
 async fn a_status_describes_its_descriptor() {
-    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let listener = TestListener::for_envoy(RlsSettings::default(), SHOP);
     listener.at_seconds(15);
     let mut client = listener.connect().await;
     let asked = request(vec![
@@ -82,7 +82,7 @@ async fn a_status_describes_its_descriptor() {
 
 #[tokio::test]
 async fn the_v2_service_answers_like_v3() {
-    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let listener = TestListener::for_envoy(RlsSettings::default(), SHOP);
     let mut client = listener.connect().await;
     let mut codes = Vec::new();
     for path in [V3, V2, V2, V3] {
@@ -95,7 +95,7 @@ async fn the_v2_service_answers_like_v3() {
 
 #[tokio::test]
 async fn hits_refunds_and_overrides_come_with_the_descriptor() {
-    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let listener = TestListener::for_envoy(RlsSettings::default(), SHOP);
     let mut client = listener.connect().await;
     let mut left = async |hits: Option<u64>, is_negative_hits| {
         let asked = RateLimitDescriptor {
@@ -127,8 +127,8 @@ async fn hits_refunds_and_overrides_come_with_the_descriptor() {
 
 #[tokio::test]
 async fn headers_and_metadata_are_added_if_configured() {
-    let settings: Settings = {
-        let mut settings = Settings::default();
+    let settings: RlsSettings = {
+        let mut settings = RlsSettings::default();
         settings.response_headers = Some(HeaderNames::default());
         settings.dynamic_metadata = true;
         settings
@@ -161,7 +161,7 @@ async fn headers_and_metadata_are_added_if_configured() {
 
 #[tokio::test]
 async fn an_invalid_request_is_an_error_with_the_reason() {
-    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let listener = TestListener::for_envoy(RlsSettings::default(), SHOP);
     let mut client = listener.connect().await;
     let user = || vec![descriptor(&[("user", "alice")])];
     let override_without_unit = RateLimitDescriptor {
@@ -229,7 +229,7 @@ async fn an_invalid_request_is_an_error_with_the_reason() {
     );
 }
 
-/// A message whose field types differ from those of `RateLimitRequest`.
+/// A message whose field types differ from the field types of `RateLimitRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Nonsense {
     #[prost(bytes = "vec", tag = "1")]
@@ -240,7 +240,7 @@ struct Nonsense {
 
 #[tokio::test]
 async fn a_malformed_message_is_rejected() {
-    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let listener = TestListener::for_envoy(RlsSettings::default(), SHOP);
     let mut client = listener.connect().await;
     for asked in [
         Nonsense {
@@ -267,7 +267,7 @@ async fn a_malformed_message_is_rejected() {
 
 #[tokio::test]
 async fn a_short_deadline_is_met() {
-    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let listener = TestListener::for_envoy(RlsSettings::default(), SHOP);
     let mut client = listener.connect().await;
     let mut hurried = Request::new(request(vec![descriptor(&[("user", "alice")])]));
     hurried.set_timeout(Duration::from_secs(5));
@@ -293,7 +293,7 @@ async fn without_a_configuration_every_reply_is_an_error() {
 #[tokio::test]
 async fn health_follows_the_configuration() {
     use crate::proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse};
-    let mut settings = Settings::default();
+    let mut settings = RlsSettings::default();
     settings.healthy_with_a_domain = true;
     let listener = TestListener::without_a_domain(settings);
     let mut client = listener.connect().await;

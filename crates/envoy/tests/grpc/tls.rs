@@ -32,7 +32,7 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// Issues a certificate for `localhost`. Returns it and its key.
+    /// Issues a certificate for `localhost`. Returns the certificate and its key.
     fn sign(&self) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
@@ -58,7 +58,7 @@ fn settings(folder: &Path, authority: &Authority, with_clients: bool) -> String 
     )
 }
 
-/// Replaces the certificate and key in `folder` with new ones from `authority`.
+/// Replaces the certificate and key in `folder` with a new certificate and key from `authority`.
 fn renew(folder: &Path, authority: &Authority) {
     let (certificate, key) = authority.sign();
     fs::write(folder.join("server.pem"), certificate).unwrap();

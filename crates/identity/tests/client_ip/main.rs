@@ -300,7 +300,8 @@ fn a_network_of_mapped_addresses_is_the_ipv4_network() {
 }
 
 proptest! {
-    /// Whatever the client sends, the result is the address that its proxy appends.
+    /// Whatever headers the client sends, the result is the address that the client's proxy
+    /// appends.
     #[test]
     fn a_client_cannot_choose_its_address(
         sent in prop::collection::vec("[ -~]{0,30}", 0..4),

@@ -87,7 +87,7 @@ impl ConcurrencyLimiter {
         })
     }
 
-    /// Applies other `settings`. Measurements and requests in flight are kept.
+    /// Replaces the settings. Measurements and requests in flight are kept.
     ///
     /// # Errors
     ///
@@ -99,8 +99,8 @@ impl ConcurrencyLimiter {
         Ok(())
     }
 
-    /// Returns true if a request with this share would be admitted now. The request does not count
-    /// as shed if not.
+    /// Returns true if a request with this share would be admitted now. Otherwise, the request does
+    /// not count as shed.
     #[must_use]
     pub fn has_free_slot(&self, share: SlotShare) -> bool {
         self.in_flight.load(Ordering::Acquire) < self.most(share)
@@ -154,8 +154,8 @@ impl ConcurrencyLimiter {
     /// Returns the number of slots that requests with this share may use.
     fn most(&self, SlotShare(percent): SlotShare) -> u32 {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
-        // Rounded down, so that the last slot is reserved for shares of 100 %. If there is only one
-        // slot, all classes may use it.
+        // The number is rounded down, so that the last slot is reserved for shares of 100 %. If
+        // there is only one slot, all classes may use it.
         let most = (limit * u64::from(percent) / 100).max(1);
         // The result is at most the limit, or 1.
         u32::try_from(most).unwrap_or(u32::MAX)
@@ -183,8 +183,8 @@ impl ConcurrencyLimiter {
     }
 }
 
-/// A concurrency slot, held until it is dropped. Dropping it without reporting a result counts as a
-/// cancelled request.
+/// A concurrency slot, held until it is dropped. A permit that is dropped without a reported result
+/// counts as a cancelled request.
 #[derive(Debug)]
 pub struct ConcurrencyPermit {
     limiter: Arc<ConcurrencyLimiter>,
@@ -196,8 +196,8 @@ pub struct ConcurrencyPermit {
 
 impl ConcurrencyPermit {
     /// Releases the slot while the service waits for more data from the client. Other requests may
-    /// use the slot, and the paused time is not part of the measured latency. Has no effect if
-    /// already paused.
+    /// use the slot, and the paused time is not part of the measured latency. Has no effect if the
+    /// slot is already paused.
     pub fn pause(&mut self) {
         if self.paused.is_none() {
             self.paused = Some(self.limiter.clock.now());
@@ -206,7 +206,7 @@ impl ConcurrencyPermit {
     }
 
     /// Takes the slot again when data resumes, even if that briefly exceeds the limit. Has no
-    /// effect if not paused.
+    /// effect if the slot is not paused.
     pub fn resume(&mut self) {
         if let Some(paused) = self.paused.take() {
             self.since = self.since.after(self.limiter.clock.now().since(paused));
@@ -257,7 +257,7 @@ impl Drop for ConcurrencyPermit {
         let in_flight = &self.limiter.in_flight;
         let in_flight = match self.paused {
             None => in_flight.fetch_sub(1, Ordering::AcqRel),
-            // A paused request is not included in `in_flight`, so add it.
+            // A paused request is not included in `in_flight`, so it is added here.
             Some(_) => in_flight.load(Ordering::Acquire).saturating_add(1),
         };
         self.limiter.learn(in_flight, completion);

@@ -67,13 +67,13 @@ pub struct ConcurrencyLimitLayer {
 /// A function that returns the class of a request.
 type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
 
-/// A condition for headroom.
+/// The condition under which the service has headroom: spare capacity for elastic rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadroomCondition {
     /// Less than this percentage of the slots is in use.
     InFlight(u32),
-    /// The latency is below this percentage of the latency without queueing, such as 120. False
-    /// while the baseline is unknown, and always with
+    /// The latency is below this percentage (such as 120) of the baseline, which is the latency
+    /// without queueing. The condition is false while the baseline is unknown, and always with
     /// [`Method::Aimd`](tidegate_core::concurrency::Method::Aimd).
     Latency(u32),
 }
@@ -99,12 +99,12 @@ impl ConcurrencyLimitLayer {
 
     /// Assigns requests to classes. Requests of class `n` may use `shares[n]` percent of the slots,
     /// rounded down but at least one. `class` returns the class of a request, given its head. A
-    /// number beyond the last class means the last class.
+    /// class number beyond the last class means the last class.
     ///
     /// # Errors
     ///
-    /// Returns an error for `shares` if it is empty, if it has more than [`Self::MAX_CLASSES`], or
-    /// if a share is not between 1 and 100.
+    /// Returns an error if `shares` is empty or has more than [`Self::MAX_CLASSES`] elements, or if
+    /// a share is not between 1 and 100.
     pub fn classes(
         mut self,
         shares: &[u32],

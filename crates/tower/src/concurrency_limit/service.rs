@@ -55,14 +55,14 @@ where
         };
         if let Some((entry, condition)) = &self.layer.headroom {
             let has_headroom = self.layer.limiter.has_headroom(*condition);
-            let known: Entries = parts.extensions.remove().unwrap_or_default();
-            let told = known.with(entry, if has_headroom { "yes" } else { "no" });
-            parts.extensions.insert(told);
+            let entries: Entries = parts.extensions.remove().unwrap_or_default();
+            let entries = entries.with(entry, if has_headroom { "yes" } else { "no" });
+            parts.extensions.insert(entries);
         }
-        let answered = self.inner.call(Request::from_parts(parts, body));
+        let response = self.inner.call(Request::from_parts(parts, body));
         ConcurrencyLimitFuture {
             state: State::Calling {
-                answered,
+                response,
                 permit: Some(permit),
             },
         }
@@ -70,7 +70,8 @@ where
 }
 
 pin_project! {
-    /// The response future of a service behind a concurrency limit. Dropping it releases the slot.
+    /// The response future of a service behind a concurrency limit. The slot is released when the
+    /// future is dropped.
     pub struct ConcurrencyLimitFuture<F> {
         #[pin]
         state: State<F>,
@@ -80,7 +81,7 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<F> {
-        Calling { #[pin] answered: F, permit: Option<ConcurrencyPermit> },
+        Calling { #[pin] response: F, permit: Option<ConcurrencyPermit> },
         Shed { response: Option<Box<Response<Bytes>>> },
     }
 }
@@ -104,8 +105,8 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
-            StateProjection::Calling { answered, permit } => {
-                let answer = ready!(answered.poll(context));
+            StateProjection::Calling { response, permit } => {
+                let answer = ready!(response.poll(context));
                 if let Some(permit) = permit.take() {
                     match &answer {
                         Ok(answer) => permit.finish(answer),

@@ -1,6 +1,6 @@
 //! Denials in gRPC: a trailers-only response with google.rpc error details.
 //!
-//! The messages are those of `google/rpc/status.proto` and `error_details.proto`, reduced to the
+//! The messages come from `google/rpc/status.proto` and `error_details.proto`, reduced to the
 //! fields that are sent.
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
@@ -22,8 +22,8 @@ const INVALID_ARGUMENT: u8 = 3;
 const RESOURCE_EXHAUSTED: u8 = 8;
 const UNAVAILABLE: u8 = 14;
 
-/// The ASCII characters that are percent-encoded in a `grpc-message`; all other bytes are encoded
-/// as well.
+/// The ASCII characters that are percent-encoded in a `grpc-message`. Bytes outside of ASCII are
+/// always encoded.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// `google.rpc.Status`

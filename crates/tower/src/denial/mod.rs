@@ -18,7 +18,8 @@ const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json"
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Denial<'v> {
     pub(crate) cause: Cause,
-    /// The problem and the time to retry. It contains no part of the key, which may be secret.
+    /// A text with the problem and the time to retry. The text contains no part of the key, which
+    /// may be secret.
     pub(crate) detail: String,
     /// The limits that deny the request.
     pub(crate) violated: Vec<Violated<'v>>,
@@ -42,16 +43,17 @@ pub(crate) enum Cause {
 /// A limit that denies the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violated<'v> {
-    /// The name of its policy in the `RateLimit` fields.
+    /// The name of the limit's policy in the `RateLimit` fields.
     pub(crate) name: String,
-    /// The name of its rule, if clients may see it.
+    /// The name of the limit's rule, if clients may see the name.
     pub(crate) rule: Option<&'v str>,
     pub(crate) policy: &'v str,
     pub(crate) quota: u64,
 }
 
 impl<'v> Denial<'v> {
-    /// Creates the denial for `verdict`. It contains the names of rules only if `names` are shown.
+    /// Creates the denial for `verdict`. The denial contains the names of rules only if `names` is
+    /// [`RuleNames::Shown`].
     pub(crate) fn of(verdict: &'v Verdict<'_>, names: RuleNames) -> Self {
         let lines = verdict.lines.iter().enumerate();
         let enforced = lines.filter(|(_, line)| !line.shadow);
@@ -99,8 +101,8 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Returns true if retrying is useless. The response states that explicitly, because a client
-    /// would otherwise assume that the time was merely omitted.
+    /// Returns true if retrying is useless. The response states that explicitly, because otherwise
+    /// a client would assume that the time to retry was merely omitted.
     pub(crate) fn is_final(&self) -> bool {
         self.cause == Cause::Spent && self.retry_after.is_none()
     }

@@ -16,7 +16,7 @@ use crate::{
 /// The action for a request.
 #[derive(Debug)]
 pub(super) enum Action {
-    /// Forwards it to the inner service.
+    /// Forwards the request to the inner service.
     Forward(Forward),
     /// Responds without the inner service.
     Respond(Box<Response<Bytes>>),
@@ -42,17 +42,17 @@ pub(super) struct Forward {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RateLimitStatus {
-    /// The rule with the fewest remaining units. `None` if no rule applies, or if a fallback policy
+    /// The rule with the fewest remaining units; `None` if no rule applies, or if a fallback policy
     /// decided instead of the store.
     pub rule: Option<Box<str>>,
     /// The quota of that rule.
     pub limit: Option<u64>,
     /// The remaining units of that rule.
     pub remaining: Option<u64>,
-    /// The time until its key has fully recovered.
+    /// The time until that rule's key has fully recovered.
     pub reset_after: Option<Span>,
-    /// Whether the request exceeds an enforced limit, within its soft allowance. Such a request
-    /// should be served cheaply or last.
+    /// Whether the request exceeds an enforced limit, within its soft allowance. The service should
+    /// give such a request a cheaper response or a lower priority.
     pub over_limit: bool,
     /// How long the request was delayed.
     pub delay: Span,
@@ -79,13 +79,14 @@ impl RateLimitStatus {
     }
 }
 
-/// The reason of a denial, as an extension of the layer's response, for example for access logs.
+/// The reason for a denial, as an extension of the layer's response. Access logs can use it, for
+/// example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DenialInfo {
     /// The rule that denied the request.
     pub rule: Option<Box<str>>,
-    /// The reason of the denial.
+    /// The reason for the denial.
     pub reason: Reason,
 }
 

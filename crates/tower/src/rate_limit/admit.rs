@@ -8,8 +8,8 @@ use std::{
 
 use tidegate::{RateLimiter, rate_limiter::stretch};
 use tidegate_core::{
-    Charge, Effect, MaybeReady, Outcome, Request, RequestError, RuleSet, Scratch, Store,
-    StoreRequest, Timestamp, Verdict,
+    CacheSearch, Charge, Effect, MaybeReady, Outcome, Request, RequestError, RuleSet, Scratch,
+    Store, StoreRequest, Timestamp, Verdict,
 };
 use tokio::runtime::Handle;
 
@@ -67,8 +67,8 @@ pub(super) fn charge<'a, L: RateLimiter + 'static>(
         charge.longest_wait = Some(layer.settings.policy.longest_wait);
     }
     let reserves = rules.wants_receipt(&charges);
-    let is_stretched = stretch(store, rules, &mut charges, now).is_ready();
-    if is_stretched {
+    let pending_stretch = stretch(store, rules, &mut charges, now);
+    if pending_stretch.is_none() {
         let store_request = StoreRequest::new(&mut charges, now, Effect::Charge);
         let decided = if reserves {
             store.reserve(store_request, outcomes).ready()
@@ -84,10 +84,17 @@ pub(super) fn charge<'a, L: RateLimiter + 'static>(
         }
     }
     let admission = async move {
-        if !is_stretched {
-            stretch(store, rules, &mut charges, now).await;
-        }
-        let store_request = StoreRequest::new(&mut charges, now, Effect::Charge);
+        let cache_search = match pending_stretch {
+            Some(pending) => {
+                pending.finish(store, &mut charges).await;
+                CacheSearch::Due
+            }
+            None => CacheSearch::Skip,
+        };
+        let store_request = StoreRequest {
+            cache_search,
+            ..StoreRequest::new(&mut charges, now, Effect::Charge)
+        };
         let (decided, receipt) = if reserves {
             store.reserve(store_request, outcomes).await
         } else {
@@ -148,9 +155,9 @@ impl PendingAdmission {
         if self.reserves && self.runtime.is_none() {
             self.runtime = Handle::try_current().ok();
         }
-        let asked = self.action.as_mut();
         let action = ready!(
-            asked
+            self.action
+                .as_mut()
                 .expect("polled after completion")
                 .as_mut()
                 .poll(context)

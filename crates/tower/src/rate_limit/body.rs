@@ -1,4 +1,4 @@
-//! The body of a response: that of the inner service, or that of a denial.
+//! The body of a response, either from the inner service or of a denial.
 
 use std::{
     pin::Pin,
@@ -12,7 +12,7 @@ use pin_project_lite::pin_project;
 use super::reservation::Reservation;
 
 pin_project! {
-    /// The body of a response: that of the inner service, or that of a denial.
+    /// The body of a response, either from the inner service or of a denial.
     #[derive(Debug)]
     pub struct LimitedBody<B> {
         #[pin]
@@ -39,7 +39,7 @@ impl<B> LimitedBody<B> {
         }
     }
 
-    /// Wraps the inner service's body; `reservation` is settled when it ends.
+    /// Wraps the inner service's body. `reservation` is settled when the body ends.
     pub(super) fn ending(body: B, reservation: Reservation) -> Self {
         Self {
             content: Content::Inner { body },
@@ -89,13 +89,13 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Inner { body } => body.size_hint(),
-            // A length in memory fits in 64 bits.
+            // The length of a buffer in memory fits in 64 bits.
             Content::Denial { rest } => SizeHint::with_exact(rest.len() as u64),
         }
     }
 }
 
-/// Updates the reservation after a frame, and settles it if that was the last frame.
+/// Updates the reservation after a frame, and settles the reservation if that was the last frame.
 fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>>, is_end: bool) {
     let Some(response) = reservation.response() else {
         return;

@@ -45,8 +45,8 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, B, F> {
-        // The waiting request is boxed: most requests do not wait, and inline it would make the
-        // future of every request larger.
+        // The waiting request is boxed, because most requests do not wait. Inline, it would make
+        // the future of every request larger.
         Admitting { admission: PendingAdmission, pending: Option<Box<PendingRequest<S, B>>> },
         Waiting {
             sleep: Pin<Box<Sleep>>,
@@ -54,12 +54,12 @@ pin_project! {
             headers: HeaderMap,
             reservation: Reservation,
         },
-        Calling { #[pin] answered: F, headers: HeaderMap, reservation: Reservation },
+        Calling { #[pin] response: F, headers: HeaderMap, reservation: Reservation },
         Denied { response: Option<Box<Response<Bytes>>> },
     }
 }
 
-/// A request that has not reached the inner service yet, and that service, which is ready.
+/// A request that has not reached the inner service yet, and the inner service, which is ready.
 struct PendingRequest<S, B> {
     service: S,
     request: Request<B>,
@@ -130,7 +130,7 @@ impl<S, B> State<S, B, S::Future>
 where
     S: Service<Request<B>> + Clone,
 {
-    /// Returns the state after admission: calling the service, or waiting first.
+    /// Returns the state after admission: `Calling`, or `Waiting` if the request is delayed.
     fn after(forward: Forward, mut pending: Box<PendingRequest<S, B>>) -> Self {
         let Forward {
             status,
@@ -157,7 +157,7 @@ where
     ) -> Self {
         reservation.begin();
         Self::Calling {
-            answered: call(),
+            response: call(),
             headers,
             reservation,
         }
@@ -207,15 +207,15 @@ where
                     )
                 }
                 StateProjection::Calling {
-                    answered,
+                    response,
                     headers,
                     reservation,
                 } => {
-                    let answered = ready!(answered.poll(context));
+                    let response = ready!(response.poll(context));
                     // On an error of the inner service, the reservation is dropped and settled
                     // here.
                     let reservation = mem::take(reservation);
-                    let mut response = answered?;
+                    let mut response = response?;
                     let reservation = reservation.responded(&response);
                     headers::merge(mem::take(headers), response.headers_mut());
                     let body = |body| LimitedBody::ending(body, reservation);

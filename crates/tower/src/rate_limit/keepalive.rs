@@ -2,10 +2,10 @@
 //!
 //! Leases expire, so that a crashed process does not keep its slots. The lease of a long request is
 //! renewed after a third of its duration, which leaves time for two more attempts. One task with
-//! one timer does that for all requests of a layer. Requests that have ended cause no work for this
-//! task, so only requests that run longer than a third of their lease have a cost. The task runs on
-//! the runtime of the first request with a lease, and ends when there are none left. If that
-//! runtime ends earlier, the next request with a slot starts a new task.
+//! one timer renews the leases of all requests of a layer. Requests that have ended cause no work
+//! for this task, so only requests that run longer than a third of their lease have a cost. The
+//! task runs on the runtime of the first request with a lease, and ends when no request with a
+//! lease is left. If that runtime ends earlier, the next request with a slot starts a new task.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,8 +26,8 @@ use super::receipt_guard::ChargeGuard;
 /// The number of renewals per lease.
 const TIMES_A_LEASE: u32 = 3;
 
-/// The minimum interval between renewals of a slot, however short its lease is. Timers are not more
-/// precise.
+/// The minimum interval between renewals of a slot, even if its lease is very short. Timers are not
+/// more precise than that.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// The maximum number of concurrent renewals, if the store requires waiting.
@@ -44,10 +44,10 @@ pub(super) struct LeaseKeepalive {
 #[derive(Default)]
 struct Schedule {
     holders: HashMap<u64, LeaseHolder>,
-    /// The time of the next renewal of each holder, with its number.
+    /// The time of the next renewal of each holder, with the holder's number.
     due: BTreeSet<(Instant, u64)>,
     numbers: u64,
-    /// When the task wakes up next, if there is one.
+    /// When the task wakes up next; `None` if there is no task.
     looks_at: Option<Instant>,
 }
 
@@ -57,7 +57,7 @@ struct LeaseHolder {
     every: Duration,
 }
 
-/// Keeps the leases of one request renewed until it is dropped.
+/// Keeps the leases of one request renewed until the ticket is dropped.
 pub(super) struct KeepaliveTicket {
     keepalive: Arc<LeaseKeepalive>,
     number: u64,
@@ -96,14 +96,15 @@ impl LeaseKeepalive {
         drop(schedule);
         if begins {
             // If the runtime is shutting down, it drops the task before it starts, maybe in this
-            // call. `TaskGuard` handles that like any other end.
+            // call. `TaskGuard` handles a dropped task like any other end of the task.
             runtime.spawn(renew_all(TaskGuard(Some(Arc::clone(self)))));
         }
         let keepalive = Arc::clone(self);
         Some(KeepaliveTicket { keepalive, number })
     }
 
-    /// Returns the time of the next renewal. `None` if there are no holders; then the task ends.
+    /// Returns the time of the next renewal. Returns `None` if there are no holders, which ends the
+    /// task.
     fn next(&self) -> Option<Instant> {
         let mut schedule = self.schedule();
         let next = schedule.due.first().map(|(due, _)| *due);
@@ -140,16 +141,16 @@ impl LeaseKeepalive {
 impl Drop for KeepaliveTicket {
     fn drop(&mut self) {
         let mut schedule = self.keepalive.schedule();
-        let left = schedule.holders.remove(&self.number);
-        if let Some(holder) = &left {
+        let holder = schedule.holders.remove(&self.number);
+        if let Some(holder) = &holder {
             schedule.due.remove(&(holder.due, self.number));
         }
         drop(schedule);
     }
 }
 
-/// A guard of the renewal task. However the task ends, even before it starts, dropping it allows a
-/// new task to start.
+/// A guard of the renewal task. When the task ends, even before it starts, the guard is dropped,
+/// which allows a new task to start.
 struct TaskGuard(Option<Arc<LeaseKeepalive>>);
 
 impl Drop for TaskGuard {
@@ -178,7 +179,7 @@ async fn renew_all(mut task: TaskGuard) {
             renewing.spawn(timeout(longest, charges.renew()));
         }
     }
-    // `next` has already recorded the end of this task, and another one may have started.
+    // `next` has already recorded the end of this task, and another task may have started.
     task.0 = None;
     while renewing.join_next().await.is_some() {}
 }

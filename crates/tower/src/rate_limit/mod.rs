@@ -30,9 +30,9 @@
 //! sets in a [`ResponseEntries`]. Until the response is known, the initial charge is reserved.
 //!
 //! A request is rejected if an entry that rules use has several values, or if rules use the path
-//! and it has `.` or `..` segments: see [`AmbiguousRequest`]. A rule does not apply to a request
-//! without an entry of its key. A header never sets an entry that only the application can set: in
-//! this layer, `X-Customer` does not set `customer`.
+//! and the path has `.` or `..` segments. See [`AmbiguousRequest`]. A rule does not apply to a
+//! request without an entry of its key. A header never sets an entry that only the application can
+//! set. For example, `X-Customer` does not set `customer`.
 //!
 //! [`Entries`]: tidegate_identity::Entries
 
@@ -64,6 +64,7 @@ pub use self::{
     body::LimitedBody,
     future::ResponseFuture,
     permit::LongLivedPermit,
+    receipt_guard::charge_excess,
     response::ResponseEntries,
     service::RateLimit,
 };
@@ -180,15 +181,15 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         self
     }
 
-    /// Uses `peer` as the socket's peer for all requests. Use this for a layer that serves a single
-    /// connection; it then needs no extension.
+    /// Uses `peer` as the socket's peer for all requests. Use this method for a layer that serves a
+    /// single connection, which then needs no extension.
     #[must_use]
     pub fn connection_from(mut self, peer: IpAddr) -> Self {
         self.settings().sources.set_connection_peer(peer);
         self
     }
 
-    /// Sets whether admitted requests get a [`RateLimitStatus`] extension; by default they do.
+    /// Sets whether admitted requests get a [`RateLimitStatus`] extension; by default, they get it.
     /// Turning the extension off saves time if the inner service does not use it.
     #[must_use]
     pub fn insert_status(mut self, tells: bool) -> Self {
@@ -270,14 +271,14 @@ impl<L: RateLimiter> RateLimitLayer<L> {
             ))
         };
         let entries = RequestEntries::new(request, &self.settings.sources);
-        let found = when.entry_names().filter_map(|name| {
+        let values = when.entry_names().filter_map(|name| {
             let value = entries.entry(name).transpose()?;
             Some(value.map(|value| (name, value)))
         });
-        let found: Vec<_> = found
+        let values: Vec<_> = values
             .collect::<Result<_, AmbiguousRequest>>()
             .map_err(|ambiguous| malformed(&ambiguous))?;
-        let entries: Vec<(&str, &str)> = found
+        let entries: Vec<(&str, &str)> = values
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();

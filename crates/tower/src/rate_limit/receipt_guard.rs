@@ -14,8 +14,8 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, MaybeReady, Outcome, Renewal, Rule, RuleSet, Settlement, Span,
-    Store, StoreDecision, StoreRequest, Timestamp,
+    Charge, Cost, Decision, MaybeReady, Outcome, Renewal, Rule, RuleSet, Settlement, Span, Store,
+    StoreDecision, StoreRequest, Timestamp,
 };
 use tokio::runtime::Handle;
 
@@ -26,7 +26,7 @@ pub(super) trait ChargeGuard: Send + Sync {
     /// Returns the charges.
     fn charges(&self) -> &OwnedCharges;
 
-    /// Settles the charges; `due` is the final charge of each.
+    /// Settles the charges. `due` contains the final charge for each of the charges.
     fn release(self: Arc<Self>, due: Vec<u64>);
 
     /// Renews the leases of the concurrency slots, unless the request has ended.
@@ -74,8 +74,9 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
         self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Settles the charges. `due` is the final charge of each: if it is less than the cost, the
-    /// difference is refunded; if it is more, the difference is charged.
+    /// Settles the charges. `due` contains the final charge for each of the charges. If a final
+    /// charge is less than the cost, the difference is refunded; if it is more, the difference is
+    /// charged.
     fn settle(self: Arc<Self>, receipt: ReceiptOf<L>, due: &[u64]) {
         let now = self.limiter.now();
         let costs = self.charges.list.iter().map(|charge| charge.cost.units());
@@ -106,7 +107,7 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
         };
         runtime.spawn(async move {
             let (store, charges) = (self.limiter.store(), self.charges.as_charges());
-            // If the receipt has been settled already, it is gone, and nothing happens here.
+            // If the receipt has been settled already, this call does nothing.
             store
                 .settle(&charges, &mut receipt, &settlements, now)
                 .await;
@@ -153,8 +154,8 @@ impl<L: RateLimiter + 'static> ChargeGuard for ReceiptGuard<L> {
     }
 }
 
-/// A receipt in use by the store for a renewal. Dropping it returns the receipt, or settles it if
-/// the request has ended.
+/// A receipt in use by the store for a renewal. When the loan is dropped, the receipt is returned,
+/// or is settled if the request has ended.
 struct ReceiptLoan<L: RateLimiter + 'static> {
     guard: Arc<ReceiptGuard<L>>,
     receipt: Option<ReceiptOf<L>>,
@@ -196,7 +197,7 @@ pub(super) struct OwnedCharges {
     list: Vec<OwnedCharge>,
 }
 
-/// One of these charges.
+/// One of the charges in [`OwnedCharges`].
 pub(super) struct OwnedCharge {
     key: Box<[u8]>,
     pub(super) cost: Cost,
@@ -279,23 +280,23 @@ fn with(charge: Charge<'_>, cost: Cost) -> Charge<'_> {
     Charge { cost, ..charge }
 }
 
-/// Charges the part of a request's cost that exceeds its reservation: all of it, or as much as the
-/// limits admit.
-fn charge_excess<S: Store>(
+/// Charges the part of a request's cost that exceeds its reservation, completely or as far as the
+/// limits admit it. `charge` has that part as its cost.
+pub fn charge_excess<S: Store>(
     store: &S,
     charge: Charge<'_>,
     now: Timestamp,
 ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
     let mut outcomes = Vec::new();
     let mut charges = vec![charge];
-    let request = StoreRequest::new(&mut charges, now, Effect::Charge);
+    let request = StoreRequest::excess(&mut charges, now);
     let decided = store.decide(request, &mut outcomes).ready();
     let is_charged = match decided.map(|decided| room(&decided, &outcomes)) {
         None => false,
         Some(None) => true,
         Some(Some(room)) => {
             charges = vec![with(charge, room)];
-            let request = StoreRequest::new(&mut charges, now, Effect::Charge);
+            let request = StoreRequest::excess(&mut charges, now);
             store.decide(request, &mut outcomes).is_ready()
         }
     };
@@ -304,11 +305,11 @@ fn charge_excess<S: Store>(
     }
     MaybeReady::Pending(async move {
         let mut charges = vec![charge];
-        let request = StoreRequest::new(&mut charges, now, Effect::Charge);
+        let request = StoreRequest::excess(&mut charges, now);
         let decided = store.decide(request, &mut outcomes).await;
         if let Some(room) = room(&decided, &outcomes) {
             charges = vec![with(charge, room)];
-            let request = StoreRequest::new(&mut charges, now, Effect::Charge);
+            let request = StoreRequest::excess(&mut charges, now);
             store.decide(request, &mut outcomes).await;
         }
     })

@@ -8,11 +8,11 @@
 //! refunded    released     response head       whole response
 //! ```
 //!
-//! A request may be cancelled at every stage. Its reservation is then dropped, and settled with the
-//! information available at that time. In a store in this process, the charges are settled
-//! immediately. In a remote store, a task on the runtime of the request settles them. If that
-//! runtime is shutting down, the receipt is lost. That is safe: the charges remain, and concurrency
-//! slots become free when their leases expire.
+//! A request may be cancelled at every stage. The reservation of a cancelled request is dropped,
+//! and settled with the information available at that time. In a store in this process, the charges
+//! are settled immediately. In a remote store, a task on the runtime of the request settles the
+//! charges. If that runtime is shutting down, the receipt is lost. Losing the receipt is safe: the
+//! charges remain, and concurrency slots become free when their leases expire.
 //!
 //! The leases of concurrency slots are [renewed](super::keepalive) as long as the reservation
 //! exists.
@@ -30,16 +30,16 @@ use super::{
     response::ResponseState,
 };
 
-/// The charges of a request until they are settled. Dropping it settles them. The default has no
-/// charges.
+/// The charges of a request until they are settled. When the reservation is dropped, its charges
+/// are settled. The default has no charges.
 #[derive(Debug, Default)]
 pub(super) struct Reservation(Option<Box<ReservedCharges>>);
 
 /// The charges, and the stage of the request.
 struct ReservedCharges {
     guard: Arc<dyn ChargeGuard>,
-    /// Present if there are concurrency slots. Their leases are renewed until the ticket is
-    /// dropped.
+    /// Present if there are concurrency slots. The leases of the slots are renewed until the ticket
+    /// is dropped.
     _renewed: Option<KeepaliveTicket>,
     stage: Stage,
     /// Work that continues after the body of the response.
@@ -57,8 +57,8 @@ enum Stage {
 }
 
 impl Reservation {
-    /// Creates a reservation of the charges in `guard`. Leases of concurrency slots are renewed by
-    /// `keepalive` until it is dropped.
+    /// Creates a reservation of the charges in `guard`. `keepalive` renews the leases of
+    /// concurrency slots until the reservation is dropped.
     pub(super) fn new(guard: Arc<dyn ChargeGuard>, keepalive: &Arc<LeaseKeepalive>) -> Self {
         let lease = guard.charges().lease();
         let renewed = lease.and_then(|lease| keepalive.enter(Arc::clone(&guard), lease));
@@ -77,7 +77,7 @@ impl Reservation {
         reserved.stage = Stage::Running;
         let depends = |rule: &Rule| rule.has_slots() || !rule.response_cost().is_settled();
         if !reserved.guard.charges().rules().any(depends) {
-            // If the charges are only for a queue, they are final when the wait is over.
+            // If the charges are only for a queue, they are final now, because the wait is over.
             self.0 = None;
         }
     }
@@ -102,7 +102,7 @@ impl Reservation {
         if is_settled { Self::default() } else { self }
     }
 
-    /// Returns what is known about the response, once the service has responded.
+    /// Returns the state of the response; `None` until the service has responded.
     pub(super) fn response(&mut self) -> Option<&mut ResponseState> {
         match &mut self.0.as_mut()?.stage {
             Stage::Responded(state) => Some(state),

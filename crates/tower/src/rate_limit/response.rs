@@ -12,8 +12,9 @@ use tidegate_identity::{header_text, joined_header};
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// Entries that the application sets for its response, as a response extension: the number of
-/// tokens used, or that a login failed. They override the entries of the response itself.
+/// Entries that the application sets for its response, as a response extension. For example, an
+/// entry can contain the number of tokens used, or say that a login failed. These entries override
+/// the entries of the response itself.
 ///
 /// Clones share the entries. So an entry that is known only at the end of a streamed body can still
 /// be set at that time.
@@ -50,7 +51,7 @@ impl ResponseEntries {
     }
 }
 
-/// The state of a response, as far as it is known.
+/// The part of a response that is known so far.
 #[derive(Debug)]
 pub(super) struct ResponseState {
     status: http::StatusCode,
@@ -89,7 +90,7 @@ impl ResponseState {
 
     /// Adds to the number of body bytes sent.
     pub(super) fn add(&mut self, bytes: usize) {
-        // A length in memory fits 64 bits.
+        // The length of a buffer in memory fits in 64 bits.
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }
 
@@ -112,16 +113,16 @@ impl ResponseState {
         self.has_ended || Self::is_of_head(name) || is_told || is_said().is_some()
     }
 
-    /// Returns the final charge by `bill`, given the initial charge.
+    /// Returns the final charge that `bill` determines, given the initial charge.
     pub(super) fn final_charge(&self, bill: &ResponseCost, charged: Cost) -> u64 {
         let mut names: Vec<&str> = bill.entry_names().collect();
         names.sort_unstable();
         names.dedup();
-        let known: Vec<(&str, Cow<'_, str>)> = names
+        let values: Vec<(&str, Cow<'_, str>)> = names
             .into_iter()
             .filter_map(|name| Some((name, self.entry(name)?)))
             .collect();
-        let entries: Vec<(&str, &str)> = known
+        let entries: Vec<(&str, &str)> = values
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();

@@ -1,5 +1,5 @@
-//! The service that the layer creates. It gets a verdict for each request and forwards admitted
-//! requests.
+//! The service that the layer creates. The service gets a verdict for each request and forwards
+//! admitted requests.
 
 use std::{
     borrow::Cow,
@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, request::Parts};
 use http_body::Body;
 use smallvec::SmallVec;
-use tidegate::RateLimiter;
+use tidegate::{DecidedRequest, RateLimiter};
 use tidegate_core::{Cost, MaybeReady, RequestError, RuleSet};
 use tidegate_identity::{AmbiguousRequest, RequestEntries};
 use tower_service::Service;
@@ -96,23 +96,28 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
         let rules = limiter.rules();
         let request = RequestEntries::new(parts, &settings.sources);
         warn_of_gaps(&request, &rules);
-        let found = match used_entries(&request, &rules) {
-            Ok(found) => found,
+        let values = match used_entries(&request, &rules) {
+            Ok(values) => values,
             Err(ambiguous) => {
                 return MaybeReady::Ready(ActionPolicy::refusal(&ambiguous, call));
             }
         };
-        let entries: Few<(&str, &str)> = found
+        let entries: Few<(&str, &str)> = values
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();
         let cost = settings.cost.of(parts);
-        let known = BUFFERS.with_borrow_mut(|buffers| {
+        let action = BUFFERS.with_borrow_mut(|buffers| {
             let described = tidegate_core::Request::new(&entries, cost)?;
             match admit::charge(self, &rules, buffers, &described, now) {
                 MaybeReady::Ready(admission) => {
                     let admission = admission?;
-                    limiter.observe(&admission.verdict);
+                    let decided = DecidedRequest {
+                        request: &described,
+                        rules: &rules,
+                        now,
+                    };
+                    limiter.observe(decided, &admission.verdict);
                     let action = settings.policy.action(admission, now, call);
                     Ok(MaybeReady::Ready(action))
                 }
@@ -129,7 +134,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                 }
             }
         });
-        known.unwrap_or_else(|error: RequestError| {
+        action.unwrap_or_else(|error: RequestError| {
             MaybeReady::Ready(settings.policy.uncounted(error, call))
         })
     }
@@ -151,7 +156,12 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                     MaybeReady::Ready(admission) => admission?,
                     MaybeReady::Pending(PendingCharge { admission, .. }) => admission.await,
                 };
-            limiter.observe(&admission.verdict);
+            let decided = DecidedRequest {
+                request: &described,
+                rules: &request.rules,
+                now,
+            };
+            limiter.observe(decided, &admission.verdict);
             Ok(self.settings.policy.action(admission, now, call))
         }
         .await;
@@ -180,13 +190,13 @@ fn used_entries<'n, 'r>(
     request: &'r RequestEntries<'_>,
     rules: &'n RuleSet,
 ) -> Result<Few<(&'n str, Cow<'r, str>)>, AmbiguousRequest> {
-    let mut found = Few::new();
+    let mut values = Few::new();
     for name in rules.entry_names() {
         if let Some(value) = request.entry(name)? {
-            found.push((name, value));
+            values.push((name, value));
         }
     }
-    Ok(found)
+    Ok(values)
 }
 
 /// Logs an error once if rules are keyed by `ip` and the peer address of a request is unknown. Such

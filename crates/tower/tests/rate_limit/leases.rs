@@ -197,7 +197,8 @@ async fn finished_requests_are_not_renewed() {
     assert_eq!(Arc::strong_count(&limiter), 1, "no task keeps it");
 }
 
-/// A renewal that hangs times out before the next one, and does not delay those of other requests.
+/// A renewal that hangs times out before the next renewal, and does not delay the renewals of other
+/// requests.
 #[tokio::test(start_paused = true)]
 async fn a_hanging_renewal_loses_no_other_slot() {
     let hangs = Oddity::HangsOnce(AtomicBool::new(false));
@@ -217,8 +218,8 @@ async fn a_hanging_renewal_loses_no_other_slot() {
     assert_eq!(left(&limiter).await, 2);
 }
 
-/// If the runtime of the first request ends before any renewal, the runtime of the second one
-/// renews the leases of both.
+/// If the runtime of the first request ends before any renewal, the runtime of the second request
+/// renews the leases of both requests.
 fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
     let limiter = limiter(vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));

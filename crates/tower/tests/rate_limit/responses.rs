@@ -142,7 +142,7 @@ async fn several_layers_and_the_service_combine_their_headers() {
     assert_eq!(statuses(&mut service, "/", 2).await, [200, 429]);
 }
 
-/// The triple of the tighter limit replaces the other one completely, including its reset.
+/// The triple of the tighter limit replaces the other triple completely, including its reset.
 #[tokio::test]
 async fn a_concurrency_limit_around_another_leaves_no_reset_of_that() {
     let legacy = |limiter| {

@@ -24,8 +24,8 @@ async fn every_route_has_its_rules_and_denied_requests_never_arrive() {
     assert_eq!(notes.paths(), came);
 }
 
-/// With dot segments, a router that does not resolve them, or a service behind it that does, would
-/// see a different path than the rules.
+/// If a path has dot segments, a router that does not resolve them would see a different path than
+/// the rules. The same is true for a service behind the router that resolves them.
 #[tokio::test]
 async fn a_path_with_dot_segments_is_refused_if_rules_use_paths() {
     let dotted = ["/api/..", "/api/x/../../healthz", "/api/%2e%2E/healthz"];
@@ -162,7 +162,7 @@ async fn rules_are_swapped_between_requests() {
     assert_eq!(statuses(&mut service, "/", 2).await, [200, 429]);
 }
 
-/// A `Buffer` or a server sends a service to another thread.
+/// A tower `Buffer` or a server may send a service to another thread.
 #[tokio::test]
 async fn the_service_and_its_responses_are_send() {
     fn sendable<T: Send + 'static>(value: T) -> T {

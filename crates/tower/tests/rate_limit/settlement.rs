@@ -240,8 +240,8 @@ async fn only_matching_responses_are_counted() {
     assert_eq!(statuses(&mut service, "/200", 2).await, [429, 429]);
 }
 
-/// The charge is reserved, so a client cannot make more concurrent attempts than the limit. It
-/// stays charged if the client disconnects before the response, so such attempts are not free.
+/// The charge is reserved, so a client cannot make more concurrent attempts than the limit. The
+/// charge stays if the client disconnects before the response, so such attempts are not free.
 #[tokio::test]
 async fn attempts_are_reserved_and_stay_charged_without_a_response() {
     let rule = counting(fixed("failed", "3/h"), "status", "401");
@@ -434,7 +434,7 @@ async fn a_remote_store_is_settled_in_the_background() {
     drop(answer);
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     assert_eq!(left(&limiter).await, 1);
-    // Cancelled while the store is deciding.
+    // The request is cancelled while the store is deciding.
     let mut asked = Box::pin(service.ready().await.unwrap().call(get("/")));
     assert!(asked.as_mut().now_or_never().is_none());
     drop(asked);

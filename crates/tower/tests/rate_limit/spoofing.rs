@@ -13,7 +13,7 @@ use crate::support::{Limiter, Notes, fixed, get, limiter};
 
 type Lines = Vec<(String, String)>;
 
-/// Generates headers with which some proxies report the client, and arbitrary others.
+/// Generates headers with which some proxies report the client, and arbitrary other headers.
 fn lines() -> impl Strategy<Value = Lines> {
     let telling = prop::sample::select(vec![
         "x-forwarded-for",

@@ -1,4 +1,4 @@
-//! The retry decision: whether and when to retry. It needs no I/O and no clock.
+//! The retry decision: whether and when to retry. The decision needs no I/O and no clock.
 
 use std::fmt;
 
@@ -15,47 +15,47 @@ use crate::{
 ///
 /// The wait before a retry is [the wait that the server asked for, plus a
 /// backoff](Backoff::wait_after) with jitter. So a retry is never earlier than the server asked
-/// for, and clients with the same advice do not retry at the same time.
+/// for, and clients that got the same advice do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// The wait if the server does not ask for one; otherwise, an addition to the server's wait.
+    /// The wait if the server does not ask for a wait; otherwise, an addition to the server's wait.
     pub backoff: Backoff,
     /// The maximum number of times that a request is sent; 4. With 1, requests are not retried.
     pub max_tries: u32,
-    /// The longest wait that a server may ask for; 60 s. If it asks for a longer wait, its response
-    /// is returned immediately.
+    /// The longest wait that a server may ask for; 60 s. If the server asks for a longer wait, its
+    /// response is returned immediately.
     pub max_wait: Span,
-    /// The deadline of the whole call, with its waits; 2 min. If a retry could not start before the
-    /// deadline, the call ends immediately. A try that is in flight at the deadline is cancelled,
-    /// but not a response whose body has begun.
+    /// The deadline of the whole call, including its waits; 2 min. If a retry could not start
+    /// before the deadline, the call ends immediately. A try that is in flight at the deadline is
+    /// cancelled. A response whose body has begun is not cancelled.
     pub deadline: Span,
     /// How to treat requests that are not idempotent.
     pub non_idempotent: NonIdempotentPolicy,
     /// The retries that are charged to the budget.
     pub budget_scope: BudgetScope,
     /// The number of bytes of a request body that the tower layer keeps for retries; 64 KiB. A
-    /// larger request is sent once. reqwest repeats bodies that are in memory anyway, and sends
-    /// streams once.
+    /// request with a larger body is sent once and never retried. This limit does not apply to
+    /// reqwest, where every body in memory can be retried, and a stream is never retried.
     pub max_replay_bytes: usize,
 }
 
 /// The failures after which a request that is not idempotent is retried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonIdempotentPolicy {
-    /// Failures before anything was sent; with gRPC, also refusals by the server.
+    /// Retry only failures before anything was sent; with gRPC, also retry refusals by the server.
     #[default]
     NeverSent,
-    /// Also refusals with a time to retry: a server that responds 429 or 503 with a time has not
-    /// processed the request. Use this for servers that are known to behave in this way.
+    /// Also retry refusals with a time to retry. Use this setting only if the server is known not
+    /// to process a request to which it responds 429 or 503 with a time.
     Refused,
-    /// All failures. The request may be processed more than once.
+    /// Retry all failures. The request may be processed more than once.
     Always,
 }
 
 /// The retries that are charged to the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BudgetScope {
-    /// All retries, so that the bound holds whatever the server responds.
+    /// All retries, so that the bound of the budget holds whatever the server responds.
     #[default]
     Everything,
     /// All retries except those after a 429 (or `RESOURCE_EXHAUSTED`) with a time to retry, which
@@ -83,7 +83,7 @@ pub struct Attempt<'a> {
 /// What to do after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryDecision {
-    /// Return the outcome: no retry is needed.
+    /// Return the outcome, because no retry is needed.
     Done,
     /// Send the request again after this wait. The retry has been charged to the budget.
     Retry {
@@ -102,16 +102,16 @@ pub enum GiveUpReason {
     NotIdempotent,
     /// The server says that a retry will never succeed.
     Permanent,
-    /// The policy's number of tries is reached.
+    /// The maximum number of tries in the policy is reached.
     Tries,
     /// The body was too long to be kept.
     Body,
     /// The server asks for a longer wait than the policy allows.
     MaxWait {
         /// The wait that the server asks for.
-        asked: Span,
+        server_wait: Span,
     },
-    /// The deadline would pass before the retry.
+    /// The deadline would pass before the retry could start.
     Deadline,
     /// The retry budget is exhausted.
     Budget,
@@ -132,7 +132,8 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Decides what to do after `attempt`. Withdraws from `budget` if that is a retry.
+    /// Decides what to do after `attempt`. If the decision is a retry, withdraws the retry from
+    /// `budget`.
     pub fn decide(
         &self,
         attempt: &Attempt<'_>,
@@ -162,10 +163,13 @@ impl RetryPolicy {
         random: u64,
         now: Timestamp,
     ) -> Result<Span, GiveUpReason> {
-        let asked = self.asked_wait(attempt, kind)?;
+        let server_wait = self.server_wait(attempt, kind)?;
         let retry = attempt.number.saturating_sub(1);
-        let after = self.backoff.wait_after(asked, retry, random);
-        debug_assert!(after >= asked, "a retry is never earlier than asked");
+        let after = self.backoff.wait_after(server_wait, retry, random);
+        debug_assert!(
+            after >= server_wait,
+            "a retry is never earlier than the server allows"
+        );
         if now.after(after) < attempt.call_started_at.after(self.deadline) {
             Ok(after)
         } else {
@@ -174,10 +178,10 @@ impl RetryPolicy {
     }
 
     /// Returns the wait that the server asks for, unless the request must not be retried.
-    fn asked_wait(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> Result<Span, GiveUpReason> {
-        let asked = match attempt.advice.wait {
+    fn server_wait(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> Result<Span, GiveUpReason> {
+        let server_wait = match attempt.advice.wait {
             Some(Wait::Never) => return Err(GiveUpReason::Permanent),
-            Some(Wait::After(asked)) => asked,
+            Some(Wait::After(wait)) => wait,
             None => Span::ZERO,
         };
         if !self.may_repeat(attempt, kind) {
@@ -186,10 +190,10 @@ impl RetryPolicy {
             Err(GiveUpReason::Tries)
         } else if !attempt.replayable {
             Err(GiveUpReason::Body)
-        } else if asked > self.max_wait {
-            Err(GiveUpReason::MaxWait { asked })
+        } else if server_wait > self.max_wait {
+            Err(GiveUpReason::MaxWait { server_wait })
         } else {
-            Ok(asked)
+            Ok(server_wait)
         }
     }
 
@@ -232,9 +236,9 @@ impl fmt::Display for GiveUpReason {
             Self::Permanent => f.write_str("the server will never accept it"),
             Self::Tries => f.write_str("the policy allows no more tries"),
             Self::Body => f.write_str("its body is too long to be buffered for another try"),
-            Self::MaxWait { asked } => write!(
+            Self::MaxWait { server_wait } => write!(
                 f,
-                "the server asks to wait {asked}, longer than the policy allows"
+                "the server asks to wait {server_wait}, longer than the policy allows"
             ),
             Self::Deadline => f.write_str("the deadline would pass before another try"),
             Self::Budget => f.write_str("the retry budget is exhausted"),

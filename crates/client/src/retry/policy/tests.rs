@@ -40,7 +40,7 @@ fn each_reason_to_give_up() {
         wait: Some(Wait::Never),
         quota: None,
     };
-    let asked = Span::from_secs(61);
+    let server_wait = Span::from_secs(61);
     let short = RetryPolicy {
         deadline: Span::from_secs(1),
         ..policy
@@ -66,7 +66,7 @@ fn each_reason_to_give_up() {
         (
             policy,
             answer(503, after(61), &none),
-            GiveUpReason::MaxWait { asked },
+            GiveUpReason::MaxWait { server_wait },
         ),
         (short, refused, GiveUpReason::Deadline),
         (
@@ -176,14 +176,14 @@ fn the_budget_is_charged_as_configured() {
 }
 
 proptest! {
-    /// A wait is at least what the server asked for. It exceeds the server's wait by at most the
-    /// longest backoff or half of that wait, whichever is larger, and it never ends after the
-    /// deadline.
+    /// A wait is at least as long as the server asked for. The wait exceeds the server's wait by at
+    /// most the longest backoff or half of the server's wait, whichever is larger. The wait never
+    /// ends after the deadline.
     #[test]
     fn waits_stay_within_their_bounds(
         number in 1..100_u32,
         base in 0..10_000_000_u64,
-        asked in proptest::option::of(1..100_000_000_u64),
+        server_wait in proptest::option::of(1..100_000_000_u64),
         elapsed in 0..200_000_000_u64,
         seed: u64,
     ) {
@@ -193,19 +193,21 @@ proptest! {
             max_tries: u32::MAX,
             ..RetryPolicy::default()
         };
-        let wait = asked.map(|micros| Wait::After(Span::from_micros(micros)));
+        let wait = server_wait.map(|micros| Wait::After(Span::from_micros(micros)));
         let advice = Advice { wait, quota: None };
         let attempt = Attempt { number, ..answer(503, advice, &none) };
         let now = NOW.after(Span::from_micros(elapsed));
         let mut rng = fastrand::Rng::with_seed(seed);
-        let asked = asked.unwrap_or(0);
+        let server_wait = server_wait.unwrap_or(0);
         match policy.decide(&attempt, &mut RetryBudget::default(), &mut rng, now) {
             RetryDecision::Retry { after } => {
-                let longest = asked + policy.backoff.longest(number - 1).as_micros().max(asked / 2);
-                prop_assert!((asked..=longest).contains(&after.as_micros()));
+                let extra = policy.backoff.longest(number - 1).as_micros().max(server_wait / 2);
+                prop_assert!((server_wait..=server_wait + extra).contains(&after.as_micros()));
                 prop_assert!(now.after(after) < NOW.after(policy.deadline));
             }
-            RetryDecision::GiveUp(GiveUpReason::MaxWait { .. }) => prop_assert!(asked > policy.max_wait.as_micros()),
+            RetryDecision::GiveUp(GiveUpReason::MaxWait { .. }) => {
+                prop_assert!(server_wait > policy.max_wait.as_micros());
+            }
             RetryDecision::GiveUp(GiveUpReason::Deadline) => {}
             other => prop_assert!(false, "{other:?}"),
         }

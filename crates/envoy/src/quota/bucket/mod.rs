@@ -5,20 +5,21 @@
 //! There are therefore two kinds of assignment:
 //!
 //! *Rates*, for periods up to [`LONGEST_RATE`]. The token bucket of each stream holds the stream's
-//! share of the limit and refills it each period. Streams report less often than that, so a report
-//! shows the demand, not the remaining tokens. The shares of all streams add up to the limit.
+//! share of the limit and is refilled each period. Streams report less often than once per period,
+//! so a report shows the demand, not the remaining tokens. The shares of all streams add up to the
+//! limit.
 //!
-//! *Budgets*, for longer periods, which are fixed windows aligned to the clock. A stream is granted
-//! a number of requests once:
+//! *Budgets*, for longer periods, which are fixed windows aligned to the clock. A grant to a stream
+//! is a number of requests that is not refilled:
 //!
 //! ```text
 //! limit 1000/h  ├── used, as reported ──┼── granted to A ──┼── granted to B ──┼── unassigned ──┤
 //! ```
 //!
-//! A grant stays reserved until its stream reports, because its usage is unknown until then. A
-//! grant is therefore replaced only when its stream reports, when it is fully used, or when the
-//! next window begins. The sum of usage and grants never exceeds the limit. Once the limit is used
-//! up, every stream is assigned DENY_ALL until the window ends.
+//! A grant stays reserved until its stream reports, because the usage of the grant is unknown until
+//! that report. A grant is therefore replaced only when its stream reports, when the grant is fully
+//! used, or when the next window begins. The sum of usage and grants never exceeds the limit. Once
+//! the limit is used up, every stream is assigned DENY_ALL until the window ends.
 
 use tidegate_config::quota::QuotaLimit;
 use tidegate_core::{Span, Timestamp};
@@ -43,8 +44,9 @@ pub struct Usage {
     pub allowed: u64,
     /// The number of denied requests.
     pub denied: u64,
-    /// The time that the report covers, according to the client. It is zero in the report that
-    /// Envoy sends with the first request of a bucket, and longer after a reconnect.
+    /// The time that the report covers, according to the client. The time is zero in the report
+    /// that Envoy sends with the first request of a bucket, and long in the first report after a
+    /// reconnect.
     pub elapsed: Span,
 }
 
@@ -83,7 +85,7 @@ pub enum Assignment {
 /// Changed assignments, at most one per stream.
 pub(super) type Changes = Vec<(StreamId, Assignment)>;
 
-/// A bucket of one quota. It has one [`Seat`] per stream that uses it.
+/// A bucket of one quota. The bucket has one [`Seat`] per stream that uses it.
 #[derive(Debug)]
 pub(super) struct Bucket {
     limit: QuotaLimit,
@@ -97,10 +99,10 @@ pub(super) struct Bucket {
 struct Seat {
     stream: StreamId,
     reported_at: Timestamp,
-    /// Demand in requests per second, times 1024: the mean of the last report and the previous
-    /// value.
+    /// Demand in requests per second, times 1024. Each report changes this value to the mean of the
+    /// reported demand and the previous value.
     demand: u64,
-    /// For a budget, the part of the last grant that is not reported as used. For a rate, the
+    /// For a budget, the part of the last grant that was not reported as used. For a rate, the
     /// current share.
     granted: u64,
     grants: u32,
@@ -126,8 +128,8 @@ impl Bucket {
         }
     }
 
-    /// Returns the end of the current window, when usage is reset; `None` for a rate, which has no
-    /// windows.
+    /// Returns the end of the current window, at which the usage is reset; `None` for a rate, which
+    /// has no windows.
     pub(super) fn window_end(&self) -> Option<Timestamp> {
         (!self.is_rate()).then_some(self.window_end)
     }
@@ -136,7 +138,7 @@ impl Bucket {
         self.seats.is_empty()
     }
 
-    /// Changes the limit. Usage keeps counting until the end of the window in which it was
+    /// Changes the limit. Reported usage counts until the end of the window in which it was
     /// reported. Streams whose share changes are notified with the next changes.
     pub(super) fn set_limit(&mut self, limit: QuotaLimit, now: Timestamp) {
         if limit == self.limit {
@@ -150,8 +152,8 @@ impl Bucket {
             self.used = 0;
         }
         if has_ended || self.is_rate() != was_rate {
-            // Grants end with their window. A share of a rate is not a grant of a budget, and a
-            // grant is not a share.
+            // Grants end with their window. Grants also end if the limit changes between a rate and
+            // a budget, because a share of a rate is not a grant of a budget.
             self.revoke_grants();
         }
         if !self.is_rate() && (has_ended || is_other_period) {
@@ -160,8 +162,9 @@ impl Bucket {
         self.redistribute();
     }
 
-    /// Records a report of `stream`. The first report takes a seat. The returned changes always
-    /// include an assignment for `stream`, and those of other streams whose assignment changed.
+    /// Records a report of `stream`. The first report creates the seat of `stream`. The returned
+    /// changes always include an assignment for `stream`, and the assignments of other streams
+    /// whose assignment changed.
     pub(super) fn report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> Changes {
         let mut changes = self.remove_silent_seats(stream, now);
         self.begin_window_if_due(now);
@@ -177,8 +180,8 @@ impl Bucket {
         changes
     }
 
-    /// Applies a limit that may have changed, and returns the changed assignments that need no
-    /// report first.
+    /// Applies a limit that may have changed. Returns the assignments that could be changed without
+    /// waiting for a report.
     pub(super) fn apply_limit(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
         self.set_limit(limit, now);
         self.take_changes()
@@ -197,7 +200,7 @@ impl Bucket {
         self.take_changes()
     }
 
-    /// Begins the next window if it is due. Every stream then gets a new grant.
+    /// Begins the next window if the current window has ended. Every stream then gets a new grant.
     pub(super) fn roll(&mut self, now: Timestamp) -> Changes {
         self.begin_window_if_due(now);
         self.take_changes()
@@ -231,7 +234,7 @@ impl Bucket {
     }
 
     /// Removes the seats of streams that have not reported for [`SILENCE`], except `stream`, and
-    /// assigns them DENY_ALL.
+    /// assigns DENY_ALL to the streams that lose their seats.
     fn remove_silent_seats(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         let is_silent =
             |seat: &mut Seat| seat.stream != stream && now.since(seat.reported_at) >= SILENCE;
@@ -247,8 +250,8 @@ impl Bucket {
             self.seats.push(Seat {
                 stream,
                 reported_at: now,
-                // The server cannot measure the period of a first report, so it uses the time that
-                // the client reports.
+                // The server cannot measure the period of a first report, so the server uses the
+                // time that the client reports.
                 demand: usage.demand(usage.elapsed),
                 granted: 0,
                 grants: 0,
@@ -258,8 +261,8 @@ impl Bucket {
             return self.seats.len() - 1;
         };
         let seat = &mut self.seats[at];
-        // Envoy truncates its time to whole seconds, so the server measures the time between two
-        // reports.
+        // Envoy truncates the reported time to whole seconds, so the server measures the time
+        // between two reports itself.
         let lately = usage.demand(now.since(seat.reported_at));
         seat.demand = seat.demand / 2 + lately / 2;
         seat.reported_at = now;
@@ -275,15 +278,17 @@ impl Bucket {
             return self.share_rate();
         }
         for at in 0..self.seats.len() {
-            // The usage of a grant that is not used up is unknown, so it must not be replaced yet.
+            // The usage of a grant that is not used up is unknown, so the grant must not be
+            // replaced yet.
             if self.seats[at].granted == 0 {
                 self.share_budget(at);
             }
         }
     }
 
-    /// Recomputes all shares of a rate, if the share of any stream is off by more than an eighth.
-    /// Smaller changes are skipped because a new assignment starts with a full token bucket.
+    /// Recomputes all shares of a rate if the share of any stream has to change by more than an
+    /// eighth. Smaller changes are skipped, because a new assignment starts with a full token
+    /// bucket.
     fn share_rate(&mut self) {
         let shares = divide(u64::from(self.limit.requests), &self.demands(), 0);
         let period = self.limit.period;
@@ -306,16 +311,16 @@ impl Bucket {
         }
     }
 
-    /// Replaces the grant of the seat at `at` if it should change. The new grant is at most the
-    /// seat's share of the remaining requests, and at most the number of requests that are not
+    /// Replaces the grant of the seat at `at` if the grant should change. The new grant is at most
+    /// the seat's share of the remaining requests, and at most the number of requests that are not
     /// granted to other streams.
     fn share_budget(&mut self, at: usize) {
-        let left = u64::from(self.limit.requests).saturating_sub(self.used);
-        // Reserve one more share for a new stream, which would otherwise wait for reports of the
-        // others.
-        let share = divide(left, &self.demands(), 1)[at];
+        let remaining = u64::from(self.limit.requests).saturating_sub(self.used);
+        // Reserve one more share for a new stream, which would otherwise have to wait for reports
+        // of the other streams.
+        let share = divide(remaining, &self.demands(), 1)[at];
         let others = self.shared() - self.seats[at].granted;
-        let grant = share.min(left.saturating_sub(others));
+        let grant = share.min(remaining.saturating_sub(others));
         let seat = &mut self.seats[at];
         let is_ample = seat.granted >= grant / 2 && seat.granted <= grant + grant / 8;
         if is_ample && seat.granted > 0 {

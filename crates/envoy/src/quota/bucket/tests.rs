@@ -157,9 +157,9 @@ struct Envoy {
     holds: u64,
     passed: u64,
     denied: u64,
-    /// Requests that it allowed in this window and has not reported.
+    /// Requests that this Envoy has allowed in this window and has not reported.
     unreported: u64,
-    heard: u64,
+    reported_at: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -192,13 +192,13 @@ struct World {
 impl World {
     fn step(&mut self, event: &Event) {
         match *event {
-            Event::Ask(at, asked) => {
+            Event::Ask(at, requests) => {
                 let envoy = &mut self.envoys[at];
-                let pass = asked.min(envoy.holds);
+                let pass = requests.min(envoy.holds);
                 envoy.holds -= pass;
                 envoy.passed += pass;
                 envoy.unreported += pass;
-                envoy.denied += asked - pass;
+                envoy.denied += requests - pass;
                 self.passed += pass;
             }
             Event::Report(id) => self.report(id),
@@ -228,7 +228,9 @@ impl World {
         // These Envoys report less often than the usual five seconds, but often enough to keep
         // their seats.
         for id in 0..4 {
-            if self.envoys[id].assigned.is_some() && self.seconds - self.envoys[id].heard >= 40 {
+            if self.envoys[id].assigned.is_some()
+                && self.seconds - self.envoys[id].reported_at >= 40
+            {
                 self.report(id);
             }
         }
@@ -238,7 +240,7 @@ impl World {
         let envoy = &mut self.envoys[id];
         let usage = used(envoy.passed, envoy.denied);
         (envoy.passed, envoy.denied, envoy.unreported) = (0, 0, 0);
-        envoy.heard = self.seconds;
+        envoy.reported_at = self.seconds;
         let changes = self
             .bucket
             .report(StreamId(id as u64), usage, at(self.seconds));
@@ -260,7 +262,7 @@ impl World {
 proptest! {
     /// For any sequence of requests, reports and departures, all Envoys together never allow more
     /// requests in a window than the limit. The test excludes usage that a departed Envoy did not
-    /// report, because it is unknown.
+    /// report, because that usage is unknown to the server.
     #[test]
     fn budgets_never_admit_more_than_the_limit(most in 0..300_u32, events in events()) {
         let bucket = Bucket::new(limit(most, 60), at(0));
@@ -272,14 +274,17 @@ proptest! {
     }
 }
 
-/// A share of a rate is not mistaken for a grant of a budget of the same size.
+/// A share of a rate is not mistaken for a grant of the same size of a budget.
 #[test]
 fn a_rate_that_becomes_a_budget_is_divided_again() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
     bucket.report(A, used(1, 0), at(0));
     bucket.set_limit(limit(100, 60), at(1));
-    let told = of(&bucket.report(A, used(1, 0), at(2)), A);
-    assert!(matches!(told, Some(Assignment::Budget { .. })), "{told:?}");
+    let assigned = of(&bucket.report(A, used(1, 0), at(2)), A);
+    assert!(
+        matches!(assigned, Some(Assignment::Budget { .. })),
+        "{assigned:?}"
+    );
 }
 
 /// Usage in a window that has ended does not count in a later window, regardless of the lengths of
@@ -320,8 +325,8 @@ fn usage_of_a_window_survives_a_temporary_rate() {
 fn a_denial_that_continues_is_not_sent_again() {
     let mut bucket = Bucket::new(limit(0, 60), at(0));
     for stream in [A, B] {
-        let told = bucket.report(stream, used(1, 0), at(0));
-        assert_eq!(told, [(stream, Assignment::DenyAll)]);
+        let assigned = bucket.report(stream, used(1, 0), at(0));
+        assert_eq!(assigned, [(stream, Assignment::DenyAll)]);
     }
     assert_eq!(bucket.remove_stream(B, at(60)), []);
 }

@@ -18,10 +18,10 @@ use super::bucket::{Assignment, Bucket, Changes, StreamId, Usage};
 pub const MAX_STREAM_BUCKETS: usize = 10_000;
 
 /// The maximum number of buckets over all streams.
-pub const MAX_BUCKETS: usize = 100_000;
+pub const MAX_QUOTA_BUCKETS: usize = 100_000;
 
 /// The capacity of a stream's outbox. If a stream does not read its messages, further messages are
-/// dropped; the response to its next report is its current assignment.
+/// dropped. The response to the stream's next report contains its current assignment.
 const MAX_WAITING: usize = 64;
 
 /// The assignments for a stream, bucket by bucket. `None` asks Envoy to abandon the bucket.
@@ -30,9 +30,10 @@ pub type BucketAssignments = Vec<(BucketId, Option<Assignment>)>;
 /// The number of buckets and streams, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaCounts {
-    /// Buckets, including unused ones that are kept because their usage still counts.
+    /// The number of buckets, including unused buckets that are kept because their usage still
+    /// counts.
     pub buckets: usize,
-    /// Connected streams.
+    /// The number of connected streams.
     pub streams: usize,
 }
 
@@ -58,18 +59,20 @@ struct State {
 struct Stream {
     outbox: mpsc::Sender<BucketAssignments>,
     buckets: HashSet<Key>,
-    /// The earliest window end among its buckets.
+    /// The earliest window end among the stream's buckets.
     window_end: Option<Timestamp>,
 }
 
 impl Quotas {
-    /// Replaces the rules, and notifies every stream of the consequences. Shares of rates change
-    /// immediately. Budgets change as far as their grants are used up. A bucket that no longer
-    /// matches a quota is assigned ALLOW_ALL. Buckets keep their usage until their windows end.
+    /// Replaces the rules, and notifies every stream whose assignments change. Shares of rates
+    /// change immediately. Of a budget, only grants that are used up change immediately. A bucket
+    /// that no longer matches a quota is assigned ALLOW_ALL. Buckets keep their usage until their
+    /// windows end.
     pub fn swap_rules(&self, rules: Vec<QuotaRule>, now: Timestamp) {
         let mut state = self.state();
         if state.rules == rules {
-            // Most reloads change other settings, and there may be many buckets.
+            // Most reloads change other settings only. Skipping them saves work, because there may
+            // be many buckets.
             return;
         }
         state.rules = rules;
@@ -96,7 +99,7 @@ impl Quotas {
     }
 
     /// Records a report of `stream` at `now`. The response is sent to the stream's receiver, and
-    /// changed assignments of other streams are sent to theirs.
+    /// changed assignments of other streams are sent to the receivers of those streams.
     pub fn report(
         &self,
         stream: StreamId,
@@ -116,7 +119,8 @@ impl Quotas {
         state.send(notifications);
     }
 
-    /// Returns the earliest window end among the buckets of `stream`. [`Self::roll`] is due then.
+    /// Returns the earliest window end among the buckets of `stream`, at which [`Self::roll`] must
+    /// be called.
     #[must_use]
     pub fn next_window(&self, stream: StreamId) -> Option<Timestamp> {
         self.state().streams.get(&stream)?.window_end
@@ -140,7 +144,8 @@ impl Quotas {
         state.send(notifications);
     }
 
-    /// Removes a stream that has ended. Its assignments are redistributed.
+    /// Removes a stream that has ended. The requests that were assigned to the stream are
+    /// redistributed.
     pub fn remove_stream(&self, stream: StreamId, now: Timestamp) {
         let state = &mut *self.state();
         let Some(left) = state.streams.remove(&stream) else {
@@ -250,8 +255,8 @@ impl State {
 
     /// Removes `stream` from a bucket that no longer matches a quota.
     fn release(&mut self, stream: StreamId, key: &Key) {
-        let held = self.streams.get_mut(&stream);
-        if held.is_some_and(|stream| stream.buckets.remove(key)) {
+        let open_stream = self.streams.get_mut(&stream);
+        if open_stream.is_some_and(|stream| stream.buckets.remove(key)) {
             if let Some(bucket) = self.buckets.get_mut(key) {
                 bucket.remove_seat(stream);
             }
@@ -260,7 +265,8 @@ impl State {
     }
 
     /// Marks a bucket without streams for removal at the end of its window, because its usage
-    /// counts until then. A rate is removed immediately, because it has no usage to keep.
+    /// counts until the window ends. A rate is removed immediately, because it has no usage to
+    /// keep.
     fn vacate(&mut self, key: Key) {
         let Some(bucket) = self.buckets.get(&key).filter(|bucket| bucket.is_vacant()) else {
             return;
@@ -275,7 +281,8 @@ impl State {
         }
     }
 
-    /// Returns the bucket, created if it does not exist; `None` if a maximum is reached.
+    /// Returns the bucket, and creates it if it does not exist; `None` if a maximum number of
+    /// buckets is reached.
     fn seat(
         &mut self,
         stream: StreamId,
@@ -284,10 +291,10 @@ impl State {
         now: Timestamp,
     ) -> Option<&mut Bucket> {
         self.forget_expired(now);
-        let held = &mut self.streams.get_mut(&stream)?.buckets;
-        let is_full = self.buckets.len() >= MAX_BUCKETS;
-        let is_known = held.contains(key);
-        if !is_known && held.len() >= MAX_STREAM_BUCKETS {
+        let joined = &mut self.streams.get_mut(&stream)?.buckets;
+        let is_full = self.buckets.len() >= MAX_QUOTA_BUCKETS;
+        let is_known = joined.contains(key);
+        if !is_known && joined.len() >= MAX_STREAM_BUCKETS {
             return None;
         }
         let bucket = match self.buckets.entry(key.clone()) {
@@ -296,7 +303,7 @@ impl State {
             Entry::Vacant(room) => room.insert(Bucket::new(limit, now)),
         };
         if !is_known {
-            held.insert(key.clone());
+            joined.insert(key.clone());
             if let Some(end) = bucket.window_end() {
                 self.vacant.remove(&(end, key.clone()));
             }

@@ -1,4 +1,4 @@
-//! Streams, and the assignments they receive.
+//! Tests of streams and the assignments that they receive.
 
 use tidegate_core::Span;
 
@@ -98,9 +98,12 @@ fn a_removed_quota_allows_all_at_once() {
     while streams[0].1.try_recv().is_ok() {}
     quotas.swap_rules(Vec::new(), NOW);
     for (stream, inbox) in &mut streams {
-        let told = inbox.try_recv().unwrap();
-        let told: Vec<_> = told.iter().map(|(_, assignment)| *assignment).collect();
-        assert_eq!(told, [Some(Assignment::AllowAll); 2]);
+        let assignments = inbox.try_recv().unwrap();
+        let assignments: Vec<_> = assignments
+            .iter()
+            .map(|(_, assignment)| *assignment)
+            .collect();
+        assert_eq!(assignments, [Some(Assignment::AllowAll); 2]);
         assert!(inbox.try_recv().is_err(), "nothing else is sent");
         assert_eq!(quotas.next_window(*stream), None);
     }
