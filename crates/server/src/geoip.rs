@@ -1,8 +1,8 @@
 //! GeoIP databases: loaded at startup and reloaded when their files change.
 //!
 //! A database may be overwritten in place, so a changed file is read only after two consecutive
-//! checks have seen the same modification stamp. If a new database cannot be used, the previous one
-//! stays in use.
+//! checks have seen the same modification stamp. If a new database cannot be used, the previous
+//! database stays in use.
 
 use std::{
     fs, io,
@@ -77,7 +77,7 @@ impl GeoIp {
     /// # Errors
     ///
     /// Returns [`GeoIpError`] for the first file that cannot be read, is not a MaxMind database, is
-    /// damaged, or lacks the data it is configured for.
+    /// damaged, or lacks the data for which it is configured.
     pub fn open(files: &[(GeoIpField, PathBuf)]) -> Result<Self, GeoIpError> {
         let databases = Arc::new(MaxMind::default());
         let file = |(field, path): &(GeoIpField, PathBuf)| {
@@ -92,7 +92,7 @@ impl GeoIp {
         })
     }
 
-    /// Returns a lookup handle. It always uses the databases that are loaded at the time of the
+    /// Returns a lookup handle, which uses the databases that are loaded at the time of each
     /// lookup.
     #[must_use]
     pub fn source(&self) -> Arc<dyn GeoIpSource> {
@@ -125,7 +125,8 @@ impl GeoIp {
         changed.for_each(|file| drop(file.reload(&self.databases)));
     }
 
-    /// Returns the error of each database whose last load failed; empty if all are in use.
+    /// Returns the error of each database whose last load failed. The list is empty if all loads
+    /// succeeded.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         self.files.iter().filter_map(File::problem).collect()

@@ -1,13 +1,13 @@
 //! Connects to Redis as configured, on a dedicated runtime thread.
 //!
-//! All workers share the same few connections. Commands of all workers that wait at the same time
-//! are pipelined together.
+//! All workers share the same few connections. Commands that wait at the same time are sent in one
+//! pipeline, even if they come from different workers.
 
 use std::{fs, io, path::Path, sync::Arc, thread};
 
 use tidegate_config::{Password, RedisConfig};
 use tidegate_core::MemoryStore;
-use tidegate_redis::{FallbackSettings, FallbackStore, Login, Redis, Settings, Tls};
+use tidegate_redis::{FallbackSettings, FallbackStore, Login, Redis, RedisSettings, RedisTls};
 use tokio::{
     runtime::{Builder, Handle},
     sync::oneshot,
@@ -15,7 +15,8 @@ use tokio::{
 
 use crate::serve::ServeError;
 
-/// The thread that runs the Redis connections. Dropping it closes them.
+/// The thread that runs the Redis connections. The connections are closed when this value is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct RedisRuntime {
     redis: Arc<Redis>,
@@ -26,7 +27,7 @@ pub(crate) struct RedisRuntime {
 
 impl RedisRuntime {
     /// Starts to connect to the servers in `config`. `password` is the value of the environment
-    /// variable that `config` names, if it names one.
+    /// variable that `config` names; `None` if `config` names no variable.
     ///
     /// # Errors
     ///
@@ -56,8 +57,8 @@ impl RedisRuntime {
 ///
 /// # Errors
 ///
-/// Returns the first error if one cannot be read.
-pub(crate) fn certificates(config: &RedisConfig) -> Result<Tls, ServeError> {
+/// Returns the error of the first certificate that cannot be read.
+pub(crate) fn certificates(config: &RedisConfig) -> Result<RedisTls, ServeError> {
     let pem = |path: &Path| {
         fs::read(path).map_err(|source| ServeError::Certificate {
             path: path.to_owned(),
@@ -69,16 +70,16 @@ pub(crate) fn certificates(config: &RedisConfig) -> Result<Tls, ServeError> {
         None => None,
     };
     let ca = config.ca.as_deref().map(pem).transpose()?;
-    Ok(Tls { ca, client })
+    Ok(RedisTls { ca, client })
 }
 
-fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, ServeError> {
+fn settings(config: RedisConfig, password: Option<String>) -> Result<RedisSettings, ServeError> {
     let tls = certificates(&config)?;
     let password = match config.password {
         Password::Literal(literal) => Some(literal),
         Password::None | Password::Env(_) => password,
     };
-    Ok(Settings {
+    Ok(RedisSettings {
         login: Login {
             username: config.username,
             password,
@@ -87,7 +88,7 @@ fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, S
         tls,
         timeout: config.timeout,
         connections: config.connections,
-        ..Settings::new(config.topology)
+        ..RedisSettings::new(config.topology)
     })
 }
 

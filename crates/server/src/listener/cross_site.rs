@@ -1,13 +1,14 @@
 //! Protection against cross-site requests (CSRF).
 //!
 //! Any web page can make a visitor's browser send requests to addresses that only that browser can
-//! reach. The page cannot read the response, but the request takes effect. Browsers mark such
-//! requests with `Sec-Fetch-Site` and `Origin`.
+//! reach. The page cannot read the response, but the request takes effect. Browsers mark requests
+//! from other sites with `Sec-Fetch-Site` and `Origin`.
 //!
-//! The owner of a page may also let its name resolve to such an address (DNS rebinding). The
-//! request then has the same origin as the page, and the page can read the response. So a browser
-//! must use a host that no attacker controls: an address, `localhost` or a configured name.
-//! Browsers send `Origin` with each `POST`, but neither header with a plaintext `GET` to a name.
+//! The owner of a site may also let the name of the site resolve to such an address (DNS
+//! rebinding). A request to that name then has the same origin as the page, and the page can read
+//! the response. So a browser must use a host that no attacker controls: an address, `localhost` or
+//! a configured name. Browsers send `Origin` with each `POST`, but send neither `Origin` nor
+//! `Sec-Fetch-Site` with a plaintext `GET` to a name.
 
 use std::net::IpAddr;
 
@@ -21,13 +22,15 @@ use tidegate_net::Problem;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Returns whether `Sec-Fetch-Site` rules out a request caused by another site. Current browsers
-/// send this header. Requests without it, as from non-browser clients, are accepted.
+/// send this header. Requests without this header, such as those of non-browser clients, are
+/// accepted.
 pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
     let is_own_page = |value: &HeaderValue| {
         let value = value.as_bytes();
         value == b"same-origin" || value == b"none"
     };
-    // All header lines must match: with several lines, it is unclear which one the browser sent.
+    // All header lines must match, because with several lines it is unclear which line the browser
+    // sent.
     headers.get_all(SEC_FETCH_SITE).iter().all(is_own_page)
 }
 
@@ -52,8 +55,14 @@ pub(super) fn check(headers: &HeaderMap, hosts: &[String]) -> Result<(), Problem
             "requests from web pages of other sites are refused",
         ));
     }
-    let mut lines = headers.get_all(HOST).iter();
-    if host.is_some() && lines.all(|host| is_known_host(host, hosts)) {
+    check_host(headers, hosts)
+}
+
+/// Rejects a request under a host name that an attacker may control. `hosts` are the names under
+/// which browsers may reach this listener, in lower case.
+pub(super) fn check_host(headers: &HeaderMap, hosts: &[String]) -> Result<(), Problem> {
+    let mut lines = headers.get_all(HOST).iter().peekable();
+    if lines.peek().is_some() && lines.all(|host| is_known_host(host, hosts)) {
         return Ok(());
     }
     Err(Problem::new(

@@ -4,3 +4,4 @@ pub mod admin;
 mod cross_site;
 pub mod http;
 pub mod resp;
+mod top;

@@ -1,12 +1,12 @@
-//! Reports blocks that the active rules do not enforce, because an operator who renames a rule does
-//! not expect that its blocks are lifted.
+//! Reports blocks that the active rules do not enforce. An operator who renames a rule does not
+//! expect that this disables the blocks of the rule.
 
-use tidegate_limiter::{Limiter, blocks::InactiveBlocks};
+use tidegate_limiter::{ServerLimiter, blocks::InactiveBlocks};
 use tidegate_redis::StoreError;
 
 use super::LOG_TARGET;
 
-/// The blocks could not be read, so some may be inactive.
+/// The blocks could not be read, so it is unknown whether some are inactive.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot tell whether each block belongs to an active rule: {0}")]
 pub struct UnknownBlocks(StoreError);
@@ -15,13 +15,15 @@ pub struct UnknownBlocks(StoreError);
 ///
 /// # Errors
 ///
-/// Fails if the blocks are in Redis and Redis cannot be queried. That is logged too.
-pub async fn report_inactive_blocks(limiter: &Limiter) -> Result<InactiveBlocks, UnknownBlocks> {
-    let found = limiter.inactive_blocks().await.map_err(UnknownBlocks);
-    match found.as_ref().map(InactiveBlocks::advice) {
+/// Fails if the blocks are in Redis and Redis cannot be queried. This error is also logged.
+pub async fn report_inactive_blocks(
+    limiter: &ServerLimiter,
+) -> Result<InactiveBlocks, UnknownBlocks> {
+    let inactive = limiter.inactive_blocks().await.map_err(UnknownBlocks);
+    match inactive.as_ref().map(InactiveBlocks::advice) {
         Ok(Some(advice)) => tracing::warn!(target: LOG_TARGET, "{advice}"),
         Ok(None) => {}
         Err(error) => tracing::info!(target: LOG_TARGET, "{error}"),
     }
-    found
+    inactive
 }

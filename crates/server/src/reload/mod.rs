@@ -11,7 +11,7 @@ use std::{
 
 use tidegate_config::{Config, Mistake, Proxy, ReadError};
 use tidegate_envoy::quota::Quotas;
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
 use tidegate_proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError};
 
@@ -24,8 +24,8 @@ pub use self::{
 pub const LOG_TARGET: &str = module_path!();
 
 /// The interval at which the rules file is checked for changes. A check costs one `stat`. Unlike
-/// file events it also works on network file systems and for the symbolic links of a Kubernetes
-/// ConfigMap.
+/// file events, this check also works on network file systems and for the symbolic links of a
+/// Kubernetes ConfigMap.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The reason why a rules file could not be used.
@@ -62,12 +62,12 @@ impl LoadError {
     }
 }
 
-/// What a reload applied.
+/// The result of a successful reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reloaded {
     /// The number of rules.
     pub rules: usize,
-    /// The warnings for the file. They are also logged.
+    /// The warnings for the file, which are also logged.
     pub warnings: Vec<Mistake>,
 }
 
@@ -75,7 +75,7 @@ pub struct Reloaded {
 #[derive(Debug)]
 pub struct Reloader {
     path: PathBuf,
-    limiter: Arc<Limiter>,
+    limiter: Arc<ServerLimiter>,
     quotas: Arc<Quotas>,
     proxy: Option<Arc<ProxyRuntime>>,
     restart_only: RestartOnlySettings,
@@ -101,7 +101,7 @@ impl Reloader {
     #[must_use]
     pub fn new(
         path: PathBuf,
-        limiter: Arc<Limiter>,
+        limiter: Arc<ServerLimiter>,
         quotas: Arc<Quotas>,
         proxy: Option<Arc<ProxyRuntime>>,
         restart_only: RestartOnlySettings,
@@ -123,7 +123,7 @@ impl Reloader {
 
     /// Reads the file and applies its rules, keeping counters. Returns what was applied.
     ///
-    /// Listeners, bounds and the store do not change until the server is restarted.
+    /// Changes to listeners, memory bounds and the store take effect only after a restart.
     ///
     /// # Errors
     ///
@@ -134,10 +134,12 @@ impl Reloader {
         self.activate(Config::read(&self.path).map_err(LoadError::from), &mut last)
     }
 
-    /// Reloads the file if it has changed. Returns the result if there is a new one.
+    /// Reloads the file if it has changed. Returns the result of the reload; `None` if there is
+    /// nothing new to report.
     ///
-    /// A file that could not be read is tried again at every check, but reported only when the
-    /// result changes. A missing file is reported at the second check that finds it missing.
+    /// A file that could not be read is read again at every check. The result is reported only when
+    /// the file changes or can be read. A missing file is reported at the second check that finds
+    /// it missing.
     pub fn reload_if_changed(&self) -> Option<Result<Reloaded, LoadError>> {
         let mut last = self.last();
         let now = stamp(&self.path);
@@ -229,7 +231,7 @@ impl Reloader {
                 Ok(Some((live, live.prepare(settings)?)))
             }
             (None, None) => Ok(None),
-            // A proxy cannot be added or removed.
+            // A reload cannot add or remove the proxy.
             _ => {
                 restart_required.push("proxy");
                 Ok(None)
@@ -237,8 +239,8 @@ impl Reloader {
         }
     }
 
-    /// Returns the settings of the file in use that differ from the running ones. They take effect
-    /// after a restart.
+    /// Returns the settings of the file in use that differ from the running ones and take effect
+    /// only after a restart.
     #[must_use]
     pub fn restart_required(&self) -> Vec<&'static str> {
         self.last().restart_required.clone()
@@ -250,7 +252,7 @@ impl Reloader {
         &self.path
     }
 
-    /// Returns the mistakes of the file when it was last read; empty if it was applied.
+    /// Returns the mistakes that the last read of the file found; empty if the file was applied.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().read.mistakes.clone()

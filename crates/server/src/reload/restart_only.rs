@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use tidegate_config::{
-    AdminToken, Config, Envoy, Grpc, Headers, Identity, Listen, Listeners, RedisConfig, Shutdown,
-    Snapshot,
+    AdminToken, Config, DenialsConfig, Envoy, Grpc, Headers, Identity, KeyPrivacy, Listen,
+    Listeners, RedisConfig, ShutdownConfig, Snapshot, Top,
 };
 use tidegate_core::MemoryBounds;
 use tidegate_identity::GeoIpField;
@@ -19,13 +19,16 @@ pub struct RestartOnlySettings {
     listeners: Listeners,
     headers: Headers,
     grpc: Grpc,
-    shutdown: Shutdown,
+    shutdown: ShutdownConfig,
     admin_token: AdminToken,
     memory: MemoryBounds,
     snapshot: Option<Snapshot>,
     redis: Option<RedisConfig>,
     geoip: Vec<(GeoIpField, PathBuf)>,
     envoy: Option<Envoy>,
+    key_privacy: KeyPrivacy,
+    top: Top,
+    denials: DenialsConfig,
 }
 
 impl RestartOnlySettings {
@@ -45,6 +48,9 @@ impl RestartOnlySettings {
             redis: config.redis.clone(),
             geoip: config.geoip.clone(),
             envoy: config.envoy.clone(),
+            key_privacy: config.key_privacy.clone(),
+            top: config.top,
+            denials: config.denials,
         }
     }
 
@@ -78,6 +84,9 @@ impl RestartOnlySettings {
             ("store.memory.snapshot", self.snapshot == config.snapshot),
             ("geoip", self.geoip == config.geoip),
             ("envoy", self.envoy == config.envoy),
+            ("privacy", self.key_privacy == config.key_privacy),
+            ("top", self.top == config.top),
+            ("denials", self.denials == config.denials),
         ];
         let changed = others.iter().filter(|(_, is_alike)| !is_alike);
         Ok(changed.map(|(section, _)| *section).collect())

@@ -1,9 +1,9 @@
-//! File descriptors: raises the process's limit and makes the connection limits fit in it.
+//! Raises the process's limit of file descriptors, and lowers the connection limits to fit in it.
 //!
 //! Each connection uses a descriptor. With 1,024 descriptors and 10,000 connections per listener,
 //! idle clients of one listener could exhaust the descriptors of all listeners, including admin,
 //! and of upstream connections. So the limit is raised at startup as far as the system allows. If
-//! that is not enough, the connection limits are lowered.
+//! the system allows too few descriptors, the connection limits are lowered.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -54,11 +54,13 @@ pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option
     if wanted.saturating_add(reserved) <= limit {
         return None;
     }
-    // Clients get at least a third: upstream pools rarely use all of their reserved connections.
+    // Clients get at least a third of all descriptors, because upstream pools rarely use all of
+    // their reserved connections.
     let room = limit.saturating_sub(reserved).max(limit / 3);
     let mut lowered = Vec::new();
     for bound in bounds {
-        // Proportional to the configured limits; u128 because the product may overflow u64.
+        // The share is proportional to the configured limit. The product may overflow u64, so it is
+        // computed in u128.
         let share = u128::from(count(bound)) * u128::from(room) / u128::from(wanted.max(1));
         let share = u64::try_from(share).unwrap_or(u64::MAX).max(LEAST);
         let share = usize::try_from(share).unwrap_or(usize::MAX);

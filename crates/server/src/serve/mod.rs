@@ -21,7 +21,7 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
-use tidegate_config::{Config, Envoy, Identity, Listeners, Proxy, Snapshot};
+use tidegate_config::{Config, Envoy, Identity, KeyPrivacy, Listeners, Proxy, Snapshot};
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_envoy::{
     ConfigFilesError, ConfigWatcher, RateLimitService,
@@ -29,7 +29,7 @@ use tidegate_envoy::{
     quota::Quotas,
 };
 use tidegate_limiter::{
-    Backend, Limiter,
+    Backend, KeyMask, NoRandomBytes, ServerLimiter,
     snapshot::{self, RestoreOutcome},
 };
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener};
@@ -57,7 +57,8 @@ pub const LOG_TARGET: &str = module_path!();
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// A listener's address could not be bound: it is in use or not an address of this machine.
+    /// A listener's address could not be bound, because it is in use or is not an address of this
+    /// machine.
     #[error(
         "cannot listen for {listener} on {address}: {source}; choose another address under `listen`, or `off`"
     )]
@@ -112,13 +113,16 @@ pub enum ServeError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// Keys cannot be hashed, because the system provides no random bytes.
+    #[error("privacy.keys: {0}")]
+    Privacy(#[from] NoRandomBytes),
     /// The operating system could not start a thread or install a signal handler.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
 }
 
 /// Secrets that the rules file refers to by the name of an environment variable. The caller of
-/// [`start`] reads them.
+/// [`start`] reads these secrets.
 #[derive(Clone, Default)]
 pub struct Secrets {
     /// The admin token, if there is one.
@@ -129,6 +133,8 @@ pub struct Secrets {
     pub http_token: Option<String>,
     /// The password of the Redis protocol listener, if there is one.
     pub resp_password: Option<String>,
+    /// The secret with which keys are hashed, if there is one.
+    pub key_secret: Option<String>,
 }
 
 /// Omits the values, so that secrets never reach a log.
@@ -142,11 +148,11 @@ impl std::fmt::Debug for Secrets {
 ///
 /// `source` is the rules file that the configuration was read from; without a file there is nothing
 /// to reload. Call [`Signals::install`] before this function. An unreachable Redis does not prevent
-/// the start: the fallback policy decides until Redis is reachable.
+/// the start, because the fallback policy decides until Redis is reachable.
 ///
 /// # Errors
 ///
-/// Returns a [`ServeError`]; no listener stays open.
+/// Returns a [`ServeError`] if the server cannot start. No listener stays open in that case.
 pub fn start(
     mut config: Config,
     source: Option<&Path>,
@@ -157,6 +163,7 @@ pub fn start(
         password,
         http_token,
         resp_password,
+        key_secret,
     } = secrets;
     check_admin(config.listen.admin, token.as_deref())?;
     let restart_only = RestartOnlySettings::with(&config);
@@ -169,16 +176,19 @@ pub fn start(
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let redis = config
-        .redis
-        .map(|redis| RedisRuntime::start(redis, password));
-    let redis = redis.transpose()?;
+    let start_redis = |redis| RedisRuntime::start(redis, password);
+    let redis = config.redis.map(start_redis).transpose()?;
     let backend = match &redis {
         None => Backend::Memory(store),
         Some(redis) => Backend::Redis(redis.fallback_store(store)),
     };
-    let limiter = Limiter::new(config.rules, backend, clock);
-    let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
+    let limiter = ServerLimiter::new(config.rules, backend, clock.clone());
+    let limiter = limiter
+        .with_trust(config.identity.trust.clone())
+        .with_key_mask(key_mask(&config.key_privacy, key_secret)?)
+        .with_top(config.top.0)
+        .with_denials(&config.denials);
+    let limiter = Arc::new(limiter);
     if let Some(snapshot) = &config.snapshot {
         limiter.snapshots().mark_configured();
         try_snapshot(snapshot, &limiter);
@@ -186,23 +196,21 @@ pub fn start(
     let quotas = Arc::<Quotas>::default();
     quotas.swap_rules(config.quotas, limiter.now());
     quotas.show_in(limiter.metrics());
-    let envoy = config.envoy.map(|envoy| start_watcher(envoy, &limiter));
-    let envoy = envoy.transpose()?;
+    let start_envoy = |envoy| start_watcher(envoy, &limiter);
+    let envoy = config.envoy.map(start_envoy).transpose()?;
     let server = Server::start(Server::default_workers())?;
-    let clock = limiter.clock();
-    let proxy = config.proxy;
-    let proxy = proxy.map(|settings| build_proxy(settings, &server, clock.clone()));
-    let proxy = proxy.transpose()?;
+    let start_proxy = |settings| build_proxy(settings, &server, clock);
+    let proxy = config.proxy.map(start_proxy).transpose()?;
     let reloader = source.map(|path| {
         let (limiter, quotas) = (Arc::clone(&limiter), Arc::clone(&quotas));
-        let path = path.to_owned();
-        Arc::new(Reloader::new(
-            path,
+        let reloader = Reloader::new(
+            path.to_owned(),
             limiter,
             quotas,
             proxy.clone(),
             restart_only,
-        ))
+        );
+        Arc::new(reloader)
     });
     let listeners = StartContext {
         limiter: &limiter,
@@ -217,10 +225,9 @@ pub fn start(
         resp_password,
         certificates: &certificates,
         geoip: geoip.clone(),
-        proxy,
+        proxy: proxy.clone(),
         token,
     };
-    let proxy = listeners.proxy.clone();
     if let Some(too_many) = too_many {
         tracing::warn!("{too_many}");
     }
@@ -239,6 +246,16 @@ pub fn start(
     })
 }
 
+/// Returns the mask with which keys are shown. `secret` is the value of the environment variable
+/// that `privacy` names, if any.
+fn key_mask(privacy: &KeyPrivacy, secret: Option<String>) -> Result<KeyMask, NoRandomBytes> {
+    match (privacy, secret) {
+        (KeyPrivacy::Plain, _) => Ok(KeyMask::plain()),
+        (KeyPrivacy::Hashed { .. }, Some(secret)) => Ok(KeyMask::hashed(secret.as_bytes())),
+        (KeyPrivacy::Hashed { .. }, None) => KeyMask::random(),
+    }
+}
+
 /// Requires a token for an admin listener that is not on a loopback address.
 fn check_admin(address: Option<SocketAddr>, token: Option<&str>) -> Result<(), ServeError> {
     match address {
@@ -251,7 +268,7 @@ fn check_admin(address: Option<SocketAddr>, token: Option<&str>) -> Result<(), S
 
 impl ServeError {
     /// Wraps an error from opening the access log.
-    fn unopened(log: &tidegate_config::AccessLog, source: io::Error) -> Self {
+    fn unopened(log: &tidegate_config::AccessLogConfig, source: io::Error) -> Self {
         let path = log.to.as_ref().map(|path| path.display().to_string());
         Self::AccessLog {
             path: path.unwrap_or_else(|| "stdout".to_owned()),
@@ -265,18 +282,18 @@ fn build_proxy(
     server: &Server,
     clock: Clock,
 ) -> Result<Arc<ProxyRuntime>, ServeError> {
-    let open = |log: &tidegate_config::AccessLog| {
+    let open = |log: &tidegate_config::AccessLogConfig| {
         AccessLog::open(log).map_err(|source| ServeError::unopened(log, source))
     };
     let log = settings.access_log.as_ref().map(open).transpose()?;
     Ok(Arc::new(ProxyRuntime::new(settings, server, log, clock)?))
 }
 
-/// Loads the configuration of Envoy's rate limit service. An invalid one prevents the start unless
-/// `start_without_config` is set.
+/// Loads the configuration of Envoy's rate limit service. An invalid configuration prevents the
+/// start unless `start_without_config` is set.
 fn start_watcher(
     envoy: Envoy,
-    limiter: &Arc<Limiter>,
+    limiter: &Arc<ServerLimiter>,
 ) -> Result<Arc<ConfigWatcher>, ConfigFilesError> {
     let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
     let watch = ConfigWatcher::new(envoy.folder, service);
@@ -342,7 +359,7 @@ impl Certificates {
 
 /// The state that the listeners share or need to start.
 struct StartContext<'a> {
-    limiter: &'a Arc<Limiter>,
+    limiter: &'a Arc<ServerLimiter>,
     quotas: &'a Arc<Quotas>,
     reloader: Option<&'a Arc<Reloader>>,
     envoy: Option<&'a Arc<ConfigWatcher>>,
@@ -359,77 +376,96 @@ struct StartContext<'a> {
 }
 
 impl StartContext<'_> {
-    fn open(self, server: &Server, sockets: Sockets) -> io::Result<()> {
+    fn open(&self, server: &Server, sockets: Sockets) -> io::Result<()> {
         if let Some(socket) = sockets.http {
-            let context = listener::http::ListenerContext {
-                limiter: Arc::clone(self.limiter),
-                headers: self.headers,
-                identity: Arc::clone(&self.identity),
-                rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
-                token: self.http_token.clone(),
-                hosts: self.listeners.http.hosts.clone(),
-                tls: self.certificates.http.clone(),
-            };
-            let bounds = bounds(&self.listeners.http, Bounds::default());
-            self.opened(
-                "http",
-                listener::http::listen(server, socket, bounds, context)?,
-            );
+            self.opened("http", self.listen_http(server, socket)?);
         }
         if let Some(socket) = sockets.grpc {
-            let context = grpc::ListenerContext {
-                limiter: Arc::clone(self.limiter),
-                quotas: Arc::clone(self.quotas),
-                rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
-            };
-            let http2 = Http2::new(self.grpc.clone(), self.certificates.grpc.clone());
-            let bounds = bounds(&self.listeners.grpc, Bounds::default());
-            let listener = grpc::listen(server, socket, bounds, context, http2)?;
-            self.opened("grpc", listener);
+            self.opened("grpc", self.listen_grpc(server, socket)?);
         }
         if let Some(socket) = sockets.resp {
-            let settings = &self.listeners.resp;
-            let context = listener::resp::ListenerContext {
-                limiter: Arc::clone(self.limiter),
-                username: settings.username.clone(),
-                password: self.resp_password.clone(),
-                tls: self.certificates.resp.clone(),
-            };
-            let bounds = bounds(settings, listener::resp::default_bounds());
-            let listener = listener::resp::listen_guarded(server, socket, bounds, context)?;
-            self.opened("resp", listener);
+            self.opened("resp", self.listen_resp(server, socket)?);
         }
-        if let Some((socket, live)) = sockets.proxy.zip(self.proxy.as_ref()) {
-            let dependencies = tidegate_proxy::Dependencies {
-                limiter: Arc::clone(self.limiter),
-                headers: self.headers,
-                runtime: Arc::clone(live),
-                identity: Arc::clone(&self.identity),
-                tls: self.certificates.proxy.clone(),
-            };
-            self.opened(
-                "proxy",
-                tidegate_proxy::listen(server, socket, dependencies)?,
-            );
+        if let Some((socket, runtime)) = sockets.proxy.zip(self.proxy.as_ref()) {
+            self.opened("proxy", self.listen_proxy(server, socket, runtime)?);
         }
         if let Some(socket) = sockets.admin {
-            let context = listener::admin::ListenerContext {
-                limiter: Arc::clone(self.limiter),
-                reloader: self.reloader.cloned(),
-                envoy: self.envoy.cloned(),
-                certificates: self.certificates.all(),
-                geoip: self.geoip.clone(),
-                proxy: self.proxy.clone(),
-                identity: Arc::clone(&self.identity),
-                token: self.token.clone(),
-                hosts: self.listeners.admin.hosts.clone(),
-                tls: self.certificates.admin.clone(),
-            };
-            let bounds = bounds(&self.listeners.admin, Bounds::default());
-            let listener = listener::admin::listen(server, socket, bounds, context)?;
-            self.opened("admin", listener);
+            self.opened("admin", self.listen_admin(server, socket)?);
         }
         Ok(())
+    }
+
+    fn listen_http(&self, server: &Server, socket: TcpListener) -> io::Result<Listener> {
+        let settings = &self.listeners.http;
+        let context = listener::http::HttpContext {
+            limiter: Arc::clone(self.limiter),
+            headers: self.headers,
+            identity: Arc::clone(&self.identity),
+            rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
+            token: self.http_token.clone(),
+            hosts: settings.hosts.clone(),
+            tls: self.certificates.http.clone(),
+        };
+        let bounds = bounds(settings, Bounds::default());
+        listener::http::listen(server, socket, bounds, context)
+    }
+
+    fn listen_grpc(&self, server: &Server, socket: TcpListener) -> io::Result<Listener> {
+        let context = grpc::GrpcContext {
+            limiter: Arc::clone(self.limiter),
+            quotas: Arc::clone(self.quotas),
+            rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
+        };
+        let http2 = Http2::new(self.grpc.clone(), self.certificates.grpc.clone());
+        let bounds = bounds(&self.listeners.grpc, Bounds::default());
+        grpc::listen(server, socket, bounds, context, http2)
+    }
+
+    fn listen_resp(&self, server: &Server, socket: TcpListener) -> io::Result<Listener> {
+        let settings = &self.listeners.resp;
+        let context = listener::resp::RespContext {
+            limiter: Arc::clone(self.limiter),
+            username: settings.username.clone(),
+            password: self.resp_password.clone(),
+            tls: self.certificates.resp.clone(),
+            top: settings.top,
+        };
+        let bounds = bounds(settings, listener::resp::default_bounds());
+        listener::resp::listen_guarded(server, socket, bounds, context)
+    }
+
+    fn listen_proxy(
+        &self,
+        server: &Server,
+        socket: TcpListener,
+        runtime: &Arc<ProxyRuntime>,
+    ) -> io::Result<Listener> {
+        let dependencies = tidegate_proxy::Dependencies {
+            limiter: Arc::clone(self.limiter),
+            headers: self.headers,
+            runtime: Arc::clone(runtime),
+            identity: Arc::clone(&self.identity),
+            tls: self.certificates.proxy.clone(),
+        };
+        tidegate_proxy::listen(server, socket, dependencies)
+    }
+
+    fn listen_admin(&self, server: &Server, socket: TcpListener) -> io::Result<Listener> {
+        let settings = &self.listeners.admin;
+        let context = listener::admin::AdminContext {
+            limiter: Arc::clone(self.limiter),
+            reloader: self.reloader.cloned(),
+            envoy: self.envoy.cloned(),
+            certificates: self.certificates.all(),
+            geoip: self.geoip.clone(),
+            proxy: self.proxy.clone(),
+            identity: Arc::clone(&self.identity),
+            token: self.token.clone(),
+            hosts: settings.hosts.clone(),
+            tls: self.certificates.admin.clone(),
+        };
+        let bounds = bounds(settings, Bounds::default());
+        listener::admin::listen(server, socket, bounds, context)
     }
 
     fn opened(&self, name: &'static str, listener: Listener) {
@@ -453,13 +489,13 @@ fn bind(
 }
 
 /// The maximum number of connections that wait to be accepted. The operating system may have a
-/// lower one (`net.core.somaxconn`).
+/// lower maximum (`net.core.somaxconn`).
 const BACKLOG: i32 = 4_096;
 
 fn listening(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // SO_REUSEADDR, as the standard library sets it: a restarted server can bind although
-    // connections of its predecessor are still in TIME_WAIT.
+    // With SO_REUSEADDR, which the standard library also sets, a restarted server can bind although
+    // connections of the previous process are still in TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
@@ -467,7 +503,7 @@ fn listening(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Merges the configured settings of a listener into its `defaults`.
-fn bounds(settings: &tidegate_config::Listener, defaults: Bounds) -> Bounds {
+fn bounds(settings: &tidegate_config::ListenerConfig, defaults: Bounds) -> Bounds {
     Bounds {
         connections: settings.max_connections,
         connections_per_client: settings.max_connections_per_client,
@@ -480,7 +516,7 @@ fn fitted_connections(proxy: &mut Proxy) -> &mut usize {
     proxy.fitted_connections.insert(proxy.max_connections)
 }
 
-/// Raises the open-file limit and, if it is still too low, lowers the connection limits to fit.
+/// Raises the open-file limit. If the limit is still too low, lowers the connection limits to fit.
 /// Returns a warning with the lowered limits.
 fn fit_descriptors(config: &mut Config) -> Option<String> {
     let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
@@ -557,7 +593,7 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
 
 /// Logs and records the error if the snapshot cannot be written now, so that the reported status is
 /// correct before the first snapshot is written.
-fn try_snapshot(snapshot: &Snapshot, limiter: &Limiter) {
+fn try_snapshot(snapshot: &Snapshot, limiter: &ServerLimiter) {
     let path = &snapshot.path;
     if let Some(error) = preflight::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {
         tracing::error!(
@@ -566,5 +602,30 @@ fn try_snapshot(snapshot: &Snapshot, limiter: &Limiter) {
         let problem = format!("cannot write the snapshot {}: {error}", path.display());
         limiter.snapshots().fail_at_start(problem, limiter.now());
         limiter.metrics().note_snapshot_failure();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpStream, time::Duration};
+
+    use super::*;
+
+    /// More time than a client needs to connect while the backlog has room. The system drops the
+    /// first packet of every other connection until the listener has accepted some connections. In
+    /// this test, the listener accepts none.
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn hundreds_of_clients_connect_before_the_first_is_accepted() {
+        let socket = listening(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = socket.local_addr().unwrap();
+        let connect = |number| {
+            TcpStream::connect_timeout(&address, TIMEOUT)
+                .unwrap_or_else(|error| panic!("client {number}: {error}"))
+        };
+        // The number of clients is below 1,024, the usual limit of open files of a process.
+        let clients: Vec<TcpStream> = (0..900).map(connect).collect();
+        assert_eq!(clients.len(), 900);
     }
 }

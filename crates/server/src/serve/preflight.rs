@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use tidegate_config::{AccessLog, Config, Identity, Proxy};
+use tidegate_config::{AccessLogConfig, Config, Identity, Proxy};
 use tidegate_identity::GeoIpField;
 use tidegate_net::{Tls, TlsError, TlsFiles, TlsListener};
 use tidegate_proxy::check_trust_anchors;
@@ -22,11 +22,11 @@ use crate::{
 /// Returns the errors that would prevent a server with `config` from starting on this machine now.
 ///
 /// Checks that certificates, trust anchors, GeoIP databases and the snapshot can be read and that
-/// the access log can be written. It reads the files in the same way as a server that starts, but
-/// creates no file, writes no file and does not listen.
+/// the access log can be written. This function reads the files as a starting server does, but
+/// creates no file, writes no file and opens no listener.
 ///
-/// It does not check whether a new log file could be created in its folder, whether addresses are
-/// in use, or Envoy's rules, which [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks.
+/// This function does not check whether a new log file can be created in its folder or whether
+/// addresses are in use. [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks Envoy's rules.
 #[must_use]
 pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     let proxy = config.proxy.as_ref();
@@ -41,22 +41,22 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
         (TlsListener::Admin, config.listeners.admin.tls.as_ref()),
     ];
     let certificates = certificates.map(|(listener, files)| load_tls(listener, files).err());
-    let mut found: Vec<ServeError> = Vec::new();
-    found.extend(certificates.into_iter().flatten().map(ServeError::from));
-    found.extend(proxy.into_iter().flat_map(of_proxy));
+    let mut errors: Vec<ServeError> = Vec::new();
+    errors.extend(certificates.into_iter().flatten().map(ServeError::from));
+    errors.extend(proxy.into_iter().flat_map(of_proxy));
     for place in &config.geoip {
         let opened = GeoIp::open(std::slice::from_ref(place));
-        found.extend(opened.err().map(ServeError::from));
+        errors.extend(opened.err().map(ServeError::from));
     }
     let redis = config.redis.as_ref();
-    found.extend(redis.and_then(|redis| redis_runtime::certificates(redis).err()));
+    errors.extend(redis.and_then(|redis| redis_runtime::certificates(redis).err()));
     let snapshot = config.snapshot.as_ref();
-    found.extend(snapshot.and_then(|snapshot| can_be_read(&snapshot.path).err()));
-    found
+    errors.extend(snapshot.and_then(|snapshot| can_be_read(&snapshot.path).err()));
+    errors
 }
 
-/// Returns the warning that a server with `config` would log if it started on this machine now: the
-/// folder of the snapshot is missing.
+/// Returns a warning if the folder of the snapshot cannot be examined, for example because it is
+/// missing. A server with `config` would log this warning if it started on this machine now.
 #[must_use]
 pub fn preflight_warnings(config: &Config) -> Option<String> {
     let path = &config.snapshot.as_ref()?.path;
@@ -69,16 +69,16 @@ pub fn preflight_warnings(config: &Config) -> Option<String> {
 
 fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
     let authorities = proxy.upstreams.iter().map(check_trust_anchors);
-    let mut found: Vec<ServeError> = authorities
+    let mut errors: Vec<ServeError> = authorities
         .filter_map(|checked| checked.err().map(ServeError::from))
         .collect();
     let log = proxy.access_log.as_ref();
-    found.extend(log.and_then(|log| Some(ServeError::unopened(log, can_be_written(log).err()?))));
-    found
+    errors.extend(log.and_then(|log| Some(ServeError::unopened(log, can_be_written(log).err()?))));
+    errors
 }
 
 /// Checks that the log file can be appended to, or that its folder exists if the file does not.
-fn can_be_written(log: &AccessLog) -> io::Result<()> {
+fn can_be_written(log: &AccessLogConfig) -> io::Result<()> {
     let Some(path) = &log.to else { return Ok(()) };
     if path.exists() {
         // Opening for append leaves the file as it is.

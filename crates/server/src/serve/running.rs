@@ -2,9 +2,9 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use tidegate_config::{Shutdown, Snapshot};
+use tidegate_config::{ShutdownConfig, Snapshot};
 use tidegate_envoy::ConfigWatcher;
-use tidegate_limiter::{Limiter, snapshot};
+use tidegate_limiter::{ServerLimiter, snapshot};
 use tidegate_net::{Server, Tls};
 use tidegate_proxy::ProxyRuntime;
 use tokio::{
@@ -65,14 +65,14 @@ enum SignalAction {
 pub struct Running {
     pub(super) server: Server,
     pub(super) proxy: Option<Arc<ProxyRuntime>>,
-    /// The runtime thread of the Redis connections; it stops after the listeners.
+    /// The runtime thread of the Redis connections, which stops after the listeners.
     pub(super) redis: Option<RedisRuntime>,
-    pub(super) limiter: Arc<Limiter>,
+    pub(super) limiter: Arc<ServerLimiter>,
     pub(super) reloader: Option<Arc<Reloader>>,
     pub(super) envoy: Option<Arc<ConfigWatcher>>,
     pub(super) certificates: Vec<Arc<Tls>>,
     pub(super) geoip: Option<Arc<GeoIp>>,
-    pub(super) shutdown: Shutdown,
+    pub(super) shutdown: ShutdownConfig,
     pub(super) snapshot: Option<Snapshot>,
 }
 
@@ -80,7 +80,8 @@ impl Running {
     /// Serves until SIGTERM or SIGINT, then shuts down gracefully.
     ///
     /// The server first reports not-ready and keeps serving for `shutdown.pre_stop_delay`; a second
-    /// signal ends this phase early. Then it drains connections and writes the last snapshot.
+    /// signal ends this phase early. Then the server drains connections and writes the last
+    /// snapshot.
     ///
     /// # Errors
     ///
@@ -121,6 +122,13 @@ impl Running {
                 () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => return,
                 _ = check.tick() => {
                     self.limiter.clock().follow();
+                    if let Some(top) = self.limiter.top_talkers() {
+                        top.collect(self.limiter.now());
+                        let limiter = Arc::clone(&self.limiter);
+                        // A slow Redis must not delay the handling of signals.
+                        tokio::spawn(async move { limiter.publish_top().await });
+                    }
+                    self.limiter.metrics().sample_traffic(self.limiter.now());
                     self.reload_if_changed();
                 }
                 _ = save.tick(), if self.snapshot.is_some() => {
@@ -203,11 +211,11 @@ impl Running {
         }
     }
 
-    /// Logs the blocks that the active rules do not enforce. A slow Redis must not delay signals,
-    /// so this does not wait for the result.
+    /// Logs the blocks that the active rules do not enforce. This function does not wait for the
+    /// result, because a slow Redis must not delay the handling of signals.
     fn report_inactive_blocks(&self) {
         let limiter = Arc::clone(&self.limiter);
-        // The result is in the log.
+        // `report_inactive_blocks` logs its result itself.
         tokio::spawn(async move { drop(report_inactive_blocks(&limiter).await) });
     }
 
@@ -218,7 +226,7 @@ impl Running {
 }
 
 /// Writes the snapshot, if one is configured. The error names the file.
-fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
+fn save(limiter: &ServerLimiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
     let Some(Snapshot { path, .. }) = snapshot else {
         return Ok(());
     };
@@ -245,7 +253,7 @@ fn ticks(every: Duration) -> Interval {
     ticks
 }
 
-/// Waits for the signal. If the signal stream ends, no signal was received, so this waits forever.
+/// Waits for `signal`. If the signal stream ends without a signal, this function waits forever.
 async fn received(signal: &mut Signal) {
     if signal.recv().await.is_none() {
         std::future::pending::<()>().await;

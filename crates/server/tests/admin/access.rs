@@ -90,6 +90,22 @@ fn without_a_token_web_pages_are_rejected() {
 }
 
 #[test]
+fn a_wrong_token_is_not_reported_as_a_missing_one() {
+    let listener = TestListener::with_token(Some("secret"));
+    let missing = listener.ask("GET", "/v1/rules", "");
+    let advice = "send the admin token: `Authorization: Bearer TOKEN`";
+    assert_eq!(
+        (missing.status, missing.problem()),
+        (401, advice.to_owned())
+    );
+    let headers = [("authorization", "Bearer guess")];
+    let wrong = listener.ask_with("GET", "/v1/rules", &headers, "");
+    assert_eq!(wrong.status, 401);
+    let problem = wrong.problem();
+    assert!(problem.starts_with("wrong admin token; "), "{problem}");
+}
+
+#[test]
 fn token_guesses_are_limited_counted_and_get_retry_after() {
     let listener = TestListener::with_token(Some("secret"));
     let ask = |token: &str| {

@@ -74,7 +74,8 @@ fn an_address_in_an_uncounted_form_is_refused_unless_services_send_it() {
             let answer = listener.ask(method, path, body);
             assert_eq!(answer.status, 200, "{written}: {answer:?}");
             let answer = answer.json();
-            // Each block also has a second hint, because this store has no snapshot.
+            // Because this store has no snapshot, each block has a further hint, which says that a
+            // restart removes the block.
             let hint = answer["hint"].as_str();
             let hint = hint.filter(|hint| !hint.starts_with("a restart"));
             assert_eq!(hint.is_some(), counted.is_some(), "{written}: {hint:?}");
@@ -140,7 +141,7 @@ fn a_key_that_no_request_has_is_refused() {
     assert!(nothing.problem().contains("`2001:db8:1::`"), "{nothing:?}");
 }
 
-/// The rule's own conditions exclude the key, whether or not services send raw entries.
+/// The rule's own conditions exclude the key, even if services send raw entries.
 #[test]
 fn a_key_that_the_rule_excludes_is_refused() {
     let listener = TestListener::open();
@@ -375,7 +376,7 @@ fn a_reload_that_renames_a_rule_reports_its_blocks() {
         (&rule, &json!("rule no longer exists"))
     );
 
-    // The block is lifted by the name that the rule had.
+    // The block can be lifted under the former name of its rule.
     let lifted = listener.ask("DELETE", &path(), "");
     assert_eq!(
         (lifted.status, lifted.json()),
@@ -394,7 +395,7 @@ fn a_reload_that_renames_a_rule_reports_its_blocks() {
     assert_eq!(block["inactive"], Value::Null, "{block}");
 }
 
-/// With another number of key entries, no request has the key of the block.
+/// If a rule gets a different number of key entries, no request has the key of the block.
 #[test]
 fn a_reload_that_changes_a_key_reports_its_blocks() {
     let listener = TestListener::open();
@@ -423,7 +424,8 @@ fn a_reload_that_changes_a_key_reports_its_blocks() {
     );
 }
 
-/// With as many other entries, the key of the block would be that of an equal value of these.
+/// If a rule gets the same number of different key entries, requests with equal values of the new
+/// entries would have the key of the block.
 #[test]
 fn a_reload_that_renames_or_reorders_key_entries_reports_its_blocks() {
     let listener = TestListener::open();
@@ -456,7 +458,7 @@ fn a_reload_that_renames_or_reorders_key_entries_reports_its_blocks() {
     assert_eq!(listener.ask("DELETE", &path(), "").status, 200);
 }
 
-/// Blocks of earlier versions have no name of a rule.
+/// Blocks that an earlier version made are stored without the name of their rule.
 #[test]
 fn a_block_of_an_unknown_former_rule_can_be_lifted_too() {
     let listener = TestListener::open();
@@ -502,7 +504,28 @@ fn a_block_says_which_block_it_replaced() {
     assert_eq!(fourth["replaced"], Value::Null, "the third has ended");
 }
 
-/// Without a duration, the default would end a longer block early without a word.
+/// A shorter duration does not change why the key is blocked.
+#[test]
+fn a_block_that_is_shortened_keeps_its_reason() {
+    let listener = TestListener::open();
+    let put = |body: &str| listener.ask("PUT", &path(), body).json()["reason"].clone();
+    assert_eq!(put(r#"{"for": "1h", "reason": "abuse"}"#), "abuse");
+    assert_eq!(put(r#"{"for": "2min", "shorten": true}"#), "abuse");
+    let other = r#"{"for": "1min", "shorten": true, "reason": "other"}"#;
+    assert_eq!(put(other), "other");
+    let none = r#"{"for": "1min", "shorten": true, "reason": ""}"#;
+    assert_eq!(put(none), "");
+    // Without `shorten`, the new block replaces the current block, including its reason.
+    assert_eq!(put(r#"{"for": "1h", "reason": "abuse"}"#), "abuse");
+    assert_eq!(put(r#"{"for": "2h"}"#), "");
+    // A block that has ended has no reason to keep.
+    assert_eq!(put(r#"{"for": "3h", "reason": "abuse"}"#), "abuse");
+    listener.at_secs(4 * 3_600);
+    assert_eq!(put(r#"{"for": "1h", "shorten": true}"#), "");
+}
+
+/// Otherwise, a request without a duration would silently replace a longer block with one of the
+/// default duration.
 #[test]
 fn a_block_does_not_end_before_the_current_one_unless_that_is_requested() {
     let listener = TestListener::open();
@@ -529,7 +552,7 @@ fn a_block_does_not_end_before_the_current_one_unless_that_is_requested() {
     }
     let shortened = listener.ask("PUT", &path(), r#"{"for": "1min", "shorten": true}"#);
     assert_eq!(shortened.json()["left_ms"], 60_000, "{shortened:?}");
-    // The same block again, after the clock was set back a little.
+    // A repeated request succeeds even if the clock was set back a little.
     listener.at_secs(7);
     assert_eq!(listener.ask("PUT", &path(), shorter).status, 200);
     listener.at_secs(0);

@@ -3,15 +3,15 @@
 use std::{net::TcpListener, sync::Arc};
 
 use tempfile::NamedTempFile;
-use tidegate::{Clock, RateLimiter as _};
+use tidegate::{Clock, DecidedRequest, RateLimiter as _};
 use tidegate_config::Config;
 use tidegate_core::{
-    Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict,
+    Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict, top::TopBounds,
 };
-use tidegate_limiter::{Limiter, metrics};
+use tidegate_limiter::{ServerLimiter, metrics};
 use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::{
-    listener::admin::{self, ListenerContext},
+    listener::admin::{self, AdminContext},
     reload::{Reloader, RestartOnlySettings},
 };
 
@@ -19,6 +19,8 @@ use crate::client::{Answer, Client};
 
 /// The start time of every test's clock: the start of a minute.
 const START_MICROS: u64 = 1_699_999_980_000_000;
+
+pub(crate) const START_MILLIS: u64 = START_MICROS / 1_000;
 
 pub(crate) const RULES: &str = "
 rules:
@@ -36,7 +38,7 @@ rules:
 pub(crate) const KEY: &str = "r/%2Fa%20b/%3A%3A";
 
 pub(crate) struct TestListener {
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<ServerLimiter>,
     pub(crate) file: NamedTempFile,
     pub(crate) listener: Listener,
     clock: Clock,
@@ -49,12 +51,21 @@ impl TestListener {
     }
 
     pub(crate) fn with_token(token: Option<&str>) -> Self {
+        Self::with_limiter(token, |limiter| {
+            limiter.with_top(Some(TopBounds::default()))
+        })
+    }
+
+    pub(crate) fn with_limiter(
+        token: Option<&str>,
+        adjust: impl FnOnce(ServerLimiter) -> ServerLimiter,
+    ) -> Self {
         let file = NamedTempFile::new().unwrap();
         std::fs::write(file.path(), RULES).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
         let rules = Config::parse(RULES).unwrap().rules;
-        let limiter = Arc::new(Limiter::new(rules, store, clock.clone()));
+        let limiter = Arc::new(adjust(ServerLimiter::new(rules, store, clock.clone())));
         let reloader = Reloader::new(
             file.path().to_owned(),
             Arc::clone(&limiter),
@@ -62,7 +73,7 @@ impl TestListener {
             None,
             RestartOnlySettings::default(),
         );
-        let context = ListenerContext {
+        let context = AdminContext {
             limiter: Arc::clone(&limiter),
             reloader: Some(Arc::new(reloader)),
             envoy: None,
@@ -108,11 +119,16 @@ impl TestListener {
         client.ask(method, path, headers, body.as_bytes())
     }
 
-    /// Charges one request to the key [`KEY`] and counts the verdict. Returns whether it was
-    /// admitted.
+    /// Charges one request to the key [`KEY`] and counts the verdict. Returns whether the request
+    /// was admitted.
     pub(crate) fn spend(&self) -> bool {
-        let entries = [("path", "/a b"), ("ip", "::")];
-        let request = Request::new(&entries, Cost::ONE).unwrap();
+        self.charge(&[("path", "/a b"), ("ip", "::")], 1)
+    }
+
+    /// Charges a request of `cost` with these entries and counts the verdict. Returns whether the
+    /// request was admitted.
+    pub(crate) fn charge(&self, entries: &[(&str, &str)], cost: u64) -> bool {
+        let request = Request::new(entries, Cost::new(cost).unwrap()).unwrap();
         let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
         let verdict: Verdict<'_> = self
             .limiter
@@ -120,7 +136,13 @@ impl TestListener {
             .ready()
             .unwrap()
             .unwrap();
-        self.limiter.observe(metrics::ListenerKind::Http, &verdict);
+        let decided = DecidedRequest {
+            request: &request,
+            rules: &rules,
+            now: self.limiter.now(),
+        };
+        self.limiter
+            .observe(metrics::ListenerKind::Http, decided, &verdict);
         verdict.allowed
     }
 }

@@ -12,8 +12,12 @@ mod blocks;
 #[path = "../http/client.rs"]
 #[allow(dead_code, reason = "used by the tests of the HTTP listener")]
 mod client;
+mod console;
+mod denials;
 mod keys;
 mod listener;
 mod metrics;
 mod rules;
 mod status;
+mod top;
+mod traffic;

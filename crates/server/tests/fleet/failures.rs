@@ -48,10 +48,31 @@ fn every_rule_has_its_own_failure_policy() {
         node.spend("local", "u"),
         answer(true, None, "local", Source::Local, Some(4))
     );
-    // Half of ten, because the local share is half by default.
+    // The local share of the limit of ten is half by default, and one request was admitted before.
     assert_eq!(node.admitted("local", "u", 20), 4);
     assert_eq!(node.admitted("open", "u", 20), 20);
     assert_eq!(node.admitted("local_shadow", "u", 20), 20);
+}
+
+/// If Redis is unreachable and the policy is to deny, no rule makes the decision.
+#[test]
+fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
+    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    node.until_up(false);
+    let check = r#"{"entries": {"path": "/closed", "user": "u"}}"#;
+    assert_eq!(json(node.open_http(), "POST", "/v1/check", check).0, 503);
+    let metrics = node.limiter.exposition();
+    let has = |line: &str| metrics.lines().any(|found| found == line);
+    assert!(
+        has(r#"tidegate_decisions_total{listener="http",outcome="store"} 1"#),
+        "{metrics}"
+    );
+    let series = r#"tidegate_rule_decisions_total{rule="closed",outcome="#;
+    assert!(has(&format!(r#"{series}"limit"}} 0"#)), "{metrics}");
+    assert!(
+        !metrics.contains(&format!(r#"{series}"store"}}"#)),
+        "{metrics}"
+    );
 }
 
 #[test]
@@ -82,7 +103,7 @@ fn refunds_in_redis_count_in_the_fallback() {
     other.until_up(true);
     assert_eq!(node.admitted("local", "u", 5), 5);
     for (node, left) in [(&node, 6), (&node, 7), (&other, 8)] {
-        assert_eq!(node.give_back("local", "u").remaining, Some(left));
+        assert_eq!(node.refund("local", "u").remaining, Some(left));
     }
     redis.kill();
     node.until_up(false);

@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tidegate_core::Timestamp;
 
 use crate::{
     client::Client,
@@ -42,7 +43,7 @@ fn a_pipeline_is_answered_in_order_for_every_source_of_decisions() {
     assert_eq!(converse(listener, asked), expected);
 }
 
-/// The keys are in Redis, and those of the local fallback must not be reported instead.
+/// The keys are in Redis, so the number of keys in the local fallback must not be reported.
 #[test]
 fn dbsize_does_not_report_the_local_store() {
     let redis = RedisServer::start();
@@ -55,7 +56,7 @@ fn dbsize_does_not_report_the_local_store() {
         "{answer}"
     );
     assert!(
-        answer.contains("tidegate_store:redis\r\ntidegate_local_keys:1\r\n"),
+        answer.contains("tidegate_store:redis\r\ntidegate_fallback_keys:1\r\n"),
         "{answer}"
     );
     assert!(!answer.contains("db0"), "{answer}");
@@ -103,8 +104,8 @@ fn a_transaction_over_the_redis_batch_size_is_decided_completely() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
-    // More commands than fit in the queue to Redis. If all of them were sent at the same time, the
-    // fallback would decide the rest.
+    // The client sends more commands than fit in the queue to Redis. If all commands were queued at
+    // the same time, the fallback would decide those that do not fit.
     let throttle = "CL.THROTTLE k 9999 1 3600\r\n".repeat(10_000);
     let answer = converse(node.open_resp(), &format!("MULTI\r\n{throttle}EXEC\r\n"));
     let (_, answers) = answer.split_once("*10000\r\n").unwrap();
@@ -206,9 +207,151 @@ fn listeners_apply_the_failure_policy_without_redis() {
         node.open_resp(),
         "TIDEGATE.CHECK path /open user u\r\nCL.THROTTLE k 9 1 3600\r\n",
     );
-    // Half of ten, from the local fallback.
+    // The local fallback admits half of the limit of ten.
     assert_eq!(
         answer,
         "*6\r\n:1\r\n$-1\r\n:-1\r\n:-1\r\n:0\r\n:0\r\n*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:7200\r\n"
     );
+}
+
+/// An explanation reads the counters in Redis and charges nothing. Each node lists its own denials.
+#[test]
+fn explain_and_denials_work_in_a_fleet() {
+    let redis = RedisServer::start();
+    let (node, other) = (Node::start(&redis.url()), Node::start(&redis.url()));
+    node.until_up(true);
+    other.until_up(true);
+    let (http, admin) = (node.open_http(), node.open_admin());
+    let body = r#"{"entries": {"path": "/local", "user": "u"}}"#;
+    let explain = || {
+        let (status, explained) = json(admin, "POST", "/v1/explain", body);
+        assert_eq!(status, 200, "{explained}");
+        explained
+    };
+    for spent in 0..10 {
+        for _ in 0..2 {
+            let explained = explain();
+            assert_eq!(
+                (&explained["allowed"], &explained["source"]),
+                (&true.into(), &"redis".into())
+            );
+            assert_eq!(explained["rules"][0]["limits"][0]["remaining"], 10 - spent);
+        }
+        // Charges of every node count.
+        assert!(other.spend("local", "u").allowed);
+    }
+    let explained = explain();
+    assert_eq!(
+        (&explained["allowed"], &explained["reason"]),
+        (&false.into(), &"limit".into())
+    );
+    assert_eq!(
+        explained["rules"][1]["because"],
+        "path is /local, and the rule wants /open"
+    );
+    assert_eq!(
+        redis.ask(&["DBSIZE"]).trim(),
+        ":1",
+        "the explanations created no key"
+    );
+
+    assert_eq!(json(http, "POST", "/v1/check", body).0, 429);
+    let (_, list) = json(admin, "GET", "/v1/denials", "");
+    assert_eq!(list["rows"][0]["rule"], "local");
+    assert_eq!(list["rows"][0]["key"], serde_json::json!(["u"]));
+    assert_eq!(list["rows"][0]["entries"]["path"], "/local");
+    let (_, list) = json(other.open_admin(), "GET", "/v1/denials", "");
+    assert_eq!(list, serde_json::json!({"rows": [], "lost": 0}));
+
+    // A block that another node made.
+    other
+        .run(other.limiter.block(&other.key("local", "u"), None, "why"))
+        .unwrap();
+    let explained = explain();
+    let rule = &explained["rules"][0];
+    assert_eq!(
+        (&explained["reason"], &rule["block"]["reason"]),
+        (&"blocked".into(), &"why".into())
+    );
+}
+
+/// While Redis is unreachable, the policies decide, and an explanation says so.
+#[test]
+fn an_explanation_without_redis_names_the_fallback_policy() {
+    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    node.until_up(false);
+    let admin = node.open_admin();
+    let explain = |path: &str| {
+        let body = format!(r#"{{"entries": {{"path": "{path}", "user": "u"}}}}"#);
+        let (status, explained) = json(admin, "POST", "/v1/explain", &body);
+        assert_eq!(status, 200, "{explained}");
+        let applied = explained["rules"].as_array().unwrap().iter();
+        let applied = applied.filter(|rule| rule["applies"] == true);
+        let rule: Vec<Value> = applied.cloned().collect();
+        assert_eq!(rule.len(), 1);
+        (
+            explained["allowed"].clone(),
+            explained["source"].clone(),
+            rule[0].clone(),
+        )
+    };
+    let because = "Redis is unreachable, and the `on_failure` policy decides without the limits";
+    let (allowed, source, rule) = explain("/closed");
+    assert_eq!((&allowed, &source), (&false.into(), &"policy".into()));
+    assert_eq!(
+        (&rule["reason"], &rule["because"]),
+        (&"store".into(), &because.into())
+    );
+    let (allowed, _, rule) = explain("/open");
+    assert_eq!(
+        (&allowed, &rule["because"]),
+        (&true.into(), &because.into())
+    );
+    let (allowed, source, rule) = explain("/local");
+    assert_eq!((&allowed, &source), (&true.into(), &"local".into()));
+    // The local share of the limit of 10 is half by default.
+    assert_eq!(rule["limits"][0]["remaining"], 5);
+    let (status, problem) = json(admin, "GET", "/v1/keys/local", "");
+    assert_eq!(status, 503, "{problem}");
+
+    // Redis does not confirm the changes, so the local counters and blocks stay.
+    assert!(node.spend("local", "u").allowed);
+    let key = node.key("local", "u");
+    assert!(node.run(async { node.limiter.reset(&key).await }).is_err());
+    assert_eq!(explain("/local").2["limits"][0]["remaining"], 4);
+    let here = node.limiter.local_store();
+    assert!(here.block(&key, None, "why", Timestamp::default()));
+    assert!(node.run(node.limiter.unblock(&key)).is_err());
+    let (allowed, source, rule) = explain("/local");
+    assert_eq!((&allowed, &source), (&false.into(), &"local".into()));
+    assert_eq!(rule["block"]["reason"], "why");
+}
+
+#[test]
+fn keys_in_redis_are_listed_with_their_state() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    for number in 0..300 {
+        assert!(node.spend("local", &format!("u{number}")).allowed);
+        assert!(node.spend("open", &format!("u{number}")).allowed);
+    }
+    let (admin, mut listed, mut after) = (node.open_admin(), Vec::new(), String::new());
+    loop {
+        let (status, page) = json(admin, "GET", &format!("/v1/keys/local?n=50{after}"), "");
+        assert_eq!(status, 200, "{page}");
+        for row in page["keys"].as_array().unwrap() {
+            assert_eq!(row["limits"][0]["remaining"], 9, "{row}");
+            listed.push(row["key"][0].as_str().unwrap().to_owned());
+        }
+        match page["next"].as_str() {
+            Some(next) => after = format!("&after={next}"),
+            None => break,
+        }
+    }
+    listed.sort_unstable();
+    listed.dedup();
+    assert_eq!(listed.len(), 300);
+    let (status, problem) = json(admin, "GET", "/v1/keys/local?after=x", "");
+    assert_eq!((status, &problem["field"]), (400, &"after".into()));
 }

@@ -14,3 +14,5 @@ mod failures;
 mod listeners;
 mod node;
 mod shared;
+mod slots;
+mod top;

@@ -9,11 +9,12 @@ use tidegate::{Clock, RateLimiter as _};
 use tidegate_config::{Config, Headers};
 use tidegate_core::{
     Cost, Effect, FallbackShare, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp,
+    top::TopBounds,
 };
-use tidegate_limiter::Limiter;
+use tidegate_limiter::{KeyMask, ServerLimiter};
 use tidegate_net::{Bounds, Server};
 use tidegate_redis::{
-    Address, FallbackSettings, FallbackStore, NodeShare, Redis, Settings, Topology,
+    Address, FallbackSettings, FallbackStore, NodeShare, Redis, RedisSettings, Topology,
 };
 use tidegate_server::listener::{admin, http, resp};
 use tokio::runtime::Runtime;
@@ -35,7 +36,7 @@ rules:
 ";
 
 pub(crate) struct Node {
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<ServerLimiter>,
     clock: Clock,
     runtime: Runtime,
     server: Server,
@@ -61,24 +62,42 @@ impl Node {
     }
 
     pub(crate) fn with(url: &str, settings: FallbackSettings) -> Self {
+        Self::with_mask(url, settings, KeyMask::plain())
+    }
+
+    pub(crate) fn with_mask(url: &str, settings: FallbackSettings, mask: KeyMask) -> Self {
+        let server = Address::parse(url).unwrap().0;
+        Self::on(Topology::Standalone(server), settings, mask)
+    }
+
+    /// Starts a node on a cluster that it discovers through the node at `url`.
+    pub(crate) fn on_cluster(url: &str) -> Self {
+        let seeds = vec![Address::parse(url).unwrap().0];
+        let settings = FallbackSettings::default();
+        Self::on(Topology::Cluster { seeds }, settings, KeyMask::plain())
+    }
+
+    fn on(topology: Topology, settings: FallbackSettings, mask: KeyMask) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
-        let topology = Topology::Standalone(Address::parse(url).unwrap().0);
-        let way = Settings {
+        let connection = RedisSettings {
             // A busy machine may delay a test for longer than the default timeout of a decision.
             timeout: std::time::Duration::from_millis(500),
-            ..Settings::new(topology)
+            ..RedisSettings::new(topology)
         };
-        let redis = Arc::new(Redis::start(way, runtime.handle()));
+        let redis = Arc::new(Redis::start(connection, runtime.handle()));
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let rules = Config::parse(RULES).unwrap().rules;
         let store = MemoryStore::new(MemoryBounds::default());
         let fallback = FallbackStore::new(redis, "test", store, settings);
+        let limiter = ServerLimiter::new(rules, fallback, clock.clone())
+            .with_top(Some(TopBounds::default()))
+            .with_key_mask(mask);
         Self {
-            limiter: Arc::new(Limiter::new(rules, fallback, clock.clone())),
+            limiter: Arc::new(limiter),
             clock,
             runtime,
             server: Server::start(1).unwrap(),
@@ -103,7 +122,7 @@ impl Node {
     }
 
     /// Refunds one request under this rule.
-    pub(crate) fn give_back(&self, rule: &str, user: &str) -> Answer {
+    pub(crate) fn refund(&self, rule: &str, user: &str) -> Answer {
         self.ask(rule, user, Effect::Refund)
     }
 
@@ -151,7 +170,7 @@ impl Node {
     }
 
     pub(crate) fn open_http(&self) -> SocketAddr {
-        let context = http::ListenerContext {
+        let context = http::HttpContext {
             limiter: Arc::clone(&self.limiter),
             headers: Headers::default(),
             identity: Arc::default(),
@@ -165,7 +184,7 @@ impl Node {
     }
 
     pub(crate) fn open_admin(&self) -> SocketAddr {
-        let context = admin::ListenerContext {
+        let context = admin::AdminContext {
             limiter: Arc::clone(&self.limiter),
             reloader: None,
             envoy: None,

@@ -133,7 +133,28 @@ fn a_block_can_be_repeated_whatever_the_clock_of_the_node_is() {
     assert_eq!(put(&b, r#"{"for": "1h"}"#), 409);
 }
 
-/// The block is in Redis, which the result is about.
+/// The clock of the node is years behind that of Redis, which determines when a block ends.
+#[test]
+fn the_time_left_of_a_block_is_by_the_clock_of_redis() {
+    let (_redis, node, _) = two();
+    let (blocks, admin) = ("/v1/blocks", node.open_admin());
+    let path = format!("{blocks}/local/u");
+    let is_left = |document: &serde_json::Value| {
+        let left = document["left_ms"].as_u64().unwrap();
+        assert!((1..=3_600_000).contains(&left), "{document}");
+    };
+    is_left(&json(admin, "PUT", &path, r#"{"for": "1h"}"#).1);
+    is_left(&json(admin, "GET", &path, "").1);
+    is_left(&json(admin, "GET", blocks, "").1["blocks"][0]);
+    let key = json(admin, "GET", "/v1/keys/local/u", "").1;
+    is_left(&key["block"]);
+    let retry = key["limits"][0]["retry_after_ms"].as_u64().unwrap();
+    assert!(retry <= 3_600_000, "{key}");
+    let replaced = json(admin, "PUT", &path, r#"{"for": "2h"}"#).1;
+    is_left(&replaced["replaced"]);
+}
+
+/// The result is about the block in Redis, not about the local copy.
 #[test]
 fn a_block_whose_local_copy_does_not_fit_is_set() {
     let (_redis, a, b) = two();
@@ -153,17 +174,22 @@ fn a_block_whose_local_copy_does_not_fit_is_set() {
     }
 }
 
-/// The name of the rule is stored in Redis, so every node can show it after the rule is gone.
-#[test]
-fn blocks_of_a_removed_rule_are_counted_by_its_name() {
-    let (_redis, a, b) = two();
-    let key = a.key("local", "u");
-    let rule = a.limiter.rules().rule("local").unwrap().blocked_rule();
+/// Blocks the key `u` of the rule `local`, with the name of the rule.
+fn block_local(node: &Node) {
+    let key = node.key("local", "u");
+    let rule = node.limiter.rules().rule("local").unwrap().blocked_rule();
     let note = BlockNote {
         reason: "abuse",
         rule: Some(&rule),
     };
-    assert_eq!(a.run(a.limiter.block(&key, None, note)), Ok(true));
+    assert_eq!(node.run(node.limiter.block(&key, None, note)), Ok(true));
+}
+
+/// The name of the rule is stored in Redis, so every node can show it after the rule is gone.
+#[test]
+fn blocks_of_a_removed_rule_are_counted_by_its_name() {
+    let (_redis, a, b) = two();
+    block_local(&a);
     assert_eq!(
         b.run(b.limiter.inactive_blocks()),
         Ok(InactiveBlocks::default())
@@ -177,17 +203,11 @@ fn blocks_of_a_removed_rule_are_counted_by_its_name() {
 }
 
 /// The names of the key entries are stored in Redis too. Otherwise a block on an address would be
-/// shown as one on the user of that name.
+/// shown as a block on the user of that name.
 #[test]
 fn blocks_of_a_rule_with_another_key_are_counted() {
     let (_redis, a, b) = two();
-    let key = a.key("local", "u");
-    let rule = a.limiter.rules().rule("local").unwrap().blocked_rule();
-    let note = BlockNote {
-        reason: "abuse",
-        rule: Some(&rule),
-    };
-    assert_eq!(a.run(a.limiter.block(&key, None, note)), Ok(true));
+    block_local(&a);
     let rules = RULES.replace("key: [user]", "key: [ip]");
     b.limiter.swap_rules(Config::parse(&rules).unwrap().rules);
     let inactive = b.run(b.limiter.inactive_blocks()).unwrap();

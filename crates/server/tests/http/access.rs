@@ -44,7 +44,8 @@ fn with_a_token_only_requests_with_it_are_allowed() {
     assert_guesses_are_limited(|| ask("GET", "/v1/authorize", &[("tidegate-token", "guess")]));
 }
 
-/// Regression test: ten wrong values from a client used to lock out the proxy that forwarded them.
+/// Regression test: ten wrong values from a client used to lock out the proxy that forwarded the
+/// values.
 #[test]
 fn clients_of_a_forward_auth_proxy_cannot_lock_it_out() {
     let listener = TestListener::open(GUARDED);
@@ -81,7 +82,7 @@ fn cross_site_browser_requests_are_rejected() {
 }
 
 /// If an attacker's name resolves to this machine, its pages have the same origin as the listener.
-/// Only the name identifies them.
+/// Only the name identifies requests of such pages.
 #[test]
 fn browser_requests_to_unknown_names_are_rejected() {
     let listener = TestListener::open("");

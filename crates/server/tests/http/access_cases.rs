@@ -28,8 +28,8 @@ pub(crate) const PAGES: [((&str, &str), u16); 6] = [
     (("sec-fetch-site", "same-origin"), 200),
 ];
 
-/// Headers of requests to a host, and the status of the response. Requests from a browser need a
-/// host that no attacker controls.
+/// Headers of requests to a host, and the status of the response. A browser may only use a host
+/// that no attacker controls.
 pub(crate) const REBOUND_PAGES: &[(&[(&str, &str)], u16)] = &[
     (&[("host", "evil.example:8080")], 200),
     (
@@ -77,7 +77,7 @@ pub(crate) const REBOUND_PAGES: &[(&[(&str, &str)], u16)] = &[
     ),
 ];
 
-/// Asserts that `answer` is a 401 that asks for a token unless the token of the request was right.
+/// Asserts that `answer` is a 401 that asks for a token unless the request has the right token.
 pub(crate) fn assert_access(answer: &Answer, is_right: bool, asked: impl Debug) {
     assert_eq!(answer.status != 401, is_right, "{asked:?}");
     let asks = answer.header("www-authenticate").is_some();

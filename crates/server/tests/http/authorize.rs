@@ -219,6 +219,41 @@ fn a_path_in_another_spelling_is_the_same_path() {
     }
 }
 
+#[test]
+fn cookies_and_routes_have_one_spelling() {
+    let listener = TestListener::open(
+        "
+rules:
+  - {name: session, when: {path: /session}, key: [cookie.session], limits: [1/h]}
+  - {name: login, when: {path: {route: /sign-in}}, key: [ip], limits: [1/h]}
+",
+    );
+    for (uri, cookie, status) in [
+        ("/session", "session=abc", 200),
+        ("/session", "session=abc", 429),
+        ("/session", "session=%61bc", 400),
+        ("/sign-in", "a=b", 200),
+    ] {
+        let headers = [
+            ("x-original-uri", uri),
+            ("x-real-ip", "203.0.113.9"),
+            ("cookie", cookie),
+        ];
+        let answer = listener.authorize("", &headers);
+        assert_eq!(answer.status, status, "{uri} {cookie}");
+    }
+    for uri in [
+        "/SIGN-IN",
+        "/sign-in/",
+        "/sign-in;v=1",
+        "/sign%2Din",
+        "/sign-in%20",
+    ] {
+        let headers = [("x-original-uri", uri), ("x-real-ip", "203.0.113.9")];
+        assert_eq!(listener.authorize("", &headers).status, 429, "{uri}");
+    }
+}
+
 /// nginx treats a 400 from forward-auth as an error of its own configuration and returns 500.
 #[test]
 fn an_ambiguous_request_is_rejected_with_a_status_the_proxy_forwards() {

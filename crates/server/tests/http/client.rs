@@ -30,8 +30,8 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Returns the detail of a problem document. Panics if the response is not one with a matching
-    /// status.
+    /// Returns the detail of a problem document. Panics if the response is not a problem document,
+    /// or if the document has a different status.
     pub(crate) fn problem(&self) -> String {
         assert_eq!(
             self.header("content-type"),
@@ -73,7 +73,8 @@ impl Client {
         self.stream.shutdown(std::net::Shutdown::Write).unwrap();
     }
 
-    /// Sends as much as the server accepts, and ignores an error if it closes the connection.
+    /// Sends as much as the server accepts, and ignores an error if the server closes the
+    /// connection.
     pub(crate) fn send_what_fits(&mut self, octets: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(octets.as_ref());
     }

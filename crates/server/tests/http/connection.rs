@@ -147,7 +147,8 @@ fn invalid_http_closes_the_connection() {
             "{octets:?}: {said}"
         );
     }
-    // Both lengths, or a length and chunking, would be ambiguous and allow request smuggling.
+    // A request with two lengths, or with a length and chunking, would be ambiguous and allow
+    // request smuggling.
     let mut client = listener.connect();
     client.send(
         "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\n{}   ",
@@ -197,8 +198,8 @@ fn a_stalled_request_is_disconnected() {
 fn a_client_that_never_reads_is_disconnected() {
     let listener = impatient();
     let mut client = listener.connect();
-    // More responses than the sockets buffer. None is read until the server has closed the
-    // connection.
+    // The requests cause more responses than the sockets buffer. No response is read until the
+    // server has closed the connection.
     let requests = request(BODY).repeat(1_000);
     for _ in 0..200 {
         client.send_what_fits(&requests);

@@ -63,8 +63,8 @@ fn header_names_are_compared_without_regard_to_case() {
     assert_eq!(ask(&listener, &twice, false).0, 400);
 }
 
-/// Frameworks that split a route from its prefix return paths such as `login`. No request has such
-/// a path, so without the slash no rule would apply to it.
+/// Frameworks that split a route from its prefix return paths such as `login`. The paths of
+/// requests begin with a slash, so without the slash no rule would apply to `login`.
 #[test]
 fn a_path_without_a_leading_slash_gets_one() {
     let listener = TestListener::open(RULES);

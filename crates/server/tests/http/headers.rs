@@ -105,7 +105,8 @@ fn legacy_headers_describe_the_tightest_limit() {
         (0, "/api", 1, [Some("1"), Some("0"), Some("1"), None]),
         (200, "/api", 1, [Some("1"), Some("0"), Some("1"), Some("1")]),
         (1_000, "/api", 1, [Some("1"), Some("0"), Some("1"), None]),
-        // Both limits are exhausted, and the limit per minute takes longer to recover.
+        // The limit per second and the limit per minute are exhausted, and the limit per minute
+        // takes longer to recover.
         (2_000, "/api", 1, [Some("3"), Some("0"), Some("60"), None]),
         (
             3_000,

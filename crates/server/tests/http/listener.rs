@@ -6,11 +6,11 @@ use serde_json::Value;
 use tidegate::Clock;
 use tidegate_config::{Config, Password};
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
 use tidegate_server::{
     geoip::GeoIp,
-    listener::http::{self, ListenerContext},
+    listener::http::{self, HttpContext},
 };
 
 use crate::client::{Answer, Client};
@@ -19,7 +19,7 @@ use crate::client::{Answer, Client};
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
 pub(crate) struct TestListener {
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<ServerLimiter>,
     pub(crate) listener: Listener,
     pub(crate) server: Server,
     clock: Clock,
@@ -35,7 +35,7 @@ impl TestListener {
         let config = Config::parse(rules).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(memory);
-        let limiter = Limiter::new(config.rules, store, clock.clone());
+        let limiter = ServerLimiter::new(config.rules, store, clock.clone());
         let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
         let mut identity = config.identity;
         if !config.geoip.is_empty() {
@@ -43,7 +43,7 @@ impl TestListener {
         }
         let server = Server::start(1).unwrap();
         let tls = config.listeners.http.tls;
-        let context = ListenerContext {
+        let context = HttpContext {
             limiter: Arc::clone(&limiter),
             headers: config.headers,
             identity: Arc::new(identity),

@@ -21,7 +21,7 @@ fn authority() -> Authority {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// Issues a certificate for `localhost`. Returns it and its key in PEM.
+/// Issues a certificate for `localhost`. Returns the certificate and its private key in PEM.
 fn sign(authority: &Authority) -> (String, String) {
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();

@@ -14,7 +14,7 @@ mod runner;
 
 use serde_json::{Map, Value, json};
 use tidegate_core::{Effect, RetryAfter, Span, Timestamp};
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 
 use self::{
     foretold::Instants,
@@ -105,10 +105,10 @@ impl Subject for Throttle {
 }
 
 fn throttle_key<'b>(key: &'b str, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], String> {
-    Limiter::throttle_key(key.as_bytes(), buffer).map_err(|problem| problem.to_string())
+    ServerLimiter::throttle_key(key.as_bytes(), buffer).map_err(|problem| problem.to_string())
 }
 
-/// Builds a body: a single limit next to the key, several in a list.
+/// Builds a body with a single limit next to the key, or with several limits in a list.
 fn body_of(ask: &Ask<'_>) -> Map<String, Value> {
     let mut body = match ask.fields {
         [single] => members(single),

@@ -41,8 +41,8 @@ const LIMIT: &str = "tidegate_proxy_adaptive_limit{upstream=\"app\"}";
 const IN_FLIGHT: &str = "tidegate_proxy_adaptive_in_flight{upstream=\"app\"}";
 const GET: &str = "GET / HTTP/1.1\r\n";
 
-/// The upstream has 4 workers that take 10 ms a request, and gets a request every 1,250 us: twice
-/// its capacity.
+/// The upstream has 4 workers that take 10 ms per request. The upstream gets a request every 1,250
+/// us, which is twice its capacity.
 #[test]
 fn an_overloaded_upstream_is_at_most_four_times_slower() {
     const WORKERS: usize = 4;

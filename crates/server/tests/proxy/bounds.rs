@@ -14,7 +14,7 @@ fn a_slow_request_head_times_out() {
     std::thread::spawn(move || {
         use std::io::Write as _;
         let mut drip = drip;
-        // A header line from time to time: the timeout is for the whole head.
+        // The client keeps sending header lines, which must not extend the timeout of the head.
         while drip.write_all(b"a: b\r\n").is_ok() {
             std::thread::park_timeout(Duration::from_millis(20));
         }
@@ -117,7 +117,7 @@ fn a_head_that_is_too_large_is_431() {
     assert!(metrics.contains(counted), "{metrics}");
 }
 
-/// Requests before it are answered as usual.
+/// Requests before an invalid head are answered as usual.
 #[test]
 fn an_invalid_head_is_400() {
     let upstream = Upstream::ok();
@@ -145,7 +145,7 @@ fn a_response_that_the_client_does_not_read_times_out() {
     let upstream = Upstream::start(move |connection| {
         connection.head();
         connection.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n");
-        // Sends until the proxy stops reading: backpressure from a client that does not read.
+        // The upstream sends until the proxy stops reading, because the client does not read.
         let mut sent = 0;
         while std::io::Write::write_all(&mut connection.stream, &[0; 1 << 16]).is_ok() {
             sent += 1 << 16;

@@ -89,7 +89,8 @@ fn a_too_large_response_head_is_502() {
     assert_eq!(answer.status, 502);
 }
 
-/// Interim responses are dropped. Without a bound, an upstream could send them endlessly.
+/// Interim responses are dropped. Without a bound, an upstream could send interim responses
+/// endlessly.
 #[test]
 fn too_many_interim_responses_are_502() {
     const MOST: usize = 100;
@@ -144,8 +145,8 @@ fn an_incomplete_response_head_is_504() {
     assert_eq!(answer.status, 504);
 }
 
-/// The head was forwarded before the error shows. The client connection is aborted, so that the
-/// client does not mistake a partial body for the complete one.
+/// The head is forwarded before the error is detected. The client connection is aborted, so that
+/// the client does not mistake a partial body for the complete one.
 #[test]
 fn a_body_shorter_than_its_length_aborts_the_response() {
     for (handler, begins, failure) in [
@@ -223,7 +224,8 @@ fn a_protocol_switch_before_the_end_of_the_request_is_502() {
     assert_eq!(client.read_answer(false).status, 502);
 }
 
-/// A response to `HEAD` has no body. Bytes in its place must not be read as the next response.
+/// A response to `HEAD` has no body. Bytes in place of a body must not be read as the next
+/// response.
 #[test]
 fn an_unexpected_body_closes_the_connection() {
     const BODY: &str = "HTTP/1.1 418 Smuggled\r\ncontent-length: 0\r\n\r\n";

@@ -233,7 +233,8 @@ fn an_early_response_ends_the_request_body() {
     drop(client);
 }
 
-/// hyper 1.12 reads what follows as more trailers, and would silently drop it.
+/// hyper 1.12 reads a request that follows trailers as more trailers, and would silently drop the
+/// request.
 #[test]
 fn a_request_after_trailers_is_not_silently_dropped() {
     const TRAILERS: &str = "transfer-encoding: chunked\r\n\r\n0\r\nx: y\n\n";

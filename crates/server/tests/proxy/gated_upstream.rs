@@ -71,8 +71,8 @@ impl GatedUpstream {
         }
     }
 
-    /// Sends a request to `listener`. `request` is its beginning: method, path and headers. Waits
-    /// until the upstream has received it or the client has a response.
+    /// Sends a request to `listener`. `request` is the beginning of the request: method, path and
+    /// headers. Waits until the upstream has received the request or the client has a response.
     pub(crate) fn ask(&mut self, listener: &TestListener, request: &str) -> (usize, RequestState) {
         let number = self.next;
         self.next += 1;

@@ -36,7 +36,8 @@ struct Health {
 
 const SERVING: Health = Health { status: 1 };
 
-/// Opens a server whose gRPC services are the upstream; its own upstream is never used.
+/// Opens a server whose gRPC services are the upstream of the tests. The upstream of that server is
+/// never used.
 fn behind() -> TestListener {
     TestListener::in_front_of("http://127.0.0.1:1")
 }

@@ -142,7 +142,7 @@ async fn bodies_and_response_trailers_are_forwarded() {
     assert_eq!(collected.to_bytes(), "ho");
 }
 
-/// Otherwise a client might wait for a body of that length.
+/// If the response had a `Content-Length`, a client might wait for a body of that length.
 #[tokio::test]
 async fn no_content_has_no_length() {
     let upstream = Upstream::answering("HTTP/1.1 204 No Content\r\ncontent-length: 6\r\n\r\n");
@@ -224,7 +224,7 @@ fn a_shutdown_does_not_wait_for_silent_clients() {
 }
 
 /// A client that keeps its flow-control window closed still answers pings, so only a timeout of the
-/// stream can detect it.
+/// stream can detect such a client.
 #[tokio::test]
 async fn a_response_that_its_client_does_not_read_is_aborted() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -254,7 +254,7 @@ async fn a_response_that_its_client_does_not_read_is_aborted() {
 }
 
 /// With a window of one byte, hyper buffers the whole response and has no timeout for it. However,
-/// the connection is then idle, so the idle timeout closes it.
+/// the connection is then idle, so the idle timeout closes the connection.
 #[tokio::test]
 async fn a_connection_whose_client_does_not_read_the_end_of_a_response_is_closed() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");

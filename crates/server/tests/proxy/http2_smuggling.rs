@@ -1,11 +1,14 @@
-//! HTTP/2 requests that would be ambiguous in HTTP/1.1. They are written frame by frame, because no
-//! client library sends them.
+//! HTTP/2 requests that would be ambiguous in HTTP/1.1. The tests write frame by frame, because no
+//! client library sends such requests.
 
 use std::{
     io::{Read, Write},
     net::TcpStream,
     time::Duration,
 };
+
+use http_body_util::Full;
+use hyper::Response;
 
 use crate::{listener::TestListener, upstream::Upstream};
 
@@ -15,14 +18,16 @@ const RST_STREAM: u8 = 3;
 pub(crate) const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 
-const END_STREAM: u8 = 1;
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
 /// The result of the first request on a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestResult {
-    /// A response, by the first byte of its header block: these statuses are in HPACK's static
-    /// table.
+    /// A response. The value is the first byte of its header block, which encodes the status as an
+    /// index into HPACK's static table.
     Response(u8),
     /// The stream was reset, or the connection closed.
     Reset,
@@ -57,13 +62,18 @@ pub(crate) fn send_request(
     lines: &[(&str, &str)],
     body: &[u8],
 ) -> RequestResult {
+    let head = frame(HEADERS, END_HEADERS, 1, &block(lines));
+    send_frames(listener, &[head, frame(DATA, END_STREAM, 1, body)].concat())
+}
+
+/// Sends the frames of the first request on a connection, and returns its result.
+fn send_frames(listener: &TestListener, frames: &[u8]) -> RequestResult {
     let mut stream = TcpStream::connect(listener.listener.local_addr()).unwrap();
     let patience = Some(Duration::from_secs(30));
     stream.set_read_timeout(patience).unwrap();
-    let mut octets = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    let mut octets = PREFACE.to_vec();
     octets.extend(frame(SETTINGS, 0, 0, &[]));
-    octets.extend(frame(HEADERS, END_HEADERS, 1, &block(lines)));
-    octets.extend(frame(DATA, END_STREAM, 1, body));
+    octets.extend(frames);
     stream.write_all(&octets).unwrap();
     loop {
         let mut head = [0; 9];
@@ -186,4 +196,45 @@ fn a_valid_request_is_forwarded_in_one_form() {
         assert!(!head.contains("transfer-encoding"), "{head}");
     }
     assert!(heads[2].contains("transfer-encoding: chunked"), "{heads:?}");
+}
+
+/// The trailers of a request are dropped, and their pseudo-headers do not change the request.
+#[test]
+fn pseudo_headers_in_request_trailers_are_not_forwarded() {
+    let over_http2 = |_| async { Response::new(Full::default()) };
+    let upstreams = [
+        (Upstream::over_http2(over_http2), "http2: true,"),
+        (Upstream::ok_after_chunks(), ""),
+    ];
+    for (upstream, settings) in upstreams {
+        let listener = TestListener::open(&format!(
+            "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, {settings} urls: '{}'}}]}}\n",
+            upstream.url()
+        ));
+        let forwarded: &[&[(&str, &str)]] = &[
+            &[],
+            &[("x-sum", "7")],
+            &[(":path", "/q")],
+            &[
+                (":method", "PUT"),
+                (":scheme", "https"),
+                (":path", "/q"),
+                (":authority", "i"),
+            ],
+            &[(":status", "500"), ("x-sum", "7")],
+        ];
+        for trailers in forwarded {
+            let trailers = frame(HEADERS, END_HEADERS | END_STREAM, 1, &block(trailers));
+            let request = [
+                frame(HEADERS, END_HEADERS, 1, &block(&post(&[]))),
+                frame(DATA, 0, 1, b"hello"),
+                trailers,
+            ];
+            assert_eq!(send_frames(&listener, &request.concat()), OK);
+        }
+        let heads = upstream.heads();
+        assert_eq!(heads.len(), forwarded.len());
+        assert!(heads[0].starts_with("POST /p HTTP/"), "{heads:?}");
+        assert!(heads.iter().all(|head| *head == heads[0]), "{heads:#?}");
+    }
 }

@@ -261,8 +261,9 @@ impl Uploads {
     }
 }
 
-/// Lets 64 clients upload to an upstream that answers early and goes on reading each upload. If the
-/// answer alone released the slot, the upstream would have 64 uploads under a limit of 20.
+/// Lets 64 clients upload to an upstream that answers early and goes on reading each upload. If a
+/// slot were released at the end of the response, while the upload continues, the upstream would have
+/// 64 uploads in flight under a limit of 20.
 fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
     const CLIENTS: usize = 64;
     let listener = TestListener::open(&format!(

@@ -5,7 +5,7 @@ use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
 use tidegate::Clock;
 use tidegate_config::Config;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Listener, Server, Tls, TlsListener};
 use tidegate_proxy::{self as proxy, AccessLog, Dependencies, ProxyRuntime};
 use tidegate_server::geoip::GeoIp;
@@ -19,7 +19,7 @@ pub(crate) struct TestListener {
     pub(crate) listener: Listener,
     pub(crate) server: Server,
     pub(crate) runtime: Arc<ProxyRuntime>,
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<ServerLimiter>,
     pub(crate) tls: Option<Arc<Tls>>,
 }
 
@@ -59,7 +59,7 @@ impl TestListener {
         let runtime = ProxyRuntime::new(settings, &server, log, clock.clone()).unwrap();
         let runtime = Arc::new(runtime);
         let store = MemoryStore::new(MemoryBounds::default());
-        let limiter = Arc::new(Limiter::new(config.rules, store, clock));
+        let limiter = Arc::new(ServerLimiter::new(config.rules, store, clock));
         let dependencies = Dependencies {
             limiter: Arc::clone(&limiter),
             headers: config.headers,

@@ -143,7 +143,7 @@ fn a_request_that_may_have_been_processed_is_not_retried() {
             "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, eject: {{failures: 1, duration: 1h}}, {urls}}}]}}\n"
         ));
         let mut client = listener.connect();
-        // Round robin between the two endpoints.
+        // The requests go to the two endpoints in turn.
         for _ in 0..2 {
             assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
         }

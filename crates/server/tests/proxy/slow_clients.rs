@@ -18,10 +18,10 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 client that never reads a response body.
 #[derive(Clone)]
-struct ZeroWindowClient(http2::SendRequest<Full<Bytes>>);
+pub(crate) struct ZeroWindowClient(http2::SendRequest<Full<Bytes>>);
 
 impl ZeroWindowClient {
-    async fn connect(listener: &TestListener) -> Self {
+    pub(crate) async fn connect(listener: &TestListener) -> Self {
         let stream = TcpStream::connect(listener.listener.local_addr()).await;
         let (client, connection) = http2::Builder::new(TokioExecutor::new())
             .initial_stream_window_size(0)
@@ -32,7 +32,7 @@ impl ZeroWindowClient {
         Self(client)
     }
 
-    async fn ask(&self, path: &str) -> Response<Incoming> {
+    pub(crate) async fn ask(&self, path: &str) -> Response<Incoming> {
         let request = Request::get(format!("http://h.example{path}"));
         let answer = self
             .0
@@ -74,7 +74,7 @@ fn sized(piece: usize, count: usize) -> Upstream {
     })
 }
 
-/// Waits until that connection is free.
+/// Waits until the single upstream connection is free.
 async fn until_free(listener: &TestListener) {
     let address = listener.listener.local_addr();
     let asking = tokio::task::spawn_blocking(move || {
@@ -154,11 +154,12 @@ fn a_body_is_complete_for_every_read_ahead_size() {
     }
 }
 
-/// Beyond the read-ahead, the upstream has to wait for the client; a slow client is disconnected.
+/// Beyond the read-ahead, the upstream has to wait for the client, so a slow client is
+/// disconnected.
 #[tokio::test]
 async fn a_response_that_is_read_too_slowly_is_aborted() {
     let upstream = sized(16 << 20, 1);
-    // The minimum rate ends it long before the idle timeout would.
+    // The minimum rate ends the response long before the idle timeout would.
     let settings = "timeouts: {idle: 1h}, min_rate: {bytes_per_second: 1000, grace: 100ms},";
     let listener = single_connection(&upstream, settings);
     let greedy = ZeroWindowClient::connect(&listener).await;

@@ -103,6 +103,15 @@ fn an_invalid_chunk_ends_the_connection() {
         "5\r\nhelloX",
         "-1\r\n\r\n",
         "fffffffffffffffff\r\n",
+        // Some parsers end a line that ends in CR CR LF at the first CR.
+        "1\r\r\na\r\n0\r\n\r\n",
+        "1;x\r\r\na\r\n0\r\n\r\n",
+        "1 \r\r\na\r\n0\r\n\r\n",
+        "1\r\na\r\r\n0\r\n\r\n",
+        "1\r\na\r\n0\r\r\n\r\n",
+        "1\r\na\r\n0;x\r\r\n\r\n",
+        "1\r\na\r\n0\r\n\r\r\n",
+        "1\r\na\r\n0\r\nx: y\r\r\n\r\n",
     ] {
         let upstream = Upstream::silent();
         let listener = TestListener::with(upstream.url(), "timeouts: {idle: 300ms}");

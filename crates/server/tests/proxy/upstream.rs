@@ -85,8 +85,21 @@ impl Upstream {
         Self::answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     }
 
-    /// Starts an upstream that speaks HTTP/2 and answers each request with `answer`. Its heads are
-    /// written as in HTTP/1.1, with `:authority` as `host`.
+    /// Answers with an empty 200, after the chunks of a body, which may not contain `0\r\n\r\n`.
+    pub(crate) fn ok_after_chunks() -> Self {
+        Self::start(|connection| {
+            while let Some(head) = connection.head() {
+                if head.contains("transfer-encoding: chunked") {
+                    connection.until("0\r\n\r\n");
+                }
+                connection.skip_body(&head);
+                connection.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+            }
+        })
+    }
+
+    /// Starts an upstream that speaks HTTP/2 and answers each request with `answer`. The heads of
+    /// requests are recorded as in HTTP/1.1, with `:authority` as `host`.
     pub(crate) fn over_http2<F, A>(answer: F) -> Self
     where
         F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,

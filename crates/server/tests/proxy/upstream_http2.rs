@@ -2,8 +2,10 @@
 
 use std::{
     convert::Infallible,
+    io::{Read, Write},
     net::{SocketAddr, TcpListener},
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -19,16 +21,20 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tidegate_config::Grpc;
-use tidegate_envoy::grpc::{self, Http2, ListenerContext};
+use tidegate_envoy::grpc::{self, GrpcContext, Http2};
 use tidegate_net::Bounds;
 use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
 
-use crate::{listener::TestListener, upstream::Upstream};
+use crate::{
+    http2_smuggling::{DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, block, frame},
+    listener::TestListener,
+    upstream::Upstream,
+};
 
 /// Opens a proxy whose upstream is the gRPC listener of `behind`.
 pub(crate) fn in_front_of_grpc(behind: &TestListener, rules: &str) -> TestListener {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    let served = ListenerContext {
+    let served = GrpcContext {
         limiter: Arc::clone(&behind.limiter),
         quotas: Arc::default(),
         rate_limits: None,
@@ -225,7 +231,7 @@ fn too_many_interim_responses_are_502() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// The other requests on the connection go on, and the endpoint is not blamed for them.
+/// The other requests on the connection continue, and do not count as failures of the endpoint.
 #[test]
 fn too_many_interim_responses_fail_only_their_own_request() {
     let upstream = Upstream::start(|connection| {
@@ -266,4 +272,70 @@ fn too_many_interim_responses_fail_only_their_own_request() {
     let text = listener.runtime.exposition();
     let counted = r#"tidegate_proxy_failures_total{upstream="app",failure="bad_answer"} 1"#;
     assert!(text.contains(counted), "{text}");
+}
+
+/// Returns the responses of an upstream whose trailers have these lines: over HTTP/2, the payload
+/// of the last HEADERS frame; over HTTP/1.1, the chunks and trailers.
+fn forwarded_trailers(lines: &[(&str, &str)]) -> (Vec<u8>, String) {
+    let trailers = block(lines);
+    let upstream = Upstream::start(move |connection| {
+        connection.read_bytes(24);
+        connection.send(frame(SETTINGS, 0, 0, &[]));
+        while let Some((kind, stream)) = connection.frame() {
+            if kind == HEADERS {
+                let stream = u8::try_from(stream).unwrap();
+                let head = block(&[(":status", "200"), ("trailer", "x-sum")]);
+                connection.send(frame(HEADERS, END_HEADERS, stream, &head));
+                connection.send(frame(DATA, 0, stream, b"ok"));
+                let last = END_HEADERS | END_STREAM;
+                connection.send(frame(HEADERS, last, stream, &trailers));
+            }
+        }
+    });
+    let listener = in_front_of_http2(&upstream);
+    let get = [
+        (":method", "GET"),
+        (":scheme", "http"),
+        (":path", "/"),
+        (":authority", "h"),
+        ("te", "trailers"),
+    ];
+    let request = frame(HEADERS, END_HEADERS | END_STREAM, 1, &block(&get));
+    let over_http2 = last_block(&listener, &request);
+    let mut client = listener.connect();
+    client.send("GET / HTTP/1.1\r\nhost: h\r\nte: trailers\r\nconnection: te, close\r\n\r\n");
+    let answer = client.until_closed();
+    let (_, chunks) = answer.split_once("\r\n\r\n").unwrap();
+    (over_http2, chunks.to_owned())
+}
+
+/// Sends the frames of the first request on a connection. Returns the header block of the response
+/// that ends the stream.
+fn last_block(listener: &TestListener, frames: &[u8]) -> Vec<u8> {
+    let mut stream = std::net::TcpStream::connect(listener.listener.local_addr()).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let beginning = [PREFACE, &frame(SETTINGS, 0, 0, &[]), frames];
+    stream.write_all(&beginning.concat()).unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).unwrap();
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        stream.read_exact(&mut payload).unwrap();
+        if head[3] == HEADERS && head[4] & END_STREAM != 0 {
+            return payload;
+        }
+    }
+}
+
+#[test]
+fn pseudo_headers_in_response_trailers_are_not_forwarded() {
+    let expected = forwarded_trailers(&[("x-sum", "7")]);
+    assert_eq!(expected.1, "2\r\nok\r\n0\r\nx-sum: 7\r\n\r\n");
+    for pseudo in [(":status", "500"), (":path", "/q"), (":method", "PUT")] {
+        let forwarded = forwarded_trailers(&[pseudo, ("x-sum", "7")]);
+        assert_eq!(forwarded, expected, "{pseudo:?}");
+    }
 }

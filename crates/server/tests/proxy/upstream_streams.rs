@@ -24,7 +24,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::listener::TestListener;
+use crate::{listener::TestListener, slow_clients::ZeroWindowClient};
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -36,9 +36,9 @@ struct Upstream {
 }
 
 impl Upstream {
-    /// Starts an upstream that allows `streams` concurrent streams per connection. It answers with
-    /// `body`, called with the number of the connection and the path. The first connection closes
-    /// when it receives a request for `/last`.
+    /// Starts an upstream that allows `streams` concurrent streams per connection. The upstream
+    /// answers with the body that `body` returns for the number of the connection and the path. The
+    /// first connection closes when it receives a request for `/last`.
     async fn start<F, B>(streams: u32, body: F) -> Self
     where
         F: Fn(usize, String) -> B + Clone + Send + 'static,
@@ -63,7 +63,7 @@ impl Upstream {
                     async move {
                         let answer = Response::new(Full::new(answer.await));
                         if path == "/neglected" {
-                            // Neither reads the body nor resets the stream.
+                            // The upstream neither reads the body nor resets the stream.
                             tokio::spawn(async move {
                                 std::future::pending::<()>().await;
                                 drop(request);
@@ -135,7 +135,8 @@ impl Client {
         (answer.status().as_u16(), read(answer).await)
     }
 
-    /// Sends more than the flow-control windows of an upstream that does not read it.
+    /// Sends a body that exceeds the flow-control windows of an upstream that does not read the
+    /// body.
     async fn post(&self, path: &str) -> u16 {
         let request = Request::post(format!("http://h.example{path}"));
         let answer = self.ask(request, vec![0; 4 << 20].into()).await;
@@ -220,7 +221,8 @@ async fn a_connection_without_free_streams_is_not_closed() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// Only a ping could show whether the connection is dead. A new connection is faster.
+/// Only a ping could show whether the connection is dead, and opening a new connection is faster
+/// than a ping.
 #[tokio::test]
 async fn an_unresponsive_connection_gets_no_new_requests() {
     let upstream = Upstream::start(200, |connection, _| async move {
@@ -256,7 +258,7 @@ async fn a_request_body_is_not_sent_after_its_response() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// hyper's server sends a body in response to `HEAD` nevertheless.
+/// The upstream, hyper's server, sends a body even in response to `HEAD`.
 #[tokio::test]
 async fn a_response_to_head_has_no_body() {
     let upstream = Upstream::start(1, |_, _| ok()).await;
@@ -290,8 +292,8 @@ async fn a_connection_that_recovers_gets_requests_again() {
     assert_eq!(client.get("/").await, (200, Bytes::from_static(b"0")));
 }
 
-/// This happens when an instance restarts: idempotent requests are retried on a new connection, and
-/// the endpoint does not count as failed.
+/// When an instance restarts, pooled connections are lost. Idempotent requests are then retried on
+/// a new connection, and the endpoint does not count as failed.
 #[tokio::test]
 async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
     for (method, status) in [("GET", 200), ("POST", 502)] {
@@ -334,7 +336,8 @@ async fn stalled_streams_do_not_block_others_on_the_connection() {
     let mut unread = Vec::new();
     // All but one of the streams that the proxy allows per connection.
     for _ in 0..99 {
-        // One client connection each, so that their flow-control windows do not interfere.
+        // Each request has its own client connection, so that flow-control windows do not
+        // interfere.
         unread.push(Client::connect(&listener).await.head("/large").await);
     }
     let (status, body) = client.get("/large").await;
@@ -350,4 +353,36 @@ async fn a_response_with_too_many_header_lines_is_rejected() {
     let listener = upstream.listener("", "max_headers: 1,");
     let (status, _) = Client::connect(&listener).await.get("/").await;
     assert_eq!(status, 502);
+}
+
+/// The upstream allows one stream on its only connection. The proxy reads each response completely,
+/// although its client reads none of it.
+#[tokio::test]
+async fn an_unread_response_frees_its_upstream_stream() {
+    let upstream = Upstream::start(1, |_, path| async move {
+        if path == "/small" {
+            return ok().await;
+        }
+        vec![0; 56 << 10].into()
+    })
+    .await;
+    for path in ["/small", "/several-frames"] {
+        let listener = upstream.listener("max_connections: 1,", "");
+        let greedy = ZeroWindowClient::connect(&listener).await;
+        let mut held = Vec::new();
+        let holding = async {
+            while held.len() < 20 {
+                let answer = greedy.ask(path).await;
+                // The status is 503 while the proxy still reads the previous response.
+                if answer.status() == 200 {
+                    held.push(answer);
+                }
+            }
+        };
+        timeout(TIMEOUT, holding).await.expect(path);
+        let client = Client::connect(&listener).await;
+        let is_free = async { while client.get("/small").await.0 != 200 {} };
+        timeout(TIMEOUT, is_free).await.expect(path);
+    }
+    assert_eq!(upstream.connections(), 2, "one for each listener");
 }

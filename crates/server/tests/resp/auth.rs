@@ -4,9 +4,9 @@ use std::{net::TcpListener, sync::Arc};
 
 use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Listener, Server};
-use tidegate_server::listener::resp::{self, ListenerContext};
+use tidegate_server::listener::resp::{self, RespContext};
 
 use crate::{
     listener::{Client, TestListener, encode},
@@ -19,7 +19,7 @@ const WRONGPASS: &str = "-WRONGPASS invalid username-password pair or user is di
 /// A listener that requires a password.
 struct Guarded {
     listener: Listener,
-    limiter: Arc<Limiter>,
+    limiter: Arc<ServerLimiter>,
     clock: Clock,
     _server: Server,
 }
@@ -28,14 +28,15 @@ impl Guarded {
     fn open(username: Option<&str>) -> Self {
         let clock = Clock::manual(Timestamp::from_micros(1_700_000_000_000_000));
         let store = MemoryStore::new(MemoryBounds::default());
-        let limiter = Arc::new(Limiter::new(RuleSet::default(), store, clock.clone()));
+        let limiter = Arc::new(ServerLimiter::new(RuleSet::default(), store, clock.clone()));
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let context = ListenerContext {
+        let context = RespContext {
             limiter: Arc::clone(&limiter),
             username: username.map(str::to_owned),
             password: Some("secret".to_owned()),
             tls: None,
+            top: false,
         };
         let listener =
             resp::listen_guarded(&server, socket, resp::default_bounds(), context).unwrap();

@@ -12,7 +12,7 @@ use tidegate_server::listener::resp;
 
 use crate::listener::{Client, TestListener, encode};
 
-/// Short enough not to slow down the test, long enough that nothing else times out.
+/// A timeout that is too short to slow down the test, but long enough that nothing else times out.
 const SHORT: Duration = Duration::from_millis(20);
 
 fn listener(bounds: Bounds) -> TestListener {

@@ -9,7 +9,7 @@ use std::{
 
 use tidegate::Clock;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::listener::resp;
 
@@ -23,7 +23,7 @@ const START_MICROS: u64 = 1_700_000_000_000_000;
 
 /// A server with one worker, whose only listener speaks the Redis protocol.
 pub(crate) struct TestListener {
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<ServerLimiter>,
     pub(crate) listener: Listener,
     pub(crate) server: Server,
     clock: Clock,
@@ -37,7 +37,7 @@ impl TestListener {
     pub(crate) fn with(rules: RuleSet, bounds: Bounds) -> Self {
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
-        let limiter = Arc::new(Limiter::new(rules, store, clock.clone()));
+        let limiter = Arc::new(ServerLimiter::new(rules, store, clock.clone()));
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let listener = resp::listen(&server, socket, bounds, Arc::clone(&limiter)).unwrap();

@@ -15,5 +15,6 @@ mod real_clients;
 mod redis_cell;
 mod reset;
 mod throttlecrab;
+mod top;
 mod transactions;
 mod value;

@@ -186,7 +186,8 @@ fn out_of_range_numbers_are_rejected_by_name() {
         long.starts_with("-Cell error: Store error: key: 2000 bytes is over the maximum of"),
         "{long}"
     );
-    // Each number is valid, but together they describe a bucket that takes too long to drain.
+    // Each number is valid, but together the numbers describe a bucket that takes too long to
+    // drain.
     let ages = client
         .command("CL.THROTTLE key 999999999999998 1 315576000")
         .to_string();
@@ -215,7 +216,7 @@ fn a_blocked_key_is_limited_until_the_block_ends() {
     let listener = TestListener::open();
     let mut client = listener.connect();
     let mut room = Vec::new();
-    let key = tidegate_limiter::Limiter::throttle_key(b"key", &mut room).unwrap();
+    let key = tidegate_limiter::ServerLimiter::throttle_key(b"key", &mut room).unwrap();
     listener.limiter.local_store().block(
         key,
         Some(Span::from_secs(90)),

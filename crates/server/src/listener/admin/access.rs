@@ -1,9 +1,10 @@
 //! Access control of the admin listener.
 //!
-//! If a token is configured, requests must include it, except for health and metrics on loopback.
-//! Without a token the server listens only on loopback. Even then a web page in a browser on this
-//! machine could send requests. So `Host` must be a loopback address or `localhost`, which prevents
-//! DNS rebinding, and the request must not come from a page of another site.
+//! If a token is configured, requests must include it. Exceptions are liveness, the files of the
+//! console, and on loopback also readiness and metrics. Without a token the server listens only on
+//! loopback. Even on loopback, a web page in a browser on this machine could send requests. So
+//! `Host` must be a loopback address or `localhost`, which prevents DNS rebinding, and the request
+//! must not come from a page of another site.
 
 use std::{
     io,
@@ -12,16 +13,17 @@ use std::{
 };
 
 use hyper::{
-    Request, StatusCode, Uri,
+    HeaderMap, Request, StatusCode, Uri,
     body::Incoming,
     header::{HOST, HeaderValue, ORIGIN},
 };
 use tidegate::Clock;
 use tidegate_net::{
     Problem,
-    auth::{Attempt, Authenticator},
+    auth::{AuthOutcome, Authenticator},
 };
 
+use super::console;
 use crate::listener::{cross_site, http::bearer};
 
 #[derive(Debug)]
@@ -66,8 +68,10 @@ impl Access {
     }
 
     pub(super) fn check(&self, request: &Request<Incoming>, peer: IpAddr) -> Result<(), Problem> {
+        let headers = request.headers();
+        let is_link = console::is_opened(request);
         if self.authenticator.is_open() {
-            if is_local(request) {
+            if is_local(headers) && (is_link || cross_site::is_own_fetch(headers)) {
                 return Ok(());
             }
             return Err(Problem::new(
@@ -75,45 +79,46 @@ impl Access {
                 "without an admin token, the admin listener accepts only local requests to 127.0.0.1, [::1] or localhost, and none from web pages; set `admin.token_env` to allow others",
             ));
         }
-        cross_site::check(request.headers(), &self.hosts)?;
+        if is_link {
+            cross_site::check_host(headers, &self.hosts)?;
+        } else {
+            cross_site::check(headers, &self.hosts)?;
+        }
         if self.is_open(request) {
             return Ok(());
         }
-        let missing = || {
-            Problem::new(
-                StatusCode::UNAUTHORIZED,
-                "send the admin token: `Authorization: Bearer TOKEN`",
-            )
-        };
-        let token = bearer(request.headers()).ok_or_else(missing)?;
+        let unauthorized = |detail| Problem::new(StatusCode::UNAUTHORIZED, detail);
+        let token = bearer(headers)
+            .ok_or_else(|| unauthorized("send the admin token: `Authorization: Bearer TOKEN`"))?;
         match self.authenticator.check(peer, token) {
-            Attempt::Accepted => Ok(()),
-            Attempt::Wrong => Err(missing()),
-            Attempt::Limited { retry_after } => Err(Problem::too_many_guesses(retry_after)),
+            AuthOutcome::Accepted => Ok(()),
+            AuthOutcome::Wrong => Err(unauthorized(
+                "wrong admin token; send the one of `admin` in the rules file: `Authorization: Bearer TOKEN`",
+            )),
+            AuthOutcome::Limited { retry_after } => Err(Problem::too_many_guesses(retry_after)),
         }
     }
 
-    /// Returns whether the request needs no token: liveness never needs one, readiness and metrics
-    /// do not need one on loopback.
+    /// Returns whether the request needs no token. Liveness and the files of the console never need
+    /// a token. Readiness and metrics need no token on loopback.
     fn is_open(&self, request: &Request<Incoming>) -> bool {
         match request.uri().path() {
             "/healthz" => true,
-            "/readyz" | "/metrics" => self.is_loopback && is_local(request),
-            _ => false,
+            "/readyz" | "/metrics" => self.is_loopback && is_local(request.headers()),
+            path => console::has_file(path),
         }
     }
 }
 
-fn is_local(request: &Request<Incoming>) -> bool {
-    let headers = request.headers();
-    if !cross_site::is_own_fetch(headers) {
-        return false;
-    }
+/// Returns whether the request was sent to this machine under a name that no attacker controls, and
+/// was not caused by a page of another host.
+fn is_local(headers: &HeaderMap) -> bool {
     let is_ours = |value: &HeaderValue, scheme: &str| {
         let text = value.to_str();
         text.is_ok_and(|text| is_loopback_name(&format!("{scheme}{text}")))
     };
-    // All header lines must match: with several lines, it is unclear which one the browser sent.
+    // All header lines must match, because with several lines it is unclear which line the browser
+    // sent.
     headers
         .get_all(HOST)
         .iter()

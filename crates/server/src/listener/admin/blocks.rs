@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tidegate_core::{
     Block, BlockNote, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BYTES, notation,
 };
-use tidegate_limiter::{Limiter, blocks::BlockedKey, date::date, entries::Spelling};
+use tidegate_limiter::{ServerLimiter, blocks::BlockedKey, date::date, entries::Spelling};
 use tidegate_net::{
     Problem,
     input::{advice, shown},
@@ -17,8 +17,8 @@ use super::{path::KeyTarget, store_problem};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
-/// The shortest duration of a block that is set without one. The window of a rate may be a fraction
-/// of a second.
+/// The minimum of the default duration of a block. The default is the longest window of the rule's
+/// limits, which may be a fraction of a second.
 const MIN_DEFAULT_BLOCK: Span = Span::from_secs(60);
 
 /// The parsed body of a request to block a key.
@@ -26,26 +26,26 @@ const MIN_DEFAULT_BLOCK: Span = Span::from_secs(60);
 struct BlockRequest<'b> {
     /// `None` blocks until the block is removed.
     span: Option<Span>,
-    reason: &'b str,
+    reason: Option<&'b str>,
     spelling: Spelling,
     /// Whether the block may end before the current block of the key.
     may_shorten: bool,
 }
 
-pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
-    let (rules, now) = (limiter.rules(), limiter.now());
+pub(super) async fn list(limiter: &ServerLimiter) -> Result<Answer, Problem> {
+    let rules = limiter.rules();
     let mut blocks = limiter.blocks().await.map_err(store_problem)?;
     blocks.sort_by(|a, b| a.key.cmp(&b.key));
     let view = BlockView {
         rules: &rules,
-        now,
+        now: limiter.block_clock().await.map_err(store_problem)?,
         is_persistent: limiter.keeps_blocks(),
     };
     let documents: Vec<Value> = blocks.iter().map(|block| view.document(block)).collect();
     let mut list = json!({"blocks": documents});
     if let Some(problem) = limiter
         .snapshots()
-        .problem(now)
+        .problem(limiter.now())
         .filter(|_| !blocks.is_empty())
     {
         list["hint"] = format!("a restart removes the latest blocks: {problem}").into();
@@ -53,21 +53,25 @@ pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
     Ok(json(StatusCode::OK, &list))
 }
 
-pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
-    let (rules, now) = (limiter.rules(), limiter.now());
-    let (found, key) = target.find_or_former(&rules);
+pub(super) async fn show(
+    limiter: &ServerLimiter,
+    target: KeyTarget<'_>,
+) -> Result<Answer, Problem> {
+    let rules = limiter.rules();
+    let (rule, key) = target.find_or_former(&rules);
     let block = limiter.block_on(&key).await.map_err(store_problem)?;
-    let block = match (block, found) {
+    let block = match (block, rule) {
         (Some(block), _) => block,
         (None, Ok(rule)) => return Err(target.nothing(NO_BLOCK, rule)),
         (None, Err(problem)) => return Err(problem),
     };
+    let now = limiter.block_clock().await.map_err(store_problem)?;
     let document = document(limiter, &rules, &block, now);
     Ok(json(StatusCode::OK, &document))
 }
 
 pub(super) async fn put(
-    limiter: &Limiter,
+    limiter: &ServerLimiter,
     target: KeyTarget<'_>,
     body: &[u8],
 ) -> Result<Answer, Problem> {
@@ -84,16 +88,20 @@ pub(super) async fn put(
         may_shorten,
     } = read(&members, rule)?;
     target.check(rule, spelling)?;
-    let now = limiter.now();
-    // Of two requests at the same time, both may see the same current block; the later one wins.
+    // Two concurrent requests may both see the same current block. The later request wins.
     let replaced = limiter.block_on(&key).await.map_err(store_problem)?;
     if let Some(current) = &replaced
         && !may_shorten
     {
         refuse_shorter(limiter, current, span).await?;
     }
+    // A request to shorten a block changes the current block. Any other request replaces the
+    // current block.
+    let kept = replaced.as_ref().filter(|_| may_shorten);
     let note = BlockNote {
-        reason,
+        reason: reason
+            .or_else(|| kept.map(|current| &*current.reason))
+            .unwrap_or_default(),
         rule: Some(&rule.blocked_rule()),
     };
     if !limiter
@@ -107,9 +115,10 @@ pub(super) async fn put(
     }
     let block = limiter.block_on(&key).await.map_err(store_problem)?;
     let block = block.ok_or_else(|| target.nothing(NO_BLOCK, rule))?;
-    // The clock is read after the block was made, so that `left_ms` does not exceed the requested
+    // The clock is read after the block is made, so that `left_ms` does not exceed the requested
     // duration.
-    let mut document = document(limiter, &rules, &block, limiter.now());
+    let now = limiter.block_clock().await.map_err(store_problem)?;
+    let mut document = document(limiter, &rules, &block, now);
     if let Some(replaced) = replaced {
         let mut former = end_document(&replaced, now);
         former["reason"] = replaced.reason.into();
@@ -121,16 +130,16 @@ pub(super) async fn put(
     Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
 }
 
-/// Refuses a block for `span` if `current` lasts longer. Both are compared by the clock of the
-/// store, so a repeated command does not fail if the clock of this server differs.
+/// Refuses a block for `span` if `current` lasts longer. The ends of both blocks are compared by
+/// the clock of the store, so a repeated command does not fail if the clock of this server differs.
 async fn refuse_shorter(
-    limiter: &Limiter,
+    limiter: &ServerLimiter,
     current: &Block,
     span: Option<Span>,
 ) -> Result<(), Problem> {
     let Some(span) = span else { return Ok(()) };
-    let left = limiter.time_left(current).await.map_err(store_problem)?;
-    if left.is_some_and(|left| left <= span) {
+    let remaining = limiter.time_left(current).await.map_err(store_problem)?;
+    if remaining.is_some_and(|remaining| remaining <= span) {
         return Ok(());
     }
     let lasts = match current.until {
@@ -148,7 +157,10 @@ async fn refuse_shorter(
 }
 
 fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, Problem> {
-    let (mut span, mut reason) = (Some(rule.longest_window().max(MIN_DEFAULT_BLOCK)), "");
+    let (mut span, mut reason) = (
+        Some(rule.longest_window().max(MIN_DEFAULT_BLOCK)),
+        None::<&str>,
+    );
     let (mut spelling, mut may_shorten) = (Spelling::Normalized, false);
     for (name, value) in members {
         match (&**name, value) {
@@ -169,7 +181,7 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
                 );
                 return Err(Problem::bad("reason", problem));
             }
-            ("reason", Json::Text(text)) => reason = text,
+            ("reason", Json::Text(text)) => reason = Some(text),
             ("reason", other) => {
                 return Err(Problem::bad(
                     "reason",
@@ -198,11 +210,14 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
     })
 }
 
-pub(super) async fn lift(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
+pub(super) async fn lift(
+    limiter: &ServerLimiter,
+    target: KeyTarget<'_>,
+) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (found, bytes) = target.find_or_former(&rules);
+    let (rule, bytes) = target.find_or_former(&rules);
     let is_lifted = limiter.unblock(&bytes).await.map_err(store_problem)?;
-    match found {
+    match rule {
         _ if is_lifted => Ok(json(
             StatusCode::OK,
             &json!({"rule": target.rule, "key": target.key, "unblocked": true}),
@@ -213,7 +228,7 @@ pub(super) async fn lift(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Ans
 }
 
 /// Explains why a block does not survive a restart, and what to do about it.
-fn not_kept(limiter: &Limiter) -> String {
+fn not_kept(limiter: &ServerLimiter) -> String {
     match limiter.snapshots().problem(limiter.now()) {
         Some(problem) => format!("a restart removes this block: {problem}"),
         None => {
@@ -227,6 +242,7 @@ fn not_kept(limiter: &Limiter) -> String {
 /// The context for serialising blocks.
 struct BlockView<'a> {
     rules: &'a RuleSet,
+    /// The time of [`ServerLimiter::block_clock`].
     now: Timestamp,
     is_persistent: bool,
 }
@@ -254,15 +270,20 @@ impl BlockView<'_> {
 
 /// Serialises the end of a block. All members are null for a block without an end.
 fn end_document(block: &Block, now: Timestamp) -> Value {
-    let left = block.until.map(|until| until.since(now));
+    let remaining = block.until.map(|until| until.since(now));
     json!({
         "until": block.until.and_then(date),
         "until_ms": block.until.map(|until| until.as_micros() / 1_000),
-        "left_ms": left.map(Span::as_millis_ceil),
+        "left_ms": remaining.map(Span::as_millis_ceil),
     })
 }
 
-pub(super) fn document(limiter: &Limiter, rules: &RuleSet, block: &Block, now: Timestamp) -> Value {
+pub(super) fn document(
+    limiter: &ServerLimiter,
+    rules: &RuleSet,
+    block: &Block,
+    now: Timestamp,
+) -> Value {
     let is_persistent = limiter.keeps_blocks();
     let view = BlockView {
         rules,
@@ -270,4 +291,19 @@ pub(super) fn document(limiter: &Limiter, rules: &RuleSet, block: &Block, now: T
         is_persistent,
     };
     view.document(block)
+}
+
+/// Serialises a block without its rule and its key, for a document that has both already. There
+/// the values of the key may be hashed.
+pub(super) fn document_without_key(
+    limiter: &ServerLimiter,
+    rules: &RuleSet,
+    block: &Block,
+    now: Timestamp,
+) -> Value {
+    let mut document = document(limiter, rules, block, now);
+    if let Value::Object(members) = &mut document {
+        members.retain(|name, _| name != "rule" && name != "key");
+    }
+    document
 }

@@ -1,20 +1,44 @@
-//! The state of one key.
+//! The state of one key, and the keys of a rule.
 
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, RetryAfter};
-use tidegate_limiter::Limiter;
+use tidegate_core::{Block, Charge, Cost, Effect, Outcome, RetryAfter, Rule, RuleSet, Timestamp};
+use tidegate_limiter::{ListError, ServerLimiter};
 use tidegate_net::{
     Problem,
     response::{Answer, json},
 };
 
-use super::{super::http::millis, blocks, path::KeyTarget, store_problem};
+use tidegate_redis::StoreError;
 
-pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
-    let (rules, now) = (limiter.rules(), limiter.now());
+use super::{
+    super::http::millis,
+    blocks,
+    denials::masked,
+    path::{KeyTarget, no_rule},
+    query::Query,
+    store_problem,
+};
+
+/// The maximum of `n`, the number of keys on a page, and its default.
+const MAX_KEYS: usize = 1_000;
+const DEFAULT_KEYS: usize = 100;
+
+/// The number of keys whose state is read at the same time.
+const KEYS_AT_ONCE: usize = 32;
+
+pub(super) async fn show(
+    limiter: &ServerLimiter,
+    target: KeyTarget<'_>,
+) -> Result<Answer, Problem> {
+    let rules = limiter.rules();
     let (rule, bytes) = target.find(&rules)?;
     let block = limiter.block_on(&bytes).await.map_err(store_problem)?;
+    let now = match &block {
+        Some(_) => limiter.block_clock().await.map_err(store_problem)?,
+        None => limiter.now(),
+    };
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
     let standing = limiter
         .inspect(charge, Effect::Look)
@@ -24,24 +48,9 @@ pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Ans
         .inspect(charge, Effect::Peek)
         .await
         .map_err(store_problem)?;
-    // For a blocked key `Peek` has no outcomes. Nothing is charged under a block, so the limits
-    // only recover until it ends.
-    let blocked_for = block.as_ref().map(|block| match block.until {
-        Some(until) => RetryAfter::After(until.since(now)),
-        None => RetryAfter::Never,
-    });
-    let retries = standing.iter().enumerate().map(|(at, standing)| {
-        let after_block = || blocked_for.map(|block| block.max(recovery(standing)));
-        next.get(at)
-            .map(|outcome| outcome.retry_after)
-            .or_else(after_block)
-    });
-    let limits: Vec<Value> = rule
-        .limits()
-        .iter()
-        .zip(standing.iter().zip(retries))
-        .map(|(limit, (standing, retry))| document(limit, standing, retry))
-        .collect();
+    let policies = rule.limits().iter().map(|limit| &**limit.policy());
+    let blocked_for = block.as_ref().map(|block| blocked_for(block, now));
+    let limits = limit_documents(policies, &standing, &next, blocked_for);
     let document = json!({
         "rule": rule.name(),
         "key": target.key,
@@ -52,7 +61,10 @@ pub(super) async fn show(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Ans
     Ok(json(StatusCode::OK, &target.hinted(document, rule)))
 }
 
-pub(super) async fn reset(limiter: &Limiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
+pub(super) async fn reset(
+    limiter: &ServerLimiter,
+    target: KeyTarget<'_>,
+) -> Result<Answer, Problem> {
     let rules = limiter.rules();
     let (rule, bytes) = target.find(&rules)?;
     if !limiter.reset(&bytes).await.map_err(store_problem)? {
@@ -64,11 +76,11 @@ pub(super) async fn reset(limiter: &Limiter, target: KeyTarget<'_>) -> Result<An
     ))
 }
 
-/// Resets the counter for `key` of a limit that is sent with the request, in database 0 of the
-/// Redis protocol.
-pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answer, Problem> {
+/// Resets the counters for `key` of limits that clients send with their requests. The key is in
+/// database 0 of the Redis protocol.
+pub(super) async fn reset_throttle(limiter: &ServerLimiter, key: &str) -> Result<Answer, Problem> {
     let mut buffer = Vec::new();
-    let bytes = Limiter::throttle_key(key.as_bytes(), &mut buffer)?;
+    let bytes = ServerLimiter::throttle_key(key.as_bytes(), &mut buffer)?;
     if !limiter.reset(bytes).await.map_err(store_problem)? {
         let detail =
             "no limit that was sent with a request has counters for this key in database 0";
@@ -77,8 +89,44 @@ pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answe
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
 }
 
-/// Returns a time after which a limit admits a request of cost 1, if it is not charged in the
-/// meantime.
+/// Returns the time until `block` ends.
+pub(super) fn blocked_for(block: &Block, now: Timestamp) -> RetryAfter {
+    match block.until {
+        Some(until) => RetryAfter::After(until.since(now)),
+        None => RetryAfter::Never,
+    }
+}
+
+/// Serialises the state of limits. `next` is the outcome of the next request for each limit, and is
+/// empty for a blocked key. `retry_after_ms` is the time until a request would pass: 0 means now,
+/// null means never.
+///
+/// A blocked key is not charged, so its limits only recover. For a blocked key, `retry_after_ms` is
+/// the time until the block ends. If nothing remains now and the limit is full again only after the
+/// block, `retry_after_ms` is the time until the limit is full.
+pub(super) fn limit_documents<'p>(
+    policies: impl Iterator<Item = &'p str>,
+    standing: &[Outcome],
+    next: &[Outcome],
+    blocked_for: Option<RetryAfter>,
+) -> Vec<Value> {
+    let limits = policies.zip(standing).enumerate();
+    let documents = limits.map(|(at, (policy, standing))| {
+        let after_block = || blocked_for.map(|block| block.max(recovery(standing)));
+        let next = next.get(at).map(|outcome| outcome.retry_after);
+        json!({
+            "policy": policy,
+            "limit": standing.limit,
+            "remaining": standing.remaining,
+            "reset_after_ms": standing.reset_after.as_millis_ceil(),
+            "retry_after_ms": next.or_else(after_block).and_then(millis),
+        })
+    });
+    documents.collect()
+}
+
+/// Returns a time after which a limit admits a request of cost 1, provided that the limit is not
+/// charged in the meantime.
 fn recovery(standing: &Outcome) -> RetryAfter {
     match standing.remaining {
         0 => RetryAfter::After(standing.reset_after),
@@ -86,16 +134,71 @@ fn recovery(standing: &Outcome) -> RetryAfter {
     }
 }
 
-/// Serialises a limit's state. `retry_after_ms` is the time until a request of cost 1 would pass: 0
-/// means now, null means never. Under a block it is the time until the block ends. If nothing
-/// remains now, and the limit is full again only after the end of the block, it is the time until
-/// then.
-fn document(limit: &Limit, standing: &Outcome, retry: Option<RetryAfter>) -> Value {
-    json!({
-        "policy": &**limit.policy(),
-        "limit": standing.limit,
-        "remaining": standing.remaining,
-        "reset_after_ms": standing.reset_after.as_millis_ceil(),
-        "retry_after_ms": retry.and_then(millis),
-    })
+/// `GET /v1/keys/{rule}`: the keys of a rule page by page, with their state.
+pub(super) async fn list(
+    limiter: &ServerLimiter,
+    rule: &str,
+    query: &Query,
+) -> Result<Answer, Problem> {
+    let rules = limiter.rules();
+    let rule = rules.rule(rule).ok_or_else(|| no_rule(&rules, rule, &[]))?;
+    let most = query.count(MAX_KEYS, DEFAULT_KEYS)?;
+    let page = limiter.list_keys(rule, query.get("after"), most).await;
+    let page = page.map_err(|error| match error {
+        ListError::Position => Problem::bad(
+            "after",
+            "is not a `next` of this list, or is one from before a restart; leave it out to start again",
+        ),
+        ListError::Store(error) => store_problem(error),
+    })?;
+    let documents = stream::iter(&page.keys).map(|key| row(limiter, &rules, rule, key));
+    // With Redis, the state of each key takes two calls. The calls for several keys are sent in one
+    // batch.
+    let rows: Vec<Option<Value>> = documents
+        .buffered(KEYS_AT_ONCE)
+        .try_collect()
+        .await
+        .map_err(store_problem)?;
+    let rows: Vec<Value> = rows.into_iter().flatten().collect();
+    let document = json!({
+        "rule": rule.name(),
+        "mode": rule.mode().as_str(),
+        "keys": rows,
+        "next": page.next,
+    });
+    Ok(json(StatusCode::OK, &document))
+}
+
+/// Serialises the state of a key; `None` if the rule's key entries have changed since the key was
+/// encoded.
+async fn row(
+    limiter: &ServerLimiter,
+    rules: &RuleSet,
+    rule: &Rule,
+    key: &[u8],
+) -> Result<Option<Value>, StoreError> {
+    let Some((_, values)) = rules.decode_key(key) else {
+        return Ok(None);
+    };
+    let Ok(charge) = Charge::new(key, rule.limits(), Cost::ONE) else {
+        return Ok(None);
+    };
+    let standing = limiter.inspect(charge, Effect::Look).await?;
+    let next = limiter.inspect(charge, Effect::Peek).await?;
+    // `next` is empty only for a blocked key.
+    let block = match next.is_empty() {
+        true => limiter.block_on(key).await?,
+        false => None,
+    };
+    let now = match &block {
+        Some(_) => limiter.block_clock().await?,
+        None => limiter.now(),
+    };
+    let policies = rule.limits().iter().map(|limit| &**limit.policy());
+    let blocked_for = block.as_ref().map(|block| blocked_for(block, now));
+    Ok(Some(json!({
+        "key": masked(&values, limiter.key_mask()),
+        "limits": limit_documents(policies, &standing, &next, blocked_for),
+        "block": block.map(|block| blocks::document_without_key(limiter, rules, &block, now)),
+    })))
 }

@@ -1,15 +1,21 @@
-//! The admin listener: health, metrics, and operations on blocks, keys and rules.
+//! The admin listener: health, metrics, the console, and operations on blocks, keys and rules.
 //!
 //! | path | what |
 //! | --- | --- |
+//! | `GET /` | the console, a page for browsers; its files are under `/console` |
 //! | `GET /healthz` | liveness: the process responds |
 //! | `GET /readyz` | readiness, and the result of the last reload |
 //! | `GET /metrics` | metrics in the Prometheus text format |
 //! | `GET /v1/blocks` | all blocks |
 //! | `GET`, `PUT`, `DELETE /v1/blocks/{rule}/{key}` | one block |
+//! | `GET /v1/keys/{rule}` | the keys of a rule, page by page |
 //! | `GET`, `DELETE /v1/keys/{rule}/{key}` | the state of a key; reset its counters |
+//! | `GET /v1/denials` | recent denials |
+//! | `POST /v1/explain` | how a request would be decided, and why |
 //! | `DELETE /v1/throttles/{key}` | reset the counter of a limit that is sent with the request |
+//! | `GET /v1/top` | the keys with the most requests, denials or cost |
 //! | `GET /v1/rules` | the current rules |
+//! | `GET /v1/traffic` | decisions and denials of the last 15 minutes by rule |
 //! | `GET /v1/status` | version, readiness, store, rules and listeners in one document |
 //! | `POST /v1/reload` | reload the rules file |
 //!
@@ -18,11 +24,17 @@
 
 mod access;
 mod blocks;
+mod console;
+mod denials;
+mod explain;
 mod keys;
 mod path;
+mod query;
 mod reload;
 mod rules;
 mod status;
+mod top;
+mod traffic;
 
 use std::{
     io,
@@ -39,7 +51,7 @@ use hyper::{
 use serde_json::json;
 use tidegate_config::Identity;
 use tidegate_envoy::ConfigWatcher;
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
     prometheus::{self, Format, Page},
@@ -51,6 +63,7 @@ use tidegate_redis::StoreError;
 use self::{
     access::Access,
     path::{KeyTarget, Path},
+    query::Query,
     reload::ReloadTargets,
 };
 use super::http::{read_body, serve};
@@ -58,9 +71,9 @@ use crate::{geoip::GeoIp, reload::Reloader};
 
 /// The dependencies and settings of the admin listener.
 #[derive(Debug)]
-pub struct ListenerContext {
+pub struct AdminContext {
     /// The limiter.
-    pub limiter: Arc<Limiter>,
+    pub limiter: Arc<ServerLimiter>,
     /// Reloads the rules file on `POST /v1/reload`; `None` if there is no rules file.
     pub reloader: Option<Arc<Reloader>>,
     /// The configuration of Envoy's rate limit service, which `POST /v1/reload` reloads too.
@@ -73,11 +86,11 @@ pub struct ListenerContext {
     pub proxy: Option<Arc<ProxyRuntime>>,
     /// The settings for trusting and normalising client addresses.
     pub identity: Arc<Identity>,
-    /// The token that requests must include; without one, any request from this machine is
+    /// The token that requests must include. Without a token, any request from this machine is
     /// accepted.
     pub token: Option<String>,
     /// The host names that browsers may use in addition to `localhost`, in lower case. Without a
-    /// token, they have no effect.
+    /// token, this setting has no effect.
     pub hosts: Vec<String>,
     /// The listener's certificate; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
@@ -93,9 +106,9 @@ pub fn listen(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    context: ListenerContext,
+    context: AdminContext,
 ) -> io::Result<Listener> {
-    let ListenerContext {
+    let AdminContext {
         limiter,
         reloader,
         envoy,
@@ -142,7 +155,7 @@ pub fn listen(
 
 #[derive(Debug)]
 struct Admin {
-    limiter: Arc<Limiter>,
+    limiter: Arc<ServerLimiter>,
     reloader: Option<Arc<Reloader>>,
     envoy: Option<Arc<ConfigWatcher>>,
     certificates: Vec<Arc<Tls>>,
@@ -163,6 +176,12 @@ impl Admin {
     }
 
     async fn route(self: &Arc<Self>, request: Request<Incoming>) -> Result<Answer, Problem> {
+        if let Some(file) = console::file(request.uri().path(), request.headers()) {
+            return match *request.method() {
+                Method::GET | Method::HEAD => Ok(file),
+                _ => Err(Problem::method("GET")),
+            };
+        }
         let path = Path::parse(request.uri().path())?;
         let method = match request.method() {
             // hyper omits the body of a response to HEAD.
@@ -178,6 +197,10 @@ impl Admin {
             (["v1", "rules"], &Method::GET) => Ok(rules::list(&self.limiter)),
             (["v1", "reload"], &Method::POST) => self.reload().await,
             (["v1", "status"], &Method::GET) => Ok(self.status()),
+            (["v1", "top"], &Method::GET) => {
+                top::list(&self.limiter, request.uri().query().unwrap_or_default()).await
+            }
+            (["v1", "traffic"], &Method::GET) => traffic::show(&self.limiter, request.uri()),
             (["v1", "throttles", key], &Method::DELETE) => {
                 keys::reset_throttle(&self.limiter, key).await
             }
@@ -193,21 +216,47 @@ impl Admin {
             (["v1", "blocks", rule, key @ ..], &Method::DELETE) => {
                 blocks::lift(&self.limiter, KeyTarget { rule, key, trust }).await
             }
+            (["v1", "denials"], &Method::GET) => {
+                denials::list(&self.limiter, request.uri().query()).await
+            }
+            (["v1", "explain"], &Method::POST) => {
+                let query = request.uri().query().map(str::to_owned);
+                let body = read_body(request.into_body()).await?;
+                explain::explain(&self.limiter, query.as_deref(), &body).await
+            }
+            (["v1", "keys", rule], &Method::GET) => {
+                let query = Query::parse(request.uri().query(), &["after", "n"], None)?;
+                let target = KeyTarget {
+                    rule,
+                    key: &[],
+                    trust,
+                };
+                // A rule without key entries has a single key, whose path has no values.
+                if query.is_empty() && target.is_complete(&self.limiter.rules()) {
+                    return keys::show(&self.limiter, target).await;
+                }
+                keys::list(&self.limiter, rule, &query).await
+            }
             (["v1", "keys", rule, key @ ..], &Method::GET) => {
                 keys::show(&self.limiter, KeyTarget { rule, key, trust }).await
             }
             (["v1", "keys", rule, key @ ..], &Method::DELETE) => {
                 keys::reset(&self.limiter, KeyTarget { rule, key, trust }).await
             }
-            (["healthz" | "readyz" | "metrics"] | ["v1", "rules" | "blocks" | "status"], _) => {
-                Err(Problem::method("GET"))
-            }
-            (["v1", "reload"], _) => Err(Problem::method("POST")),
+            (
+                ["healthz" | "readyz" | "metrics"]
+                | [
+                    "v1",
+                    "rules" | "blocks" | "status" | "top" | "denials" | "traffic",
+                ],
+                _,
+            ) => Err(Problem::method("GET")),
+            (["v1", "reload" | "explain"], _) => Err(Problem::method("POST")),
             (["v1", "blocks", ..], _) => Err(Problem::method("GET, PUT, DELETE")),
             (["v1", "throttles", _], _) => Err(Problem::method("DELETE")),
             (["v1", "keys", _, ..], _) => Err(Problem::method("GET, DELETE")),
             _ => Err(Problem::not_found(
-                "/healthz, /readyz, /metrics, /v1/blocks, /v1/keys/{rule}/{key}, /v1/throttles/{key}, /v1/rules, /v1/status and /v1/reload",
+                "/, /healthz, /readyz, /metrics, /v1/blocks, /v1/keys/{rule}/{key}, /v1/throttles/{key}, /v1/top, /v1/denials, /v1/explain, /v1/rules, /v1/traffic, /v1/status and /v1/reload",
             )),
         }
     }

@@ -45,15 +45,16 @@ pub(super) struct KeyTarget<'a> {
 }
 
 impl KeyTarget<'_> {
-    /// Returns the rule of that name and the encoded key.
+    /// Returns the rule with the name in the path, and the encoded key.
     pub(super) fn find<'r>(&self, rules: &'r RuleSet) -> Result<(&'r Rule, Vec<u8>), Problem> {
         let rule = rules.rule(self.rule);
         let rule = rule.ok_or_else(|| no_rule(rules, self.rule, self.key))?;
         Ok((rule, rule.encode_key(self.key)?))
     }
 
-    /// Does the same for the key of a block. If no current rule has such a key, the key is that of
-    /// a former rule of this name, returned with the problem. The block on it can still be lifted.
+    /// Works like [`Self::find`] for the key of a block. If no current rule has such a key, returns
+    /// the problem, and the key that a former rule of this name had. A block on that key can still
+    /// be lifted.
     pub(super) fn find_or_former<'r>(
         &self,
         rules: &'r RuleSet,
@@ -64,8 +65,15 @@ impl KeyTarget<'_> {
         }
     }
 
+    /// Returns whether the rule exists and has as many key entries as there are values.
+    pub(super) fn is_complete(&self, rules: &RuleSet) -> bool {
+        let rule = rules.rule(self.rule);
+        rule.is_some_and(|rule| rule.key().len() == self.key.len())
+    }
+
     /// Refuses a key that no request can have, because a block on it would deny nothing. With
-    /// [`Spelling::Raw`], services send values in any form.
+    /// [`Spelling::Raw`], values that the listeners never use are accepted, because services may
+    /// send values in any form.
     pub(super) fn check(&self, rule: &Rule, spelling: Spelling) -> Result<(), Problem> {
         let foreign = || match spelling {
             Spelling::Normalized => Some(self.foreign_value(rule)?.refusal()),
@@ -180,15 +188,15 @@ impl KeyTarget<'_> {
 }
 
 /// A value that the listeners never use in a key. Only a service that sends its entries with `raw`
-/// can.
+/// can use a value that the listeners never use.
 struct ForeignValue {
     problem: String,
-    /// What to do if no service does.
+    /// The advice if no service sends this value with `raw`.
     instead: String,
 }
 
 impl ForeignValue {
-    /// The error for a block of such a key.
+    /// Returns the error for a block on a key with this value.
     fn refusal(self) -> String {
         let Self { problem, instead } = self;
         format!(
@@ -196,13 +204,13 @@ impl ForeignValue {
         )
     }
 
-    /// The hint about a block of such a key, which the operator made with `raw`.
+    /// Returns the hint about a block that the operator made with `raw` on a key with this value.
     fn block_hint(self) -> String {
         let problem = self.problem;
         format!("{problem}: only requests that services send with `raw` have this key")
     }
 
-    /// The hint for a key that was looked up.
+    /// Returns the hint for a key that was looked up.
     fn lookup_hint(self) -> String {
         let Self { problem, instead } = self;
         format!("{problem}: {instead}, unless services send this form with `raw`")
@@ -215,7 +223,7 @@ fn is_network(written: &str) -> bool {
     })
 }
 
-fn no_rule(rules: &RuleSet, wanted: &str, key: &[&str]) -> Problem {
+pub(super) fn no_rule(rules: &RuleSet, wanted: &str, key: &[&str]) -> Problem {
     let names: Vec<&str> = rules.iter().map(Rule::name).collect();
     let swapped = key.iter().find(|value| rules.rule(value).is_some());
     let hint = match nearest(wanted, &names) {
@@ -232,7 +240,7 @@ fn no_rule(rules: &RuleSet, wanted: &str, key: &[&str]) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
-/// Describes a value that is not an address, for a key that is one.
+/// Describes a value that is not an address, although the key entry `name` is an address.
 fn not_an_address(rule: &Rule, name: &str, value: &str) -> ForeignValue {
     let key: Vec<&str> = rule.key().collect();
     ForeignValue {

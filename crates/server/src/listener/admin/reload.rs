@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 use tidegate_envoy::ConfigWatcher;
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Problem, Tls};
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     reload::{Reloader, report_inactive_blocks},
 };
 
-/// The maximum number of warnings in a response. The log has all of them.
+/// The maximum number of warnings in a response. The log has all warnings.
 const MAX_WARNINGS: usize = 100;
 
 /// Everything that can be reloaded.
@@ -35,8 +35,8 @@ impl ReloadTargets {
         rules.is_none() && envoy.is_none() && certificates.is_empty() && geoip.is_none()
     }
 
-    /// Reloads everything, and returns the members of the response. An invalid file does not prevent
-    /// the reload of the others.
+    /// Reloads everything, and returns the members of the response. An invalid file does not
+    /// prevent the reload of the others.
     pub(super) fn reload(self) -> Result<Map<String, Value>, Problem> {
         let rules = self.rules.map(|rules| {
             let detail = "the rules file cannot be used; the old rules stay active";
@@ -101,7 +101,7 @@ impl ReloadTargets {
 }
 
 /// Adds the blocks that the new rules do not enforce, if there are any.
-pub(super) async fn add_inactive_blocks(limiter: &Limiter, members: &mut Map<String, Value>) {
+pub(super) async fn add_inactive_blocks(limiter: &ServerLimiter, members: &mut Map<String, Value>) {
     match report_inactive_blocks(limiter).await {
         Ok(found) => {
             let Some(advice) = found.advice() else { return };

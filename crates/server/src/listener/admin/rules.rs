@@ -3,10 +3,10 @@
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_core::Rule;
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::response::{Answer, json};
 
-pub(super) fn list(limiter: &Limiter) -> Answer {
+pub(super) fn list(limiter: &ServerLimiter) -> Answer {
     let rules = limiter.rules();
     let documents: Vec<Value> = rules.iter().map(document).collect();
     json(StatusCode::OK, &json!({"rules": documents}))

@@ -21,8 +21,8 @@ struct Readiness {
 }
 
 impl Admin {
-    /// Returns 200 while the server can decide, even if it is degraded: taking a degraded server
-    /// out of service would make things worse.
+    /// Returns 200 while the server can decide requests, even if the server is degraded, because
+    /// taking a degraded server out of service would make things worse.
     pub(super) fn readyz(&self) -> Answer {
         let readiness = self.readiness();
         let status = if readiness.is_ready {
@@ -48,6 +48,8 @@ impl Admin {
         document["restart_required"] = json!(restart_required.unwrap_or_default());
         document["store"] = self.store();
         document["listeners"] = json!(metrics.listeners());
+        // A caller of this endpoint has the admin token, which permits everything.
+        document["may_operate"] = true.into();
         json(StatusCode::OK, &document)
     }
 
@@ -136,8 +138,9 @@ impl Readiness {
     }
 }
 
-/// Serialises the state of Redis. A node that cannot reach Redis stays ready: the rules'
-/// `on_failure` policy decides, and taking all nodes out of service simultaneously would be worse.
+/// Serialises the state of Redis. A node that cannot reach Redis stays ready, because the
+/// `on_failure` policy of each rule decides, and taking all nodes out of service simultaneously
+/// would be worse.
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "unreachable; the rules' `on_failure` policies apply",

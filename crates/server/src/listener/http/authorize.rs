@@ -3,7 +3,7 @@
 use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
-use tidegate::RateLimiter as _;
+use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{Cost, Effect, RequestError, RuleSet};
 use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
 use tidegate_limiter::{
@@ -21,7 +21,8 @@ struct Options {
     /// The status code of every denial.
     deny: Option<StatusCode>,
     dialect: HeaderDialect,
-    /// The number of trusted proxies in front of the calling proxy. Replaces the configured trust.
+    /// The number of trusted proxies in front of the calling proxy. If set, `clients.proxies` of
+    /// the rules file is ignored for this request.
     hops: Option<usize>,
 }
 
@@ -68,15 +69,16 @@ async fn decide(
                 .map(|value| (name, value)),
         )
     });
-    let found: Result<Vec<(&str, Cow<'_, str>)>, AmbiguousRequest> = named.collect();
-    let found = found.map_err(bad_request)?;
-    let entries: Vec<(&str, &str)> = found
+    let values: Result<Vec<(&str, Cow<'_, str>)>, AmbiguousRequest> = named.collect();
+    let values = values.map_err(bad_request)?;
+    let entries: Vec<(&str, &str)> = values
         .iter()
         .map(|(name, value)| (*name, &**value))
         .collect();
     let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
     let names = context.headers.borrow().rule_names();
-    // A proxy may pass the error on to the client.
+    // A proxy may pass the error on to the client, so the cause is left out if rule names are
+    // hidden.
     let uncounted = |error: RequestError| match names {
         RuleNames::Shown => error,
         RuleNames::Hidden => error.without_cause(),
@@ -88,16 +90,18 @@ async fn decide(
             .check(&rules, scratch, &described, Effect::Charge)
             .await
             .map_err(uncounted)?;
-        context.limiter.observe(ListenerKind::Http, &verdict);
         let audited = AuditedRequest {
             listener: ListenerKind::Http,
             origin: Origin::Listener,
-            request: &described,
-            rules: &rules,
-            now,
+            decided: DecidedRequest {
+                request: &described,
+                rules: &rules,
+                now,
+            },
         };
-        context.limiter.audit(audited, &verdict);
-        // The configured status replaces 503 too: some proxies pass on only certain statuses.
+        context.limiter.observe_and_audit(audited, &verdict);
+        // The configured status also replaces 503, because some proxies pass on only certain
+        // statuses.
         let denied = options.deny.filter(|_| !verdict.allowed);
         let status = denied.unwrap_or_else(|| status(&verdict));
         Ok(context.public_verdict(status, &verdict, now))

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use tidegate::RateLimiter as _;
+use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
@@ -28,10 +28,10 @@ thread_local! {
 
 /// The parsed request body.
 #[derive(Debug)]
-struct CheckRequest<'j> {
-    entries: Vec<(&'j str, &'j str)>,
-    cost: Cost,
-    spelling: Spelling,
+pub(crate) struct CheckRequest<'j> {
+    pub(crate) entries: Vec<(&'j str, &'j str)>,
+    pub(crate) cost: Cost,
+    pub(crate) spelling: Spelling,
 }
 
 pub(super) async fn check(
@@ -45,12 +45,12 @@ pub(super) async fn check(
         cost,
         spelling,
     } = read(&members)?;
-    let given = Request::new(&entries, cost)?;
+    let original = Request::new(&entries, cost)?;
     let rules = context.limiter.rules();
     let replaced = normalize(context.limiter.trust(), &rules, spelling, &entries)?;
     let normalized;
     let request = if replaced.is_empty() {
-        given
+        original
     } else {
         normalized = rewritten(&entries, &replaced);
         Request::new(&normalized, cost)?
@@ -62,15 +62,16 @@ pub(super) async fn check(
             .check(&rules, scratch, &request, effect)
             .await?;
         if effect == Effect::Charge {
-            context.limiter.observe(ListenerKind::Http, &verdict);
             let audited = AuditedRequest {
                 listener: ListenerKind::Http,
                 origin: Origin::Service,
-                request: &request,
-                rules: &rules,
-                now,
+                decided: DecidedRequest {
+                    request: &request,
+                    rules: &rules,
+                    now,
+                },
             };
-            context.limiter.audit(audited, &verdict);
+            context.limiter.observe_and_audit(audited, &verdict);
         }
         Ok(context.verdict(status(&verdict), &verdict, now))
     })
@@ -78,7 +79,7 @@ pub(super) async fn check(
 }
 
 /// Runs `decide` with this worker's key buffer. If the buffer is in use by a suspended decision, a
-/// fresh one is allocated.
+/// fresh buffer is allocated.
 pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T) -> T {
     let mut scratch = SCRATCH.take();
     let decided = decide(&mut scratch).await;
@@ -87,7 +88,7 @@ pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T)
 }
 
 /// Parses a body, or reports all mistakes in it.
-fn read<'j>(members: &'j Members<'_>) -> Result<CheckRequest<'j>, Problem> {
+pub(crate) fn read<'j>(members: &'j Members<'_>) -> Result<CheckRequest<'j>, Problem> {
     let mut problems = Vec::new();
     let (mut entries, mut cost, mut spelling) = (None, Cost::ONE, Spelling::default());
     for (name, value) in members {
@@ -127,7 +128,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<CheckRequest<'j>, Problem> {
     }
 }
 
-/// Reads the entries. A body with too many entries is rejected before they are examined.
+/// Reads the entries. A body with too many entries is rejected before its entries are examined.
 fn read_entries<'j>(
     field: Field<'j, '_>,
     problems: &mut Vec<Problem>,

@@ -12,7 +12,7 @@ pub(super) enum FieldLocation {
     Limit(usize),
 }
 
-/// Writes the prefix of the field's path: nothing, or `limits[2].`.
+/// Writes the prefix of the field's path: nothing, or for example `limits[2].`.
 impl fmt::Display for FieldLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

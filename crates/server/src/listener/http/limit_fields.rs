@@ -60,7 +60,8 @@ pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<
     ));
 }
 
-/// Parses one element of `limits`: a shorthand for `algorithm`, or an object.
+/// Parses one element of `limits`: an object or a text in shorthand form. `algorithm` is the
+/// default algorithm.
 pub(super) fn listed(
     index: usize,
     limit: &Json<'_>,

@@ -12,7 +12,6 @@ mod check;
 mod fields;
 mod limit_fields;
 pub(super) mod serve;
-mod stream;
 mod template_cache;
 mod throttle;
 #[cfg(any(test, fuzzing))]
@@ -35,17 +34,21 @@ use hyper::{
 use tidegate_config::{Headers, Identity};
 use tidegate_core::{Effect, Reason, Timestamp, Verdict};
 use tidegate_envoy::{RateLimitService, json};
-use tidegate_limiter::{Limiter, metrics::ListenerKind};
+use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
-    auth::{Attempt, Authenticator},
+    auth::{AuthOutcome, Authenticator},
     response::{Answer, JSON},
 };
 use tidegate_tower::{HeaderWriter, RuleNames};
 
 #[cfg(any(test, fuzzing))]
 pub use self::transcript::transcript;
-pub(crate) use self::{body::read as read_body, verdict::millis};
+pub(crate) use self::{
+    body::read as read_body,
+    check::{CheckRequest, read as read_check},
+    verdict::millis,
+};
 use super::cross_site;
 
 /// The endpoints listed in 404 responses.
@@ -53,9 +56,9 @@ const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";
 
 /// The dependencies and settings of the HTTP listener.
 #[derive(Clone, Debug)]
-pub struct ListenerContext {
+pub struct HttpContext {
     /// The limiter.
-    pub limiter: Arc<Limiter>,
+    pub limiter: Arc<ServerLimiter>,
     /// The rate limit headers of responses.
     pub headers: Headers,
     /// The settings with which forward-auth identifies clients.
@@ -79,7 +82,7 @@ pub fn listen(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    listener: ListenerContext,
+    listener: HttpContext,
 ) -> io::Result<Listener> {
     let headers = listener.headers.writer();
     let clock = listener.limiter.clock().clone();
@@ -127,8 +130,8 @@ pub enum Endpoint {
     Throttle,
 }
 
-/// The header for this listener's token. Forward-auth reads only this header, because
-/// `Authorization` then belongs to the client's request.
+/// The header for this listener's token. Forward-auth reads only this header, because in
+/// forward-auth requests `Authorization` belongs to the client's request.
 const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
 
 /// Returns the token in `Authorization: Bearer TOKEN`.
@@ -141,14 +144,14 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 /// The context in which the requests of one connection are answered.
 #[derive(Debug)]
 struct ConnectionContext {
-    limiter: Arc<Limiter>,
+    limiter: Arc<ServerLimiter>,
     rate_limits: Option<Arc<RateLimitService>>,
     headers: RefCell<HeaderWriter>,
     identity: Arc<Identity>,
     peer: IpAddr,
     shutdown: Shutdown,
     authenticator: Arc<Authenticator>,
-    /// See [`ListenerContext::hosts`].
+    /// See [`HttpContext::hosts`].
     hosts: Arc<[String]>,
 }
 
@@ -169,8 +172,8 @@ impl ConnectionContext {
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
-                    // Boxed to keep the common future small: this future is much larger, and hyper
-                    // moves it with each request.
+                    // This future is boxed because it is large. Otherwise the futures of all
+                    // requests would be as large, and hyper moves such a future with each request.
                     return Ok(Box::pin(json::decide(&self.limiter, service, &body)).await);
                 }
                 ("/healthcheck", Some(service)) => {
@@ -208,9 +211,10 @@ impl ConnectionContext {
         let headers = request.headers();
         let mut lines = headers.get_all(TIDEGATE_TOKEN).iter();
         let own = lines.next().map(HeaderValue::as_bytes);
-        // In a forward-auth request, clients choose `Authorization`, and can add a line of their
-        // own if the proxy appends its header. These values are not guesses of the proxy, so they
-        // must not lock it out.
+        // In a forward-auth request, clients choose `Authorization`. If the proxy appends its
+        // `Tidegate-Token` line, clients can also add such a line. Values that a client chose do
+        // not count as wrong guesses of the proxy, because the client could otherwise lock out the
+        // proxy.
         let token = if is_forward_auth {
             own.filter(|_| lines.next().is_none())
         } else {
@@ -218,9 +222,9 @@ impl ConnectionContext {
         };
         let token = token.ok_or_else(missing)?;
         match self.authenticator.check(self.peer, token) {
-            Attempt::Accepted => Ok(()),
-            Attempt::Wrong => Err(missing()),
-            Attempt::Limited { retry_after } => Err(Problem::too_many_guesses(retry_after)),
+            AuthOutcome::Accepted => Ok(()),
+            AuthOutcome::Wrong => Err(missing()),
+            AuthOutcome::Limited { retry_after } => Err(Problem::too_many_guesses(retry_after)),
         }
     }
 
@@ -237,9 +241,9 @@ impl ConnectionContext {
         problem.answer()
     }
 
-    /// Builds a response with `verdict`, made at `now`, for a service. The body names rules. The
-    /// headers name them only if configured, because services copy headers into their own
-    /// responses.
+    /// Builds a response for a service with `verdict`, which was made at `now`. The body names
+    /// rules. The headers name rules only if configured, because services copy headers into their
+    /// own responses.
     fn verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
         let body = verdict::body(verdict, RuleNames::Shown);
         self.verdict_with(body, status, verdict, now)
@@ -269,9 +273,8 @@ impl ConnectionContext {
     }
 }
 
-/// Returns the status for `verdict`, the same on all HTTP endpoints: 503 if the store could not
-/// decide, because that is not the client's fault, and 429 if a limit or a block denied the
-/// request.
+/// Returns the status for `verdict`, which is the same on all HTTP endpoints. A denial is 429, or
+/// 503 if the store could not decide, because a failure of the store is not the client's fault.
 fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,

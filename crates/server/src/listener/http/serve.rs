@@ -7,16 +7,16 @@ use hyper::{
     Request, Version, body::Incoming, header::HOST, server::conn::http1, service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tidegate_net::{Connection, Problem, response::Answer};
+use tidegate_net::{
+    Connection, Problem, StreamTimeouts, TimedStream, WriteTimeout, response::Answer,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::stream::TimedStream;
-
-/// The maximum size of a request's head in bytes. One read may exceed it slightly.
+/// The maximum size of a request's head in bytes. One read may exceed this maximum slightly.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Serves one connection until the client has closed it and all responses are sent, or until the
-/// shutdown begins and the current request is answered.
+/// Serves one connection until the client has closed the connection and all responses are sent, or
+/// until a shutdown has begun and the current request is answered.
 pub(crate) async fn serve<S, F>(
     stream: S,
     connection: &Connection,
@@ -25,10 +25,20 @@ pub(crate) async fn serve<S, F>(
     S: AsyncRead + AsyncWrite + Unpin,
     F: Future<Output = Answer>,
 {
+    let bounds = connection.bounds;
+    let timeouts = StreamTimeouts {
+        idle: bounds.idle,
+        request: bounds.request,
+        write: WriteTimeout::Drain(bounds.write),
+    };
+    let stream = TimedStream::new(stream, timeouts);
+    let phase = stream.phase().clone();
     let service = service_fn(|request| {
         let in_flight = connection.activity.begin();
+        // The request phase also covers the body, which `answer` reads.
         answer(request).map(|answer| {
             drop(in_flight);
+            phase.await_request();
             Ok::<_, Infallible>(answer)
         })
     });
@@ -38,18 +48,16 @@ pub(crate) async fn serve<S, F>(
         .max_buf_size(MAX_HEAD_BYTES)
         // A client that half-closes after its request still gets a response. A client that has
         // disconnected entirely is still charged and occupies its connection until the decision is
-        // made; the two cases cannot be distinguished. This also means that hyper need not watch
-        // for the end of the stream, with a new buffer of 8 KiB, during each decision.
+        // made, because the two cases cannot be distinguished. With half-closing allowed, hyper
+        // need not watch for the end of the stream, with a new buffer of 8 KiB, during each
+        // decision.
         .half_close(true)
         // The maximum number of header lines is hyper's default, `net::MAX_HEADERS`; an explicit
         // setting would be slower.
         //
-        // Head and body are small: copied together, they need only one write.
+        // Head and body are small, so both are copied into one buffer for a single write.
         .writev(false)
-        .serve_connection(
-            TokioIo::new(TimedStream::new(stream, connection.bounds)),
-            service,
-        );
+        .serve_connection(TokioIo::new(stream), service);
     let serving = std::pin::pin!(serving);
     let ended = connection
         .shutdown
@@ -71,4 +79,86 @@ pub(super) fn check_host(request: &Request<Incoming>) -> Result<(), Problem> {
         (Some(_), Some(_)) => "is repeated; HTTP/1.1 requires exactly one",
     };
     Err(Problem::bad("Host", problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::{Ipv4Addr, SocketAddr},
+        time::Duration,
+    };
+
+    use hyper::Response;
+    use tidegate_net::{Bounds, Shutdown};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        time::Instant,
+    };
+
+    use super::*;
+    use crate::listener::http::read_body;
+
+    fn connection() -> Connection {
+        Connection {
+            peer: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
+            worker: 0,
+            bounds: Bounds {
+                idle: Duration::from_secs(300),
+                request: Duration::from_secs(10),
+                ..Bounds::default()
+            },
+            activity: Default::default(),
+            shutdown: Shutdown::default(),
+        }
+    }
+
+    async fn echo(request: Request<Incoming>) -> Answer {
+        match read_body(request.into_body()).await {
+            Ok(body) => Response::new(body.into()),
+            Err(problem) => problem.answer(),
+        }
+    }
+
+    /// The interim response does not end the request, although it has been written.
+    #[tokio::test(start_paused = true)]
+    async fn the_timeout_of_a_request_includes_a_body_after_100_continue() {
+        let connection = connection();
+        let (ours, mut client) = tokio::io::duplex(1 << 16);
+        let start = Instant::now();
+        let asking = async {
+            let head =
+                "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
+            client.write_all(head.as_bytes()).await.unwrap();
+            let mut received = Vec::new();
+            client.read_to_end(&mut received).await.unwrap();
+            String::from_utf8(received).unwrap()
+        };
+        let ((), received) = tokio::join!(serve(ours, &connection, echo), asking);
+        assert!(
+            received.starts_with("HTTP/1.1 100 Continue\r\n\r\n"),
+            "{received}"
+        );
+        assert_eq!(start.elapsed().as_secs(), 10, "{received}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_idle_timeout_begins_with_the_end_of_a_response() {
+        let connection = connection();
+        let (ours, mut client) = tokio::io::duplex(1 << 16);
+        let start = Instant::now();
+        let asking = async {
+            let request = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody";
+            for _ in 0..3 {
+                tokio::time::sleep(Duration::from_secs(9)).await;
+                client.write_all(request.as_bytes()).await.unwrap();
+            }
+            let mut received = Vec::new();
+            client.read_to_end(&mut received).await.unwrap();
+            received
+        };
+        let ((), received) = tokio::join!(serve(ours, &connection, echo), asking);
+        let received = String::from_utf8(received).unwrap();
+        assert_eq!(received.matches("200 OK").count(), 3, "{received}");
+        assert_eq!(start.elapsed().as_secs(), 3 * 9 + 300);
+    }
 }

@@ -3,11 +3,12 @@
 //!
 //! A cache entry (`Template`) has the bytes before the key, the bytes after it and the parsed
 //! request. JSON is parsed from left to right. So a body with the same bytes before and after its
-//! key is the same request for a different key, if the key needs no escapes in JSON. Such a body is
-//! not parsed.
+//! key is the same request for a different key, if the key needs no escapes in JSON. A body that
+//! matches a cache entry is not parsed.
 //!
-//! A decision over HTTP then takes 16,700 instructions in the program. With costs from 1 to 500,
-//! where most bodies miss the cache, it takes 21,800 (callgrind at 8c70c53).
+//! If the body matches, a decision over HTTP takes 16,700 instructions in the program. If costs
+//! vary from 1 to 500, most bodies miss the cache, and a decision takes 21,800 (callgrind at
+//! 8c70c53).
 
 use std::sync::Arc;
 
@@ -37,7 +38,8 @@ struct Template {
 }
 
 impl TemplateCache {
-    /// The number of cached entries. A body that matches none is parsed and replaces one of them.
+    /// The number of cached entries. A body that matches no cached entry is parsed and replaces a
+    /// cached entry.
     const CAPACITY: usize = 8;
 
     /// The maximum size of a cached body without its key, in bytes.
@@ -50,8 +52,8 @@ impl TemplateCache {
             .find_map(|template| Some((template.key_of(body)?, &template.parameters)))
     }
 
-    /// Caches the parsed `body`. Does nothing if `key` is not a slice of `body`, because it
-    /// contained escapes.
+    /// Caches the parsed `body`. Does nothing if `key` contained escapes and therefore is not a
+    /// slice of `body`.
     pub(super) fn remember(&mut self, body: &[u8], key: &str, parameters: &ThrottleParameters) {
         // The offset of `key` in `body`. If `key` is a copy of an escaped string, the offset is out
         // of range or the bytes there differ.
@@ -140,7 +142,7 @@ mod tests {
             (r#"{"key": "", "cost": 2}"#, Some(("", 2))),
             (r#"{"key": "käse:1", "cost": 2}"#, Some(("käse:1", 2))),
             (r#"{"cost": 3, "key": "b"}"#, Some(("b", 3))),
-            // Bodies that do not match, or cannot be matched without parsing.
+            // These bodies do not match, or cannot be matched without parsing.
             (r#"{"key":  "a", "cost": 2}"#, None),
             (r#"{"key": "a", "cost": 22}"#, None),
             (r#"{"key": "a\n", "cost": 2}"#, None),

@@ -5,7 +5,9 @@ use std::{cell::RefCell, sync::Arc};
 use tidegate_core::{
     AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, Outcome, bounds::MAX_LIMITS_PER_RULE,
 };
-use tidegate_limiter::{BuildCache, DecisionRequest, Limiter, metrics::ListenerKind};
+use tidegate_limiter::{
+    BuildCache, DecisionRequest, ServerLimiter, ThrottledRequest, metrics::ListenerKind,
+};
 use tidegate_net::{
     Problem,
     json::{self, Json, Members},
@@ -58,7 +60,7 @@ pub(super) async fn throttle(context: &ConnectionContext, body: &[u8]) -> Result
         Some(cached) => cached,
         None => parse_and_cache(body, &mut members)?,
     };
-    // If the buffers are in use by a suspended decision, fresh ones are allocated.
+    // If the buffers are in use by a suspended decision, fresh buffers are allocated.
     let mut buffers = BUFFERS.take();
     let answered = answer(context, key, &parameters, &mut buffers).await;
     BUFFERS.set(buffers);
@@ -105,7 +107,7 @@ async fn answer(
     parameters: &ThrottleParameters,
     buffers: &mut ThrottleBuffers,
 ) -> Result<Answer, Problem> {
-    let key = Limiter::throttle_key(key.as_bytes(), &mut buffers.key)?;
+    let key = ServerLimiter::throttle_key(key.as_bytes(), &mut buffers.key)?;
     let charge = Charge::new(key, &parameters.limits, parameters.cost)?;
     let now = context.limiter.now();
     let request = DecisionRequest {
@@ -116,9 +118,14 @@ async fn answer(
     };
     let decided = context.limiter.decide(request, &mut buffers.outcomes).await;
     if parameters.effect == Effect::Charge {
+        let throttled = ThrottledRequest {
+            charge: &charge,
+            outcomes: &buffers.outcomes,
+            now,
+        };
         context
             .limiter
-            .observe_throttle(ListenerKind::Http, &decided);
+            .observe_throttle(ListenerKind::Http, throttled, &decided);
     }
     let verdict = decided.verdict(&[charge], &buffers.outcomes);
     Ok(context.verdict(status(&verdict), &verdict, now))
@@ -150,7 +157,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<ThrottleRequest<'j>, Problem> {
     if !members.iter().any(|(name, _)| name == "key") {
         problems.push(Problem::bad("key", "is missing; it is the key to count by"));
     }
-    let given = members.iter().any(|(name, _)| is_field(name));
+    let has_limit_fields = members.iter().any(|(name, _)| is_field(name));
     let location: fn(usize) -> FieldLocation = if list.is_some() {
         FieldLocation::Limit
     } else {
@@ -158,7 +165,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<ThrottleRequest<'j>, Problem> {
     };
     let specs = match list {
         Some(list) => specs_of(list, &beside, &spec, &mut problems),
-        None if given => vec![spec],
+        None if has_limit_fields => vec![spec],
         None => {
             let problem =
                 "is missing; give limits such as [\"20/min\"], or an algorithm with its numbers";
@@ -183,8 +190,8 @@ fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect
     Some(if peek { Effect::Peek } else { Effect::Charge })
 }
 
-/// Parses the limits in `list`. Of the fields next to `limits` only `algorithm` is allowed; it is
-/// the algorithm of shorthands. The fields in `beside` are mistakes.
+/// Parses the limits in `list`. Next to `limits`, only the field `algorithm` is allowed, which is
+/// the default algorithm of the limits in `list`. Every field in `beside` is reported as a mistake.
 fn specs_of(
     list: Field<'_, '_>,
     beside: &[Field<'_, '_>],

@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::FutureExt as _;
 use hyper::{StatusCode, body::Body as _};
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Problem, Shutdown, auth::Authenticator, response::Answer};
 use tidegate_tower::{HeaderWriter, Legacy};
 
@@ -18,7 +18,7 @@ use super::{ConnectionContext, Endpoint};
 /// Handles a request with this body at `endpoint`, without a socket. Returns the status and body of
 /// the response. Does not support a Redis-backed limiter.
 #[must_use]
-pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
+pub fn transcript(limiter: &Arc<ServerLimiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
     let context = ConnectionContext {
         limiter: Arc::clone(limiter),
         rate_limits: None,

@@ -1,9 +1,9 @@
 //! Serialises a verdict as JSON.
 //!
-//! This is written by hand, because serialising two dozen fields with serde takes longer than the
-//! decision.
+//! The serialiser is written by hand, because serialising two dozen fields with serde takes longer
+//! than the decision.
 
-use tidegate_core::{Line, Outcome, RetryAfter, Source, Verdict};
+use tidegate_core::{Algorithm, Line, Outcome, RetryAfter, Source, Verdict};
 use tidegate_tower::RuleNames;
 
 /// The initial buffer size in bytes; most documents fit without reallocation.
@@ -32,11 +32,14 @@ pub(super) fn body(verdict: &Verdict<'_>, names: RuleNames) -> Vec<u8> {
     json.raw(r#","reset_after_ms":"#).number(reset_after);
     json.raw(r#","retry_after_ms":"#)
         .number(millis(verdict.retry_after));
+    if verdict.leading().is_some_and(is_retry_estimated) {
+        json.raw(ESTIMATED);
+    }
     json.raw(r#","delay_ms":"#)
         .number(Some(verdict.delay.as_millis_ceil()));
     json.raw(r#","exactness":"#)
         .plain(verdict.exactness.as_str());
-    // The memory store is the default source.
+    // The memory store is the default source, which is omitted.
     if verdict.source != Source::Memory {
         json.raw(r#","source":"#).plain(verdict.source.as_str());
     }
@@ -65,10 +68,24 @@ fn write_line(json: &mut Writer, line: &Line<'_>) {
         .number(Some(outcome.reset_after.as_millis_ceil()));
     json.raw(r#","retry_after_ms":"#)
         .number(millis(outcome.retry_after));
+    if is_retry_estimated(line) {
+        json.raw(ESTIMATED);
+    }
     json.raw(r#","delay_ms":"#)
         .number(Some(outcome.delay.as_millis_ceil()));
     json.raw(r#","shadow":"#).truth(line.shadow);
     json.raw("}");
+}
+
+/// Marks the `retry_after_ms` before it as an estimate.
+const ESTIMATED: &str = r#","retry_after_estimated":true"#;
+
+/// Returns whether the time to retry is an estimate. For concurrency limits, the time to retry is
+/// an estimate, because it is unknown when a slot becomes free.
+fn is_retry_estimated(line: &Line<'_>) -> bool {
+    matches!(line.limit.algorithm(), Algorithm::Concurrency { .. })
+        && !line.outcome.allowed
+        && line.outcome.retry_after != RetryAfter::Never
 }
 
 /// Returns the milliseconds until a retry would succeed; `None` means never.
@@ -76,7 +93,7 @@ pub(crate) fn millis(retry: RetryAfter) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
 }
 
-/// A JSON writer. It writes `None` as null.
+/// A JSON writer, which writes `None` as null.
 #[derive(Debug)]
 struct Writer(Vec<u8>);
 
@@ -101,7 +118,7 @@ impl Writer {
         };
     }
 
-    /// Writes a quoted string without escaping. Only for text that needs no escaping: fixed words,
+    /// Writes a quoted string without escaping. The text must need no escaping: only fixed words,
     /// and policies, which may contain time zone names.
     fn plain(&mut self, text: &str) {
         let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
@@ -172,6 +189,38 @@ mod tests {
             "limits": [line(policies[0], false, 1, 0, 1_000, 1_000), line(policies[1], true, 5, 4, 60_000, 0)],
         });
         assert_eq!(read(decision, &charge, &outcomes), expected);
+    }
+
+    /// A slot becomes free when the request that holds it ends, and that time is unknown.
+    #[test]
+    fn the_wait_for_a_concurrency_slot_is_marked_as_an_estimate() {
+        let slots = LimitSpec {
+            algorithm: Some(AlgorithmName::Concurrency),
+            limit: Some(1),
+            ..LimitSpec::default()
+        };
+        let slots = Limits::new(vec![slots.build().unwrap()]).unwrap();
+        let rates = limits(&["5/min"]);
+        let charges = [
+            Charge::new(b"slots", &slots, Cost::ONE).unwrap(),
+            Charge::new(b"rates", &rates, Cost::ONE).unwrap(),
+        ];
+        let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());
+        let mut verdict = || {
+            let now = Timestamp::from_micros(1);
+            let decision = store.check(&charges, now, Effect::Charge, &mut outcomes);
+            read(decision, &charges, &outcomes)
+        };
+        let mark = "retry_after_estimated";
+        let (admitted, denied) = (verdict(), verdict());
+        assert_eq!(admitted.get(mark), None);
+        assert_eq!(admitted["limits"][0].get(mark), None);
+        assert_eq!(
+            (&denied["retry_after_ms"], &denied[mark]),
+            (&100.into(), &true.into())
+        );
+        assert_eq!(denied["limits"][0][mark], true);
+        assert_eq!(denied["limits"][1].get(mark), None, "this wait is exact");
     }
 
     #[test]

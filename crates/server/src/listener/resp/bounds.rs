@@ -10,18 +10,19 @@ pub const MAX_BULK_BYTES: usize = 65_536;
 pub const MAX_INLINE_BYTES: usize = 65_536;
 
 /// The maximum length of a command on the wire, in bytes: enough for 64 entries with the longest
-/// names and values. It also limits the total length of the commands of a transaction.
+/// names and values. The commands of a transaction together may not be longer either.
 pub const MAX_COMMAND_BYTES: usize = 786_432;
 
-/// The maximum number of commands that are parsed before the first of them is run. It equals the
-/// number of keys that the store prefetches, and keeps a worker's list of arguments below 512 KiB.
+/// The maximum number of commands that are parsed before the first of them is run. This maximum
+/// equals the number of keys that the store prefetches, and keeps a worker's list of arguments
+/// below 512 KiB.
 pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
 
 /// The size of the read buffer, in bytes.
 pub const READ_BYTES: usize = 32_768;
 
 /// The output size in bytes above which no more commands are read or decided until the client has
-/// read it. A response that crosses this limit is still written in full.
+/// read the output. A response that crosses this output limit is still written in full.
 pub const OUTPUT_BYTES: usize = 65_536;
 
 /// The length in bytes up to which an incomplete command does not count against [`MAX_HELD_BYTES`].
@@ -29,16 +30,16 @@ pub const SMALL_BYTES: usize = 4_096;
 
 /// The maximum memory in bytes that all connections of a worker may hold together: incomplete
 /// commands, open transactions, pending Redis decisions and unread responses. A connection that
-/// would exceed it is closed.
+/// would exceed this maximum is closed.
 pub const MAX_HELD_BYTES: usize = 64 << 20;
 
 /// The maximum length in bytes of a connection, library or library version name.
 pub const MAX_NAME_BYTES: usize = 256;
 
 /// The number of bytes that the server still reads from a client after its last response. Without
-/// this, the connection could be reset before the client has read that response.
+/// these reads, the connection could be reset before the client has read the last response.
 pub const LINGER_BYTES: usize = 1 << 20;
 
 /// The maximum number of decisions that Redis makes at the same time for one client. Further
-/// commands are read once the batch is answered; further commands of a transaction wait.
+/// commands are read once the batch is answered. Further commands of a transaction wait.
 pub const MAX_WAITING: usize = 1_024;

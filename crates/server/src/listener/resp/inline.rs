@@ -4,8 +4,8 @@
 
 use super::parse::{ByteRange, ProtocolError};
 
-/// Splits `line` into words. Their bytes go to `unquoted`, which is cleared first, and their ranges
-/// to `ranges`.
+/// Splits `line` into words. Writes the bytes of the words to `unquoted`, which is cleared first,
+/// and the ranges of the words to `ranges`.
 pub(super) fn split(
     line: &[u8],
     unquoted: &mut Vec<u8>,

@@ -1,14 +1,14 @@
 //! The Redis protocol listener: `CL.THROTTLE`, `THROTTLE` and `TIDEGATE.CHECK` for any Redis
 //! client.
 //!
-//! In the order in which a command passes through them, the modules are: `connection` does I/O and
-//! timeouts, `worker` answers all complete commands, `parse` splits a few of them into arguments
-//! without copying, `command` runs one, `reply` writes the reply, and `pending` holds decisions
-//! that Redis has to make.
+//! A command passes through these modules in order: `connection` does I/O and timeouts, `worker`
+//! answers all complete commands, `parse` splits a few commands into arguments without copying,
+//! `command` runs one command, `reply` writes the reply, and `pending` holds decisions that Redis
+//! has to make.
 //!
 //! Commands that are read together are parsed, decided and answered together, with one `read` and
-//! one `write`. The store prefetches their keys before the first decision. This makes pipelines
-//! fast. All commands of such a batch are decided with the same timestamp.
+//! one `write`. The store prefetches the keys of the commands before the first decision. Batching
+//! makes pipelines fast. All commands of a batch are decided with the same timestamp.
 //!
 //! The memory that one client can use is bounded, even if the client sends large commands or does
 //! not read replies. All maximums are in [`bounds`].
@@ -28,7 +28,7 @@ mod worker;
 
 use std::{io, net::TcpListener, sync::Arc, time::Duration};
 
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{
     Bounds, Listener, Server, Tls,
     auth::{self, Authenticator},
@@ -36,8 +36,9 @@ use tidegate_net::{
 
 use self::session::Session;
 
-/// Returns the default limits of this listener. They equal the general ones, except that the idle
-/// timeout is one hour, because connection pools keep connections open and handle lost ones badly.
+/// Returns the default limits of this listener. Only the idle timeout differs from the general
+/// defaults. The idle timeout is one hour, because connection pools keep connections open and
+/// handle lost connections badly.
 #[must_use]
 pub fn default_bounds() -> Bounds {
     Bounds {
@@ -55,34 +56,37 @@ pub fn listen(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    limiter: Arc<Limiter>,
+    limiter: Arc<ServerLimiter>,
 ) -> io::Result<Listener> {
-    let context = ListenerContext {
+    let context = RespContext {
         limiter,
         username: None,
         password: None,
         tls: None,
+        top: false,
     };
     listen_guarded(server, socket, bounds, context)
 }
 
 /// The dependencies and settings of the Redis protocol listener.
 #[derive(Clone)]
-pub struct ListenerContext {
+pub struct RespContext {
     /// The limiter.
-    pub limiter: Arc<Limiter>,
+    pub limiter: Arc<ServerLimiter>,
     /// The user name that `AUTH` requires; `None` means `default`.
     pub username: Option<String>,
     /// The password that `AUTH` requires; without one, no authentication is required.
     pub password: Option<String>,
     /// The listener's TLS configuration; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
+    /// Whether clients may run `TIDEGATE.TOP`, which reveals the keys of all clients.
+    pub top: bool,
 }
 
 /// Omits the password, so that it never reaches a log.
-impl std::fmt::Debug for ListenerContext {
+impl std::fmt::Debug for RespContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ListenerContext")
+        f.debug_struct("RespContext")
             .field("username", &self.username)
             .field("tls", &self.tls)
             .finish_non_exhaustive()
@@ -98,13 +102,14 @@ pub fn listen_guarded(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    context: ListenerContext,
+    context: RespContext,
 ) -> io::Result<Listener> {
-    let ListenerContext {
+    let RespContext {
         limiter,
         username,
         password,
         tls,
+        top,
     } = context;
     let clock = limiter.clock().clone();
     let username: Arc<str> = username.as_deref().unwrap_or(session::DEFAULT_USER).into();
@@ -117,8 +122,9 @@ pub fn listen_guarded(
         .show_authenticator(Arc::clone(&authenticator));
     server.listen(socket, bounds, move |stream, connection| {
         let (limiter, tls) = (Arc::clone(&limiter), tls.clone());
-        let session =
-            Session::new(Session::next_id(), connection.peer).guarded_by(&authenticator, &username);
+        let session = Session::new(Session::next_id(), connection.peer)
+            .guarded_by(&authenticator, &username)
+            .listing_keys(top);
         async move {
             let Some(tls) = tls else {
                 return connection::serve(session, stream, connection, limiter).await;
@@ -130,11 +136,11 @@ pub fn listen_guarded(
     })
 }
 
-/// Returns the replies to a client with id 1 that sends `input`, without a socket. For tests and
-/// fuzzing; does not support a Redis-backed limiter.
+/// Returns the replies to a client with id 1 that sends `input`, without a socket. This function is
+/// for tests and fuzzing, and does not support a Redis-backed limiter.
 #[cfg(any(test, fuzzing))]
 #[must_use]
-pub fn transcript(limiter: &Limiter, input: &[u8]) -> Vec<u8> {
+pub fn transcript(limiter: &ServerLimiter, input: &[u8]) -> Vec<u8> {
     let client = std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 1));
     let mut session = Session::new(1, client);
     let mut executor = worker::CommandExecutor::default();

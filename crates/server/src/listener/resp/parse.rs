@@ -23,7 +23,7 @@ pub(super) enum ProtocolError {
     ForAnotherProtocol,
 }
 
-/// Formats the error with the text of Redis if Redis has the same error.
+/// Formats the error with the wording of Redis if Redis has the same error.
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -105,7 +105,8 @@ impl Parser {
             let end = match input.get(start) {
                 None => break,
                 Some(b'*') => self.array(input, start),
-                // The arguments of an inline command are in `unquoted`, so it is parsed alone.
+                // The arguments of an inline command are in `unquoted`, so an inline command is
+                // parsed alone.
                 Some(_) if is_first => self.line(input),
                 Some(_) => break,
             };
@@ -144,7 +145,8 @@ impl Parser {
         Some((arguments, end))
     }
 
-    /// Parses the array whose `*` is at `start`. Returns its end, or `None` if it is incomplete.
+    /// Parses the array whose `*` is at `start`. Returns the end of the array, or `None` if the
+    /// array is incomplete.
     fn array(&mut self, input: &[u8], start: usize) -> Result<Option<usize>, ProtocolError> {
         let (count, mut at) = match Header::at(input, start + 1) {
             Header::Partial => return Ok(None),
@@ -191,7 +193,7 @@ impl Parser {
 }
 
 /// Parses the bulk string whose `$` is at `at`, in a command that must end by `end_at_most`.
-/// Returns `None` if it is incomplete.
+/// Returns `None` if the bulk string is incomplete.
 fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<ByteRange>, ProtocolError> {
     match input.get(at) {
         None => return Ok(None),
@@ -203,7 +205,8 @@ fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<ByteRange>
         Header::Malformed | Header::Negative { .. } => return Err(ProtocolError::BulkLength),
         Header::Length { value, end } => (value, end),
     };
-    // Rejected by its announced length, without waiting for its bytes.
+    // An argument that is too long is rejected by its announced length, without waiting for its
+    // bytes.
     if length > MAX_BULK_BYTES {
         return Err(ProtocolError::BulkTooLong);
     }

@@ -2,26 +2,27 @@
 //!
 //! With the memory store nothing is pending. With Redis, all decisions of a batch are requested at
 //! the same time, so that they share a pipeline. No more commands are read from the client until
-//! they are made. A transaction may need more than [`MAX_WAITING`] decisions. The excess waits
-//! here, so that no single client can fill the queue to Redis.
+//! all of these decisions are made. A transaction may need more than [`MAX_WAITING`] decisions. The
+//! excess waits here, so that no single client can fill the queue to Redis.
 
 use std::{fmt, pin::Pin, sync::Arc, task};
 
 use futures_util::{StreamExt, stream};
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 
 use super::{
     bounds::MAX_WAITING,
-    command::{PendingCheck, PendingReset, PendingThrottle},
+    command::{PendingCheck, PendingReset, PendingThrottle, PendingTop},
     reply::{Protocol, Reply},
 };
 
-/// A command that needs a decision from Redis.
+/// A command that needs Redis, or another thread.
 #[derive(Debug)]
 pub(super) enum PendingCommand {
     Check(PendingCheck),
     Reset(PendingReset),
     Throttle(PendingThrottle),
+    Top(PendingTop),
 }
 
 /// A pending decision and the position of its reply.
@@ -29,7 +30,8 @@ pub(super) enum PendingCommand {
 pub(super) struct PendingReply {
     pub(super) command: PendingCommand,
     pub(super) protocol: Protocol,
-    /// The offset of the reply in the other replies; `None` if replies are off.
+    /// The byte offset in the batch's output at which the reply is inserted; `None` if the client
+    /// has turned replies off (`CLIENT REPLY`).
     pub(super) offset: Option<usize>,
 }
 
@@ -52,6 +54,7 @@ impl PendingCommand {
             Self::Check(check) => check.heap_bytes(),
             Self::Reset(reset) => reset.heap_bytes(),
             Self::Throttle(throttle) => throttle.heap_bytes(),
+            Self::Top(top) => top.heap_bytes(),
         }
     }
 }
@@ -69,7 +72,11 @@ impl PendingReply {
 
 impl PendingBatch {
     /// Starts the decisions in `pending` and merges their replies into `output`.
-    pub(super) fn new(limiter: Arc<Limiter>, pending: Vec<PendingReply>, output: Vec<u8>) -> Self {
+    pub(super) fn new(
+        limiter: Arc<ServerLimiter>,
+        pending: Vec<PendingReply>,
+        output: Vec<u8>,
+    ) -> Self {
         let decisions = pending.iter().map(|one| one.command.heap_bytes());
         let heap_bytes = pending.capacity() * size_of::<PendingReply>() + decisions.sum::<usize>();
         let answers = Box::pin(async move {
@@ -88,7 +95,7 @@ impl PendingBatch {
     }
 }
 
-async fn answer(limiter: &Limiter, pending: PendingReply) -> (Option<usize>, Vec<u8>) {
+async fn answer(limiter: &Arc<ServerLimiter>, pending: PendingReply) -> (Option<usize>, Vec<u8>) {
     let mut out = Vec::new();
     let mut reply = Reply {
         out: &mut out,
@@ -98,6 +105,7 @@ async fn answer(limiter: &Limiter, pending: PendingReply) -> (Option<usize>, Vec
         PendingCommand::Check(check) => check.answer(limiter, &mut reply).await,
         PendingCommand::Reset(reset) => reset.answer(limiter, &mut reply).await,
         PendingCommand::Throttle(throttle) => throttle.answer(limiter, &mut reply).await,
+        PendingCommand::Top(top) => top.answer(limiter, &mut reply).await,
     }
     (pending.offset, out)
 }

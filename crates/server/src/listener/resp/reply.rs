@@ -37,7 +37,8 @@ impl Reply<'_> {
         self.simple("OK");
     }
 
-    /// Writes an error. Line breaks in quoted input are replaced, so that it stays on one line.
+    /// Writes an error. Line breaks in quoted input are replaced, so that the error stays on one
+    /// line.
     pub(super) fn error(&mut self, text: fmt::Arguments<'_>) {
         self.out.push(b'-');
         let start = self.out.len();

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tidegate_limiter::Database;
-use tidegate_net::auth::{self, Attempt, Authenticator};
+use tidegate_net::auth::{self, AuthOutcome, Authenticator};
 
 use super::{reply::Protocol, transaction::Transaction};
 
@@ -31,6 +31,8 @@ pub(super) struct Session {
     /// The authenticator and the configured user name; `None` if no authentication is required.
     authenticator: Option<(Arc<Authenticator>, Arc<str>)>,
     is_authenticated: bool,
+    /// Whether commands that list the keys of all clients may be run.
+    pub(super) may_list_keys: bool,
     /// The commands since `MULTI`.
     pub(super) transaction: Option<Box<Transaction>>,
 }
@@ -77,6 +79,7 @@ impl Session {
             names: None,
             authenticator: None,
             is_authenticated: true,
+            may_list_keys: false,
             transaction: None,
         }
     }
@@ -93,6 +96,14 @@ impl Session {
         }
     }
 
+    /// Sets whether commands that list the keys of all clients may be run.
+    pub(super) fn listing_keys(self, may_list_keys: bool) -> Self {
+        Self {
+            may_list_keys,
+            ..self
+        }
+    }
+
     /// Returns whether commands of this connection may be run.
     pub(super) const fn is_authenticated(&self) -> bool {
         self.is_authenticated
@@ -104,18 +115,18 @@ impl Session {
     }
 
     /// Tries to authenticate as `user`.
-    pub(super) fn authenticate(&mut self, user: &[u8], password: &[u8]) -> Attempt {
+    pub(super) fn authenticate(&mut self, user: &[u8], password: &[u8]) -> AuthOutcome {
         let Some((authenticator, _)) = &self.authenticator else {
             return if user == DEFAULT_USER.as_bytes() {
-                Attempt::Accepted
+                AuthOutcome::Accepted
             } else {
-                Attempt::Wrong
+                AuthOutcome::Wrong
             };
         };
-        let attempt = authenticator.check(self.peer.ip(), &auth::login(user, password));
+        let outcome = authenticator.check(self.peer.ip(), &auth::login(user, password));
         // As in Redis, a wrong password does not revoke an earlier authentication.
-        self.is_authenticated |= attempt == Attempt::Accepted;
-        attempt
+        self.is_authenticated |= outcome == AuthOutcome::Accepted;
+        outcome
     }
 
     /// Returns the user name that `AUTH` with only a password uses.

@@ -6,8 +6,8 @@
 //!                  +--a command that cannot be queued--> failed --EXEC--> none     nothing is run
 //! ```
 //!
-//! Commands are stored as bytes and parsed again: transactions are rare, and a parsed command
-//! borrows from the read buffer.
+//! Commands are stored as bytes and parsed again, because a parsed command borrows from the read
+//! buffer. Transactions are rare.
 
 use super::{bounds::MAX_COMMAND_BYTES, parse::Arguments};
 
@@ -21,8 +21,8 @@ pub(super) struct Transaction {
 }
 
 impl Transaction {
-    /// Queues a command for `EXEC`. Returns false and marks the transaction as failed if its
-    /// commands together would be longer than [`MAX_COMMAND_BYTES`].
+    /// Queues a command for `EXEC`. Returns false and marks the transaction as failed if the
+    /// commands of the transaction together would be longer than [`MAX_COMMAND_BYTES`].
     pub(super) fn queue(&mut self, arguments: Arguments<'_>) -> bool {
         let before = self.queued.len();
         let fits = arguments.write(&mut self.queued, MAX_COMMAND_BYTES);

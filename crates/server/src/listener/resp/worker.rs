@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{Limits, Outcome, Scratch, Timestamp};
-use tidegate_limiter::{BuildCache, Limiter, metrics::ListenerKind};
+use tidegate_limiter::{BuildCache, ServerLimiter, metrics::ListenerKind};
 
 use super::{
     bounds::{MAX_WAITING, OUTPUT_BYTES},
@@ -57,7 +57,7 @@ impl Default for CommandBuffers {
 /// Everything that a command needs to run.
 #[derive(Debug)]
 pub(super) struct Context<'c> {
-    pub(super) limiter: &'c Limiter,
+    pub(super) limiter: &'c ServerLimiter,
     pub(super) session: &'c mut Session,
     pub(super) buffers: &'c mut CommandBuffers,
     /// Decisions of this batch that need Redis.
@@ -89,7 +89,7 @@ impl CommandExecutor {
     /// Answers the complete commands in `input`, until [`OUTPUT_BYTES`] of replies are pending.
     pub(super) fn answer(
         &mut self,
-        limiter: &Limiter,
+        limiter: &ServerLimiter,
         session: &mut Session,
         input: &[u8],
     ) -> Progress {
@@ -145,7 +145,7 @@ impl CommandExecutor {
 
     /// Takes the decisions that Redis has to make and the replies so far, if there are any such
     /// decisions.
-    pub(super) fn take_pending(&mut self, limiter: &Arc<Limiter>) -> Option<PendingBatch> {
+    pub(super) fn take_pending(&mut self, limiter: &Arc<ServerLimiter>) -> Option<PendingBatch> {
         (!self.pending.is_empty()).then(|| {
             let pending = std::mem::take(&mut self.pending);
             let output = std::mem::take(&mut self.output);

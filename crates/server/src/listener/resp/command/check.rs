@@ -1,12 +1,12 @@
 //! `TIDEGATE.CHECK`: decides a request under the rules.
 
-use tidegate::RateLimiter as _;
+use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{
     Cost, Effect, MaybeReady, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
     bounds::MAX_ENTRIES,
 };
 use tidegate_limiter::{
-    Limiter,
+    ServerLimiter,
     entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
     metrics::ListenerKind,
 };
@@ -25,8 +25,8 @@ use super::{
 /// limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
 /// The options come first, in any order and each at most once, so an entry may have the name of an
-/// option. A `retry_after_ms` of -1 means never. A limit and a remaining of -1 mean that no limit
-/// was evaluated: no rule applies, or the key is blocked.
+/// option. A `retry_after_ms` of -1 means never. `limit` and `remaining` are -1 if no limit was
+/// evaluated, because no rule applies or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided =
         CheckCommand::read(arguments.skip(1)).and_then(|command| command.decide(context, reply));
@@ -91,12 +91,12 @@ impl<'a> CheckCommand<'a> {
     fn decide(self, context: &mut Context<'_>, reply: &mut Reply<'_>) -> Result<(), Refusal> {
         let mut room = [("", ""); MAX_ENTRIES];
         let entries = self.entries(&mut room)?;
-        let given = Request::new(entries, self.cost)?;
+        let original = Request::new(entries, self.cost)?;
         let rules = context.limiter.rules();
         let replaced = normalize(context.limiter.trust(), &rules, self.spelling, entries)?;
         let normalized;
         let request = if replaced.is_empty() {
-            given
+            original
         } else {
             normalized = rewritten(entries, &replaced);
             Request::new(&normalized, self.cost)?
@@ -171,7 +171,11 @@ impl PendingCheck {
         }
     }
 
-    pub(in crate::listener::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
+    pub(in crate::listener::resp) async fn answer(
+        self,
+        limiter: &ServerLimiter,
+        reply: &mut Reply<'_>,
+    ) {
         let entries: Vec<(&str, &str)> = self
             .entries
             .iter()
@@ -186,7 +190,7 @@ impl PendingCheck {
             Ok(request) => request,
             Err(error) => return refuse(error, reply),
         };
-        let decided = limiter.check(&rules, &mut scratch, &request, self.effect);
+        let decided = limiter.check_after_pending(&rules, &mut scratch, &request, self.effect);
         match decided.await {
             Ok(verdict) => {
                 let audited = audited(&request, &rules, limiter.now());
@@ -201,22 +205,23 @@ fn audited<'a>(request: &'a Request<'a>, rules: &'a RuleSet, now: Timestamp) -> 
     AuditedRequest {
         listener: ListenerKind::Resp,
         origin: Origin::Service,
-        request,
-        rules,
-        now,
+        decided: DecidedRequest {
+            request,
+            rules,
+            now,
+        },
     }
 }
 
 fn give(
-    limiter: &Limiter,
+    limiter: &ServerLimiter,
     audited: AuditedRequest<'_>,
     verdict: &Verdict<'_>,
     effect: Effect,
     reply: &mut Reply<'_>,
 ) {
     if effect == Effect::Charge {
-        limiter.observe(audited.listener, verdict);
-        limiter.audit(audited, verdict);
+        limiter.observe_and_audit(audited, verdict);
     }
     render(verdict, reply);
 }

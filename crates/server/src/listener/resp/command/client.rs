@@ -97,8 +97,7 @@ fn set_replies(session: &mut Session, arguments: Arguments<'_>, reply: &mut Repl
     }
 }
 
-/// Accepts a setting without effect, such as `CLIENT NO-EVICT`: clients do not influence eviction
-/// here.
+/// Accepts a setting that has no effect in Tidegate, such as `CLIENT NO-EVICT`.
 fn switch(arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if arguments.is(2, "on") || arguments.is(2, "off") {
         return reply.ok();

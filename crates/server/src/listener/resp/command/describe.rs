@@ -104,11 +104,11 @@ fn docs(commands: Vec<&Command>, reply: &mut Reply<'_>) {
     }
 }
 
-fn keys(asked: Arguments<'_>, reply: &mut Reply<'_>) {
-    let Some(command) = asked.get(0).and_then(find) else {
+fn keys(arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let Some(command) = arguments.get(0).and_then(find) else {
         return reply.error(format_args!("ERR Invalid command specified"));
     };
-    match asked.get(1) {
+    match arguments.get(1) {
         Some(key) if command.keyed => {
             reply.array(1);
             reply.bulk(key);

@@ -1,9 +1,9 @@
 //! `HELLO` and `AUTH`: protocol negotiation and authentication.
 //!
-//! Without a configured password this behaves like a Redis without one: the user is `default`, and
-//! any password for that user is accepted.
+//! Without a configured password, both commands behave as in a Redis without a password: the user
+//! is `default`, and any password for that user is accepted.
 
-use tidegate_net::auth::Attempt;
+use tidegate_net::auth::AuthOutcome;
 
 use super::{
     super::{
@@ -112,9 +112,9 @@ fn authenticate(
     reply: &mut Reply<'_>,
 ) -> bool {
     match context.session.authenticate(user, password) {
-        Attempt::Accepted => return true,
-        Attempt::Wrong => wrong_pass(reply),
-        Attempt::Limited { retry_after } => reply.error(format_args!(
+        AuthOutcome::Accepted => return true,
+        AuthOutcome::Wrong => wrong_pass(reply),
+        AuthOutcome::Limited { retry_after } => reply.error(format_args!(
             "ERR too many wrong passwords from this address; try again in {} ms",
             retry_after.as_micros().div_ceil(1_000)
         )),

@@ -9,13 +9,16 @@ mod refusal;
 mod reset;
 mod server;
 mod throttle;
+mod top;
 mod transaction;
 
 use std::fmt;
 
 use tidegate_limiter::{MAX_THROTTLE_KEY_BYTES, metrics::ListenerKind};
 
-pub(super) use self::{check::PendingCheck, reset::PendingReset, throttle::PendingThrottle};
+pub(super) use self::{
+    check::PendingCheck, reset::PendingReset, throttle::PendingThrottle, top::PendingTop,
+};
 use super::{parse::Arguments, reply::Reply, worker::Context};
 
 /// A supported command.
@@ -61,8 +64,8 @@ impl Arity {
 const TRANSACTION: &[&str] = &["noscript", "loading", "stale", "fast"];
 const CONNECTION: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth"];
 
-/// All commands. Those on the hot path come first.
-static COMMANDS: [Command; 22] = [
+/// All commands, with those on the hot path first.
+static COMMANDS: [Command; 23] = [
     Command {
         name: "cl.throttle",
         arity: Arity::Between(5, 6),
@@ -98,6 +101,15 @@ static COMMANDS: [Command; 22] = [
         group: "module",
         summary: "Resets the counters that limits given in commands have for keys",
         run: reset::reset,
+    },
+    Command {
+        name: "tidegate.top",
+        arity: Arity::Between(1, 8),
+        flags: &["admin", "readonly"],
+        keyed: false,
+        group: "module",
+        summary: "Lists the keys with the most requests, denials or cost",
+        run: top::top,
     },
     Command {
         name: "del",
@@ -270,8 +282,9 @@ fn find(name: &[u8]) -> Option<&'static Command> {
         .find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// Returns the key of a command so that the store can prefetch it. This is only a hint: the command
-/// may still be rejected, and a few keys are stored in an escaped form that is not returned here.
+/// Returns the key of a command so that the store can prefetch it. The key is only a hint: the
+/// command may still be rejected, and a few keys are stored in an escaped form that is not returned
+/// here.
 pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
     find(arguments.get(0)?).filter(|command| command.keyed)?;
     let key = arguments.get(1)?;
@@ -335,7 +348,8 @@ fn unknown_subcommand(subcommand: &[u8], command: &str, reply: &mut Reply<'_>) {
     ));
 }
 
-/// Writes the error with the text of Redis, because clients match on it to detect features.
+/// Replies to an unknown command with the same error message as Redis, because clients compare the
+/// message to detect features.
 fn unknown(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let name = arguments.get(0).unwrap_or_default();
     let mut beginning = String::new();

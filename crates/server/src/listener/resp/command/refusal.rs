@@ -1,4 +1,4 @@
-//! Error messages of the throttle commands, with the texts of the programs that introduced the
+//! Error messages of the throttle commands, with the wording of the programs that introduced the
 //! commands.
 
 use std::fmt;

@@ -1,8 +1,8 @@
-//! `TIDEGATE.RESET`, `DEL` and `UNLINK`: reset the counters of limits that are sent with the
-//! request.
+//! `TIDEGATE.RESET`, `DEL` and `UNLINK`: reset the counters of limits that clients send with their
+//! requests.
 
 use futures_util::future::join_all;
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 use tidegate_redis::StoreError;
 
 use super::{
@@ -15,11 +15,11 @@ use super::{
     refuse,
 };
 
-/// The maximum number of keys per command. With Redis they are all reset concurrently.
+/// The maximum number of keys per command. With Redis, all keys are reset concurrently.
 const MAX_KEYS: usize = 64;
 
-/// Runs `TIDEGATE.RESET key [key …]` and replies with the number of keys that had a counter. It
-/// cannot reset keys of rules.
+/// Runs `TIDEGATE.RESET key [key …]` and replies with the number of keys that had a counter. The
+/// command cannot reset keys of rules.
 pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let keys = arguments.skip(1);
     if keys.len() > MAX_KEYS {
@@ -30,7 +30,7 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     let database = context.session.database;
     let mut bytes: Vec<Box<[u8]>> = Vec::with_capacity(keys.len());
     for key in keys.iter() {
-        match Limiter::throttle_key_in(database, key, &mut context.buffers.key) {
+        match ServerLimiter::throttle_key_in(database, key, &mut context.buffers.key) {
             Ok(key) => bytes.push(key.into()),
             Err(error) => return refuse(context, reply, format_args!("ERR {error}")),
         }
@@ -62,7 +62,11 @@ impl PendingReset {
         size_of_val(self.keys.as_slice()) + keys.sum::<usize>()
     }
 
-    pub(in crate::listener::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
+    pub(in crate::listener::resp) async fn answer(
+        self,
+        limiter: &ServerLimiter,
+        reply: &mut Reply<'_>,
+    ) {
         let resets = self.keys.iter().map(|key| limiter.reset(key).into_future());
         let mut count = 0;
         for reset in join_all(resets).await {

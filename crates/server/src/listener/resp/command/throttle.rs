@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{Charge, Cost, Decision, Effect, Limits, Outcome, Span, Timestamp, bounds};
-use tidegate_limiter::{DecisionRequest, Limiter, metrics::ListenerKind};
+use tidegate_limiter::{DecisionRequest, ServerLimiter, ThrottledRequest, metrics::ListenerKind};
 
 use super::{
     super::{
@@ -113,8 +113,8 @@ impl<'a> ThrottleCommand<'a> {
         let database = context.session.database;
         let buffers = &mut *context.buffers;
         let refused = |error: tidegate_core::RequestError| Refusal::Key(error.problem);
-        let key =
-            Limiter::throttle_key_in(database, self.key, &mut buffers.key).map_err(refused)?;
+        let key = ServerLimiter::throttle_key_in(database, self.key, &mut buffers.key)
+            .map_err(refused)?;
         let limits = buffers.limits.get_or_build(self.parameters, |parameters| {
             parameters.compile().map(Arc::new)
         });
@@ -146,9 +146,14 @@ impl<'a> ThrottleCommand<'a> {
             return Ok(None);
         };
         if effect == Effect::Charge {
+            let throttled = ThrottledRequest {
+                charge: &charge,
+                outcomes: &buffers.outcomes,
+                now,
+            };
             context
                 .limiter
-                .observe_throttle(ListenerKind::Resp, &decided);
+                .observe_throttle(ListenerKind::Resp, throttled, &decided);
         }
         let answer = Answer::of(&decided.decision, buffers.outcomes.first(), self.parameters);
         Ok(Some(answer))
@@ -167,12 +172,16 @@ pub(in crate::listener::resp) struct PendingThrottle {
 }
 
 impl PendingThrottle {
-    /// Does not count the limits, which are shared.
+    /// Returns the memory of the pending command, in bytes, without the limits, which are shared.
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         self.key.len()
     }
 
-    pub(in crate::listener::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
+    pub(in crate::listener::resp) async fn answer(
+        self,
+        limiter: &ServerLimiter,
+        reply: &mut Reply<'_>,
+    ) {
         let charge = Charge {
             key: &self.key,
             limits: &self.limits,
@@ -186,9 +195,14 @@ impl PendingThrottle {
             within: None,
         };
         let mut outcomes = Vec::new();
-        let decided = limiter.decide(request, &mut outcomes).await;
+        let decided = limiter.decide_after_pending(request, &mut outcomes).await;
         if self.effect == Effect::Charge {
-            limiter.observe_throttle(ListenerKind::Resp, &decided);
+            let throttled = ThrottledRequest {
+                charge: &charge,
+                outcomes: &outcomes,
+                now: self.now,
+            };
+            limiter.observe_throttle(ListenerKind::Resp, throttled, &decided);
         }
         let answer = Answer::of(&decided.decision, outcomes.first(), self.parameters);
         answer.write(self.parameters.dialect, reply);

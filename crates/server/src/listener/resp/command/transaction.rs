@@ -11,9 +11,9 @@ use super::{
     Command, refuse, run,
 };
 
-/// The commands that are allowed in a transaction in addition to those that decide. Other commands
-/// change the connection or have large replies, which would turn a few bytes of input into
-/// megabytes of output.
+/// The commands that are allowed in a transaction in addition to the commands that make decisions.
+/// Other commands change the connection or have large replies, which would turn a few bytes of
+/// input into megabytes of output.
 const ALSO: [&str; 5] = ["ping", "echo", "select", "del", "unlink"];
 
 pub(super) fn multi(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {

@@ -1,8 +1,8 @@
 //! One connection: reads commands and writes replies, with limits on the memory of both.
 //!
-//! This is a hand-written `poll` function and not `async` code. With one request per packet, the
-//! overhead of `async` code would exceed the cost of the request. The overhead of this function is
-//! one `read`, one `write` and two clock reads.
+//! The connection is a hand-written `poll` function and not `async` code. With one request per
+//! packet, the overhead of `async` code would exceed the cost of the request. The overhead of the
+//! `poll` function is one `read`, one `write` and two clock reads.
 
 #[cfg(test)]
 mod tests;
@@ -17,8 +17,8 @@ use std::{
     time::Duration,
 };
 
-use tidegate_limiter::Limiter;
-use tidegate_net::{Connection, LazyTimer};
+use tidegate_limiter::ServerLimiter;
+use tidegate_net::{Connection, StreamTimeouts, TimedStream, WriteTimeout};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::{
@@ -49,19 +49,21 @@ pub(super) async fn serve<S>(
     session: Session,
     stream: S,
     connection: Connection,
-    limiter: Arc<Limiter>,
+    limiter: Arc<ServerLimiter>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut client = Client::new(session, stream, connection, limiter);
-    // The waker is registered only once: this future is its own task, so the waker stays the same.
+    // The waker is registered only once, because this future is its own task and its waker stays
+    // the same.
     let shutdown = client.connection.shutdown.clone();
     let mut begun = std::pin::pin!(shutdown.begun());
     let mut registered = false;
     poll_fn(|cx| {
         if !registered {
             registered = true;
-            // The result is not needed: the flag is checked where it matters.
+            // The result of this poll is not needed, because `Client::poll` checks the shutdown
+            // flag itself.
             let _ = begun.as_mut().poll(cx);
         }
         BUFFERS.with_borrow_mut(|worker| client.poll(cx, worker))
@@ -74,9 +76,9 @@ pub(super) async fn serve<S>(
 
 #[derive(Debug)]
 struct Client<S> {
-    stream: S,
+    stream: TimedStream<S>,
     connection: Connection,
-    limiter: Arc<Limiter>,
+    limiter: Arc<ServerLimiter>,
     session: Session,
     /// An incomplete command, or complete commands that wait until `unsent` is written.
     unread: Vec<u8>,
@@ -89,22 +91,7 @@ struct Client<S> {
     sent: usize,
     /// Whether the stream may still buffer written bytes, as TLS does.
     must_flush: bool,
-    timer: LazyTimer,
-    waiting: Option<WaitState>,
-    /// Whether a complete command has been received.
-    has_sent_command: bool,
     counted_bytes: usize,
-}
-
-/// The event for which a connection is waiting. Each state has its own timeout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WaitState {
-    /// The next command.
-    Command,
-    /// The rest of a command.
-    Rest,
-    /// The client to read replies.
-    Room,
 }
 
 /// The connection has to be closed.
@@ -119,11 +106,21 @@ impl From<io::Error> for Closed {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
-    fn new(session: Session, stream: S, connection: Connection, limiter: Arc<Limiter>) -> Self {
+    fn new(
+        session: Session,
+        stream: S,
+        connection: Connection,
+        limiter: Arc<ServerLimiter>,
+    ) -> Self {
+        let bounds = connection.bounds;
+        let timeouts = StreamTimeouts {
+            idle: bounds.idle,
+            request: bounds.request,
+            write: WriteTimeout::Drain(bounds.write),
+        };
         Self {
             session,
-            timer: LazyTimer::new(connection.bounds.request),
-            stream,
+            stream: TimedStream::new(stream, timeouts),
             connection,
             limiter,
             unread: Vec::new(),
@@ -132,18 +129,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             unsent: Vec::new(),
             sent: 0,
             must_flush: false,
-            waiting: None,
-            has_sent_command: false,
             counted_bytes: 0,
         }
     }
 
     /// Returns ready when the connection has to be closed.
     fn poll(&mut self, cx: &mut Context<'_>, worker: &mut WorkerBuffers) -> Poll<()> {
-        let mut answered = false;
+        let mut turn = Turn::default();
         loop {
-            match self.poll_step(cx, worker, answered) {
-                Poll::Ready(Ok(Step::Go)) => answered = true,
+            match self.poll_step(cx, worker, &mut turn) {
+                Poll::Ready(Ok(Step::Go)) => turn.has_answered = true,
                 Poll::Ready(Ok(Step::Yield)) => {
                     // Yields after a full batch, so that other connections of this worker get their
                     // turn.
@@ -153,18 +148,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                 Poll::Ready(Err(Closed)) => return Poll::Ready(()),
                 // The store has its own timeout for decisions.
                 Poll::Pending if self.pending.is_some() => return Poll::Pending,
-                Poll::Pending => return self.poll_patience(cx),
+                // An idle connection does not delay the shutdown.
+                Poll::Pending if self.is_idle() && self.connection.shutdown.has_begun() => {
+                    return Poll::Ready(());
+                }
+                Poll::Pending => return Poll::Pending,
             }
         }
     }
 
-    /// Performs one step: writes unsent replies. If there are none, answers a decided batch or
-    /// unread commands. If there are none either, reads and answers new commands.
+    /// Performs one step: writes unsent replies. Without unsent replies, answers a decided batch or
+    /// unread commands. Without unread commands either, reads and answers new commands.
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
         worker: &mut WorkerBuffers,
-        answered: bool,
+        turn: &mut Turn,
     ) -> Poll<Result<Step, Closed>> {
         ready!(self.poll_flush(cx))?;
         if let Some(pending) = &mut self.pending {
@@ -175,30 +174,37 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             return Poll::Ready(Ok(Step::Go));
         }
         let shutdown = || self.connection.shutdown.has_begun();
-        if self.session.ending != Ending::No || (answered && self.unread.is_empty() && shutdown()) {
+        if self.session.ending != Ending::No
+            || (turn.has_answered && self.unread.is_empty() && shutdown())
+        {
             return Poll::Ready(Err(Closed));
         }
         if self.more {
             self.answer_unread(&mut worker.executor);
         } else {
-            ready!(self.poll_read(cx, worker))?;
+            turn.read_bytes += ready!(self.poll_read(cx, worker))?;
         }
         self.pending = worker.executor.take_pending(&self.limiter);
         self.send(cx, &mut worker.executor.output)?;
         self.account()?;
-        Poll::Ready(Ok(if self.more { Step::Yield } else { Step::Go }))
+        // A client that sends faster than it gets replies must not occupy the worker, because every
+        // read would succeed. The bytes of several reads are added up, because with TLS a read
+        // returns at most 16 KiB.
+        let is_over = self.more || turn.read_bytes >= READ_BYTES;
+        Poll::Ready(Ok(if is_over { Step::Yield } else { Step::Go }))
     }
 
-    /// Reads once and answers the complete commands.
+    /// Reads once and answers the complete commands. Returns the number of bytes read.
     fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
         worker: &mut WorkerBuffers,
-    ) -> Poll<Result<(), Closed>> {
+    ) -> Poll<Result<usize, Closed>> {
         let WorkerBuffers { input, executor } = worker;
         input.resize(SMALL_BYTES + READ_BYTES, 0);
-        // A short incomplete command is copied in front of the new bytes. The new bytes are
-        // appended to a long command instead: copying it with each read would take quadratic time.
+        // A short incomplete command is copied in front of the new bytes. If the incomplete command
+        // is long, the new bytes are appended to it instead, because copying a long command with
+        // each read would take quadratic time.
         let small = self.unread.len() <= SMALL_BYTES;
         let start = if small { self.unread.len() } else { 0 };
         let mut buffer = ReadBuf::new(&mut input[start..start + READ_BYTES]);
@@ -218,7 +224,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             self.unread.extend_from_slice(&input[..end]);
             self.answer_unread(executor);
         }
-        Poll::Ready(Ok(()))
+        Poll::Ready(Ok(end - start))
     }
 
     fn answer_unread(&mut self, executor: &mut CommandExecutor) {
@@ -230,8 +236,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     fn note(&mut self, progress: super::worker::Progress) {
         self.more = progress.more && !self.unread.is_empty();
         if progress.used > 0 {
-            self.waiting = None;
-            self.has_sent_command = true;
+            let phase = self.stream.phase();
+            if self.unread.is_empty() {
+                phase.await_request();
+            } else {
+                phase.await_rest();
+            }
             self.connection.activity.note_request();
         }
     }
@@ -264,7 +274,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         if self.sent > 0 {
             self.unsent = Vec::new();
             self.sent = 0;
-            self.waiting = None;
         }
         if self.must_flush {
             ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
@@ -292,49 +301,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         BUFFERED_BYTES.set(total);
         self.counted_bytes = holds;
         if total > MAX_HELD_BYTES && holds > SMALL_BYTES + READ_BYTES {
-            tracing::warn!(peer = %self.connection.peer, "connection closed: the worker buffers too much for slow clients");
+            tracing::warn!(peer = %self.connection.peer, "connection closed: the client buffers of this worker exceed their memory limit");
             return Err(Closed);
         }
         Ok(())
     }
 
-    /// Returns ready if a timeout has expired, or if the connection is idle during a shutdown.
-    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let waiting = self.waits_for();
-        if self.waiting != Some(waiting) {
-            self.waiting = Some(waiting);
-            self.timer.set(self.timeout_of(waiting));
-        }
-        if waiting == WaitState::Command && self.connection.shutdown.has_begun() {
-            return Poll::Ready(());
-        }
-        self.timer.poll_due(cx)
-    }
-
-    fn waits_for(&self) -> WaitState {
-        if !self.unsent.is_empty() || self.must_flush {
-            WaitState::Room
-        } else if self.unread.is_empty() {
-            WaitState::Command
-        } else {
-            WaitState::Rest
-        }
-    }
-
-    fn timeout_of(&self, waiting: WaitState) -> Duration {
-        let bounds = &self.connection.bounds;
-        match waiting {
-            // A new connection must send its first command within `request`, not within `idle`.
-            WaitState::Command if !self.has_sent_command => bounds.request,
-            WaitState::Command => bounds.idle,
-            WaitState::Rest => bounds.request,
-            WaitState::Room => bounds.write,
-        }
+    /// Returns whether the connection is idle: the client has sent no incomplete command and has
+    /// read all replies.
+    const fn is_idle(&self) -> bool {
+        self.unsent.is_empty() && !self.must_flush && self.unread.is_empty()
     }
 
     /// Closes the connection so that the client can read the last reply. Closing a socket with
     /// unread input sends a RST, which may discard the reply.
     async fn linger(mut self) {
+        // The timeout `LINGER` below limits the time.
+        let _response = self.stream.phase().begin_response();
         let stream = &mut self.stream;
         let drained = async {
             stream.shutdown().await?;
@@ -353,6 +336,13 @@ impl<S> Drop for Client<S> {
     fn drop(&mut self) {
         BUFFERED_BYTES.set(BUFFERED_BYTES.get() - self.counted_bytes);
     }
+}
+
+/// What a connection has done since its worker last polled it.
+#[derive(Debug, Default)]
+struct Turn {
+    has_answered: bool,
+    read_bytes: usize,
 }
 
 /// The next action after a step.

@@ -1,6 +1,9 @@
 //! Tests of a connection over an in-memory pipe, with paused time.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    rc::Rc,
+};
 
 use proptest::prelude::*;
 use tidegate::Clock;
@@ -22,10 +25,10 @@ const PIPELINE: &[u8] = b"*1\r\n$4\r\nPING\r\n\
     *3\r\n$4\r\nNOPE\r\n$0\r\n\r\n$1\r\n1\r\n*2\r\n$4\r\nECHO\r\n$2\r\n\xff\0\r\n\
     *2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n*2\r\n$7\r\nCOMMAND\r\n$5\r\nCOUNT\r\n";
 
-fn limiter() -> Arc<Limiter> {
+fn limiter() -> Arc<ServerLimiter> {
     let store = MemoryStore::new(MemoryBounds::default());
     let clock = Clock::manual(Timestamp::from_micros(1_000_000_000));
-    Arc::new(Limiter::new(RuleSet::default(), store, clock))
+    Arc::new(ServerLimiter::new(RuleSet::default(), store, clock))
 }
 
 fn connection(bounds: Bounds) -> Connection {
@@ -58,8 +61,8 @@ fn answers(pieces: &[&[u8]], pipe_bytes: usize) -> Vec<u8> {
         let (mut reader, mut writer) = tokio::io::split(theirs);
         let sent = async {
             for piece in pieces {
-                // After a protocol error the server stops reading; the replies before it still
-                // count.
+                // After a protocol error the server stops reading, but the replies before the error
+                // still count.
                 if writer.write_all(piece).await.is_err() {
                     break;
                 }
@@ -86,7 +89,7 @@ fn a_pipeline_has_the_same_replies_wherever_it_is_split() {
         "{}",
         text(&whole)
     );
-    assert!(whole.ends_with(b":1\r\n:22\r\n"), "{}", text(&whole));
+    assert!(whole.ends_with(b":1\r\n:23\r\n"), "{}", text(&whole));
     for cut in 0..=PIPELINE.len() {
         let (before, after) = PIPELINE.split_at(cut);
         assert_eq!(
@@ -292,6 +295,75 @@ async fn a_million_commands_in_one_pipeline_are_answered_in_bounded_memory() {
     );
 }
 
+/// A client that sends commands without a pause until `left` is 0, and reads all replies.
+struct Flood {
+    /// The number of bytes that the server has not read.
+    left: Rc<Cell<usize>>,
+    received: Rc<Cell<usize>>,
+}
+
+/// The number of bytes that one read returns, which is about the size of a TLS record.
+const PIECE_BYTES: usize = 16_380;
+
+impl AsyncRead for Flood {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.left.get() == 0 {
+            return Poll::Pending;
+        }
+        buffer.put_slice(&b"PING\r\n".repeat(PIECE_BYTES / 6));
+        self.left.set(self.left.get() - PIECE_BYTES);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Flood {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.received.set(self.received.get() + bytes.len());
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_commands_leaves_the_worker_to_other_connections() {
+    const PIECES: usize = 100;
+    let (left, received) = (Rc::new(Cell::new(PIECES * PIECE_BYTES)), Rc::default());
+    let flood = Flood {
+        left: Rc::clone(&left),
+        received: Rc::clone(&received),
+    };
+    let connection = connection(Bounds::default());
+    let session = Session::new(1, connection.peer);
+    let mut served = std::pin::pin!(serve(session, flood, connection, limiter()));
+    while left.get() > 0 {
+        let before = left.get();
+        poll_fn(|cx| {
+            assert!(served.as_mut().poll(cx).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        let read = before - left.get();
+        assert!((1..2 * READ_BYTES).contains(&read), "{read} bytes at once");
+    }
+    let commands = PIECES * PIECE_BYTES / b"PING\r\n".len();
+    assert_eq!(received.get(), commands * b"+PONG\r\n".len());
+}
+
 #[tokio::test]
 async fn large_replies_do_not_accumulate() {
     let (served, theirs) = open(1 << 20, connection(Bounds::default()));
@@ -332,7 +404,8 @@ async fn the_buffer_for_slow_clients_is_limited_per_worker() {
         theirs.write_all(b"PING\r\n").await.unwrap();
         let mut answer = [0; 7];
         theirs.read_exact(&mut answer).await.unwrap();
-        // A short incomplete command is free; one that needs much memory closes the connection.
+        // A short incomplete command is free, but a command that needs much memory closes the
+        // connection.
         theirs
             .write_all(b"*2\r\n$4\r\nECHO\r\n$65536\r\n")
             .await

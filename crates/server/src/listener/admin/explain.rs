@@ -1,0 +1,173 @@
+//! `POST /v1/explain`: how a request would be decided, and why.
+
+use hyper::StatusCode;
+use serde_json::{Map, Value, json};
+use tidegate_core::{Request, Rule, RuleSet, Source};
+use tidegate_limiter::{
+    ExplainError, ExplainedCharge, Explanation, ServerLimiter,
+    entries::{normalize, rewritten},
+};
+use tidegate_net::{
+    Problem,
+    json::object,
+    response::{Answer, json},
+};
+
+use super::{
+    super::http::{CheckRequest, millis, read_check},
+    blocks,
+    denials::masked,
+    keys,
+    path::no_rule,
+    query::Query,
+    store_problem,
+};
+
+/// The maximum and the default of `n`, the number of listed rules that do not apply.
+const MAX_OTHERS: usize = 1_000;
+
+pub(super) async fn explain(
+    limiter: &ServerLimiter,
+    query: Option<&str>,
+    body: &[u8],
+) -> Result<Answer, Problem> {
+    let query = Query::parse(query, &["rule", "n"], None)?;
+    let others = query.count(MAX_OTHERS, MAX_OTHERS)?;
+    let members = object(body)?;
+    let CheckRequest {
+        entries,
+        cost,
+        spelling,
+    } = read_check(&members)?;
+    Request::new(&entries, cost)?;
+    let rules = limiter.rules();
+    let only = query.get("rule");
+    if let Some(name) = only
+        && rules.rule(name).is_none()
+    {
+        return Err(no_rule(&rules, name, &[]));
+    }
+    let replaced = normalize(limiter.trust(), &rules, spelling, &entries)?;
+    let entries = rewritten(&entries, &replaced);
+    let request = Request::new(&entries, cost)?;
+    let explained = limiter.explain(&rules, &request).await;
+    let explanation = explained.map_err(|error| match error {
+        ExplainError::Request(error) => Problem::from(error),
+        ExplainError::Store(error) => store_problem(error),
+    })?;
+    let view = View {
+        limiter,
+        rules: &rules,
+        request: &request,
+        explanation: &explanation,
+    };
+    Ok(json(StatusCode::OK, &view.document(only, others)))
+}
+
+/// The context for serialising an explanation.
+struct View<'a> {
+    limiter: &'a ServerLimiter,
+    rules: &'a RuleSet,
+    request: &'a Request<'a>,
+    explanation: &'a Explanation<'a>,
+}
+
+impl View<'_> {
+    /// Serialises the explanation. Lists every rule that applies and up to `most` rules that do
+    /// not. If `only` is given, lists only the rule of that name.
+    fn document(&self, only: Option<&str>, most: usize) -> Value {
+        let (mut rows, mut others, mut omitted) = (Vec::new(), 0, 0_u64);
+        let is_listed = |rule: &&Rule| only.is_none_or(|only| only == rule.name());
+        // The charges are in the order of the rules.
+        let mut charges = self.explanation.charges.iter().peekable();
+        for rule in self.rules.iter() {
+            let charge = charges.next_if(|charge| charge.rule.name() == rule.name());
+            if !is_listed(&rule) {
+                continue;
+            }
+            match charge {
+                Some(charge) => rows.push(self.applied(charge)),
+                None if others == most => omitted += 1,
+                None => {
+                    others += 1;
+                    rows.push(self.not_applied(rule));
+                }
+            }
+        }
+        let explanation = self.explanation;
+        let entries = self.request.entries().iter();
+        let entries: Map<String, Value> = entries
+            .map(|(name, value)| ((*name).to_owned(), (*value).into()))
+            .collect();
+        let mut document = json!({
+            "allowed": explanation.allowed,
+            "retry_after_ms": millis(explanation.retry_after),
+            "exactness": explanation.exactness.as_str(),
+            "entries": entries,
+            "rules": rows,
+        });
+        if let Some(reason) = explanation.reason {
+            document["reason"] = reason.as_str().into();
+        }
+        // The memory store is the default source, which is omitted, as in a verdict.
+        if explanation.source != Source::Memory {
+            document["source"] = explanation.source.as_str().into();
+        }
+        if let Some(when) = explanation.allowed_by {
+            document["allowed_by"] = when.to_string().into();
+        }
+        if omitted > 0 {
+            document["omitted"] = omitted.into();
+        }
+        document
+    }
+
+    fn applied(&self, charge: &ExplainedCharge<'_>) -> Value {
+        let now = self.explanation.block_now;
+        let policies = charge.policies.iter().map(|policy| &**policy);
+        let blocked_for = charge
+            .block
+            .as_ref()
+            .map(|block| keys::blocked_for(block, now));
+        let limits = keys::limit_documents(policies, &charge.standing, &charge.next, blocked_for);
+        let mut document = json!({
+            "rule": charge.rule.name(),
+            "applies": true,
+            "mode": charge.rule.mode().as_str(),
+            "key": masked(&charge.key, self.limiter.key_mask()),
+            "cost": charge.cost.units(),
+            "allowed": charge.allowed,
+            "retry_after_ms": millis(charge.retry_after),
+            "limits": limits,
+        });
+        if let Some(reason) = charge.reason {
+            document["reason"] = reason.as_str().into();
+        }
+        if let Some(block) = &charge.block {
+            let block = blocks::document_without_key(self.limiter, self.rules, block, now);
+            document["block"] = block;
+        }
+        if charge.is_stretched {
+            document["elastic"] = true.into();
+        }
+        if charge.source == Source::Policy {
+            document["because"] =
+                "Redis is unreachable, and the `on_failure` policy decides without the limits"
+                    .into();
+        }
+        document
+    }
+
+    fn not_applied(&self, rule: &Rule) -> Value {
+        let explanation = self.explanation;
+        let failed = rule.failed_condition(self.request, explanation.now);
+        let because = match (failed, explanation.allowed_by) {
+            (Some(failed), _) => failed.to_string(),
+            (None, Some(when)) => format!("the allow list has {when}"),
+            // The rules and the time are those of the decision, so either a condition failed or the
+            // allow list matched, and this case does not occur.
+            (None, None) => "it does not apply".to_owned(),
+        };
+        json!({"rule": rule.name(), "applies": false, "because": because})
+    }
+}

@@ -1,0 +1,132 @@
+//! Top talkers: parses the parameters of a query and answers the query, for the admin listener and
+//! the Redis protocol listener.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate_core::top::{MAX_TOP_KEYS, Measure, Period};
+use tidegate_limiter::{
+    ServerLimiter,
+    top::{OtherServers, TopError, TopList, TopQuery},
+};
+use tidegate_net::input::shown;
+use tokio::sync::Semaphore;
+
+/// The number of rows if the query does not specify it.
+const DEFAULT_COUNT: usize = 20;
+
+/// The timeout for reading the counts that other servers have published in Redis. After a timeout,
+/// the answer covers the requests of this server only.
+const REDIS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The maximum number of queries that are answered at the same time. Each may hold megabytes of
+/// counts of other servers and keeps a thread busy, so a client with many queries must not start
+/// them all at once.
+const MAX_QUERIES: usize = 2;
+
+static QUERIES: Semaphore = Semaphore::const_new(MAX_QUERIES);
+
+/// Returns the query for a request without parameters.
+pub(super) fn default_query() -> TopQuery {
+    TopQuery {
+        rule: None,
+        by: Measure::default(),
+        over: Period::default(),
+        count: DEFAULT_COUNT,
+    }
+}
+
+/// Parses the number by which keys are ranked, or returns the problem.
+pub(super) fn measure(text: &str) -> Result<Measure, String> {
+    Measure::parse(text).ok_or_else(|| unknown(Measure::ALL.map(Measure::as_str), text))
+}
+
+/// Reads the period, or returns the problem.
+pub(super) fn period(text: &str) -> Result<Period, String> {
+    Period::parse(text).ok_or_else(|| unknown(Period::ALL.map(Period::as_str), text))
+}
+
+/// Reads the number of rows, or returns the problem.
+pub(super) fn count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok();
+    count
+        .filter(|count| (1..=MAX_TOP_KEYS).contains(count))
+        .ok_or_else(|| {
+            let text = shown(text);
+            format!("must be a number from 1 to {MAX_TOP_KEYS}, got `{text}`")
+        })
+}
+
+fn unknown<const N: usize>(accepted: [&str; N], text: &str) -> String {
+    let (last, others) = accepted.split_last().unwrap_or((&"", &[]));
+    let others = others.join(", ");
+    format!("must be {others} or {last}, got `{}`", shown(text))
+}
+
+/// Answers `query` on a thread that decides no requests, because sorting the keys of many time
+/// slices takes milliseconds. Waits while [`MAX_QUERIES`] others are being answered.
+pub(super) async fn answer(
+    limiter: &Arc<ServerLimiter>,
+    query: TopQuery,
+) -> Result<TopList, Failure> {
+    let permit = QUERIES.acquire().await;
+    let permit = permit.map_err(|_| Failure::ShuttingDown)?;
+    let others = tokio::time::timeout(REDIS_TIMEOUT, limiter.top_of_others(&query)).await;
+    let others = others.unwrap_or_else(|_| {
+        OtherServers::unknown("Redis did not answer within 2 seconds".to_owned())
+    });
+    let limiter = Arc::clone(limiter);
+    let answered = tokio::task::spawn_blocking(move || {
+        // The client may disconnect, and the thread still holds the counts.
+        let _permit = permit;
+        limiter.top(&query, &others)
+    });
+    let answered = answered.await;
+    let answered = answered.map_err(|_| Failure::ShuttingDown)?;
+    answered.map_err(Failure::Top)
+}
+
+/// The reason why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error(transparent)]
+    Top(TopError),
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::Clock;
+    use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp, top::TopBounds};
+
+    use super::*;
+
+    #[test]
+    fn a_query_waits_while_others_are_answered() {
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = ServerLimiter::new(
+            RuleSet::default(),
+            store,
+            Clock::manual(Timestamp::from_micros(1_700_000_000_000_000)),
+        );
+        let limiter = Arc::new(limiter.with_top(Some(TopBounds::default())));
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        // Jobs on the only thread are done in order.
+        let runtime = runtime
+            .max_blocking_threads(1)
+            .enable_time()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let permits: Vec<_> = (0..MAX_QUERIES).map(|_| QUERIES.try_acquire()).collect();
+            let query = tokio::spawn(async move { answer(&limiter, default_query()).await });
+            for _ in 0..3 {
+                tokio::task::yield_now().await;
+                tokio::task::spawn_blocking(|| ()).await.unwrap();
+            }
+            assert!(!query.is_finished());
+            drop(permits);
+            assert!(query.await.unwrap().is_ok());
+        });
+    }
+}
