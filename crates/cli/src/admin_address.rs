@@ -10,7 +10,7 @@ use crate::print;
 const DEFAULT_HOST: &str = "127.0.0.1";
 const DEFAULT_PORT: u16 = 8082;
 
-/// The address of the admin listener. Its text is `HOST:PORT`.
+/// The address of the admin listener. The text of the address is `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AdminAddress {
     /// A name or an IP address, without the brackets of an IPv6 address.
@@ -30,7 +30,7 @@ impl AdminAddress {
     /// Parses `PORT`, `HOST`, `HOST:PORT`, or an HTTP URL with no path but `/`.
     ///
     /// Without a scheme, the default host is 127.0.0.1 and the default port 8082. A URL has the
-    /// default port of its scheme, as everywhere.
+    /// default port of its scheme.
     pub(crate) fn parse(given: &str) -> Result<Self, String> {
         let (scheme, rest) = match given.split_once("://") {
             None => (None, given),
@@ -43,6 +43,14 @@ impl AdminAddress {
             Some(_) => return Err(not_an_address(given)),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
+        // A password may also contain these characters, but a password is not part of an address
+        // either.
+        if rest.contains(['/', '?', '#']) {
+            return Err(format!(
+                "\"{}\" is not an address; leave out what follows the host and the port; {FORMS}",
+                shown(given)
+            ));
+        }
         let default_port = match scheme {
             None => DEFAULT_PORT,
             Some(Scheme::Http) => 80,
@@ -96,7 +104,8 @@ fn split(text: &str) -> (&str, Option<&str>) {
 }
 
 /// Returns a host without brackets; `None` if it is neither an IP address nor a name. Resolvers
-/// take some numbers for IPv4 addresses, such as `8082` or `127.1`; that is never what is meant.
+/// take some numbers, such as `8082` or `127.1`, for IPv4 addresses, which is never what the user
+/// means.
 fn parse_host(host: &str) -> Option<String> {
     let in_brackets = host
         .strip_prefix('[')
@@ -183,6 +192,15 @@ mod tests {
             ("http://8082", "\"http://8082\" is not an address; "),
             ("http://a/x", "\"http://a/x\" is not an address; "),
             ("http://", "\"http://\" is not an address; "),
+            (
+                "http://a:9/metrics",
+                "\"http://a:9/metrics\" is not an address; leave out what follows the host and the port; ",
+            ),
+            ("a:9/x", "\"a:9/x\" is not an address; leave out"),
+            (
+                "http://a:9?x",
+                "\"http://a:9?x\" is not an address; leave out",
+            ),
             ("redis://a", "\"redis://a\" is not an address; "),
             ("no address", "\"no address\" is not an address; "),
             ("http://u:secret@a:9", "\"…@a:9\" is not an address; "),

@@ -3,6 +3,7 @@
 use std::{convert::Infallible, path::PathBuf};
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
+use tidegate_simulate::{EntryMapping, LogFormat, Share, WhatIf};
 
 use crate::print;
 
@@ -12,7 +13,7 @@ Examples:
   tidegate status
   tidegate block login 203.0.113.9 --for 1h --reason \"credential stuffing\"
 
-All commands but `serve`, `check` and `version` need the admin listener of a running server (`listen.admin`).
+All commands but `serve`, `check`, `simulate` and `version` need the admin listener of a running server (`listen.admin`).
 
 Exit codes:
   0  success, or the answer is yes
@@ -31,6 +32,20 @@ Examples:
   tidegate check --envoy /etc/ratelimit/config
 
 Exit codes: 0 if the file can be used, 1 if it has mistakes, 2 if it cannot be read.";
+
+const SIMULATE_HELP: &str = "\
+Examples:
+  tidegate simulate rules.yaml --log /var/log/nginx/access.log /var/log/nginx/access.log.1.gz
+  tidegate simulate rules.yaml --log access.json --entry customer=user.id --json
+  tidegate simulate new.yaml --against rules.yaml --log access.log --fail-over 0.1%
+  tidegate simulate rules.yaml --log access.log --what-if api.limit=200/min --suggest
+  kubectl logs deploy/web | tidegate simulate rules.yaml --log - --format '$remote_addr [$msec] \"$request\"'
+
+The known formats are detected: combined, common and main (nginx, Apache), caddy, tidegate, traefik,
+envoy, haproxy, JSON lines, and CSV with a header. Files may be compressed with gzip or zstd.
+
+Exit codes: 0 if the logs were simulated, 2 if the rules or a log cannot be read, 3 if more is denied
+than --fail-over allows, 130 after Ctrl-C.";
 
 /// Explains the arguments of all commands with a key.
 macro_rules! key_help {
@@ -57,6 +72,38 @@ const UNBLOCK_HELP: &str = key_help!(
 
 const INSPECT_HELP: &str = key_help!("  tidegate inspect login 203.0.113.9");
 
+const TOP_HELP: &str = "\
+Examples:
+  tidegate top
+  tidegate top login --by denied --over 1h
+  tidegate top --watch
+
+The true number of a key is at most AT MOST and at least AT LEAST. The totals are exact.";
+
+const KEYS_HELP: &str = "\
+Examples:
+  tidegate keys login
+  tidegate keys login -n 1000
+
+A key is listed from its first charge until nothing of it is spent. With Redis, the servers visit all \
+their keys to find those of the rule, so this takes time on a large Redis, and a key may be listed twice.";
+
+const DENIALS_HELP: &str = "\
+Examples:
+  tidegate denials
+  tidegate denials --rule login --since 1h
+  tidegate denials --rule api --key acme --key /v1/export
+
+Each server lists the denials of its own listeners since its start, for as long as they are in memory \
+(`denials.max_bytes` in the rules file).";
+
+const EXPLAIN_HELP: &str = "\
+Examples:
+  tidegate explain path=/login method=POST ip=203.0.113.9
+  tidegate explain --cost 5 path=/api/export customer=acme
+
+Nothing is charged. The entries are normalised as those of /v1/check.";
+
 const RESET_HELP: &str = key_help!(
     "  tidegate reset login 203.0.113.9
   tidegate reset --throttle user:42"
@@ -81,6 +128,10 @@ pub(crate) enum Command {
     /// mistake
     #[command(after_help = CHECK_HELP)]
     Check(Check),
+    /// Try a rules file on recorded traffic: read access logs, and report which requests the rules
+    /// would have denied
+    #[command(after_help = SIMULATE_HELP)]
+    Simulate(Simulate),
     /// Show the status of the running server: version, readiness, store, rules and listeners
     Status {
         #[command(flatten)]
@@ -101,14 +152,15 @@ pub(crate) enum Command {
     Block {
         #[command(flatten)]
         key: Key,
-        /// The duration, such as 10min, 1h or forever [default: the rule's longest window, at least 1min]
+        /// The duration, such as 10min, 1h or forever [default: the rule's longest window, at least
+        /// 1min]
         #[arg(long = "for", value_name = "TIME")]
         span: Option<String>,
         /// The reason, shown in the list of blocks
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,
-        /// Accept values in a form that the listeners never count, for services that send their entries
-        /// with `raw`
+        /// Accept values in a form that the listeners never count, for services that send their
+        /// entries with `raw`
         #[arg(long)]
         raw: bool,
         /// Let the block end earlier than the block that the key already has; without this, such a
@@ -139,11 +191,43 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
+    /// List the keys of a rule, with what remains of each limit
+    #[command(after_help = KEYS_HELP)]
+    Keys {
+        #[command(flatten)]
+        options: KeysOptions,
+        #[command(flatten)]
+        admin: Admin,
+    },
+    /// List recent denials, newest first
+    #[command(after_help = DENIALS_HELP)]
+    Denials {
+        #[command(flatten)]
+        options: DenialsOptions,
+        #[command(flatten)]
+        admin: Admin,
+    },
+    /// Show how a request would be decided, and which rules do not apply to it and why
+    #[command(after_help = EXPLAIN_HELP)]
+    Explain {
+        #[command(flatten)]
+        options: ExplainOptions,
+        #[command(flatten)]
+        admin: Admin,
+    },
     /// Reset the counters of a key; a block on it stays
     #[command(after_help = RESET_HELP, override_usage = reset_usage())]
     Reset {
         #[command(flatten)]
         key: KeyOrThrottle,
+        #[command(flatten)]
+        admin: Admin,
+    },
+    /// List the keys with the most requests, denials or cost
+    #[command(after_help = TOP_HELP)]
+    Top {
+        #[command(flatten)]
+        options: TopOptions,
         #[command(flatten)]
         admin: Admin,
     },
@@ -160,6 +244,80 @@ fn key_usage(command: &str) -> String {
 fn reset_usage() -> String {
     let throttle = "tidegate reset [OPTIONS] --throttle <KEY>";
     format!("{}\n       {throttle}", key_usage("reset"))
+}
+
+/// The options of `top`.
+#[derive(Debug, Arguments)]
+pub(crate) struct TopOptions {
+    /// The rule's name [default: all rules]
+    pub(crate) rule: Option<String>,
+    /// The number to rank keys by: requests, denied or cost
+    #[arg(long, default_value = "requests", value_name = "WHAT")]
+    pub(crate) by: String,
+    /// The period: 5m, 15m, 1h or 1d
+    #[arg(long, default_value = "5m", value_name = "TIME")]
+    pub(crate) over: String,
+    /// The number of rows, 1 to 1000
+    #[arg(short = 'n', long = "count", default_value = "20", value_name = "N")]
+    pub(crate) count: String,
+    /// Repeat the list every 2 seconds until interrupted. On a terminal, each list replaces the one
+    /// before
+    #[arg(long)]
+    pub(crate) watch: bool,
+}
+
+/// The options of `keys`.
+#[derive(Debug, Arguments)]
+pub(crate) struct KeysOptions {
+    /// The rule's name
+    pub(crate) rule: String,
+    /// The number of keys after which the list ends
+    #[arg(short = 'n', default_value = "100", value_name = "N")]
+    pub(crate) count: usize,
+    /// Where to continue, as printed after the last key of an earlier list
+    #[arg(long, value_name = "POSITION")]
+    pub(crate) after: Option<String>,
+}
+
+/// The options of `denials`.
+#[derive(Debug, Arguments)]
+pub(crate) struct DenialsOptions {
+    /// The rule's name [default: all rules, and limits sent with requests]
+    #[arg(long)]
+    pub(crate) rule: Option<String>,
+    /// A value of the key; repeat the option for each value, in the order of the rules file
+    #[arg(long = "key", value_name = "VALUE", allow_hyphen_values = true)]
+    pub(crate) key: Vec<String>,
+    /// The age of the oldest denial, such as 10min or 1h
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<String>,
+    /// The number of rows, 1 to 1000
+    #[arg(short = 'n', default_value = "100", value_name = "N")]
+    pub(crate) count: String,
+}
+
+/// The options of `explain`.
+#[derive(Debug, Arguments)]
+pub(crate) struct ExplainOptions {
+    /// The entries of the request, as NAME=VALUE
+    #[arg(required = true, value_name = "NAME=VALUE", value_parser = entry)]
+    pub(crate) entries: Vec<(String, String)>,
+    /// The cost of the request [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) cost: Option<u64>,
+    /// Show only this rule
+    #[arg(long, value_name = "NAME")]
+    pub(crate) rule: Option<String>,
+    /// Use the values unchanged, for services that send their entries with `raw`
+    #[arg(long)]
+    pub(crate) raw: bool,
+}
+
+fn entry(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE, such as path=/login".to_owned()),
+    }
 }
 
 /// A key of a rule.
@@ -259,6 +417,45 @@ pub(crate) struct Check {
     /// The output format of the findings
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
     pub(crate) format: Format,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct Simulate {
+    /// The rules file
+    #[arg(value_name = "RULES")]
+    pub(crate) file: PathBuf,
+    /// The access logs; `-` is standard input. Several are merged by time
+    #[arg(long = "log", required = true, num_args = 1.., value_name = "FILE")]
+    pub(crate) logs: Vec<PathBuf>,
+    /// The format of the logs: the name of a known format, nginx's `log_format` string, or Apache's
+    /// `LogFormat` string [default: detected]
+    #[arg(long, value_name = "FORMAT", value_parser = LogFormat::parse)]
+    pub(crate) format: Option<LogFormat>,
+    /// Take an entry from another field of the log, such as customer=user.id; `time=FIELD` names
+    /// the time. Can be repeated
+    #[arg(long = "entry", value_name = "ENTRY=FIELD", value_parser = EntryMapping::parse)]
+    pub(crate) entries: Vec<EntryMapping>,
+    /// Compare with another rules file, such as the one in force: which requests are newly denied,
+    /// and which no longer
+    #[arg(long, value_name = "OTHER_RULES")]
+    pub(crate) against: Option<PathBuf>,
+    /// Replace the limits of a rule, such as api.limit=200/min or api.limit=10/s,200/min, and
+    /// compare with the file as it is. Can be repeated
+    #[arg(long, value_name = "RULE.limit=LIMIT", conflicts_with = "against")]
+    pub(crate) what_if: Vec<WhatIf>,
+    /// Suggest limits that deny at most this share of the keys of each rule
+    #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "1%")]
+    pub(crate) suggest: Option<Share>,
+    /// Exit with 3 if a larger share of the requests is denied; with --against and --what-if, newly
+    /// denied
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) fail_over: Option<Share>,
+    /// Write the report, with charts, to this HTML file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The output format of `check`.

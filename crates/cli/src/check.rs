@@ -55,7 +55,7 @@ struct Findings {
     is_strict: bool,
     collected: Vec<Value>,
     worst: CheckResult,
-    /// The findings of the file that is being checked, to sum them up.
+    /// The findings of the file that is being checked, for the last line about that file.
     of_file: FileFindings,
 }
 
@@ -68,9 +68,9 @@ struct FileFindings {
 }
 
 /// Validates files as `serve` would read them. The exit code is 0 if the configuration is usable
-/// and limits something; 1 if it has mistakes, or warnings with `--strict`; and 2 if a file cannot
-/// be read. A file or variable that this machine lacks is reported as a note, which changes the
-/// exit code only with `--this-machine`.
+/// and limits something; 1 if the configuration has mistakes, or warnings with `--strict`; and 2 if
+/// a file cannot be read. A file or variable that this machine lacks is reported as a note, which
+/// changes the exit code only with `--this-machine`.
 pub(crate) fn check(args: &Check) -> ExitCode {
     let mut findings = Findings {
         format: args.format,
@@ -108,9 +108,9 @@ pub(crate) fn check(args: &Check) -> ExitCode {
 }
 
 impl Findings {
-    /// Checks a rules file, and the Envoy rules that it refers to. Certificates and other files
-    /// that it names may be missing on this machine; that is only a note, unless the server will
-    /// run on this machine.
+    /// Checks a rules file, and the Envoy rules that it refers to. If a certificate or another file
+    /// that the rules file names is missing on this machine, that is only a note, unless the server
+    /// will run on this machine.
     fn check_file(&mut self, file: &Path) {
         let config = match Config::read(file) {
             Ok(config) => config,
@@ -247,8 +247,8 @@ impl Findings {
         self.worst = self.worst.max(worst);
     }
 
-    /// Prints the last line about a file without mistakes, which holds `content`. The line agrees
-    /// with the exit code.
+    /// Prints the last line about a file that has no mistakes. `content` says what the file
+    /// contains. The line agrees with the exit code.
     fn conclude(&mut self, file: &str, content: &str) {
         let FileFindings {
             warnings,

@@ -3,7 +3,7 @@
 
 use std::{fmt, io::IsTerminal};
 
-use tidegate_net::log_throttle::{Admission, LogThrottle};
+use tidegate_net::log_throttle::{LogThrottle, ThrottleDecision};
 use tracing::{Event, Level, Subscriber, callsite::Identifier};
 use tracing_subscriber::{
     EnvFilter,
@@ -15,8 +15,9 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// Libraries that log peer input at `warn` and above. They are silent unless the operator's filter
-/// names them: otherwise, a client could cause one record for every 17 bytes that it sends.
+/// Libraries that log peer input at `warn` and above. Such a library is silent unless the
+/// operator's filter names it. Otherwise, a client could cause one record for every 17 bytes that
+/// the client sends.
 const QUIET: [&str; 7] = [
     "h2",
     "hyper",
@@ -27,8 +28,8 @@ const QUIET: [&str; 7] = [
     "tower",
 ];
 
-/// Modules that only log operator actions: the start and reloads. They are not throttled, because a
-/// file may have hundreds of warnings.
+/// Modules that only log operator actions: the start and reloads. The records of these modules are
+/// not throttled, because a file may have hundreds of warnings.
 const UNTHROTTLED: [&str; 3] = [
     tidegate_server::serve::LOG_TARGET,
     tidegate_server::reload::LOG_TARGET,
@@ -98,8 +99,8 @@ where
         }
         match self.throttle.admit(metadata.callsite()) {
             // With an empty buffer, the writer writes no record.
-            Admission::Suppress => Ok(()),
-            Admission::Write { suppressed } => {
+            ThrottleDecision::Suppress => Ok(()),
+            ThrottleDecision::Write { suppressed } => {
                 if suppressed > 0 {
                     SystemTime.format_time(&mut writer)?;
                     writeln!(
@@ -116,7 +117,68 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
+    use tidegate::Clock;
+    use tidegate_core::Timestamp;
+
     use super::*;
+
+    /// A log in memory.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(octets);
+            Ok(octets.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_next_record_reports_how_many_were_suppressed() {
+        let at_secs = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
+        let (log, clock) = (Log::default(), Clock::manual(at_secs(1_000)));
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .event_format(ThrottledFormat {
+                format: Format::default(),
+                throttle: LogThrottle::new(clock.clone()),
+            })
+            .finish();
+        let attack = || tracing::warn!("wrong");
+        tracing::subscriber::with_default(subscriber, || {
+            (0..100).for_each(|_| attack());
+            tracing::warn!("another");
+            clock.set(at_secs(2_000));
+            attack();
+        });
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<&str> = log.lines().collect();
+        // The burst of 30 records, the record of another call site, the number of suppressed
+        // records, and the late record.
+        assert_eq!(lines.len(), 33, "{log}");
+        assert!(
+            lines[31].ends_with(
+                "INFO tidegate::log: suppressed records like the next one suppressed=70 \
+                 target=tidegate::log::tests"
+            ),
+            "{log}"
+        );
+        assert!(
+            lines[32].ends_with("WARN tidegate::log::tests: wrong"),
+            "{log}"
+        );
+    }
 
     #[test]
     fn libraries_are_silent_unless_the_filter_names_them() {

@@ -1,4 +1,4 @@
-//! `tidegate`: serving, checking, and operating a running server.
+//! `tidegate`: serving, checking, simulating, and operating a running server.
 
 mod admin_address;
 mod args;
@@ -7,6 +7,7 @@ mod log;
 mod operate;
 mod print;
 mod serve;
+mod simulate;
 mod tls;
 mod unreachable;
 
@@ -27,10 +28,14 @@ const TROUBLE: u8 = 2;
 /// Whether a result could not be written to standard output.
 static IS_OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 
+/// Whether the reader of standard output has closed it.
+static IS_OUTPUT_CLOSED: AtomicBool = AtomicBool::new(false);
+
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Serve(serve) => serve::serve(&serve),
         Command::Check(check) => Ok(check::check(&check)),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Status { admin } => operate::status(&admin),
         Command::Rules { admin } => operate::rules(&admin),
         Command::Reload { admin } => operate::reload(&admin),
@@ -53,7 +58,11 @@ fn main() -> ExitCode {
         Command::Unblock { key, admin } => operate::unblock(&admin, &key),
         Command::Blocks { admin } => operate::blocks(&admin),
         Command::Inspect { key, admin } => operate::inspect(&admin, &key),
+        Command::Keys { options, admin } => operate::keys(&admin, &options),
+        Command::Denials { options, admin } => operate::denials(&admin, &options),
+        Command::Explain { options, admin } => operate::explain(&admin, &options),
         Command::Reset { key, admin } => operate::reset(&admin, &key),
+        Command::Top { options, admin } => operate::top(&admin, &options),
         Command::Version => {
             answer(&Args::command().render_version());
             Ok(ExitCode::SUCCESS)
@@ -69,24 +78,32 @@ fn main() -> ExitCode {
     code
 }
 
+/// Returns whether further results would not be read.
+fn is_output_closed() -> bool {
+    IS_OUTPUT_CLOSED.load(Ordering::Relaxed) || IS_OUTPUT_LOST.load(Ordering::Relaxed)
+}
+
 /// Prints a problem to standard error. Write errors are ignored, because they mean that the output
 /// is not read.
 fn complain(problem: &str) {
     let _ = writeln!(io::stderr(), "tidegate: {problem}");
 }
 
-/// Prints a result to standard output. A closed pipe, as with `head`, is not an error; a full disk
-/// is.
+/// Prints a result to standard output. A closed pipe, as with `head`, is not an error, but a full
+/// disk is an error.
 fn answer(text: &str) {
     let mut out = io::stdout();
     let written = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());
     match written {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            IS_OUTPUT_CLOSED.store(true, Ordering::Relaxed);
+        }
+        Err(error) => {
             complain(&format!(
                 "cannot write the result to standard output: {error}"
             ));
             IS_OUTPUT_LOST.store(true, Ordering::Relaxed);
         }
-        _ => {}
+        Ok(()) => {}
     }
 }

@@ -1,6 +1,6 @@
 //! The operator commands, which send requests to the admin endpoint of a running server.
 
-use std::process::ExitCode;
+use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
@@ -10,17 +10,26 @@ use crate::{
     NO,
     admin_address::{AdminAddress, Scheme},
     answer,
-    args::{Admin, Key, KeyOrThrottle},
+    args::{Admin, DenialsOptions, ExplainOptions, Key, KeyOrThrottle, KeysOptions, TopOptions},
     complain, print, tls,
     unreachable::{describe, unreachable},
 };
 
 /// The timeout of a request.
-pub(crate) const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time between two lists of `top --watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The control sequences of terminals that erase the screen and move the cursor to its top.
+const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
 
 /// The longest response in bytes, so that a wrong address cannot fill the memory. A list of the
 /// maximum of 100,000 blocks is usually about 20 MB long.
 const MAX_RESPONSE_BYTES: u64 = 1 << 30;
+
+/// The maximum number of keys that the server returns at once.
+const MAX_KEYS_PER_PAGE: usize = 1_000;
 
 /// A request to the admin endpoint.
 struct AdminRequest<'a> {
@@ -44,7 +53,7 @@ pub(crate) struct BlockOptions {
 enum AdminResponse {
     /// Success, with the document.
     Document(Value),
-    /// Not found, or a file has mistakes; one message per line.
+    /// Something was not found, or a file has mistakes. There is one message per line.
     Problems(Vec<String>),
 }
 
@@ -129,6 +138,131 @@ pub(crate) fn reset(admin: &Admin, key: &KeyOrThrottle) -> Result<ExitCode, Stri
     Ok(show(admin, reset, |done| print::done("reset", done)))
 }
 
+pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, String> {
+    let TopOptions {
+        rule,
+        by,
+        over,
+        count,
+        watch,
+    } = options;
+    let rule = rule.iter().map(|rule| format!("&rule={}", encoded(rule)));
+    let (by, over, count) = (encoded(by), encoded(over), encoded(count));
+    let path = format!(
+        "/v1/top?by={by}&over={over}&n={count}{}",
+        rule.collect::<String>()
+    );
+    loop {
+        let list = get(admin, "list the top talkers", &path).send()?;
+        let is_problem = matches!(list, AdminResponse::Problems(_));
+        if *watch && !is_problem && std::io::stdout().is_terminal() {
+            answer(CLEAR);
+        }
+        let shown = show(admin, list, print::top);
+        if !watch || is_problem || crate::is_output_closed() {
+            return Ok(shown);
+        }
+        pause(WATCH_INTERVAL);
+    }
+}
+
+/// Waits until the next list is due.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the command line has nothing else to do"
+)]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
+}
+
+pub(crate) fn denials(admin: &Admin, options: &DenialsOptions) -> Result<ExitCode, String> {
+    let DenialsOptions {
+        rule,
+        key,
+        since,
+        count,
+    } = options;
+    let rule = rule.iter().map(|rule| ("rule", rule));
+    let key = key.iter().map(|value| ("key", value));
+    let since = since.iter().map(|since| ("since", since));
+    let count = std::iter::once(("n", count));
+    let path = with_query("/v1/denials", rule.chain(key).chain(since).chain(count));
+    let denials = get(admin, "list the denials", &path).send()?;
+    Ok(show(admin, denials, print::denials))
+}
+
+pub(crate) fn explain(admin: &Admin, options: &ExplainOptions) -> Result<ExitCode, String> {
+    let ExplainOptions {
+        entries,
+        cost,
+        rule,
+        raw,
+    } = options;
+    let mut named = serde_json::Map::new();
+    for (name, value) in entries {
+        if named.insert(name.clone(), json!(value)).is_some() {
+            let name = print::printable(name);
+            return Err(format!("the entry {name} is given twice; give it once"));
+        }
+    }
+    let mut body = json!({"entries": named});
+    if let Some(cost) = cost {
+        body["cost"] = json!(cost);
+    }
+    if *raw {
+        body["raw"] = json!(true);
+    }
+    let rule = rule.iter().map(|rule| ("rule", rule));
+    let request = AdminRequest {
+        method: Method::POST,
+        body: Some(body),
+        ..get(
+            admin,
+            "explain the request",
+            &with_query("/v1/explain", rule),
+        )
+    };
+    Ok(show(admin, request.send()?, print::explained))
+}
+
+/// Lists keys page by page, until there are enough keys. A page may be empty.
+pub(crate) fn keys(admin: &Admin, options: &KeysOptions) -> Result<ExitCode, String> {
+    let path = format!("/v1/keys/{}", encoded(&options.rule));
+    let (mut keys, mut after) = (Vec::new(), options.after.clone());
+    loop {
+        let left = options
+            .count
+            .saturating_sub(keys.len())
+            .min(MAX_KEYS_PER_PAGE);
+        let count = left.to_string();
+        let position = after.iter().map(|after| ("after", after));
+        let path = with_query(&path, position.chain([("n", &count)]));
+        let task = format!("list the keys of {}", print::printable(&options.rule));
+        let mut page = match get(admin, &task, &path).send()? {
+            AdminResponse::Document(page) => page,
+            problems @ AdminResponse::Problems(_) => return Ok(show(admin, problems, print::keys)),
+        };
+        if let Value::Array(rows) = page["keys"].take() {
+            keys.extend(rows);
+        }
+        after = page["next"].as_str().map(str::to_owned);
+        if after.is_none() || keys.len() >= options.count {
+            page["keys"] = Value::Array(keys);
+            return Ok(show(admin, AdminResponse::Document(page), print::keys));
+        }
+    }
+}
+
+/// Returns a path with parameters.
+fn with_query<'v>(path: &str, parameters: impl Iterator<Item = (&'v str, &'v String)>) -> String {
+    let mut path = path.to_owned();
+    for (at, (name, value)) in parameters.enumerate() {
+        path.push(if at == 0 { '?' } else { '&' });
+        path.push_str(&format!("{name}={}", encoded(value)));
+    }
+    path
+}
+
 fn get<'a>(admin: &'a Admin, task: &str, path: &str) -> AdminRequest<'a> {
     AdminRequest {
         admin,
@@ -208,8 +342,8 @@ impl AdminRequest<'_> {
             .http_status_as_error(false)
             .timeout_global(Some(TIMEOUT))
             .tls_config(tls.unwrap_or_default())
-            // By default the agent takes a proxy from `http_proxy` and similar variables. That proxy
-            // would see the admin token, and cannot reach a server on the loopback interface.
+            // By default the agent takes a proxy from `http_proxy` and similar variables. That
+            // proxy would see the admin token, and cannot reach a server on the loopback interface.
             .proxy(None)
             .build()
             .into();
@@ -261,7 +395,7 @@ fn answered(
              {}: see `tidegate status`",
             env!("CARGO_PKG_VERSION")
         )),
-        // A file with mistakes. Print each on its own line.
+        // A file has mistakes. Each mistake is printed on its own line.
         422 if is_problem => {
             let mistakes = document["mistakes"].as_array().into_iter().flatten();
             let mistakes = mistakes.filter_map(Value::as_str).map(str::to_owned);
@@ -282,7 +416,8 @@ fn answered(
              localhost; pass such an address with --admin, or set `admin.token_env` in its rules file"
         )),
         429 => Err(
-            "the server has received too many wrong admin tokens from this address; wait a minute, and check --token"
+            "the server has received too many wrong admin tokens from this address, and checks only one a second from \
+             it; check --token or TIDEGATE_ADMIN_TOKEN, and try again in a second"
                 .to_owned(),
         ),
         200..=299 | 404 => Err(not_admin(address)),
@@ -298,4 +433,27 @@ fn not_admin(address: &AdminAddress) -> String {
     format!(
         "{address} is not a Tidegate admin endpoint; pass its address with --admin or TIDEGATE_ADMIN"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_for_too_many_wrong_tokens_names_the_wait_of_the_server() {
+        let admin = Admin {
+            address: "127.0.0.1:8082".to_owned(),
+            admin_ca: None,
+            admin_cert: None,
+            admin_key: None,
+            token: Some("guess".to_owned()),
+            json: false,
+        };
+        let address = AdminAddress::parse(&admin.address).unwrap();
+        let Err(problem) = answered(&admin, &address, 429, "") else {
+            panic!("429 is an error");
+        };
+        assert!(problem.contains("checks only one a second"), "{problem}");
+        assert!(!problem.contains("minute") && !problem.contains("guess"));
+    }
 }

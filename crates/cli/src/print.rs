@@ -1,7 +1,7 @@
 //! Prints responses of the admin endpoint in readable form.
 //!
-//! Keys and reasons are untrusted texts. Control characters in them are escaped, so that they
-//! cannot manipulate the terminal.
+//! Keys and reasons are untrusted texts. Control characters in such texts are escaped, so that no
+//! text can manipulate the terminal.
 
 use std::fmt::Write as _;
 
@@ -197,7 +197,7 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     out
 }
 
-/// Returns the rule of a block, and why the block is inactive if that is so.
+/// Returns the rule of a block and, if the block is inactive, the reason.
 fn rule_of(block: &Value) -> String {
     match (block["rule"].as_str(), block["inactive"].as_str()) {
         (None, Some(inactive)) => format!("({})", printable(inactive)),
@@ -208,34 +208,246 @@ fn rule_of(block: &Value) -> String {
 
 /// Formats `/v1/keys/…`.
 pub(crate) fn inspected(inspected: &Value) -> String {
+    // `inspect` without the values of a key requests the path of the list of keys.
+    if inspected["keys"].is_array() {
+        return keys(inspected);
+    }
     let mut out = format!("{} ({})\n", key(inspected), text(&inspected["mode"]));
     let block = &inspected["block"];
     if !block.is_null() {
         let _ = writeln!(out, "blocked {}", until_and_reason(block));
     }
-    let head = ["LIMIT", "REMAINING", "OF", "NEXT REQUEST", "FULL AGAIN"];
+    let rows = list(&inspected["limits"]).map(|limit| limit_cells(limit, block));
+    out.push_str(&headed(&LIMIT_COLUMNS, rows.collect()));
+    out.extend(hint(inspected));
+    out
+}
+
+/// Formats `/v1/denials`.
+pub(crate) fn denials(denials: &Value) -> String {
+    let head = [
+        "AT",
+        "RULE",
+        "KEY",
+        "LIMIT",
+        "PASSED AFTER",
+        "LISTENER",
+        "MODE",
+    ];
+    let row = |row: &Value| {
+        vec![
+            text(&row["at"]),
+            match (&row["rule"], text(&row["reason"]).as_str()) {
+                (Value::Null, "store") => "-".to_owned(),
+                (Value::Null, _) => "(sent with the request)".to_owned(),
+                (rule, _) => text(rule),
+            },
+            joined(&row["key"]),
+            match &row["policy"] {
+                Value::Null => format!("({})", text(&row["reason"])),
+                policy => text(policy),
+            },
+            wait_or_never(&row["retry_after_ms"]),
+            text(&row["listener"]),
+            text(&row["mode"]),
+        ]
+    };
+    let rows: Vec<Vec<String>> = list(&denials["rows"]).map(row).collect();
+    let mut out = if rows.is_empty() {
+        "no denials\n".to_owned()
+    } else {
+        headed(&head, rows)
+    };
+    let lost = denials["lost"].as_u64().unwrap_or(0);
+    if lost > 0 {
+        let _ = writeln!(
+            out,
+            "note: {lost} older denials are no longer in memory; to keep more, raise `denials.max_bytes`"
+        );
+    }
+    out.extend(hint(denials));
+    out
+}
+
+/// Formats `/v1/explain`: the decision, the rules that apply, and why the other rules do not apply.
+pub(crate) fn explained(explained: &Value) -> String {
+    let mut out = match (&explained["allowed"], &explained["allowed_by"]) {
+        (Value::Bool(true), Value::String(item)) => {
+            format!("allowed: the allow list has {}\n", printable(item))
+        }
+        (Value::Bool(true), _) => "allowed\n".to_owned(),
+        (_, _) => format!(
+            "denied ({}), {}\n",
+            text(&explained["reason"]),
+            passes(&explained["retry_after_ms"])
+        ),
+    };
+    if let Some(source) = explained["source"].as_str() {
+        let exactness = text(&explained["exactness"]);
+        let _ = writeln!(out, "decided by {} ({exactness})", printable(source));
+    }
+    let is_applied = |rule: &&Value| rule["applies"] == true;
+    for rule in list(&explained["rules"]).filter(is_applied) {
+        out.push('\n');
+        out.push_str(&explained_rule(rule));
+    }
+    let others = list(&explained["rules"]).filter(|rule| !is_applied(rule));
+    let others: Vec<Vec<String>> = others
+        .map(|rule| vec![text(&rule["rule"]), text(&rule["because"])])
+        .collect();
+    if !others.is_empty() {
+        out.push('\n');
+        out.push_str(&headed(&["RULE", "DOES NOT APPLY, BECAUSE"], others));
+    }
+    if let Some(omitted) = explained["omitted"].as_u64() {
+        let _ = writeln!(out, "and {omitted} more rules that do not apply");
+    }
+    out
+}
+
+/// Formats a rule that applies: its verdict and its limits.
+fn explained_rule(rule: &Value) -> String {
+    let is_shadow = rule["mode"] == "shadow";
+    let verdict = match (&rule["allowed"], is_shadow, rule["reason"].as_str()) {
+        (Value::Bool(true), ..) => "allows".to_owned(),
+        // A block denies the requests of a shadow rule too.
+        (_, true, Some("limit")) => format!("would deny, {}", passes(&rule["retry_after_ms"])),
+        (_, _, reason) => format!(
+            "denies ({}), {}",
+            printable(reason.unwrap_or("-")),
+            passes(&rule["retry_after_ms"])
+        ),
+    };
+    let mut out = format!("{} ({}): {verdict}\n", key(rule), text(&rule["mode"]));
+    if let Some(because) = rule["because"].as_str() {
+        let _ = writeln!(out, "{}", printable(because));
+    }
+    let block = &rule["block"];
+    if !block.is_null() {
+        let _ = writeln!(out, "blocked {}", until_and_reason(block));
+    }
+    if rule["elastic"] == true {
+        out.push_str("elastic: the limits are raised\n");
+    }
+    let limits = list(&rule["limits"]).map(|limit| limit_cells(limit, block));
+    out.push_str(&headed(&LIMIT_COLUMNS, limits.collect()));
+    out
+}
+
+/// Formats `/v1/keys/{rule}`.
+pub(crate) fn keys(keys: &Value) -> String {
+    let mut rows = Vec::new();
+    for row in list(&keys["keys"]) {
+        for (at, limit) in list(&row["limits"]).enumerate() {
+            let key = match at {
+                0 => joined(&row["key"]),
+                _ => String::new(),
+            };
+            let cells = limit_cells(limit, &row["block"]);
+            rows.push(std::iter::once(key).chain(cells).collect());
+        }
+    }
+    let mut out = if rows.is_empty() {
+        "no keys\n".to_owned()
+    } else {
+        let head: Vec<&str> = std::iter::once("KEY").chain(LIMIT_COLUMNS).collect();
+        headed(&head, rows)
+    };
+    if let Some(next) = keys["next"].as_str() {
+        let _ = writeln!(out, "note: more keys follow: --after {}", printable(next));
+    }
+    out
+}
+
+/// Returns the time until a request passes, as part of a sentence.
+fn passes(wait_ms: &Value) -> String {
+    match wait_ms {
+        Value::Null => "never passes".to_owned(),
+        wait_ms => format!("passes {}", moment(wait_ms)),
+    }
+}
+
+fn wait_or_never(wait_ms: &Value) -> String {
+    match wait_ms {
+        Value::Null => "never".to_owned(),
+        wait_ms => wait(wait_ms),
+    }
+}
+
+/// The columns of [`limit_cells`].
+const LIMIT_COLUMNS: [&str; 5] = ["LIMIT", "REMAINING", "OF", "NEXT REQUEST", "FULL AGAIN"];
+
+/// Returns the cells of a limit, given the block of its key.
+fn limit_cells(limit: &Value, block: &Value) -> Vec<String> {
     let is_blocked = !block.is_null();
     let ends_with_block = |wait_ms: &Value| match (wait_ms.as_u64(), block["left_ms"].as_u64()) {
         (Some(wait), Some(left)) => wait <= left,
         (wait, _) => wait.is_none(),
     };
-    let rows = list(&inspected["limits"]).map(|limit| {
-        let next = match &limit["retry_after_ms"] {
-            wait_ms if is_blocked && ends_with_block(wait_ms) => "after the block".to_owned(),
-            Value::Null => "never".to_owned(),
-            wait_ms => moment(wait_ms),
-        };
-        vec![
-            text(&limit["policy"]),
-            number(&limit["remaining"]),
-            number(&limit["limit"]),
-            next,
-            moment(&limit["reset_after_ms"]),
-        ]
-    });
-    out.push_str(&headed(&head, rows.collect()));
-    out.extend(hint(inspected));
+    let next = match &limit["retry_after_ms"] {
+        wait_ms if is_blocked && ends_with_block(wait_ms) => "after the block".to_owned(),
+        Value::Null => "never".to_owned(),
+        wait_ms => moment(wait_ms),
+    };
+    vec![
+        text(&limit["policy"]),
+        number(&limit["remaining"]),
+        number(&limit["limit"]),
+        next,
+        moment(&limit["reset_after_ms"]),
+    ]
+}
+
+/// Formats `/v1/top`.
+pub(crate) fn top(list: &Value) -> String {
+    let (by, total) = (text(&list["by"]), &list["total"]);
+    let rule = list["rule"].as_str();
+    let of = rule.map_or_else(|| "all rules".to_owned(), printable);
+    let mut out = format!(
+        "{of}, last {}: {} requests, {} denied, cost {}\n",
+        wait(&list["over_ms"]),
+        number(&total["requests"]),
+        number(&total["denied"]),
+        number(&total["cost"])
+    );
+    let whole = total[by.as_str()].as_u64().unwrap_or(0);
+    let row = |row: &Value| {
+        let (most, error) = (row["estimate"].as_u64(), row["error"].as_u64());
+        let least = most
+            .zip(error)
+            .map(|(most, error)| most.saturating_sub(error));
+        let mut cells = vec![
+            number(&row["estimate"]),
+            least.map_or_else(|| "-".to_owned(), |least| least.to_string()),
+            share(most.unwrap_or(0), whole),
+        ];
+        if rule.is_none() {
+            cells.push(match &row["rule"] {
+                Value::Null => "(sent with the request)".to_owned(),
+                rule => text(rule),
+            });
+        }
+        cells.push(joined(&row["key"]));
+        cells
+    };
+    let rows: Vec<Vec<String>> = self::list(&list["rows"]).map(row).collect();
+    if rows.is_empty() {
+        out.push_str("no keys\n");
+        out.extend(hint(list));
+        return out;
+    }
+    let mut head = vec!["AT MOST", "AT LEAST", "SHARE"];
+    head.extend(rule.is_none().then_some("RULE"));
+    head.push("KEY");
+    out.push_str(&headed(&head, rows));
+    out.extend(hint(list));
     out
+}
+
+/// Returns `part` as a percentage of `whole`, rounded down to a tenth of a percent.
+fn share(part: u64, whole: u64) -> String {
+    let tenths = u128::from(part) * 1_000 / u128::from(whole.max(1));
+    format!("{}.{}%", tenths / 10, tenths % 10)
 }
 
 /// Returns the rule and the values of a key, or the key of a limit that was sent with a request.
@@ -289,7 +501,7 @@ pub(crate) fn printable(text: &str) -> String {
     out
 }
 
-/// Returns a time from now; 0 is "now".
+/// Returns a time relative to now; 0 is "now".
 fn moment(millis: &Value) -> String {
     match millis.as_u64() {
         Some(0) => "now".to_owned(),
@@ -297,17 +509,26 @@ fn moment(millis: &Value) -> String {
     }
 }
 
-/// Returns a duration in its two largest units, rounded up: `2d 3h`, `1min 30s`, `250ms`.
+/// Returns a duration in its two largest units; `-` if there is none.
 fn wait(millis: &Value) -> String {
+    millis.as_u64().map_or_else(|| "-".to_owned(), wait_ms)
+}
+
+/// Returns an instant in milliseconds since 1970 as a date: `2026-11-22T06:25:14Z`.
+pub(crate) fn instant(millis: u64) -> String {
+    let seconds = i64::try_from(millis / 1_000).ok();
+    let instant = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    instant.map_or_else(|| "-".to_owned(), |instant| instant.to_string())
+}
+
+/// Returns a duration in its two largest units, rounded up: `2d 3h`, `1min 30s`, `250ms`.
+pub(crate) fn wait_ms(millis: u64) -> String {
     const UNITS: [(u64, &str); 4] = [
         (86_400_000, "d"),
         (3_600_000, "h"),
         (60_000, "min"),
         (1_000, "s"),
     ];
-    let Some(millis) = millis.as_u64() else {
-        return "-".to_owned();
-    };
     let Some(at) = UNITS.iter().position(|(unit, _)| millis >= *unit) else {
         return format!("{millis}ms");
     };
@@ -326,7 +547,8 @@ fn wait(millis: &Value) -> String {
     }
 }
 
-fn headed(head: &[&str], rows: Vec<Vec<String>>) -> String {
+/// Formats a table with column names.
+pub(crate) fn headed(head: &[&str], rows: Vec<Vec<String>>) -> String {
     let head = head.iter().map(|name| (*name).to_owned()).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
     table(&rows)

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use tidegate_config::{AdminToken, Config, Listener, Password, RedisConfig};
+use tidegate_config::{AdminToken, Config, KeyPrivacy, Password, RedisConfig};
 use tidegate_envoy::{self as envoy, Variables};
 use tidegate_server::serve::{self as server, Secrets};
 
@@ -53,7 +53,7 @@ fn log_active_rules(args: &Serve, rules: usize, quotas: usize) {
 struct StartSettings {
     config: Config,
     log: String,
-    /// Settings that have no effect, with the reason.
+    /// Settings that have no effect, each with the reason.
     ignored: Vec<String>,
 }
 
@@ -99,16 +99,17 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
     let secrets = Secrets {
         token: found(admin_token(&config.admin_token)),
         password: found(redis_password(config.redis.as_ref())),
-        http_token: found(listener_secret(
+        http_token: found(named_secret(
             "listen.http.token_env",
-            &config.listeners.http,
+            &config.listeners.http.credential,
             "the listener's token",
         )),
-        resp_password: found(listener_secret(
+        resp_password: found(named_secret(
             "listen.resp.password_env",
-            &config.listeners.resp,
+            &config.listeners.resp.credential,
             "the listener's password",
         )),
+        key_secret: found(key_secret(&config.key_privacy)),
     };
     if missing.is_empty() {
         Ok(secrets)
@@ -132,8 +133,17 @@ fn admin_token(token: &AdminToken) -> Result<Option<String>, String> {
     }
 }
 
-fn listener_secret(field: &str, listener: &Listener, what: &str) -> Result<Option<String>, String> {
-    match &listener.credential {
+fn key_secret(privacy: &KeyPrivacy) -> Result<Option<String>, String> {
+    match privacy {
+        KeyPrivacy::Plain => Ok(None),
+        KeyPrivacy::Hashed { secret } => {
+            named_secret("privacy.secret_env", secret, "the secret of the hash")
+        }
+    }
+}
+
+fn named_secret(field: &str, credential: &Password, what: &str) -> Result<Option<String>, String> {
+    match credential {
         Password::None => Ok(None),
         Password::Literal(secret) => Ok(Some(secret.clone())),
         Password::Env(name) => secret(field, name, what).map(Some),

@@ -85,7 +85,7 @@ pub(crate) fn describe(error: &ureq::Error) -> String {
     .to_owned()
 }
 
-/// Returns the text of an error of the operating system, without its number.
+/// Returns the message of an error of the operating system, without its number.
 fn system_error(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -101,7 +101,7 @@ fn kind(error: &ureq::Error) -> Option<ErrorKind> {
 }
 
 /// Returns whether the host has no address. The error of the resolver has no kind of its own, so
-/// this asks again.
+/// this function resolves the host again.
 fn is_unknown(address: &AdminAddress, error: &ureq::Error) -> bool {
     let is_of_resolver = match error {
         ureq::Error::HostNotFound => return true,
@@ -124,7 +124,7 @@ fn has_tls(address: &AdminAddress) -> bool {
         stream.read_exact(&mut head)?;
         Ok::<_, io::Error>(head)
     };
-    // The record type of an alert, and the major version of TLS.
+    // 21 is the record type of an alert, and 3 is the major version of TLS.
     probe().is_ok_and(|head| head == [21, 3])
 }
 
@@ -136,8 +136,8 @@ fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
     }
 }
 
-/// Explains a failure of TLS. The name that rustls has for it is in parentheses, because search
-/// engines know it.
+/// Explains a TLS failure. The name that rustls has for the failure is in parentheses, because
+/// search engines know that name.
 fn explain_tls(address: &AdminAddress, error: &rustls::Error) -> (String, String) {
     use CertificateError as Invalid;
     let authority = "pass the authority that issued it with --admin-ca or TIDEGATE_ADMIN_CA";
@@ -201,7 +201,7 @@ fn explain_tls(address: &AdminAddress, error: &rustls::Error) -> (String, String
 mod tests {
     use super::*;
 
-    /// Only the name that rustls has for a problem may be in the text, in parentheses.
+    /// The only text from rustls in a message is its name for the problem, in parentheses.
     #[test]
     fn failures_of_tls_have_advice_of_their_own() {
         let address = AdminAddress::parse("limits.internal").unwrap();
@@ -224,7 +224,7 @@ mod tests {
                 "the listener requires a client certificate; pass one",
             ),
         ] {
-            // ureq returns these errors in both forms.
+            // ureq returns a TLS error either directly or inside an I/O error.
             let inside = io::Error::new(ErrorKind::InvalidData, error.clone());
             for error in [ureq::Error::Rustls(error), ureq::Error::Io(inside)] {
                 let said = unreachable(&address, &error, true);

@@ -1,4 +1,4 @@
-//! Tests `tidegate check`: its success, and its failure with a list of all mistakes. Also runs
+//! Tests that `tidegate check` accepts a valid file and lists all mistakes of an invalid one. Also runs
 //! `serve` with the same invalid files.
 
 use std::process::Output;
@@ -318,7 +318,7 @@ fn the_last_line_agrees_with_the_exit_code() {
         let file = file.to_str().unwrap();
         let output = run(&mut tidegate(&[&["check", file], options].concat()));
         assert_eq!(output.status.code(), Some(code), "{output:?}");
-        // Only success is on standard output.
+        // Only a success is reported on standard output.
         let (said, prefix) = if code == 0 {
             (text(&output.stdout), "")
         } else {

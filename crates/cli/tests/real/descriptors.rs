@@ -65,6 +65,25 @@ fn silent_clients_do_not_block_other_clients_or_the_admin_listener() {
     drop(silent);
 }
 
+/// Most systems start programs with a soft limit of 1,024 and a much higher hard limit.
+#[test]
+fn the_start_raises_the_soft_limit_to_the_hard_limit() {
+    let scratch = Scratch::new();
+    let listeners = "listen: {http: {address: '127.0.0.1:0', max_connections: 1500}, grpc: off, resp: off, admin: off}\n";
+    scratch.write("rules.yaml", listeners);
+    let mut command = Command::new("sh");
+    let script = "ulimit -Sn 1024 && ulimit -Hn 2048 && exec \"$0\" serve --config rules.yaml";
+    command
+        .args(["-c", script, env!("CARGO_BIN_EXE_tidegate")])
+        .env("NO_COLOR", "1")
+        .current_dir(scratch.path());
+    let mut server = Process::start(&mut command);
+    server.wait_for(&["listening", "listener=\"http\""]);
+    assert_eq!(server.soft_file_limit(), 2_048);
+    // The connection limit fits in the hard limit, but not in the soft one.
+    assert!(!server.has_said(&["lowered"]), "{}", server.said());
+}
+
 /// Starts an endpoint that answers one request per connection with an empty 200.
 fn endpoint() -> SocketAddr {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -80,8 +99,8 @@ fn endpoint() -> SocketAddr {
     address
 }
 
-/// A lack of descriptors says nothing about the health of the endpoints. If it caused their
-/// ejection, requests would still fail when descriptors are available again.
+/// A lack of descriptors says nothing about the health of the endpoints. If endpoints were ejected
+/// because of it, requests would still fail when descriptors are available again.
 #[test]
 fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejected() {
     let (one, other, named) = (endpoint(), endpoint(), endpoint().port());
@@ -135,4 +154,37 @@ fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejecte
         }
     }
     server.stop();
+}
+
+/// Every listener limits the connections of one client.
+#[test]
+fn a_client_cannot_exceed_its_connection_limit_on_any_listener() {
+    let listener = "{address: '127.0.0.1:0', max_connections_per_client: 2}";
+    let listeners = ["http", "grpc", "resp", "admin"].map(|name| format!("{name}: {listener}"));
+    let config = format!("listen: {{{}}}\nrules: []\n", listeners.join(", "));
+    let server = Server::start_in(Scratch::new(), &config);
+    for address in [server.http, server.grpc, server.resp, server.admin] {
+        let connect = || {
+            let stream = TcpStream::connect(address).unwrap();
+            let timeout = Some(Duration::from_secs(20));
+            stream.set_read_timeout(timeout).unwrap();
+            stream
+        };
+        let open = [connect(), connect()];
+        // The kernel hands over connections in their order, so this one is the third.
+        let refused = connect().read(&mut [0; 64]);
+        let is_closed = match &refused {
+            Ok(count) => *count == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        };
+        assert!(is_closed, "{address}: {refused:?}");
+        for mut stream in open {
+            stream.set_nonblocking(true).unwrap();
+            let is_open = match stream.read(&mut [0; 64]) {
+                Ok(count) => count > 0,
+                Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+            };
+            assert!(is_open, "{address}");
+        }
+    }
 }

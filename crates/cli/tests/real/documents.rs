@@ -26,8 +26,8 @@ use crate::{
 /// The tolerance for times in milliseconds.
 const SLOWNESS_MS: u64 = 60_000;
 
-/// The text before an absolute time, which differs in every run.
-const INSTANT: &str = "until_ms\":";
+/// The texts before absolute times, which differ in every run.
+const INSTANTS: [&str; 2] = ["until_ms\":", "at_ms\":"];
 
 #[test]
 fn the_readme_matches_the_output() {
@@ -47,6 +47,21 @@ fn the_redis_protocol_page_matches_the_output() {
 #[test]
 fn the_operating_page_matches_the_output() {
     assert_true("docs/operating.md");
+}
+
+#[test]
+fn the_simulation_page_matches_the_output() {
+    assert_true("docs/simulate.md");
+}
+
+#[test]
+fn the_watching_page_matches_the_output() {
+    assert_true("docs/watching.md");
+}
+
+#[test]
+fn the_runbook_for_denials_matches_the_output() {
+    assert_true("docs/runbook-denials.md");
 }
 
 #[test]
@@ -73,6 +88,8 @@ fn pages_do_not_use_up_the_limits_of_other_pages() {
         "docs/http.md",
         "docs/redis-protocol.md",
         "docs/operating.md",
+        "docs/watching.md",
+        "docs/runbook-denials.md",
         "examples/redis-cli/README.md",
         "examples/redis-py/README.md",
     ] {
@@ -154,7 +171,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         let text = fs::read_to_string(&document).unwrap();
         let name = document.file_name().unwrap().to_str().unwrap();
         for lines in blocks(&text, "yaml") {
-            // The recording rules of Prometheus.
+            // The recording rules of Prometheus are not a rules file of Tidegate.
             if lines[0] == "groups:" {
                 continue;
             }
@@ -168,9 +185,10 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "examples/envoy",
         "examples/fleet",
         "examples/proxy",
+        "examples/simulate",
     ] {
         for file in files(folder, "yaml") {
-            // The configuration of Envoy itself.
+            // The configuration of Envoy itself is not a rules file of Tidegate.
             if file.ends_with("envoy.yaml") {
                 continue;
             }
@@ -180,6 +198,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
     }
     assert!(wrong.is_empty(), "{wrong}");
     let documents = [
+        "console.md",
         "envoy.md",
         "fleet.md",
         "grpc.md",
@@ -188,17 +207,18 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "rules-file.md",
         "security.md",
         "throttling.md",
+        "watching.md",
     ];
     assert!(checked.iter().eq(documents), "{checked:?}");
 }
 
-/// Returns what `check --strict` says about a file that does not pass: a rules file, or a file of
-/// envoyproxy/ratelimit.
+/// Returns the output of `check --strict` for a rules file or a file of envoyproxy/ratelimit;
+/// `None` if the file passes.
 fn strictly_checked(text: &str) -> Option<String> {
     const DOMAIN: &str =
         "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]\n";
     let scratch = Scratch::new();
-    // The file or folder of `envoy.config` is not on this machine.
+    // The file or folder that `envoy.config` names is not on this machine.
     let domain = scratch.write("domain.yaml", DOMAIN);
     let config = |line: &str| match line.split_once("config: ") {
         Some((before, _)) if !line.contains('{') => {
@@ -423,11 +443,16 @@ fn is_alike(printed: &str, came: &str) -> bool {
         match (printed.next(), came.next()) {
             (None, None) => return true,
             (Some(one), Some(other)) if one == other => before = one,
-            (Some(_), Some(_)) if before.trim_end().ends_with(INSTANT) => before = "",
+            (Some(_), Some(_)) if is_instant(before) => before = "",
             (Some(one), Some(other)) if is_time(before, one) && is_near(one, other) => before = one,
             _ => return false,
         }
     }
+}
+
+fn is_instant(before: &str) -> bool {
+    let before = before.trim_end();
+    INSTANTS.iter().any(|instant| before.ends_with(instant))
 }
 
 /// Splits a line into numbers and the text between them.

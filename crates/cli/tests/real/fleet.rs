@@ -45,7 +45,7 @@ fn four_servers_on_a_cluster_together_admit_one_limit() {
 }
 
 /// Runs `scripts/hammer/run` briefly. On a busy machine, the requests may not exhaust the limits
-/// within a few seconds, so the test only requires half.
+/// within a few seconds, so the test requires only half of the admissions that the limits allow.
 fn hammer(topology: &[&str]) {
     let program = tidegate(&[]);
     let mut script = Command::new("python3");

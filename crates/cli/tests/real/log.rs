@@ -50,6 +50,33 @@ fn unsolicited_ping_acknowledgements_are_not_logged() {
 }
 
 #[test]
+fn wrong_admin_tokens_are_logged() {
+    let scratch = Scratch::new();
+    let config = format!("{EVERY_DOOR}admin: {{token: the-right-token}}\n");
+    let mut server = Server::start_in(scratch, &config);
+    for (token, status) in [("guess-1", 401), ("the-right-token", 200), ("guess-2", 401)] {
+        let answer = Ask::get(server.admin, "/v1/rules")
+            .header("authorization", &format!("Bearer {token}"))
+            .send();
+        assert_eq!(answer.status, status, "{token}");
+    }
+    server.signal("TERM");
+    server.wait_for(&["shutting down"]);
+    let said = server.said();
+    let records = said
+        .lines()
+        .filter(|line| line.contains("authentication failed: wrong secret"))
+        .collect::<Vec<_>>();
+    assert_eq!(records.len(), 2, "{said}");
+    for record in records {
+        let names_the_client =
+            record.contains("listener=\"admin\"") && record.contains("peer=127.0.0.1");
+        assert!(names_the_client, "{record}");
+    }
+    assert!(!said.contains("guess"), "{said}");
+}
+
+#[test]
 fn all_warnings_of_the_rules_file_are_logged() {
     // 20 warnings of each kind are reported.
     let rule = |number: usize| {

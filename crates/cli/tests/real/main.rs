@@ -2,7 +2,7 @@
 //! and the programs of the examples in front of it.
 //!
 //! Every server listens on ephemeral ports and is stopped when its test ends. A test fails if a
-//! program that it needs is missing; `scripts/setup` installs all of them.
+//! program that it needs is missing; `scripts/setup` installs all needed programs.
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
@@ -17,6 +17,8 @@ mod servers;
 mod certificates;
 mod check;
 mod client;
+mod console;
+mod denials;
 mod descriptors;
 mod documents;
 mod entries;
@@ -31,5 +33,8 @@ mod operate;
 mod proxy;
 mod reload;
 mod resp_tls;
+mod secrets;
 mod serve;
+mod simulate;
 mod snapshots;
+mod top;

@@ -15,7 +15,7 @@ use crate::{
     support::{Ask, EVERY_DOOR, Scratch, Server, authority, repository, run, signed},
 };
 
-/// A part of every kind that has metrics of its own.
+/// A configuration with a component of every kind that has its own metrics.
 const EVERYTHING: &str = r#"grpc: {tls: {certificate: server.pem, key: server.key}}
 geoip: {country: country.mmdb}
 envoy: {config: envoy.yaml}
@@ -37,7 +37,7 @@ descriptors: [{key: api_key, rate_limit: {unit: hour, requests_per_unit: 2}}]
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What Prometheus 2.42 sends.
+/// The `Accept` header that Prometheus 2.42 sends.
 const ACCEPT: &str = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
 /// Prints the metrics of a page as JSON.
@@ -204,7 +204,8 @@ fn documented() -> BTreeMap<String, Column> {
             match cells[..] {
                 ["", "metric", column, ..] => second_column = column,
                 ["", names, second, ..] => {
-                    // A name with a selector is about some series of a metric of another table.
+                    // A name with a selector describes some series of a metric that is in another
+                    // table.
                     for name in quoted(names).filter(|name| !name.contains('{')) {
                         let column = match second_column {
                             "labels" => Column::Labels(labels(second)),
@@ -221,7 +222,7 @@ fn documented() -> BTreeMap<String, Column> {
     metrics
 }
 
-/// Returns the labels in a cell. What follows in parentheses are values.
+/// Returns the labels in a cell. The texts in parentheses are values of labels.
 fn labels(cell: &str) -> BTreeSet<String> {
     let labels = cell.split('(').next().unwrap();
     quoted(labels).map(str::to_owned).collect()

@@ -55,8 +55,8 @@ fn a_block_denies_until_it_is_lifted() {
     );
 }
 
-/// A renamed rule does not enforce the blocks of its former name. Their rows used to have neither a
-/// rule nor a key, and could not be removed.
+/// A renamed rule does not enforce the blocks of its former name. The rows of such blocks used to
+/// have neither a rule nor a key, and the blocks could not be removed.
 #[test]
 fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
     let server = Server::start(RULES);
@@ -124,6 +124,17 @@ fn a_shorter_block_is_refused_and_a_longer_one_names_what_it_replaced() {
     );
     let json = answer(&block(&["--for", "2min", "--json"]));
     assert!(json["replaced"]["until"].is_string(), "{json}");
+}
+
+#[test]
+fn a_shortened_block_keeps_its_reason() {
+    let server = Server::start(RULES);
+    let block = |more: &[&str]| {
+        let arguments = [&["block", "api", "u1", "/x", "--json"], more].concat();
+        answer(&server.operate(&arguments))["reason"].clone()
+    };
+    assert_eq!(block(&["--for", "1d", "--reason", "abuse"]), "abuse");
+    assert_eq!(block(&["--for", "1min", "--shorten"]), "abuse");
 }
 
 #[test]
@@ -217,7 +228,7 @@ fn the_address_may_be_a_port() {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Errors name the address that was used, whatever was left out.
+/// Errors name the complete address that was used, even if `--admin` has only a part of it.
 #[test]
 fn errors_name_the_complete_address() {
     let port = crate::support::free_port();
@@ -264,8 +275,8 @@ fn blocks_of_a_program_that_sends(response: &'static [u8]) -> String {
     problem.unwrap_or_else(|| panic!("{said}")).to_owned()
 }
 
-/// Texts of libraries and of the operating system mean nothing to an operator, and advice about TLS
-/// misleads one whose problem is another.
+/// Error messages of libraries and of the operating system mean nothing to an operator, and advice
+/// about TLS misleads an operator with a different problem.
 #[test]
 fn connection_errors_are_in_plain_words() {
     let is_it = "does the admin listener have this address? if its admin listener has another address, pass that \
@@ -280,7 +291,7 @@ fn connection_errors_are_in_plain_words() {
             format!("the program there does not answer with HTTP; {is_it}"),
         ),
         (
-            // An alert of TLS: unexpected message.
+            // A TLS alert: unexpected message.
             b"\x15\x03\x01\x00\x02\x02\x0a",
             "the listener there uses TLS; if it is the admin listener, pass the authority of its certificate with \
              --admin-ca; else pass the address of the admin listener with --admin\n"
@@ -423,7 +434,7 @@ fn a_missing_argument_shows_a_usage_that_can_be_followed() {
             "tip: some similar subcommands exist: 'block', 'blocks'\n",
         ),
     ] {
-        // The value of a variable is not part of the usage.
+        // The usage must not contain the value of an environment variable.
         let output = run(tidegate(arguments).env("TIDEGATE_ADMIN", "18082"));
         assert_eq!(output.status.code(), Some(2), "{output:?}");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -461,7 +472,7 @@ fn the_admin_token_is_required() {
             .status
             .success()
     );
-    // An empty variable is no token, not a wrong one.
+    // An empty variable counts as no token, not as a wrong token.
     let mut empty = tidegate(&["blocks", "--admin", &server.admin.to_string()]);
     let output = run(empty.env("TIDEGATE_ADMIN_TOKEN", ""));
     let said = String::from_utf8_lossy(&output.stderr);
@@ -753,7 +764,8 @@ fn behind_tls(more: &str) -> Server {
     Server::start_in(scratch, &config)
 }
 
-/// Runs `tidegate status` with these arguments. Returns whether it succeeded, and its output.
+/// Runs `tidegate status` with these arguments. Returns whether the command succeeded, and its
+/// output.
 fn status(server: &Server, args: &str) -> (bool, String) {
     let mut command = tidegate(&["status", "--token", "secret"]);
     command

@@ -63,8 +63,8 @@ fn example(name: &str) -> String {
     fs::read_to_string(repository().join("examples/proxy").join(name)).unwrap()
 }
 
-/// Starts the example's server in front of these upstreams. Returns it with the address of the
-/// proxy.
+/// Starts the example's server in front of these upstreams. Returns the server and the address of
+/// the proxy.
 fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
     let config = example("tidegate.yaml");
     let (_, config) = config.split_once("\nproxy:\n").unwrap();

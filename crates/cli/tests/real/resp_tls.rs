@@ -50,7 +50,7 @@ fn redis_cli_is_answered_over_tls() {
     server.stop();
 }
 
-/// Long pipelines, whose commands and replies are split over many TLS records.
+/// Tests long pipelines, whose commands and replies are split over many TLS records.
 #[test]
 fn redis_benchmark_is_answered_over_tls() {
     let server = start("");

@@ -36,7 +36,7 @@ fn the_start_logs_the_active_rules() {
     );
 }
 
-/// The test does not wait for the delay of an hour; a second signal ends it.
+/// The test does not wait for the delay of an hour, because a second signal ends the delay.
 #[test]
 fn the_server_reports_not_ready_and_serves_during_the_pre_stop_delay() {
     let rules = "shutdown: {pre_stop_delay: 1h}\nenvoy: {config: shop.yaml}\n";
@@ -164,6 +164,48 @@ fn an_idle_connection_does_not_delay_the_exit() {
     idle.read_exact(&mut [0; 7]).unwrap();
     server.stop();
     assert_eq!(idle.read(&mut [0; 1]).unwrap_or(0), 0);
+}
+
+/// A server that waited for idle clients would exit only after the drain deadline of an hour, or
+/// after one of the idle timeouts.
+#[test]
+fn idle_clients_of_every_listener_do_not_delay_the_exit() {
+    let idle = "max_connections: 100, idle_timeout: 1h";
+    let config = format!(
+        "listen:
+  http: {{address: '127.0.0.1:0', {idle}}}
+  grpc: {{address: '127.0.0.1:0', {idle}}}
+  resp: {{address: '127.0.0.1:0', {idle}}}
+  admin: '127.0.0.1:0'
+shutdown: {{drain: 1h}}
+proxy:
+  listen: '127.0.0.1:0'
+  timeouts: {{keep_alive: 1h, request_head: 1h}}
+  upstreams: [{{name: app, urls: 'http://127.0.0.1:1'}}]
+"
+    );
+    let server = Server::start_in(Scratch::new(), &config);
+    let http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let http1 = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut clients = Vec::new();
+    for (listener, beginnings) in [
+        (server.http, &[&b""[..], http1][..]),
+        (server.grpc, &[b"", b"PRI * HT", http2]),
+        (server.resp, &[b"", b"PING\r\n"]),
+        (server.admin, &[b"", http1]),
+        (server.proxy(), &[b"", b"PRI * HT", http1, http2]),
+    ] {
+        for beginning in beginnings {
+            let mut client = connect(listener);
+            client.write_all(beginning).unwrap();
+            // The client is idle once it has read a response, or the SETTINGS of HTTP/2.
+            if beginning.len() > 5 && !beginning.ends_with(b"HT") {
+                client.read_exact(&mut [0; 7]).unwrap();
+            }
+            clients.push(client);
+        }
+    }
+    server.stop();
 }
 
 /// The server must not buffer responses that the client does not read.

@@ -35,7 +35,8 @@ fn an_unwritable_snapshot_is_named_in_the_log() {
     server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
 }
 
-/// A repeated failure is logged once; the readiness probe and the metrics show that it persists.
+/// A repeated failure is logged once. The readiness probe and the metrics show that the failure
+/// persists.
 #[test]
 fn a_failing_snapshot_is_logged_once_and_shown_on_readyz() {
     let rules =

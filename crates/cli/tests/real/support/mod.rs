@@ -1,6 +1,7 @@
-//! Programs under test. They are stopped when the test ends.
+//! Programs under test, which are stopped when the test ends.
 
 mod authority;
+mod browser;
 mod envoy;
 mod http;
 mod process;
@@ -9,6 +10,7 @@ mod server;
 
 pub(crate) use self::{
     authority::{authority, signed},
+    browser::Browser,
     envoy::Envoy,
     http::{Answer, Ask},
     process::{Process, free_port, run, tool},

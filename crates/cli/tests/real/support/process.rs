@@ -12,7 +12,7 @@ use std::{
 /// The timeout of operations that take milliseconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A program and its standard error. It is stopped when the test ends.
+/// A program and its standard error. The program is stopped when the test ends.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -76,6 +76,16 @@ impl Process {
         kilobytes.parse::<u64>().unwrap() * 1_024
     }
 
+    /// Returns the soft limit of the program's open files.
+    pub(crate) fn soft_file_limit(&self) -> u64 {
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", self.child.id())).unwrap();
+        let line = limits
+            .lines()
+            .find_map(|line| line.strip_prefix("Max open files"));
+        let soft = line.unwrap().split_whitespace().next();
+        soft.unwrap().parse().unwrap()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         signal(self.child.id(), name);
     }
@@ -92,7 +102,7 @@ impl Process {
         self.seen.join("\n")
     }
 
-    /// Waits until the program has ended. Returns its status and the rest of its log.
+    /// Waits until the program has ended. Returns the exit status and the rest of the log.
     pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
         // Standard error closes when the program ends, and unlike `Child::wait` it can be awaited
         // with a timeout.
@@ -131,8 +141,8 @@ fn signal(pid: u32, name: &str) {
         .status();
 }
 
-/// Returns a port that is currently free. Another process may take it before it is used; callers
-/// must retry then.
+/// Returns a port that is currently free. Another process may take the port before the caller uses
+/// it, so callers must retry.
 pub(crate) fn free_port() -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     socket.local_addr().unwrap().port()

@@ -118,7 +118,7 @@ impl Server {
         self.process.has_said(words)
     }
 
-    /// Waits until the server has ended. Its directory remains.
+    /// Waits until the server process has exited. The directory of the server remains.
     pub(crate) fn wait(self) -> (ExitStatus, Vec<String>, Scratch) {
         let Self {
             mut process,

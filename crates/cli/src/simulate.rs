@@ -1,0 +1,465 @@
+//! `simulate`: decides recorded traffic with a rules file, and reports what the rules would deny.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    io::{self, IsTerminal as _, Write as _},
+    path::Path,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use tidegate_config::Config;
+use tidegate_server::geoip::GeoIp;
+use tidegate_simulate::{
+    ChangedKey, Control, LogFormat, LogSource, Logs, Report, RuleReport, RulesUnderTest,
+    Simulation, as_html, as_yaml, percent,
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    answer,
+    args::Simulate,
+    complain,
+    print::{headed, instant, printable, wait_ms},
+};
+
+/// The exit code if more requests are denied than `--fail-over` allows.
+const OVER: u8 = 3;
+
+/// The exit code after Ctrl-C, as shells report the signal.
+const INTERRUPTED: u8 = 130;
+
+/// The interval at which the progress is shown.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+
+pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
+    let mut rules = read_rules(&args.file)?;
+    let mut against = args.against.as_deref().map(read_rules).transpose()?;
+    if !args.what_if.is_empty() {
+        against = Some(read_rules(&args.file)?);
+        for what_if in &args.what_if {
+            rules = rules.with_limits(what_if)?;
+        }
+    }
+    let logs = Logs {
+        sources: args
+            .logs
+            .iter()
+            .map(|name| LogSource::named(name))
+            .collect(),
+        format: args.format.clone().unwrap_or(LogFormat::Detect),
+        mappings: args.entries.clone(),
+    };
+    let stdin = logs
+        .sources
+        .iter()
+        .filter(|source| **source == LogSource::Stdin);
+    if stdin.count() > 1 {
+        return Err("`-` (standard input) is given twice to --log".to_owned());
+    }
+    let control = Arc::new(Control::default());
+    interrupt_on_signal(&control);
+    let progress = Progress::start(&logs, &control);
+    let simulation = Simulation {
+        rules: &rules,
+        against: against.as_ref(),
+        suggest: args.suggest,
+    };
+    let report = simulation.run(&logs, &control);
+    drop(progress);
+    let report = report.map_err(|error| printable_lines(&error.to_string()))?;
+    if let Some(file) = &args.report {
+        fs::write(file, as_html(&report))
+            .map_err(|error| format!("cannot write the report to {}: {error}", file.display()))?;
+    }
+    if args.json {
+        let json = serde_json::to_string_pretty(&report);
+        answer(&json.map_err(|error| format!("cannot write the report: {error}"))?);
+        for warning in &report.warnings {
+            complain(&format!("warning: {}", printable(warning)));
+        }
+    } else {
+        answer(&text(&report));
+    }
+    if report.interrupted {
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    Ok(match excess(args, &report) {
+        Some(problem) => {
+            complain(&problem);
+            ExitCode::from(OVER)
+        }
+        None => ExitCode::SUCCESS,
+    })
+}
+
+/// Returns a message if more requests are denied than `--fail-over` allows.
+fn excess(args: &Simulate, report: &Report) -> Option<String> {
+    let most = args.fail_over?;
+    let (what, denied, all) = match &report.comparison {
+        Some(comparison) => ("newly denied", comparison.newly_denied, comparison.compared),
+        None => ("denied", report.requests.denied, report.requests.decided),
+    };
+    most.is_exceeded(denied, all).then(|| {
+        let share = percent(denied, all);
+        format!("{denied} of {all} requests ({share}) are {what}, more than --fail-over {most}")
+    })
+}
+
+/// Reads a rules file, and the GeoIP databases that it names.
+fn read_rules(file: &Path) -> Result<RulesUnderTest, String> {
+    let mut config = Config::read(file).map_err(|error| error.to_string())?;
+    if config.rules.is_empty() {
+        return Err(format!("{} has no rules to simulate", file.display()));
+    }
+    if !config.geoip.is_empty() {
+        let geoip = GeoIp::open(&config.geoip).map_err(|error| {
+            format!("{error}; the rules use it, so they cannot be simulated without it")
+        })?;
+        config.identity.geoip = Some(geoip.source());
+    }
+    Ok(RulesUnderTest::new(file.display().to_string(), config))
+}
+
+/// Ends the simulation on Ctrl-C, with the results so far. If the handler cannot be installed, the
+/// signal ends the program.
+fn interrupt_on_signal(control: &Arc<Control>) {
+    let control = Arc::clone(control);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let Ok(runtime) = runtime else { return };
+    let signals = runtime.block_on(async { signal(SignalKind::interrupt()) });
+    let Ok(mut signals) = signals else { return };
+    // If the thread cannot be started, Ctrl-C has no effect, but SIGTERM still ends the program.
+    let _ = std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            runtime.block_on(signals.recv());
+            control.interrupt();
+        });
+}
+
+/// Shows on a terminal how much was read. The display ends when this value is dropped.
+struct Progress {
+    thread: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
+}
+
+impl Progress {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "shows how long the simulation has run; decides nothing"
+    )]
+    fn start(logs: &Logs, control: &Arc<Control>) -> Self {
+        if !io::stderr().is_terminal() {
+            return Self { thread: None };
+        }
+        let sizes: Option<Vec<u64>> = logs.sources.iter().map(LogSource::size).collect();
+        let total = sizes.map(|sizes| sizes.iter().sum());
+        let (control, ended) = (Arc::clone(control), Arc::<AtomicBool>::default());
+        let is_ended = Arc::clone(&ended);
+        let thread = std::thread::Builder::new().name("progress".to_owned());
+        let thread = thread.spawn(move || {
+            let start = Instant::now();
+            while !is_ended.load(Ordering::Relaxed) {
+                std::thread::park_timeout(PROGRESS_INTERVAL);
+                let shown = progress(control.bytes_read(), total, start.elapsed());
+                let _ = write!(io::stderr(), "\r\u{1b}[K{shown}");
+            }
+            let _ = write!(io::stderr(), "\r\u{1b}[K");
+        });
+        Self {
+            thread: thread.ok().map(|thread| (thread, ended)),
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some((thread, ended)) = self.thread.take() {
+            ended.store(true, Ordering::Relaxed);
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Returns, for example, `read 12.0 of 40.0 MB (30%), about 20s left`.
+fn progress(read: u64, total: Option<u64>, elapsed: Duration) -> String {
+    let megabytes = |bytes: u64| format!("{}.{}", bytes / 1_000_000, bytes / 100_000 % 10);
+    let Some(total) = total.filter(|total| *total > 0) else {
+        return format!("read {} MB", megabytes(read));
+    };
+    let read = read.min(total);
+    let mut shown = format!(
+        "read {} of {} MB ({})",
+        megabytes(read),
+        megabytes(total),
+        percent(read, total)
+    );
+    let left = u128::from(total - read) * elapsed.as_millis() / u128::from(read.max(1));
+    if elapsed > Duration::from_secs(2) && read > 0 {
+        let left = u64::try_from(left).unwrap_or(u64::MAX);
+        let _ = write!(
+            shown,
+            ", about {} left",
+            wait_ms(left.div_ceil(1_000) * 1_000)
+        );
+    }
+    shown
+}
+
+/// Formats a report.
+fn text(report: &Report) -> String {
+    let mut out = String::new();
+    if report.interrupted {
+        out.push_str("interrupted: these are the results so far\n");
+    }
+    for warning in &report.warnings {
+        let _ = writeln!(out, "warning: {}", printable(warning));
+    }
+    let lines = &report.lines;
+    let span = match (lines.from_ms, lines.to_ms) {
+        (Some(from), Some(to)) => format!(", {} to {}", instant(from), instant(to)),
+        _ => String::new(),
+    };
+    let _ = writeln!(
+        out,
+        "{} ({}){span}; {} damaged",
+        counted(lines.read, "line"),
+        lines.formats.join("; "),
+        lines.damaged
+    );
+    for damaged in &lines.damaged_lines {
+        let file = printable(&damaged.file);
+        let problem = printable(&damaged.problem);
+        let _ = writeln!(out, "  {file}, line {}: {problem}", damaged.line);
+        let _ = writeln!(out, "    {}", printable(&damaged.text));
+    }
+    let requests = &report.requests;
+    let _ = writeln!(
+        out,
+        "{} decided, {} denied ({})",
+        counted(requests.decided, "request"),
+        requests.denied,
+        percent(requests.denied, requests.decided)
+    );
+    if requests.refused > 0 {
+        let reasons: Vec<String> = requests
+            .refusals
+            .iter()
+            .map(|text| printable(text))
+            .collect();
+        let _ = writeln!(
+            out,
+            "{} that the proxy would answer with 400: {}",
+            counted(requests.refused, "request"),
+            reasons.join("; ")
+        );
+    }
+    out.push('\n');
+    out.push_str(&rules_table(report));
+    out.push_str(&worst_table(report));
+    out.push_str(&comparison(report));
+    out.push_str(&suggestions(report));
+    out.push_str(&notes(report));
+    out
+}
+
+fn rules_table(report: &Report) -> String {
+    let head = [
+        "RULE",
+        "MODE",
+        "REQUESTS",
+        "DENIED",
+        "SHARE",
+        "KEYS",
+        "KEYS DENIED",
+        "SHARE",
+    ];
+    let row = |rule: &RuleReport| {
+        if !rule.simulated {
+            let mode = rule.mode.to_owned();
+            return vec![printable(&rule.rule), mode, "not simulated".to_owned()];
+        }
+        vec![
+            printable(&rule.rule),
+            rule.mode.to_owned(),
+            rule.asked.to_string(),
+            rule.denied.to_string(),
+            percent(rule.denied, rule.asked),
+            rule.keys.to_string(),
+            rule.keys_denied.to_string(),
+            percent(rule.keys_denied, rule.keys),
+        ]
+    };
+    headed(&head, report.rules.iter().map(row).collect())
+}
+
+fn worst_table(report: &Report) -> String {
+    let head = ["RULE", "KEY", "DENIED", "FIRST", "LAST"];
+    let keys = report.rules.iter().flat_map(|rule| {
+        rule.worst.iter().map(|worst| {
+            let values = worst.key.iter().map(|value| printable(value));
+            let values: Vec<String> = values.collect();
+            vec![
+                printable(&rule.rule),
+                if values.is_empty() {
+                    "(all)".to_owned()
+                } else {
+                    values.join(" ")
+                },
+                worst.denied.to_string(),
+                instant(worst.first_ms),
+                instant(worst.last_ms),
+            ]
+        })
+    });
+    let rows: Vec<Vec<String>> = keys.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    format!("\nThe keys with the most denials:\n{}", headed(&head, rows))
+}
+
+fn key_text(values: &[String]) -> String {
+    if values.is_empty() {
+        return "(all)".to_owned();
+    }
+    let values: Vec<String> = values.iter().map(|value| printable(value)).collect();
+    values.join(" ")
+}
+
+/// Formats the changes compared with other rules.
+fn comparison(report: &Report) -> String {
+    let Some(comparison) = &report.comparison else {
+        return String::new();
+    };
+    let mut out = format!(
+        "\nCompared with {}: {} newly denied ({}), {} no longer denied\n",
+        printable(&comparison.against),
+        comparison.newly_denied,
+        percent(comparison.newly_denied, comparison.compared),
+        comparison.no_longer_denied
+    );
+    let row = |change: &str, key: &ChangedKey| {
+        vec![
+            change.to_owned(),
+            printable(&key.rule),
+            key_text(&key.key),
+            key.requests.to_string(),
+            instant(key.first_ms),
+            instant(key.last_ms),
+        ]
+    };
+    let newly = comparison.newly.iter().map(|key| row("newly denied", key));
+    let no_longer = comparison
+        .no_longer
+        .iter()
+        .map(|key| row("no longer denied", key));
+    let rows: Vec<Vec<String>> = newly.chain(no_longer).collect();
+    if !rows.is_empty() {
+        out.push_str(&headed(
+            &["CHANGE", "RULE", "KEY", "REQUESTS", "FIRST", "LAST"],
+            rows,
+        ));
+    }
+    out
+}
+
+/// Formats suggested limits as a table and as part of a rules file.
+fn suggestions(report: &Report) -> String {
+    if report.suggestions.is_empty() {
+        return String::new();
+    }
+    let head = [
+        "RULE",
+        "WINDOW",
+        "KEYS",
+        "P50",
+        "P90",
+        "P99",
+        "P99.9",
+        "MAX",
+        "LIMIT",
+        "KEYS DENIED",
+    ];
+    let rows = report.suggestions.iter().map(|suggestion| {
+        let numbers = [
+            suggestion.keys,
+            suggestion.p50,
+            suggestion.p90,
+            suggestion.p99,
+            suggestion.p99_9,
+            suggestion.max,
+        ];
+        let mut row = vec![printable(&suggestion.rule), wait_ms(suggestion.window_ms)];
+        row.extend(numbers.map(|number| number.to_string()));
+        row.extend([suggestion.limit.clone(), suggestion.keys_denied.to_string()]);
+        row
+    });
+    format!(
+        "\nThe busiest window of each key, and suggested limits:\n{}\n{}",
+        headed(&head, rows.collect()),
+        as_yaml(&report.suggestions)
+    )
+}
+
+fn notes(report: &Report) -> String {
+    let delays = report
+        .rules
+        .iter()
+        .filter(|rule| rule.delayed > 0)
+        .map(|rule| {
+            format!(
+                "{}: {} delayed, by up to {}",
+                rule.rule,
+                counted(rule.delayed, "request"),
+                wait_ms(rule.longest_delay_ms)
+            )
+        });
+    let of_rules = report.rules.iter().flat_map(|rule| {
+        rule.notes
+            .iter()
+            .map(|note| format!("{}: {note}", rule.rule))
+    });
+    let all = delays.chain(of_rules).chain(report.notes.iter().cloned());
+    let lines: String = all
+        .map(|note| format!("- {}\n", printable(&note)))
+        .collect();
+    format!("\nNotes:\n{lines}")
+}
+
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Escapes control characters in each line.
+fn printable_lines(text: &str) -> String {
+    text.lines().map(printable).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_estimates_the_rest() {
+        let shown = progress(12_000_000, Some(40_000_000), Duration::from_secs(9));
+        assert_eq!(shown, "read 12.0 of 40.0 MB (30%), about 21s left");
+        assert_eq!(
+            progress(12_345_678, None, Duration::from_secs(9)),
+            "read 12.3 MB"
+        );
+        let soon = progress(5, Some(10), Duration::from_millis(1));
+        assert_eq!(soon, "read 0.0 of 0.0 MB (50%)");
+        let more = progress(50, Some(10), Duration::from_secs(3));
+        assert_eq!(more, "read 0.0 of 0.0 MB (100%), about 0ms left");
+    }
+}

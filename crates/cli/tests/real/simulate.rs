@@ -1,0 +1,802 @@
+//! Tests `tidegate simulate`: its reports, every error, and logs that real servers have written.
+
+use std::{
+    fs,
+    io::Write as _,
+    net::SocketAddr,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+use crate::support::{Ask, Process, Scratch, Server, free_port, repository, run, tidegate, tool};
+
+const RULES: &str = "
+rules:
+  - {name: api, when: {path: /api/**}, key: [ip], limits: [2/min]}
+  - {name: watched, mode: shadow, key: [ip], limits: [3/min]}
+  - {name: flights, key: [ip], limits: [{algorithm: concurrency, limit: 1, lease: 30s}]}
+";
+
+/// Returns the line of a request in nginx's combined format.
+fn line(second: u32, ip: &str, path: &str) -> String {
+    format!(
+        "{ip} - - [22/Nov/2026:06:25:{second:02} +0000] \"GET {path} HTTP/1.1\" 200 12 \"-\" \"curl/8\""
+    )
+}
+
+/// Five requests of one client and one of another.
+fn log() -> String {
+    let mut lines: Vec<String> = (1..=5)
+        .map(|second| line(second, "203.0.113.9", "/api/x"))
+        .collect();
+    lines.push(line(9, "203.0.113.7", "/other"));
+    lines.join("\n") + "\n"
+}
+
+fn simulate(scratch: &Scratch, arguments: &[&str]) -> Output {
+    let rules = scratch.join("rules.yaml");
+    if !rules.exists() {
+        scratch.write("rules.yaml", RULES);
+    }
+    run(tidegate(&["simulate", "rules.yaml"])
+        .args(arguments)
+        .current_dir(scratch.path()))
+}
+
+fn out(output: &Output) -> &str {
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+fn json(scratch: &Scratch, arguments: &[&str]) -> Value {
+    let output = simulate(scratch, &[arguments, &["--json"]].concat());
+    serde_json::from_str(out(&output)).unwrap()
+}
+
+/// Returns the error of a simulation that cannot be made.
+fn error(scratch: &Scratch, arguments: &[&str]) -> String {
+    let output = simulate(scratch, arguments);
+    assert_eq!(
+        (output.status.code(), &*output.stdout),
+        (Some(2), &b""[..]),
+        "{output:?}"
+    );
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn the_report_counts_denials_by_rule_and_key() {
+    let scratch = Scratch::new();
+    scratch.write("access.log", &log());
+    let report = json(&scratch, &["--log", "access.log"]);
+    assert_eq!(report["lines"]["read"], 6);
+    assert_eq!(report["lines"]["from_ms"], 1_795_328_701_000_u64);
+    assert_eq!(report["lines"]["to_ms"], 1_795_328_709_000_u64);
+    assert_eq!(report["lines"]["precision"], "second");
+    assert_eq!(report["lines"]["formats"][0], "combined");
+    let requests = &report["requests"];
+    assert_eq!(
+        (&requests["decided"], &requests["denied"]),
+        (&6.into(), &3.into())
+    );
+    let api = &report["rules"][0];
+    assert_eq!(
+        (&api["rule"], &api["mode"]),
+        (&"api".into(), &"enforce".into())
+    );
+    assert_eq!((&api["asked"], &api["denied"]), (&5.into(), &3.into()));
+    assert_eq!((&api["keys"], &api["keys_denied"]), (&1.into(), &1.into()));
+    let worst = &api["worst"][0];
+    assert_eq!(worst["key"][0], "203.0.113.9");
+    assert_eq!(worst["first_ms"], 1_795_328_703_000_u64);
+    assert_eq!(worst["last_ms"], 1_795_328_705_000_u64);
+    assert_eq!(api["limits"][0]["denied"], 3);
+    // A request that another rule denies is not charged, so the shadow rule has room.
+    let watched = &report["rules"][1];
+    assert_eq!(
+        (&watched["mode"], &watched["asked"]),
+        (&"shadow".into(), &6.into())
+    );
+    assert_eq!(watched["denied"], 0);
+    let flights = &report["rules"][2];
+    assert_eq!(flights["simulated"], false);
+    assert!(
+        flights["notes"][0]
+            .as_str()
+            .unwrap()
+            .contains("concurrency"),
+        "{flights}"
+    );
+}
+
+#[test]
+fn the_table_has_the_same_numbers() {
+    let scratch = Scratch::new();
+    scratch.write("access.log", &log());
+    let output = simulate(&scratch, &["--log", "access.log"]);
+    let printed = out(&output);
+    for expected in [
+        "6 lines (combined), 2026-11-22T06:25:01Z to 2026-11-22T06:25:09Z; 0 damaged",
+        "6 requests decided, 3 denied (50%)",
+        "RULE     MODE     REQUESTS       DENIED  SHARE  KEYS  KEYS DENIED  SHARE",
+        "api      enforce  5              3       60%    1     1            100%",
+        "watched  shadow   6              0       0%     2     0            0%",
+        "flights  enforce  not simulated",
+        "api   203.0.113.9  3       2026-11-22T06:25:03Z  2026-11-22T06:25:05Z",
+        "- the log has whole seconds",
+        "- flights: not simulated",
+    ] {
+        assert!(printed.contains(expected), "no {expected:?} in:\n{printed}");
+    }
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn several_files_are_merged_in_the_order_of_time() {
+    let scratch = Scratch::new();
+    scratch.write(
+        "late.log",
+        &[
+            line(40, "203.0.113.9", "/api/c"),
+            line(50, "203.0.113.9", "/api/d"),
+        ]
+        .join("\n"),
+    );
+    scratch.write(
+        "early.log",
+        &[
+            line(10, "203.0.113.9", "/api/a"),
+            line(20, "203.0.113.9", "/api/b"),
+        ]
+        .join("\n"),
+    );
+    scratch.write("empty.log", "");
+    let report = json(
+        &scratch,
+        &["--log", "late.log", "empty.log", "--log", "early.log"],
+    );
+    let worst = &report["rules"][0]["worst"][0];
+    assert_eq!(
+        (&worst["first_ms"], &worst["last_ms"]),
+        (&1_795_328_740_000_u64.into(), &1_795_328_750_000_u64.into())
+    );
+    assert_eq!(report["lines"]["backwards"], 0);
+    assert_eq!(report["warnings"][0], "empty.log is empty");
+}
+
+#[test]
+fn compressed_files_and_standard_input_are_read() {
+    let scratch = Scratch::new();
+    scratch.write("access.log", &log());
+    let plain = json(&scratch, &["--log", "access.log"]);
+    let gzip = run(Command::new("gzip")
+        .arg("-k")
+        .arg(scratch.join("access.log")));
+    assert!(gzip.status.success(), "{gzip:?}");
+    let compressed = json(&scratch, &["--log", "access.log.gz"]);
+    assert_eq!(compressed["rules"], plain["rules"]);
+    let mut child = tidegate(&["simulate", "rules.yaml", "--log", "-", "--json"])
+        .current_dir(scratch.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(log().as_bytes())
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    let piped: Value = serde_json::from_str(out(&output)).unwrap();
+    assert_eq!(piped["rules"], plain["rules"]);
+}
+
+#[test]
+fn damaged_lines_are_counted_and_shown() {
+    let scratch = Scratch::new();
+    let mut text = log();
+    text.push_str("203.0.113.9 - - [22/Nov/2026:06:25:60\n\u{1b}[31mgarbage\n");
+    text.push_str(&"x".repeat(1 << 20));
+    text.push('\n');
+    scratch.write("access.log", &text);
+    let report = json(&scratch, &["--log", "access.log"]);
+    assert_eq!(
+        (&report["lines"]["read"], &report["lines"]["damaged"]),
+        (&9.into(), &3.into())
+    );
+    let damaged = &report["lines"]["damaged_lines"];
+    assert_eq!(
+        (&damaged[0]["line"], &damaged[0]["file"]),
+        (&7.into(), &"access.log".into())
+    );
+    assert_eq!(damaged[2]["problem"], "is longer than 64 KiB");
+    let output = simulate(&scratch, &["--log", "access.log"]);
+    let printed = out(&output);
+    assert!(
+        printed.starts_with("warning: 3 of 9 lines (33.3%) do not match"),
+        "{printed}"
+    );
+    assert!(
+        printed.contains("access.log, line 7: column 18: expected `] \"` after `time_local`"),
+        "{printed}"
+    );
+    assert!(!printed.contains('\u{1b}'), "{printed}");
+}
+
+#[test]
+fn lines_that_go_backwards_are_sorted_and_those_too_late_are_counted() {
+    let scratch = Scratch::new();
+    let minute = |minute: u32, second: u32| {
+        line(second, "203.0.113.9", "/api/x").replace("06:25:", &format!("06:{minute}:"))
+    };
+    let lines = [
+        minute(25, 3),
+        minute(25, 1),
+        minute(25, 2),
+        minute(40, 0),
+        minute(41, 30),
+        minute(26, 0),
+    ];
+    scratch.write("access.log", &lines.join("\n"));
+    let report = json(&scratch, &["--log", "access.log"]);
+    assert_eq!(
+        (&report["lines"]["backwards"], &report["lines"]["late"]),
+        (&3.into(), &1.into())
+    );
+    assert_eq!(
+        report["rules"][0]["worst"][0]["first_ms"],
+        1_795_328_703_000_u64
+    );
+    assert!(
+        report["warnings"][0]
+            .as_str()
+            .unwrap()
+            .contains("which were decided late: 1;"),
+        "{report}"
+    );
+}
+
+#[test]
+fn requests_that_the_proxy_refuses_are_counted() {
+    let scratch = Scratch::new();
+    let lines = [
+        line(1, "203.0.113.9", "/api/../x"),
+        line(2, "203.0.113.9", "/api/%6F"),
+        line(3, "203.0.113.9", "/x").replace("GET /x HTTP/1.1", r"\x16\x03\x01"),
+    ];
+    scratch.write("access.log", &lines.join("\n"));
+    let report = json(&scratch, &["--log", "access.log"]);
+    assert_eq!(
+        (
+            &report["requests"]["decided"],
+            &report["requests"]["refused"]
+        ),
+        (&1.into(), &1.into())
+    );
+    let reason = report["requests"]["refusals"][0].as_str().unwrap();
+    assert!(
+        reason.starts_with("path: has segments `.` or `..`"),
+        "{reason}"
+    );
+    assert_eq!(report["lines"]["without_request"], 1);
+}
+
+/// The settings that find the client address apply to logs as they do to live requests.
+#[test]
+fn trusted_proxies_and_derived_entries_apply() {
+    let scratch = Scratch::new();
+    let rules = "
+clients: {proxies: [10.0.0.0/8]}
+entries: {key_id: {of: header.x-api-key, split: \".\"}}
+rules: [{name: each, key: [ip, key_id], limits: [1/min]}]
+";
+    scratch.write("rules.yaml", rules);
+    let format = r#"$remote_addr [$msec] "$request" "$http_x_forwarded_for" "$http_x_api_key""#;
+    scratch.write(
+        "access.log",
+        "10.0.0.8 [1795328701.5] \"GET / HTTP/1.1\" \"6.6.6.6, 203.0.113.9\" \"acme.s3cret\"\n\
+         10.0.0.8 [1795328702.5] \"GET / HTTP/1.1\" \"203.0.113.9\" \"acme.other\"\n\
+         198.51.100.7 [1795328703.5] \"GET / HTTP/1.1\" \"203.0.113.9\" \"acme.other\"\n",
+    );
+    let report = json(&scratch, &["--log", "access.log", "--format", format]);
+    let each = &report["rules"][0];
+    assert_eq!(
+        (&each["asked"], &each["denied"], &each["keys"]),
+        (&3.into(), &1.into(), &2.into())
+    );
+    assert_eq!(
+        each["worst"][0]["key"],
+        serde_json::json!(["203.0.113.9", "acme"])
+    );
+    assert_eq!(report["lines"]["precision"], "millisecond");
+}
+
+/// The report names the data that the log lacks, because the rule would otherwise seem to deny
+/// nothing.
+#[test]
+fn entries_that_the_log_lacks_are_reported() {
+    let scratch = Scratch::new();
+    let rules = "
+listen: {http: off, resp: off}
+proxy: {listen: 127.0.0.1:0, upstreams: [{name: app, urls: \"http://127.0.0.1:1\"}]}
+rules:
+  - {name: keyed, key: [header.x-api-key], limits: [1/s]}
+  - {name: tokens, key: [ip], limits: [100/h], cost: 5, settle: header.x-tokens}
+  - {name: failures, key: [ip], limits: [3/h], count: {status: 401}}
+";
+    scratch.write("rules.yaml", rules);
+    scratch.write("access.log", &log());
+    let report = json(&scratch, &["--log", "access.log"]);
+    let note = |at: usize| report["rules"][at]["notes"][0].as_str().unwrap();
+    assert!(
+        note(0).contains("none has the key entry `header.x-api-key`"),
+        "{}",
+        note(0)
+    );
+    assert!(note(1).contains("`header.x-tokens`"), "{}", note(1));
+    assert!(
+        note(2).starts_with("charged by the response"),
+        "{}",
+        note(2)
+    );
+    // No response was 401, so everything was refunded.
+    assert_eq!(report["rules"][2]["denied"], 0);
+    let lacks = report["notes"].as_array().unwrap().iter();
+    let lacks: Vec<&str> = lacks
+        .filter_map(Value::as_str)
+        .filter(|note| note.contains("--entry"))
+        .collect();
+    assert!(lacks[0].contains("header.x-api-key"), "{lacks:?}");
+    scratch.write("access.log", &log().replace(" 200 12 ", " 401 12 "));
+    let report = json(&scratch, &["--log", "access.log"]);
+    assert_eq!(report["rules"][2]["denied"], 2);
+}
+
+#[test]
+fn an_unusable_log_is_an_error_that_says_what_to_do() {
+    let scratch = Scratch::new();
+    scratch.write("odd.log", "Nov 22 06:25:01 host app: hello \u{1b}[2J\n");
+    scratch.write("empty.log", "");
+    fs::write(scratch.join("binary"), b"\x7fELF\0\0\0").unwrap();
+    fs::write(scratch.join("log.xz"), b"\xfd7zXZ\0\0\x04").unwrap();
+    scratch.write("blank.log", "\n\n\n");
+    scratch.write("access.log", &log());
+    for (arguments, expected) in [
+        (
+            &["--log", "odd.log"][..],
+            &[
+                "tidegate: odd.log: the format of the log is unknown; the nearest is `",
+                "and the first line differs at column ",
+                "\n  Nov 22 06:25:01 host app: hello \\u{1b}[2J\n",
+                "with --format",
+            ][..],
+        ),
+        (&["--log", "empty.log"], &["empty.log: the log is empty"]),
+        (
+            &["--log", "blank.log"],
+            &["blank.log: the first lines are empty"],
+        ),
+        (
+            &["--log", "binary"],
+            &["binary: is not a text file: it has NUL bytes"],
+        ),
+        (
+            &["--log", "log.xz"],
+            &["log.xz: is compressed with xz; decompress it: xz -dc"],
+        ),
+        (&["--log", "nowhere.log"], &["nowhere.log: No such file"]),
+        (&["--log", "."], &[".: is a directory"]),
+        (
+            &["--log", "-", "-"],
+            &["`-` (standard input) is given twice"],
+        ),
+        (
+            &["--log", "access.log", "--format", "cady"],
+            &["did you mean `caddy`?"],
+        ),
+        (
+            &[
+                "--log",
+                "access.log",
+                "--format",
+                "$remote_addr $msec$status",
+            ],
+            &["`msec` and `status` have no text between them"],
+        ),
+        (
+            &["--log", "access.log", "--format", "$remote_addr $status"],
+            &["the format has no time"],
+        ),
+        (
+            &["--log", "access.log", "--format", "caddy"],
+            &["the nearest is `caddy`"],
+        ),
+        (
+            &["--log", "access.log", "--entry", "customer"],
+            &["expected ENTRY=FIELD"],
+        ),
+        (
+            &["--log", "access.log", "--entry", "customer=tenant"],
+            &["`tenant` is not a field of the log format; its fields are remote_addr,"],
+        ),
+        (&[], &["--log <FILE>..."]),
+    ] {
+        let said = error(&scratch, arguments);
+        for expected in expected {
+            assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+        }
+    }
+    scratch.write("rules.yaml", "rules: []\n");
+    let said = error(&scratch, &["--log", "access.log"]);
+    assert!(
+        said.contains("rules.yaml has no rules to simulate"),
+        "{said}"
+    );
+    scratch.write("rules.yaml", "rules: [{name: a}]\n");
+    let said = error(&scratch, &["--log", "access.log"]);
+    assert!(said.contains("rules.yaml has 1 mistake"), "{said}");
+}
+
+/// If a file is cut off, the report says first that the rest of the file is missing.
+#[test]
+fn a_truncated_compressed_file_is_reported() {
+    let scratch = Scratch::new();
+    let lines: Vec<String> = (0..20_000)
+        .map(|at| line(at % 60, "203.0.113.9", &format!("/{at}")))
+        .collect();
+    scratch.write("access.log", &lines.join("\n"));
+    run(Command::new("gzip").arg(scratch.join("access.log")));
+    let bytes = fs::read(scratch.join("access.log.gz")).unwrap();
+    fs::write(scratch.join("access.log.gz"), &bytes[..bytes.len() / 2]).unwrap();
+    let report = json(&scratch, &["--log", "access.log.gz"]);
+    let warnings = report["warnings"].as_array().unwrap();
+    let said = warnings
+        .iter()
+        .filter_map(Value::as_str)
+        .find(|said| said.contains("cannot be read after line"));
+    assert!(said.is_some(), "{warnings:?}");
+    assert!(report["requests"]["decided"].as_u64().unwrap() > 1_000);
+}
+
+#[test]
+fn an_interruption_prints_the_results_so_far() {
+    let scratch = Scratch::new();
+    scratch.write("rules.yaml", RULES);
+    let mut child = tidegate(&["simulate", "rules.yaml", "--log", "-"])
+        .current_dir(scratch.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // The log has more lines than the pipe and the buffers hold, so that the program is surely
+    // reading.
+    for _ in 0..100_000 {
+        writeln!(stdin, "{}", line(1, "203.0.113.9", "/api/x")).unwrap();
+    }
+    let kill = format!("kill -INT {}", child.id());
+    assert!(run(Command::new("sh").args(["-c", &kill])).status.success());
+    // Standard input is still open.
+    let output = child.wait_with_output().unwrap();
+    drop(stdin);
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        printed.starts_with("interrupted: these are the results so far\n"),
+        "{printed}"
+    );
+    assert!(printed.contains(" denied ("), "{printed}");
+}
+
+#[test]
+fn two_rules_files_are_compared() {
+    let scratch = Scratch::new();
+    scratch.write("access.log", &log());
+    let stricter = RULES
+        .replace("2/min", "1/min")
+        .replace("name: api", "name: strict");
+    scratch.write("stricter.yaml", &stricter);
+    let report = json(
+        &scratch,
+        &["--log", "access.log", "--against", "stricter.yaml"],
+    );
+    let comparison = &report["comparison"];
+    assert_eq!(comparison["against"], "stricter.yaml");
+    assert_eq!(
+        (&comparison["compared"], &comparison["newly_denied"]),
+        (&6.into(), &0.into())
+    );
+    assert_eq!(comparison["no_longer_denied"], 1);
+    let key = &comparison["no_longer"][0];
+    assert_eq!(
+        (&key["rule"], &key["key"][0]),
+        (&"strict".into(), &"203.0.113.9".into())
+    );
+    assert_eq!(
+        (&key["requests"], &key["first_ms"]),
+        (&1.into(), &1_795_328_702_000_u64.into())
+    );
+    let output = run(tidegate(&[
+        "simulate",
+        "stricter.yaml",
+        "--against",
+        "rules.yaml",
+        "--log",
+        "access.log",
+    ])
+    .current_dir(scratch.path()));
+    let printed = out(&output);
+    assert!(
+        printed.contains("Compared with rules.yaml: 1 newly denied (16.6%), 0 no longer denied"),
+        "{printed}"
+    );
+    assert!(
+        printed.contains("newly denied  strict  203.0.113.9  1         2026-11-22T06:25:02Z"),
+        "{printed}"
+    );
+    let said = error(
+        &scratch,
+        &["--log", "access.log", "--against", "nowhere.yaml"],
+    );
+    assert!(said.contains("cannot read nowhere.yaml"), "{said}");
+}
+
+#[test]
+fn a_limit_can_be_replaced_for_a_try() {
+    let scratch = Scratch::new();
+    scratch.write("access.log", &log());
+    let report = json(
+        &scratch,
+        &["--log", "access.log", "--what-if", "api.limit=4/min"],
+    );
+    assert_eq!(report["rules"][0]["limits"][0]["limit"], "4/min");
+    assert_eq!(report["rules"][0]["denied"], 1);
+    assert_eq!(report["comparison"]["no_longer_denied"], 2);
+    assert_eq!(report["rules_file"], "rules.yaml with api.limit=4/min");
+    for (what_if, expected) in [
+        (
+            "other.limit=1/s",
+            "rules.yaml has no rule `other`; its rules are api, watched, flights",
+        ),
+        (
+            "api.limit=often",
+            "--what-if api.limit=often: expected a rate",
+        ),
+        ("flights.limit=1/s", "a concurrency limit is not simulated"),
+        ("api=1/s", "expected RULE.limit=LIMIT"),
+    ] {
+        let said = error(&scratch, &["--log", "access.log", "--what-if", what_if]);
+        assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+    }
+}
+
+#[test]
+fn a_larger_share_than_allowed_exits_with_3() {
+    let scratch = Scratch::new();
+    scratch.write("access.log", &log());
+    let run_with = |arguments: &[&str]| {
+        simulate(
+            &scratch,
+            &[&["--log", "access.log", "--fail-over"], arguments].concat(),
+        )
+    };
+    assert_eq!(run_with(&["50%"]).status.code(), Some(0));
+    let output = run_with(&["49.9%"]);
+    assert_eq!(output.status.code(), Some(3));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        said,
+        "tidegate: 3 of 6 requests (50%) are denied, more than --fail-over 49.9%\n"
+    );
+    // In a comparison, only newly denied requests count.
+    assert_eq!(
+        run_with(&["0%", "--what-if", "api.limit=3/min"])
+            .status
+            .code(),
+        Some(0)
+    );
+    let output = run_with(&["0%", "--what-if", "api.limit=1/min"]);
+    assert_eq!(output.status.code(), Some(3));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("1 of 6 requests (16.6%) are newly denied"),
+        "{said}"
+    );
+    let said = error(&scratch, &["--log", "access.log", "--fail-over", "0.1"]);
+    assert!(said.contains("expected a share such as 0.1%"), "{said}");
+}
+
+#[test]
+fn suggested_limits_deny_at_most_the_share_of_keys() {
+    let scratch = Scratch::new();
+    scratch.write(
+        "rules.yaml",
+        "rules: [{name: api, key: [ip], limits: [1/min]}]\n",
+    );
+    // Client number n sends n requests in one minute, and one an hour later.
+    let mut lines = Vec::new();
+    for client in 1..=10_u32 {
+        for request in 0..client {
+            lines.push(line(20 + request, &format!("203.0.113.{client}"), "/x"));
+        }
+        lines.push(line(1, &format!("203.0.113.{client}"), "/x").replace("06:25", "07:25"));
+    }
+    scratch.write("access.log", &lines.join("\n"));
+    let report = json(&scratch, &["--log", "access.log", "--suggest=10%"]);
+    let suggestion = &report["suggestions"][0];
+    let number = |name: &str| suggestion[name].as_u64().unwrap();
+    assert_eq!(
+        (number("keys"), number("p50"), number("p90"), number("max")),
+        (10, 5, 9, 10)
+    );
+    assert_eq!(
+        (number("p99"), number("p99_9"), number("keys_denied")),
+        (10, 10, 1)
+    );
+    assert_eq!(suggestion["limit"], "9/min");
+    // The suggested limit denies as many keys as the suggestion says.
+    let tried = json(
+        &scratch,
+        &["--log", "access.log", "--what-if", "api.limit=9/min"],
+    );
+    assert_eq!(tried["rules"][0]["keys_denied"], 1);
+    let output = simulate(&scratch, &["--log", "access.log", "--suggest"]);
+    let printed = out(&output);
+    assert!(
+        printed.contains("\nrules:\n  - name: api\n    limits: [10/min]\n"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn the_html_report_is_one_file() {
+    let scratch = Scratch::new();
+    scratch.write("access.log", &log().replace("curl", "<script>"));
+    let odd = RULES.replace("name: watched", "name: \"<b>\"");
+    scratch.write("rules.yaml", &odd);
+    let arguments = [
+        "--log",
+        "access.log",
+        "--report",
+        "report.html",
+        "--what-if",
+        "api.limit=1/min",
+        "--suggest",
+    ];
+    out(&simulate(&scratch, &arguments));
+    let html = fs::read_to_string(scratch.join("report.html")).unwrap();
+    for expected in [
+        "<!doctype html>",
+        "prefers-color-scheme: dark",
+        "<svg viewBox=",
+        "requests per 1 s",
+        "time (UTC)",
+        ">admitted</text>",
+        ">denied</text>",
+        "<td>&lt;b&gt;</td>",
+        "<h2>Compared with rules.yaml</h2>",
+        "<h2>Suggested limits</h2>",
+        "<code>203.0.113.9</code>",
+    ] {
+        assert!(html.contains(expected), "no {expected:?} in:\n{html}");
+    }
+    for reference in [
+        "http:", "https:", "src=", "href=", "<script", "<b>", "@import", "url(",
+    ] {
+        assert!(!html.contains(reference), "{reference:?} in:\n{html}");
+    }
+    let said = error(
+        &scratch,
+        &["--log", "access.log", "--report", "nowhere/report.html"],
+    );
+    assert!(
+        said.contains("cannot write the report to nowhere/report.html: No such file"),
+        "{said}"
+    );
+}
+
+/// Tests the logs of real servers: the report counts every request of a trace.
+#[test]
+fn real_nginx_and_caddy_logs_are_read() {
+    let nginx = "daemon off; pid nginx.pid; error_log stderr notice; events {}
+http {
+  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;
+  uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+  log_format json escape=json '{\"msec\":\"$msec\",\"remote_addr\":\"$remote_addr\",\"request\":\"$request\",\"http_user_agent\":\"$http_user_agent\"}';
+  access_log combined.log combined; access_log json.log json;
+  server { listen 127.0.0.1:PORT; return 200 ok; }
+}";
+    let caddy = "{\n admin off\n}\nhttp://127.0.0.1:PORT {\n log {\n  output file caddy.log\n }\n respond ok\n}\n";
+    for (config, ready, logs) in [
+        (
+            nginx,
+            "start worker process",
+            &["combined.log", "json.log"][..],
+        ),
+        (caddy, "serving initial configuration", &["caddy.log"]),
+    ] {
+        let scratch = Scratch::new();
+        let (mut process, front) = start(&scratch, config, ready);
+        for path in ["/api/a", "/api/b?x=%22", "/api/c", "/other"] {
+            let answer = Ask::get(front, path)
+                .header("user-agent", "te\"st\\")
+                .send();
+            assert_eq!(answer.status, 200);
+        }
+        process.signal("TERM");
+        process.wait();
+        for log in logs {
+            let report = json(&scratch, &["--log", log]);
+            assert_eq!(
+                (&report["lines"]["read"], &report["lines"]["damaged"]),
+                (&4.into(), &0.into()),
+                "{log}: {report}"
+            );
+            let api = &report["rules"][0];
+            assert_eq!(
+                (&api["asked"], &api["denied"]),
+                (&3.into(), &1.into()),
+                "{log}"
+            );
+            assert_eq!(api["worst"][0]["key"][0], "127.0.0.1");
+        }
+    }
+}
+
+/// Starts nginx or Caddy with `config`.
+fn start(scratch: &Scratch, config: &str, ready: &str) -> (Process, SocketAddr) {
+    let is_caddy = config.contains("admin off");
+    for _ in 0..5 {
+        let port = free_port();
+        let file = scratch.write("config", &config.replace("PORT", &port.to_string()));
+        let mut command = Command::new(tool(if is_caddy { "caddy" } else { "nginx" }));
+        if is_caddy {
+            command
+                .args(["run", "--adapter", "caddyfile", "--config"])
+                .arg(file);
+            command
+                .env("HOME", scratch.path())
+                .env("XDG_DATA_HOME", scratch.path());
+            command.env("XDG_CONFIG_HOME", scratch.path());
+        } else {
+            command.arg("-p").arg(scratch.path()).arg("-c").arg(file);
+        }
+        let mut process = Process::start(command.current_dir(scratch.path()));
+        if process.next_line_with(&[ready]).is_some() {
+            return (process, SocketAddr::from(([127, 0, 0, 1], port)));
+        }
+    }
+    panic!("{config} did not start");
+}
+
+/// If the same rules are simulated with the access log of a proxy, they make the same decisions as
+/// the proxy did.
+#[test]
+fn the_access_log_of_the_proxy_gets_the_same_decisions() {
+    let rules = "
+proxy: {listen: 127.0.0.1:0, upstreams: [{name: app, urls: \"http://127.0.0.1:1\"}], access_log: access.log}
+rules: [{name: api, when: {path: /api/**}, key: [ip], limits: [3/h]}]
+";
+    let server = Server::start(rules);
+    let get = |_| Ask::get(server.proxy(), "/api/x").send().status;
+    let statuses: Vec<u16> = (0..6).map(get).collect();
+    let denied = statuses.iter().filter(|status| **status == 429).count();
+    assert_eq!(denied, 3, "{statuses:?}");
+    let scratch = server.stop();
+    let report = json(&scratch, &["--log", "access.log"]);
+    assert_eq!(report["lines"]["formats"][0], "tidegate");
+    assert_eq!(report["rules"][0]["denied"], 3);
+}
+
+#[test]
+fn the_help_names_the_formats_and_exit_codes() {
+    let output = run(&mut tidegate(&["simulate", "--help"]));
+    let help = out(&output);
+    for expected in ["caddy", "--entry", "LogFormat", "130 after Ctrl-C"] {
+        assert!(help.contains(expected), "{help}");
+    }
+    assert!(repository().join("docs/simulate.md").exists());
+}

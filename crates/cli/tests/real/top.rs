@@ -1,0 +1,106 @@
+//! `tidegate top` against a running server.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Output, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, tidegate};
+
+const RULES: &str = "
+rules:
+  - {name: api, key: [user], limits: [2/h], algorithm: fixed_window}
+  - {name: all, limits: [100/h], algorithm: fixed_window}
+";
+
+fn printed(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn loaded() -> Server {
+    let server = Server::start(RULES);
+    for user in ["acme", "acme", "acme", "acme", "gl\u{1b}obex"] {
+        server.check(&json!({"user": user}));
+    }
+    server
+}
+
+#[test]
+fn keys_are_listed_as_a_table_or_json() {
+    let server = loaded();
+    assert_eq!(
+        printed(&server.operate(&["top", "api"])),
+        "api, last 5min: 5 requests, 2 denied, cost 5\n\
+         AT MOST  AT LEAST  SHARE  KEY\n\
+         4        4         80.0%  acme\n\
+         1        1         20.0%  gl\\u{1b}obex\n"
+    );
+    assert_eq!(
+        printed(&server.operate(&["top", "--by", "denied", "--over", "1h", "-n", "5"])),
+        "all rules, last 1h: 5 requests, 2 denied, cost 5\n\
+         AT MOST  AT LEAST  SHARE   RULE  KEY\n\
+         2        2         100.0%  api   acme\n"
+    );
+    let answer = printed(&server.operate(&["top", "api", "--json", "--count", "1"]));
+    let list: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(
+        list["rows"],
+        json!([{"key": ["acme"], "estimate": 4, "error": 0}])
+    );
+    assert_eq!(
+        list["total"],
+        json!({"requests": 5, "denied": 2, "cost": 5})
+    );
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let server = Server::start(RULES);
+    assert_eq!(
+        printed(&server.operate(&["top"])),
+        "all rules, last 5min: 0 requests, 0 denied, cost 0\nno keys\n"
+    );
+    for (arguments, code, expected) in [
+        (
+            ["--by", "asked"],
+            2,
+            "must be requests, denied or cost, got `asked`",
+        ),
+        (["--over", "2h"], 2, "must be 5m, 15m, 1h or 1d, got `2h`"),
+        (["-n", "0"], 2, "must be a number from 1 to 1000, got `0`"),
+        (
+            ["apu", "--json"],
+            1,
+            "there is no rule \"apu\"; did you mean \"api\"?",
+        ),
+    ] {
+        let output = server.operate(&[&["top"], &arguments[..]].concat());
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+/// If the output is not a terminal, the lists follow each other without control sequences. The
+/// command ends when the reader closes its end of the pipe.
+#[test]
+fn a_watched_list_is_repeated_until_it_is_not_read() {
+    let server = loaded();
+    let mut watch = tidegate(&["top", "api", "--watch"])
+        .env("TIDEGATE_ADMIN", server.admin.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut heads = 0;
+    while heads < 2 {
+        let line = lines.next().unwrap().unwrap();
+        assert!(!line.contains('\u{1b}'), "{line}");
+        heads += usize::from(line.starts_with("api, last 5min: 5 requests"));
+    }
+    drop(lines);
+    assert!(watch.wait().unwrap().success());
+}
