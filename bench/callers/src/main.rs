@@ -23,7 +23,7 @@ use tidegate_core::{
     Algorithm, Charge, Cost, Counting, Decision, Effect, Limit, Limits, Rate, RefillMode, Span,
     Window,
 };
-use tidegate_redis::{Address, Redis, RedisStore, Settings, Topology};
+use tidegate_redis::{Address, Redis, RedisSettings, RedisStore, Topology};
 
 const KEYS: u64 = 100_000;
 
@@ -64,10 +64,10 @@ struct Load<'a> {
 impl Load<'_> {
     async fn run(&self, url: &str) -> (u64, Duration) {
         let (address, _) = Address::parse(url).expect("a URL");
-        let settings = Settings {
+        let settings = RedisSettings {
             // Long, so that a pause of the machine is not a failure.
             timeout: Duration::from_secs(5),
-            ..Settings::new(Topology::Standalone(address))
+            ..RedisSettings::new(Topology::Standalone(address))
         };
         let redis = Arc::new(Redis::start(settings, &tokio::runtime::Handle::current()));
         redis

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     keys,
-    limiters::{Governor, Limiter, Throttlecrab, Tidegate},
+    limiters::{BenchLimiter, Governor, Throttlecrab, Tidegate},
     report::median,
 };
 
@@ -85,7 +85,7 @@ fn print(name: &str, size: &Size, rounds: &[Vec<Step>]) {
 }
 
 /// Fills one limiter step by step.
-fn grow<L: Limiter>(size: &Size, keys: &[String]) -> Vec<Step> {
+fn grow<L: BenchLimiter>(size: &Size, keys: &[String]) -> Vec<Step> {
     let limiter = L::new(ROOM);
     let mut admit = limiter.decider();
     let mut held = 0;

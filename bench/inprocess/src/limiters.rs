@@ -19,7 +19,7 @@ use tidegate_core::{
 pub const INTERVAL: Duration = Duration::from_secs(60);
 
 /// A keyed GCRA limiter.
-pub trait Limiter: Sync {
+pub trait BenchLimiter: Sync {
     /// The name in the tables.
     const NAME: &'static str;
 
@@ -55,7 +55,7 @@ impl Tidegate {
     }
 }
 
-impl Limiter for Tidegate {
+impl BenchLimiter for Tidegate {
     const NAME: &'static str = "tidegate";
 
     fn new(capacity: u32) -> Self {
@@ -82,7 +82,7 @@ impl Limiter for Tidegate {
 /// The library: `check` on the same store, which returns a verdict.
 pub struct Library(tidegate::Limiter);
 
-impl Limiter for Library {
+impl BenchLimiter for Library {
     const NAME: &'static str = "tidegate::Limiter";
 
     fn new(capacity: u32) -> Self {
@@ -97,7 +97,7 @@ impl Limiter for Library {
 /// governor's keyed limiter with DashMap, its default.
 pub struct Governor(DefaultKeyedRateLimiter<String>);
 
-impl Limiter for Governor {
+impl BenchLimiter for Governor {
     const NAME: &'static str = "governor";
 
     fn new(capacity: u32) -> Self {
@@ -118,7 +118,7 @@ pub struct Throttlecrab {
     capacity: i64,
 }
 
-impl Limiter for Throttlecrab {
+impl BenchLimiter for Throttlecrab {
     const NAME: &'static str = "throttlecrab";
 
     fn new(capacity: u32) -> Self {
@@ -146,7 +146,7 @@ impl Limiter for Throttlecrab {
 /// Reads the key and nothing else: the cost of the measurement itself.
 pub struct Harness;
 
-impl Limiter for Harness {
+impl BenchLimiter for Harness {
     const NAME: &'static str = "the harness alone";
     const LIMITS: bool = false;
 
@@ -162,7 +162,7 @@ impl Limiter for Harness {
 /// Reads the key and Tidegate's clock.
 pub struct HarnessAndClock(Clock);
 
-impl Limiter for HarnessAndClock {
+impl BenchLimiter for HarnessAndClock {
     const NAME: &'static str = "the harness and Tidegate's clock";
     const LIMITS: bool = false;
 

@@ -11,7 +11,7 @@ use tidegate_core::{
 
 use crate::{
     keys::key,
-    limiters::{Governor, Limiter, Throttlecrab, Tidegate},
+    limiters::{BenchLimiter, Governor, Throttlecrab, Tidegate},
     report::verdict,
 };
 
@@ -120,7 +120,7 @@ pub fn child(name: &str, keys: usize) {
     println!("{} {}", held.now, held.peak);
 }
 
-fn fill<L: Limiter>(keys: usize) -> Held {
+fn fill<L: BenchLimiter>(keys: usize) -> Held {
     let before = resident("VmRSS");
     let limiter = L::new(2);
     let mut admit = limiter.decider();

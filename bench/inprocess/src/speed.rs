@@ -14,7 +14,7 @@ use std::{
 use crate::{
     keys,
     limiters::{
-        Governor, Harness, HarnessAndClock, INTERVAL, Library, Limiter, Throttlecrab, Tidegate,
+        BenchLimiter, Governor, Harness, HarnessAndClock, INTERVAL, Library, Throttlecrab, Tidegate,
     },
     report::{self, Cell},
 };
@@ -128,7 +128,7 @@ impl Load {
     }
 }
 
-fn nanos_per_decision<L: Limiter>(load: &Load, threads: usize) -> f64 {
+fn nanos_per_decision<L: BenchLimiter>(load: &Load, threads: usize) -> f64 {
     let limiter = L::new(load.capacity());
     let begun = Instant::now();
     let filled = ask(&limiter, &load.keys, &load.filling);
@@ -163,7 +163,7 @@ fn nanos_per_decision<L: Limiter>(load: &Load, threads: usize) -> f64 {
 }
 
 /// Decides once for each index in `order`, and returns how many requests were admitted.
-fn ask<L: Limiter>(limiter: &L, keys: &[String], order: &[u32]) -> usize {
+fn ask<L: BenchLimiter>(limiter: &L, keys: &[String], order: &[u32]) -> usize {
     let mut admit = limiter.decider();
     order
         .iter()
@@ -173,7 +173,12 @@ fn ask<L: Limiter>(limiter: &L, keys: &[String], order: &[u32]) -> usize {
 
 /// Checks that exactly half of the attempts were admitted. On a very slow machine, tokens refilled
 /// in the meantime may be admitted too.
-fn assert_admitted<L: Limiter>(load: &Load, threads: usize, admitted: usize, elapsed: Duration) {
+fn assert_admitted<L: BenchLimiter>(
+    load: &Load,
+    threads: usize,
+    admitted: usize,
+    elapsed: Duration,
+) {
     let expected = if L::LIMITS {
         load.order.len() / 2
     } else {

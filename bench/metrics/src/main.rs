@@ -1,5 +1,5 @@
-//! Benchmark of a page with the metrics of rules: six series for each rule, as the server has them.
-//! ADR 0017 has its figures. The settings keep freed memory in the process. Without them, page
+//! Benchmark of a page with the metrics of rules: six series for each rule, one more than the server
+//! has. ADR 0017 has its figures. The settings keep freed memory in the process. Without them, page
 //! faults take most of the time, and which encoder has them depends on their order.
 //!
 //! ```sh
