@@ -50,12 +50,12 @@ fn assert_bounded(status: StatusCode, headers: &HeaderMap, advice: Advice) {
     let mut rng = Rng::with_seed(1);
     match policy.decide(&attempt, &mut RetryBudget::default(), &mut rng, NOW) {
         RetryDecision::Retry { after } => {
-            let asked = match advice.wait {
-                Some(Wait::After(asked)) => asked,
+            let server_wait = match advice.wait {
+                Some(Wait::After(wait)) => wait,
                 Some(Wait::Never) => panic!("a permanently refused request is retried"),
                 None => Span::ZERO,
             };
-            assert!(after >= asked && asked <= policy.max_wait);
+            assert!(after >= server_wait && server_wait <= policy.max_wait);
             assert!(after < policy.deadline);
         }
         RetryDecision::Done | RetryDecision::GiveUp(_) => {}

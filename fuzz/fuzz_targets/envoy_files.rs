@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use libfuzzer_sys::fuzz_target;
-use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate::Clock;
-use tidegate_config::envoy::{DomainFiles, Settings};
-use tidegate_limiter::Limiter;
+use tidegate_config::envoy::{DomainFiles, RlsSettings};
+use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_envoy::{Descriptor, File, RateLimitRequest, RateLimitService, read};
+use tidegate_limiter::ServerLimiter;
 
 fuzz_target!(|input: (bool, &str)| {
     let (is_merged, text) = input;
@@ -59,8 +59,8 @@ fn service() -> RateLimitService {
         ..MemoryBounds::default()
     };
     let clock = Clock::manual(Timestamp::from_micros(1_700_000_040_000_000));
-    let limiter = Limiter::new(RuleSet::default(), MemoryStore::new(bounds), clock);
-    RateLimitService::new(Arc::new(limiter), Settings::default())
+    let limiter = ServerLimiter::new(RuleSet::default(), MemoryStore::new(bounds), clock);
+    RateLimitService::new(Arc::new(limiter), RlsSettings::default())
 }
 
 /// Decides requests that the rules of the seeds match. Any decision is accepted.

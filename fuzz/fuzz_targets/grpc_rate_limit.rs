@@ -10,13 +10,13 @@ mod frames;
 
 use std::sync::Arc;
 
-use libfuzzer_sys::fuzz_target;
-use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate::Clock;
 use frames::frames;
-use tidegate_config::envoy::{DomainFiles, HeaderNames, Settings};
-use tidegate_limiter::Limiter;
+use libfuzzer_sys::fuzz_target;
+use tidegate::Clock;
+use tidegate_config::envoy::{DomainFiles, HeaderNames, RlsSettings};
+use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_envoy::{File, RateLimitService, grpc::rate_limit_transcript, read};
+use tidegate_limiter::ServerLimiter;
 
 /// The initial time, in microseconds: the first second of a minute.
 const START: u64 = 1_700_000_040_000_000;
@@ -70,7 +70,7 @@ fuzz_target!(|input: &[u8]| {
 });
 
 fn service(bits: u8) -> (RateLimitService, Clock) {
-    let mut settings = Settings::default();
+    let mut settings = RlsSettings::default();
     settings.shadow_mode = bits & 1 != 0;
     settings.quota_mode = bits & 2 != 0;
     settings.stop_increment = bits & 4 != 0;
@@ -82,7 +82,7 @@ fn service(bits: u8) -> (RateLimitService, Clock) {
         ..MemoryBounds::default()
     };
     let clock = Clock::manual(Timestamp::from_micros(START));
-    let limiter = Limiter::new(RuleSet::default(), MemoryStore::new(bounds), clock.clone());
+    let limiter = ServerLimiter::new(RuleSet::default(), MemoryStore::new(bounds), clock.clone());
     let service = RateLimitService::new(Arc::new(limiter), settings);
     let file = |name: &str, text: &str| File {
         name: name.to_owned(),

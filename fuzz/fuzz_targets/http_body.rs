@@ -14,7 +14,7 @@ use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate::Clock;
 use tidegate_server::listener::http::{Endpoint, transcript};
 use tidegate_config::Config;
-use tidegate_limiter::Limiter;
+use tidegate_limiter::ServerLimiter;
 
 /// The rules for check and peek.
 const RULES: &str = "
@@ -53,7 +53,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-fn limiter() -> Arc<Limiter> {
+fn limiter() -> Arc<ServerLimiter> {
     let rules = Config::parse(RULES)
         .expect("the rules above are valid")
         .rules;
@@ -61,7 +61,7 @@ fn limiter() -> Arc<Limiter> {
         max_keys: 100,
         ..MemoryBounds::default()
     });
-    Arc::new(Limiter::new(
+    Arc::new(ServerLimiter::new(
         rules,
         store,
         Clock::manual(Timestamp::from_micros(1)),

@@ -4,10 +4,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate::Clock;
+use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_limiter::ServerLimiter;
 use tidegate_server::listener::resp;
-use tidegate_limiter::Limiter;
 
 fuzz_target!(|input: &[u8]| {
     assert_eq!(answer(input), answer(input));
@@ -18,7 +18,7 @@ fn answer(input: &[u8]) -> Vec<u8> {
         max_keys: 100,
         ..MemoryBounds::default()
     });
-    let limiter = Limiter::new(
+    let limiter = ServerLimiter::new(
         RuleSet::default(),
         store,
         Clock::manual(Timestamp::from_micros(1)),

@@ -1,9 +1,7 @@
-"""Requests and answers over HTTP/1.1, RESP and JSON that are not what they seem."""
+"""Ambiguous requests and responses over HTTP/1.1, and spellings of keys, paths and cookies."""
 
 import re
 from urllib.parse import unquote_to_bytes
-
-from targets import request
 
 DENIED = b"GET /denied/x HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n"
 HIDDEN = b"GET /denied/@ HTTP/1.1\r\nHost: x\r\nX-Hidden: "
@@ -23,9 +21,12 @@ def check(secret):
 
 def smuggling():
     """Names and heads; `@` is replaced by a number."""
-    codings = [b"chunked", b"Chunked", b" chunked", b"\tchunked", b"chunked ", b"xchunked", b"chunked, identity", b"identity, chunked", b"chunked, chunked",
-               b"\"chunked\"", b"chunked;q=1", b"identity", b"gzip, chunked", b"\x0bchunked", b"chunke\xc4\x8f", b"chunked\x00", b"\r\n chunked", b",chunked", b""]
-    names = [b"Transfer-Encoding: ", b"Transfer-Encoding:", b"Transfer-Encoding : ", b"transfer-encoding: ", b"Transfer_Encoding: ", b" Transfer-Encoding: ",
+    codings = [b"chunked", b"Chunked", b" chunked", b"\tchunked", b"chunked ", b"xchunked", b"chunked, identity", b"identity, chunked",
+               b"chunked, chunked",
+               b"\"chunked\"", b"chunked;q=1", b"identity", b"gzip, chunked", b"\x0bchunked", b"chunke\xc4\x8f", b"chunked\x00",
+               b"\r\n chunked", b",chunked", b""]
+    names = [b"Transfer-Encoding: ", b"Transfer-Encoding:", b"Transfer-Encoding : ", b"transfer-encoding: ", b"Transfer_Encoding: ",
+             b" Transfer-Encoding: ",
              b"X: y\nTransfer-Encoding: ", b"X: y\rTransfer-Encoding: ", b"Transfer-Encoding\x00: ", b"Transfer-Encoding\t: "]
     lengths = [b"", b"Content-Length: 4\r\n", b"Content-Length: 6\r\n"]
     bodies = [b"0\r\n\r\n" + HIDDEN, b"1\r\nZ\r\n0\r\n\r\n" + HIDDEN]
@@ -34,14 +35,16 @@ def smuggling():
             for length in lengths:
                 head = b"POST /s HTTP/1.1\r\nHost: x\r\n" + length + name + coding + b"\r\n\r\n"
                 yield f"{name!r}{coding!r} {length!r}", head + bodies[len(coding) % 2]
-    values = [b"+0", b"-0", b"0x0", b"0 ", b" 0", b"0,0", b"0, 0", b"0;", b"1e0", b"00000000000000000000", b"18446744073709551616", b"\xef\xbc\x90", b"", b"0\x0b"]
+    values = [b"+0", b"-0", b"0x0", b"0 ", b" 0", b"0,0", b"0, 0", b"0;", b"1e0", b"00000000000000000000", b"18446744073709551616",
+              b"\xef\xbc\x90", b"", b"0\x0b"]
     for value in values:
         for name in (b"Content-Length: ", b"Content-Length : ", b"Content-Length\x00: ", b" Content-Length: "):
             yield f"{name!r}{value!r}", b"POST /s HTTP/1.1\r\nHost: x\r\n" + name + value + b"\r\n\r\n" + HIDDEN
     for first, second in ((b"0", b"40"), (b"40", b"0"), (b"0", b"0")):
         head = b"POST /s HTTP/1.1\r\nHost: x\r\nContent-Length: " + first + b"\r\nContent-Length: " + second + b"\r\n\r\n"
         yield f"two lengths {first!r} {second!r}", head + HIDDEN
-    sizes = [b"0x1", b"+1", b"-1", b"1 ", b" 1", b"1;x\n", b"1\r", b"1\n", b"FFFFFFFFFFFFFFFFF", b"g", b"", b"1;" + b"x" * 70000, b"1;\"\r\n\"", b"\xef\xbc\x91"]
+    sizes = [b"0x1", b"+1", b"-1", b"1 ", b" 1", b"1;x\n", b"1\r", b"1\n", b"FFFFFFFFFFFFFFFFF", b"g", b"", b"1;" + b"x" * 70000,
+             b"1;\"\r\n\"", b"\xef\xbc\x91"]
     for size in sizes:
         for end in (b"\r\n", b"\n", b"\r\r\n", b"\r"):
             body = size + end + b"Z" + end + b"0" + end + end + HIDDEN
@@ -49,11 +52,15 @@ def smuggling():
     chunked = b"POST /s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
     for trailer in (b"X: y\n\n", b"X: y\r\r\n\r\n", b"Content-Length: 40\r\n\r\n", b"X\r\n\r\n", b" X: y\r\n\r\n", b"X: y\x00\r\n\r\n"):
         yield f"trailer {trailer!r}", chunked + trailer + HIDDEN
-    for line in (b"GET /s HTTP/1.1\x0b", b"GET  /s HTTP/1.1", b"GET /s  HTTP/1.1", b"GET\t/s\tHTTP/1.1", b"GET /s HTTP/1.1 x", b"GET /s HTTP/1.2", b"GET /s HTTP/2.0",
-                 b"GET /s", b"GET /s HTTP/0.9", b"GET /s HTTP/1.1\r\n\x20x", b"CONNECT /denied/x HTTP/1.1", b"GET /s\nGET /denied/@ HTTP/1.1"):
+    for line in (b"GET /s HTTP/1.1\x0b", b"GET  /s HTTP/1.1", b"GET /s  HTTP/1.1", b"GET\t/s\tHTTP/1.1", b"GET /s HTTP/1.1 x",
+                 b"GET /s HTTP/1.2", b"GET /s HTTP/2.0",
+                 b"GET /s", b"GET /s HTTP/0.9", b"GET /s HTTP/1.1\r\n\x20x", b"CONNECT /denied/x HTTP/1.1",
+                 b"GET /s\nGET /denied/@ HTTP/1.1"):
         yield f"{line!r}", line + b"\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
-    for lines in (b"Expect: 100-continue\r\nContent-Length: 5\r\n", b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk\r\n",
-                  b"Upgrade: websocket\r\nConnection: Upgrade\r\n", b"Connection: Content-Length\r\nContent-Length: 0\r\n", b"Connection: Host\r\n"):
+    for lines in (b"Expect: 100-continue\r\nContent-Length: 5\r\n",
+                  b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk\r\n",
+                  b"Upgrade: websocket\r\nConnection: Upgrade\r\n", b"Connection: Content-Length\r\nContent-Length: 0\r\n",
+                  b"Connection: Host\r\n"):
         yield f"{lines!r}", b"POST /s HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n" + HIDDEN
 
 
@@ -78,11 +85,13 @@ def mutate(octets, chance):
 
 
 def is_denied(line):
-    """Whether a request line asks for the denied path, as plain servers read it: decoded once, slashes merged, dots resolved."""
+    """Whether a request line asks for the denied path, as plain servers read it: decoded once,
+    slashes merged, dots resolved."""
     parts = line.split(b" ")
     if len(parts) != 3:
         return False
-    # An encoded slash is no separator, as in RFC 3986: the rules and the upstream both see it as it is.
+    # An encoded slash is no separator, as in RFC 3986: the rules and the upstream both see it as it
+    # is.
     path = re.sub(rb"(?i)%2f", b"%252f", re.split(rb"[?#]", parts[1])[0])
     path = unquote_to_bytes(path)
     path = re.sub(rb"^[a-z]+://[^/]*", b"", path)
@@ -100,51 +109,183 @@ def evasions():
     head = b"GET /k HTTP/1.1\r\nHost: x\r\n"
     for name, lines in (
         ("plain", b"X-Api-Key: @"), ("spaces", b"X-Api-Key:   @  "), ("tab", b"X-Api-Key:\t@\t"), ("upper case", b"X-API-KEY: @"),
-        ("underscore", b"X_Api_Key: @"), ("underscores beside", b"X-Api-Key: other\r\nX_Api_Key: @"), ("hidden by Connection", b"Connection: close, x-api-key\r\nX-Api-Key: @"),
-        ("named by Connection alone", b"Connection: x-api-key\r\nX-Api-Key: @"), ("twice", b"X-Api-Key: @\r\nX-Api-Key: @"), ("after another", b"X-Api-Key: a\r\nX-Api-Key: @"),
-        ("before another", b"X-Api-Key: @\r\nX-Api-Key: a"), ("vertical tab", b"X-Api-Key: @\x0b"), ("form feed", b"X-Api-Key: \x0c@"), ("folded", b"X-Api-Key:\r\n @"),
+        ("underscore", b"X_Api_Key: @"), ("underscores beside", b"X-Api-Key: other\r\nX_Api_Key: @"),
+        ("hidden by Connection", b"Connection: close, x-api-key\r\nX-Api-Key: @"),
+        ("named by Connection alone", b"Connection: x-api-key\r\nX-Api-Key: @"), ("twice", b"X-Api-Key: @\r\nX-Api-Key: @"),
+        ("after another", b"X-Api-Key: a\r\nX-Api-Key: @"),
+        ("before another", b"X-Api-Key: @\r\nX-Api-Key: a"), ("vertical tab", b"X-Api-Key: @\x0b"), ("form feed", b"X-Api-Key: \x0c@"),
+        ("folded", b"X-Api-Key:\r\n @"),
         ("no-break space", b"X-Api-Key: \xc2\xa0@"), ("quoted name", b"\"X-Api-Key\": @"), ("name with a space", b"X-Api-Key : @"),
     ):
         yield name, lambda key, lines=lines: head + lines.replace(b"@", key) + b"\r\nConnection: close\r\n\r\n"
-    yield "trailer", lambda key: head.replace(b"GET", b"POST") + b"Transfer-Encoding: chunked\r\nTrailer: X-Api-Key\r\n\r\n0\r\nX-Api-Key: " + key + b"\r\n\r\n"
+    yield "trailer", lambda key: head.replace(b"GET",
+                                              b"POST") + b"Transfer-Encoding: chunked\r\nTrailer: X-Api-Key\r\n\r\n0\r\nX-Api-Key: " + key + b"\r\n\r\n"
 
 
 def answers():
-    """What a hostile upstream says. Whatever stands behind `INJECTED` is no part of the answer."""
+    """Names, and answers of a hostile upstream. What is behind `INJECTED` is no part of the answer."""
     second = b"HTTP/1.1 200 INJECTED\r\nContent-Length: 8\r\n\r\nINJECTED"
-    for value in (b"0, 0", b"2, 2", b"+0", b"-1", b"0x0", b"", b"0 ;", b"99999999999999999999", b"0\x00", b"1e0", b"0_0"):
-        yield f"Content-Length: {value!r}", b"HTTP/1.1 200 OK\r\nContent-Length: " + value + b"\r\n\r\n" + second
-    for lines in (b"Content-Length: 0\r\nContent-Length: 5\r\n", b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n", b"Transfer-Encoding: chunked, identity\r\n",
-                  b"Transfer-Encoding: xchunked\r\n", b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", b"Transfer-Encoding:\x0bchunked\r\n", b" X: y\r\nContent-Length: 0\r\n",
-                  b"X : y\r\nContent-Length: 0\r\n", b"X\x00: y\r\nContent-Length: 0\r\n", b"X: y\rY: z\r\nContent-Length: 0\r\n", b"X: y\nContent-Length: 0\r\n"):
+    for value in (b"0, 0", b"2, 2", b"0,0", b"+0", b"-0", b"-1", b"0x0", b"", b" ", b"0 ;", b"0;", b"99999999999999999999",
+                  b"18446744073709551616", b"0\x00", b"1e0", b"0_0", b"0.0", b"0 0", b"\xef\xbc\x90", b"0\x0b", b"000"):
+        for name in (b"Content-Length: ", b"Content-Length : ", b"content-length:\t", b"Content-Length\x00: "):
+            yield f"{name!r}{value!r}", b"HTTP/1.1 200 OK\r\n" + name + value + b"\r\n\r\n" + second
+    codings = (b"chunked, identity", b"identity, chunked", b"xchunked", b"chunked, chunked", b"\x0bchunked", b"chunked\x0b", b"\"chunked\"",
+               b"chunked;q=1", b"gzip, chunked", b"chunked\x00", b",chunked", b"", b"identity", b"chunke\xc4\x8f")
+    for coding in codings:
+        for length in (b"", b"Content-Length: 0\r\n", b"Content-Length: 5\r\n"):
+            yield f"coding {coding!r} {length!r}", b"HTTP/1.1 200 OK\r\n" + length + b"Transfer-Encoding: " + coding + b"\r\n\r\n0\r\n\r\n" + second
+    for lines in (b"Content-Length: 0\r\nContent-Length: 5\r\n", b"Content-Length: 5\r\nContent-Length: 0\r\n",
+                  b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n", b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n",
+                  b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+                  b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", b" X: y\r\nContent-Length: 0\r\n",
+                  b"\tX: y\r\nContent-Length: 0\r\n",
+                  b"X : y\r\nContent-Length: 0\r\n", b"X\x00: y\r\nContent-Length: 0\r\n", b"X: y\rY: z\r\nContent-Length: 0\r\n",
+                  b"X: y\nContent-Length: 0\r\n", b"X: y\n\nContent-Length: 0\r\n", b"X\r\nContent-Length: 0\r\n",
+                  b": y\r\nContent-Length: 0\r\n", b"X: y\r\n z\r\nContent-Length: 0\r\n", b"X(: y\r\nContent-Length: 0\r\n",
+                  b"X: \x01\r\nContent-Length: 0\r\n", b"X\xff: y\r\nContent-Length: 0\r\n",
+                  b"X: y\r\r\nContent-Length: 0\r\n", b"Connection: Content-Length\r\nContent-Length: 0\r\n",
+                  b"Connection: close, close\r\nContent-Length: 0\r\n", b"Upgrade: x\r\nConnection: upgrade\r\nContent-Length: 0\r\n"):
         yield f"{lines!r}", b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n0\r\n\r\n" + second
-    for size in (b"0x0", b"+0", b"-0", b"0 x", b"", b"g", b"FFFFFFFFFFFFFFFFF"):
-        yield f"chunk {size!r}", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\n\r\n" + second
-    for line in (b"HTTP/1.1 99 X", b"HTTP/1.1 1000 X", b"HTTP/1.1 2 X", b"HTTP/9.9 200 OK", b"HTTP/1.1 -200 OK", b"HTTP 200", b"", b"\x16\x03\x01", b"ICY 200 OK", b"HTTP/1.1 101 X"):
+    sizes = (b"0x0", b"+0", b"-0", b"0 x", b"", b"g", b"FFFFFFFFFFFFFFFFF", b"1 ", b" 1", b"1;x\n", b"1;\"\r\n\"", b"\xef\xbc\x91",
+             b"1\x00", b"1;" + b"x" * 70_000, b"00000000000000000000001", b"1_0")
+    for size in sizes:
+        for end in (b"\r\n", b"\n", b"\r\r\n", b"\r"):
+            body = size + end + b"Z" + end + b"0" + end + end
+            yield f"chunk {size[:20]!r}{end!r}", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body + second
+    for trailer in (b"X: y\n\n", b"X: y\r\r\n\r\n", b"Content-Length: 40\r\n\r\n", b"X\r\n\r\n", b" X: y\r\n\r\n", b"X: y\x00\r\n\r\n",
+                    b"Transfer-Encoding: chunked\r\n\r\n", b"X : y\r\n\r\n", b": y\r\n\r\n", b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+                    b"X: y\r\n" * 2_000 + b"\r\n"):
+        yield f"trailer {trailer[:20]!r}", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + trailer + second
+    for line in (b"HTTP/1.1 99 X", b"HTTP/1.1 1000 X", b"HTTP/1.1 2 X", b"HTTP/1.1 20 X", b"HTTP/1.1 2000 X", b"HTTP/1.1 000 X",
+                 b"HTTP/9.9 200 OK", b"HTTP/2.0 200 OK", b"HTTP/0.9 200 OK", b"HTTP/1.1 -200 OK", b"HTTP/1.1 +200 OK", b"HTTP/1.1 2e2 OK",
+                 b"HTTP 200",
+                 b"HTTP/1.1200 OK", b"HTTP/1.1  200 OK", b" HTTP/1.1 200 OK", b"HTTP/1.1\t200 OK", b"http/1.1 200 OK",
+                 b"HTTP/1.1 200 O\x00K", b"HTTP/1.1 200 O\rK", b"HTTP/1.1 200 O\nK", b"HTTP/11 200 OK", b"", b"\r\n\r\n", b"\x16\x03\x01",
+                 b"ICY 200 OK",
+                 b"HTTP/1.1 101 X", b"GET / HTTP/1.1"):
         yield f"{line!r}", line + b"\r\nContent-Length: 0\r\n\r\n" + second
-    for status in (b"204 No Content", b"304 Not Modified", b"205 Reset Content"):
-        yield f"{status!r} with a body", b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n" + second
+    for framing in (b"X: y", b"Content-Length: 0", b"Content-Length: 5", b"Transfer-Encoding: chunked", b"Connection: close"):
+        for status in (b"204 No Content", b"304 Not Modified", b"205 Reset Content"):
+            yield f"{status!r} with {framing!r}", b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\n" + second
+        # An interim answer, the final one, and what is left over.
+        for status in (b"100 Continue", b"102 Processing", b"103 Early Hints", b"199 X"):
+            yield f"{status!r} with {framing!r}", b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" + second
     yield "20,000 interim answers", b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000 + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
     yield "a long head", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000 + b"\r\nContent-Length: 0\r\n\r\n"
+    yield "a head without an end", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000
     yield "many lines", b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5_000 + b"Content-Length: 0\r\n\r\n"
     yield "a body that breaks off", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"
     yield "chunks that break off", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"
+    yield "a head that breaks off", b"HTTP/1.1 200 OK\r\nX"
     yield "nothing", b""
 
 
-def resp():
-    yield from (b"*0\r\n", b"*-1\r\n", b"*1025\r\n", b"*99999999999999999999\r\n", b"*1\r\n$-1\r\n\r\n", b"*1\r\n$99999999999\r\n", b"*1\r\n+x\r\n", b"*1\r\n$4\r\nPINGxx",
-                b"*2\r\n$4\r\nECHO\r\n$70000\r\n", b"\"unbalanced\r\n", b"'\r\n", b"\x00\x00\x00\r\n", b"*1\r\n$0\r\n\r\n", b"*+1\r\n$4\r\nPING\r\n", b"*1\r\n$+4\r\nPING\r\n",
-                b"* 1\r\n$4\r\nPING\r\n", b"*1\r$4\r\nPING\r\n", b"%1\r\n+a\r\n+b\r\n", b"~1\r\n+a\r\n", b">1\r\n+a\r\n", b"(1\r\n", b"#t\r\n", b"_\r\n", b"CL.THROTTLE\r\n",
-                b"CL.THROTTLE k -1 1 1\r\n", b"CL.THROTTLE k 1 0 0\r\n", b"CL.THROTTLE k 99999999999999999999 1 1\r\n", b"THROTTLE k 1 1 NaN\r\n", b"TIDEGATE.CHECK a\r\n",
-                b"TIDEGATE.CHECK " + b"a b " * 600 + b"\r\n", b"AUTH a b c d\r\n", b"HELLO 3 AUTH\r\n", b"HELLO 99\r\n", b"CLIENT SETNAME " + b"x" * 70000 + b"\r\n",
-                b"MULTI\r\nMULTI\r\nEXEC\r\n", b"EXEC\r\n", b"CONFIG SET a b\r\n", b"DEBUG SEGFAULT\r\n", b"EVAL x 0\r\n", b"x" * 100_000, b"*1\r\n" * 2_000)
+def injected_answers(said):
+    """How many responses that `said` holds, read strictly, were no answers but parts of one."""
+    injected = 0
+    while b"\r\n\r\n" in said:
+        head, said = said.split(b"\r\n\r\n", 1)
+        injected += b"INJECTED" in head
+        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+        status = head[9:12]
+        if status[:1] == b"1" or status in (b"204", b"304"):
+            continue
+        if re.search(rb"(?i)\r\ntransfer-encoding: chunked", head):
+            while b"\r\n" in said:
+                size, said = said.split(b"\r\n", 1)
+                if size == b"0":
+                    said = said.split(b"\r\n", 1)[-1]
+                    break
+                said = said[int(size, 16) + 2:]
+            else:
+                return injected
+        elif length:
+            said = said[int(length[1]):]
+        else:
+            # The body ends when the connection is closed.
+            return injected
+    return injected
 
 
-def json():
-    yield from (b"", b"{", b"[]", b"null", b"1", b"\"x\"", b"{}", b"{\"entries\": 1}", b"{\"entries\": {\"a\": {}}}", b"{\"entries\": {\"a\": 1e999}}", b"{\"entries\": {\"a\": \"\\ud800\"}}",
-                b"{\"key\": \"\"}", b"{\"key\": null}", b"{\"key\": \"k\", \"algorithm\": \"none\"}", b"{\"key\": \"k\", \"algorithm\": \"gcra\", \"rate\": \"0/s\"}",
-                b"{\"key\": \"k\", \"algorithm\": \"gcra\", \"rate\": \"1/0s\"}", b"{\"key\": \"k\", \"algorithm\": \"gcra\", \"rate\": \"9e99/s\"}",
-                b"{\"key\": \"k\", \"key\": \"l\", \"algorithm\": \"gcra\", \"rate\": \"1/s\"}", b"\xff\xfe{}", b"{\"entries\": {\"a\": \"b\"}, \"cost\": -1}",
-                b"{\"entries\": {\"a\": \"b\"}, \"cost\": 1e30}", b"[" * 100_000, b"{\"a\":" * 50_000, b"{\"key\": \"" + b"k" * 100_000 + b"\"}", b"{\"entries\": {}} x",
-                b"\x00", b"{\"key\": \"k\", \"algorithm\": \"fixed_window\", \"limit\": 1, \"window\": \"99999999999d\"}")
+# Requests to a path that a rule denies; mutations of each are sent.
+SEEDS = [
+    DENIED,
+    b"POST /denied/x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST /denied/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    b"GET http://x/denied/x HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /denied/x HTTP/1.0\r\nHost: x\r\n\r\n",
+    b"GET /a/../denied/./x?q=1 HTTP/1.1\r\nHost: x\r\nCookie: a=b\r\n\r\n",
+    b"GET /%64enied/%78 HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n",
+    b"GET /s HTTP/1.1\r\nHost: x\r\n\r\nGET /denied/x HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /denied/x HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"PUT /denied/x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nok",
+]
+
+
+def path_spellings():
+    """Spellings of `/pages/a`, which a rule names exactly."""
+    yield from (b"/pages/%61", b"/page%73/a", b"/%70%61%67%65%73/a", b"/%70ages/a", b"//pages/a", b"/pages//a", b"///pages///a",
+                b"/./pages/a", b"/pages/./a", b"/pages/x/../a", b"/x/../pages/a", b"/../pages/a",
+                b"/pages/%2e/a", b"/pages/x/%2e%2e/a", b"/pages/x/%2E./a", b"/pages/.//a", b"/pages/b/c/../../a", b"/./../pages/a",
+                b"/pages/a?", b"http://x/pages/a", b"http://x//pages/a", b"http://x/pages/%61",
+                b"/%2e/pages/a", b"/%2e%2e/pages/a", b"/x/..//pages/a", b"/pages/../pages/a", b"/.//pages/a", b"/pages/x/y/../.././a")
+
+
+def route_spellings():
+    """Spellings of `/Login` that many frameworks take for one route."""
+    yield from (b"/login/", b"/LOGIN", b"/Login", b"/login//", b"/login;x=1", b"/login;", b"/login/;x", b"/login%20", b"/login%20%20",
+                b"/login%09", b"/lOgIn/", b"/LOGIN;x=1/", b"/%4cogin", b"/%6Cogin/", b"//login/", b"/./LOGIN",
+                b"/x/../login/", b"/LOGIN%20", b"/login;a;b=1", b"/login/.")
+
+
+def cookie_spellings():
+    """Headers with the cookie `sid=@`, as an application may read them."""
+    yield from (b"Cookie: sid=@", b"cookie:sid=@", b"COOKIE: sid=@", b"Cookie: a=b; sid=@", b"Cookie: sid=@; a=b", b"Cookie: a=b;sid=@",
+                b"Cookie: a=b;  sid=@", b"Cookie: sid=@;", b"Cookie: ;sid=@", b"Cookie: ; ; sid=@",
+                b"Cookie: a=b\r\nCookie: sid=@", b"Cookie: sid=@\r\nCookie: a=b", b"Cookie: sid=\"@\"", b"Cookie: sid= @",
+                b"Cookie: sid =@", b"Cookie: sid=@ ", b"Cookie: \tsid=@", b"Cookie: sid=%%", b"Cookie: sid=%%; a=b",
+                b"Cookie: a=b; sid=\"%%\"", b"Cookie: sid=x; sid=@", b"Cookie: sid=@; sid=x", b"Cookie: sid=x\r\nCookie: sid=@",
+                b"Cookie: sid=@\r\nCookie: sid=x", b"Cookie: sid=; sid=@", b"Cookie: sid; sid=@", b"Cookie: a=b,sid=@",
+                b"Connection: close, cookie\r\nCookie: sid=@", b"Cookie : sid=@", b"Cookie:\r\n sid=@",
+                b"Cookie: $Version=1; sid=@; $Path=/", b"Cookie: a=\"x; sid=@\"; sid=@", b"Cookie: sid=@\x0b", b"Cookie: s%69d=@",
+                b"Cookie: %73id=%%")
+
+
+def has_session(head, session):
+    """Whether an application finds the cookie `sid` with this value: names and values are trimmed,
+    unquoted and decoded once."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() != b"cookie":
+            continue
+        for pair in value.split(b";"):
+            name, _, value = pair.partition(b"=")
+            if name.strip() == b"sid" and unquote_to_bytes(value.strip().strip(b'"')) == session:
+                return True
+    return False
+
+
+def beginnings():
+    """What clients of HTTP/1.1 send before they stop, by name."""
+    head = b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\n"
+    yield "nothing", b""
+    for octets in (b"G", b"GET", b"GET ", b"GET /hea", b"GET /healthz HTTP", b"GET /healthz HTTP/1.1", b"GET /healthz HTTP/1.1\r",
+                   b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHo", b"GET /healthz HTTP/1.1\r\nHost:",
+                   b"GET /healthz HTTP/1.1\r\nHost: localhost", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n",
+                   b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r", b"\r\n", b"\r\n\r\n\r\n",
+                   b"\x16\x03\x01\x02\x00\x01", head + b"X: " + b"y" * 4_000):
+        yield f"head {octets[-20:]!r}", octets
+    for octets in (b"Content-Length: 9\r\n\r\n", b"Content-Length: 9\r\n\r\n{", b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+                   b"Content-Length: 100000\r\n\r\n" + b"x" * 5_000):
+        yield f"body {octets[:30]!r} {len(octets)}", head + octets
+    for octets in (b"", b"5", b"5\r", b"5\r\n", b"5\r\n{\"", b"5\r\nhello", b"5\r\nhello\r\n", b"5;ext", b"0", b"0\r\n", b"0\r\nX: y",
+                   b"0\r\nX: y\r\n"):
+        yield f"chunk {octets!r}", head + b"Transfer-Encoding: chunked\r\n\r\n" + octets
+
+
+def resp_beginnings():
+    """What clients of the Redis protocol send before they stop."""
+    for octets in (b"", b"P", b"PIN", b"PING", b"PING\r", b"*", b"*1", b"*1\r\n", b"*1\r\n$", b"*1\r\n$4", b"*1\r\n$4\r\n",
+                   b"*1\r\n$4\r\nPI", b"*1\r\n$4\r\nPING", b"*1\r\n$4\r\nPING\r", b"*3\r\n$8\r\nTHROTTLE\r\n", b"\"un",
+                   b"*2\r\n$4\r\nECHO\r\n$60000\r\n" + b"x" * 5_000):
+        yield f"{octets[:30]!r}", octets

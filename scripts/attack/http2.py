@@ -1,13 +1,9 @@
 """HTTP/2 by hand, so that what no library sends can be sent."""
 
 import socket
-import threading
-import time
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"
 GET = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/h2"), (b":authority", b"x")]
-CONNECTIONS = 16
-FLOOD_SECONDS = 3.0
 
 
 def frame(kind, flags, payload, stream=0):
@@ -34,12 +30,18 @@ def headers(fields, stream=1, end=True):
     return frame(1, 5 if end else 4, b"".join(literal(name, value) for name, value in fields), stream)
 
 
-def ask(address, fields, body=b""):
-    """The status that answers a request, as the beginning of an answer over HTTP/1.1; nothing if the stream was refused."""
-    octets = PREFACE + headers(fields, end=not body) + (frame(0, 1, body, 1) if body else b"")
-    for kind, flags, stream, payload in frames(address, octets):
+def ask(address, fields):
+    """The status that answers a request, as the beginning of an answer over HTTP/1.1; nothing if
+    the stream was refused."""
+    return answer(address, headers(fields))
+
+
+def answer(address, request):
+    """The answer to the frames of a request, as of `ask`."""
+    for kind, flags, stream, payload in frames(address, PREFACE + request):
         if kind == 1 and stream == 1:
-            # The only field whose index says everything: `:status: 200` and its neighbours in the static table.
+            # The only field whose index says everything: `:status: 200` and its neighbours in the
+            # static table.
             statuses = {0x88: b"200", 0x89: b"204", 0x8a: b"206", 0x8b: b"304", 0x8c: b"400", 0x8d: b"404", 0x8e: b"500"}
             return b"HTTP/1.1 " + statuses.get(payload[0], b"4xx")
         if kind in (3, 7):
@@ -48,10 +50,16 @@ def ask(address, fields, body=b""):
 
 
 def call(address, payload):
+    """The status of gRPC that answers a payload, `0` for a decision and otherwise none, and what
+    came."""
     fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
               (b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers")]
-    octets = PREFACE + headers(fields, end=False) + frame(0, 1, payload, 1)
-    return b"".join(payload for _, _, _, payload in frames(address, octets))
+    came, has_message = [], False
+    for kind, _, _, answered in frames(address, PREFACE + headers(fields, end=False) + frame(0, 1, payload, 1)):
+        came.append(answered)
+        # Only a decision has a message.
+        has_message |= kind == 0 and len(answered) > 5
+    return b"0" if has_message else b"", b"".join(came)
 
 
 def frames(address, octets):
@@ -87,96 +95,171 @@ def send(address, octets):
         pass
 
 
+CONTROLS = [bytes((octet,)) for octet in (*range(9), *range(10, 32), 127)]
+SEQUENCES = [b"\r\n", b"\n", b"\r", b"\0", b"\r\n\r\n", b"\n\n", b"\r\r\n", b"\r\n "]
+INJECTED = b"x-injected: 1"
+POST = [(b":method", b"POST")] + GET[1:]
+
+
 def injections():
-    """Names and header fields that must not become lines of HTTP/1.1."""
-    bad = [b"\r\n", b"\n", b"\r", b"\0", b"\r\n\r\n", b"\n\n", b"\x0b", b"\x7f"]
-    injected = b"x-injected: 1"
-    for octets in bad:
-        yield f"value {octets!r}", GET + [(b"x", b"y" + octets + injected)]
-        yield f"name {octets!r}", GET + [(b"x" + octets + injected, b"y")]
-        yield f"cookie {octets!r}", GET + [(b"cookie", b"a=b" + octets + injected)]
-        for at, (name, value) in enumerate(GET):
-            fields = list(GET)
-            fields[at] = (name, value + octets + injected)
-            yield f"{name!r} {octets!r}", fields
-            fields[at] = (name, value + b" HTTP/1.1" + octets + injected + octets + octets + b"GET /denied/x HTTP/1.1")
-            yield f"{name!r} {octets!r} request", fields
-    for name in (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"te", b"X-Injected", b"", b" x", b"x ", b"x:y", b"\xff", b":x-injected"):
-        yield f"field {name!r}", GET + [(name, b"chunked")]
-    for length in (b"0", b"5", b"-1", b"+0", b"0, 0", b"", b"x", b"99999999999999999999"):
-        yield f"length {length!r}", [(b":method", b"POST")] + GET[1:] + [(b"content-length", length)]
-    for path in (b"", b"*", b"/denied/x", b"//denied/x", b"/./denied/x", b"/a/../denied/x", b"/%64enied/x", b"/denied%2fx", b"/h2 HTTP/1.1\r\nx-injected: 1", b"http://x/denied/x", b"/denied\\x", b"/h2#/denied"):
+    """Names, and the frames of a request. None of it may become a line of its own, or a request,
+    over HTTP/1.1."""
+    for name, fields in (*separators(), *names(), *connection_fields(), *targets(), *pseudo_headers(), *hosts()):
+        yield name, headers(fields)
+    yield from bodies()
+    yield from trailers()
+    yield from splits()
+
+
+def placements(octets, payload):
+    """A request for each place in which `octets` can separate `payload` from the rest."""
+    yield "value", GET + [(b"x", b"y" + octets + payload)]
+    yield "name", GET + [(b"x" + octets + payload, b"y")]
+    yield "cookie", GET + [(b"cookie", b"a=b" + octets + payload)]
+    yield "host", GET + [(b"host", b"x" + octets + payload)]
+    for at, (name, value) in enumerate(GET):
+        fields = list(GET)
+        fields[at] = (name, value + octets + payload)
+        yield name.decode(), fields
+
+
+def separators():
+    for octets in CONTROLS:
+        for place, fields in placements(octets, INJECTED):
+            yield f"{place} {octets!r}", fields
+        yield f"end of a value {octets!r}", GET + [(b"x", b"y" + octets)]
+        yield f"beginning of a value {octets!r}", GET + [(b"x", octets + b"y")]
+        yield f"end of a name {octets!r}", GET + [(b"x" + octets, b"y")]
+    for octets in SEQUENCES:
+        for what, payload in (("line", INJECTED), ("request",
+                                                   b"x: y" + octets + octets + b"GET /denied/x HTTP/1.1" + octets + b"host: x" + octets + octets),
+                              ("end of a line", b" HTTP/1.1" + octets + INJECTED + octets)):
+            for place, fields in placements(octets, payload):
+                yield f"{place} {octets!r} {what}", fields
+
+
+def names():
+    for octet in (*b"\"(),/:;<=>?@[\\]{} ", *range(65, 91), *range(128, 256, 4)):
+        yield f"name with {octet:#x}", GET + [(b"x-" + bytes((octet,)) + b"injected", b"1")]
+    for name in (b"", b":", b":x-injected", b" x-injected", b"x-injected ", b"\tx-injected", b"x-injected:", b"x-injected: 1\r\ny",
+                 b":path ", b":Path"):
+        yield f"name {name!r}", GET + [(name, b"1")]
+
+
+def connection_fields():
+    for name in (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"te"):
+        for value in (b"close", b"chunked", b"x-injected", b"gzip, trailers", b"websocket", b""):
+            yield f"{name!r}: {value!r}", GET + [(name, value)]
+
+
+def targets():
+    for path in (b"", b"*", b"/denied/x", b"//denied/x", b"/./denied/x", b"/a/../denied/x", b"/%64enied/x", b"/denied%2fx", b"/h2 HTTP/1.1",
+                 b"http://x/denied/x", b"/denied\\x",
+                 b"/h2#/denied", b"/denied//x", b"/denied/./x", b"/%2e/denied/x", b"/a/%2e%2e/denied/x", b"/%2E%2e/denied/x",
+                 b"/../denied/x", b"/a/b/../../denied/x", b"/denied/x?y",
+                 b"/denied/%78", b"///denied/x", b"/.//denied/x", b"/denied/../denied/x", b"/a/..//denied/x", b"/%64%65%6e%69%65%64/x",
+                 b"/denied/x#y", b"denied/x", b"\\denied\\x",
+                 b"/%2fdenied/x", b"/%252e%252e/denied/x", b"/denied;a/x", b"/;a/../denied/x", b"/a/..;/denied/x", b"/%00/denied/x",
+                 b"/denied/x%00", b"/\xc0\xafdenied/x", b"/\xe2\x81\x84denied/x",
+                 b" /denied/x", b"/denied/x ", b"/denied /x", b"/?/denied/x", b"/%3f/denied/x", b"//x/denied/x", b"https://y/denied/x",
+                 b"/%zz/denied/x", b"/" + b"a/../" * 50 + b"denied/x"):
         yield f"path {path!r}", [(b":method", b"GET"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x")]
-    for method in (b"", b"CONNECT", b"GET /denied/x HTTP/1.1\r\nx: ", b"PRI", b"G ET"):
-        yield f"method {method!r}", [(b":method", method)] + GET[1:]
-    yield "no path", [GET[0], GET[1], GET[3]]
-    yield "path twice", GET + [(b":path", b"/denied/x")]
-    yield "pseudo after regular", GET[:3] + [(b"x", b"y"), GET[3]]
+    for method in (b"", b"CONNECT", b"GET /denied/x HTTP/1.1\r\nx: ", b"PRI", b"G ET", b"GET\t", b" GET", b"GET /denied/x", b"get",
+                   b"TRACE", b"G\xc3\x89T", b"G(T", b"X" * 5_000, b"GET,POST", b"GET\0"):
+        yield f"method {method[:20]!r}", [(b":method", method)] + GET[1:]
+    for scheme in (b"", b"https", b"ftp", b"http://x/denied/x", b"http:", b" http", b"h\xfftp", b"http\r\n", b"1http", b"javascript"):
+        yield f"scheme {scheme!r}", [GET[0], (b":scheme", scheme), *GET[2:]]
+    for protocol in (b"websocket", b"", b"connect-udp", b"x\r\nx-injected: 1"):
+        for method in (b"CONNECT", b"GET"):
+            yield f"extended {method!r} {protocol!r}", [(b":method", method), *GET[1:], (b":protocol", protocol)]
+
+
+def hosts():
+    for authority in (b"", b" x", b"x ", b"x y", b"x,y", b"user@x", b"x:99999", b"x:-1", b"x:80:80", b"[::1", b"::1", b"x/denied", b"x?y",
+                      b"x#y", b"x\\y", b"[::1]x", b"%78", b"x%0d%0ax-injected:1",
+                      b"\xff", b"x:", b"x:8_0", b"x;y", b"<x>", b"x\"", b"'x'", b"a" * 300):
+        yield f"authority {authority[:20]!r}", [*GET[:3], (b":authority", authority)]
+    for host in (b"other", b"x", b"X", b"x:80", b"", b"x, y", b"x\ty", b"user@x"):
+        yield f"authority and host {host!r}", GET + [(b"host", host)]
+        yield f"host alone {host!r}", GET[:3] + [(b"host", host)]
     yield "two hosts", GET + [(b"host", b"other"), (b"host", b"x")]
-    yield "host that differs", GET + [(b"host", b"other")]
+    yield "two equal hosts", GET[:3] + [(b"host", b"x"), (b"host", b"x")]
+
+
+def pseudo_headers():
+    for at, (name, value) in enumerate(GET):
+        yield f"no {name!r}", GET[:at] + GET[at + 1:]
+        yield f"{name!r} twice", GET + [(name, value)]
+        yield f"{name!r} twice, different", GET + [(name, b"/denied/x")]
+        yield f"{name!r} after a header", GET[:at] + GET[at + 1:] + [(b"x", b"y"), (name, value)]
+        yield f"{name!r} in upper case", GET[:at] + [(name.upper(), value)] + GET[at + 1:]
+    for name in (b":status", b":host", b":version", b":x", b":"):
+        yield f"{name!r}", GET + [(name, b"1")]
+        yield f"{name!r} first", [(name, b"1")] + GET
+    yield "no fields", []
+    yield "101 headers", GET + [(b"x-%d" % number, b"y") for number in range(101)]
+    yield "a long value", GET + [(b"x", b"y" * 14_000)]
+    yield "a long name", GET + [(b"x" * 14_000, b"y")]
+    yield "many cookies", GET + [(b"cookie", b"a=b")] * 300
+
+
+def bodies():
+    """Lengths that do not agree with the body, and bodies that look like requests."""
+    hidden = b"0\r\n\r\nGET /denied/x HTTP/1.1\r\nhost: x\r\nx-injected: 1\r\n\r\n"
+    for length in (b"0", b"1", b"4", b"5", b"6", b"-1", b"-5", b"+5", b"0x5", b"5.0", b"5,5", b"5, 5", b"5;5", b"", b" 5", b"5 ", b"5\0",
+                   b"x", b"1e1", b"99999999999999999999", b"\xef\xbc\x95", b"005"):
+        for body in (b"", b"hello", hidden):
+            if int_or_none(length) == len(body):
+                continue
+            fields = POST + [(b"content-length", length)]
+            yield f"length {length!r} of {len(body)}", headers(fields, end=False) + frame(0, 1, body, 1)
+    for first, second in ((b"5", b"6"), (b"0", b"5"), (b"5", b"5"), (b"5", b"")):
+        fields = POST + [(b"content-length", first), (b"content-length", second)]
+        yield f"lengths {first!r} {second!r}", headers(fields, end=False) + frame(0, 1, b"hello", 1)
+    for coding in (b"chunked", b"identity", b"gzip, chunked", b"Chunked", b"xchunked"):
+        for length in ([], [(b"content-length", b"%d" % len(hidden))], [(b"content-length", b"0")]):
+            yield f"coding {coding!r} {length}", headers(POST + length + [(b"transfer-encoding", coding)], end=False) + frame(0, 1, hidden,
+                1)
+    for method in (b"GET", b"HEAD", b"DELETE", b"OPTIONS"):
+        yield f"{method!r} with a body", headers([(b":method", method)] + GET[1:], end=False) + frame(0, 1, hidden, 1)
+
+
+def int_or_none(value):
+    return int(value) if value.isdigit() and value.isascii() else None
+
+
+def trailers():
+    """Trailers that would be headers, pseudo-headers or lines."""
+    def with_trailers(fields):
+        return headers(POST, end=False) + frame(0, 0, b"hello", 1) + headers(fields)
+
+    for octets in SEQUENCES:
+        yield f"trailer value {octets!r}", with_trailers([(b"x", b"y" + octets + INJECTED)])
+        yield f"trailer name {octets!r}", with_trailers([(b"x" + octets + INJECTED, b"y")])
+    for name, value in ((b":path", b"/denied/x"), (b":method", b"PUT"), (b":status", b"200"), (b":authority", b"y"),
+                        (b"content-length", b"0"), (b"transfer-encoding", b"chunked"), (b"host", b"y"),
+                        (b"connection", b"x-api-key"), (b"x-injected", b"1"), (b"X-Injected", b"1"), (b"", b"1"), (b"upgrade", b"h2c"),
+                        (b"authorization", b"x"), (b"cookie", b"a=b")):
+        yield f"trailer {name!r}", with_trailers([(name, value)])
+    yield "trailers without the end of the stream", headers(POST, end=False) + headers([(b"x-injected", b"1")], end=False)
+
+
+def splits():
+    """Header blocks in several frames, cut inside a field; padding and priority fields that hide
+    something."""
+    block = b"".join(literal(name, value) for name, value in GET + [(b"x", b"y\r\n" + INJECTED)])
+    for at in range(8, len(block), 8):
+        yield f"cut at {at}", frame(1, 1, block[:at], 1) + frame(9, 4, block[at:], 1)
+    for padding in (0, 1, 5, 255):
+        yield f"padding {padding}", frame(1, 13, bytes((padding,)) + block + b"\r" * padding, 1)
+    yield "priority", frame(1, 37, b"\0\0\0\0\1" + block, 1)
 
 
 def values():
     """Ways of writing a key."""
     yield "plain", lambda key: key
-    yield "space before", lambda key: b" " + key
-    yield "space behind", lambda key: key + b" "
-    yield "tab behind", lambda key: key + b"\t"
-    yield "spaces around", lambda key: b"  " + key + b"  "
-
-
-def messages():
-    """What is no message of gRPC."""
-    for body in (b"", b"\0", b"\0\0\0\0", b"\0\xff\xff\xff\xff", b"\1\0\0\0\0", b"\2\0\0\0\0", b"\0\0\0\0\5abcde", b"\0\0\0\0\2\x0a\xff", b"\0\0\0\0\1\x0a", b"x" * 10_000,
-                 b"\0\0\0\0\x0b\x0a\x09" + b"\xff" * 9, b"\0\0\0\0\x02\x12\x00" * 3, b"\0\0\0\x40\0" + b"\x12\x00" * 8192):
-        yield body
-
-
-def floods():
-    yield "PING", frame(6, 0, b"sentinel")
-    yield "PING ACK", frame(6, 1, b"sentinel")
-    yield "SETTINGS", frame(4, 0, b"")
-    yield "SETTINGS with a window", frame(4, 0, b"\0\4\0\0\xff\xff")
-    yield "PRIORITY", frame(2, 0, b"\0\0\0\0\1", 1)
-    yield "WINDOW_UPDATE", frame(8, 0, b"\0\0\0\1")
-    yield "unknown", frame(99, 0, b"")
-
-
-def flood(address, octets, other):
-    """How many of the flooding connections are open at the end, and how long others waited meanwhile."""
-    clients, alive, latencies = [], [], []
-    for _ in range(CONNECTIONS):
-        client = socket.create_connection(address, timeout=5)
-        client.sendall(PREFACE)
-        clients.append(client)
-    end = time.monotonic() + FLOOD_SECONDS
-
-    def pour(client):
-        pieces = octets * 500
-        try:
-            while time.monotonic() < end:
-                client.settimeout(max(0.05, end - time.monotonic()))
-                client.sendall(pieces)
-                client.settimeout(0.001)
-                try:
-                    if not client.recv(1 << 20):
-                        return
-                except TimeoutError:
-                    pass
-            alive.append(client)
-        except OSError:
-            pass
-
-    threads = [threading.Thread(target=pour, args=(client,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    while time.monotonic() < end and any(thread.is_alive() for thread in threads):
-        began = time.monotonic()
-        other()
-        latencies.append(time.monotonic() - began)
-        time.sleep(0.02)
-    for thread in threads:
-        thread.join()
-    for client in clients:
-        client.close()
-    return len(alive), latencies
+    for name, octets in (("space", b" "), ("tab", b"\t"), ("two spaces", b"  "), ("space and tab", b" \t"), ("no-break space", b"\xc2\xa0"),
+                         ("vertical tab", b"\x0b"), ("form feed", b"\x0c")):
+        yield f"{name} before", lambda key, octets=octets: octets + key
+        yield f"{name} behind", lambda key, octets=octets: key + octets
+        yield f"{name} around", lambda key, octets=octets: octets + key + octets

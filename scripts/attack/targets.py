@@ -1,4 +1,5 @@
-"""What is attacked: a Tidegate server, and the upstream behind its proxy, which writes down what it is sent."""
+"""What is attacked: a Tidegate server, and the upstream behind its proxy, which writes down what it
+is sent."""
 
 import os
 import re
@@ -14,36 +15,47 @@ SECRETS = [b"s3cr3t-t0k3n-of-the-attack-suite"]
 
 RULES = """
 listen:
-  http: {{address: '127.0.0.1:0', max_connections: 200, max_connections_per_client: 100{http}}}
-  grpc: {{address: '127.0.0.1:0', max_connections: 200, max_connections_per_client: 100}}
-  resp: {{address: '127.0.0.1:0', max_connections: 200, max_connections_per_client: 100{resp}}}
+  http: {{address: '127.0.0.1:0', {http_bounds}, idle_timeout: {idle_timeout}{http}}}
+  grpc: {{address: '127.0.0.1:0', {grpc_bounds}, idle_timeout: {idle_timeout}}}
+  resp: {{address: '127.0.0.1:0', {resp_bounds}, idle_timeout: {idle_timeout}{resp}}}
   admin: '127.0.0.1:0'
 {admin}
 rules:
   - {{name: denied, when: {{path: /denied/**}}, limits: [{{algorithm: fixed_window, limit: 0, window: 1h}}]}}
   - {{name: keyed, key: [header.x-api-key], limits: [{{algorithm: fixed_window, limit: 3, window: 1d}}]}}
-proxy:
-  listen: '127.0.0.1:0'
-  max_connections: 400
-  max_connections_per_client: 350
-  timeouts: {{request_head: 5s, head: 3s, idle: 5s}}
-  upstreams: [{{name: app, urls: 'http://127.0.0.1:{port}', eject: off, max_connections: {pool}}}]
+  - {{name: pages, when: {{path: /pages/a}}, key: [header.x-case], limits: [{{algorithm: fixed_window, limit: 3, window: 1d}}]}}
+  - {{name: per-path, when: {{path: /items/**}}, key: [path], limits: [{{algorithm: fixed_window, limit: 3, window: 1d}}]}}
+  - {{name: login, when: {{path: {{route: /login}}}}, key: [header.x-case], limits: [{{algorithm: fixed_window, limit: 3, window: 1d}}]}}
+  - {{name: sessions, key: [cookie.sid], limits: [{{algorithm: fixed_window, limit: 3, window: 1d}}]}}
+proxy: {{listen: '127.0.0.1:0', {proxy_bounds}, timeouts: {{request_head: 5s, head: 3s, idle: 5s, keep_alive: 5s}},
+  upstreams: [{{name: app, urls: 'http://127.0.0.1:{port}', eject: off, max_connections: {pool}}}]}}
 """
 
 
 class Server:
-    def __init__(self, binary, upstream, guarded=False, files=None):
+    """A server on free ports.
+
+    `guarded`: with tokens and a password. `files`: its hard limit of open files. `idle`: the name
+    of a listener and the number of connections that it accepts, 1,000 of each client."""
+
+    def __init__(self, binary, upstream, guarded=False, files=None, idle=None):
         self.folder = tempfile.TemporaryDirectory(prefix="tidegate-attack-")
         secret = SECRETS[0].decode()
+        most = {"http": (200, 100), "grpc": (200, 100), "resp": (200, 100), "proxy": (400, 350)}
+        if idle:
+            most[idle[0]] = (idle[1], 1_000)
+        bounds = {f"{name}_bounds": f"max_connections: {total}, max_connections_per_client: {each}" for name, (total, each) in most.items()}
         config = RULES.format(
-            port=upstream.port, pool=64 if files else 1024,
+            port=upstream.port, pool=64 if files or idle else 1024, idle_timeout="5min" if idle else "5s", **bounds,
             http=f", token: '{secret}'" if guarded else "", resp=f", password: '{secret}'" if guarded else "",
             admin=f"admin: {{token: '{secret}'}}" if guarded else "",
         )
         with open(os.path.join(self.folder.name, "rules.yaml"), "w", encoding="utf-8") as file:
             file.write(config)
         self.log = os.path.join(self.folder.name, "log")
-        limit = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))) if files else None
+        # The server itself raises the soft limit to the hard one.
+        hard = files or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1_024), hard))
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen([os.path.abspath(binary), "serve", "--config", "rules.yaml"], cwd=self.folder.name, stderr=log,
                                             preexec_fn=limit, env={**os.environ, "TIDEGATE_LOG": "info", "NO_COLOR": "1"})
@@ -54,7 +66,8 @@ class Server:
                 break
         else:
             raise OSError("the server did not start:\n" + self.said())
-        self.http, self.grpc, self.resp, self.admin, self.proxy = (("127.0.0.1", int(ports[listener])) for listener in ("http", "grpc", "resp", "admin", "proxy"))
+        self.http, self.grpc, self.resp, self.admin, self.proxy = (("127.0.0.1", int(ports[listener])) for listener in ("http", "grpc",
+            "resp", "admin", "proxy"))
 
     def said(self):
         with open(self.log, encoding="utf-8", errors="replace") as log:
@@ -62,6 +75,14 @@ class Server:
 
     def log_lines(self):
         return self.said().count("\n")
+
+    def memory(self):
+        """Its resident memory, in MiB."""
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
+            return int(re.search(r"VmRSS:\s+(\d+)", status.read())[1]) // 1_024
+
+    def open_files(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def panics(self):
         """Panics, and a server that is gone."""
@@ -79,13 +100,17 @@ class Server:
         self.folder.cleanup()
 
 
+# More than the proxy reads ahead, and than fits in socket buffers.
+LARGE = b"x" * (8 << 20)
+
+
 class Upstream:
     """Reads requests as HTTP/1.1 has them, and answers each; keeps their heads."""
 
     def __init__(self):
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = self.socket.getsockname()[1]
-        self.lock, self.seen, self.say = threading.Lock(), [], None
+        self.lock, self.seen, self.answers = threading.Lock(), [], []
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -109,12 +134,23 @@ class Upstream:
                 head, octets = octets.split(b"\r\n\r\n", 1)
                 with self.lock:
                     self.seen.append(head)
+                path = head.split(b" ", 2)[1]
+                if path.startswith(b"/answers/"):
+                    answer = self.answers[int(path[9:])]
+                    client.sendall(answer)
+                    # Whatever is left over on an open connection may be taken for the next answer.
+                    if b"INJECTED" not in answer:
+                        return
+                    continue
+                if path == b"/early":
+                    # An answer before the request has been read.
+                    client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                    continue
                 octets = self.read_body(client, head, octets)
-                if self.say is not None:
-                    client.sendall(self.say)
-                    client.close()
-                    return
-                client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                body = LARGE if path == b"/large" else b"ok"
+                client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:2])
+                # Without a copy for each of hundreds of clients.
+                client.sendall(memoryview(body)[2:])
         except (OSError, ValueError):
             pass
         finally:
@@ -150,7 +186,8 @@ class Upstream:
         return [head.split(b"\r\n", 1)[0] for head in self.heads()]
 
     def with_key(self, key):
-        """How many requests an application would take for those of `key`: names in any case, `_` as `-`, values trimmed."""
+        """How many requests an application would take for those of `key`: names in any case, `_` as
+        `-`, values trimmed."""
         found = 0
         for head in self.heads():
             for line in head.split(b"\r\n")[1:]:
@@ -175,7 +212,8 @@ def receive(client):
 
 
 def exchange(address, octets, wait, enough=None, client=None, source="127.0.0.1"):
-    """What is answered to `octets`, until the other side closes, `enough` has come, or nothing comes for `wait` seconds."""
+    """What is answered to `octets`, until the other side closes, `enough` has come, or nothing
+    comes for `wait` seconds."""
     said = b""
     try:
         client = client or socket.create_connection(address, timeout=10, source_address=(source, 0))
