@@ -3,7 +3,7 @@
 use std::{error::Error, sync::Arc};
 
 use tidegate_core::{AlgorithmName, Limit, LimitError, MemoryBounds, MemoryStore};
-use tidegate_redis::{Address, FallbackSettings, FallbackStore, Redis, Settings, Topology};
+use tidegate_redis::{Address, FallbackSettings, FallbackStore, Redis, RedisSettings, Topology};
 use tokio::runtime::Handle;
 
 /// Compiles the program in the documentation of the layer.
@@ -53,9 +53,9 @@ pub fn in_memory() -> MemoryStore {
 /// `url` is not a valid URL.
 pub fn in_redis(url: &str) -> Result<FallbackStore, Box<dyn Error>> {
     let (address, login) = Address::parse(url)?;
-    let settings = Settings {
+    let settings = RedisSettings {
         login,
-        ..Settings::new(Topology::Standalone(address))
+        ..RedisSettings::new(Topology::Standalone(address))
     };
     let redis = Arc::new(Redis::start(settings, &Handle::current()));
     let fallback = FallbackSettings::default();

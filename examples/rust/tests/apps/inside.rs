@@ -24,7 +24,7 @@ use tidegate_examples::{
     },
     in_memory, limit,
 };
-use tidegate_redis::{Address, FallbackSettings, FallbackStore, Redis, Settings, Topology};
+use tidegate_redis::{Address, FallbackSettings, FallbackStore, Redis, RedisSettings, Topology};
 use tidegate_tower::RateLimitLayer;
 use tokio::{net::TcpListener, runtime::Handle, task, time};
 use tonic::{
@@ -260,10 +260,10 @@ async fn a_disconnected_client_frees_its_slot<S: Store + 'static>(
 /// A store with a long timeout, so that the fallback does not answer on a busy machine.
 fn in_redis(url: &str) -> FallbackStore {
     let (address, login) = Address::parse(url).unwrap();
-    let settings = Settings {
+    let settings = RedisSettings {
         login,
         timeout: PATIENCE,
-        ..Settings::new(Topology::Standalone(address))
+        ..RedisSettings::new(Topology::Standalone(address))
     };
     let redis = Arc::new(Redis::start(settings, &Handle::current()));
     FallbackStore::new(redis, "inside", in_memory(), FallbackSettings::default())
