@@ -349,19 +349,7 @@ impl ServerLimiter {
             );
             return MaybeReady::Ready(decided);
         }
-        MaybeReady::Pending(async move {
-            let store_request = request.in_store(&mut charges, CacheSearch::Skip);
-            let decided = redis_store.decide(store_request, &mut *outcomes);
-            let decided = self.with_latency(decided).await;
-            self.record_remote(
-                &original,
-                request.now,
-                &charges,
-                &decided.decision,
-                outcomes,
-            );
-            decided
-        })
+        MaybeReady::Pending(self.decide_by_call(redis_store, request, outcomes))
     }
 
     /// Decides `request` like [`Self::decide`], which has just returned a pending result that the
@@ -374,6 +362,16 @@ impl ServerLimiter {
         let Backend::Redis(redis_store) = &self.backend else {
             return self.decide(request, outcomes).await;
         };
+        self.decide_by_call(redis_store, request, outcomes).await
+    }
+
+    /// Decides `request` by a call to Redis. Does not search the denial cache.
+    async fn decide_by_call(
+        &self,
+        redis_store: &FallbackStore,
+        request: DecisionRequest<'_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> StoreDecision {
         let original = self.charges_to_record(request.charges, request.effect);
         let mut charges = request.charges.to_vec();
         let store_request = request.in_store(&mut charges, CacheSearch::Skip);
