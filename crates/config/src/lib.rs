@@ -5,6 +5,7 @@
 //! rules are indexed. Parsing reads no environment variables and opens no files or sockets; the
 //! code that starts the server does that. [`Config::read`] reads the file from disk.
 
+mod candidate;
 mod conditions;
 mod denials;
 pub mod envoy;
@@ -47,6 +48,7 @@ use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
 use value::{Fields, Value};
 use yaml::Dialect;
 
+pub use candidate::CandidateConfig;
 pub use conditions::entry_name;
 pub use denials::DenialsConfig;
 pub use envoy::Envoy;
@@ -66,8 +68,25 @@ pub const MAX_FILE_BYTES: usize = 16 << 20;
 
 /// The top-level keys of the file.
 const SECTIONS: &[&str] = &[
-    "listen", "store", "defaults", "headers", "clients", "entries", "geoip", "admin", "grpc",
-    "envoy", "allow", "rules", "quotas", "proxy", "shutdown", "privacy", "top", "denials",
+    "listen",
+    "store",
+    "defaults",
+    "headers",
+    "clients",
+    "entries",
+    "geoip",
+    "admin",
+    "grpc",
+    "envoy",
+    "allow",
+    "rules",
+    "candidate",
+    "quotas",
+    "proxy",
+    "shutdown",
+    "privacy",
+    "top",
+    "denials",
 ];
 
 /// The parsed rules file. The default is the configuration of an empty file: every listener on its
@@ -110,6 +129,9 @@ pub struct Config {
     pub envoy: Option<Envoy>,
     /// `rules` and `allow`, indexed and ready for decisions.
     pub rules: RuleSet,
+    /// `candidate`: the rules that are decided beside `rules` and never enforced; `None` without the
+    /// section. [`Config::parse`] does not read the file that the section names.
+    pub candidate: Option<CandidateConfig>,
     /// `quotas`: limits that are divided among the Envoys that enforce them (RLQS).
     pub quotas: Vec<QuotaRule>,
     /// `proxy`: the reverse proxy; `None` without the section.
@@ -497,6 +519,7 @@ impl Config {
         self.geoip = geoip::geoip(file, report);
         let raw_rules;
         (raw_rules, self.rules) = rules::rule_set(file, &self.identity.derived, report);
+        self.candidate = candidate::candidate(file, report);
         self.quotas = quotas::quotas(file, &self.listen, report);
         let raw_proxy;
         (raw_proxy, self.proxy) = proxy::proxy(file, &self.listen, &self.rules, report);

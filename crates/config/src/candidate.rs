@@ -1,0 +1,128 @@
+//! `candidate`: a second rules file, whose rules are decided beside the rules in force and are never
+//! enforced.
+
+use std::path::PathBuf;
+
+use tidegate_core::Timestamp;
+
+use super::{Config, ReadError, report::Report, value::Fields};
+
+/// The candidate rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CandidateConfig {
+    /// `rules`: the rules file with the candidate rules. The path is relative to the working
+    /// directory of the server. Only the sections `rules`, `allow` and `defaults` of this file are
+    /// used.
+    pub file: PathBuf,
+    /// `until`: the instant from which the candidate rules are no longer decided; `None` is never.
+    pub until: Option<Timestamp>,
+}
+
+impl CandidateConfig {
+    /// Reads the file with the candidate rules.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`Config::read`].
+    pub fn read(&self) -> Result<Config, ReadError> {
+        Config::read(&self.file)
+    }
+}
+
+/// Reads the section; `None` if the file has no such section, or if the section has a mistake.
+pub(super) fn candidate(file: &Fields<'_>, report: &mut Report) -> Option<CandidateConfig> {
+    let what = "a map such as {rules: candidate.yaml, until: 2027-01-31}";
+    let value = file.get("candidate")?;
+    let fields = value.fields(report, what, &["rules", "until"])?;
+    let until = fields
+        .get("until")
+        .and_then(|until| until.parsed(report, "a date", instant));
+    let Some(rules) = fields.get("rules") else {
+        if !fields.tries("rules") {
+            let problem = "is missing; name the rules file with the candidate rules";
+            fields.wrong(report, "rules", problem);
+        }
+        return None;
+    };
+    let path = rules.text(report, "the path of a rules file")?;
+    Some(CandidateConfig {
+        file: PathBuf::from(path),
+        until,
+    })
+}
+
+/// Parses a date, which stands for its first instant in UTC, or an instant in RFC 3339.
+fn instant(text: &str) -> Result<Timestamp, String> {
+    let date = || {
+        let date: jiff::civil::Date = text.parse().ok()?;
+        let start = date.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
+        Some(start.timestamp())
+    };
+    let instant = if text.len() == "2027-01-31".len() {
+        date()
+    } else {
+        text.parse::<jiff::Timestamp>().ok()
+    };
+    instant
+        .and_then(|instant| u64::try_from(instant.as_microsecond()).ok())
+        .map(Timestamp::from_micros)
+        .ok_or_else(|| {
+            "expected a date such as 2027-01-31, or a date and time with a time zone such as \
+             2027-01-31T09:00:00Z"
+                .to_owned()
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mistakes(text: &str) -> Vec<String> {
+        let mistakes = Config::parse(text).unwrap_err();
+        mistakes.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_date_is_its_first_instant_in_utc() {
+        let config = |until: &str| {
+            let text = format!("candidate: {{rules: next.yaml, until: {until}}}");
+            Config::parse(&text).unwrap().candidate.unwrap()
+        };
+        let new_year = Timestamp::from_micros(1_798_761_600_000_000);
+        assert_eq!(config("2027-01-01").until, Some(new_year));
+        assert_eq!(config("2027-01-01T01:00:00+01:00").until, Some(new_year));
+        assert_eq!(config("2027-01-01").file, PathBuf::from("next.yaml"));
+        let config = Config::parse("candidate: {rules: next.yaml}").unwrap();
+        assert_eq!(config.candidate.unwrap().until, None);
+        assert_eq!(Config::parse("rules: []").unwrap().candidate, None);
+    }
+
+    #[test]
+    fn every_mistake_is_reported_with_its_line() {
+        let rules =
+            "candidate.rules (line 1): is missing; name the rules file with the candidate rules";
+        assert_eq!(mistakes("candidate: {}"), [rules]);
+        let until = "expected a date such as 2027-01-31, or a date and time with a time zone such as \
+                     2027-01-31T09:00:00Z";
+        for bad in [
+            "tomorrow",
+            "2027-02-30",
+            "2027-01-31T09:00:00",
+            "1960-01-01",
+        ] {
+            let text = format!("candidate:\n  rules: a.yaml\n  until: {bad}\n");
+            let said = mistakes(&text);
+            assert_eq!(said.len(), 1, "{said:?}");
+            assert!(
+                said[0].starts_with("candidate.until (line 3): "),
+                "{said:?}"
+            );
+            assert!(said[0].contains(until), "{said:?}");
+        }
+        let said = mistakes("candidate: next.yaml");
+        assert!(
+            said[0].starts_with("candidate (line 1): expected a map such as {rules:"),
+            "{said:?}"
+        );
+    }
+}
