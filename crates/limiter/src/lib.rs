@@ -7,6 +7,7 @@
 mod admin_ops;
 pub mod blocks;
 mod build_cache;
+pub mod candidate;
 pub mod date;
 pub mod denials;
 pub mod entries;
@@ -20,7 +21,7 @@ pub mod top;
 
 use std::{sync::Arc, time::Duration};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tidegate::{Clock, DecidedRequest};
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
@@ -40,6 +41,7 @@ pub use self::{
     store::{Backend, LimiterReceipt},
 };
 use crate::{
+    candidate::Candidate,
     denials::DenialLog,
     entries::{AuditedRequest, EntryAudit},
     metrics::{ListenerKind, Metrics, Stats},
@@ -102,6 +104,7 @@ pub struct ServerLimiter {
     key_mask: KeyMask,
     top: Option<TopTalkers>,
     denials: DenialLog,
+    candidate: ArcSwapOption<Candidate>,
 }
 
 impl ServerLimiter {
@@ -121,6 +124,7 @@ impl ServerLimiter {
             key_mask: KeyMask::plain(),
             top: None,
             denials: DenialLog::new(&DenialsConfig::default()),
+            candidate: ArcSwapOption::empty(),
         }
     }
 
@@ -259,6 +263,7 @@ impl ServerLimiter {
         if let Some(top) = &self.top {
             top.collect_metrics(page);
         }
+        self.collect_candidate(page);
     }
 
     /// Returns all metrics in the Prometheus text format.
@@ -268,7 +273,8 @@ impl ServerLimiter {
         prometheus::encode(Format::Text, move |page| limiter.collect(page))
     }
 
-    /// Counts a verdict that `listener` is about to return, and records the denials in it.
+    /// Counts a verdict that `listener` is about to return, and records the denials in it. Decides
+    /// the request with the candidate rules, if there are any.
     pub fn observe(
         &self,
         listener: ListenerKind,
@@ -279,6 +285,7 @@ impl ServerLimiter {
         if denials::has_denial(verdict) {
             self.denials.record(listener, decided, verdict);
         }
+        self.observe_with_candidate(decided, verdict);
     }
 
     /// Does the same as [`Self::observe`] and [`Self::audit`].

@@ -48,6 +48,13 @@ impl<'a> Request<'a> {
         Ok(Self { entries, cost })
     }
 
+    /// Returns whether [`Self::new`] accepts one more entry with this `value` beside `others` valid
+    /// entries.
+    #[must_use]
+    pub fn has_room(others: usize, value: &str) -> bool {
+        others < bounds::MAX_ENTRIES && value.len() <= bounds::MAX_ENTRY_VALUE_BYTES
+    }
+
     /// Returns the value of the entry `name`.
     #[must_use]
     pub fn entry(&self, name: &str) -> Option<&'a str> {

@@ -85,6 +85,7 @@ pub struct RuleSet {
     by_scope: HashMap<Scope, usize>,
     allow: AllowList,
     entry_names: BTreeSet<Box<str>>,
+    extra_entry_names: BTreeSet<Box<str>>,
     /// Whether a rule is elastic depending on the unused share of another rule.
     has_parents: bool,
     wants_receipts: bool,
@@ -122,6 +123,7 @@ impl RuleSet {
             by_scope,
             allow,
             entry_names,
+            extra_entry_names: BTreeSet::new(),
             has_parents,
             wants_receipts,
         })
@@ -246,6 +248,21 @@ impl RuleSet {
     /// from a request.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         self.entry_names.iter().map(|name| &**name)
+    }
+
+    /// Adds the names of the entries that only the rules of `other` use to
+    /// [`Self::extra_entry_names`], so that a listener extracts these entries too.
+    #[must_use]
+    pub fn with_extra_entries_of(mut self, other: &Self) -> Self {
+        let names = other.entry_names.difference(&self.entry_names);
+        self.extra_entry_names = names.cloned().collect();
+        self
+    }
+
+    /// Returns the names of entries that no rule of this set uses, and that a listener extracts for
+    /// other purposes. A request with an invalid entry of this kind must not be rejected.
+    pub fn extra_entry_names(&self) -> impl Iterator<Item = &str> {
+        self.extra_entry_names.iter().map(|name| &**name)
     }
 
     /// Returns true if a rule uses the entry `name`.

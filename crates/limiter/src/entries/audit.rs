@@ -126,7 +126,7 @@ impl EntryAudit {
     /// Creates an audit of requests under `rules`.
     pub(crate) fn new(rules: &RuleSet, metrics: &Metrics) -> Self {
         let mut known: HashMap<Box<str>, KnownEntry> = HashMap::new();
-        for name in rules.entry_names() {
+        for name in rules.entry_names().chain(rules.extra_entry_names()) {
             known.insert(name.into(), KnownEntry::default());
         }
         for key in rules.iter().flat_map(Rule::key) {

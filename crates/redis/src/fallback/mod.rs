@@ -262,6 +262,14 @@ impl FallbackStore {
         &self.store
     }
 
+    /// Returns a store on the same Redis servers whose keys differ from all keys of this store: they
+    /// begin with the prefix of this store and `name`. The result has no fallback.
+    #[must_use]
+    pub fn separate_store(&self, name: &str) -> RedisStore {
+        let prefix = [self.store.prefix(), name.as_bytes()].concat();
+        RedisStore::with_executor(Arc::clone(&self.redis) as Arc<_>, &prefix)
+    }
+
     /// Returns the runtime of the connections.
     #[must_use]
     pub fn runtime(&self) -> &Handle {

@@ -185,7 +185,8 @@ fn owned(entries: &[(&str, &str)]) -> Vec<(Box<str>, Box<str>)> {
 /// A list with inline capacity for the number of entries that rules usually use.
 type Few<T> = SmallVec<[T; 4]>;
 
-/// Returns the entries of `request` that `rules` use.
+/// Returns the entries of `request` that `rules` use, and the valid entries among the extra entries
+/// of `rules`.
 fn used_entries<'n, 'r>(
     request: &'r RequestEntries<'_>,
     rules: &'n RuleSet,
@@ -193,6 +194,13 @@ fn used_entries<'n, 'r>(
     let mut values = Few::new();
     for name in rules.entry_names() {
         if let Some(value) = request.entry(name)? {
+            values.push((name, value));
+        }
+    }
+    for name in rules.extra_entry_names() {
+        if let Ok(Some(value)) = request.entry(name)
+            && tidegate_core::Request::has_room(values.len(), &value)
+        {
             values.push((name, value));
         }
     }

@@ -1,0 +1,591 @@
+//! Candidate rules: a second rule set that is decided beside the rules in force, on the same
+//! requests, and that never denies a request.
+//!
+//! ```text
+//! request ─▶ rules in force ─▶ answer
+//!                 └─▶ candidate rules ─▶ comparison, counters
+//! ```
+//!
+//! The candidate rules have counters of their own: a separate memory store or, with Redis, keys
+//! with a prefix of their own. No answer waits for a candidate decision. With Redis, the candidate
+//! decision is sent by a task on the connections of the store, and a bounded number of these tasks
+//! run at the same time.
+
+mod changes;
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use tidegate::DecidedRequest;
+use tidegate_core::{
+    Charge, Cost, Decision, Effect, Limits, MemoryBounds, MemoryStore, Mode, Outcome, Reason,
+    Request, RequestError, Rule, RuleSet, Scratch, Timestamp, Verdict,
+};
+use tidegate_net::prometheus::{Metric, Page};
+use tidegate_redis::RedisStore;
+
+use self::changes::ChangedKeys;
+pub use self::changes::{ChangedKey, ChangedKeyList};
+use crate::{Backend, KeyMask, ServerLimiter, metrics::MAX_RULE_LABELS};
+
+/// The maximum number of candidate decisions that wait for Redis at the same time.
+const MAX_IN_FLIGHT: usize = 1_000;
+
+/// The part of the keys in Redis that follows the prefix of the store. It begins with `#`, like the
+/// keys of the store that belong to no rule.
+const KEY_PREFIX: &str = "#candidate:";
+
+const REQUESTS: Metric<1> = Metric::counter(
+    "tidegate_candidate_requests_total",
+    ["change"],
+    "Requests that the candidate rules decided, by the change compared with the answer.",
+);
+const DENIED: Metric<1> = Metric::counter(
+    "tidegate_candidate_denied_total",
+    ["rule"],
+    "Requests that the limits of a candidate rule would have denied.",
+);
+
+/// The candidate rules, as read from their file.
+#[derive(Debug)]
+pub struct CandidateRules {
+    /// The file.
+    pub file: PathBuf,
+    /// The rules.
+    pub rules: RuleSet,
+    /// The instant from which the rules are no longer decided.
+    pub until: Option<Timestamp>,
+}
+
+/// The candidate rules, and the comparison of their decisions with the answers.
+#[derive(Debug)]
+pub struct Candidate {
+    file: PathBuf,
+    rules: RuleSet,
+    until: Option<Timestamp>,
+    began: Timestamp,
+    has_ended: AtomicBool,
+    store: CandidateStore,
+    /// The index of each rule in `counts`.
+    by_name: HashMap<Box<str>, usize>,
+    counts: Box<[RuleCounts]>,
+    compared: AtomicU64,
+    denied: AtomicU64,
+    not_compared: AtomicU64,
+    lost: AtomicU64,
+    /// The requests whose decision changes.
+    changes: Mutex<Changes>,
+}
+
+/// The counters of the candidate rules.
+#[derive(Debug)]
+enum CandidateStore {
+    Memory(Arc<MemoryStore>),
+    Redis {
+        store: RedisStore,
+        in_flight: AtomicUsize,
+    },
+}
+
+#[derive(Debug, Default)]
+struct RuleCounts {
+    asked: AtomicU64,
+    denied: AtomicU64,
+    /// Whether the rule is not decided, because its decisions depend on the responses.
+    is_left_out: bool,
+}
+
+#[derive(Debug, Default)]
+struct Changes {
+    newly_denied: ChangedKeys,
+    no_longer_denied: ChangedKeys,
+}
+
+/// A rule and the values of one of its keys.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct RuleKey {
+    rule: Box<str>,
+    key: Vec<String>,
+}
+
+/// The answer to a request under the rules in force.
+#[derive(Debug)]
+enum LiveAnswer {
+    Admitted,
+    /// The rule that denied the request, and its key.
+    Denied(RuleKey),
+}
+
+/// The decision of the candidate rules on a request.
+#[derive(Debug, Default)]
+struct CandidateDecision {
+    is_denied: bool,
+    /// The rules that deny the request, and their keys.
+    denied_by: Vec<RuleKey>,
+}
+
+/// The results of the comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CandidateReport {
+    /// The file with the candidate rules.
+    pub file: PathBuf,
+    /// The instant of the first comparison.
+    pub began: Timestamp,
+    /// The instant from which the rules are no longer decided.
+    pub until: Option<Timestamp>,
+    /// The number of requests that both rule sets decided.
+    pub compared: u64,
+    /// The number of these requests that the candidate rules would have denied.
+    pub denied: u64,
+    /// The number of requests that were admitted, and that the candidate rules would have denied.
+    pub newly_denied: u64,
+    /// The number of requests that were denied, and that the candidate rules would have admitted.
+    pub no_longer_denied: u64,
+    /// The number of requests that were not compared, because a block, the failure policy or a rule
+    /// that is left out decided them, or because the candidate rules reject them as invalid.
+    pub not_compared: u64,
+    /// The number of requests that the candidate rules did not decide, because Redis failed or too
+    /// many candidate decisions were waiting for Redis.
+    pub lost: u64,
+    /// The rules, in the order of the file.
+    pub rules: Vec<CandidateRule>,
+    /// The keys with the most requests that are newly denied.
+    pub newly: ChangedKeyList,
+    /// The keys (of the rules in force) with the most requests that are no longer denied.
+    pub no_longer: ChangedKeyList,
+}
+
+/// A candidate rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CandidateRule {
+    /// The name.
+    pub rule: String,
+    /// The mode in the file.
+    pub mode: Mode,
+    /// Whether the rule is not decided, because it has concurrency slots, a queue, or a cost that
+    /// depends on the response.
+    pub is_left_out: bool,
+    /// The number of requests to which the rule applies.
+    pub asked: u64,
+    /// The number of requests that the limits of the rule deny; in shadow mode, the number that
+    /// they would deny.
+    pub denied: u64,
+}
+
+impl Candidate {
+    /// Creates the candidate for a limiter that decides with `backend`. The counters of `old`, if
+    /// there is an old candidate, are kept. The comparison begins anew.
+    fn new(
+        read: CandidateRules,
+        backend: &Backend,
+        bounds: MemoryBounds,
+        old: Option<&Self>,
+        now: Timestamp,
+    ) -> Self {
+        let CandidateRules { file, rules, until } = read;
+        let rules = match old {
+            Some(old) => rules.inheriting_from(&old.rules),
+            None => rules,
+        };
+        let store = match (backend, old.map(|old| &old.store)) {
+            (Backend::Redis(redis), _) => CandidateStore::Redis {
+                store: redis.separate_store(KEY_PREFIX),
+                in_flight: AtomicUsize::new(0),
+            },
+            (Backend::Memory(_), Some(CandidateStore::Memory(store))) => {
+                CandidateStore::Memory(Arc::clone(store))
+            }
+            (Backend::Memory(_), _) => CandidateStore::Memory(Arc::new(MemoryStore::new(bounds))),
+        };
+        let counts = |rule: &Rule| RuleCounts {
+            is_left_out: rule.wants_receipt(),
+            ..RuleCounts::default()
+        };
+        let names = rules.iter().map(|rule| Box::from(rule.name()));
+        Self {
+            file,
+            until,
+            began: now,
+            has_ended: AtomicBool::new(false),
+            store,
+            by_name: names.enumerate().map(|(at, name)| (name, at)).collect(),
+            counts: rules.iter().map(counts).collect(),
+            rules,
+            compared: AtomicU64::new(0),
+            denied: AtomicU64::new(0),
+            not_compared: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            changes: Mutex::default(),
+        }
+    }
+
+    /// Returns the file with the candidate rules.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Returns the candidate rules.
+    #[must_use]
+    pub fn rules(&self) -> &RuleSet {
+        &self.rules
+    }
+
+    /// Decides a request that was answered with `verdict`, and compares the two decisions.
+    #[cold]
+    fn observe(
+        self: &Arc<Self>,
+        limiter: &ServerLimiter,
+        decided: DecidedRequest<'_>,
+        verdict: &Verdict<'_>,
+    ) {
+        if self.has_ended(decided.now) {
+            return;
+        }
+        let Some(live) = LiveAnswer::new(decided, verdict) else {
+            count(&self.not_compared);
+            return;
+        };
+        match &self.store {
+            CandidateStore::Memory(store) => {
+                let decision = self.decide_in_memory(store, decided);
+                self.compare(live, decision, decided.now);
+            }
+            CandidateStore::Redis { in_flight, .. } => {
+                let Some(redis) = limiter.redis_store() else {
+                    return;
+                };
+                if in_flight.fetch_add(1, Ordering::Relaxed) >= MAX_IN_FLIGHT {
+                    in_flight.fetch_sub(1, Ordering::Relaxed);
+                    count(&self.lost);
+                    return;
+                }
+                let request = OwnedRequest::new(decided, &self.rules);
+                let candidate = Arc::clone(self);
+                redis.runtime().spawn(async move {
+                    candidate.decide_in_redis(live, request).await;
+                });
+            }
+        }
+    }
+
+    /// Returns whether the candidate rules are no longer decided. Logs the end once.
+    fn has_ended(&self, now: Timestamp) -> bool {
+        let has_ended = self.until.is_some_and(|until| now >= until);
+        if has_ended && !self.has_ended.swap(true, Ordering::Relaxed) {
+            tracing::info!(
+                file = %self.file.display(),
+                "stopped deciding the candidate rules, because the time in `candidate.until` has come"
+            );
+        }
+        has_ended
+    }
+
+    fn decide_in_memory(
+        &self,
+        store: &MemoryStore,
+        decided: DecidedRequest<'_>,
+    ) -> Result<CandidateDecision, RequestError> {
+        thread_local! {
+            static BUFFERS: RefCell<(Scratch, Vec<Outcome>)> = RefCell::default();
+        }
+        BUFFERS.with_borrow_mut(|(scratch, outcomes)| {
+            let now = decided.now;
+            let mut charges = self.charges(decided.request, now, scratch)?;
+            if charges.is_empty() {
+                return Ok(CandidateDecision::default());
+            }
+            if let Some(parents) = self.rules.parents(&charges) {
+                store.check(&parents.charges, now, Effect::Look, outcomes);
+                parents.stretch(&mut charges, outcomes);
+            }
+            let decision = store.check(&charges, now, Effect::Charge, outcomes);
+            Ok(self.count_charges(&charges, &decision, outcomes))
+        })
+    }
+
+    async fn decide_in_redis(&self, live: LiveAnswer, request: OwnedRequest) {
+        let CandidateStore::Redis { store, in_flight } = &self.store else {
+            return;
+        };
+        let now = request.now;
+        let decision = self.charge_in_redis(store, &request).await;
+        in_flight.fetch_sub(1, Ordering::Relaxed);
+        match decision {
+            Some(decision) => self.compare(live, decision, now),
+            None => count(&self.lost),
+        }
+    }
+
+    /// Returns `None` if Redis failed.
+    async fn charge_in_redis(
+        &self,
+        store: &RedisStore,
+        request: &OwnedRequest,
+    ) -> Option<Result<CandidateDecision, RequestError>> {
+        let (mut scratch, mut outcomes) = (Scratch::default(), Vec::new());
+        let entries: Vec<(&str, &str)> = request.entries();
+        let charges = Request::new(&entries, request.cost)
+            .and_then(|described| self.charges(&described, request.now, &mut scratch));
+        let mut charges = match charges {
+            Ok(charges) if charges.is_empty() => return Some(Ok(CandidateDecision::default())),
+            Ok(charges) => charges,
+            Err(error) => return Some(Err(error)),
+        };
+        if let Some(parents) = self.rules.parents(&charges) {
+            let look = store.check(&parents.charges, Effect::Look, &mut outcomes);
+            look.await.ok()?;
+            parents.stretch(&mut charges, &outcomes);
+        }
+        let decision = store.check(&charges, Effect::Charge, &mut outcomes);
+        let decision = decision.await.ok()?;
+        Some(Ok(self.count_charges(&charges, &decision, &outcomes)))
+    }
+
+    /// Returns the charges of the rules that are not left out.
+    fn charges<'a>(
+        &'a self,
+        request: &Request<'_>,
+        now: Timestamp,
+        scratch: &'a mut Scratch,
+    ) -> Result<Vec<Charge<'a>>, RequestError> {
+        let mut charges = self.rules.charges(request, now, scratch)?;
+        charges.retain(|charge| {
+            self.counts_of(charge.limits)
+                .is_some_and(|counts| !counts.is_left_out)
+        });
+        Ok(charges)
+    }
+
+    fn counts_of(&self, limits: &Limits) -> Option<&RuleCounts> {
+        let at = self.by_name.get(limits.name()?)?;
+        self.counts.get(*at)
+    }
+
+    /// Counts a decision on `charges` by rule.
+    fn count_charges(
+        &self,
+        charges: &[Charge<'_>],
+        decision: &Decision,
+        outcomes: &[Outcome],
+    ) -> CandidateDecision {
+        let mut decided = CandidateDecision {
+            is_denied: *decision != Decision::Admitted,
+            denied_by: Vec::new(),
+        };
+        let mut rest = outcomes;
+        for charge in charges {
+            let (own, others) = rest.split_at(charge.limits.len().min(rest.len()));
+            rest = others;
+            let Some(counts) = self.counts_of(charge.limits) else {
+                continue;
+            };
+            count(&counts.asked);
+            if own.iter().all(|outcome| outcome.allowed) {
+                continue;
+            }
+            count(&counts.denied);
+            if decided.is_denied
+                && !charge.limits.is_shadow()
+                && let Some((rule, values)) = self.rules.decode_key(charge.key)
+            {
+                decided.denied_by.push(RuleKey {
+                    rule: rule.name().into(),
+                    key: values.into_iter().map(str::to_owned).collect(),
+                });
+            }
+        }
+        decided
+    }
+
+    fn compare(
+        &self,
+        live: LiveAnswer,
+        decision: Result<CandidateDecision, RequestError>,
+        now: Timestamp,
+    ) {
+        let Ok(decision) = decision else {
+            count(&self.not_compared);
+            return;
+        };
+        count(&self.compared);
+        if decision.is_denied {
+            count(&self.denied);
+        }
+        match live {
+            LiveAnswer::Admitted if decision.is_denied => {
+                self.changes().newly_denied.count(decision.denied_by, now);
+            }
+            LiveAnswer::Denied(key) if !decision.is_denied => {
+                self.changes().no_longer_denied.count([key], now);
+            }
+            LiveAnswer::Admitted | LiveAnswer::Denied(_) => {}
+        }
+    }
+
+    /// Returns the results of the comparison so far. `mask` determines how keys are shown, and
+    /// `most` is the maximum number of keys in each list.
+    #[must_use]
+    pub fn report(&self, mask: &KeyMask, most: usize) -> CandidateReport {
+        let rules = self.rules.iter().zip(&self.counts);
+        let rule = |(rule, counts): (&Rule, &RuleCounts)| CandidateRule {
+            rule: rule.name().to_owned(),
+            mode: rule.mode(),
+            is_left_out: counts.is_left_out,
+            asked: counts.asked.load(Ordering::Relaxed),
+            denied: counts.denied.load(Ordering::Relaxed),
+        };
+        let changes = self.changes();
+        CandidateReport {
+            file: self.file.clone(),
+            began: self.began,
+            until: self.until,
+            compared: self.compared.load(Ordering::Relaxed),
+            denied: self.denied.load(Ordering::Relaxed),
+            newly_denied: changes.newly_denied.requests(),
+            no_longer_denied: changes.no_longer_denied.requests(),
+            not_compared: self.not_compared.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
+            rules: rules.map(rule).collect(),
+            newly: changes.newly_denied.list(mask, most),
+            no_longer: changes.no_longer_denied.list(mask, most),
+        }
+    }
+
+    fn collect(&self, page: &mut Page<'_>) {
+        let report = self.report(&KeyMask::plain(), 0);
+        let CandidateReport {
+            compared,
+            newly_denied,
+            no_longer_denied,
+            not_compared,
+            lost,
+            ..
+        } = report;
+        let changed = newly_denied.saturating_add(no_longer_denied);
+        let changes = [
+            (["none"], compared.saturating_sub(changed)),
+            (["newly_denied"], newly_denied),
+            (["no_longer_denied"], no_longer_denied),
+            (["not_compared"], not_compared),
+            (["lost"], lost),
+        ];
+        page.family(&REQUESTS, changes);
+        let (named, others) = report
+            .rules
+            .split_at(report.rules.len().min(MAX_RULE_LABELS));
+        let named = named.iter().map(|rule| ([&*rule.rule], rule.denied));
+        let others = (!others.is_empty()).then(|| others.iter().map(|rule| rule.denied).sum());
+        page.family(&DENIED, named.chain(others.map(|sum| (["other"], sum))));
+    }
+
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LiveAnswer {
+    /// Returns the answer to compare with; `None` if the candidate rules cannot be compared with
+    /// this answer.
+    fn new(decided: DecidedRequest<'_>, verdict: &Verdict<'_>) -> Option<Self> {
+        if verdict.allowed {
+            return Some(Self::Admitted);
+        }
+        let rule = decided.rules.rule(verdict.rule?)?;
+        if verdict.reason != Some(Reason::Limit) || rule.wants_receipt() {
+            return None;
+        }
+        let value = |name| decided.request.entry(name).unwrap_or_default().to_owned();
+        Some(Self::Denied(RuleKey {
+            rule: rule.name().into(),
+            key: rule.key().map(value).collect(),
+        }))
+    }
+}
+
+/// A request that a task decides after the original request has been answered.
+#[derive(Debug)]
+struct OwnedRequest {
+    /// The entries that the candidate rules use.
+    entries: Vec<(Box<str>, Box<str>)>,
+    cost: Cost,
+    now: Timestamp,
+}
+
+impl OwnedRequest {
+    fn new(decided: DecidedRequest<'_>, rules: &RuleSet) -> Self {
+        let entries = decided.request.entries().iter();
+        let used = entries.filter(|(name, _)| rules.looks_at(name));
+        Self {
+            entries: used
+                .map(|(name, value)| (Box::from(*name), Box::from(*value)))
+                .collect(),
+            cost: decided.request.cost(),
+            now: decided.now,
+        }
+    }
+
+    fn entries(&self) -> Vec<(&str, &str)> {
+        let entries = self.entries.iter();
+        entries.map(|(name, value)| (&**name, &**value)).collect()
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+impl ServerLimiter {
+    /// Replaces the candidate rules; `None` ends the comparison. If there was a candidate, its
+    /// counters are kept, and the comparison begins anew. A memory store for candidate counters
+    /// has the given `bounds`.
+    ///
+    /// The listeners extract the entries of the candidate rules only if the rules in force name
+    /// these entries: see [`RuleSet::with_extra_entries_of`].
+    pub fn set_candidate(&self, read: Option<CandidateRules>, bounds: MemoryBounds) {
+        let old = self.candidate();
+        let now = self.now();
+        let new = read.map(|read| {
+            Arc::new(Candidate::new(
+                read,
+                &self.backend,
+                bounds,
+                old.as_deref(),
+                now,
+            ))
+        });
+        self.candidate.store(new);
+    }
+
+    /// Returns the candidate rules, if there are any.
+    #[must_use]
+    pub fn candidate(&self) -> Option<Arc<Candidate>> {
+        self.candidate.load_full()
+    }
+
+    /// Decides a request that was answered with `verdict` with the candidate rules, if there are
+    /// any.
+    #[inline]
+    pub(crate) fn observe_with_candidate(
+        &self,
+        decided: DecidedRequest<'_>,
+        verdict: &Verdict<'_>,
+    ) {
+        if let Some(candidate) = &*self.candidate.load() {
+            candidate.observe(self, decided, verdict);
+        }
+    }
+
+    pub(crate) fn collect_candidate(&self, page: &mut Page<'_>) {
+        if let Some(candidate) = &*self.candidate.load() {
+            candidate.collect(page);
+        }
+    }
+}
