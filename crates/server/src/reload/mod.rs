@@ -1,5 +1,6 @@
 //! Hot reload of the rules file: a new version is applied as a whole or not at all.
 
+mod candidate;
 mod inactive_blocks;
 mod restart_only;
 
@@ -9,13 +10,17 @@ use std::{
     time::Duration,
 };
 
-use tidegate_config::{Config, Mistake, Proxy, ReadError};
+use tidegate_config::{CandidateConfig, Config, Mistake, Proxy, ReadError};
+use tidegate_core::MemoryBounds;
 use tidegate_envoy::quota::Quotas;
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
 use tidegate_proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError};
 
+pub(crate) use self::candidate::read as read_candidate;
+use self::candidate::{CandidateChange, CandidateFile};
 pub use self::{
+    candidate::{PromoteError, Promoted},
     inactive_blocks::{UnknownBlocks, report_inactive_blocks},
     restart_only::RestartOnlySettings,
 };
@@ -35,6 +40,9 @@ pub enum LoadError {
     /// The file could not be read, or its content is invalid.
     #[error(transparent)]
     File(#[from] ReadError),
+    /// The file with the candidate rules could not be read, or its content is invalid.
+    #[error("candidate.rules: {0}")]
+    Candidate(#[source] ReadError),
     /// TLS to an upstream of the proxy cannot be set up, for example because its trust anchors are
     /// missing.
     #[error(transparent)]
@@ -52,13 +60,23 @@ impl LoadError {
             Self::File(ReadError::Mistaken { mistakes, .. }) => {
                 mistakes.iter().map(Mistake::to_string).collect()
             }
-            Self::File(_) | Self::Proxy(_) | Self::Start(_) => vec![self.to_string()],
+            Self::Candidate(ReadError::Mistaken { path, mistakes }) => {
+                let file = path.display();
+                let problem = |mistake| format!("candidate.rules: {file}: {mistake}");
+                mistakes.iter().map(problem).collect()
+            }
+            Self::File(_) | Self::Candidate(_) | Self::Proxy(_) | Self::Start(_) => {
+                vec![self.to_string()]
+            }
         }
     }
 
     /// Returns whether the error may disappear without a visible change of the file.
     fn may_pass(&self) -> bool {
-        matches!(self, Self::File(ReadError::Unreadable { source, .. }) if may_pass(source))
+        let (Self::File(error) | Self::Candidate(error)) = self else {
+            return false;
+        };
+        matches!(error, ReadError::Unreadable { source, .. } if may_pass(source))
     }
 }
 
@@ -92,12 +110,16 @@ struct Last {
     is_gone: bool,
     /// The settings of the applied file that take effect only after a restart.
     restart_required: Vec<&'static str>,
+    /// The file with the candidate rules that the rules file names.
+    candidate: Option<CandidateFile>,
+    /// The file whose rules were promoted since the rules file was applied.
+    promoted: Option<PathBuf>,
 }
 
 impl Reloader {
     /// Creates a reloader of the file at `path`, which has just been loaded into `limiter`,
     /// `quotas` and, if there is one, `proxy`. `restart_only` contains the settings that need a
-    /// restart to change.
+    /// restart to change. `candidate` names the candidate rules, which have also been loaded.
     #[must_use]
     pub fn new(
         path: PathBuf,
@@ -105,11 +127,15 @@ impl Reloader {
         quotas: Arc<Quotas>,
         proxy: Option<Arc<ProxyRuntime>>,
         restart_only: RestartOnlySettings,
+        candidate: Option<&CandidateConfig>,
     ) -> Self {
+        let candidate = candidate.map(|config| CandidateFile::applied(config, stamp(&config.file)));
         let last = Mutex::new(Last {
             read: LastRead::new(stamp(&path)),
             is_gone: false,
             restart_required: Vec::new(),
+            candidate,
+            promoted: None,
         });
         Self {
             path,
@@ -146,6 +172,8 @@ impl Reloader {
         // A missing file is probably being replaced, so it is reported only at the second check.
         let was_gone = std::mem::replace(&mut last.is_gone, now.is_none());
         let has_changed = now != last.read.seen && (now.is_some() || was_gone);
+        let candidate = last.candidate.as_mut();
+        let has_changed = candidate.is_some_and(CandidateFile::has_changed) || has_changed;
         if !has_changed && !last.read.is_unread {
             return None;
         }
@@ -165,6 +193,7 @@ impl Reloader {
         let loaded = read.and_then(|mut config| {
             let mut restart_required = self.restart_only.check(&config)?;
             let proxy = self.prepare_proxy(config.proxy.take(), &mut restart_required)?;
+            let candidate = CandidateFile::read(&mut last.candidate, config.candidate.take())?;
             for warning in &config.warnings {
                 tracing::warn!("{warning}");
             }
@@ -175,7 +204,13 @@ impl Reloader {
                 let file = self.path.display();
                 tracing::warn!(%file, rules_before = former.len(), "the file has no rules any more: requests are not limited by rules");
             }
+            let rules = candidate::with_extra_entries(rules, &candidate, &self.limiter);
             self.limiter.swap_rules(rules);
+            if let CandidateChange::Replace(candidate) = candidate {
+                let candidate = candidate.map(|candidate| *candidate);
+                self.limiter.set_candidate(candidate, config.memory);
+            }
+            last.promoted = None;
             let now = self.limiter.now();
             self.quotas.swap_rules(config.quotas, now);
             if let Some((live, next)) = proxy {
@@ -216,6 +251,38 @@ impl Reloader {
             }
         }
         loaded
+    }
+
+    /// Puts the candidate rules in force instead of the rules of the rules file. Keys of rules with
+    /// the same name keep their counters. The rules of the rules file return at the next reload or
+    /// restart.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`PromoteError`]. The rules in force stay in use.
+    pub fn promote(&self) -> Result<Promoted, PromoteError> {
+        let mut last = self.last();
+        let candidate = last.candidate.as_ref().ok_or(PromoteError::NoCandidate)?;
+        let rules = candidate.promote()?;
+        let file = candidate.path().clone();
+        let count = rules.len();
+        let rules = rules.inheriting_from(&self.limiter.rules());
+        self.limiter.swap_rules(rules);
+        self.limiter.set_candidate(None, MemoryBounds::default());
+        last.candidate = None;
+        last.promoted = Some(file.clone());
+        tracing::warn!(
+            file = %file.display(), rules = count,
+            "put the candidate rules in force until the next reload; replace the rules file to keep them"
+        );
+        Ok(Promoted { file, rules: count })
+    }
+
+    /// Returns the file whose rules were promoted and are in force instead of the rules of the rules
+    /// file.
+    #[must_use]
+    pub fn promoted(&self) -> Option<PathBuf> {
+        self.last().promoted.clone()
     }
 
     /// Prepares the new proxy settings. Returns `None` if there is no proxy to change. Adds the

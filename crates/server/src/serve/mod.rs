@@ -47,7 +47,7 @@ use crate::{
     geoip::{GeoIp, GeoIpError},
     listener,
     redis_runtime::RedisRuntime,
-    reload::{Reloader, RestartOnlySettings},
+    reload::{LoadError, Reloader, RestartOnlySettings, read_candidate},
 };
 
 /// The target of the log records of this module.
@@ -92,6 +92,9 @@ pub enum ServeError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// The candidate rules cannot be used.
+    #[error(transparent)]
+    Candidate(#[from] LoadError),
     /// A GeoIP database cannot be used.
     #[error(transparent)]
     GeoIp(#[from] GeoIpError),
@@ -173,6 +176,7 @@ pub fn start(
     let sockets = Sockets::bind(&config)?;
     let clock = Clock::real();
     let store = memory(config.memory, config.snapshot.as_ref(), &clock)?;
+    let candidate = config.candidate.as_ref().map(read_candidate).transpose()?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
@@ -182,13 +186,18 @@ pub fn start(
         None => Backend::Memory(store),
         Some(redis) => Backend::Redis(redis.fallback_store(store)),
     };
-    let limiter = ServerLimiter::new(config.rules, backend, clock.clone());
+    let rules = match &candidate {
+        Some(candidate) => config.rules.with_extra_entries_of(&candidate.rules),
+        None => config.rules,
+    };
+    let limiter = ServerLimiter::new(rules, backend, clock.clone());
     let limiter = limiter
         .with_trust(config.identity.trust.clone())
         .with_key_mask(key_mask(&config.key_privacy, key_secret)?)
         .with_top(config.top.0)
         .with_denials(&config.denials);
     let limiter = Arc::new(limiter);
+    limiter.set_candidate(candidate, config.memory);
     if let Some(snapshot) = &config.snapshot {
         limiter.snapshots().mark_configured();
         try_snapshot(snapshot, &limiter);
@@ -209,6 +218,7 @@ pub fn start(
             quotas,
             proxy.clone(),
             restart_only,
+            config.candidate.as_ref(),
         );
         Arc::new(reloader)
     });

@@ -72,6 +72,7 @@ impl TestListener {
             Arc::default(),
             None,
             RestartOnlySettings::default(),
+            None,
         );
         let context = AdminContext {
             limiter: Arc::clone(&limiter),

@@ -10,6 +10,7 @@ mod support;
 #[allow(dead_code, reason = "used by the tests of the HTTP listener")]
 mod client;
 
+mod candidate;
 mod failures;
 mod listeners;
 mod node;

@@ -40,6 +40,7 @@ impl ReloadableListener {
             Arc::default(),
             Some(runtime),
             started,
+            None,
         );
         Self {
             listener,

@@ -15,6 +15,8 @@
 //! | `DELETE /v1/throttles/{key}` | reset the counter of a limit that is sent with the request |
 //! | `GET /v1/top` | the keys with the most requests, denials or cost |
 //! | `GET /v1/rules` | the current rules |
+//! | `GET /v1/candidate` | how the candidate rules would change the decisions |
+//! | `POST /v1/candidate/promote` | put the candidate rules in force |
 //! | `GET /v1/traffic` | decisions and denials of the last 15 minutes by rule |
 //! | `GET /v1/status` | version, readiness, store, rules and listeners in one document |
 //! | `POST /v1/reload` | reload the rules file |
@@ -24,6 +26,7 @@
 
 mod access;
 mod blocks;
+mod candidate;
 mod console;
 mod denials;
 mod explain;
@@ -200,6 +203,12 @@ impl Admin {
             (["v1", "top"], &Method::GET) => {
                 top::list(&self.limiter, request.uri().query().unwrap_or_default()).await
             }
+            (["v1", "candidate"], &Method::GET) => {
+                candidate::show(&self.limiter, request.uri().query())
+            }
+            (["v1", "candidate", "promote"], &Method::POST) => {
+                candidate::promote(self.reloader.as_ref()).await
+            }
             (["v1", "traffic"], &Method::GET) => traffic::show(&self.limiter, request.uri()),
             (["v1", "throttles", key], &Method::DELETE) => {
                 keys::reset_throttle(&self.limiter, key).await
@@ -247,16 +256,18 @@ impl Admin {
                 ["healthz" | "readyz" | "metrics"]
                 | [
                     "v1",
-                    "rules" | "blocks" | "status" | "top" | "denials" | "traffic",
+                    "rules" | "blocks" | "status" | "top" | "denials" | "traffic" | "candidate",
                 ],
                 _,
             ) => Err(Problem::method("GET")),
-            (["v1", "reload" | "explain"], _) => Err(Problem::method("POST")),
+            (["v1", "reload" | "explain"] | ["v1", "candidate", "promote"], _) => {
+                Err(Problem::method("POST"))
+            }
             (["v1", "blocks", ..], _) => Err(Problem::method("GET, PUT, DELETE")),
             (["v1", "throttles", _], _) => Err(Problem::method("DELETE")),
             (["v1", "keys", _, ..], _) => Err(Problem::method("GET, DELETE")),
             _ => Err(Problem::not_found(
-                "/, /healthz, /readyz, /metrics, /v1/blocks, /v1/keys/{rule}/{key}, /v1/throttles/{key}, /v1/top, /v1/denials, /v1/explain, /v1/rules, /v1/traffic, /v1/status and /v1/reload",
+                "/, /healthz, /readyz, /metrics, /v1/blocks, /v1/keys/{rule}/{key}, /v1/throttles/{key}, /v1/top, /v1/denials, /v1/explain, /v1/rules, /v1/candidate, /v1/traffic, /v1/status and /v1/reload",
             )),
         }
     }

@@ -46,6 +46,10 @@ impl Admin {
         document["rules_file"] = json!(file.map(|file| file.display().to_string()));
         let restart_required = self.reloader.as_deref().map(Reloader::restart_required);
         document["restart_required"] = json!(restart_required.unwrap_or_default());
+        let candidate = self.limiter.candidate();
+        document["candidate"] = json!(candidate.map(|one| one.file().display().to_string()));
+        let promoted = self.reloader.as_deref().and_then(Reloader::promoted);
+        document["promoted"] = json!(promoted.map(|file| file.display().to_string()));
         document["store"] = self.store();
         document["listeners"] = json!(metrics.listeners());
         // A caller of this endpoint has the admin token, which permits everything.

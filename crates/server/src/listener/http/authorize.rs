@@ -70,7 +70,14 @@ async fn decide(
         )
     });
     let values: Result<Vec<(&str, Cow<'_, str>)>, AmbiguousRequest> = named.collect();
-    let values = values.map_err(bad_request)?;
+    let mut values = values.map_err(bad_request)?;
+    for name in rules.extra_entry_names() {
+        if let Ok(Some(value)) = forwarded.entry(name)
+            && tidegate_core::Request::has_room(values.len(), &value)
+        {
+            values.push((name, value));
+        }
+    }
     let entries: Vec<(&str, &str)> = values
         .iter()
         .map(|(name, value)| (*name, &**value))

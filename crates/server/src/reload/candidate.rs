@@ -1,0 +1,141 @@
+//! The candidate rules: read with the rules file, and promoted on request.
+
+use std::path::PathBuf;
+
+use tidegate_config::{CandidateConfig, Config};
+use tidegate_core::RuleSet;
+use tidegate_limiter::{ServerLimiter, candidate::CandidateRules};
+use tidegate_net::file_watch::{FileStamp, stamp};
+
+use super::LoadError;
+
+/// The file with the candidate rules, as last seen.
+#[derive(Debug)]
+pub(super) struct CandidateFile {
+    config: CandidateConfig,
+    /// The stamp of the file at the last check.
+    seen: Option<FileStamp>,
+    /// The stamp of the file when its rules were applied; `None` if the last read failed.
+    applied: Option<FileStamp>,
+}
+
+/// What a reload does with the candidate rules.
+#[derive(Debug)]
+pub(super) enum CandidateChange {
+    /// The file is unchanged, so the comparison continues.
+    Keep,
+    /// Replaces the candidate rules.
+    Replace(Option<Box<CandidateRules>>),
+}
+
+/// The candidate rules were promoted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promoted {
+    /// The file with the rules.
+    pub file: PathBuf,
+    /// The number of rules.
+    pub rules: usize,
+}
+
+/// The reason why candidate rules could not be promoted. The rules in force are unchanged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PromoteError {
+    /// There are no candidate rules.
+    #[error("there are no candidate rules; name their file under `candidate` in the rules file")]
+    NoCandidate,
+    /// The file has changed, so the comparison does not describe its rules.
+    #[error(
+        "{0} has changed since its rules were compared; look at `tidegate candidate` again, then repeat the command"
+    )]
+    Changed(PathBuf),
+    /// The file can no longer be read.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
+impl CandidateFile {
+    /// Returns the applied file.
+    pub(super) fn applied(config: &CandidateConfig, seen: Option<FileStamp>) -> Self {
+        Self {
+            config: config.clone(),
+            seen,
+            applied: seen,
+        }
+    }
+
+    /// Checks the file. Returns whether it has changed since the last check.
+    pub(super) fn has_changed(&mut self) -> bool {
+        let now = stamp(&self.config.file);
+        std::mem::replace(&mut self.seen, now) != now
+    }
+
+    /// Reads the candidate rules that the rules file names, unless they are applied already.
+    /// `file` is the file of the last reload, and is updated.
+    pub(super) fn read(
+        file: &mut Option<Self>,
+        config: Option<CandidateConfig>,
+    ) -> Result<CandidateChange, LoadError> {
+        let Some(config) = config else {
+            *file = None;
+            return Ok(CandidateChange::Replace(None));
+        };
+        let seen = stamp(&config.file);
+        let is_applied =
+            |known: &Self| known.config == config && seen.is_some() && known.applied == seen;
+        if file.as_ref().is_some_and(is_applied) {
+            return Ok(CandidateChange::Keep);
+        }
+        let read = read(&config);
+        *file = Some(Self {
+            applied: seen.filter(|_| read.is_ok()),
+            seen,
+            config,
+        });
+        Ok(CandidateChange::Replace(Some(Box::new(read?))))
+    }
+
+    /// Reads the rules again, to promote them.
+    pub(super) fn promote(&self) -> Result<RuleSet, PromoteError> {
+        let file = &self.config.file;
+        if self.applied.is_none() || stamp(file) != self.applied {
+            return Err(PromoteError::Changed(file.clone()));
+        }
+        Ok(read(&self.config)?.rules)
+    }
+
+    pub(super) fn path(&self) -> &PathBuf {
+        &self.config.file
+    }
+}
+
+/// Reads the candidate rules.
+///
+/// # Errors
+///
+/// Returns an error if the file cannot be read or has mistakes.
+pub(crate) fn read(config: &CandidateConfig) -> Result<CandidateRules, LoadError> {
+    let Config { rules, .. } = config.read().map_err(LoadError::Candidate)?;
+    Ok(CandidateRules {
+        file: config.file.clone(),
+        rules,
+        until: config.until,
+    })
+}
+
+/// Adds the entries that the candidate rules of `change` or, if they are unchanged, of `limiter`
+/// use to the entries that listeners extract for `rules`.
+pub(super) fn with_extra_entries(
+    rules: RuleSet,
+    change: &CandidateChange,
+    limiter: &ServerLimiter,
+) -> RuleSet {
+    match change {
+        CandidateChange::Keep => match limiter.candidate() {
+            Some(candidate) => rules.with_extra_entries_of(candidate.rules()),
+            None => rules,
+        },
+        CandidateChange::Replace(Some(candidate)) => rules.with_extra_entries_of(&candidate.rules),
+        CandidateChange::Replace(None) => rules,
+    }
+}
