@@ -104,6 +104,16 @@ Examples:
 
 Nothing is charged. The entries are normalised as those of /v1/check.";
 
+const CANDIDATE_HELP: &str = "\
+Examples:
+  tidegate candidate
+  tidegate candidate -n 100
+  tidegate candidate promote
+
+The rules file names the candidate rules: `candidate: {rules: FILE}`. The server decides every request with \
+them too, counts the differences, and never denies a request because of them. `promote` puts them in force \
+until the next reload or restart.";
+
 const RESET_HELP: &str = key_help!(
     "  tidegate reset login 203.0.113.9
   tidegate reset --throttle user:42"
@@ -231,6 +241,18 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
+    /// Show how the candidate rules would change the decisions, or put them in force
+    #[command(after_help = CANDIDATE_HELP)]
+    Candidate {
+        /// What to do with the candidate rules
+        #[arg(value_enum, default_value_t)]
+        action: CandidateAction,
+        /// The number of keys in each list, 1 to 1000
+        #[arg(short = 'n', default_value = "20", value_name = "N")]
+        count: String,
+        #[command(flatten)]
+        admin: Admin,
+    },
     /// Print the version of this program; `status` shows that of the server
     Version,
 }
@@ -244,6 +266,16 @@ fn key_usage(command: &str) -> String {
 fn reset_usage() -> String {
     let throttle = "tidegate reset [OPTIONS] --throttle <KEY>";
     format!("{}\n       {throttle}", key_usage("reset"))
+}
+
+/// What `candidate` does.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub(crate) enum CandidateAction {
+    /// Show how the candidate rules would change the decisions
+    #[default]
+    Show,
+    /// Put the candidate rules in force
+    Promote,
 }
 
 /// The options of `top`.

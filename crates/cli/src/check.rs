@@ -126,6 +126,20 @@ impl Findings {
             let what = format!("the server would not start on this machine: {what}");
             self.note(&name, &what, CheckResult::HasMistakes);
         }
+        if let Some(candidate) = &config.candidate {
+            match candidate.read() {
+                Ok(_) => {}
+                Err(error @ ReadError::Mistaken { .. }) => {
+                    return self.refused(&error, &candidate.file);
+                }
+                Err(error) => {
+                    let what = format!(
+                        "the server would not start on this machine: candidate.rules: {error}"
+                    );
+                    self.note(&name, &what, CheckResult::HasMistakes);
+                }
+            }
+        }
         if let Some(what) = preflight_warnings(&config) {
             let what = format!("on this machine {what}");
             self.note(&name, &what, CheckResult::HasWarnings);

@@ -62,6 +62,11 @@ fn main() -> ExitCode {
         Command::Denials { options, admin } => operate::denials(&admin, &options),
         Command::Explain { options, admin } => operate::explain(&admin, &options),
         Command::Reset { key, admin } => operate::reset(&admin, &key),
+        Command::Candidate {
+            action,
+            count,
+            admin,
+        } => operate::candidate(&admin, action, &count),
         Command::Top { options, admin } => operate::top(&admin, &options),
         Command::Version => {
             answer(&Args::command().render_version());

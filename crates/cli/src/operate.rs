@@ -10,7 +10,10 @@ use crate::{
     NO,
     admin_address::{AdminAddress, Scheme},
     answer,
-    args::{Admin, DenialsOptions, ExplainOptions, Key, KeyOrThrottle, KeysOptions, TopOptions},
+    args::{
+        Admin, CandidateAction, DenialsOptions, ExplainOptions, Key, KeyOrThrottle, KeysOptions,
+        TopOptions,
+    },
     complain, print, tls,
     unreachable::{describe, unreachable},
 };
@@ -163,6 +166,31 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
             return Ok(shown);
         }
         pause(WATCH_INTERVAL);
+    }
+}
+
+pub(crate) fn candidate(
+    admin: &Admin,
+    action: CandidateAction,
+    count: &str,
+) -> Result<ExitCode, String> {
+    match action {
+        CandidateAction::Show => {
+            let path = format!("/v1/candidate?n={}", encoded(count));
+            let compared = get(admin, "show the candidate rules", &path).send()?;
+            Ok(show(admin, compared, print::candidate))
+        }
+        CandidateAction::Promote => {
+            let request = AdminRequest {
+                method: Method::POST,
+                ..get(
+                    admin,
+                    "promote the candidate rules",
+                    "/v1/candidate/promote",
+                )
+            };
+            Ok(show(admin, request.send()?, print::promoted))
+        }
     }
 }
 

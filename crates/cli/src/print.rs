@@ -30,9 +30,15 @@ pub(crate) fn status(status: &Value) -> String {
         (_, "memory") => "lost on restart: set store.memory.snapshot to keep counters and blocks",
         _ => "not persistent across restarts",
     };
-    let rules = match &status["rules_file"] {
-        Value::Null => "no rules file: only limits sent with requests".to_owned(),
-        file => format!("{} active, from {}", number(&status["rules"]), text(file)),
+    let rules = match (&status["rules_file"], &status["promoted"]) {
+        (Value::Null, _) => "no rules file: only limits sent with requests".to_owned(),
+        (file, Value::String(promoted)) => format!(
+            "{} active, promoted from {} until the next reload of {}",
+            number(&status["rules"]),
+            printable(promoted),
+            text(file)
+        ),
+        (file, _) => format!("{} active, from {}", number(&status["rules"]), text(file)),
     };
     let listeners: Vec<String> = list(&status["listeners"])
         .map(|listener| format!("{} {}", text(&listener["name"]), text(&listener["address"])))
@@ -441,6 +447,85 @@ pub(crate) fn top(list: &Value) -> String {
     head.push("KEY");
     out.push_str(&headed(&head, rows));
     out.extend(hint(list));
+    out
+}
+
+/// Formats `/v1/candidate`.
+pub(crate) fn candidate(report: &Value) -> String {
+    let count = |name: &str| report[name].as_u64().unwrap_or(0);
+    let compared = count("compared");
+    let mut out = format!(
+        "{}, since {}: {compared} requests compared\n",
+        text(&report["rules_file"]),
+        instant(count("since_ms"))
+    );
+    let change = |name: &str| format!("{} ({})", count(name), share(count(name), compared));
+    let _ = writeln!(
+        out,
+        "newly denied: {}, no longer denied: {}, not compared: {}, lost: {}",
+        change("newly_denied"),
+        change("no_longer_denied"),
+        count("not_compared"),
+        count("lost")
+    );
+    match (&report["ended"], &report["until"]) {
+        (Value::Bool(true), until) => {
+            let _ = writeln!(out, "ended at {}", text(until));
+        }
+        (_, Value::Null) => {}
+        (_, until) => {
+            let _ = writeln!(out, "ends at {}", text(until));
+        }
+    }
+    out.push('\n');
+    let rule = |rule: &Value| {
+        let (asked, denied) = (rule["asked"].as_u64(), rule["denied"].as_u64());
+        vec![
+            text(&rule["rule"]),
+            text(&rule["mode"]),
+            number(&rule["asked"]),
+            number(&rule["denied"]),
+            share(denied.unwrap_or(0), asked.unwrap_or(0)),
+            rule["note"].as_str().map_or_else(String::new, printable),
+        ]
+    };
+    let rules: Vec<Vec<String>> = list(&report["rules"]).map(rule).collect();
+    let head = ["RULE", "MODE", "REQUESTS", "DENIED", "SHARE", ""];
+    out.push_str(&headed(&head, rules));
+    let changed = [("newly denied", "newly"), ("no longer denied", "no_longer")];
+    let keys: Vec<Vec<String>> = changed
+        .iter()
+        .flat_map(|(change, name)| {
+            list(&report[*name]).map(move |key| {
+                let time = |name: &str| key[name].as_u64().map_or_else(String::new, instant);
+                vec![
+                    (*change).to_owned(),
+                    text(&key["rule"]),
+                    joined(&key["key"]),
+                    number(&key["requests"]),
+                    time("first_ms"),
+                    time("last_ms"),
+                ]
+            })
+        })
+        .collect();
+    if !keys.is_empty() {
+        out.push('\n');
+        let head = ["CHANGE", "RULE", "KEY", "REQUESTS", "FIRST", "LAST"];
+        out.push_str(&headed(&head, keys));
+    }
+    out.extend(hint(report));
+    out
+}
+
+/// Formats the response of `/v1/candidate/promote`.
+pub(crate) fn promoted(promoted: &Value) -> String {
+    let mut out = format!(
+        "promoted: {} rules of {} are in force\n",
+        number(&promoted["rules"]),
+        text(&promoted["promoted"])
+    );
+    out.extend(hint(promoted));
     out
 }
 

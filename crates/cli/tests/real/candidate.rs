@@ -1,0 +1,187 @@
+//! Candidate rules on a running server: compared, changed, promoted.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener},
+    process::Output,
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{Ask, EVERY_DOOR, Scratch, Server, run, tidegate};
+
+const CANDIDATE: &str = "
+rules:
+  - {name: api, when: {path: /api/**}, key: [customer], limits: [1/h], algorithm: fixed_window}
+";
+
+/// Starts a server that admits two requests an hour, with a candidate that would admit one.
+fn start() -> Server {
+    let scratch = Scratch::new();
+    let candidate = scratch.write("candidate.yaml", CANDIDATE);
+    let rules = format!(
+        "{EVERY_DOOR}candidate: {{rules: {}, until: 2100-01-01}}
+rules:
+  - {{name: api, when: {{path: /api/**}}, key: [customer], limits: [2/h], algorithm: fixed_window}}
+",
+        candidate.display()
+    );
+    Server::start_in(scratch, &rules)
+}
+
+fn ask(server: &Server, customer: &str) -> u16 {
+    let entries = json!({"path": "/api/orders", "customer": customer});
+    server.check(&entries).status
+}
+
+fn printed(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn report(server: &Server) -> Value {
+    serde_json::from_str(&printed(&server.operate(&["candidate", "--json"]))).unwrap()
+}
+
+#[test]
+fn the_candidate_is_compared_and_never_denies() {
+    let server = start();
+    assert_eq!(
+        ["a", "a", "a", "b"].map(|customer| ask(&server, customer)),
+        [200, 200, 429, 200]
+    );
+    let table = printed(&server.operate(&["candidate"]));
+    let lines: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert!(
+        lines[0].ends_with(&["4", "requests", "compared"]),
+        "{table}"
+    );
+    assert_eq!(
+        lines[1].join(" "),
+        "newly denied: 1 (25.0%), no longer denied: 0 (0.0%), not compared: 0, lost: 0"
+    );
+    assert_eq!(lines[2], ["ends", "at", "2100-01-01T00:00:00Z"], "{table}");
+    assert_eq!(lines[5], ["api", "enforce", "4", "2", "50.0%"], "{table}");
+    assert_eq!(
+        lines[8][..5],
+        ["newly", "denied", "api", "a", "1"],
+        "{table}"
+    );
+    let metrics = server.metrics();
+    for sample in [
+        "tidegate_candidate_requests_total{change=\"none\"} 3\n",
+        "tidegate_candidate_requests_total{change=\"newly_denied\"} 1\n",
+        "tidegate_candidate_denied_total{rule=\"api\"} 2\n",
+    ] {
+        assert!(metrics.contains(sample), "{sample} in {metrics}");
+    }
+}
+
+#[test]
+fn a_changed_candidate_is_read_and_an_invalid_one_is_not() {
+    let mut server = start();
+    assert_eq!(ask(&server, "a"), 200);
+    let file = server.directory().join("candidate.yaml");
+    std::fs::write(&file, CANDIDATE.replace("1/h", "3/h")).unwrap();
+    server.wait_for(&["reloaded the rules"]);
+    // The counters of the candidate are kept: one of three was spent.
+    assert_eq!(report(&server)["compared"], 0);
+    assert_eq!([(); 3].map(|()| ask(&server, "a")), [200, 429, 429]);
+    let compared = report(&server);
+    assert_eq!(
+        (&compared["denied"], &compared["no_longer_denied"]),
+        (&json!(1), &json!(1))
+    );
+    assert_eq!(compared["no_longer"][0]["key"], json!(["a"]));
+    std::fs::write(&file, CANDIDATE.replace("1/h", "1/fortnight")).unwrap();
+    server.wait_for(&["kept the old rules", "candidate.yaml"]);
+    assert_eq!(report(&server)["compared"], 3);
+    let checked = run(&mut tidegate(&[
+        "check",
+        server.rules_file().to_str().unwrap(),
+    ]));
+    assert_eq!(checked.status.code(), Some(1), "{checked:?}");
+    let said = String::from_utf8(checked.stderr).unwrap();
+    assert!(said.contains("candidate.yaml has 1 mistake"), "{said}");
+}
+
+#[test]
+fn a_promoted_candidate_is_in_force_until_the_next_reload() {
+    let mut server = start();
+    assert_eq!(ask(&server, "a"), 200);
+    let said = printed(&server.operate(&["candidate", "promote"]));
+    assert!(said.starts_with("promoted: 1 rules of "), "{said}");
+    assert!(said.contains("replace the sections"), "{said}");
+    // The spent unit stays spent under the promoted limit of 1.
+    assert_eq!([ask(&server, "a"), ask(&server, "b")], [429, 200]);
+    let status = printed(&server.operate(&["status"]));
+    assert!(status.contains("1 active, promoted from "), "{status}");
+    let none = server.operate(&["candidate"]);
+    assert_eq!(none.status.code(), Some(1));
+    let said = String::from_utf8(none.stderr).unwrap();
+    assert!(
+        said.contains("there are no candidate rules; name their file"),
+        "{said}"
+    );
+    assert!(server.operate(&["reload"]).status.success());
+    server.wait_for(&["reloaded the rules"]);
+    assert_eq!([ask(&server, "b"), ask(&server, "b")], [200, 429]);
+    assert_eq!(report(&server)["compared"], 2);
+}
+
+/// Starts a server that answers every request with 200 and closes the connection.
+fn upstream() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut head = Vec::new();
+            let mut buffer = [0; 4_096];
+            while !head.ends_with(b"\r\n\r\n") {
+                match stream.read(&mut buffer) {
+                    Ok(read @ 1..) => head.extend_from_slice(&buffer[..read]),
+                    _ => break,
+                }
+            }
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+            let _ = stream.write_all(answer);
+        }
+    });
+    address
+}
+
+/// The proxy extracts the entries that only the candidate uses. An invalid entry of this kind does
+/// not reject the request.
+#[test]
+fn the_proxy_extracts_the_entries_of_the_candidate() {
+    let scratch = Scratch::new();
+    let candidate = scratch.write(
+        "candidate.yaml",
+        "rules: [{name: api, key: [header.x-customer], limits: [1/h], algorithm: fixed_window}]\n",
+    );
+    let rules = format!(
+        "{EVERY_DOOR}candidate: {{rules: {}}}
+rules: [{{name: all, key: [ip], limits: [1000/h]}}]
+proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
+",
+        candidate.display(),
+        upstream()
+    );
+    let server = Server::start_in(scratch, &rules);
+    let get = |value: &str| {
+        let ask = Ask::get(server.proxy(), "/").header("x-customer", value);
+        ask.send().status
+    };
+    assert_eq!([get("acme"), get("acme"), get("globex")], [200; 3]);
+    assert_eq!(get(&"x".repeat(8_193)), 200);
+    let compared = report(&server);
+    assert_eq!(compared["newly"][0]["key"], json!(["acme"]));
+    assert_eq!(
+        (&compared["compared"], &compared["newly_denied"]),
+        (&json!(4), &json!(1))
+    );
+}
