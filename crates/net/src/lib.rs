@@ -44,6 +44,7 @@ mod http2_stream;
 mod idle_timeout;
 pub mod input;
 pub mod json;
+pub mod line_log;
 mod listener;
 mod local_executor;
 pub mod log_throttle;

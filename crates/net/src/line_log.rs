@@ -1,0 +1,424 @@
+//! A log of lines: an append-only file, or standard output, that a separate thread writes.
+//!
+//! No caller waits for the disk. If lines are logged faster than the thread can write, lines are
+//! dropped and counted.
+
+use std::{
+    fmt,
+    fs::{self, File, OpenOptions},
+    io::{self, BufWriter, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    time::Duration,
+};
+
+/// The maximum number of queued lines, and the maximum size of all queued lines in bytes.
+const MAX_QUEUED_LINES: usize = 16_384;
+const MAX_QUEUED_BYTES: usize = 16 << 20;
+
+/// How long shutdown waits for queued lines to be written.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The settings of a [`LineLog`].
+#[derive(Clone, Debug)]
+pub struct LineLogSettings {
+    /// The purpose of the log, for messages: `access log`.
+    pub name: &'static str,
+    /// The file; `None` is standard output.
+    pub path: Option<PathBuf>,
+    /// The size in bytes at which the file is renamed to its path with the suffix `.1`, in place of
+    /// an earlier file of that name, and a new file is begun. With `None`, the file grows without
+    /// bound.
+    pub rotate_at: Option<u64>,
+}
+
+/// A handle to an open log.
+#[derive(Clone)]
+pub struct LineLog {
+    queue: SyncSender<LogCommand>,
+    shared: Arc<SharedState>,
+}
+
+enum LogCommand {
+    Write(String),
+    /// Wakes the writer, so that it checks [`SharedState::control`] even if no line is queued.
+    Wake,
+}
+
+/// The state that the handles and the writer share, besides the queue.
+#[derive(Default)]
+struct SharedState {
+    lost: AtomicU64,
+    /// The number of lines ever queued, including the lines that are being queued now.
+    queued_lines: AtomicU64,
+    queued_bytes: AtomicUsize,
+    /// Whether `control` has a request. With this flag, the writer need not take the lock for each
+    /// line.
+    has_control: AtomicBool,
+    control: Mutex<ControlRequests>,
+}
+
+/// Requests to the writer that are not sent through the queue, because the queue may be full.
+#[derive(Default)]
+struct ControlRequests {
+    reopen: bool,
+    finish: Vec<FinishRequest>,
+}
+
+/// A request to be notified when all lines that were queued before the request are written.
+struct FinishRequest {
+    /// The number of lines queued before the request.
+    lines: u64,
+    done: SyncSender<()>,
+}
+
+impl SharedState {
+    fn take_control(&self) -> ControlRequests {
+        if !self.has_control.load(Ordering::SeqCst) {
+            return ControlRequests::default();
+        }
+        self.has_control.store(false, Ordering::SeqCst);
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut control)
+    }
+}
+
+impl LineLog {
+    /// Opens the log for appending.
+    ///
+    /// # Errors
+    ///
+    /// The operating system's error if the file cannot be opened or the thread cannot be started.
+    pub fn open(settings: LineLogSettings) -> io::Result<Self> {
+        let file = settings.path.as_deref().map(open).transpose()?;
+        let bytes = match &file {
+            Some(file) => file.metadata()?.len(),
+            None => 0,
+        };
+        let thread = settings.name.replace(' ', "-");
+        let (log, queue, mut writer) = Self::new(out(file), settings);
+        writer.bytes = bytes;
+        std::thread::Builder::new()
+            .name(thread)
+            .spawn(move || writer.run(&queue))?;
+        Ok(log)
+    }
+
+    fn new(
+        out: BufWriter<Box<dyn Write + Send>>,
+        settings: LineLogSettings,
+    ) -> (Self, Receiver<LogCommand>, Writer) {
+        let (queue, inbox) = sync_channel(MAX_QUEUED_LINES);
+        let shared = Arc::<SharedState>::default();
+        let writer = Writer {
+            out,
+            settings,
+            bytes: 0,
+            is_failing: false,
+            finishing: Vec::new(),
+            written_lines: 0,
+            shared: Arc::clone(&shared),
+        };
+        (Self { queue, shared }, inbox, writer)
+    }
+
+    /// Reopens the file before the next line is written, after log rotation has moved it.
+    pub fn reopen(&self) {
+        self.request(|control| control.reopen = true);
+    }
+
+    /// Waits until the lines queued so far are written, for at most 2 seconds.
+    pub fn finish(&self) {
+        let _ = self.request_finish().recv_timeout(FINISH_TIMEOUT);
+    }
+
+    fn request_finish(&self) -> Receiver<()> {
+        let (done, wait) = sync_channel(1);
+        let lines = self.shared.queued_lines.load(Ordering::SeqCst);
+        self.request(|control| control.finish.push(FinishRequest { lines, done }));
+        wait
+    }
+
+    fn request(&self, change: impl FnOnce(&mut ControlRequests)) {
+        let control = &self.shared.control;
+        change(&mut control.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.has_control.store(true, Ordering::SeqCst);
+        // A full queue needs no wake, because the writer checks for requests before each line.
+        let _ = self.queue.try_send(LogCommand::Wake);
+    }
+
+    /// Returns how many lines were dropped.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::Relaxed)
+    }
+
+    /// Queues `line`, which ends with a newline. Drops and counts the line if the queue is full.
+    pub fn write(&self, line: String) {
+        let bytes = line.len();
+        let shared = &self.shared;
+        let queued = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let has_room = queued.saturating_add(bytes) <= MAX_QUEUED_BYTES;
+        // The line is counted before it is sent. A count that is too high only delays the end of
+        // `finish`.
+        shared.queued_lines.fetch_add(1, Ordering::SeqCst);
+        if !has_room || self.queue.try_send(LogCommand::Write(line)).is_err() {
+            shared.queued_lines.fetch_sub(1, Ordering::SeqCst);
+            shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            shared.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for LineLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LineLog").finish_non_exhaustive()
+    }
+}
+
+/// The state of the writer thread.
+struct Writer {
+    out: BufWriter<Box<dyn Write + Send>>,
+    settings: LineLogSettings,
+    /// The size of the current file.
+    bytes: u64,
+    /// Whether the last write failed. The error is logged once, until a write succeeds.
+    is_failing: bool,
+    finishing: Vec<FinishRequest>,
+    /// The number of lines that were ever taken from the queue.
+    written_lines: u64,
+    shared: Arc<SharedState>,
+}
+
+impl Writer {
+    /// Writes until all handles are dropped. Flushes once per batch of queued lines.
+    fn run(mut self, queue: &Receiver<LogCommand>) {
+        while let Ok(command) = queue.recv() {
+            self.execute(command);
+            while let Ok(command) = queue.try_recv() {
+                self.execute(command);
+            }
+            self.flush();
+            // The queue is empty, so everything is written.
+            self.notify_finished(u64::MAX);
+        }
+    }
+
+    /// Wakes the tasks that wait for the first `lines` lines, which have now been written.
+    fn notify_finished(&mut self, lines: u64) {
+        let finished = self
+            .finishing
+            .extract_if(.., |finish| finish.lines <= lines);
+        for finish in finished {
+            let _ = finish.done.try_send(());
+        }
+    }
+
+    fn execute(&mut self, command: LogCommand) {
+        let control = self.shared.take_control();
+        if control.reopen {
+            self.reopen();
+        }
+        self.finishing.extend(control.finish);
+        if let LogCommand::Write(line) = command {
+            self.shared
+                .queued_bytes
+                .fetch_sub(line.len(), Ordering::Relaxed);
+            self.write(&line);
+            self.written_lines += 1;
+        }
+        // While clients send requests, the queue may never become empty.
+        let written = self.written_lines;
+        if self.finishing.iter().any(|finish| finish.lines <= written) {
+            self.flush();
+            self.notify_finished(written);
+        }
+    }
+
+    fn write(&mut self, line: &str) {
+        let is_full = self.settings.rotate_at.is_some_and(|most| {
+            // A line that is longer than a whole file gets a file of its own.
+            self.bytes > 0 && self.bytes.saturating_add(line.len() as u64) > most
+        });
+        if is_full {
+            self.rotate();
+        }
+        let written = self.out.write_all(line.as_bytes());
+        match &written {
+            Ok(()) => self.bytes += line.len() as u64,
+            Err(_) => {
+                self.shared.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        self.report(&written);
+    }
+
+    /// Moves the full file away, and begins a new one.
+    fn rotate(&mut self) {
+        self.flush();
+        let Some(path) = &self.settings.path else {
+            return;
+        };
+        let mut moved = path.clone().into_os_string();
+        moved.push(".1");
+        let renamed = fs::rename(path, moved);
+        if renamed.is_ok() {
+            self.reopen();
+        }
+        self.report(&renamed);
+    }
+
+    fn reopen(&mut self) {
+        let Some(path) = &self.settings.path else {
+            return;
+        };
+        let opened = open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        match opened {
+            Ok((bytes, file)) => {
+                self.flush();
+                self.out = out(Some(file));
+                self.bytes = bytes;
+            }
+            Err(error) => tracing::error!(
+                file = %path.display(),
+                "failed to reopen {}: {error}; keeping the current file",
+                self.settings.name
+            ),
+        }
+    }
+
+    fn flush(&mut self) {
+        let flushed = self.out.flush();
+        self.report(&flushed);
+    }
+
+    /// Logs the first of several errors in a row.
+    fn report(&mut self, result: &io::Result<()>) {
+        if let Err(error) = result
+            && !self.is_failing
+        {
+            let name = self.settings.name;
+            tracing::error!("cannot write the {name}: {error}; free space, or fix the path");
+        }
+        self.is_failing = result.is_err();
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    // Readable by the owner and the group only, for the log shipper: addresses and paths are
+    // private.
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o640)
+        .open(path)
+}
+
+fn out(file: Option<File>) -> BufWriter<Box<dyn Write + Send>> {
+    BufWriter::new(match file {
+        Some(file) => Box::new(file),
+        None => Box::new(io::stdout()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_loses_lines_but_no_control_request() {
+        let folder = tempfile::tempdir().unwrap();
+        let [moved, path] = ["moved", "current"].map(|name| folder.path().join(name));
+        let settings = LineLogSettings {
+            name: "test log",
+            path: Some(path.clone()),
+            rotate_at: None,
+        };
+        let file = open(&moved).unwrap();
+        let (log, queue, writer) = LineLog::new(out(Some(file)), settings);
+        while log.lost() == 0 {
+            log.write("line\n".to_owned());
+        }
+        log.reopen();
+        let finished = log.request_finish();
+        let writing = std::thread::spawn(move || writer.run(&queue));
+        finished.recv_timeout(Duration::from_secs(60)).unwrap();
+        let written = [&moved, &path].map(|path| fs::read_to_string(path).unwrap());
+        assert_eq!(written[0], "");
+        assert_eq!(written[1], "line\n".repeat(MAX_QUEUED_LINES));
+        drop(log);
+        writing.join().unwrap();
+    }
+
+    /// A file that logs another line whenever a line is written to the file.
+    struct EndlessLog(Arc<Mutex<Option<LineLog>>>);
+
+    impl Write for EndlessLog {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            if let Some(log) = &*self.0.lock().unwrap() {
+                log.write("more\n".to_owned());
+            }
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn finish_does_not_wait_for_later_lines() {
+        let settings = LineLogSettings {
+            name: "test log",
+            path: None,
+            rotate_at: None,
+        };
+        let source = Arc::<Mutex<Option<LineLog>>>::default();
+        let file: Box<dyn Write + Send> = Box::new(EndlessLog(Arc::clone(&source)));
+        let unbuffered = BufWriter::with_capacity(0, file);
+        let (log, queue, writer) = LineLog::new(unbuffered, settings);
+        *source.lock().unwrap() = Some(log.clone());
+        log.write("line\n".to_owned());
+        let finished = log.request_finish();
+        let writing = std::thread::spawn(move || writer.run(&queue));
+        let finished = finished.recv_timeout(Duration::from_secs(60));
+        *source.lock().unwrap() = None;
+        drop(log);
+        writing.join().unwrap();
+        finished.unwrap();
+    }
+
+    #[test]
+    fn a_full_file_is_rotated_and_the_size_of_both_files_is_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines");
+        fs::write(&path, "old\n").unwrap();
+        let log = LineLog::open(LineLogSettings {
+            name: "test log",
+            path: Some(path),
+            rotate_at: Some(10),
+        });
+        let log = log.unwrap();
+        for line in [
+            "one\n",
+            "two\n",
+            "three\n",
+            "a line that is longer than a file\n",
+            "four\n",
+        ] {
+            log.write(line.to_owned());
+        }
+        log.request_finish()
+            .recv_timeout(Duration::from_secs(60))
+            .unwrap();
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!(read("lines"), "four\n");
+        assert_eq!(read("lines.1"), "a line that is longer than a file\n");
+        assert_eq!(log.lost(), 0);
+    }
+}
