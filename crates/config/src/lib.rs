@@ -21,6 +21,7 @@ mod privacy;
 mod proxy;
 pub mod quota;
 mod quotas;
+mod record;
 mod redis;
 pub mod report;
 mod response_cost;
@@ -59,6 +60,7 @@ pub use proxy::{
     AccessLogConfig, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, Proxy,
     Scheme, Slow, Timeouts, Underscores, Upstream, Url, Via,
 };
+pub use record::RecordConfig;
 pub use redis::{Password, RedisConfig};
 pub use shutdown::ShutdownConfig;
 pub use tidegate_net::MinRate;
@@ -87,6 +89,7 @@ const SECTIONS: &[&str] = &[
     "privacy",
     "top",
     "denials",
+    "record",
 ];
 
 /// The parsed rules file. The default is the configuration of an empty file: every listener on its
@@ -125,6 +128,8 @@ pub struct Config {
     pub top: Top,
     /// `denials`: how many recent denials are kept, and how many are logged.
     pub denials: DenialsConfig,
+    /// `record`: where requests are recorded; `None` without the section.
+    pub record: Option<RecordConfig>,
     /// `envoy`: Envoy's rate limit service; `None` without the section.
     pub envoy: Option<Envoy>,
     /// `rules` and `allow`, indexed and ready for decisions.
@@ -511,6 +516,7 @@ impl Config {
         self.grpc = grpc::grpc(file, report);
         listen::warn_of_open(&raw_listen, self, report);
         self.key_privacy = privacy::privacy(file, self.redis.is_some(), report);
+        self.record = record::record(file, &self.key_privacy, report);
         self.top = Top(top::top(file, report));
         self.envoy = envoy::envoy(file, report);
         self.shutdown = shutdown::shutdown(file, report);
