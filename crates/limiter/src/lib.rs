@@ -15,6 +15,7 @@ mod explain;
 mod key_mask;
 mod listing;
 pub mod metrics;
+mod record;
 pub mod snapshot;
 mod store;
 pub mod top;
@@ -38,6 +39,7 @@ pub use self::{
     explain::{ExplainError, ExplainedCharge, Explanation},
     key_mask::{KeyMask, NoRandomBytes},
     listing::{KeyListing, ListError},
+    record::Recorder,
     store::{Backend, LimiterReceipt},
 };
 use crate::{
@@ -105,6 +107,7 @@ pub struct ServerLimiter {
     top: Option<TopTalkers>,
     denials: DenialLog,
     candidate: ArcSwapOption<Candidate>,
+    recorder: Option<Recorder>,
 }
 
 impl ServerLimiter {
@@ -125,6 +128,7 @@ impl ServerLimiter {
             top: None,
             denials: DenialLog::new(&DenialsConfig::default()),
             candidate: ArcSwapOption::empty(),
+            recorder: None,
         }
     }
 
@@ -172,6 +176,18 @@ impl ServerLimiter {
     #[must_use]
     pub fn denials(&self) -> &DenialLog {
         &self.denials
+    }
+
+    /// Records requests with `recorder`. By default, and with `None`, no request is recorded.
+    #[must_use]
+    pub fn with_recorder(self, recorder: Option<Recorder>) -> Self {
+        Self { recorder, ..self }
+    }
+
+    /// Returns the recorder of requests, if there is one.
+    #[must_use]
+    pub fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_ref()
     }
 
     /// Returns how client addresses are trusted and normalised.
@@ -264,6 +280,9 @@ impl ServerLimiter {
             top.collect_metrics(page);
         }
         self.collect_candidate(page);
+        if let Some(recorder) = &self.recorder {
+            recorder.collect(page);
+        }
     }
 
     /// Returns all metrics in the Prometheus text format.
@@ -274,7 +293,7 @@ impl ServerLimiter {
     }
 
     /// Counts a verdict that `listener` is about to return, and records the denials in it. Decides
-    /// the request with the candidate rules, if there are any.
+    /// the request with the candidate rules, and records the request, as configured.
     pub fn observe(
         &self,
         listener: ListenerKind,
@@ -286,6 +305,9 @@ impl ServerLimiter {
             self.denials.record(listener, decided, verdict);
         }
         self.observe_with_candidate(decided, verdict);
+        if let Some(recorder) = &self.recorder {
+            recorder.record(decided, verdict);
+        }
     }
 
     /// Does the same as [`Self::observe`] and [`Self::audit`].

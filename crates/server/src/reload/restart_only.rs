@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tidegate_config::{
     AdminToken, Config, DenialsConfig, Envoy, Grpc, Headers, Identity, KeyPrivacy, Listen,
-    Listeners, RedisConfig, ShutdownConfig, Snapshot, Top,
+    Listeners, RecordConfig, RedisConfig, ShutdownConfig, Snapshot, Top,
 };
 use tidegate_core::MemoryBounds;
 use tidegate_identity::GeoIpField;
@@ -29,6 +29,7 @@ pub struct RestartOnlySettings {
     key_privacy: KeyPrivacy,
     top: Top,
     denials: DenialsConfig,
+    record: Option<RecordConfig>,
 }
 
 impl RestartOnlySettings {
@@ -51,6 +52,7 @@ impl RestartOnlySettings {
             key_privacy: config.key_privacy.clone(),
             top: config.top,
             denials: config.denials,
+            record: config.record.clone(),
         }
     }
 
@@ -87,6 +89,7 @@ impl RestartOnlySettings {
             ("privacy", self.key_privacy == config.key_privacy),
             ("top", self.top == config.top),
             ("denials", self.denials == config.denials),
+            ("record", self.record == config.record),
         ];
         let changed = others.iter().filter(|(_, is_alike)| !is_alike);
         Ok(changed.map(|(section, _)| *section).collect())

@@ -21,7 +21,9 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
-use tidegate_config::{Config, Envoy, Identity, KeyPrivacy, Listeners, Proxy, Snapshot};
+use tidegate_config::{
+    Config, Envoy, Identity, KeyPrivacy, Listeners, Proxy, RecordConfig, Snapshot,
+};
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_envoy::{
     ConfigFilesError, ConfigWatcher, RateLimitService,
@@ -29,7 +31,7 @@ use tidegate_envoy::{
     quota::Quotas,
 };
 use tidegate_limiter::{
-    Backend, KeyMask, NoRandomBytes, ServerLimiter,
+    Backend, KeyMask, NoRandomBytes, Recorder, ServerLimiter,
     snapshot::{self, RestoreOutcome},
 };
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener};
@@ -89,6 +91,14 @@ pub enum ServeError {
     AccessLog {
         /// The path of the file, or `stdout`.
         path: String,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The file for recorded requests could not be opened.
+    #[error("record.to: cannot open {path}: {source}; fix the path or its permissions")]
+    Record {
+        /// The file.
+        path: PathBuf,
         /// The error of the operating system.
         source: io::Error,
     },
@@ -191,9 +201,12 @@ pub fn start(
         None => config.rules,
     };
     let limiter = ServerLimiter::new(rules, backend, clock.clone());
+    let key_mask = key_mask(&config.key_privacy, key_secret)?;
+    let recorder = config.record.map(|record| open_recorder(record, &key_mask));
     let limiter = limiter
         .with_trust(config.identity.trust.clone())
-        .with_key_mask(key_mask(&config.key_privacy, key_secret)?)
+        .with_key_mask(key_mask)
+        .with_recorder(recorder.transpose()?)
         .with_top(config.top.0)
         .with_denials(&config.denials);
     let limiter = Arc::new(limiter);
@@ -264,6 +277,18 @@ fn key_mask(privacy: &KeyPrivacy, secret: Option<String>) -> Result<KeyMask, NoR
         (KeyPrivacy::Hashed { .. }, Some(secret)) => Ok(KeyMask::hashed(secret.as_bytes())),
         (KeyPrivacy::Hashed { .. }, None) => KeyMask::random(),
     }
+}
+
+/// Opens the file for recorded requests. The values of entries are hashed with `key_mask` or, if
+/// that mask shows keys unchanged, with a random secret.
+fn open_recorder(record: RecordConfig, key_mask: &KeyMask) -> Result<Recorder, ServeError> {
+    let mask = if key_mask.is_hashed() {
+        key_mask.clone()
+    } else {
+        KeyMask::random()?
+    };
+    let path = record.to.clone();
+    Recorder::open(record, mask).map_err(|source| ServeError::Record { path, source })
 }
 
 /// Requires a token for an admin listener that is not on a loopback address.

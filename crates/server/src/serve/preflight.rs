@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use tidegate_config::{AccessLogConfig, Config, Identity, Proxy};
+use tidegate_config::{Config, Identity, Proxy};
 use tidegate_identity::GeoIpField;
 use tidegate_net::{Tls, TlsError, TlsFiles, TlsListener};
 use tidegate_proxy::check_trust_anchors;
@@ -22,7 +22,7 @@ use crate::{
 /// Returns the errors that would prevent a server with `config` from starting on this machine now.
 ///
 /// Checks that certificates, trust anchors, GeoIP databases and the snapshot can be read and that
-/// the access log can be written. This function reads the files as a starting server does, but
+/// the access log and the file for recorded requests can be written. This function reads the files as a starting server does, but
 /// creates no file, writes no file and opens no listener.
 ///
 /// This function does not check whether a new log file can be created in its folder or whether
@@ -50,6 +50,11 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     }
     let redis = config.redis.as_ref();
     errors.extend(redis.and_then(|redis| redis_runtime::certificates(redis).err()));
+    errors.extend(config.record.as_ref().and_then(|record| {
+        let source = can_be_written(&record.to).err()?;
+        let path = record.to.clone();
+        Some(ServeError::Record { path, source })
+    }));
     let snapshot = config.snapshot.as_ref();
     errors.extend(snapshot.and_then(|snapshot| can_be_read(&snapshot.path).err()));
     errors
@@ -73,13 +78,15 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
         .filter_map(|checked| checked.err().map(ServeError::from))
         .collect();
     let log = proxy.access_log.as_ref();
-    errors.extend(log.and_then(|log| Some(ServeError::unopened(log, can_be_written(log).err()?))));
+    errors.extend(log.and_then(|log| {
+        let source = can_be_written(log.to.as_deref()?).err()?;
+        Some(ServeError::unopened(log, source))
+    }));
     errors
 }
 
 /// Checks that the log file can be appended to, or that its folder exists if the file does not.
-fn can_be_written(log: &AccessLogConfig) -> io::Result<()> {
-    let Some(path) = &log.to else { return Ok(()) };
+fn can_be_written(path: &Path) -> io::Result<()> {
     if path.exists() {
         // Opening for append leaves the file as it is.
         return OpenOptions::new().append(true).open(path).map(drop);

@@ -155,6 +155,9 @@ impl Running {
         if let Some(log) = proxy.as_ref().and_then(|proxy| proxy.log()) {
             log.finish();
         }
+        if let Some(recorder) = limiter.recorder() {
+            recorder.finish();
+        }
         drop(redis);
         if dropped > 0 {
             tracing::warn!(
@@ -165,10 +168,14 @@ impl Running {
         save(&limiter, snapshot.as_ref())
     }
 
-    /// Reopens the access log, which a log rotation may have renamed.
+    /// Reopens the access log and the file for recorded requests, which a log rotation may have
+    /// renamed.
     fn reopen(&self) {
         if let Some(log) = self.proxy.as_ref().and_then(|proxy| proxy.log()) {
             log.reopen();
+        }
+        if let Some(recorder) = self.limiter.recorder() {
+            recorder.reopen();
         }
     }
 
