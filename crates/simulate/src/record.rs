@@ -6,7 +6,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header, request::Parts};
-use tidegate_core::Timestamp;
+use tidegate_core::{Cost, Timestamp};
 use tidegate_identity::{Entries, Peer, Trust};
 
 use crate::{field::Field, timestamp::duration_micros};
@@ -30,6 +30,8 @@ pub(crate) struct Record<'l> {
     cookies: Vec<String>,
     parameters: Vec<String>,
     entries: Entries,
+    /// The cost, if it is not 1.
+    cost: Option<Cost>,
     /// The entries of the response.
     response: Vec<(Box<str>, Cow<'l, str>)>,
     /// Whether the line is about a connection without a valid request.
@@ -94,6 +96,17 @@ impl<'l> Record<'l> {
             }
         }
         true
+    }
+
+    /// Sets the cost. Returns false if the cost is out of range.
+    pub(crate) fn set_cost(&mut self, units: u64) -> bool {
+        self.cost = Cost::new(units).ok();
+        self.cost.is_some()
+    }
+
+    /// Returns the cost of the request.
+    pub(crate) fn cost(&self) -> Cost {
+        self.cost.unwrap_or(Cost::ONE)
     }
 
     /// Adds a line of the header `name`. Redacted values count as absent, because all redacted
@@ -166,7 +179,8 @@ impl<'l> Record<'l> {
                 parts.method = Method::from_bytes(method.as_bytes())
                     .map_err(|_| NoRequest("the method is invalid"))?;
             }
-            None => entries = entries.with("method", ""),
+            None if entries.get("method").is_none() => entries = entries.with("method", ""),
+            None => {}
         }
         let query = self
             .query
@@ -186,7 +200,8 @@ impl<'l> Record<'l> {
                 parts.uri = Uri::try_from(&*target)
                     .map_err(|_| NoRequest("the request target is invalid"))?;
             }
-            None => entries = entries.with("path", ""),
+            None if entries.get("path").is_none() => entries = entries.with("path", ""),
+            None => {}
         }
         parts.headers = self.headers;
         if let Some(host) = self

@@ -191,7 +191,7 @@ impl<'p> Replay<'p> {
                 .chain([&mut self.timeline])
                 .for_each(|timeline| timeline.start(now));
         }
-        let decided = Request::new(&entries, Cost::ONE)
+        let decided = Request::new(&entries, request.cost)
             .and_then(|described| self.charge(&described, request, now));
         match decided {
             Ok(decided) => {

@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use tidegate_core::{Span, Timestamp};
+use tidegate_core::{Cost, Span, Timestamp};
 
 use crate::{
     SimulateError,
@@ -43,6 +43,7 @@ pub(crate) struct LogRequest {
     /// For each rule set, the entries of the request, or the reason why the proxy would refuse the
     /// request.
     pub(crate) entries: Vec<Result<EntryValues, String>>,
+    pub(crate) cost: Cost,
     /// The entries of the response that the rules use.
     pub(crate) response: Vec<(Box<str>, Box<str>)>,
 }
@@ -413,6 +414,7 @@ impl Log {
             .iter()
             .filter_map(|name| Some((name.clone(), record.response(name)?.into())));
         let response = response.collect();
+        let cost = record.cost();
         let parts = match record.into_parts() {
             Ok(parts) => parts,
             Err(NoRequest(_)) => {
@@ -426,6 +428,7 @@ impl Log {
             entries: extractors
                 .map(|extractor| extractor.extract(&parts))
                 .collect(),
+            cost,
             response,
         };
         let line_number = self.line_number;

@@ -5,6 +5,7 @@ mod csv;
 mod directives;
 mod json;
 mod names;
+mod recorded;
 mod template;
 
 use http::HeaderName;
@@ -36,6 +37,7 @@ const NAMES: &[&str] = &[
     "vhost_combined",
     "caddy",
     "tidegate",
+    recorded::NAME,
     "json",
     "csv",
     "traefik",
@@ -131,6 +133,8 @@ enum Parser {
     Template(Template),
     Json(Json),
     Csv(Csv),
+    /// Requests that a server recorded.
+    Recorded,
 }
 
 /// A log in which no line matches the format.
@@ -237,6 +241,10 @@ impl Format {
         let objects = sample.iter().filter(|line| line.starts_with('{')).count();
         // The first line may be damaged, so half of the lines are sufficient.
         if objects > 0 && objects * 2 >= sample.len() {
+            formats.insert(0, Self::recorded());
+            if sample.iter().any(|line| recorded::parse(line).is_ok()) {
+                return formats;
+            }
             match Json::detect(sample, mappings) {
                 Ok(json) => formats.insert(0, Self::of_json(json)),
                 Err(error) => nearest.note("json", error),
@@ -260,6 +268,7 @@ impl Format {
             Parser::Template(template) => template.parse(line)?,
             Parser::Json(json) => json.parse(line)?,
             Parser::Csv(csv) => csv.parse(line)?,
+            Parser::Recorded => recorded::parse(line)?,
         };
         if record.time().is_none() {
             return Err(LineError::at(line, 0, "the line has no time".to_owned()));
@@ -311,6 +320,7 @@ impl Format {
                     Json::detect(sample, mappings).map_err(unknown)?,
                 )]
             }
+            recorded::NAME => vec![Self::recorded()],
             _ => Self::known(name).into_iter().collect(),
         })
     }
@@ -344,6 +354,13 @@ impl Format {
             parser: Parser::Template(template),
         });
         format.into_iter().collect()
+    }
+
+    fn recorded() -> Self {
+        Self {
+            name: recorded::NAME.to_owned(),
+            parser: Parser::Recorded,
+        }
     }
 
     fn of_json(json: Json) -> Self {
@@ -460,6 +477,7 @@ pub(crate) fn parse_all(text: &str) {
     sample.truncate(SAMPLE_LINES);
     let first = sample.first().map_or("", String::as_str);
     let mut formats = Format::candidates();
+    formats.push(Format::recorded());
     formats.extend(Json::detect(&sample, &[]).map(Format::of_json));
     formats.extend(Csv::new(first, &[]).map(Format::of_csv));
     formats.extend(Format::find(&LogFormat::Detect, &sample, &[]));
