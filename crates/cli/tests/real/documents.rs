@@ -207,6 +207,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "proxy.md",
         "rules-file.md",
         "security.md",
+        "simulate.md",
         "throttling.md",
         "watching.md",
     ];

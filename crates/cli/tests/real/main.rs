@@ -32,6 +32,7 @@ mod log;
 mod metrics;
 mod operate;
 mod proxy;
+mod record;
 mod reload;
 mod resp_tls;
 mod secrets;
