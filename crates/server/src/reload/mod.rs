@@ -2,6 +2,7 @@
 
 mod candidate;
 mod inactive_blocks;
+mod preview;
 mod restart_only;
 
 use std::{
@@ -22,6 +23,7 @@ use self::candidate::{CandidateChange, CandidateFile};
 pub use self::{
     candidate::{PromoteError, Promoted},
     inactive_blocks::{UnknownBlocks, report_inactive_blocks},
+    preview::{RuleChange, RulesPreview, preview},
     restart_only::RestartOnlySettings,
 };
 
@@ -158,6 +160,17 @@ impl Reloader {
         let mut last = self.last();
         last.read.seen = stamp(&self.path);
         self.activate(Config::read(&self.path).map_err(LoadError::from), &mut last)
+    }
+
+    /// Returns the settings in `config` that differ from the running ones and need a restart.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a reload would reject `config`.
+    pub(crate) fn check(&self, mut config: Config) -> Result<Vec<&'static str>, LoadError> {
+        let mut restart_required = self.restart_only.check(&config)?;
+        self.prepare_proxy(config.proxy.take(), &mut restart_required)?;
+        Ok(restart_required)
     }
 
     /// Reloads the file if it has changed. Returns the result of the reload; `None` if there is

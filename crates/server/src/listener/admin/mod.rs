@@ -15,6 +15,7 @@
 //! | `DELETE /v1/throttles/{key}` | reset the counter of a limit that is sent with the request |
 //! | `GET /v1/top` | the keys with the most requests, denials or cost |
 //! | `GET /v1/rules` | the current rules |
+//! | `POST /v1/rules/preview` | what another rules file would change |
 //! | `GET /v1/candidate` | how the candidate rules would change the decisions |
 //! | `POST /v1/candidate/promote` | put the candidate rules in force |
 //! | `GET /v1/traffic` | decisions and denials of the last 15 minutes by rule |
@@ -32,6 +33,7 @@ mod denials;
 mod explain;
 mod keys;
 mod path;
+mod preview;
 mod query;
 mod reload;
 mod rules;
@@ -198,6 +200,9 @@ impl Admin {
             (["readyz"], &Method::GET) => Ok(self.readyz()),
             (["metrics"], &Method::GET) => Ok(self.metrics(Format::negotiate(request.headers()))),
             (["v1", "rules"], &Method::GET) => Ok(rules::list(&self.limiter)),
+            (["v1", "rules", "preview"], &Method::POST) => {
+                preview::preview(&self.limiter, self.reloader.as_ref(), request.into_body()).await
+            }
             (["v1", "reload"], &Method::POST) => self.reload().await,
             (["v1", "status"], &Method::GET) => Ok(self.status()),
             (["v1", "top"], &Method::GET) => {

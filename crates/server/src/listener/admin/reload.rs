@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The maximum number of warnings in a response. The log has all warnings.
-const MAX_WARNINGS: usize = 100;
+pub(super) const MAX_WARNINGS: usize = 100;
 
 /// Everything that can be reloaded.
 pub(super) struct ReloadTargets {
@@ -116,6 +116,6 @@ pub(super) async fn add_inactive_blocks(limiter: &ServerLimiter, members: &mut M
     }
 }
 
-fn refused(detail: &str, mistakes: Vec<String>) -> Problem {
+pub(super) fn refused(detail: &str, mistakes: Vec<String>) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_mistakes(mistakes)
 }

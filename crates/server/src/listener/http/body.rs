@@ -11,10 +11,15 @@ pub(crate) const MAX_BODY_BYTES: usize = 256 << 10;
 
 /// Reads the whole of `body`.
 pub(crate) async fn read(body: Incoming) -> Result<Bytes, Problem> {
-    let body = BoundedBody::new(body, MAX_BODY_BYTES as u64);
+    read_up_to(body, MAX_BODY_BYTES).await
+}
+
+/// Reads the whole of `body`, which has at most `most` bytes.
+pub(crate) async fn read_up_to(body: Incoming, most: usize) -> Result<Bytes, Problem> {
+    let body = BoundedBody::new(body, most as u64);
     body.read().await.map_err(|error| {
         let why = match error {
-            BodyReadError::TooLarge => return Problem::too_large(MAX_BODY_BYTES),
+            BodyReadError::TooLarge => return Problem::too_large(most),
             // hyper's error says where it failed; the source of the error says why.
             BodyReadError::Aborted(error) => match error.source() {
                 Some(cause) => cause.to_string(),

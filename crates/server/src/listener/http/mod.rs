@@ -45,7 +45,7 @@ use tidegate_tower::{HeaderWriter, RuleNames};
 #[cfg(any(test, fuzzing))]
 pub use self::transcript::transcript;
 pub(crate) use self::{
-    body::read as read_body,
+    body::{read as read_body, read_up_to as read_body_up_to},
     check::{CheckRequest, read as read_check},
     verdict::millis,
 };

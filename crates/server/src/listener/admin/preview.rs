@@ -1,0 +1,112 @@
+//! `POST /v1/rules/preview`: what another rules file would change.
+
+use std::sync::Arc;
+
+use hyper::{StatusCode, body::Incoming};
+use serde_json::{Map, Value, json};
+use tidegate_config::MAX_FILE_BYTES;
+use tidegate_core::{
+    Mode,
+    top::{Measure, Period, Tally},
+};
+use tidegate_limiter::{ServerLimiter, top::TopQuery};
+use tidegate_net::{
+    Problem,
+    response::{Answer, json},
+};
+
+use super::{
+    super::{http::read_body_up_to, top},
+    reload::{MAX_WARNINGS, refused},
+};
+use crate::reload::{Reloader, RuleChange, RulesPreview, preview as preview_rules};
+
+/// Returns what would change if the body were the rules file. For each rule that would begin to
+/// deny requests, the document has the requests that it would have denied in the last hour.
+pub(super) async fn preview(
+    limiter: &Arc<ServerLimiter>,
+    reloader: Option<&Arc<Reloader>>,
+    body: Incoming,
+) -> Result<Answer, Problem> {
+    let body = read_body_up_to(body, MAX_FILE_BYTES).await?;
+    let text = String::from_utf8(body.to_vec());
+    let text =
+        text.map_err(|_| Problem::bad("body", "is not UTF-8; send the text of a rules file"))?;
+    let (rules, reloader) = (limiter.rules(), reloader.map(Arc::clone));
+    // Reading a large file takes a while and must not block the other connections of this worker.
+    let read =
+        tokio::task::spawn_blocking(move || preview_rules(&rules, reloader.as_deref(), &text));
+    let read = read.await.map_err(|_| {
+        let detail = "the server is shutting down";
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })?;
+    let preview =
+        read.map_err(|problems| refused("the file cannot be used as the rules file", problems))?;
+    let mut changed = Vec::new();
+    for change in &preview.changed {
+        let would_deny = match change.begins_to_deny() {
+            true => shadow_denials(limiter, &change.rule).await,
+            false => None,
+        };
+        changed.push(change_document(change, would_deny));
+    }
+    let RulesPreview {
+        rules,
+        added,
+        removed,
+        restart_required,
+        warnings,
+        ..
+    } = &preview;
+    let warnings = warnings.iter().take(MAX_WARNINGS).map(ToString::to_string);
+    let document = json!({
+        "rules": rules,
+        "added": added,
+        "removed": removed,
+        "changed": changed,
+        "restart_required": restart_required,
+        "warnings": warnings.collect::<Vec<String>>(),
+    });
+    Ok(json(StatusCode::OK, &document))
+}
+
+/// Returns the requests of the last hour to which this rule applied, and those that it would have
+/// denied; `None` if there are no lists of top talkers, or the rule has none.
+async fn shadow_denials(limiter: &Arc<ServerLimiter>, rule: &str) -> Option<Tally> {
+    let query = TopQuery {
+        rule: Some(rule.to_owned()),
+        by: Measure::Denied,
+        over: Period::Hour,
+        count: 1,
+    };
+    Some(top::answer(limiter, query).await.ok()?.total)
+}
+
+fn change_document(change: &RuleChange, would_deny: Option<Tally>) -> Value {
+    let RuleChange {
+        rule,
+        mode,
+        limits,
+        when,
+        key,
+    } = change;
+    let mut members = Map::new();
+    let mut insert = |name: &str, values: Option<[Value; 2]>| {
+        if let Some([before, after]) = values {
+            members.insert(name.to_owned(), json!({"before": before, "after": after}));
+        }
+    };
+    insert(
+        "mode",
+        mode.map(|modes| modes.map(Mode::as_str).map(Value::from)),
+    );
+    insert("limits", limits.clone().map(|lists| lists.map(Value::from)));
+    insert("when", when.clone().map(|texts| texts.map(Value::from)));
+    insert("key", key.clone().map(|lists| lists.map(Value::from)));
+    members.insert("rule".to_owned(), json!(rule));
+    if let Some(tally) = would_deny {
+        let tally = json!({"requests": tally.requests, "would_deny": tally.denied});
+        members.insert("last_hour".to_owned(), tally);
+    }
+    Value::Object(members)
+}
