@@ -104,6 +104,13 @@ Examples:
 
 Nothing is charged. The entries are normalised as those of /v1/check.";
 
+const PREVIEW_HELP: &str = "\
+Examples:
+  tidegate preview new-rules.yaml
+
+Nothing is applied. For each rule whose mode changes from `shadow` to `enforce`, the output has the requests \
+that the rule would have denied in the last hour.";
+
 const CANDIDATE_HELP: &str = "\
 Examples:
   tidegate candidate
@@ -149,6 +156,15 @@ pub(crate) enum Command {
     },
     /// List the active rules
     Rules {
+        #[command(flatten)]
+        admin: Admin,
+    },
+    /// Show what would change in the running server if FILE were its rules file
+    #[command(after_help = PREVIEW_HELP)]
+    Preview {
+        /// A rules file
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
         #[command(flatten)]
         admin: Admin,
     },

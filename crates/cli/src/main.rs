@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         Command::Simulate(args) => simulate::run(&args),
         Command::Status { admin } => operate::status(&admin),
         Command::Rules { admin } => operate::rules(&admin),
+        Command::Preview { file, admin } => operate::preview(&admin, &file),
         Command::Reload { admin } => operate::reload(&admin),
         Command::Block {
             key,

@@ -1,6 +1,6 @@
 //! The operator commands, which send requests to the admin endpoint of a running server.
 
-use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
+use std::{io::IsTerminal as _, path::Path, process::ExitCode, time::Duration};
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ struct AdminRequest<'a> {
     task: String,
     method: Method,
     path: String,
-    body: Option<Value>,
+    body: Option<String>,
 }
 
 /// The options of `block`.
@@ -75,6 +75,18 @@ pub(crate) fn rules(admin: &Admin) -> Result<ExitCode, String> {
     Ok(show(admin, rules, print::rules))
 }
 
+pub(crate) fn preview(admin: &Admin, file: &Path) -> Result<ExitCode, String> {
+    let shown = print::printable(&file.display().to_string());
+    let text =
+        std::fs::read_to_string(file).map_err(|error| format!("cannot read {shown}: {error}"))?;
+    let request = AdminRequest {
+        method: Method::POST,
+        body: Some(text),
+        ..get(admin, &format!("preview {shown}"), "/v1/rules/preview")
+    };
+    Ok(show(admin, request.send()?, print::rules_preview))
+}
+
 pub(crate) fn reload(admin: &Admin) -> Result<ExitCode, String> {
     let request = AdminRequest {
         method: Method::POST,
@@ -97,7 +109,7 @@ pub(crate) fn block(admin: &Admin, key: &Key, options: BlockOptions) -> Result<E
     body.extend(may_shorten.then(|| ("shorten".to_owned(), json!(true))));
     let request = AdminRequest {
         method: Method::PUT,
-        body: Some(Value::Object(body)),
+        body: Some(Value::Object(body).to_string()),
         ..of_key(admin, "block", "blocks", key)
     };
     Ok(show(admin, request.send()?, print::blocked))
@@ -243,7 +255,7 @@ pub(crate) fn explain(admin: &Admin, options: &ExplainOptions) -> Result<ExitCod
     let rule = rule.iter().map(|rule| ("rule", rule));
     let request = AdminRequest {
         method: Method::POST,
-        body: Some(body),
+        body: Some(body.to_string()),
         ..get(
             admin,
             "explain the request",
@@ -386,7 +398,7 @@ impl AdminRequest<'_> {
             };
             request = request.header("authorization", token);
         }
-        let text = self.body.map(|body| body.to_string()).unwrap_or_default();
+        let text = self.body.unwrap_or_default();
         let request = request
             .body(text)
             .map_err(|error| format!("the request is not valid HTTP: {error}"))?;

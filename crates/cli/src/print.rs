@@ -107,6 +107,43 @@ pub(crate) fn reloaded(reloaded: &Value) -> String {
     out
 }
 
+/// Formats the response of `/v1/rules/preview`.
+pub(crate) fn rules_preview(preview: &Value) -> String {
+    let mut out = format!(
+        "the file has {} rules; nothing was applied\n",
+        number(&preview["rules"])
+    );
+    for (label, name) in [("added", "added"), ("removed", "removed")] {
+        for rule in list(&preview[name]) {
+            let _ = writeln!(out, "{label}: {}", text(rule));
+        }
+    }
+    for change in list(&preview["changed"]) {
+        let _ = writeln!(out, "changed: {}", text(&change["rule"]));
+        for name in ["mode", "limits", "when", "key"] {
+            let values = &change[name];
+            if !values.is_null() {
+                let (before, after) = (joined(&values["before"]), joined(&values["after"]));
+                let _ = writeln!(out, "  {name}: {before} -> {after}");
+            }
+        }
+        let last_hour = &change["last_hour"];
+        if !last_hour.is_null() {
+            let _ = writeln!(
+                out,
+                "  in the last hour, it would have denied {} of {} requests",
+                number(&last_hour["would_deny"]),
+                number(&last_hour["requests"])
+            );
+        }
+    }
+    for warning in list(&preview["warnings"]) {
+        let _ = writeln!(out, "warning: {}", text(warning));
+    }
+    out.extend(restart_required(preview));
+    out
+}
+
 /// Returns the line about settings of the rules file that need a restart, if there are any.
 fn restart_required(document: &Value) -> Option<String> {
     let settings: Vec<String> = list(&document["restart_required"]).map(text).collect();

@@ -571,6 +571,61 @@ fn reload_lists_the_mistakes_of_the_file() {
 }
 
 #[test]
+fn preview_names_the_changes_and_what_an_enforced_rule_would_have_denied() {
+    let rules = "rules:
+  - {name: old, key: [ip], limits: [5/min]}
+  - {name: trial, key: [user], limits: [2/h], algorithm: fixed_window, mode: shadow}
+  - {name: same, key: [user], limits: [9/min]}
+";
+    let server = Server::start(rules);
+    for _ in 0..5 {
+        assert_eq!(server.check(&json!({"user": "ada"})).status, 200);
+    }
+    let next = "top: off
+rules:
+  - {name: trial, key: [user], limits: [3/h], algorithm: fixed_window}
+  - {name: same, key: [user], limits: [9/min]}
+  - {name: new, key: [ip], limits: [7/min]}
+";
+    let file = server.directory().join("next.yaml");
+    std::fs::write(&file, next).unwrap();
+    let preview = ["preview", file.to_str().unwrap()];
+    let expected = "the file has 3 rules; nothing was applied
+added: new
+removed: old
+changed: trial
+  mode: shadow -> enforce
+  limits: 2/h -> 3/h
+  in the last hour, it would have denied 3 of 5 requests
+note: changes to listen, top take effect after a restart of the server
+";
+    let shown = printed(&server.operate(&preview));
+    assert_eq!(
+        shown
+            .lines()
+            .filter(|line| !line.starts_with("warning: "))
+            .map(|line| format!("{line}\n"))
+            .collect::<String>(),
+        expected
+    );
+    let listed = printed(&server.operate(&["rules"]));
+    assert!(
+        listed.contains("old") && !listed.contains("new"),
+        "{listed}"
+    );
+    std::fs::write(&file, "rules: [{nam: x}]").unwrap();
+    let refused = server.operate(&preview);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        said.contains("cannot be used as the rules file") && said.contains("nam"),
+        "{said}"
+    );
+    let missing = server.operate(&["preview", "nowhere.yaml"]);
+    assert_eq!(missing.status.code(), Some(2), "{missing:?}");
+}
+
+#[test]
 fn reload_and_status_name_the_settings_that_need_a_restart() {
     let server = Server::start(RULES);
     let more = "shutdown: {drain: 3s}\n";
