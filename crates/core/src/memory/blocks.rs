@@ -15,8 +15,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The number of blocks in all shards of a store, including expired ones that are still stored. No
-/// other data is synchronized through this number, so relaxed ordering suffices.
+/// The number of blocks in all shards of a store, including expired ones that are still stored.
+/// Threads synchronize no other data through this number, so relaxed ordering suffices.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BlockCount(Arc<AtomicUsize>);
 
@@ -40,7 +40,7 @@ impl BlockCount {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     by_key: HashMap<Box<[u8]>, BlockRecord>,
-    /// Total bytes of keys, reasons, and names of rules and of their key entries.
+    /// The total bytes of all keys, reasons, rule names, and names of the rules' key entries.
     text_bytes: usize,
 }
 
@@ -72,8 +72,8 @@ impl Blocks {
         self.remove(key);
         let mut dropped = 0;
         if self.by_key.len() == self.by_key.capacity() {
-            // Before the map grows, drop expired blocks, so that they do not accumulate. This adds
-            // little to the cost of growing.
+            // Drop expired blocks before the map grows, so that they do not accumulate. Compared
+            // with growing, dropping them costs little.
             dropped = self.drop_ended(now);
         }
         self.text_bytes += key.len() + record.text_bytes();
@@ -81,7 +81,7 @@ impl Blocks {
         dropped
     }
 
-    /// Removes the block on `key`; returns true if there was one.
+    /// Removes the block on `key`; returns true if `key` had a block.
     fn remove(&mut self, key: &[u8]) -> bool {
         let removed = self.by_key.remove(key);
         if let Some(record) = &removed {
@@ -99,7 +99,7 @@ impl Blocks {
         }
     }
 
-    /// Drops expired blocks, and returns how many there were.
+    /// Drops expired blocks, and returns how many were dropped.
     fn drop_ended(&mut self, now: Timestamp) -> usize {
         let before = self.by_key.len();
         let text_bytes = &mut self.text_bytes;
@@ -167,7 +167,7 @@ impl Shard {
         true
     }
 
-    /// Removes the block on `key`; returns true if there was one that had not expired.
+    /// Removes the block on `key`; returns true if `key` had a block that had not expired.
     pub(super) fn unblock(&mut self, key: &[u8], now: Timestamp) -> bool {
         let was_active = self.active_block(key, now).is_some();
         self.drop_block(key);
@@ -210,7 +210,7 @@ impl Shard {
         self.blocks.take_if(|blocks| blocks.len() == 0);
     }
 
-    /// Returns the active block on `key`. Drops it and returns `None` if it has expired.
+    /// Returns the active block on `key`. If the block has expired, drops it and returns `None`.
     fn active_block(&mut self, key: &[u8], now: Timestamp) -> Option<&BlockRecord> {
         let ended = self.blocks.as_ref()?.by_key.get(key)?.is_over(now);
         if ended {
@@ -251,7 +251,8 @@ mod tests {
         assert_eq!(blocks.text_bytes, "last".len() + "abuse".len());
     }
 
-    /// The byte count must be close to what is allocated, because the store reports this count.
+    /// The byte count must be close to the number of allocated bytes, because the store reports
+    /// this count.
     #[test]
     fn heap_bytes_covers_the_table_and_the_texts() {
         let mut blocks = Blocks::default();

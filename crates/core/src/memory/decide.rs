@@ -18,23 +18,24 @@ use crate::{
 };
 
 thread_local! {
-    /// A buffer for the outcomes of a decision that is returned as a verdict.
+    /// A buffer for the outcomes of a decision that [`MemoryStore::verdict`] returns as a
+    /// [`Verdict`].
     static OUTCOMES: RefCell<Vec<Outcome>> = const { RefCell::new(Vec::new()) };
 }
 
 impl MemoryStore {
-    /// Decides `charges` at `now`: charges either all or none of them.
+    /// Decides `charges` at `now`: makes either all of them or none.
     ///
     /// Clears `outcomes` and fills it with one outcome per limit, in the order of the charges and
-    /// their limits. `outcomes` stays empty if a key is blocked or the store is full, because then
-    /// no limit is evaluated.
+    /// their limits. If a key is blocked or the store is full, no limit is evaluated and `outcomes`
+    /// stays empty.
     ///
     /// If `now` is up to 10 seconds earlier than the latest instant that the keys' shards have
-    /// seen, that instant is used instead. If `now` is earlier by more, the clock was ahead and has
-    /// been set back, and time continues from `now`.
+    /// seen, the latest instant is used instead. If `now` is earlier by more than 10 seconds, the
+    /// clock was ahead and has been set back, and time continues from `now`.
     ///
     /// A call with two charges on the same key is rejected with [`Decision::REPEATED_KEY`], and
-    /// nothing is charged. [`RuleSet::charges`] never creates such charges.
+    /// nothing is charged. [`RuleSet::charges`] never creates two charges on the same key.
     ///
     /// [`RuleSet::charges`]: crate::RuleSet::charges
     pub fn check(
@@ -158,8 +159,8 @@ impl MemoryStore {
 }
 
 impl Shard {
-    /// Decides a request on one key with a single plain GCRA limit, if the state can be updated in
-    /// place.
+    /// Decides a charge with a single plain GCRA limit and updates the state in its entry. Returns
+    /// `None` if [`Self::step_in_place`] cannot decide the charge.
     #[inline]
     fn step_one(
         &mut self,
@@ -178,7 +179,7 @@ impl Shard {
         self.step_in_place(charge, gcra, hash, now)
     }
 
-    /// Decides a request with one charge, step by step.
+    /// Decides one charge by the general path, step by step.
     #[inline]
     fn check_one(
         &mut self,

@@ -1,4 +1,5 @@
-//! The record of one key: 48 bytes, with short keys and simple states stored inline.
+//! The entry of one key in the hash table: 48 bytes, with short keys and simple states stored
+//! inline.
 
 use crate::{
     algorithm::{Exact, IntervalState, State, WindowState},
@@ -7,7 +8,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The instants that a shard uses when it loads a state.
+/// The instants that a shard needs to load the rate-limit state of a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadTimes {
     pub(super) now: Timestamp,
@@ -23,11 +24,12 @@ pub(super) struct Entry {
     /// The fingerprint of the limits under which the state was written, plus the
     /// [`Self::UNCLAMPED`] bit.
     fingerprint: u32,
-    /// Whether the key is hot: more than half of a limit is spent, or the key was denied. A hot key
-    /// is not evicted.
+    /// Whether the key is hot: more than half of a limit is spent, or the last request was denied.
+    /// A hot key is not evicted.
     pub(super) is_hot: bool,
-    /// The distance in slots from the home slot, in three bytes. Three bytes are enough: the
-    /// distance is less than the number of entries, which is at most [`table::MAX_ENTRIES`], 2^24.
+    /// The distance in slots between this entry and its home slot, where the probe sequence of its
+    /// key starts. Three bytes are enough, because the distance is less than the number of entries,
+    /// at most [`table::MAX_ENTRIES`] = 2^24.
     distance: [u8; 3],
 }
 
@@ -37,12 +39,12 @@ const _: () = assert!(
 );
 
 impl Entry {
-    /// Marks a state that may have been written while the clock was ahead. Such a state is clamped
-    /// when it is next loaded.
+    /// A bit that marks a state that was possibly written while the clock was ahead. A marked state
+    /// is clamped when it is next loaded: its later instants are moved back.
     ///
-    /// The mark is a bit of the fingerprint, above the 28 that limits use. A marked state therefore
-    /// matches no limits. Every fast path compares fingerprints anyway, so no fast path needs an
-    /// extra check.
+    /// The bit is part of the fingerprint, above the 28 bits that identify limits. The fingerprint
+    /// of a marked state therefore matches no limits. Every fast path compares fingerprints anyway,
+    /// so no fast path needs an extra check for marked states.
     const UNCLAMPED: u32 = 1 << 31;
 
     pub(super) fn new(key: &[u8], key_state: KeyState, fingerprint: u32, is_hot: bool) -> Self {
@@ -55,7 +57,7 @@ impl Entry {
         }
     }
 
-    /// Returns the distance in slots from the home slot.
+    /// Returns the distance in slots between this entry and its home slot.
     pub(super) fn distance(&self) -> usize {
         let [low, middle, high] = self.distance;
         // Three bytes fit in a usize.
@@ -86,7 +88,8 @@ impl Entry {
         self.fingerprint
     }
 
-    /// Returns whether the state may have been written while the clock was ahead.
+    /// Returns whether the state was possibly written while the clock was ahead and is not clamped
+    /// yet.
     pub(super) fn is_unclamped(&self) -> bool {
         self.fingerprint & Self::UNCLAMPED != 0
     }
@@ -95,8 +98,8 @@ impl Entry {
         self.fingerprint |= Self::UNCLAMPED;
     }
 
-    /// Returns whether the state was written under limits with `fingerprint`. The mark for
-    /// unclamped states is ignored.
+    /// Returns whether the state was written under limits with `fingerprint`. Ignores the
+    /// [`Self::UNCLAMPED`] bit.
     pub(super) fn was_left_under(&self, fingerprint: u32) -> bool {
         self.fingerprint & !Self::UNCLAMPED == fingerprint
     }
@@ -106,8 +109,9 @@ impl Entry {
         self.is_hot || matches!(self.packed, PackedState::CheckedOut)
     }
 
-    /// Checks the state out and converts it to `limits`. If the state is unclamped, clamps it to
-    /// `clock.rewound`. [`Self::put`] must follow under the same lock.
+    /// Takes the state out of the entry and converts it to `limits`. If the state is unclamped,
+    /// clamps it to `clock.rewound`. The caller must call [`Self::put`] before it releases the
+    /// shard's lock.
     #[inline]
     pub(super) fn take(&mut self, limits: &Limits, clock: LoadTimes) -> LoadedState {
         let packed = std::mem::replace(&mut self.packed, PackedState::CheckedOut);
@@ -130,14 +134,16 @@ impl Entry {
         let mut loaded = limits.load(key_state, fingerprint, clock.now);
         limits.clamp(&mut loaded.key_state, clock.rewound);
         if let Some(former) = &mut loaded.former {
-            // Keep the mark: if the former state is put back unchanged, it has to be clamped later.
+            // Keep the `UNCLAMPED` bit: if the former state is put back unchanged, it has to be
+            // clamped later.
             former.fingerprint = self.fingerprint;
         }
         loaded
     }
 
-    /// Checks the state out without converting or clamping it. Returns a fresh state of `limits` if
-    /// the state is already checked out. [`Self::put`] must follow under the same lock.
+    /// Takes the state out of the entry without converting or clamping it. Returns a fresh state of
+    /// `limits` if the state is already checked out. The caller must call [`Self::put`] before it
+    /// releases the shard's lock.
     pub(super) fn take_as_left(&mut self, limits: &Limits) -> KeyState {
         let packed = std::mem::replace(&mut self.packed, PackedState::CheckedOut);
         packed.unpack().unwrap_or_else(|| limits.fresh())
@@ -148,7 +154,8 @@ impl Entry {
         self.load(self.packed.clone(), limits, clock)
     }
 
-    /// Returns a copy of the state without converting or clamping it; `None` if it is checked out.
+    /// Returns a copy of the state without converting or clamping it; `None` if the state is
+    /// checked out.
     pub(super) fn key_state(&self) -> Option<KeyState> {
         self.packed.clone().unpack()
     }
@@ -160,15 +167,15 @@ impl Entry {
         self.is_hot = is_hot;
     }
 
-    /// Returns whether the state is checked out because a decision is working on it.
+    /// Returns whether a decision in progress has taken the state out of the entry.
     #[cfg(test)]
     pub(super) fn is_checked_out(&self) -> bool {
         matches!(self.packed, PackedState::CheckedOut)
     }
 
-    /// Returns whether a read-only decision can use the state itself and restore it afterwards,
-    /// which avoids a copy of a possibly large state. The state must have been written under
-    /// `limits`, so that it needs no conversion and no clamping.
+    /// Returns whether a read-only decision can charge the state itself and undo the charge
+    /// afterwards. Lending the state this way avoids a copy of a possibly large state. Only a state
+    /// that was written under `limits` can be lent, because it needs no conversion and no clamping.
     pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
         matches!(&self.packed, PackedState::Wide(key_state) if limits.can_undo(key_state))
             && self.fingerprint == limits.fingerprint()
@@ -186,8 +193,8 @@ impl Entry {
         }
     }
 
-    /// Updates a GCRA state for which [`Self::gcra`] returned a value. The limits must be those of
-    /// that call, and all their fractions must fit in 32 bits.
+    /// Replaces a GCRA state that [`Self::gcra`] returned. `tat` must have been computed under the
+    /// same limits as the old state. All fractions of these limits must fit in 32 bits.
     #[inline]
     pub(super) fn put_gcra(&mut self, tat: Exact, is_hot: bool) {
         // Skip the write if nothing changes: a cache line that is only read can be shared by all
@@ -202,7 +209,7 @@ impl Entry {
         }
     }
 
-    /// Returns the instant from which the key can be dropped without changing any decision.
+    /// Returns the instant from which dropping the key changes no decision.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {
             PackedState::Gcra { part, whole } => Exact {
@@ -225,7 +232,7 @@ impl Entry {
         }
     }
 
-    /// Returns the heap bytes owned by this key.
+    /// Returns the number of heap bytes that this key and its state take.
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
         self.key.heap_bytes()
@@ -236,13 +243,14 @@ impl Entry {
             }
     }
 
-    /// Returns whether all concurrency slots of `charged` are still held and renewing their leases
-    /// needs no additional memory.
+    /// Returns whether all concurrency slots of `charged` are still held and their leases can be
+    /// renewed without additional memory.
     pub(super) fn renews_in_place(&self, charged: &ChargeRecord) -> bool {
         matches!(&self.packed, PackedState::Wide(key_state) if key_state.renews_in_place(charged))
     }
 
-    /// Returns the maximum number of bytes that charging `cost` to `limits` adds.
+    /// Returns the maximum number of heap bytes that a charge of `cost` to `limits` adds to this
+    /// entry.
     #[inline]
     pub(super) fn growth_bytes(&self, limits: &Limits, cost: u64) -> usize {
         match &self.packed {
@@ -266,13 +274,13 @@ fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
     }
 }
 
-// Not inlined, so that the comparison of short keys stays small.
+// This function is not inlined, so that the code that compares short keys stays small.
 #[inline(never)]
 fn is_equal(own: &[u8], key: &[u8]) -> bool {
     own == key
 }
 
-/// Returns the heap bytes that a key takes.
+/// Returns the number of heap bytes that a key takes.
 pub(super) fn key_bytes(key: &[u8]) -> usize {
     if key.len() <= Key::INLINE {
         0
@@ -319,8 +327,8 @@ impl Key {
     }
 }
 
-/// A [`KeyState`] in 16 bytes. Simple states are stored inline if their counts and fractions fit in
-/// 32 bits; all others are boxed.
+/// A [`KeyState`] in 16 bytes. A simple state is stored inline if its counts and fractions fit in
+/// 32 bits; any other state is boxed.
 #[derive(Clone, Debug)]
 enum PackedState {
     Gcra {
@@ -336,7 +344,7 @@ enum PackedState {
         end: u64,
     },
     Wide(Box<KeyState>),
-    /// The state is checked out by a decision in progress.
+    /// A decision in progress has taken the state out of the entry.
     CheckedOut,
 }
 

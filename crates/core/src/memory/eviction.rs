@@ -1,11 +1,11 @@
-//! Capacity and eviction: the limits of a shard in keys and bytes, and which entries are evicted
-//! when it is full.
+//! Capacity and eviction: the maximum number of keys and bytes of a shard, and which entries a full
+//! shard evicts.
 //!
-//! A decision first reserves the memory that it will need, and selects the entries to evict for it.
-//! The reservation does not change the store yet. A charge then [evicts the selected
-//! entries](Shard::evict_reserved), or only the expired ones among them if the charge does not fit.
-//! A peek drops the reservation, but its answer is based on the reservation, so a peek and a charge
-//! get the same answer.
+//! A decision first reserves the memory that it will need, and selects the entries to evict. The
+//! reservation itself changes no entry. A charge [evicts the selected
+//! entries](Shard::evict_reserved) afterwards; a charge that does not fit evicts only the expired
+//! ones among them. A peek (a read-only decision) also answers from a reservation, but then drops
+//! it and evicts nothing. So a peek and a charge get the same answer.
 
 use super::{
     WhenFull,
@@ -21,8 +21,8 @@ use crate::{
 /// The maximum number of entries that a reservation inspects to find expired or evictable ones.
 const SAMPLE: usize = 8;
 
-/// The retry hint for a key whose home is crowded. The hint is a constant, because it is unknown
-/// when another entry near that home will be removed.
+/// The retry delay for a new key whose home slot is [crowded](super::table::Table::is_crowded). The
+/// delay is a constant, because it is unknown when an entry near the home slot will be removed.
 const CROWDED: Span = Span::from_secs(1);
 
 /// The capacity of a shard, and its policy when full.
@@ -33,11 +33,11 @@ pub(super) struct Capacity {
     pub(super) when_full: WhenFull,
 }
 
-/// The growth that a charge causes in a shard.
+/// The keys and bytes that a charge adds to a shard.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Growth {
     keys: usize,
-    /// Heap bytes, for the key and its state.
+    /// Additional heap bytes for the key and its state.
     bytes: usize,
 }
 
@@ -50,16 +50,16 @@ impl Growth {
     }
 }
 
-/// The reservation of the current decision.
+/// The memory that the current decision has reserved, and the entries to evict for this memory.
 #[derive(Debug, Default)]
 pub(super) struct Reservation {
     keys: usize,
     bytes: usize,
     /// The slots of the entries to evict.
     victims: Vec<usize>,
-    /// Heap bytes that the entries to evict release.
+    /// Heap bytes that evicting the victims releases.
     freed_bytes: usize,
-    /// The number of entries inspected so far, starting from the cursor.
+    /// The number of entries that this decision has inspected so far, starting from the cursor.
     inspected: usize,
     /// The slot after the last inspected entry.
     next: usize,
@@ -83,15 +83,15 @@ impl Reservation {
     }
 }
 
-/// The shard is full. Contains the time after which the shard may have room again.
+/// The error of a full shard, with the time after which the shard possibly has room again.
 #[derive(Debug)]
 pub(super) struct Full {
     pub(super) retry_after: RetryAfter,
 }
 
 impl Shard {
-    /// Returns the growth that `charge` causes. `found` is the slot of the entry of the charge's
-    /// key, if there is one.
+    /// Returns the keys and bytes that `charge` adds to the shard. `found` is the slot of the key's
+    /// entry, if the key has an entry.
     #[inline]
     pub(super) fn growth(
         &self,
@@ -101,8 +101,8 @@ impl Shard {
     ) -> Growth {
         let cost = match effect {
             Effect::Charge | Effect::Peek => charge.cost.units(),
-            // A refund itself needs no memory, but the state may be converted if the limits
-            // changed.
+            // A refund itself needs no memory. But if the limits changed, the state is converted,
+            // which can need memory.
             Effect::Refund if found.is_some() => 0,
             Effect::Refund | Effect::Look => return Growth::NOTHING,
         };
@@ -119,7 +119,7 @@ impl Shard {
     }
 
     /// Reserves room for one of the charges in `all`, which are decided together. Returns false if
-    /// the charge must be admitted without counting it.
+    /// the charge does not fit and must be admitted without counting it.
     ///
     /// # Errors
     ///
@@ -154,8 +154,9 @@ impl Shard {
     }
 
     /// Adds `growth` to the reservation. If `growth` does not fit, selects entries to evict:
-    /// expired ones and, under [`WhenFull::Evict`], those that are not hot. This function inspects
-    /// at most [`SAMPLE`] entries and never selects a key that is being decided.
+    /// expired ones and, under [`WhenFull::Evict`], entries that are not [hot](Entry::is_hot). This
+    /// function inspects at most [`SAMPLE`] entries, and never selects the entry of a key in
+    /// `decided`.
     fn reserve(
         &mut self,
         growth: Growth,
@@ -201,8 +202,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Evicts the reserved victims unless `effect` is read-only. Returns true if any were evicted,
-    /// in which case other entries may have moved.
+    /// Evicts the victims of the reservation unless `effect` is read-only. Returns true if an entry
+    /// was evicted; if so, the slots of other entries may have changed.
     ///
     /// If the decision does not fit (`fits` is false), only expired entries are evicted. Otherwise,
     /// a client that repeatedly gets [`Full`] would evict the counts of other clients.
@@ -223,7 +224,8 @@ impl Shard {
     fn evict_selected(&mut self, now: Timestamp) -> bool {
         let reserved = &mut self.cold.reservation;
         let mut victims = std::mem::take(&mut reserved.victims);
-        // Each removal shifts later entries back by up to one slot, so the cursor moves back, too.
+        // Each removal shifts later entries back by up to one slot. So move the cursor back by as
+        // many slots as there are victims.
         self.cold.cursor = reserved.next.saturating_sub(victims.len());
         (reserved.inspected, reserved.freed_bytes) = (0, 0);
         let has_moved = !victims.is_empty();
@@ -243,8 +245,8 @@ impl Shard {
         has_moved
     }
 
-    /// Makes room for a new entry with this hash; returns false if that is not possible or the home
-    /// of the entry is crowded.
+    /// Makes room for the new `entry` with this hash. Returns false if there is no room, or if the
+    /// home slot of the entry is crowded.
     pub(super) fn make_room_for(&mut self, hash: u64, entry: &Entry, now: Timestamp) -> bool {
         if self.entries.is_crowded(hash, 1) {
             return false;
@@ -261,8 +263,8 @@ impl Shard {
         fits
     }
 
-    /// Returns whether `growth` fits in addition to the stored and reserved data once the selected
-    /// entries are evicted.
+    /// Returns whether `growth` fits beside the stored and reserved data after the eviction of the
+    /// victims.
     fn has_room(&self, growth: Growth) -> bool {
         let (capacity, reserved) = (&self.cold.capacity, &self.cold.reservation);
         let keys = reserved.keys + growth.keys;
@@ -274,8 +276,9 @@ impl Shard {
     }
 }
 
-/// Returns the time until the first of the inspected entries expires, at least 1 µs.
-/// [`RetryAfter::Never`] if the shard was empty, because the charge will then never fit.
+/// Returns the time until the first of the inspected entries expires, at least 1 µs. Returns
+/// [`RetryAfter::Never`] if no entry was inspected: the charge does not even fit into an empty
+/// shard.
 fn retry_after(earliest_expiry: Option<Timestamp>, now: Timestamp) -> RetryAfter {
     earliest_expiry.map_or(RetryAfter::Never, |earliest_expiry| {
         RetryAfter::After(earliest_expiry.since(now).max(Span::from_micros(1)))

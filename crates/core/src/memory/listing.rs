@@ -1,8 +1,8 @@
 //! Lists the keys of a store page by page, with bounded work for each page.
 //!
-//! A position is a shard and a hash. Within a shard, keys are visited in the order of their hashes,
-//! which does not change while keys are inserted and removed. So if a key is in the store from the
-//! start to the end of a listing, the listing returns the key exactly once.
+//! A position in the listing is a shard and a hash. Within a shard, keys are visited in the order
+//! of their hashes. Insertions and removals do not change this order. So if a key is in the store
+//! from the start to the end of a listing, the listing returns the key exactly once.
 
 use super::{
     MemoryStore,
@@ -10,14 +10,15 @@ use super::{
 };
 use crate::time::Timestamp;
 
-/// The maximum number of home slots that one call visits.
+/// The number of home slots after which one call returns its page. The home slot of a key is the
+/// slot that its hash selects.
 const HOMES_PER_CALL: usize = 16_384;
 
 /// The number of home slots that are visited while a shard is locked.
 const HOMES_PER_LOCK: usize = 512;
 
-/// The minimum number of visited home slots that are counted for one lock, so that one call locks
-/// at most 256 shards.
+/// The minimum number of home slots that count as visited for each lock, however few were visited.
+/// This minimum limits one call to 256 locks.
 const MIN_HOMES_PER_LOCK: usize = 64;
 
 /// A position in a listing of keys. The default is the beginning.
@@ -25,7 +26,8 @@ const MIN_HOMES_PER_LOCK: usize = 64;
 pub struct KeyCursor {
     /// The index of the shard.
     pub shard: u16,
-    /// The lowest hash among the keys that were not returned yet: the low 32 bits of that hash.
+    /// The lowest hash that the listing has not visited yet in this shard: the low 32 bits of the
+    /// hash.
     pub hash: u32,
 }
 
@@ -34,19 +36,19 @@ pub struct KeyCursor {
 pub struct KeyPage {
     /// The keys, in no particular order.
     pub keys: Vec<Box<[u8]>>,
-    /// The position of the next page; `None` after the last page. A page that is not the last may
-    /// have few keys or none.
+    /// The position of the next page; `None` on the last page. A page before the last one can have
+    /// few keys or none.
     pub next: Option<KeyCursor>,
 }
 
 impl MemoryStore {
-    /// Returns keys that begin with `prefix` and have not expired at `now`, starting at the
-    /// position `from`. Returns at most `most` keys, and more only if several keys have the same
-    /// hash.
+    /// Returns a page of the keys that begin with `prefix` and have not expired at `now`, starting
+    /// at the position `from`. The page has at most `most` keys, or more if several keys have the
+    /// same hash.
     ///
-    /// One call visits at most 16,384 slots of the store, so a page may have fewer keys, or none,
-    /// although more keys follow. The call locks one shard at a time, for at most 512 slots and the
-    /// run of occupied slots after them.
+    /// One call visits about 16,384 slots of the store at most. So a page can have fewer keys than
+    /// `most`, or none, although more keys follow. The call locks one shard at a time, for at most
+    /// 512 slots and the run of occupied slots after them.
     ///
     /// A position is valid only in the store that returned it. In another store, keys may be
     /// skipped or repeated.
@@ -64,7 +66,8 @@ impl MemoryStore {
             let (mut found, next) = (range.keys, range.next);
             found.sort_unstable();
             let room = most - page.keys.len();
-            // Keys with the same hash stay on one page, because a position cannot distinguish them.
+            // All keys with the same hash go on one page, because a position cannot distinguish
+            // them.
             let last = found.get(room.saturating_sub(1)).map(|(hash, _)| *hash);
             let rest = last.and_then(|last| found.iter().position(|(hash, _)| *hash > last));
             let next = match rest {
@@ -90,11 +93,11 @@ impl MemoryStore {
 
 /// Keys in a range of hashes.
 struct KeyRange {
-    /// The low 32 bits of the hash of each key, and the key.
+    /// Each key, preceded by the low 32 bits of its hash.
     keys: Vec<(u32, Box<[u8]>)>,
     /// The hash at which the next range begins; `None` after the last range.
     next: Option<u32>,
-    /// The maximum number of home slots that were visited.
+    /// An upper bound of the number of home slots that were visited.
     homes: usize,
 }
 
@@ -108,7 +111,7 @@ impl Shard {
             if !key.starts_with(prefix) || entry.expires() <= now {
                 return;
             }
-            // The low 32 bits, which select the home slot.
+            // The low 32 bits of the hash, which select the home slot.
             let low_bits = hash_with(hasher, key) & u64::from(u32::MAX);
             let own = u32::try_from(low_bits).unwrap_or(u32::MAX);
             if own >= hash {
@@ -168,7 +171,8 @@ mod tests {
             let (mut listed, mut from) = (BTreeMap::new(), KeyCursor::default());
             for number in 0.. {
                 let page = self.store.keys(prefix.as_bytes(), from, most, self.now);
-                // Among a few thousand keys, two rarely have the same 32 bits.
+                // Among a few thousand keys, two keys rarely share the low 32 bits of their hashes,
+                // and three practically never.
                 assert!(page.keys.len() <= most + 1);
                 for key in page.keys {
                     let key = String::from_utf8(key.into()).unwrap();
@@ -187,7 +191,7 @@ mod tests {
         }
     }
 
-    /// All shards of a small store are visited by one call.
+    /// One call visits all shards of a store with few keys.
     #[test]
     fn a_few_keys_are_on_one_page() {
         let keys = Keys::new();
@@ -211,8 +215,8 @@ mod tests {
         }
     }
 
-    /// Insertions and removals move entries and rebuild the tables. A key that stays in the store
-    /// is still listed exactly once.
+    /// Insertions and removals move entries and rebuild the hash tables. Even so, a key that stays
+    /// in the store is listed exactly once.
     #[test]
     fn a_key_that_stays_is_listed_once_while_others_come_and_go() {
         let keys = Keys::new();

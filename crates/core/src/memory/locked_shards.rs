@@ -1,4 +1,5 @@
-//! A decision over several keys, which holds the locks of all their shards.
+//! The locks of a decision over several keys: the decision locks the shards of all its keys at
+//! once.
 
 use super::{
     Guard, MemoryStore,
@@ -53,7 +54,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         locked
     }
 
-    /// Returns whether two of the charges' keys are in the same shard.
+    /// Returns whether at least two of the charges have keys in the same shard.
     pub(super) fn share_a_shard(&self) -> bool {
         self.numbers.len() < self.charges.len()
     }
@@ -70,7 +71,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         latest
     }
 
-    /// Returns the block that ends last, if any key is blocked.
+    /// Returns a denial with the block that ends last, if any key is blocked.
     pub(super) fn blocked(&mut self, now: Timestamp) -> Option<Decision> {
         let mut longest: Option<(usize, Option<Timestamp>)> = None;
         for (index, charge) in self.charges.iter().enumerate() {
@@ -84,8 +85,8 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         longest.map(|(index, until)| Decision::blocked(index, until, now))
     }
 
-    /// Finds all keys and reserves room for new ones. From here until [`Self::put_back`], no entry
-    /// moves.
+    /// Finds the entries of all keys and reserves room for what the charges add. After this call,
+    /// entries stay in their slots until [`Self::put_back`].
     pub(super) fn locate(
         &mut self,
         now: Timestamp,
@@ -130,7 +131,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
             .collect()
     }
 
-    /// Records the conversions of states to other limits in the refund ledgers.
+    /// Records in the refund ledgers which states were converted to other limits.
     pub(super) fn record_conversions(&mut self, pending: &[PendingCharge<'_>], now: Timestamp) {
         for pending in pending {
             self.shard(pending.location.hash)
@@ -138,8 +139,8 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         }
     }
 
-    /// Returns the position of each charge in its state, for the receipt. The position is `None`
-    /// for charges that were not made or not stored.
+    /// Returns the record of each charge for the receipt: what a refund needs to find the charge in
+    /// the key's state. The record is `None` for a charge that was not made or not stored.
     pub(super) fn charged(
         &mut self,
         pending: &[PendingCharge<'_>],
@@ -154,8 +155,8 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         charged.collect()
     }
 
-    /// Writes the states of a decision back. Existing entries come first, because an insertion
-    /// moves entries.
+    /// Writes the states of a decision back. Existing entries are written before new keys are
+    /// inserted, because an insertion can move entries.
     pub(super) fn put_back(&mut self, decided: impl Iterator<Item = (PendingCharge<'c>, bool)>) {
         let mut new_keys = Vec::new();
         for (pending, is_hot) in decided {
@@ -168,7 +169,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         }
     }
 
-    /// Puts back the states that a read-only decision has borrowed.
+    /// Puts back the states that were lent to a read-only decision.
     pub(super) fn put_back_lent(&mut self, pending: Vec<PendingCharge<'c>>, now: Timestamp) {
         for pending in pending {
             self.shard(pending.location.hash)

@@ -1,10 +1,11 @@
-//! The in-memory store: sharded, bounded in keys and in bytes, and exact under concurrency.
+//! The in-memory store of rate-limit state: sharded, with a maximum number of keys and bytes, and
+//! exact when several threads use it at once.
 //!
 //! The hash of a key selects its shard, and the shard's lock protects the state of the key. A
-//! decision over several keys locks their shards in ascending order, decides, and writes all states
-//! back before it unlocks, so no other decision sees a partial update. There are no periodic
-//! sweeps. Each decision inspects at most a few entries, and an insertion into a full shard
-//! inspects [a few more](eviction).
+//! decision over several keys locks their shards in ascending order. The decision writes all states
+//! back before it unlocks any shard, so no other decision sees a partial update. No background task
+//! removes expired entries. Instead, a decision drops the expired ones among the few entries that
+//! it scans, and an insertion into a full shard scans [a few more](eviction).
 //!
 //! The steps of one decision, with the modules that implement them on the right. [`decide`] has one
 //! step per line:
@@ -31,8 +32,9 @@
 //!                             unlock ─▶ Admitted or Limited
 //! ```
 //!
-//! Most decisions take a fast path. If the rule is a single plain GCRA schedule and its state is in
-//! an entry, the state is updated [in place](shard::Shard::step_in_place). The answer is the same.
+//! Most decisions take a fast path. If the rule has a single plain GCRA limit and the key has an
+//! entry, the state in the entry is updated [in place](shard::Shard::step_in_place). The fast path
+//! gives the same answer as the steps above.
 
 mod blocks;
 mod ctrl_bytes;
@@ -50,9 +52,9 @@ mod snapshot;
 mod sync;
 mod table;
 
-// `foldhash::fast` is used instead of `foldhash::quality`. The additional last round of `quality`
-// mixes in a publicly known constant. That round does not separate keys that have already collided,
-// and does not improve the distribution.
+// `foldhash::fast` is used instead of `foldhash::quality`. The `quality` variant adds a last round,
+// which mixes in a publicly known constant. The last round does not separate keys whose hashes
+// already collide, and does not improve the distribution.
 #[cfg(loom)]
 use foldhash::fast::FixedState as RandomState;
 #[cfg(not(loom))]
@@ -77,17 +79,18 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The policy of a full store for a new key, and for a log that has to grow.
+/// The policy of a full store for a new key, and for a sliding log (the list of a key's recent
+/// charges) that has to grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Evicts a key that has spent at most half of each limit and was not denied. If the sampled
-    /// entries include no such key, denies the charge.
+    /// Evicts a key that has spent at most half of each limit and whose last request was not
+    /// denied. If none of the few inspected entries has such a key, the charge is denied.
     #[default]
     Evict,
     /// Evicts no live key and denies the charge.
     Deny,
-    /// Evicts no live key and admits the charge without counting it. A log that cannot grow still
-    /// denies a charge that exceeds its limit, given the requests that it contains.
+    /// Evicts no live key and admits the charge without counting it. A sliding log that cannot grow
+    /// still denies a charge if the charges in the log leave less than its cost under the limit.
     Allow,
 }
 
@@ -99,10 +102,10 @@ pub struct MemoryBounds {
     /// The maximum number of bytes for keys, states and the hash table, at least 64 KiB; default 1
     /// GiB.
     ///
-    /// Manual blocks are not included, so that an operator can still block a client that fills the
-    /// store. There are at most [`bounds::MAX_BLOCKS`] blocks; each takes its key, its reason, the
-    /// name of its rule, the names of the rule's key entries with 16 bytes each, and about 150
-    /// bytes.
+    /// The memory of manual blocks is not included, so that an operator can still block a client
+    /// that fills the store. There are at most [`bounds::MAX_BLOCKS`] blocks. A block takes about
+    /// 150 bytes, plus its key, its reason and the name of its rule. Each entry in the rule's key
+    /// adds 16 bytes and its name.
     pub max_bytes: usize,
     /// The policy when the store is full; default [`WhenFull::Evict`].
     pub when_full: WhenFull,
@@ -121,9 +124,9 @@ impl Default for MemoryBounds {
 impl MemoryBounds {
     const MIN_BYTES: usize = 64 << 10;
 
-    /// Returns the number of shards, a power of two. More shards reduce lock contention. But with
-    /// two or more shards, each shard has room for at least 1,024 keys and 2 MiB, so that an uneven
-    /// distribution of keys does not fill one shard while others have room.
+    /// Returns the number of shards, a power of two. More shards reduce lock contention. If there
+    /// are two or more shards, each shard has room for at least 1,024 keys and 2 MiB. In smaller
+    /// shards, an uneven distribution of keys could fill one shard while others have room.
     fn shards(&self) -> usize {
         let by_keys = self.max_keys / 1_024;
         let by_bytes = self.max_bytes / (2 << 20);
@@ -146,16 +149,18 @@ pub struct MemoryStats {
     pub expired: u64,
     /// Live keys that were evicted to make room.
     pub evicted: u64,
-    /// Charges denied because the store was full: for new keys, and for keys that needed a larger
-    /// log.
+    /// Charges that were denied because the store was full. Each was for a new key, or for a key
+    /// whose sliding log had to grow.
     pub denied_when_full: u64,
     /// Charges admitted without being counted because the store was full ([`WhenFull::Allow`]).
     pub admitted_when_full: u64,
-    /// The bytes used now by the refund ledgers, at most 64 KiB per shard, and not part of `bytes`.
-    /// A ledger that reaches its bound is shrunk or cleared.
+    /// The bytes used now by the refund ledgers, which record recent refunds. These bytes are not
+    /// part of `bytes`. Each shard has one ledger of at most 64 KiB. A ledger that reaches this
+    /// size is shrunk or cleared.
     pub ledger_bytes: usize,
-    /// The number of manual blocks now. An expired block is counted until it is removed: when its
-    /// key is decided, the blocks are listed, or a new block needs its space.
+    /// The number of manual blocks now. An expired block is counted until the store removes it. The
+    /// store does so when a charge to the block's key is decided, when blocks are listed, or when a
+    /// new block needs the space.
     pub blocks: usize,
 }
 
@@ -175,7 +180,7 @@ impl std::ops::AddAssign for MemoryStats {
 /// A manual block on one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The key, as charged.
+    /// The blocked key, as it appears in a [`Charge`](crate::Charge).
     pub key: Box<[u8]>,
     /// When the block ends; `None` means that the block lasts until it is removed.
     pub until: Option<Timestamp>,
@@ -202,9 +207,9 @@ impl Block {
     }
 }
 
-/// The rule of a block, as it was when the block was made. A key contains only a hash of the rule's
-/// name and the values of the key, so after the rule was renamed or removed, only this record can
-/// describe the block.
+/// The rule of a block, as it was when the block was made. A key contains only its values and a
+/// hash of the rule's name. If the rule has since been renamed or removed, only this record shows
+/// which rule the key belonged to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockedRule {
     /// The name of the rule.
@@ -215,7 +220,7 @@ pub struct BlockedRule {
 
 impl BlockedRule {
     /// Returns true if no name is too long and the key has at most [`bounds::MAX_KEY_ENTRIES`]
-    /// entries, as is the case for every [`Rule`](crate::Rule).
+    /// entries. Every [`Rule`](crate::Rule) is within these bounds.
     fn is_within_bounds(&self) -> bool {
         self.name.len() <= bounds::MAX_RULE_NAME_BYTES
             && self.key.len() <= bounds::MAX_KEY_ENTRIES
@@ -236,7 +241,7 @@ impl BlockedRule {
 pub struct BlockNote<'a> {
     /// The reason of the block, at most [`bounds::MAX_REASON_BYTES`].
     pub reason: &'a str,
-    /// The rule of the key, if it has one.
+    /// The rule of the key, if the key belongs to a rule.
     pub rule: Option<&'a BlockedRule>,
 }
 
@@ -332,8 +337,8 @@ impl MemoryStore {
         }
     }
 
-    /// Forgets what `key` has spent; returns true if the store held the key. A block on the key
-    /// remains.
+    /// Drops the state of `key`, so that none of its limits counts anything as spent. Returns true
+    /// if the store had a state for `key`. A block on the key remains.
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);
         self.lock_of(hash).forget(hash, key)
@@ -342,11 +347,14 @@ impl MemoryStore {
     /// Blocks `key` for `span`, or until the key is unblocked if `span` is `None`. Replaces an
     /// earlier block.
     ///
-    /// Returns false, and changes nothing, if there are already [`bounds::MAX_BLOCKS`] blocks, the
-    /// key is longer than [`bounds::MAX_KEY_BYTES`], the reason is longer than
-    /// [`bounds::MAX_REASON_BYTES`], or the rule is one that cannot exist: its name is longer than
-    /// [`bounds::MAX_RULE_NAME_BYTES`], or its key has more than [`bounds::MAX_KEY_ENTRIES`]
-    /// entries or one with a name over [`bounds::MAX_ENTRY_NAME_BYTES`].
+    /// Returns false, and changes nothing, in each of these cases:
+    ///
+    /// - There are already [`bounds::MAX_BLOCKS`] blocks.
+    /// - The key is longer than [`bounds::MAX_KEY_BYTES`].
+    /// - The reason is longer than [`bounds::MAX_REASON_BYTES`].
+    /// - The name of the rule is longer than [`bounds::MAX_RULE_NAME_BYTES`].
+    /// - The rule's key has more than [`bounds::MAX_KEY_ENTRIES`] entries, or an entry whose name
+    ///   is longer than [`bounds::MAX_ENTRY_NAME_BYTES`].
     pub fn block<'a>(
         &self,
         key: &[u8],
@@ -376,7 +384,7 @@ impl MemoryStore {
         block()
     }
 
-    /// Removes the block on `key`; returns true if there was one that had not expired.
+    /// Removes the block on `key`; returns true if `key` had a block that had not expired.
     pub fn unblock(&self, key: &[u8], now: Timestamp) -> bool {
         let mut shard = self.lock_of(hash_with(&self.hasher, key));
         let now = shard.latest(now);
@@ -408,9 +416,9 @@ impl MemoryStore {
 
     /// Returns how long `block` of this store still lasts at `now`; `None` if it has no end.
     ///
-    /// This function uses the same time as [`Self::block`], which does not follow a clock that was
-    /// set back a little. So directly after a key was blocked for a span, at most that span is
-    /// left.
+    /// Like [`Self::block`], this function uses the latest instant that the key's shard has seen if
+    /// the clock was set back by at most 10 seconds. So directly after a key was blocked for a
+    /// span, at most that span is left.
     #[must_use]
     pub fn time_left(&self, block: &Block, now: Timestamp) -> Option<Span> {
         let mut shard = self.lock_of(hash_with(&self.hasher, &block.key));
@@ -464,8 +472,8 @@ mod tests {
         let limits = Limits::new(vec![limit.unwrap()]).unwrap();
         let keys: Vec<[u8; 2]> = (0..100_u16).map(u16::to_le_bytes).collect();
         let now = Timestamp::from_micros(1_000_000);
-        // A store with many shards, and one with a single shard that has room for all keys. If keys
-        // had to be evicted, the result would depend on the random hash.
+        // The first store has many shards. The second store has a single shard with room for all
+        // keys. If keys had to be evicted, the result would depend on the random hash.
         let bounds = [10_000_000, 1_000].map(|max_keys| MemoryBounds {
             max_keys,
             ..MemoryBounds::default()
@@ -532,11 +540,12 @@ mod tests {
                 hash.write(&shape(key));
                 let bytes = hash.finish().to_be_bytes();
                 shards[usize::from(bytes[0])] += 1;
-                // The top 14 of the low 32 bits, which select the home slot.
+                // The top 14 of the low 32 bits of the hash. The low 32 bits select the home slot.
                 homes[usize::from(u16::from_be_bytes([bytes[4], bytes[5]]) >> 2)] += 1;
             }
-            // The averages are 1,024 keys in a shard and 16 in a home slot. The bounds are five and
-            // ten standard deviations higher, and are practically never exceeded by chance.
+            // The averages are 1,024 keys in a shard and 16 in a home slot. The bounds below are
+            // five and ten standard deviations above these averages, and are practically never
+            // exceeded by chance.
             let (fullest, nearest) = (shards.iter().max(), homes.iter().max());
             assert!(fullest < Some(&1_184), "{seed} {:?}: {fullest:?}", shape(7));
             assert!(nearest < Some(&56), "{seed} {:?}: {nearest:?}", shape(7));

@@ -6,19 +6,19 @@ use crate::{
     time::Timestamp,
 };
 
-/// The location of a charge's key, and whether the shard has room for the growth that the charge
-/// causes. Without room the charge is admitted but not counted
+/// The location of a charge's key, and whether the shard has room for the memory that the charge
+/// adds. Without room, the charge is admitted but not counted
 /// ([`WhenFull::Allow`](super::WhenFull::Allow)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EntryLocation {
-    /// The key has an entry, in slot `number`.
+    /// The key has an entry, in slot `number` of the hash table.
     At { number: usize, has_room: bool },
     /// The key has no entry.
     Absent { has_room: bool },
 }
 
 impl EntryLocation {
-    /// Returns whether the shard has room for the growth that the charge causes.
+    /// Returns whether the shard has room for the memory that the charge adds.
     pub(super) fn has_room(self) -> bool {
         match self {
             Self::At { has_room, .. } | Self::Absent { has_room } => has_room,
@@ -39,15 +39,18 @@ pub(super) struct PendingCharge<'c> {
     pub(super) charge: &'c Charge<'c>,
     pub(super) location: KeyLocation,
     pub(super) evaluation: Evaluation<'c>,
-    /// The unconverted state that was written under other limits, if it must be put back unchanged.
+    /// The state as written under other limits, before conversion. Present if this state must be
+    /// put back unchanged.
     pub(super) former: Option<Box<FormerState>>,
-    /// If the state was converted: when the last unit that was charged under the other limits
-    /// expires; otherwise zero. The converted state is written back unless `former` is.
+    /// If the state was converted from other limits: when the last unit charged under the other
+    /// limits expires. Zero if the state was not converted. The converted state is written back
+    /// only if `former` is `None`.
     pub(super) converted_until: Timestamp,
     /// Whether the decision changed the state, so that a new key has to be inserted.
     pub(super) is_changed: bool,
-    /// The input of [`Limits::undo`] for each part of the state, if the state is lent and has to be
-    /// restored.
+    /// The input of [`Limits::undo`] for each part of the state. Present if the state was lent (see
+    /// [`Entry::can_be_lent`](super::entry::Entry::can_be_lent)), so that the charge has to be
+    /// undone.
     pub(super) lent: Option<Vec<UndoRecord>>,
 }
 
@@ -68,7 +71,8 @@ impl PendingCharge<'_> {
         self.is_changed = self.evaluation.apply(admitted, now);
     }
 
-    /// Undoes the trial charge and returns the lent state; `None` if the state was not lent.
+    /// Undoes the charge of a read-only decision and returns the lent state; `None` if the state
+    /// was not lent.
     pub(super) fn undone(self, now: Timestamp) -> Option<KeyState> {
         let before = self.lent?;
         let units = if self.is_changed {

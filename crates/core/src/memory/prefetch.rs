@@ -1,4 +1,4 @@
-//! Prefetching of memory that is needed soon.
+//! Prefetching: loading memory into the CPU caches before it is read.
 
 /// Whether prefetching is available. Stable Rust supports it on x86-64 only.
 pub(crate) const PREFETCHES: bool = cfg!(target_arch = "x86_64");

@@ -1,6 +1,7 @@
-//! The refund ledger. For each key, it records by how much refunds to GCRA schedules have moved
-//! later charges forward, and whether the key's state was converted to other limits. A later refund
-//! needs both records to find its own charge again.
+//! The refund ledger, which records recent changes to the state of each key. A refund to a GCRA
+//! limit moves the theoretical arrival time (TAT) of later charges forward, and the ledger records
+//! by how much. The ledger also records whether the state of the key was converted to other limits.
+//! A later refund needs both facts to find the position of its charge in the state.
 
 use std::collections::HashMap;
 
@@ -12,28 +13,28 @@ use crate::{
 
 /// The refund ledger of one shard.
 ///
-/// The ledger is bounded. When the ledger is full, all shifts are dropped, and all conversions that
-/// no refund needs any more. Refunds of earlier charges are then computed from the elapsed time
-/// alone, which never refunds too much, but may refund too little. If the ledger is still more than
-/// half full, it is cleared. Earlier charges are then not refunded at all, because the state of any
-/// key may have been converted.
+/// The ledger has a maximum size. When the ledger is full, it drops all shifts, and all conversions
+/// that no refund needs any more. Refunds of charges before that instant are computed from the
+/// elapsed time alone: they never return too much, but sometimes too little. If the ledger is still
+/// more than half full, it is cleared. Charges before the clearing are not refunded at all, because
+/// the state of any key was possibly converted.
 #[derive(Debug, Default)]
 pub(super) struct RefundLedger {
     keys: HashMap<Box<[u8]>, LedgerEntry, RandomState>,
     bytes: usize,
-    /// When shifts were last dropped because the ledger was full.
+    /// The instant at which shifts were last dropped because the ledger was full.
     forgot: Option<Timestamp>,
-    /// When conversions that a refund may still need were last dropped.
+    /// The instant at which conversions that a refund may still need were last dropped.
     forgot_conversion: Option<Timestamp>,
     /// The number of the latest conversion.
     conversions: u64,
 }
 
-/// The information that later refunds to a key need.
+/// The part of a key's record that a receipt has to contain for a later refund.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyRefunds {
-    /// The total shift in microseconds of each state since the latest conversion. A key has one
-    /// state per limit, but sliding logs share one.
+    /// By how many microseconds refunds have shifted each state of the key since the latest
+    /// conversion. A key has one state per limit, except that all its sliding logs share one state.
     pub(super) shifts: Box<[u64]>,
     /// The number of the latest conversion of the key's state to other limits; 0 for none.
     pub(super) conversion: u64,
@@ -43,8 +44,8 @@ pub(super) struct KeyRefunds {
 #[derive(Clone, Debug, Default)]
 struct LedgerEntry {
     refunds: KeyRefunds,
-    /// When the last unit charged before the latest conversion expires. From then on, no refund
-    /// needs the conversion.
+    /// The instant at which the last unit charged before the latest conversion expires. After this
+    /// instant, no refund needs the record of the conversion.
     converted_until: Timestamp,
 }
 
@@ -54,20 +55,21 @@ const MAX_BYTES: usize = 64 << 10;
 /// The estimated overhead of an entry beyond its key and its numbers, in bytes.
 const ENTRY_BYTES: usize = 72;
 
-/// How long after a charge the ledger knows the refunds that were made since the charge. The Redis
-/// store keeps its ledgers for the same time.
+/// For how long after a charge the ledger can tell which refunds were made since the charge. The
+/// Redis store keeps its ledgers for the same time.
 const REMEMBERED: Span = Span::from_secs(60);
 
 impl RefundLedger {
-    /// Returns the information that a receipt for a charge to `key` has to contain. Missing shifts
-    /// are zero.
+    /// Returns what a receipt for a charge to `key` has to contain. A shift that is not in the list
+    /// is zero.
     pub(super) fn of_key(&self, key: &[u8]) -> KeyRefunds {
         let entry = self.keys.get(key);
         entry.map(|entry| entry.refunds.clone()).unwrap_or_default()
     }
 
-    /// Returns whether the state of `key` was, or may have been, converted since `charged` was
-    /// made. Under the other limits, the charge may have drained or may have been dropped.
+    /// Returns whether the state of `key` was, or was possibly, converted to other limits since the
+    /// charge `charged`. Under the other limits, the units of the charge have possibly drained, or
+    /// the charge was possibly dropped.
     pub(super) fn is_converted_since(
         &self,
         key: &[u8],
@@ -92,7 +94,7 @@ impl RefundLedger {
             return;
         }
         self.conversions += 1;
-        // Units charged before an earlier conversion may last longer.
+        // Units charged before an earlier conversion possibly expire later than `until`.
         let before = self.keys.get(key).map(|entry| entry.converted_until);
         let entry = LedgerEntry {
             refunds: KeyRefunds {
@@ -109,8 +111,8 @@ impl RefundLedger {
         self.bytes
     }
 
-    /// Returns the shift of state `number` of `key` since `charged` was made; `None` if the shift
-    /// is unknown.
+    /// Returns by how much state `number` of `key` was shifted since the charge `charged`; `None`
+    /// if the shift is unknown.
     pub(super) fn since(
         &self,
         key: &[u8],
@@ -130,14 +132,14 @@ impl RefundLedger {
         now.checked_sub(shift(&charged.shifts))
     }
 
-    /// Removes the entry of `key`, because its state was reset.
+    /// Removes the entry of `key`. Called when the state of the key is reset.
     pub(super) fn forget(&mut self, key: &[u8]) {
         if let Some(entry) = self.keys.remove(key) {
             self.bytes -= entry_bytes(key, &entry);
         }
     }
 
-    /// Adds the shift of each state of `key`, caused by a refund at `now`.
+    /// Adds `more` to the recorded shifts of the states of `key`, after a refund at `now`.
     pub(super) fn enter(&mut self, key: &[u8], more: &[u64], now: Timestamp) {
         if more.iter().all(|more| *more == 0) {
             return;
@@ -172,7 +174,7 @@ impl RefundLedger {
         self.keys.retain(|_, entry| entry.converted_until > now);
         self.bytes = 0;
         for (key, entry) in &mut self.keys {
-            // `forgot` says that the shifts are unknown.
+            // `forgot` records that the dropped shifts are unknown from now on.
             entry.refunds.shifts = Box::default();
             self.bytes += entry_bytes(key, entry);
         }
@@ -262,8 +264,8 @@ mod tests {
         assert!(!ledger.is_converted_since(b"key", &between, NOW));
     }
 
-    /// After a ledger with a conversion was cleared, any key may be the one whose state was
-    /// converted.
+    /// If a ledger with a recorded conversion is cleared, the converted key is not known any more.
+    /// So every key counts as converted.
     #[test]
     fn a_full_ledger_with_a_conversion_refunds_no_earlier_charge() {
         for converted in [false, true] {
@@ -299,8 +301,8 @@ mod tests {
         assert!(!ledger.is_converted_since(b"key", &before, NOW));
     }
 
-    /// A second conversion of a state that expires sooner must not shorten the time for which the
-    /// first conversion is remembered.
+    /// If a key's state is converted twice, the second conversion can have an earlier `until`. The
+    /// first conversion must still be recorded until its own `until`.
     #[test]
     fn a_conversion_is_known_until_the_last_unit_from_before_it_expires() {
         let mut ledger = RefundLedger::default();

@@ -1,4 +1,4 @@
-//! Reservations with receipts: charging, refunding, and renewing leases.
+//! Reservations: charges with a receipt, their refunds, and the renewal of their leases.
 
 use super::{
     MemoryStore,
@@ -30,15 +30,16 @@ impl MemoryStore {
     }
 
     /// Settles `charges`, for which [`reserve`](Self::reserve) returned `receipt`. Refunds the
-    /// unused units of each of `settlements`, if they are still counted, and releases all
-    /// concurrency slots.
+    /// unused units that `settlements` gives for each charge, if they are still counted. Releases
+    /// all concurrency slots of the charges.
     ///
     /// - If the key's state has since been converted to other limits, only concurrency slots are
     ///   released, even if the state was converted back.
     /// - Limits that count denied requests refund nothing.
-    /// - After a [`reset`](Self::reset) or an eviction there is nothing left to refund. But if the
-    ///   key was charged again at the same instant or in the same window, the new units cannot be
-    ///   distinguished from the original ones, and the refund removes up to as many of them.
+    /// - After a [`reset`](Self::reset) or an eviction there is nothing left to refund. If the key
+    ///   was charged again at the same instant or in the same window, the new units cannot be
+    ///   distinguished from the original units. In that case, the refund removes up to as many of
+    ///   the new units.
     pub fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -93,7 +94,8 @@ impl Shard {
         if charge.limits.fingerprint() != charged.fingerprint {
             return Renewal::Lost;
         }
-        // An expired entry may or may not have been removed already; treat both cases alike.
+        // Treat an expired entry like a missing one, because expired entries are removed at any
+        // time.
         let found = self.find(hash, charge.key);
         let Some(number) = found.filter(|number| self.entries[*number].expires() > now) else {
             return self.renew_with_growth(charge, hash, charged, now);
@@ -119,8 +121,8 @@ impl Shard {
         Renewal::of(are_held)
     }
 
-    /// Renews leases when that needs memory: the key's entry no longer exists, or its log may have
-    /// to grow.
+    /// Renews leases by the general path, which can add memory. This path is needed if the key has
+    /// no live entry, its state is unclamped, or its list of leases possibly has to grow.
     fn renew_with_growth(
         &mut self,
         charge: &Charge<'_>,
@@ -141,8 +143,8 @@ impl Shard {
                 let is_hot = charge.limits.is_hot(key_state, now);
                 pending.is_changed = are_held;
                 if are_held {
-                    // The renewed leases are in the converted state, so do not restore the former
-                    // state.
+                    // The renewed leases are in the converted state, so do not put the former state
+                    // back.
                     pending.former = None;
                 }
                 self.record_conversion(&pending, now);
@@ -151,8 +153,8 @@ impl Shard {
                 }
                 Renewal::of(are_held)
             }
-            // The store is full. No other request has acquired the slots, so they are not lost: a
-            // later renewal may succeed.
+            // The store is full, so the leases cannot be recorded. The slots can still be free, so
+            // a later renewal can succeed.
             _ => Renewal::Unknown,
         };
         self.finish(Effect::Charge);
@@ -179,8 +181,8 @@ impl Shard {
         }
         let is_unclamped = entry.is_unclamped();
         if is_unclamped && !entry.was_left_under(charged.fingerprint) {
-            // The clock was ahead and the limits changed, which is rare. Release nothing; the
-            // leases expire by themselves.
+            // In the rare case that the clock was ahead and the limits changed, release nothing:
+            // the leases expire by themselves.
             return;
         }
         let is_hot = entry.is_hot();
@@ -202,7 +204,7 @@ impl Shard {
         } else {
             limits.release_slots(&mut key_state, charged);
         }
-        // The refund may have made the key evictable again.
+        // After the refund, the key is possibly no longer hot.
         let is_hot =
             is_hot && (fingerprint != charged.fingerprint || limits.is_hot(&key_state, now));
         entry.put(key_state, fingerprint, is_hot);

@@ -1,4 +1,4 @@
-//! A shard: one part of the store, with its own lock, holding keys and their states.
+//! A shard: one part of the store, which holds keys and their states, and has its own lock.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -17,23 +17,24 @@ use crate::{
     time::{CLOCK_JUMP, Timestamp},
 };
 
-/// The number of slots that a decision scans for expired entries, per key that it inserts. With
-/// this number, expired entries are dropped faster than a stream of new keys adds entries.
+/// The number of slots that a decision scans for expired entries, for each key that it inserts.
+/// This number is large enough to drop expired entries faster than a stream of new keys adds
+/// entries.
 const REAP_ON_INSERT: usize = 6;
 
-/// The number of decisions between two scans of [`REAP_TOGETHER`] adjacent slots. These scans drop
-/// expired entries even in a store without insertions.
+/// The number of decisions after which a shard scans [`REAP_TOGETHER`] adjacent slots for expired
+/// entries. These scans drop expired entries even in a store without insertions.
 const REAP_EVERY: u32 = 64;
 const REAP_TOGETHER: usize = 6;
 
-/// The state behind one shard lock. The fields that every decision writes come first, next to the
-/// lock, before fields that are only read. Two threads that contend for a shard then exchange a
-/// single cache line.
+/// The data that one shard lock protects. The fields that every decision writes come first, next to
+/// the lock, before fields that are only read. So two threads that contend for a shard exchange
+/// only a single cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    /// The latest instant seen. A `now` that is earlier by up to [`CLOCK_JUMP`] is replaced by this
-    /// instant.
+    /// The latest instant at which a decision was made. A decision whose clock is behind this
+    /// instant by up to [`CLOCK_JUMP`] uses this instant instead.
     latest: Timestamp,
     decisions: u32,
     /// Manual blocks; usually `None`.
@@ -48,20 +49,21 @@ const _: () = assert!(
     "the lock and the fields that every decision writes share one cache line"
 );
 
-/// The fields that only some decisions use, kept out of the hot cache line.
+/// The fields that only some decisions use. They are kept out of the cache line that every decision
+/// writes.
 #[derive(Debug)]
 pub(super) struct ColdFields {
     pub(super) hasher: RandomState,
     pub(super) capacity: Capacity,
-    /// The slot at which the next scan for expired entries starts.
+    /// The slot at which the next scan starts that looks for expired or evictable entries.
     pub(super) cursor: usize,
     /// Heap bytes owned by the entries.
     pub(super) heap_bytes: usize,
     pub(super) reservation: Reservation,
     pub(super) counts: MemoryStats,
     pub(super) ledger: RefundLedger,
-    /// The time of the last clock jump: when time was last set back. Entries marked as unclamped
-    /// are clamped to this instant.
+    /// The instant to which time was last set back after a clock jump. Entries that are marked as
+    /// unclamped are clamped to this instant.
     pub(super) rewound: Timestamp,
     /// The number of blocks in all shards.
     pub(super) block_count: BlockCount,
@@ -93,8 +95,8 @@ impl Shard {
         }
     }
 
-    /// Returns the instant at which to decide: the latest seen instant, or `now` after a clock
-    /// jump.
+    /// Returns the instant at which to decide: the latest instant that this shard has seen, or
+    /// `now` after a clock jump.
     #[inline]
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
         self.latest = self.latest.max(now);
@@ -104,7 +106,7 @@ impl Shard {
         self.latest
     }
 
-    /// Records an instant that other shards have seen.
+    /// Records an instant that another shard has seen.
     pub(super) fn advance(&mut self, latest: Timestamp) {
         self.latest = self.latest.max(latest);
     }
@@ -112,9 +114,10 @@ impl Shard {
     /// Handles a clock that was ahead: time continues from `now`, and states that were written with
     /// later instants are clamped to `now`.
     ///
-    /// Clamping needs the limits of each key, which are unknown here. So this function only marks
-    /// the entries, and each entry is clamped when it is next loaded. A marked key that is never
-    /// used again is held until the (wrong) instant at which it would have expired.
+    /// To clamp a state, the limits of its key are needed, which are unknown here. So this function
+    /// only marks the entries, and each entry is clamped when it is next loaded. A marked key that
+    /// is never used again is held until its recorded expiry, which is too late by the clock's
+    /// lead.
     #[cold]
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;
@@ -130,8 +133,8 @@ impl Shard {
         self.entries.prefetch(hash);
     }
 
-    /// Finds the entry of `charge` and reserves room for its growth. `all` are the charges that are
-    /// decided together; their entries are not evicted.
+    /// Finds the entry of `charge` and reserves room for what the charge adds. `all` are the
+    /// charges that are decided together; their entries are not evicted.
     #[inline]
     pub(super) fn locate(
         &mut self,
@@ -150,7 +153,7 @@ impl Shard {
         })
     }
 
-    /// Finds an entry again after evictions, which may have moved it.
+    /// Finds an entry again after evictions, because its slot may have changed.
     pub(super) fn locate_again(
         &self,
         hash: u64,
@@ -166,11 +169,11 @@ impl Shard {
         }
     }
 
-    /// Decides a request on one key with only one limit, `gcra`, and updates the state in the
-    /// entry.
+    /// Decides a charge whose only limit is `gcra`, and updates the state in the key's entry.
     ///
-    /// Returns `None`, and changes nothing, if the key has no entry, the entry holds another kind
-    /// of state, or the shard has blocks. The general path gives the same answer.
+    /// Returns `None`, and changes nothing, if the key has no entry, the entry was written under
+    /// other limits, its state does not fit in 16 bytes, or the shard has blocks. The caller then
+    /// decides by the general path, which gives the same answers.
     #[inline]
     pub(super) fn step_in_place(
         &mut self,
@@ -190,7 +193,7 @@ impl Shard {
         Some(step.outcome)
     }
 
-    /// Takes the state of `charge` out of its entry. For an effect that does not write, takes a
+    /// Takes the state of the charge's key out of its entry. If `effect` is read-only, takes a
     /// copy, unless the state can be lent (see [`Entry::can_be_lent`]).
     #[inline]
     pub(super) fn open<'c>(
@@ -242,9 +245,9 @@ impl Shard {
         }
     }
 
-    /// If the state of `pending` is written in its converted form and had units that a refund could
-    /// return, records the conversion in the refund ledger. Call this before the receipt of the
-    /// charge is created, because the receipt contains the number of the conversion.
+    /// Records the conversion of a state in the refund ledger, if the state of `pending` is written
+    /// back converted and had units that a refund could return. Call this function before the
+    /// receipt of the charge is created, because the receipt contains the number of the conversion.
     #[inline]
     pub(super) fn record_conversion(&mut self, pending: &PendingCharge<'_>, now: Timestamp) {
         if pending.converted_until > now && pending.former.is_none() {
@@ -253,7 +256,7 @@ impl Shard {
         }
     }
 
-    /// Writes a state that [`Self::open`] took out of its entry back to the entry. Returns
+    /// Writes the state that [`Self::open`] took out of an entry back to the entry. Returns
     /// `pending` if its key has no entry yet and has to be inserted.
     #[inline]
     pub(super) fn put_back<'c>(
@@ -278,8 +281,8 @@ impl Shard {
         None
     }
 
-    /// Writes a state back that [`Self::open`] lent to a read-only decision, after undoing the
-    /// charge.
+    /// Undoes the charge of a read-only decision, and writes the state that [`Self::open`] lent
+    /// back to its entry.
     pub(super) fn put_back_lent(&mut self, pending: PendingCharge<'_>, now: Timestamp) {
         let EntryLocation::At { number, .. } = pending.location.located else {
             return;
@@ -294,8 +297,8 @@ impl Shard {
         self.cold.heap_bytes += entry.heap_bytes();
     }
 
-    /// Inserts the state of a new key, if the decision changed the state and room was reserved for
-    /// it.
+    /// Inserts a new key with its state, if the decision changed the state and reserved room for
+    /// the key.
     pub(super) fn insert_pending(&mut self, pending: PendingCharge<'_>, is_hot: bool) {
         if pending.is_changed
             && pending.location.located == (EntryLocation::Absent { has_room: true })
@@ -313,8 +316,9 @@ impl Shard {
         }
     }
 
-    /// Ends a decision and scans a few slots for expired entries. Between [`Self::open`] and the
-    /// last [`Self::put_back`], nothing may move entries.
+    /// Ends a decision and scans a few slots for expired entries. The caller must not call this
+    /// function between [`Self::open`] and the last [`Self::put_back`], because dropping entries
+    /// moves other entries.
     #[inline]
     pub(super) fn finish(&mut self, effect: Effect) {
         let new_keys = self.cold.reservation.clear();
@@ -324,7 +328,8 @@ impl Shard {
         }
     }
 
-    /// Counts a decision. Every [`REAP_EVERY`] decisions, scans a few slots for expired entries.
+    /// Counts a decision. After every [`REAP_EVERY`] decisions, scans a few slots for expired
+    /// entries.
     #[inline]
     fn count(&mut self) {
         self.decisions = self.decisions.wrapping_add(1);
@@ -333,7 +338,8 @@ impl Shard {
         }
     }
 
-    /// Forgets what a key has spent; returns true if the key had an entry.
+    /// Drops the state of a key, and what the refund ledger recorded about the key. Returns true if
+    /// the key had an entry.
     pub(super) fn forget(&mut self, hash: u64, key: &[u8]) -> bool {
         let found = self.find(hash, key);
         if let Some(number) = found {
@@ -344,15 +350,15 @@ impl Shard {
         found.is_some()
     }
 
-    /// Inserts a key from a snapshot, unless the shard already holds it, it has expired, or it does
-    /// not fit. Returns whether the key was inserted.
+    /// Inserts a key from a snapshot, unless the shard already holds the key, the key has expired,
+    /// or the entry does not fit. Returns whether the key was inserted.
     pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
         let is_wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
         let fits = is_wanted && self.make_room_for(hash, &entry, now);
         if fits {
             if entry.is_unclamped() {
-                // The marked entry will be clamped to `rewound`. It is safe to set `rewound` to
-                // `now` for the whole shard, because all entries of the shard were charged at or
+                // The marked entry will be clamped to `rewound`. Setting `rewound` to `now` for the
+                // whole shard is safe, because all other entries of the shard were charged at or
                 // before `now`.
                 self.cold.rewound = self.cold.rewound.max(now);
             }
@@ -392,7 +398,7 @@ impl Shard {
         }
     }
 
-    /// Releases memory after a removal that is not followed by an insertion.
+    /// Shrinks the hash table after a removal that is not followed by an insertion.
     fn shrink(&mut self) {
         let hasher = &self.cold.hasher;
         self.entries
@@ -416,19 +422,19 @@ impl Shard {
         }
     }
 
-    /// Returns the bytes on the heap, without the blocks, which have their own bound.
+    /// Returns the number of bytes on the heap, without manual blocks, which have a separate limit.
     pub(super) fn bytes(&self) -> usize {
         self.entries.heap_bytes() + self.cold.heap_bytes
     }
 }
 
-/// Returns the hash of a key, seeded at random for each store.
+/// Returns the hash of a key. Each store has a random seed.
 ///
 /// foldhash does not claim to resist an attacker who can observe hashes or the time that a decision
-/// takes. SipHash-1-3, which makes that claim, was measured: 9.0 ns for a key of 22 bytes, against
-/// 2.5 ns here and about 50 ns for a whole decision. Instead, the table bounds how far
-/// a new key is inserted from its home. See [`table::FARTHEST`] for what an attacker who knows the
-/// hashes can still do.
+/// takes. SipHash-1-3 makes this claim, but takes 9.0 ns for a key of 22 bytes; foldhash takes 2.5
+/// ns, and a whole decision about 50 ns. Instead, the hash table limits the distance between a new
+/// key and its home slot. See [`table::FARTHEST`] for what an attacker who knows the hashes can
+/// still do.
 #[inline]
 pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut hasher = hasher.build_hasher();
@@ -475,8 +481,8 @@ mod tests {
     }
 
     proptest! {
-        /// The byte count stays equal to the real size under any sequence of inserts, removals,
-        /// growth and changed limits.
+        /// The count of heap bytes stays equal to the sum over all entries under any sequence of
+        /// inserts, removals, growth and changed limits.
         #[test]
         fn the_byte_count_is_exact(
             operations in prop::collection::vec((0..40_u8, 0..5_usize, 1..60_u64, 0..7_u8, 0..400_000_u64), 1..300),
@@ -528,7 +534,8 @@ mod tests {
         Shard::new(RandomState::default(), capacity, BlockCount::default())
     }
 
-    /// Regression test: a peek used to copy the log (800 kB for a limit of 100,000) under the lock.
+    /// Regression test: a peek (a read-only decision) used to copy the sliding log under the lock:
+    /// 800 kB for a limit of 100,000.
     #[test]
     fn a_peek_leaves_the_log_unchanged() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
@@ -568,14 +575,14 @@ mod tests {
         assert!(taken && !denied.allowed);
     }
 
-    /// A run of keys with neighboring hashes makes the table refuse more keys in that run, and
-    /// nowhere else.
+    /// If keys with neighboring hashes fill a run of slots, the table refuses more keys in this
+    /// run, but not in other places.
     #[test]
     fn a_crowded_table_counts_as_full() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
         let key = |number: usize| number.to_le_bytes();
-        // First inserts and removes spread-out keys to give the table enough slots; then all new
-        // keys share one home slot.
+        // First insert and remove keys with spread-out hashes, so that the table has enough slots.
+        // All later keys share one home slot.
         let spread = |number: usize| (number as u64) << 17;
         let key_state = || limits[0].fresh();
         for number in 0..30_000 {
@@ -607,7 +614,7 @@ mod tests {
         assert_eq!(inserted, table::FARTHEST);
         assert_eq!(denied.retry_after, RetryAfter::After(Span::from_secs(1)));
         assert_eq!(shard.cold.counts.denied_when_full, 1);
-        // A snapshot cannot add a key to the run either.
+        // A key from a snapshot cannot be added to the run either.
         let restored = || {
             let mut key_state = key_state();
             for state in key_state.states_mut() {
@@ -632,7 +639,7 @@ mod tests {
         );
     }
 
-    /// An eviction that has to free bytes evicts no entry without bytes on the heap.
+    /// If an eviction has to free bytes, it evicts no entry without bytes on the heap.
     #[test]
     fn an_eviction_for_bytes_keeps_entries_without_bytes() {
         let log = Limits::new(vec![
@@ -643,9 +650,11 @@ mod tests {
             .unwrap(),
         ])
         .unwrap();
-        // A small count of a large quota: it takes no bytes on the heap, and is not hot.
+        // A small count under a large limit. Its state takes no bytes on the heap, and its key is
+        // not hot.
         let small = &limits()[1];
-        // The order of the entries is random, and an entry that follows the victim is not inspected.
+        // Repeat the test, because the order of the entries is random, and an eviction does not
+        // inspect the entries after the victim.
         for _ in 0..4 {
             let (store, mut outcomes) = (
                 MemoryStore::new(MemoryBounds {

@@ -1,9 +1,9 @@
-//! Snapshots: the keys and blocks of a store as bytes, so that counters survive a restart.
+//! Snapshots: the keys and manual blocks of a store as bytes, so that counters survive a restart.
 //!
 //! This crate does no file I/O. This module returns the bytes of one shard at a time, and restores
 //! a store from such bytes. The lock of a shard is held only while its bytes are copied. The caller
-//! writes the bytes to a file and adds a checksum. Nevertheless, this module does not trust any
-//! length in the bytes.
+//! writes the bytes to a file and adds a checksum. Even so, this module checks every length in the
+//! bytes.
 
 use super::{BlockNote, BlockedRule, MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
@@ -31,10 +31,10 @@ impl std::error::Error for SnapshotError {}
 const KEY: u8 = 1;
 const BLOCK: u8 = 2;
 /// The tag of a record with the time at which the following records were written. Each part starts
-/// with such a record.
+/// with a record of this kind.
 const TIME: u8 = 3;
-/// The tag of a block with the rule for which it was made. Blocks without a rule have the tag
-/// [`BLOCK`], as do all blocks of earlier versions.
+/// The tag of a block that is stored with its rule. Blocks without a rule have the tag [`BLOCK`],
+/// and so have all blocks that earlier versions wrote.
 const BLOCK_OF_RULE: u8 = 4;
 
 impl MemoryStore {
@@ -88,28 +88,28 @@ impl MemoryStore {
     /// number of restored keys. [`Self::restore_parts`] does the same for parts that are not
     /// adjacent in memory.
     ///
-    /// If the snapshot was written more than 10 seconds after `now`, the clock was ahead then or
-    /// has been set back since. The keys and blocks are then moved back by the difference. Each key
-    /// has as many spent units as when the snapshot was written, but at most those of a key that is
-    /// charged to its maximum now.
+    /// If the snapshot was written more than 10 seconds after `now`, the clock was ahead when the
+    /// snapshot was written, or has been set back since. In that case, the instants of all keys and
+    /// blocks are moved back by the difference. Each key keeps the spent units that it had when the
+    /// snapshot was written, but at most as many as its limits allow now.
     ///
     /// A key is skipped if the store already holds it, if it has expired, or if it does not fit. A
-    /// block is skipped if it has expired or does not fit. If the store is full, it evicts keys as
-    /// it does for new ones, possibly including keys that were just restored.
+    /// block is skipped if it has expired or does not fit. A full store evicts keys as it does for
+    /// a new key, possibly including keys that were just restored.
     ///
     /// # Errors
     ///
-    /// [`SnapshotError`] if the bytes are not valid. Then nothing has been restored.
+    /// [`SnapshotError`] if the bytes are not valid. In case of an error, nothing is restored.
     pub fn restore(&self, bytes: &[u8], now: Timestamp) -> Result<usize, SnapshotError> {
         self.restore_parts(&[bytes], now)
     }
 
-    /// Restores all of `parts` like [`Self::restore`], which takes them in one slice.
+    /// Restores all of `parts`, as [`Self::restore`] does for parts in one slice.
     ///
     /// # Errors
     ///
-    /// [`SnapshotError`] if one of the parts is not valid, with the offset in that part. Then
-    /// nothing has been restored, not even from the other parts.
+    /// [`SnapshotError`] if one of the parts is not valid, with the offset in the invalid part. In
+    /// case of an error, nothing is restored, not even from the valid parts.
     pub fn restore_parts(&self, parts: &[&[u8]], now: Timestamp) -> Result<usize, SnapshotError> {
         // Validate all parts before restoring anything.
         for part in parts {
@@ -165,8 +165,8 @@ fn read<'b>(
         let record = input.record(ahead).ok_or(SnapshotError { offset })?;
         if let Record::Time(written) = record {
             let lead = written.since(now);
-            // A smaller lead is normal clock skew between machines, and is handled as if time stood
-            // still.
+            // A lead of up to 10 seconds is normal clock skew between machines. Such a lead needs
+            // no correction here: the store treats it as if time stood still.
             ahead = if lead > CLOCK_JUMP { lead } else { Span::ZERO };
         }
         take(record);
@@ -208,7 +208,8 @@ struct Input<'b> {
 }
 
 impl<'b> Input<'b> {
-    /// Returns the next record with its instants moved back by `ahead`; `None` if it is not valid.
+    /// Returns the next record with its instants moved back by `ahead`; `None` if the record is not
+    /// valid.
     fn record(&mut self, ahead: Span) -> Option<Record<'b>> {
         match self.take(1)? {
             [TIME] => {
@@ -229,8 +230,8 @@ impl<'b> Input<'b> {
                 let states = key_state.states_mut().iter_mut();
                 states.for_each(|state| state.move_back(ahead));
                 let mut entry = Entry::new(key, key_state, fingerprint, is_hot);
-                // Epoch-aligned and calendar windows cannot be moved exactly, so the state is also
-                // clamped when loaded.
+                // A window that is aligned to the epoch or to a calendar cannot be moved back
+                // exactly. So the state is also clamped when it is next loaded.
                 entry.mark_unclamped();
                 Some(Record::Key(entry))
             }

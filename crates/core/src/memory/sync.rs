@@ -1,10 +1,10 @@
-//! The lock of the memory store: a spin lock, or loom's mutex where loom explores all
-//! interleavings.
+//! The lock of the memory store: a spin lock, or loom's mutex if loom tests all interleavings.
 //!
-//! A shard is locked for a few tens of nanoseconds. A parking lock needs longer than that to find
-//! out that no thread is parked; unlocking a spin lock is one plain store. A thread that finds the
-//! lock held backs off, twice as long each time, so that it does not take the cache line from the
-//! holder. After a few attempts it yields the core, in case the holder was preempted.
+//! A shard is locked for a few tens of nanoseconds. A parking lock takes longer than these
+//! nanoseconds just to find out that no thread is parked, whereas unlocking a spin lock is one
+//! plain store. A thread that finds the lock held waits twice as long after each attempt, so that
+//! it does not take the cache line from the holder. After a few attempts, the waiting thread yields
+//! the core, in case the holder was preempted.
 
 #[cfg(loom)]
 use loom::sync;
@@ -21,8 +21,8 @@ type Inner<T> = sync::Mutex<T>;
 #[cfg(not(loom))]
 type Inner<T> = sync::SpinMutex<T>;
 
-/// A lock without poisoning. Decisions do not panic. If a decision did panic, its key would start
-/// with a fresh state, and the other keys would be unaffected.
+/// A lock without poisoning. Poisoning is not needed: decisions do not panic, and if one did, only
+/// its key would start again with a fresh state.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(Inner<T>);
 
@@ -46,10 +46,12 @@ impl<T> Mutex<T> {
     #[cfg(not(loom))]
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
-        /// About as long as a few decisions, so that the holder makes progress before this thread
-        /// requests the cache line again.
+        /// The number of spin-loop hints in the first pause. The pause is about as long as a few
+        /// decisions, so that the holder makes progress before this thread requests the cache line
+        /// again.
         const FIRST_PAUSES: u32 = 8;
-        /// A few microseconds. If the holder takes longer, the holder was probably preempted.
+        /// The number of spin-loop hints in the longest pause, a few microseconds. If the holder
+        /// takes longer, the holder was probably preempted.
         const MOST_PAUSES: u32 = 64;
         let mut pauses = FIRST_PAUSES;
         loop {

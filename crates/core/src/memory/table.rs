@@ -1,16 +1,16 @@
 //! The hash table of a shard: open addressing with linear probing, entries stored inline, and one
 //! control byte per slot in a separate array (as in a Swiss table).
 //!
-//! The control bytes, here called tags, hold part of each entry's hash. Eight tags are compared at
-//! a time. The tags of a million keys fit in the CPU caches, so a decision has one cache miss, for
-//! the entry itself. Removing an entry shifts the entries after it back, so there are no tombstones
-//! and no cleanup passes.
+//! The control bytes, here called tags, hold part of each entry's hash. A lookup compares eight
+//! tags at a time. The tags of a million keys fit in the CPU caches. So a lookup misses the caches
+//! only once, when it reads the entry itself. A removal shifts the entries after the removed one
+//! back, so there are no tombstones and no cleanup passes.
 //!
-//! Slots are allocated in chunks of one size. Growing (by an eighth) or shrinking moves all entries
-//! of the shard to new chunks one by one, and frees each old chunk once it has been emptied. Peak
-//! memory is therefore that of the larger table, and memory is not fragmented. The shard is locked
-//! during this time, which is proportional to its number of keys: about 39,000 in a full store of
-//! the default size.
+//! Slots are allocated in chunks of one size. When the table grows (by an eighth) or shrinks, it
+//! moves all entries to new chunks one by one, and frees each old chunk as soon as the chunk is
+//! empty. Peak memory is therefore about that of the larger table, and memory is not fragmented.
+//! The shard stays locked during the move, which takes time proportional to the shard's number of
+//! keys. In a full store of the default size, a shard has about 39,000 keys.
 
 use super::{
     ctrl_bytes::{self, CtrlBytes},
@@ -24,7 +24,7 @@ pub(super) struct Table {
     #[expect(clippy::vec_box, reason = "a chunk does not move when the list grows")]
     chunks: Vec<Box<Chunk>>,
     /// The number of home slots: slots at which the probe sequence of a key can start. The slots
-    /// after them hold entries that overflow from the last homes.
+    /// after the last home slot hold entries that overflow from it and its neighbors.
     homes: usize,
     len: usize,
 }
@@ -36,33 +36,34 @@ const CHUNK: usize = 64;
 /// The number of slots in the last chunk that are not home slots.
 const TAIL: usize = 8;
 
-/// The memory of one chunk, including its pointer, its tags, and the extra tags that are read after
+/// The number of bytes of one chunk, including its pointer, its tags, and the extra zero tags after
 /// the last slot.
 const CHUNK_BYTES: usize = size_of::<Chunk>() + size_of::<Box<Chunk>>() + CHUNK + ctrl_bytes::GROUP;
 
-/// The maximum number of entries in one table. Home slots are selected by 32 bits of the hash, and
-/// the distance of an entry from its home is stored in 24 bits.
+/// The maximum number of entries in one table. Thirty-two bits of the hash select the home slot,
+/// and the distance of an entry from its home slot is stored in 24 bits.
 pub(super) const MAX_ENTRIES: usize = 1 << 24;
 
 /// The maximum distance of a new key from its home slot. If all slots within this distance are
-/// occupied, the key is rejected, as in a full store.
+/// occupied, the new key is treated as if the store were full.
 ///
-/// Such a rejection does not happen by chance. With seven of eight slots occupied, a run of `n`
-/// slots without a vacancy has a probability of about `exp(-n / 118)`: for this `n`, less than
-/// 10^-15 per home. So a key is rejected only if an attacker has found keys with neighboring
-/// hashes. The hash function does not rule out such an attack: its seed is random, but an attacker
-/// who can measure how long decisions take can still find such keys.
+/// Chance practically never makes a home this crowded. With seven of eight slots occupied, a run of
+/// `n` slots without a vacancy has a probability of about `exp(-n / 118)`. For 4,096 slots, the
+/// probability is less than 10^-15 per home. So a new key is rejected only if an attacker has found
+/// keys with neighboring hashes. The hash function has a random seed, but does not rule out this
+/// attack: an attacker who can measure how long decisions take can still find keys with neighboring
+/// hashes.
 ///
-/// This bound limits the damage of keys that share a home. A new key is inserted at most 4,096
-/// slots from its home, and rejected only if all of these slots are occupied. To get all new keys
-/// rejected, an attacker needs as many keys as to fill the store.
+/// The maximum distance limits the damage of keys that share a home. A new key is inserted at most
+/// 4,096 slots from its home, and rejected only if all of these slots are occupied. To get all new
+/// keys rejected, an attacker has to fill the store.
 ///
 /// This constant does not bound the time of a lookup, which scans the tags from the home of its key
-/// to the next vacant slot. An attacker who knows the hashes can chain homes: keys whose home is
-/// near the end of a run of occupied slots extend the run, because their distance from that home is
-/// short. Each slot of the run takes one live key, and only the capacity of the shard bounds the
-/// length of the run. A lookup in the run compares 8 tags at a time, and then each key whose tag
-/// matches. So its time is proportional to the length of the run.
+/// to the next vacant slot. An attacker who knows the hashes can make a long run of occupied slots:
+/// a key whose home is near the end of the run extends the run, although the key is close to its
+/// home. The attacker needs one live key per slot of the run, and only the capacity of the shard
+/// limits the length of the run. A lookup in the run compares 8 tags at a time, and then each key
+/// whose tag matches. So the time of the lookup is proportional to the length of the run.
 pub(super) const FARTHEST: usize = 4_096;
 
 impl Table {
@@ -75,9 +76,9 @@ impl Table {
         self.chunks.len() * CHUNK
     }
 
-    /// Returns the bytes on the heap, plus those of one spare chunk. Overflowing entries may need
-    /// another chunk, and the byte limit is not checked then, so the spare chunk is counted in
-    /// advance.
+    /// Returns the number of bytes on the heap, including one spare chunk that is not allocated
+    /// yet. Entries that overflow from the last homes can need another chunk. The byte limit is not
+    /// checked when this chunk is allocated, so the chunk is counted in advance.
     pub(super) fn heap_bytes(&self) -> usize {
         let spare = chunks_with_spare(self.homes).saturating_sub(self.chunks.len());
         spare * (size_of::<Chunk>() + CHUNK)
@@ -106,10 +107,10 @@ impl Table {
     #[inline]
     pub(super) fn find_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut Entry> {
         let (tag, home) = (tag(hash), self.home(hash));
-        // Most entries are in or next to the cache lines of their home slot, so load these cache
-        // lines while the tags are compared.
+        // Most entries are in or next to the cache lines of their home slot. So start to load these
+        // cache lines before the tags are compared.
         self.prefetch_slot(home);
-        // Most entries are the first in their group with a matching tag.
+        // Most often, the entry is in the first slot with a matching tag.
         if let Some(slot) = self.ctrl.first(tag, home)
             && self.is_of(slot, key)
         {
@@ -119,7 +120,8 @@ impl Table {
         self.get_mut(slot)
     }
 
-    // Not inlined, so that the common path in `find_mut` stays small and can be inlined as a whole.
+    // This function is not inlined, so that the common path in `find_mut` stays small and can be
+    // inlined as a whole.
     #[inline(never)]
     fn look_for(&self, tag: u8, home: usize, key: &[u8]) -> Option<usize> {
         self.ctrl.find(tag, home, |slot| self.is_of(slot, key))
@@ -130,7 +132,7 @@ impl Table {
         self.get(slot).is_some_and(|entry| entry.is_of(key))
     }
 
-    /// Starts to load the first entry with a matching tag, which most likely is the entry of a key
+    /// Starts to load the first entry whose tag matches `hash`: most likely the entry of the key
     /// with this hash.
     pub(super) fn prefetch(&self, hash: u64) {
         if !PREFETCHES {
@@ -142,27 +144,28 @@ impl Table {
         }
     }
 
-    /// Starts to load a slot, which may span two cache lines.
+    /// Starts to load a slot, which can span two cache lines.
     #[inline]
     fn prefetch_slot(&self, slot: usize) {
         if let Some(chunk) = self.chunks.get(slot / CHUNK) {
             prefetch(&chunk[slot % CHUNK]);
-            // The next slot starts in the second cache line. For the last slot of a chunk, the
-            // index wraps around, and the second line is loaded by the decision itself.
+            // If the slot spans two cache lines, the next slot starts in the second of them. For
+            // the last slot of a chunk, the index wraps around, so the second cache line is not
+            // prefetched.
             prefetch(&chunk[(slot + 1) % CHUNK]);
         }
     }
 
     /// Returns whether the run of occupied slots that starts at the home slot of `hash` is too long
-    /// to insert another key there. `others` is the number of keys that are inserted at the same
-    /// time; each may extend the run by one.
+    /// to insert another key there. `others` is the number of keys that one decision inserts,
+    /// including this key. Each of them can extend the run by one slot.
     pub(super) fn is_crowded(&self, hash: u64, others: usize) -> bool {
         let home = self.home(hash);
         self.ctrl.vacant(home) - home + others > FARTHEST
     }
 
-    /// Inserts an entry for a key that the table does not hold. `hash_of` hashes the existing
-    /// entries if the table has to grow.
+    /// Inserts an entry for a key that the table does not hold. If the table has to grow, `hash_of`
+    /// computes the hashes of its entries.
     pub(super) fn insert(&mut self, hash: u64, entry: Entry, hash_of: impl Fn(&Entry) -> u64) {
         if !has_room(self.homes, self.len + 1) {
             self.rebuild(grown(self.homes), hash_of);
@@ -176,7 +179,7 @@ impl Table {
         self.len -= 1;
         let (mut hole, mut at) = (number, number + 1);
         while let Some(entry) = self.get(at) {
-            // An entry moves back into the hole unless the hole is before the home of the entry.
+            // An entry moves back into the hole unless the hole is before the entry's home slot.
             if let Some(distance) = entry.distance().checked_sub(at - hole)
                 && let Some((tag, mut entry)) = self.take(at)
             {
@@ -189,7 +192,7 @@ impl Table {
         Some(removed)
     }
 
-    /// Shrinks the table if less than a quarter of it is used.
+    /// Shrinks the table if entries fill less than a quarter of its home slots.
     pub(super) fn shrink_if_empty(&mut self, hash_of: impl Fn(&Entry) -> u64) {
         if self.len * 4 < self.homes && self.chunks.len() > 1 {
             let chunks = (self.len * 2 + TAIL).div_ceil(CHUNK).max(1);
@@ -197,7 +200,7 @@ impl Table {
         }
     }
 
-    /// Returns the entry in that slot, if there is one.
+    /// Returns the entry in `slot`; `None` if the slot is vacant.
     #[inline]
     pub(super) fn get(&self, slot: usize) -> Option<&Entry> {
         self.chunks.get(slot / CHUNK)?[slot % CHUNK].as_ref()
@@ -213,13 +216,14 @@ impl Table {
         self.homes
     }
 
-    /// Calls `visit` with each entry whose home slot is among `count` slots, from the home of
-    /// `hash` on. Returns the lowest hash (its low 32 bits) of the home slot after the visited
-    /// ones, or `None` if no home slot follows.
+    /// Calls `visit` with each entry whose home slot is among the `count` slots that start at the
+    /// home slot of `hash`. Returns the lowest hash (its low 32 bits) of the next home slot, or
+    /// `None` if no home slot follows.
     ///
-    /// Homes are in the order of the hashes, whatever the size of the table. So if a later call
-    /// starts at the returned hash, the two calls visit each entry once, even if the table has been
-    /// rebuilt in between. Only entries with the home of `hash` and a lower hash are visited again.
+    /// Home slots are in the order of the hashes, whatever the size of the table. So if the next
+    /// call starts at the returned hash, the two calls together visit each entry once, even if the
+    /// table was rebuilt between them. Exception: an entry with a lower hash than the returned one,
+    /// but with the same home slot, can be visited twice.
     pub(super) fn visit_homes(
         &self,
         hash: u32,
@@ -229,7 +233,8 @@ impl Table {
         let first = self.home(u64::from(hash));
         let end = first.saturating_add(count).min(self.homes);
         let mut slot = first;
-        // An entry that does not fit into its home is in the run of occupied slots after that home.
+        // If its home slot was occupied, an entry is in the run of occupied slots after its home
+        // slot.
         while slot < self.slots() {
             match self.get(slot) {
                 Some(entry) if (first..end).contains(&(slot - entry.distance())) => visit(entry),
@@ -241,7 +246,7 @@ impl Table {
         if end == self.homes {
             return None;
         }
-        // The lowest hash that `home` maps to `end`.
+        // The lowest hash that `Self::home` maps to slot `end`.
         let next = ((end as u128) << 32).div_ceil(self.homes as u128);
         u32::try_from(next).ok()
     }
@@ -307,27 +312,27 @@ impl Table {
         self.ctrl.grow_to(self.slots());
     }
 
-    /// Returns the home slot: maps the low 32 bits of the hash evenly to the homes.
+    /// Returns the home slot of a hash: maps the low 32 bits of the hash evenly to the home slots.
     #[inline]
     fn home(&self, hash: u64) -> usize {
         (((hash & u64::from(u32::MAX)) * self.homes as u64) >> 32) as usize
     }
 }
 
-/// Returns the tag: bits 32 to 39 of the hash, but never 0, which marks a vacant slot. The bits
-/// below select the home, the top 8 bits select the shard.
+/// Returns the tag of a hash: its bits 32 to 39, but 1 instead of 0, because 0 marks a vacant slot.
+/// The low 32 bits of the hash select the home slot, and the top 8 bits select the shard.
 #[inline]
 fn tag(hash: u64) -> u8 {
     hash.to_le_bytes()[4].max(1)
 }
 
-/// Returns whether the table stays at most seven eighths full, which keeps probe sequences short
-/// and finite.
+/// Returns whether a table with `homes` home slots is at most seven eighths full with `entries`
+/// entries. This load factor keeps probe sequences short and finite.
 fn has_room(homes: usize, entries: usize) -> bool {
     entries * 8 <= homes * 7
 }
 
-/// Returns the number of homes after growing by an eighth, in whole chunks.
+/// Returns the number of home slots after growing by an eighth, rounded to whole chunks.
 fn grown(homes: usize) -> usize {
     let chunks = chunks_of(homes);
     (chunks + (chunks / 8).max(1)) * CHUNK - TAIL
@@ -386,8 +391,8 @@ mod tests {
         u64::from_le_bytes(entry.key().try_into().unwrap())
     }
 
-    /// The chunks take most of a table's memory. Everything else takes less than a quarter of the
-    /// memory of the chunks.
+    /// The chunks take most of a table's memory. The tags and pointers take less than a quarter of
+    /// the memory of the chunks.
     #[test]
     fn the_bytes_of_a_table_are_those_of_its_chunks() {
         let mut table = Table::default();
@@ -404,7 +409,7 @@ mod tests {
 
     proptest! {
         /// The table behaves like a map under any sequence of insertions and removals, including
-        /// shared homes and keys at either end of the table.
+        /// keys that share a home slot and keys at either end of the table.
         #[test]
         fn holds_the_same_entries_as_a_map(
             operations in prop::collection::vec((any::<bool>(), 0_u64..400), 0..1_200),
@@ -423,8 +428,8 @@ mod tests {
                     None if add => {
                         let (more, before) = (table.growth_bytes(1), table.heap_bytes());
                         table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
-                        // This many keys with the same home can overflow beyond the one spare chunk
-                        // that is counted.
+                        // In this test, so many keys share a home slot that they can overflow
+                        // beyond the one spare chunk that is counted.
                         let has_run_over = table.chunks.len() > chunks_with_spare(table.homes);
                         prop_assert!(has_run_over || table.heap_bytes() <= before + more);
                         model.insert(key, ());
@@ -470,7 +475,8 @@ mod tests {
     #[test]
     fn an_entry_far_from_its_home_is_kept() {
         const KEYS: u64 = 70_000;
-        // More keys than homes in the front part of the table, so that they overflow into the rest.
+        // These hashes put more keys into the front part of the table than it has home slots, so
+        // that the keys overflow into the rest of the table.
         let hash = |key: u64| {
             if key == KEYS {
                 0
