@@ -1,8 +1,8 @@
-//! Active hours: the times of the week at which conditions hold.
+//! Active hours: the times of the week at which the conditions of a rule hold.
 //!
-//! A schedule uses local time in its time zone. A local time that is skipped in spring does not
-//! occur, and a local time that repeats in autumn occurs twice. A range that includes midnight
-//! belongs to the day on which it begins:
+//! Active hours, also called a schedule, are in the local time of a time zone. A local time that is
+//! skipped when clocks go forward does not occur. A local time that repeats when clocks go back
+//! occurs twice. A range that includes midnight belongs to the day on which it begins:
 //!
 //! ```text
 //! time: 22:00-06:00, days: [fri]        Fri 22:00 ├──────────────┤ Sat 06:00
@@ -25,30 +25,32 @@ const MINUTES_A_DAY: u16 = 24 * 60;
 pub struct Hours {
     /// The start in minutes since local midnight, less than a day.
     from: u16,
-    /// The first minute after the range, in minutes since local midnight; at most a day.
+    /// The end in minutes since local midnight, at most a day. The range does not include this
+    /// minute.
     to: u16,
 }
 
-/// A set of weekdays: one bit each, Monday is the lowest.
+/// A set of weekdays, with one bit for each day. Monday is the lowest bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Days(u8);
 
 /// Times of the week in a time zone.
 #[derive(Clone, Debug)]
 pub struct ActiveHours {
-    /// If there are no ranges, the schedule holds the whole day.
+    /// The ranges of the day. If the list is empty, the schedule holds the whole day.
     hours: Box<[Hours]>,
     days: Days,
     zone: Zone,
 }
 
 impl Hours {
-    /// Parses `01:00-06:00`: from 01:00 to the end of 05:59. `22:00-06:00` ends on the next day,
-    /// and `24:00` is the end of a day.
+    /// Parses a range such as `01:00-06:00`, which lasts from 01:00 to the end of 05:59. The range
+    /// `22:00-06:00` ends on the next day, and `24:00` is the end of a day.
     ///
     /// # Errors
     ///
-    /// Rejects a text that is not a range of two 24-hour times, and two equal times.
+    /// Rejects a text that is not a range of two 24-hour times, and a range whose two times are
+    /// equal.
     pub fn parse(text: &str) -> Result<Self, RuleError> {
         let ends = text.split_once('-').and_then(|(from, to)| {
             let from = minute(from.trim_end()).filter(|from| *from < MINUTES_A_DAY)?;
@@ -68,8 +70,8 @@ impl Hours {
         Err(RuleError::new("", problem))
     }
 
-    /// Interprets other spellings such as `9:00-17:00`, `9-17` and `9am - 5pm`, for the advice in
-    /// an error.
+    /// Parses other spellings such as `9:00-17:00`, `9-17` and `9am - 5pm`, so that an error
+    /// message can suggest the correct one.
     fn nearest(text: &str) -> Option<Self> {
         let (from, to) = text.split_once(['-', '\u{2013}'])?;
         let (from, to) = (loose_minute(from)?, loose_minute(to)?);
@@ -107,7 +109,7 @@ impl Days {
 
     const NAMES: [&'static str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 
-    /// Parses a day (`mon`), or a range such as `fri-mon`, which is four days.
+    /// Parses a day such as `mon`, or a range of days such as `fri-mon`, which has four days.
     ///
     /// # Errors
     ///
@@ -128,7 +130,8 @@ impl Days {
         Ok(Self(days))
     }
 
-    /// Returns advice for other spellings such as `weekdays`, `Monday` and `Mon-Fri`.
+    /// Returns the correct spelling for texts such as `weekdays`, `Monday` and `Mon-Fri`, for an
+    /// error message.
     fn nearest(text: &str) -> Option<String> {
         let text = text.to_ascii_lowercase();
         let day = |name: &str| {
@@ -155,7 +158,7 @@ impl Days {
         })
     }
 
-    /// Returns the union of both sets.
+    /// Returns the union of the two sets.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
         Self(self.0 | others.0)
@@ -172,8 +175,8 @@ impl Days {
 }
 
 impl ActiveHours {
-    /// Creates a schedule of `hours` that begin on `days`, in the IANA time zone `zone`. If `hours`
-    /// is empty, the schedule holds the whole day.
+    /// Creates a schedule of ranges `hours` that begin on `days`, in the IANA time zone `zone`. If
+    /// `hours` is empty, the schedule holds all day on `days`.
     ///
     /// # Errors
     ///
@@ -213,7 +216,7 @@ impl ActiveHours {
         if self.hours.is_empty() {
             return self.days.contains(today);
         }
-        // The hour and the minute are never negative.
+        // jiff never returns a negative hour or minute.
         let part = |part: i8| u16::from(part.unsigned_abs());
         let minute = part(wall.hour()) * 60 + part(wall.minute());
         self.hours
@@ -225,7 +228,7 @@ impl ActiveHours {
     pub(super) fn local_time(&self, now: Timestamp) -> (&'static str, i8, i8) {
         let wall = self.zone.wall(now);
         let day = usize::from(wall.weekday().to_monday_zero_offset().unsigned_abs());
-        // The index of a weekday is from 0 to 6.
+        // The index of a weekday is from 0 to 6, so the remainder does not change it.
         (Days::NAMES[day % 7], wall.hour(), wall.minute())
     }
 
@@ -242,7 +245,7 @@ impl ActiveHours {
     }
 }
 
-/// Parses a time in another spelling: `9`, `9:00`, `9am`, `5:30 pm`.
+/// Parses other spellings of a time: `9`, `9:00`, `9am`, `5:30 pm`.
 fn loose_minute(text: &str) -> Option<u16> {
     let text = text.trim().to_ascii_lowercase();
     let (time, noon) = match (text.strip_suffix("am"), text.strip_suffix("pm")) {
@@ -270,7 +273,7 @@ fn loose_minute(text: &str) -> Option<u16> {
     (minute <= MINUTES_A_DAY).then_some(minute)
 }
 
-/// Parses `HH:MM` to the minute of the day.
+/// Parses a time `HH:MM`, and returns the minutes since midnight.
 fn minute(text: &str) -> Option<u16> {
     let (hours, minutes) = text.split_once(':')?;
     let number = |text: &str| {

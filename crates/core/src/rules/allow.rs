@@ -50,7 +50,8 @@ impl AllowList {
         found.any(|item| self.items[*item].holds(request, now, work))
     }
 
-    /// Returns the first item that `request` matches. The number of evaluations is not bounded.
+    /// Returns the first item that `request` matches. The number of pattern evaluations is not
+    /// limited.
     pub(super) fn find(&self, request: &Request<'_>, now: Timestamp) -> Option<&When> {
         let mut items = self.items.iter();
         items.find(|item| item.holds_at(request, now))

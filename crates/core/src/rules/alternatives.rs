@@ -9,11 +9,11 @@ use super::{
     work::{Effort, Work},
 };
 
-/// If there are at least this many non-exact alternatives, they are indexed.
+/// The minimum number of alternatives for an index. Exact values are not counted.
 const INDEXED_FROM: usize = 8;
 
 /// A list of patterns, at least one of which must match. Exact values are in a hash set, so that a
-/// long list of values takes one lookup. The other patterns are indexed if there are many.
+/// long list of values takes one lookup. If there are many other patterns, they are indexed.
 #[derive(Clone, Debug)]
 pub(super) struct Alternatives {
     exact: HashSet<Box<str>>,
@@ -66,7 +66,7 @@ impl Alternatives {
         found.any(|at| self.others[*at].evaluate(value, work))
     }
 
-    /// Returns the maximum number of evaluations to match one value.
+    /// Returns the maximum number of pattern evaluations to match one value.
     pub(super) fn weight(&self) -> usize {
         let others = match &self.index {
             Some(index) => index.heaviest().weight,

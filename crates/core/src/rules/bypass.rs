@@ -1,14 +1,15 @@
 //! Bypass detection: rules that a client can bypass by leaving out an entry.
 //!
-//! A rule applies only to requests that have every entry of its key. That is safe if a trusted
-//! component sets the entry. If the client sets the entry, it can bypass the rule: a client that
-//! leaves out the API key is not limited. To prevent that, add a catch-all rule that applies to all
-//! requests of the first rule, with a key that the client cannot leave out.
+//! A rule applies only to requests that have every entry of its key. If a trusted component sets
+//! the entries, no client can bypass the rule. If the client itself sets an entry, it can bypass
+//! the rule: for example, a client that leaves out its API key is not limited by a rule with this
+//! key. To prevent a bypass, add a catch-all rule that applies to all requests of the first rule,
+//! with a key that the client cannot leave out.
 
 use super::{Pattern, Rule, pattern::Kind};
 
-/// The maximum number of candidate catch-all rules. The candidates with the fewest conditions are
-/// examined.
+/// The maximum number of candidate catch-all rules. If there are more, only the candidates with the
+/// fewest conditions are examined.
 const MAX_CATCH_ALL: usize = 1_000;
 
 /// A rule that a request can bypass by lacking an entry.
@@ -59,7 +60,7 @@ fn subsumes(other: &Rule, rule: &Rule, entry: &str) -> bool {
 
 impl Pattern {
     /// Returns true if every value that matches this pattern is known to match `other`. Returns
-    /// false if this is unknown.
+    /// false if this implication does not hold or is not known.
     fn implies(&self, other: &Self) -> bool {
         match (self.kind(), other.kind()) {
             (_, Kind::Present) => !self.matches(None),
@@ -74,7 +75,7 @@ impl Pattern {
                 glob == wide || begins_with(&glob.to_string(), &wide.to_string())
             }
             (Kind::Route(route), Kind::Route(wide)) => route.inner().implies(wide.inner()),
-            // A route only matches paths, and `/**` matches every path.
+            // A route only matches paths, and the glob `/**` matches every path.
             (Kind::Route(_), Kind::Glob(wide)) => wide.to_string() == "/**",
             _ => self == other,
         }
@@ -115,8 +116,8 @@ mod tests {
         rule.when(when).keyed_by(key).unwrap()
     }
 
-    /// Returns true if a request without `h.key` bypasses a rule with the conditions `when`,
-    /// although `catch_all` is the catch-all rule.
+    /// Returns true if a request without the entry `h.key` bypasses a rule with the conditions
+    /// `when`, even though there is a second rule `catch_all`.
     fn can_bypass(when: &[(&str, &str)], catch_all: Rule) -> bool {
         let rules = [rule("front", when, &["h.key", "path"]), catch_all];
         let found: Vec<Bypass<'_>> = bypasses(&rules, |entry| entry.starts_with("h.")).collect();
@@ -151,8 +152,8 @@ mod tests {
         }
     }
 
-    /// Regression test: an exact value with a star and the glob of the same text used to count as
-    /// equal, so a catch-all rule that applies to fewer requests seemed to prevent the bypass.
+    /// Regression test: an exact value with a star used to count as equal to the glob with the same
+    /// text. So a catch-all rule that applies to fewer requests seemed to prevent the bypass.
     #[test]
     fn an_exact_value_with_a_star_does_not_imply_the_glob() {
         let (exact, glob) = (

@@ -1,4 +1,4 @@
-//! Networks: a set of CIDR blocks.
+//! Networks: sets of CIDR blocks.
 
 use std::net::IpAddr;
 
@@ -8,8 +8,8 @@ use super::RuleError;
 
 /// A set of IPv4 and IPv6 networks, disjoint and sorted, so that a lookup is a binary search.
 ///
-/// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) counts as the IPv4 address, in a network and in
-/// a value.
+/// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) is treated as the IPv4 address, both in a
+/// network and in a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CidrSet(Box<[IpNet]>);
 
@@ -22,7 +22,8 @@ impl CidrSet {
             .iter()
             .map(|text| parse(text))
             .collect::<Result<_, _>>()?;
-        // Aggregation makes the networks disjoint: a network inside another one is merged into it.
+        // Aggregation makes the networks disjoint: it removes a network that lies inside a larger
+        // one.
         let mut nets = IpNet::aggregate(&nets);
         nets.sort_by_key(IpNet::network);
         Ok(Self(nets.into()))
@@ -71,7 +72,7 @@ fn parse(text: &str) -> Result<IpNet, RuleError> {
 }
 
 /// Converts a network of IPv4-mapped addresses to IPv4: `::ffff:192.0.2.0/120` becomes
-/// `192.0.2.0/24`. Mapped addresses in values are also treated as IPv4.
+/// `192.0.2.0/24`. IPv4-mapped addresses in values are converted in the same way.
 #[must_use]
 pub fn canonical_net(net: IpNet) -> IpNet {
     const MAPPED: u8 = 96;

@@ -1,4 +1,4 @@
-//! Conditions: they select the requests to which a rule applies.
+//! Conditions, which select the requests to which a rule applies.
 
 use super::{ActiveHours, Pattern, Request, RuleError, work::Work};
 use crate::{limit::bounds, time::Timestamp};
@@ -15,8 +15,8 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// Rejects an empty name and a name over [`bounds::MAX_ENTRY_NAME_BYTES`], because no request
-    /// can have such an entry.
+    /// Rejects an empty name and a name that is longer than [`bounds::MAX_ENTRY_NAME_BYTES`],
+    /// because no request can have an entry with this name.
     pub fn new(entry: &str, pattern: Pattern) -> Result<Self, RuleError> {
         check_name(entry)?;
         Ok(Self {
@@ -42,7 +42,8 @@ impl Condition {
     }
 }
 
-/// Conditions that must all hold, optionally only at certain times. An empty list always holds.
+/// A list of conditions that must all hold, optionally only at certain times. An empty list always
+/// holds.
 #[derive(Clone, Debug, Default)]
 pub struct When {
     conditions: Box<[Condition]>,
@@ -59,14 +60,14 @@ impl When {
         }
     }
 
-    /// Requires the conditions and `schedule`.
+    /// Requires that `schedule` holds, in addition to the conditions.
     #[must_use]
     pub fn during(mut self, schedule: ActiveHours) -> Self {
         self.schedule = Some(schedule);
         self
     }
 
-    /// Returns true if the conditions hold for `request`. The schedule is not evaluated.
+    /// Returns true if the conditions hold for `request`. Does not evaluate the schedule.
     #[must_use]
     pub fn holds_for(&self, request: &Request<'_>) -> bool {
         self.conditions
@@ -86,12 +87,12 @@ impl When {
         self.conditions.is_empty() && self.schedule.is_none()
     }
 
-    /// Returns true if the conditions hold for `request` at `now`. The result is only valid if
-    /// `work` is not exhausted.
+    /// Returns true if the conditions hold for `request` at `now`, and counts the pattern
+    /// evaluations in `work`. The result is only valid if `work` is not exhausted.
     pub(super) fn holds(&self, request: &Request<'_>, now: Timestamp, work: &mut Work) -> bool {
         let mut conditions = self.conditions.iter();
         let conditions = conditions.all(|condition| condition.evaluate(request, work));
-        // The schedule comes last, because it is the most expensive to evaluate.
+        // Evaluate the schedule last, because a schedule is more expensive than a condition.
         conditions && self.schedule().is_none_or(|schedule| schedule.holds(now))
     }
 
@@ -105,7 +106,7 @@ impl When {
         firsts.map(|(_, condition)| &*condition.entry)
     }
 
-    /// Returns the maximum number of evaluations to check the conditions.
+    /// Returns the maximum number of pattern evaluations to check the conditions.
     pub(super) fn weight(&self) -> usize {
         let weights = self.iter().map(|condition| condition.pattern.weight());
         weights.fold(0, usize::saturating_add)

@@ -11,12 +11,11 @@ use crate::{
 pub enum Headroom {
     /// Conditions on the request, for entries that a trusted component sets.
     When(When),
-    /// Another rule that applies to the same request, while a sufficient share of its limits is
-    /// unused.
+    /// A sufficient unused part of the limits of another rule that applies to the same request.
     Unused(UnusedShare),
 }
 
-/// A minimum unused share of another rule's limits.
+/// A requirement that a minimum percentage of another rule's limits is unused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnusedShare {
     rule: Box<str>,
@@ -46,7 +45,8 @@ impl UnusedShare {
         &self.rule
     }
 
-    /// Returns true if the required share of `limits` is unused, given their outcomes.
+    /// Returns true if the required percentage of each of `limits` is unused. `outcomes` has the
+    /// outcome of each limit.
     fn is_left(&self, limits: &Limits, outcomes: &[Outcome]) -> bool {
         limits.iter().zip(outcomes).all(|(limit, outcome)| {
             let proper = outcome.remaining.saturating_sub(limit.soft_allowance());
@@ -55,13 +55,13 @@ impl UnusedShare {
     }
 }
 
-/// The parent charges of elastic rules. The unused share of the parents' limits decides whether the
-/// children (the charges of the elastic rules) may exceed the children's own limits. The limits of
-/// the parents must be read before the children are decided.
+/// The parent charges of elastic rules. The children are the charges of the elastic rules. A child
+/// may exceed its own limits if enough of its parent's limits is unused. So the parents must be
+/// read before the children are decided.
 ///
-/// Reading reserves nothing. Whether a child uses its elastic limits depends on the parent's state
-/// just before the decision. The parent is charged together with the child and never exceeds its
-/// own limit.
+/// Reading a parent reserves nothing. Whether a child may exceed its limits depends on the parent's
+/// state just before the decision. The parent is charged together with the child, and never exceeds
+/// its own limits.
 #[derive(Debug)]
 pub struct Parents<'a> {
     /// The parents, to be evaluated with [`Effect::Look`](crate::Effect::Look).
@@ -69,7 +69,8 @@ pub struct Parents<'a> {
     children: Vec<Child<'a>>,
 }
 
-/// An elastic charge: its index, the required share of its parent, and its raised limits.
+/// The charge of an elastic rule: its index, the required unused part of its parent, and its raised
+/// limits.
 #[derive(Debug)]
 struct Child<'a> {
     place: usize,
@@ -78,8 +79,8 @@ struct Child<'a> {
 }
 
 impl<'a> Parents<'a> {
-    /// Finds the parents of those `charges` whose rule has a [`Headroom::Unused`], as returned by
-    /// `unused` for the rule's name.
+    /// Finds the parents of `charges`. `unused` returns the [`Headroom::Unused`] of the rule with a
+    /// given name, if the rule has one.
     pub(super) fn of(
         charges: &[Charge<'a>],
         unused: impl Fn(&str) -> Option<&'a UnusedShare>,
@@ -107,9 +108,9 @@ impl<'a> Parents<'a> {
         parents
     }
 
-    /// Raises the limits of those `charges` whose parents have a sufficient unused share.
-    /// `outcomes` are the outcomes of [`Self::charges`]. A missing outcome means that there is no
-    /// headroom.
+    /// Raises the limits of each child in `charges` if enough of its parent's limits is unused.
+    /// `outcomes` are the outcomes of [`Self::charges`]. If the outcome of a parent is missing, the
+    /// limits of its children are not raised.
     pub fn stretch(&self, charges: &mut [Charge<'a>], outcomes: &[Outcome]) {
         for child in &self.children {
             if self.has_left(child.parent, outcomes) {

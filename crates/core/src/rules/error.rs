@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// An error in a rule: names the wrong field and a valid alternative.
+/// An error in a rule, with the invalid field and a valid alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError {
     /// The field by its path in the rules file, such as `key` or `rules[3].name`. The field is
@@ -32,7 +32,7 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// All errors in a set of rules; never empty. `Display` writes one line for each.
+/// All errors in a set of rules, at least one. `Display` writes one line for each error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleErrors(pub(super) Vec<RuleError>);
 

@@ -9,36 +9,36 @@ use super::{
 };
 use crate::time::Timestamp;
 
-/// The maximum number of alternatives of a list that a sentence names.
+/// The maximum number of alternatives of a list that an explanation names.
 const MAX_NAMED: usize = 10;
 
-/// The maximum number of characters of a value or a pattern in a sentence.
+/// The maximum number of characters of a value or a pattern in an explanation.
 const MAX_SHOWN: usize = 120;
 
 /// The first condition of a rule that fails for a request.
 ///
-/// The [`Display`](fmt::Display) form is a sentence such as `path is /login, and the rule wants
+/// Its [`Display`](fmt::Display) form is a sentence such as `path is /login, and the rule wants
 /// /api/**`.
 #[derive(Clone, Copy, Debug)]
 pub enum FailedCondition<'a> {
-    /// An entry does not match the pattern of the rule.
+    /// An entry of the request does not match the rule's pattern for this entry.
     Entry {
         /// The name of the entry.
         entry: &'a str,
         /// The value in the request; `None` if the request does not have the entry.
         value: Option<&'a str>,
-        /// The pattern. If several patterns must match, this is the first pattern that does not
+        /// The pattern of the rule. If several patterns must match, the first pattern that does not
         /// match.
         pattern: &'a Pattern,
     },
-    /// The rule does not apply at this time.
+    /// The rule does not apply at the time of the request.
     ActiveHours {
         /// The times at which the rule applies.
         schedule: &'a ActiveHours,
         /// The time of the request.
         now: Timestamp,
     },
-    /// The request does not have this entry of the rule's key.
+    /// The request lacks an entry of the rule's key.
     Key {
         /// The name of the entry.
         entry: &'a str,
@@ -54,8 +54,8 @@ impl Rule {
     /// Returns the first condition that fails for `request` at `now`, or `None` if the rule applies
     /// to the request.
     ///
-    /// The conditions of the rule come first, then its active hours, its key and its allow list.
-    /// The allow list of the whole [`RuleSet`] is not considered; see
+    /// Checks the conditions of the rule first, followed by its active hours, its key and its allow
+    /// list. Does not check the allow list of the whole [`RuleSet`]; see
     /// [`RuleSet::allow_listed_by`].
     #[must_use]
     pub fn failed_condition<'a>(
@@ -91,18 +91,19 @@ impl Rule {
 }
 
 impl RuleSet {
-    /// Returns the item of the allow list that `request` matches at `now`. No rule charges such a
-    /// request.
+    /// Returns the first item of the allow list that `request` matches at `now`. No rule charges a
+    /// request that matches an item.
     ///
-    /// The number of evaluations is not bounded. Call this after [`Self::charges`], which rejects
-    /// a request that would take too many.
+    /// The number of pattern evaluations is not limited. So first call [`Self::charges`], which
+    /// rejects a request that would need too many evaluations.
     #[must_use]
     pub fn allow_listed_by(&self, request: &Request<'_>, now: Timestamp) -> Option<&When> {
         self.allow_list().find(request, now)
     }
 }
 
-/// Returns the part of `pattern` that does not match `value`, or `None` if the pattern matches.
+/// Returns the first part of `pattern` that does not match `value`, or `None` if the pattern
+/// matches.
 fn failed_part<'p>(pattern: &'p Pattern, value: Option<&str>) -> Option<&'p Pattern> {
     match pattern.kind() {
         Kind::All(parts) => parts.iter().find_map(|part| failed_part(part, value)),
@@ -152,7 +153,7 @@ impl fmt::Display for FailedCondition<'_> {
     }
 }
 
-/// Describes the values that a pattern matches.
+/// A pattern whose `Display` form describes the values that it matches.
 struct Wanted<'p>(&'p Pattern);
 
 impl fmt::Display for Wanted<'_> {
@@ -185,7 +186,7 @@ impl fmt::Display for Wanted<'_> {
     }
 }
 
-/// Writes the first items: `a, b or c`.
+/// Writes at most [`MAX_NAMED`] items, in the form `a, b or c`.
 fn named<T: fmt::Display>(
     f: &mut fmt::Formatter<'_>,
     items: impl Iterator<Item = T>,
@@ -207,7 +208,7 @@ fn named<T: fmt::Display>(
     Ok(())
 }
 
-/// Cuts a text after [`MAX_SHOWN`] characters.
+/// A text that is written with at most [`MAX_SHOWN`] characters.
 struct Shortened<T>(T);
 
 impl<T: fmt::Display> fmt::Display for Shortened<T> {
@@ -238,7 +239,7 @@ mod tests {
 
     fn because(rule: &Rule, entries: &[(&str, &str)]) -> Option<String> {
         let request = Request::new(entries, Cost::ONE).unwrap();
-        // 2023-11-14 22:13:20 UTC, a Tuesday.
+        // The time is 2023-11-14 22:13:20 UTC, a Tuesday.
         let now = Timestamp::from_micros(1_700_000_000_000_000);
         let failed = rule.failed_condition(&request, now);
         failed.map(|failed| failed.to_string())

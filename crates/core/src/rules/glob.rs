@@ -7,12 +7,12 @@ use crate::limit::bounds;
 
 /// A pattern with at least one `*`, matched against the whole value.
 ///
-/// - In a pattern that begins with `/` (a path), `*` matches any characters within one segment,
-///   that is, without `/`. In any other pattern, `*` matches any characters, so that `*bot*` also
-///   finds `bot` in a user agent with slashes.
+/// - In a pattern that begins with `/` (a path), `*` matches any characters within one path
+///   segment: any characters except `/`. In any other pattern, `*` matches any characters, so that
+///   `*bot*` also finds `bot` in a user agent with slashes.
 /// - `**` matches any characters, including `/`.
-/// - A pattern that ends in `/**` also matches the part before that slash: `/api/**` covers `/api`,
-///   `/api/` and everything below.
+/// - A pattern that ends in `/**` also matches the text before this slash: `/api/**` matches
+///   `/api`, `/api/` and all paths below `/api/`.
 ///
 /// A wildcard also matches the empty string. Stars cannot be escaped: to match a value that
 /// contains a `*`, use [`Pattern::exact`](super::Pattern::exact).
@@ -22,16 +22,16 @@ pub(super) struct Glob {
     head: Box<str>,
     /// Each wildcard, with the literal text that follows it.
     runs: Box<[(Run, Box<str>)]>,
-    /// Whether the value may be equal to `head`: `/api/**`, whose head is `/api`, also matches
-    /// `/api`.
+    /// Whether a value that is equal to `head` matches: the glob `/api/**`, whose head is `/api`,
+    /// also matches `/api`.
     or_head: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
-    /// Any characters except `/`.
+    /// A wildcard for any characters except `/`.
     Segment,
-    /// Any characters.
+    /// A wildcard for any characters.
     Any,
 }
 
@@ -72,8 +72,8 @@ impl Glob {
         Ok(Self::with_head(head, runs, is_directory))
     }
 
-    /// Creates the glob. For `/api/**`, which also matches `/api`, the slash moves from the head to
-    /// the wildcard.
+    /// Creates a glob. For a glob such as `/api/**`, which also matches `/api`, the head does not
+    /// include the slash before the wildcard.
     fn with_head(head: &str, runs: Vec<(Run, Box<str>)>, is_directory: bool) -> Self {
         let directory = head
             .strip_suffix('/')
@@ -130,7 +130,7 @@ impl Glob {
     }
 }
 
-/// Writes the glob as in the rules file, with three or more stars shortened to two.
+/// Writes the glob as in the rules file, but three or more adjacent stars as two.
 impl fmt::Display for Glob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.head)?;
@@ -156,8 +156,8 @@ impl Run {
     }
 }
 
-/// Matches wildcards that may skip any characters. It is sufficient to try the first occurrence of
-/// each literal; the value must end with the last literal.
+/// Matches wildcards that can all skip any characters. For these wildcards, trying the first
+/// occurrence of each literal is sufficient. The value must end with the last literal.
 fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
     let Some(((_, last), literals)) = runs.split_last() else {
         return rest.is_empty();
@@ -171,10 +171,11 @@ fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
     rest.ends_with(&**last)
 }
 
-/// Matches several wildcards in time proportional to their number times the length of `value`, for
-/// any input. All positions where a wildcard can end are tracked together, without backtracking.
+/// Matches several wildcards without backtracking: it tracks all positions where a wildcard can end
+/// at once. For any input, the time is at most proportional to the number of wildcards times the
+/// length of `value`.
 fn matches_runs(runs: &[(Run, Box<str>)], value: &[u8]) -> bool {
-    // `ends[i]`: the pattern so far can match exactly `value[..i]`.
+    // `ends[i]` is true if the pattern up to this wildcard can match exactly `value[..i]`.
     let mut ends = vec![false; value.len() + 1];
     ends[0] = true;
     for (run, literal) in runs {
@@ -187,7 +188,7 @@ fn step(run: Run, literal: &[u8], value: &[u8], before: &[bool]) -> Vec<bool> {
     let mut after = vec![false; before.len()];
     let mut open = false;
     for (at, begins) in before.iter().enumerate() {
-        // An open wildcard may end at this position if the literal follows.
+        // A wildcard that has begun can end at this position if its literal follows.
         open |= begins;
         if open && value[at..].starts_with(literal) {
             after[at + literal.len()] = true;
@@ -243,8 +244,8 @@ mod tests {
 
     #[test]
     fn one_star_does_not_match_the_directory_itself() {
-        // In a pattern that is not a path, one star also matches any characters, but only `/**`
-        // also matches the part before the slash.
+        // In a pattern that is not a path, a single star also matches any characters. But only a
+        // pattern that ends in `/**` also matches the text before the slash.
         assert!(!glob("a/*").matches("a"));
         assert!(!glob("/a/*").matches("/a"));
         assert!(glob("a/**").matches("a"));
@@ -258,7 +259,7 @@ mod tests {
         assert!(Glob::new(&"a".repeat(1_025)).is_err());
     }
 
-    /// A naive reference implementation that tries every possibility.
+    /// A simple reference implementation, which tries every possible match of every wildcard.
     fn naive(pattern: &[u8], value: &[u8], path: bool) -> bool {
         match pattern {
             [] => value.is_empty(),

@@ -1,23 +1,24 @@
 //! The index: finds the items whose conditions can hold for a request, without evaluating all
 //! items.
 //!
-//! An item is a rule, an entry of an allow list or an alternative of a long list. Each item is
-//! filed under a fact that must be true of a request for the item's conditions to hold: an entry
-//! has a value; a value begins with, ends with or contains some text; an address is in a network;
-//! an entry is present. A lookup uses each entry of the request, and only the items found are
-//! evaluated. If an item can be filed in several ways, the index uses the way with the fewest other
-//! items. For example, ten thousand rules with the same path and different customers are filed by
-//! customer.
+//! An item is a rule, an entry of an allow list or an alternative in a long list of patterns. Each
+//! item is filed under a fact that must be true of a request for the item's conditions to hold.
+//! Such a fact is that an entry has a value; that a value begins with, ends with or contains some
+//! text; that an address is in a network; or that an entry is present. A lookup searches for each
+//! entry of the request, and only the items that it finds are evaluated. If an item can be filed
+//! under several facts, the index uses the fact that it shares with the fewest other items. For
+//! example, ten thousand rules with the same path and different customers are filed by customer.
 //!
-//! An item that cannot be filed (no conditions, or only negations) is evaluated for every request.
+//! An item without conditions, or with only negated conditions, cannot be filed, so it is evaluated
+//! for every request.
 //!
-//! The maps contain only values from the rules file. So clients cannot cause collisions, and a fast
-//! hash function is safe.
+//! The hash maps of the index contain only values from the rules file. So clients cannot cause
+//! collisions, and a fast hash function is safe.
 //!
-//! Memory: each item is filed once. A hash map takes at most 64 bytes for each alternative of an
-//! item. Items that are found by a text inside a value are in an automaton. The automaton uses at
-//! most the first 32 bytes of each text, and takes about 12 bytes of memory for each byte that it
-//! uses. A test measures the memory.
+//! Each item is filed once, so the index needs little memory. A hash map takes at most 64 bytes for
+//! each alternative of an item. Items that are found by a text inside a value are in an
+//! Aho-Corasick automaton. The automaton uses at most the first 32 bytes of each text, and takes
+//! about 12 bytes of memory for each of these bytes. A test measures the memory.
 
 use foldhash::HashMap;
 
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::limit::bounds;
 
-/// Items, each filed under a necessary condition on the request.
+/// An index of items, each filed under a fact that its conditions require.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     by_entry: HashMap<Box<str>, Postings>,
@@ -35,12 +36,14 @@ pub(super) struct Index {
     heaviest: Heaviest,
 }
 
-/// The lookup with the most evaluations, except for values crafted to contain many literals.
+/// The lookup that leads to the most pattern evaluations. Values that were crafted to contain many
+/// literals can lead to more.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Heaviest {
-    /// The total weight of the items that the lookup finds.
+    /// The total weight of the items that the lookup finds. The weight of an item is the maximum
+    /// number of its pattern evaluations.
     pub(super) weight: usize,
-    /// The entry whose items have most of that weight. `None` if most of the weight belongs to
+    /// The entry whose items have most of the total weight. `None` if most of the weight belongs to
     /// items that are evaluated for every request.
     pub(super) entry: Option<Box<str>>,
 }
@@ -60,10 +63,10 @@ impl Heaviest {
     }
 }
 
-/// An item to be filed.
+/// An item to be filed in an index.
 pub(super) struct Item<'a> {
     ways: Vec<Filing<'a>>,
-    /// The maximum number of evaluations of the item.
+    /// The maximum number of pattern evaluations of the item.
     weight: usize,
 }
 
@@ -74,8 +77,8 @@ struct Hook<'a> {
     on: Criterion<'a>,
 }
 
-/// One way to file an item: under all of these hooks. At least one of the hooks is true whenever
-/// the item applies.
+/// One way to file an item: under each of several hooks. Whenever the item applies, at least one of
+/// these hooks is true.
 type Filing<'a> = Vec<Hook<'a>>;
 
 impl<'a> Item<'a> {
@@ -87,8 +90,8 @@ impl<'a> Item<'a> {
         Self { ways, weight }
     }
 
-    /// Creates an item for an alternative of a list. A lookup of alternatives has only a value,
-    /// without an entry name.
+    /// Creates an item for an alternative in a list of patterns. The index of a list has no entry
+    /// names, because all its alternatives are matched against the same value.
     pub(super) fn alternative(pattern: &'a Pattern) -> Self {
         Self {
             ways: ways_at(ANY_ENTRY, pattern),
@@ -120,7 +123,7 @@ fn ways_at<'a>(entry: &'a str, pattern: &'a Pattern) -> Vec<Filing<'a>> {
 }
 
 impl Index {
-    /// Builds an index. Items are identified by their position.
+    /// Builds an index of `items`. A lookup returns the positions of items in this iterator.
     pub(super) fn new<'a>(items: impl Iterator<Item = Item<'a>>) -> Self {
         let items: Vec<Item<'a>> = items.collect();
         let mut crowds: HashMap<&Hook<'a>, usize> = HashMap::default();
@@ -155,8 +158,8 @@ impl Index {
         matches.items.dedup();
     }
 
-    /// Does the same as [`Self::look_up`] for the alternatives of a list. `value` is the value of
-    /// an entry, or `None` if the entry is absent.
+    /// Writes the indices of all alternatives of a list that can match `value` into `matches`,
+    /// sorted and without duplicates. `value` is `None` if the entry is absent.
     pub(super) fn look_up_value(&self, value: Option<&str>, matches: &mut Matches) {
         matches.items.clear();
         matches.items.extend_from_slice(&self.residual);
@@ -169,7 +172,7 @@ impl Index {
         matches.items.dedup();
     }
 
-    /// Returns the lookup with the most evaluations.
+    /// Returns the lookup that leads to the most pattern evaluations.
     pub(super) fn heaviest(&self) -> &Heaviest {
         &self.heaviest
     }
@@ -182,7 +185,7 @@ impl Index {
             .map(|(entry, postings)| (postings.heaviest(&weight), entry))
             .collect();
         entries.sort_unstable_by(|a, b| b.cmp(a));
-        // A request has at most this many entries.
+        // A request has at most `MAX_ENTRIES` entries.
         entries.truncate(bounds::MAX_ENTRIES);
         let first = entries.first().filter(|(weight, _)| *weight > residual);
         let weights = entries.iter().map(|(weight, _)| *weight);
@@ -198,9 +201,9 @@ impl Index {
     }
 }
 
-/// Returns a sort key for the ways to file an item. The way with the smallest key is used. The key
-/// consists of the largest number of items filed under one of the hooks, then how unspecific the
-/// hooks are, then the number of hooks.
+/// Returns the sort key of one way to file an item. The way with the smallest sort key is used. The
+/// sort key compares the largest number of items that share one of the hooks, the least specific
+/// hook, and the number of hooks, in this order.
 fn crowd<'a>(filing: &Filing<'a>, crowds: &HashMap<&Hook<'a>, usize>) -> impl Ord + use<> {
     let largest = filing.iter().filter_map(|hook| crowds.get(hook)).max();
     let vaguest = filing.iter().map(|hook| hook.on.vagueness()).max();

@@ -1,14 +1,15 @@
-//! The encoding of keys.
+//! The encoding of keys: a rule's scope (8 bytes that identify the rule) and the values of its key
+//! entries.
 //!
 //! ```text
 //! | scope: 8 bytes, from the rule's name | length, 2 bytes | value | … | last value |
 //! ```
 //!
 //! Every value but the last has a length prefix, so that (`a:b`, `c`) and (`a`, `b:c`) have
-//! different keys. The scope must be the same in every process and version, because keys are also
-//! stored in snapshots and used by other nodes.
+//! different keys. The scope of a rule must be the same in every process and version, because keys
+//! are also stored in snapshots and shared with other nodes.
 
-/// The prefix of all keys of one rule.
+/// The prefix of all keys of one rule, derived from the rule's name.
 pub(super) type Scope = [u8; 8];
 
 /// The first byte of every scope is at least this value. No UTF-8 text begins with such a byte.
@@ -17,12 +18,12 @@ const FIRST: u8 = 0xF8;
 /// The prefix that [`free_key`] adds to a key that could be mistaken for a rule's key.
 const ESCAPE: u8 = 0xF7;
 
-/// The prefix of the keys of a proxy's descriptors. No rule's key begins with this prefix. No free
-/// key begins with this prefix either, because the escape of a free key is never followed by the
-/// byte `d`.
+/// The prefix of the keys of Envoy descriptors. No rule's key begins with this prefix. No [free
+/// key](free_key) begins with this prefix, because an escape byte at the start of a free key is
+/// never followed by the byte `d`.
 pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
 
-/// The highest key space of [`free_key_in`].
+/// The highest number of a key space for [`free_key_in`].
 pub const MAX_KEY_SPACE: u8 = 15;
 
 const _: () = assert!(MAX_KEY_SPACE < DESCRIPTOR_KEY[1] && MAX_KEY_SPACE < ESCAPE);
@@ -41,9 +42,9 @@ pub fn free_key<'a>(key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     buffer
 }
 
-/// Does the same as [`free_key`] within one key space, so that `key` has a separate count in each
-/// space. [`free_key`] uses space 0. A key of another space is two bytes longer. `space` is at most
-/// [`MAX_KEY_SPACE`].
+/// Returns the key like [`free_key`], but in the key space `space`, so that `key` has a separate
+/// count in each space. [`free_key`] uses space 0. In any other space, the result is two bytes
+/// longer. `space` is at most [`MAX_KEY_SPACE`].
 #[must_use]
 pub fn free_key_in<'a>(space: u8, key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     debug_assert!(space <= MAX_KEY_SPACE, "key space {space} is out of range");
@@ -58,7 +59,7 @@ pub fn free_key_in<'a>(space: u8, key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a
     buffer
 }
 
-/// Returns the key space and the key for which [`free_key_in`] has returned `encoded`.
+/// Decodes a result of [`free_key_in`]. Returns the key space and the original key.
 #[must_use]
 pub fn free_key_parts(encoded: &[u8]) -> (u8, &[u8]) {
     match encoded {
@@ -69,7 +70,7 @@ pub fn free_key_parts(encoded: &[u8]) -> (u8, &[u8]) {
 }
 
 /// Returns the scope of the rule `name`: its 64-bit FNV-1a hash with additional mixing. The first
-/// byte is in a range that free keys never use.
+/// byte of the scope is in a range that [free keys](free_key) never use.
 pub(super) fn scope(name: &str) -> Scope {
     let fnv = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -80,7 +81,7 @@ pub(super) fn scope(name: &str) -> Scope {
     scope
 }
 
-/// Starts a key at the end of `buffer`.
+/// Starts a key: appends its scope to `buffer`.
 pub(super) fn begin(buffer: &mut Vec<u8>, scope: Scope) {
     buffer.extend_from_slice(&scope);
 }
@@ -95,7 +96,8 @@ pub(super) fn push(buffer: &mut Vec<u8>, value: &str, is_last: bool) {
     buffer.extend_from_slice(value.as_bytes());
 }
 
-/// Splits a rule's key into the scope, as a number that is never 0, and the rest.
+/// Splits a rule's key into its scope and the rest. Returns the scope as a number, which is never
+/// 0.
 #[inline]
 pub(crate) fn scope_of_key(key: &[u8]) -> Option<(u64, &[u8])> {
     let (scope, rest) = split(key)?;
@@ -108,9 +110,10 @@ pub(super) fn split(key: &[u8]) -> Option<(Scope, &[u8])> {
     (scope[0] >= FIRST).then_some((*scope, values))
 }
 
-/// Returns the key of `values` under the rule `name`, even if the rule does not exist. So a block
-/// on a key can be removed after its rule was renamed. Unlike [`super::Rule::encode_key`], this
-/// function checks neither the number of values nor their lengths.
+/// Returns the key of `values` under the rule `name`, even if the rule does not exist. With this
+/// function, a block on a key can be removed after its rule was renamed. Unlike
+/// [`super::Rule::encode_key`], this function checks neither the number of values nor their
+/// lengths.
 #[must_use]
 pub fn former_key(name: &str, values: &[&str]) -> Vec<u8> {
     let mut key = Vec::new();
@@ -127,14 +130,14 @@ pub(crate) fn is_of_rule(key: &[u8]) -> bool {
 }
 
 /// Decodes the values of a rule's key that has `count` values. Returns `None` if the bytes do not
-/// encode that many values, or are not the key of a rule.
+/// encode `count` values, or are not the key of a rule.
 pub(crate) fn former_values(key: &[u8], count: usize) -> Option<Vec<&str>> {
     let (_, rest) = split(key)?;
     values(rest, count)
 }
 
-/// Decodes the `count` values after the scope. Returns `None` if the bytes do not encode that many
-/// values.
+/// Decodes `count` values from `rest`, the bytes after the scope. Returns `None` if the bytes do
+/// not encode `count` values.
 pub(super) fn values(mut rest: &[u8], count: usize) -> Option<Vec<&str>> {
     let mut values = Vec::with_capacity(count);
     for remaining in (0..count).rev() {
@@ -158,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_scope_of_a_rule_name_is_stable() {
-        // If this value changed, all keys of all snapshots would be invalid.
+        // If the scope of a rule changed, all keys in existing snapshots would be invalid.
         assert_eq!(
             u64::from_be_bytes(scope("api-per-customer")),
             0xFE65_5710_0381_B7CC

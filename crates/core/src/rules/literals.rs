@@ -1,5 +1,5 @@
-//! Literals that every match of a regular expression contains. The index uses these literals to
-//! find the expression.
+//! Literals of a regular expression: texts of which every matching value contains at least one. The
+//! index uses these literals to find the expression.
 
 use regex_syntax::hir::{
     Hir, HirKind,
@@ -15,21 +15,22 @@ const MAX_LITERAL_BYTES: usize = 64;
 /// The maximum number of parts of one concatenation that are searched for a literal.
 const MAX_STARTS: usize = 32;
 
-/// Required literals: at least one of the alternatives is true of every matching value.
+/// Required literals: for each matching value, the condition below is true of at least one literal
+/// in the list.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Literals {
-    /// The value equals one of these.
+    /// The value equals one of these texts.
     Values(Box<[Box<str>]>),
-    /// The value begins with one of these.
+    /// The value begins with one of these texts.
     Prefixes(Box<[Box<[u8]>]>),
-    /// The value ends with one of these.
+    /// The value ends with one of these texts.
     Suffixes(Box<[Box<[u8]>]>),
-    /// The value contains one of these.
+    /// The value contains one of these texts.
     Parts(Box<[Box<[u8]>]>),
 }
 
-/// Returns all known kinds of literals of the values that match `hir` as a whole. The result is
-/// empty if no literals are known.
+/// Returns the required literals of all values that match `hir` as a whole, one element per kind of
+/// literals. Returns no elements if no literals are known.
 pub(super) fn of(hir: &Hir) -> Vec<Literals> {
     let mut literals = Vec::new();
     let prefixes = extract(hir, ExtractKind::Prefix);
@@ -52,9 +53,9 @@ fn extract(hir: &Hir, kind: ExtractKind) -> Seq {
     extractor.extract(hir)
 }
 
-/// Returns all matching values, if there are only a few. An assertion such as `\b` can add a
-/// literal that never matches. Such a literal is harmless, because the expression itself is
-/// evaluated as well.
+/// Returns all matching values, if there are only a few. If the expression has an assertion such as
+/// `\b`, some of the returned values possibly do not match. Such a value is harmless, because the
+/// expression itself is evaluated as well.
 fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
     let literals = prefixes.literals().filter(|literals| {
         !literals.is_empty() && literals.iter().all(|literal| literal.is_exact())
@@ -70,7 +71,7 @@ fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
         .collect()
 }
 
-/// Returns the literals of `seq`, if there are only a few and none is empty.
+/// Returns the literals of `seq`, if there are only a few and none of them is empty.
 fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
     let literals = seq.literals()?;
     let is_usable = !literals.is_empty() && literals.iter().all(|literal| !literal.is_empty());
@@ -82,9 +83,9 @@ fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
     })
 }
 
-/// Returns the most specific literals that occur in every match of `hir`. If `is_whole` is true
-/// (`hir` is the whole expression), the start of the expression is excluded, because its literals
-/// are already known as prefixes.
+/// Returns the most specific literals that occur in every match of `hir`. `is_whole` is true if
+/// `hir` is the whole expression. In this case, literals at the start of the expression are
+/// excluded, because they are already known as prefixes.
 fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     match hir.kind() {
         HirKind::Capture(capture) => parts(&capture.sub, is_whole),
@@ -115,8 +116,9 @@ fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     }
 }
 
-/// Ranks literals by specificity: first by the length of the shortest literal, then by their number
-/// (fewer is better).
+/// Ranks lists of literals by specificity. The list with the longer shortest literal is more
+/// specific. If the shortest literals have the same length, the list with fewer literals is more
+/// specific.
 fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
     let shortest = literals.iter().map(|literal| literal.len()).min();
     (shortest.unwrap_or(0), std::cmp::Reverse(literals.len()))
@@ -126,7 +128,7 @@ fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
 mod tests {
     use super::*;
 
-    /// Returns the literals of the expression `source` as text.
+    /// Returns the required literals of the regular expression `source` as text.
     fn told(source: &str) -> Vec<String> {
         let hir = regex_syntax::parse(source).unwrap();
         let text = |literals: &[Box<[u8]>]| {

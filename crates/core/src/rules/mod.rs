@@ -1,8 +1,8 @@
-//! Rules: when limits apply, and to which key.
+//! Rules, which determine when limits apply, and to which key.
 //!
 //! A [`Request`] consists of named values, its entries. A [`RuleSet`] finds the rules that apply to
-//! a request and turns each rule into a charge on a key. The time that this takes does not grow
-//! with the number of rules, because only the rules that the [`index`] finds are evaluated.
+//! a request and turns each rule into a charge on a key. Finding the rules does not take longer the
+//! more rules there are, because only the rules that the [`index`] finds are evaluated.
 
 mod active_hours;
 mod allow;

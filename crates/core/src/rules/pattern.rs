@@ -36,7 +36,7 @@ use crate::limit::bounds;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pattern(Kind);
 
-/// The kinds of patterns, as they are matched and indexed.
+/// The kind of a pattern, which determines how the pattern is matched and indexed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Kind {
     Exact(Box<str>),
@@ -64,7 +64,7 @@ impl Expression {
         &self.source
     }
 
-    /// Returns the literals that every matching value has.
+    /// Returns the literals of which every matching value contains at least one.
     pub(super) fn literals(&self) -> &[Literals] {
         &self.literals
     }
@@ -80,13 +80,14 @@ impl Pattern {
     /// Matches the value `text`, or, if `text` contains a `*`, the glob `text`.
     ///
     /// In a pattern that begins with `/`, `*` matches any characters except `/`. In any other
-    /// pattern, `*` matches any characters. In both, `**` matches any characters. `/api/**` also
-    /// matches `/api`.
+    /// pattern, `*` matches any characters. In every pattern, `**` matches any characters. The
+    /// pattern `/api/**` also matches `/api`.
     ///
     /// # Errors
     ///
-    /// Rejects a glob over [`bounds::MAX_PATTERN_BYTES`] or with more than
-    /// [`bounds::MAX_WILDCARDS`] wildcards, and a text that is longer than any value can be.
+    /// Rejects a glob that is longer than [`bounds::MAX_PATTERN_BYTES`] or has more than
+    /// [`bounds::MAX_WILDCARDS`] wildcards. Rejects a text without wildcards that is longer than
+    /// any value can be.
     pub fn text(text: &str) -> Result<Self, RuleError> {
         if text.contains('*') {
             return Glob::new(text).map(|glob| Self(Kind::Glob(glob)));
@@ -98,7 +99,8 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// Rejects a text over [`bounds::MAX_ENTRY_VALUE_BYTES`], because no value can be that long.
+    /// Rejects a text that is longer than [`bounds::MAX_ENTRY_VALUE_BYTES`], because no value can
+    /// be that long.
     pub fn exact(text: &str) -> Result<Self, RuleError> {
         let most = bounds::MAX_ENTRY_VALUE_BYTES;
         if text.len() > most {
@@ -117,8 +119,8 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// Rejects an invalid regular expression, one over [`bounds::MAX_PATTERN_BYTES`], and one that
-    /// compiles to more than [`bounds::MAX_REGEX_BYTES`].
+    /// Rejects a regular expression that is invalid, is longer than [`bounds::MAX_PATTERN_BYTES`],
+    /// or compiles to more than [`bounds::MAX_REGEX_BYTES`].
     pub fn regex(source: &str) -> Result<Self, RuleError> {
         let most = bounds::MAX_PATTERN_BYTES;
         if source.len() > most {
@@ -139,7 +141,7 @@ impl Pattern {
     }
 
     /// Matches IPv4 and IPv6 addresses in one of `networks`: `10.0.0.0/8`, `2001:db8::/32`,
-    /// `192.0.2.7`. An IPv4-mapped IPv6 address counts as the IPv4 address.
+    /// `192.0.2.7`. An IPv4-mapped IPv6 address is treated as the IPv4 address.
     ///
     /// # Errors
     ///
@@ -148,9 +150,9 @@ impl Pattern {
         CidrSet::new(networks).map(|nets| Self(Kind::Cidr(nets)))
     }
 
-    /// Matches the path `text`, or the glob `text` if it contains a `*`, in the way of many web
-    /// frameworks. The comparison ignores letter case, trailing slashes, path parameters
-    /// (`;name=value`) and trailing encoded white space.
+    /// Matches the path `text`, or the glob `text` if it contains a `*`. The comparison is as
+    /// tolerant as that of many web frameworks: it ignores letter case, trailing slashes, path
+    /// parameters (`;name=value`) and trailing encoded white space.
     ///
     /// # Errors
     ///
@@ -230,8 +232,8 @@ impl Pattern {
         self.evaluate(value, &mut Work::unbounded())
     }
 
-    /// Returns true if the pattern matches `value`. The result is only valid if `work` is not
-    /// exhausted.
+    /// Returns true if the pattern matches `value`, and counts the evaluations in `work`. The
+    /// result is only valid if `work` is not exhausted.
     pub(super) fn evaluate(&self, value: Option<&str>, work: &mut Work) -> bool {
         if let Some(effort) = self.effort()
             && !work.spend(effort, value)
@@ -251,7 +253,7 @@ impl Pattern {
         }
     }
 
-    /// Returns the maximum number of evaluations to match one value.
+    /// Returns the maximum number of pattern evaluations to match one value.
     pub(super) fn weight(&self) -> usize {
         match (&self.0, self.effort()) {
             (Kind::Any(any), _) => any.weight(),
@@ -304,14 +306,14 @@ impl Pattern {
     }
 }
 
-/// Compiles an expression that must match the whole value.
+/// Compiles a regular expression such that it must match the whole value.
 fn compile(hir: Hir) -> Result<Regex, RuleError> {
     let whole = Hir::concat(vec![Hir::look(Look::Start), hir, Hir::look(Look::End)]);
     let config = Regex::config()
         .nfa_size_limit(Some(bounds::MAX_REGEX_BYTES))
         .hybrid_cache_capacity(bounds::MAX_REGEX_BYTES)
-        // Together, these two engines take half of the compile time and gain little, because a
-        // request evaluates only a few expressions.
+        // These two regex engines together take half of the compile time. They would gain little,
+        // because a request evaluates only a few expressions.
         .dfa(false)
         .onepass(false);
     let built = Regex::builder().configure(config).build_from_hir(&whole);
@@ -324,8 +326,8 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     })
 }
 
-/// Converts an error message of the parser. The message has several lines that show the position;
-/// its last line names the problem.
+/// Converts an error message of the regex parser. The message has several lines that show the
+/// position of the error; its last line names the problem.
 fn not_a_regex(message: &str) -> RuleError {
     let last = message.lines().last().unwrap_or_default();
     let last = last.trim_start_matches("error: ");

@@ -1,5 +1,5 @@
-//! The items (rules, entries of an allow list, or alternatives) filed under one entry, found by the
-//! value of the entry.
+//! Postings: the items (rules, entries of an allow list, or alternatives) that are filed under one
+//! entry name. A lookup finds them by the value of the entry.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;
@@ -11,11 +11,12 @@ use super::{Pattern, cidr::address, glob::Glob, literals::Literals, pattern::Kin
 /// number of lookups for one value.
 const MAX_AFFIX_BYTES: usize = 64;
 
-/// The maximum length of a literal in the automaton. This length bounds the states of the automaton
-/// and the number of literals that can end at one byte of a value.
+/// The maximum length of a literal in the automaton. This length limits the number of states of the
+/// automaton, and the number of literals that can end at one byte of a value.
 const MAX_PART_BYTES: usize = 32;
 
-/// A necessary condition on an entry's value for an item to apply, the most specific kind first.
+/// A fact about the value of an entry that must be true for an item to apply. The most specific
+/// kind comes first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Criterion<'a> {
     /// The value equals this text.
@@ -28,31 +29,32 @@ pub(super) enum Criterion<'a> {
     Suffix(&'a [u8]),
     /// The value contains this text.
     Part(&'a [u8]),
-    /// The same condition on the normalized form of the value as a [route](super::route).
+    /// The normalized form of the value as a [route](super::route) meets this criterion.
     Route(Box<Self>),
     /// The entry is present.
     Presence,
 }
 
-/// Items, each filed under a necessary condition on one value.
+/// Items, each filed under a [`Criterion`] that the value must meet for the item to apply.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Postings {
     present: Vec<usize>,
     values: HashMap<Box<str>, Vec<usize>>,
     prefixes: Affixes,
     suffixes: Affixes,
-    /// Literals inside values, until [`Self::finish`] moves them into the automaton.
+    /// The items that are filed under a text inside the value, until [`Self::finish`] moves them
+    /// into the automaton.
     parts: HashMap<Box<[u8]>, Vec<usize>>,
     nets: HashMap<IpNet, Vec<usize>>,
     v4_lengths: Vec<u8>,
     v6_lengths: Vec<u8>,
-    /// Items filed by the normalized form of the value as a route.
+    /// The items that are filed under the normalized form of the value as a route.
     routes: Option<Box<Self>>,
-    /// Finds all literals that occur in a value, in one pass over the value.
+    /// The automaton that finds all literals in a value in one pass over the value.
     automaton: Option<Automaton>,
 }
 
-/// Items filed by the prefix or by the suffix of a value.
+/// Items that are filed under a prefix of the value, or items that are filed under a suffix.
 #[derive(Clone, Debug, Default)]
 struct Affixes {
     items: HashMap<Box<[u8]>, Vec<usize>>,
@@ -60,25 +62,25 @@ struct Affixes {
     lengths: Vec<usize>,
 }
 
-/// Searches for many literals simultaneously (Aho-Corasick).
+/// An Aho-Corasick automaton, which searches for many literals at once.
 #[derive(Clone, Debug)]
 struct Automaton {
     search: AhoCorasick,
-    /// The items filed under each literal, by the literal's number in the automaton.
+    /// The items that are filed under each literal, in the order of the literals in the automaton.
     items: Box<[Box<[usize]>]>,
 }
 
-/// The result of a lookup, reused for all requests.
+/// The result of a lookup. The buffers are reused for all requests.
 #[derive(Debug, Default)]
 pub(super) struct Matches {
-    /// The indices of the items found.
+    /// The indices of the items that the lookup found.
     pub(super) items: Vec<usize>,
-    /// The literals already found in the current value, one bit each.
+    /// The literals that were already found in the current value, with one bit for each literal.
     seen: Vec<u64>,
 }
 
 impl Postings {
-    /// Files `item`, which can only apply if `on` is true.
+    /// Files `item` under the criterion `on`, without which the item cannot apply.
     pub(super) fn file(&mut self, on: &Criterion<'_>, item: usize) {
         let items = match on {
             Criterion::Value(value) => self.values.entry((*value).into()).or_default(),
@@ -92,7 +94,8 @@ impl Postings {
         items.push(item);
     }
 
-    /// Prepares for lookups. If the automaton cannot be built, its items are filed by presence.
+    /// Prepares the postings for lookups. If the automaton cannot be built, its items are filed
+    /// under [`Criterion::Presence`] instead.
     pub(super) fn finish(&mut self) {
         let of_family = |is_v4: bool| {
             let nets = self.nets.keys().filter(|net| net.addr().is_ipv4() == is_v4);
@@ -114,7 +117,8 @@ impl Postings {
         }
     }
 
-    /// Appends the items that can apply for `value` to `matches`, possibly with duplicates.
+    /// Appends all items that can apply if the entry has the value `value` to `matches`, possibly
+    /// with duplicates.
     pub(super) fn look_up(&self, value: &str, matches: &mut Matches) {
         let found = &mut matches.items;
         found.extend_from_slice(&self.present);
@@ -145,9 +149,9 @@ impl Postings {
         }
     }
 
-    /// Returns the weight of the heaviest lookup, given the weight of each item. The lookup
-    /// includes the items filed by presence and the items that one value, prefix, suffix or address
-    /// can find. A value crafted to contain many literals can find more.
+    /// Returns the weight of the heaviest lookup: the highest total weight of items that the lookup
+    /// of one value can find. `weight` returns the weight of an item. Only one literal is assumed
+    /// per value, so a value that was crafted to contain many literals can find more items.
     pub(super) fn heaviest(&self, weight: &dyn Fn(usize) -> usize) -> usize {
         let of = |items: &[usize]| {
             let weights = items.iter().map(|item| weight(*item));
@@ -202,8 +206,8 @@ impl Affixes {
         self.lengths = distinct(self.items.keys().map(|affix| affix.len()));
     }
 
-    /// Returns the highest total weight of an affix and the shorter affixes that the affix
-    /// contains.
+    /// Returns the highest total weight of the items that are filed under one affix and under the
+    /// shorter affixes that it contains.
     fn heaviest(
         &self,
         cut: impl Fn(&[u8], usize) -> Option<&[u8]>,
@@ -223,7 +227,7 @@ impl Automaton {
     fn new(parts: &HashMap<Box<[u8]>, Vec<usize>>) -> Option<Self> {
         let search = AhoCorasick::builder()
             .match_kind(MatchKind::Standard)
-            // A table of all transitions would take a kilobyte for each byte of a literal.
+            // A DFA would take a kilobyte of transitions for each byte of a literal.
             .kind(Some(AhoCorasickKind::ContiguousNFA))
             .build(parts.keys())
             .ok()?;
@@ -237,8 +241,9 @@ impl Automaton {
         weights.max().unwrap_or(0)
     }
 
-    /// Finds all literals that occur in `value`, and appends the items filed under them to
-    /// `matches`. The items of a literal are appended once, however often the literal occurs.
+    /// Finds all literals that occur in `value`, and appends the items of each literal to
+    /// `matches`. Appends the items of a literal only once, even if the literal occurs several
+    /// times.
     fn look_up(&self, value: &[u8], matches: &mut Matches) {
         matches.seen.clear();
         matches.seen.resize(self.items.len().div_ceil(64), 0);
@@ -260,8 +265,8 @@ fn distinct<T: Ord>(lengths: impl Iterator<Item = T>) -> Vec<T> {
     lengths
 }
 
-/// Returns the ways to file a pattern. Each way is a list of facts, at least one of which is true
-/// of every value that matches. The result is empty for a pattern that can match an absent entry.
+/// Returns the ways to file a pattern. Each way is a list of criteria such that every matching
+/// value meets at least one of them. Returns no ways for a pattern that can match an absent entry.
 pub(super) fn ways_of(pattern: &Pattern) -> Vec<Vec<Criterion<'_>>> {
     match pattern.kind() {
         Kind::Exact(value) => vec![vec![Criterion::Value(value)]],
@@ -319,8 +324,8 @@ fn ways_of_literals(literals: &Literals) -> Vec<Criterion<'_>> {
     }
 }
 
-/// Files each alternative in its most specific way. If one of the alternatives cannot be filed,
-/// none is filed.
+/// Returns the way that files each alternative in its own most specific way. Returns no way if one
+/// of the alternatives cannot be filed.
 fn ways_of_any<'a>(
     exact: impl Iterator<Item = &'a str>,
     others: &'a [Pattern],
@@ -335,16 +340,16 @@ fn ways_of_any<'a>(
     vec![way]
 }
 
-/// Returns the most specific alternative. An alternative is a list of criteria, and as specific as
-/// the least specific of them.
+/// Returns the most specific of `ways`. A way is a list of criteria, and is as specific as the
+/// least specific criterion in the list.
 pub(super) fn most_telling(ways: Vec<Vec<Criterion<'_>>>) -> Option<Vec<Criterion<'_>>> {
     let vagueness = |way: &Vec<Criterion<'_>>| way.iter().map(Criterion::vagueness).max();
     ways.into_iter().min_by_key(vagueness)
 }
 
 impl Criterion<'_> {
-    /// Returns how unspecific this fact is, for comparison: first by its kind, then by how short
-    /// its text is.
+    /// Returns a value to compare criteria by: the less specific a criterion, the higher the value.
+    /// The kind is compared first. Within a kind, a shorter text is less specific.
     pub(super) fn vagueness(&self) -> (u8, std::cmp::Reverse<usize>) {
         let (kind, length) = match self {
             Self::Value(value) => (0, value.len()),

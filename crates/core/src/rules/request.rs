@@ -30,9 +30,10 @@ impl<'a> Request<'a> {
     ///
     /// # Errors
     ///
-    /// Rejects more than [`bounds::MAX_ENTRIES`] entries, an empty name, a duplicate name, a name
-    /// over [`bounds::MAX_ENTRY_NAME_BYTES`], and a value over [`bounds::MAX_ENTRY_VALUE_BYTES`].
-    /// The field of the error is `entries.<name>` if there is a name.
+    /// Rejects more than [`bounds::MAX_ENTRIES`] entries, and an empty or duplicate name. Rejects a
+    /// name that is longer than [`bounds::MAX_ENTRY_NAME_BYTES`], and a value that is longer than
+    /// [`bounds::MAX_ENTRY_VALUE_BYTES`]. If the error is about an entry with a name, its field is
+    /// `entries.<name>`.
     pub fn new(entries: &'a [(&'a str, &'a str)], cost: Cost) -> Result<Self, RequestError> {
         if entries.len() > bounds::MAX_ENTRIES {
             let problem = over(entries.len(), "entries", bounds::MAX_ENTRIES);
@@ -75,8 +76,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Returns the field for an error about the entry `name`. The name comes from the client, so it is
-/// escaped and truncated.
+/// Returns the field of an error about the entry `name`. The field contains the name escaped and
+/// truncated, because the name comes from the client.
 pub(super) fn field(name: &str) -> String {
     const SHOWN: usize = 64;
     let mut field = String::from("entries.");

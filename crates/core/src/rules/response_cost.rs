@@ -1,9 +1,9 @@
 //! Response-based cost: the final charge of a request is computed from its response.
 //!
-//! A limit must be charged before the request passes, because a request cannot be denied
-//! afterwards. Some facts are only known from the response, such as whether a login failed or how
-//! many tokens were used. When these facts are known, the excess is refunded with the
-//! [receipt](crate::Receipt).
+//! A limit must be charged before the request is forwarded, because a forwarded request cannot be
+//! denied any more. Some facts are only known from the response, such as whether a login failed or
+//! how many tokens were used. When the response is known, the part of the charge that exceeds the
+//! final charge is refunded with the [receipt](crate::Receipt).
 
 use super::{Request, Rule, RuleError, When, condition::check_name};
 use crate::{
@@ -35,8 +35,8 @@ pub struct ResponseCost {
 }
 
 impl ResponseCost {
-    /// Counts only requests whose response matches `answers`. All other requests are refunded
-    /// completely.
+    /// Counts only requests whose response matches `answers`. The charge of any other request is
+    /// refunded completely.
     #[must_use]
     pub fn counting(mut self, answers: When) -> Self {
         self.counts = answers;
@@ -44,7 +44,7 @@ impl ResponseCost {
     }
 
     /// Charges the number in the response entry `name`, a whole number in decimal digits. If the
-    /// response has no such number, the initial charge stays.
+    /// entry is missing or not a number, the initial charge stays.
     ///
     /// # Errors
     ///
@@ -61,12 +61,12 @@ impl ResponseCost {
         self.counts.is_always() && self.cost.is_none()
     }
 
-    /// Returns true if the response may set the cost.
+    /// Returns true if the final charge is a number in a response entry.
     pub(super) fn has_cost(&self) -> bool {
         self.cost.is_some()
     }
 
-    /// Returns the names of all response entries that the cost uses.
+    /// Returns the names of all response entries that the final charge depends on.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         self.counts.entry_names().chain(self.cost.as_deref())
     }
@@ -79,8 +79,9 @@ impl ResponseCost {
     }
 
     /// Returns the final charge for a response that was aborted. Only entries for which `is_final`
-    /// returns true have their final value. The final value of any other entry is unknown, so a
-    /// condition on it counts as fulfilled. Otherwise a client could avoid the charge by aborting.
+    /// returns true have their final value. A condition on any other entry counts as fulfilled,
+    /// because the final value of the entry is unknown. Otherwise, a client could avoid the charge
+    /// by aborting the response.
     #[must_use]
     pub fn due_so_far(
         &self,
@@ -97,10 +98,10 @@ impl ResponseCost {
     }
 }
 
-/// Settings that decide whether a charge may be refunded.
+/// Functions about charges that can change after the request was admitted.
 impl Rule {
-    /// Computes the final charge of each request from its response, as `response_cost` says. This
-    /// takes effect only where responses are visible: in the tower layer and the reverse proxy.
+    /// Computes the final charge of each request from its response, according to `response_cost`.
+    /// The setting takes effect only in the tower layer and the reverse proxy, which see responses.
     ///
     /// # Errors
     ///
@@ -130,20 +131,21 @@ impl Rule {
         Ok(self)
     }
 
-    /// Returns the response-based cost.
+    /// Returns the response-based cost of the rule.
     #[must_use]
     pub fn response_cost(&self) -> &ResponseCost {
         &self.response_cost
     }
 
-    /// Returns true if a request holds a concurrency slot until its response has ended.
+    /// Returns true if the rule has a concurrency limit. A request holds a slot of this limit until
+    /// its response has ended.
     #[must_use]
     pub fn has_slots(&self) -> bool {
         let holds = |limit: &Limit| matches!(limit.algorithm(), Algorithm::Concurrency { .. });
         self.limits().iter().any(holds)
     }
 
-    /// Returns true if requests wait in a queue.
+    /// Returns true if the rule has a limit under which requests wait in a queue.
     #[must_use]
     pub fn has_queue(&self) -> bool {
         let has_queue = |limit: &Limit| {
@@ -155,19 +157,19 @@ impl Rule {
         self.limits().iter().any(has_queue)
     }
 
-    /// Returns true if part of a request's charge may be refunded.
+    /// Returns true if a request's charge can be refunded or released later, which needs a receipt.
     #[must_use]
     pub fn wants_receipt(&self) -> bool {
         self.has_slots() || self.has_queue() || !self.response_cost.is_settled()
     }
 }
 
-/// Returns true if the text consists only of digits: no sign, no space, no exponent.
+/// Returns true if the text consists only of ASCII digits, without a sign, a space or an exponent.
 pub(super) fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Parses a number of units. A number over the maximum becomes the maximum.
+/// Parses a number of units. Returns [`bounds::MAX_COUNT`] for a larger number.
 fn units(text: &str) -> Option<u64> {
     let units = || text.parse().unwrap_or(bounds::MAX_COUNT);
     is_number(text).then(|| units().min(bounds::MAX_COUNT))

@@ -1,8 +1,7 @@
-//! Routes: paths compared in the way of many web frameworks.
+//! Routes: paths that are compared in the way of many web frameworks.
 //!
-//! Other patterns compare paths byte by byte. Many frameworks do not compare byte by byte: they
-//! treat `/login/`, `/LOGIN`, `/login;x=1` and `/login%20` as `/login`. A [`Route`] matches all of
-//! these.
+//! Other patterns compare paths byte by byte. But many frameworks treat `/login/`, `/LOGIN`,
+//! `/login;x=1` and `/login%20` as `/login`. A [`Route`] of `/login` matches all of these paths.
 
 use std::borrow::Cow;
 
@@ -13,7 +12,7 @@ use super::{Pattern, RuleError, pattern::Kind};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Route {
     written: Box<str>,
-    /// The exact text or glob that the normalized [form](form) of a value must match.
+    /// The exact text or the glob that the [normalized form](form) of a value must match.
     inner: Box<Pattern>,
 }
 
@@ -39,7 +38,7 @@ impl Route {
         &self.written
     }
 
-    /// Returns the pattern that the [form](form) of a value must match.
+    /// Returns the pattern that the [normalized form](form) of a value must match.
     pub(super) fn inner(&self) -> &Pattern {
         &self.inner
     }
@@ -54,7 +53,8 @@ impl Route {
 }
 
 /// Returns the normalized form in which routes are compared: lower case, without path parameters,
-/// and without trailing slashes and trailing encoded white space. The root is `/`.
+/// and without trailing slashes and trailing encoded white space. The normalized form of the root
+/// path is `/`.
 pub(super) fn form(path: &str) -> Cow<'_, str> {
     if is_form(path) {
         return Cow::Borrowed(path);

@@ -16,7 +16,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The source of a charge's cost.
+/// The source of the cost that a rule charges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CostSource {
     /// The cost of the request.
@@ -34,7 +34,7 @@ pub enum Mode {
     /// The rule denies requests over its limits.
     #[default]
     Enforce,
-    /// The rule counts and reports, but never denies.
+    /// The rule counts requests and reports its decisions, but never denies a request.
     Shadow,
 }
 
@@ -71,7 +71,7 @@ pub struct Rule {
 
 impl Rule {
     /// Creates a rule that applies `limits` to every request. The rule has one count for all
-    /// requests and charges the cost of each request.
+    /// requests, and adds the cost of each request to it.
     ///
     /// The name appears in headers, metrics and paths, so it must be printable ASCII with at most
     /// [`bounds::MAX_RULE_NAME_BYTES`].
@@ -132,7 +132,7 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// Returns an error for `cost` if `cost` is an entry that no request can have.
+    /// Returns an error for `cost` if `cost` is an entry whose name no request can have.
     pub fn costing(mut self, cost: CostSource) -> Result<Self, RuleError> {
         if let CostSource::Entry(entry) = &cost {
             check_name(entry).map_err(|error| RuleError::new("cost", error.problem))?;
@@ -148,8 +148,8 @@ impl Rule {
         self
     }
 
-    /// Makes the limits elastic: admits and marks `percent` more while the condition `headroom`
-    /// holds.
+    /// Makes the limits elastic: while the condition `headroom` holds, the rule admits up to
+    /// `percent` more than its limits, and marks the additional requests.
     ///
     /// # Errors
     ///
@@ -170,8 +170,8 @@ impl Rule {
         self
     }
 
-    /// Replaces the limits, and keeps everything else: the mode, the fallback policy, and by how
-    /// much the limits are elastic.
+    /// Replaces the limits, and keeps all other settings: the mode, the fallback policy, and the
+    /// elastic percentage.
     ///
     /// # Errors
     ///
@@ -190,7 +190,7 @@ impl Rule {
         Ok(self)
     }
 
-    /// Sets the fallback policy for when the store is unreachable.
+    /// Sets the fallback policy, which applies if the store is unreachable.
     #[must_use]
     pub fn failing(mut self, policy: OnFailure) -> Self {
         let limits = Arc::unwrap_or_clone(self.limits);
@@ -204,7 +204,8 @@ impl Rule {
         &self.name
     }
 
-    /// Returns the information about this rule that is stored with a block on one of its keys.
+    /// Returns the information about this rule that is stored with a manual block on one of its
+    /// keys.
     #[must_use]
     pub fn blocked_rule(&self) -> BlockedRule {
         BlockedRule {
@@ -266,7 +267,8 @@ impl Rule {
             .chain(headroom.flatten())
     }
 
-    /// Returns the longest window of the limits, which is the default duration of a manual block.
+    /// Returns the longest window of all limits of the rule. A manual block lasts so long by
+    /// default.
     #[must_use]
     pub fn longest_window(&self) -> Span {
         let windows = self.limits.iter().map(Limit::window);
@@ -279,12 +281,12 @@ impl Rule {
         self.scope
     }
 
-    /// Returns the encoded key for `values`, which are in the order of [`Self::key`].
+    /// Returns the encoded key for `values`, which must be in the order of [`Self::key`].
     ///
     /// # Errors
     ///
     /// Rejects a number of values that differs from the number of key entries, an empty value, and
-    /// a key over [`bounds::MAX_KEY_BYTES`].
+    /// a key that is longer than [`bounds::MAX_KEY_BYTES`].
     pub fn encode_key(&self, values: &[&str]) -> Result<Vec<u8>, RequestError> {
         if values.len() != self.key.len() {
             let names = self.key.join(", ");
@@ -302,8 +304,9 @@ impl Rule {
         Ok(bytes)
     }
 
-    /// Returns the first key entry whose value contradicts the conditions of this rule, so that the
-    /// rule applies to no request with that key. `values` are in the order of [`Self::key`].
+    /// Returns the first key entry whose value contradicts the conditions of this rule. With a
+    /// contradiction, the rule applies to no request with these values. `values` are in the order
+    /// of [`Self::key`].
     #[must_use]
     pub fn contradicted_key(&self, values: &[&str]) -> Option<&str> {
         let mut pairs = self.key().zip(values);
@@ -322,8 +325,8 @@ impl Rule {
         u64::from_be_bytes(self.scope)
     }
 
-    /// Decodes the values of a key, given the bytes after the scope. Returns `None` if the bytes do
-    /// not encode as many values as the key of the rule has.
+    /// Decodes the values of a key from `rest`, the bytes of the key after the scope. Returns
+    /// `None` if the bytes do not encode as many values as the key of the rule has.
     #[must_use]
     pub fn decode_values<'k>(&self, rest: &'k [u8]) -> Option<Vec<&'k str>> {
         key::values(rest, self.key.len())
@@ -341,8 +344,8 @@ impl Rule {
         self.when.iter()
     }
 
-    /// Returns the maximum number of evaluations to decide whether the rule applies and whether it
-    /// has headroom. A rule without conditions counts as one.
+    /// Returns the maximum number of pattern evaluations to decide whether the rule applies and
+    /// whether it may exceed its limits. A rule without conditions counts as one evaluation.
     pub(super) fn weight(&self) -> usize {
         let headroom = self.headroom.iter().map(|headroom| match headroom {
             Headroom::When(when) => when.weight(),
@@ -383,7 +386,8 @@ impl Rule {
         }
     }
 
-    /// Returns the other rule whose unused share makes this rule elastic, if any.
+    /// Returns the rule on whose unused limits this elastic rule depends. Returns `None` if the
+    /// rule does not depend on another rule.
     pub(super) fn unused(&self) -> Option<&UnusedShare> {
         match &self.headroom {
             Some(Headroom::Unused(unused)) => Some(unused),

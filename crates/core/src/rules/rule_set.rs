@@ -19,7 +19,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// Buffers for the charges of one request, reused for all requests.
+/// Buffers in which [`RuleSet::charges`] returns the charges of a request. A caller reuses the
+/// buffers for all requests.
 #[derive(Debug, Default)]
 pub struct Scratch {
     buffers: LookupBuffers,
@@ -29,14 +30,14 @@ pub struct Scratch {
 
 impl Scratch {
     /// Returns the number of pattern evaluations for the last request. A pattern that scans the
-    /// whole value counts once more for each KiB of the value.
+    /// whole value counts as one more evaluation for each KiB of the value.
     #[must_use]
     pub fn conditions_evaluated(&self) -> usize {
         self.buffers.work.done()
     }
 }
 
-/// Buffers for lookups in an index, and the work done so far.
+/// Buffers for lookups in an index, and the counter of pattern evaluations.
 #[derive(Debug, Default)]
 pub(super) struct LookupBuffers {
     pub(super) rules: Matches,
@@ -44,13 +45,14 @@ pub(super) struct LookupBuffers {
     pub(super) work: Work,
 }
 
-/// A charge whose key is still a range of the key buffer, because the buffer may grow.
+/// A charge whose key is stored as a range of the key buffer, because the buffer can still grow and
+/// move.
 #[derive(Debug)]
 struct DueCharge {
     rule: usize,
     key: Range<usize>,
     cost: Cost,
-    /// Whether the rule's elastic limits apply.
+    /// Whether the rule may exceed its limits, because it is elastic and its condition holds.
     has_headroom: bool,
 }
 
@@ -86,7 +88,7 @@ pub struct RuleSet {
     allow: AllowList,
     entry_names: BTreeSet<Box<str>>,
     extra_entry_names: BTreeSet<Box<str>>,
-    /// Whether a rule is elastic depending on the unused share of another rule.
+    /// Whether any elastic rule depends on how much of another rule's limits is unused.
     has_parents: bool,
     wants_receipts: bool,
 }
@@ -97,10 +99,13 @@ impl RuleSet {
     ///
     /// # Errors
     ///
-    /// Returns an error for every rule whose name is already taken, as `rules[<n>].name`, counted
-    /// from 0, and for every elastic rule that refers to itself or to a missing rule, as
-    /// `rules[<n>].elastic.unused.rule`. Rejects more than [`bounds::MAX_RULES`] rules, and rules
-    /// with which an ordinary request could take more than [`bounds::MAX_EVALUATIONS`].
+    /// Returns an error in these cases, where `<n>` is the index of the rule, counted from 0:
+    ///
+    /// - A rule has the name of an earlier rule. The field of the error is `rules[<n>].name`.
+    /// - An elastic rule refers to itself or to a missing rule. The field of the error is
+    ///   `rules[<n>].elastic.unused.rule`.
+    /// - There are more than [`bounds::MAX_RULES`] rules.
+    /// - An ordinary request could take more than [`bounds::MAX_EVALUATIONS`] pattern evaluations.
     pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, RuleErrors> {
         let most = bounds::MAX_RULES;
         if rules.len() > most {
@@ -129,8 +134,9 @@ impl RuleSet {
         })
     }
 
-    /// Inherits the state of `old` after a reload. A rule with unchanged limits keeps the same
-    /// limits object. If the limits of a rule changed, the spent units of its keys stay spent.
+    /// Takes over the limits of `old` after a reload. A rule with unchanged limits uses the same
+    /// limits object as in `old`. If the limits of a rule changed, the spent units of its keys stay
+    /// spent.
     #[must_use]
     pub fn inheriting_from(mut self, old: &Self) -> Self {
         for rule in &mut self.rules {
@@ -146,7 +152,8 @@ impl RuleSet {
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such rule, or if [`Rule::with_limits`] rejects the limits.
+    /// Returns an error if there is no rule with this name, or if [`Rule::with_limits`] rejects the
+    /// limits.
     pub fn with_limits(mut self, name: &str, limits: Vec<Limit>) -> Result<Self, RuleError> {
         let rule = self.rules.iter_mut().find(|rule| rule.name() == name);
         let rule = rule.ok_or_else(|| RuleError::new("name", "no rule has this name"))?;
@@ -166,8 +173,8 @@ impl RuleSet {
     /// - The entry that sets the cost is missing or is not a number from 1 to
     ///   [`bounds::MAX_COUNT`].
     /// - More than [`bounds::MAX_CHARGES`] rules apply.
-    /// - Finding the rules of the request takes more than [`bounds::MAX_EVALUATIONS`], because the
-    ///   values of its entries were crafted to match parts of many patterns.
+    /// - Finding the rules of the request takes more than [`bounds::MAX_EVALUATIONS`] pattern
+    ///   evaluations. This happens only if values were crafted to match parts of many patterns.
     pub fn charges<'a>(
         &'a self,
         request: &Request<'_>,
@@ -179,8 +186,8 @@ impl RuleSet {
         keys.clear();
         due.clear();
         let is_allowed = self.allow.matches(request, now, buffers);
-        // The result may be wrong if evaluations were skipped, so check for skipped evaluations
-        // before using the result.
+        // If evaluations were skipped, the list of rules is possibly wrong. So check for skipped
+        // evaluations before using the list.
         buffers.work.check()?;
         if is_allowed {
             return Ok(Vec::new());
@@ -202,8 +209,8 @@ impl RuleSet {
 
     /// Returns true if `request` is on the allow list, so that no rule charges it.
     ///
-    /// Returns false if the check takes more than [`bounds::MAX_EVALUATIONS`]. [`Self::charges`]
-    /// rejects such a request.
+    /// Returns false if the check takes more than [`bounds::MAX_EVALUATIONS`] pattern evaluations.
+    /// [`Self::charges`] rejects a request that takes so many.
     #[must_use]
     pub fn is_allow_listed(
         &self,
@@ -214,13 +221,15 @@ impl RuleSet {
         let buffers = &mut scratch.buffers;
         buffers.work = Work::default();
         let is_allowed = self.allow.matches(request, now, buffers);
-        // As in `charges`, the result may be wrong if evaluations were skipped.
+        // If evaluations were skipped, `is_allowed` is possibly wrong, so treat the request as not
+        // listed.
         is_allowed && buffers.work.check().is_ok()
     }
 
-    /// Returns the parent charges of elastic rules. The parents must be read before `charges` are
-    /// decided, because the unused share of the parents' limits decides whether the elastic rules
-    /// may exceed their own limits. The result is usually `None`.
+    /// Returns the parent charges of the elastic rules in `charges`: how much of the parents'
+    /// limits is unused decides whether the elastic rules may exceed their own limits. So the
+    /// caller must read the parents before it decides `charges`. Returns `None` if no rule has a
+    /// parent, which is usual.
     #[must_use]
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {
@@ -272,16 +281,16 @@ impl RuleSet {
     }
 
     /// Returns true if these `charges` of a request should be [settled](crate::Store::settle) when
-    /// the request has ended or is cancelled. This is the case if one of the rules has concurrency
-    /// slots, a queue, or a response-based cost.
+    /// the request has ended or is cancelled. Settling is needed if one of the rules has
+    /// concurrency slots, a queue, or a response-based cost.
     #[must_use]
     pub fn wants_receipt(&self, charges: &[Charge<'_>]) -> bool {
         let wants = |charge: &Charge<'_>| self.rule_of(charge.key).is_some_and(Rule::wants_receipt);
         self.wants_receipts && charges.iter().any(wants)
     }
 
-    /// Returns the rule to which the key of a charge belongs. Returns `None` for the key of a limit
-    /// that was sent with a request, or if the rule no longer exists.
+    /// Returns the rule to which the key of a charge belongs. Returns `None` if the rule no longer
+    /// exists, or if the key belongs to a limit that was sent with a request.
     #[must_use]
     pub fn rule_of(&self, key: &[u8]) -> Option<&Rule> {
         let (scope, _) = key::split(key)?;
@@ -289,9 +298,10 @@ impl RuleSet {
     }
 
     /// Finds the rules that a request can bypass by leaving out an entry for which `is_optional`
-    /// returns true. A rule is not returned if another enforced rule is known to apply to every
-    /// request that bypasses the rule in this way. The rules are returned in order, each with one
-    /// such entry. The iterator is lazy, and each step may examine many rules.
+    /// returns true. Skips a rule if another rule in enforce mode is known to apply to every
+    /// request that bypasses the rule in this way. Returns the rules in the order of the file, each
+    /// with one entry whose absence bypasses it. The iterator is lazy, and each step can examine
+    /// many rules.
     pub fn bypasses(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Bypass<'_>> {
         bypass::bypasses(&self.rules, is_optional)
     }
@@ -309,8 +319,8 @@ impl RuleSet {
     }
 
     /// Returns the rule to which the key of a charge belongs, with the values of the key entries in
-    /// the order of [`Rule::key`]. Returns `None` for the key of a limit that was sent with a
-    /// request, if the rule no longer exists, or if its key entries have changed.
+    /// the order of [`Rule::key`]. Returns `None` if the rule no longer exists or its key entries
+    /// have changed, or if the key belongs to a limit that was sent with a request.
     #[must_use]
     pub fn decode_key<'k>(&self, key: &'k [u8]) -> Option<(&Rule, Vec<&'k str>)> {
         let (_, rest) = key::split(key)?;
@@ -360,7 +370,8 @@ impl RuleSet {
     }
 }
 
-/// Maps scopes to rules. Rejects two rules with the same name, or with the same scope, which is
+/// Returns the index of the rule for each [scope](Rule::key_scope). Rejects two rules with the same
+/// name. Also rejects two rules whose scopes, which are hashes of the names, are the same; this is
 /// extremely rare.
 fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
     let mut by_scope = HashMap::with_capacity(rules.len());
@@ -415,7 +426,8 @@ fn check_parents(rules: &[Rule]) -> Result<(), RuleErrors> {
     }
 }
 
-/// Returns the limits to use instead of `new`, given that `old` were active until now.
+/// Returns the limits to use for a rule whose limits are `new` in the new rule set and were `old`
+/// until now.
 fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
     let same_manner = new.is_shadow() == old.is_shadow()
         && new.on_failure() == old.on_failure()
@@ -425,8 +437,8 @@ fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
         (true, false) => {
             let limits = Limits::clone(old).in_shadow(new.is_shadow());
             let limits = limits.failing(new.on_failure());
-            // The parameters are equal, so the elastic percentage of the new limits is valid for
-            // the old limits.
+            // The parameters of the old and the new limits are equal, so the new elastic percentage
+            // is valid for the old limits.
             Arc::new(limits.clone().stretching(new.stretch()).unwrap_or(limits))
         }
         (false, _) => Arc::new(Limits::clone(new).inheriting_from(old)),

@@ -1,4 +1,5 @@
-//! Formats conditions in the notation of the rules file, to inspect a running server.
+//! Formatting of conditions in the notation of the rules file, for the inspection of a running
+//! server.
 
 use std::fmt;
 
@@ -78,7 +79,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// An exact value. With a star it is written `{is: "a*"}`, because a plain `a*` is a glob.
+/// An exact value. A value with a star is written `{is: "a*"}`, because a plain `a*` is a glob.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Exact<'t>(pub(super) &'t str);
 
@@ -92,7 +93,7 @@ impl fmt::Display for Exact<'_> {
     }
 }
 
-/// A text, written in quotes if it could otherwise be misread.
+/// A text that is written in quotes if YAML could misread it without quotes.
 pub(super) struct Word<'t>(pub(super) &'t str);
 
 impl fmt::Display for Word<'_> {
@@ -108,7 +109,8 @@ impl fmt::Display for Word<'_> {
 /// Returns whether YAML reads `text` without quotes as the same text. YAML would read a leading
 /// star as an alias, and a leading hyphen as a list item or a number.
 fn is_plain(text: &str) -> bool {
-    /// Words that YAML 1.1 or 1.2 reads as a boolean, as null or as a number, in any letter case.
+    /// The words that YAML 1.1 or 1.2 reads as a boolean, as null or as a number, in any letter
+    /// case.
     const WORDS: [&str; 11] = [
         "true", "false", "null", "yes", "no", "on", "off", "y", "n", ".inf", ".nan",
     ];
@@ -121,8 +123,8 @@ fn is_plain(text: &str) -> bool {
         && !may_be_number(text)
 }
 
-/// Returns whether YAML may read `text` as a number or a date. An address such as `10.0.0.1` has
-/// too many dots for that.
+/// Returns whether YAML could read `text` as a number or a date. An address such as `10.0.0.1` has
+/// too many dots for a number.
 fn may_be_number(text: &str) -> bool {
     let is_numeric = |byte: u8| byte.is_ascii_hexdigit() || b"._-xXoO".contains(&byte);
     text.starts_with(|first: char| first.is_ascii_digit() || first == '.')
@@ -130,15 +132,15 @@ fn may_be_number(text: &str) -> bool {
         && text.matches('.').count() <= 1
 }
 
-/// A text in double quotes, with the escapes of YAML.
+/// A text that is written in double quotes, with the escapes of YAML.
 struct Quoted<'t>(&'t str);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("\"")?;
         for letter in self.0.chars() {
-            // The standard library knows which characters are not printable, but escapes them in a
-            // form that YAML does not have: `\u{7f}`.
+            // `escape_debug` tells which characters are not printable, but its own escapes, such as
+            // `\u{7f}`, are not valid in YAML.
             let is_hidden = || letter.escape_debug().nth(1) == Some('u');
             match letter {
                 '"' | '\\' => write!(f, "\\{letter}")?,
@@ -201,7 +203,7 @@ mod tests {
         assert_eq!(nights.to_string(), expected);
     }
 
-    /// Without quotes, YAML would reject these texts or read them as something else.
+    /// YAML would reject the texts of this test without quotes, or read them as another value.
     #[test]
     fn texts_that_yaml_would_misread_are_quoted() {
         let glob = |text: &str| Pattern::text(text).unwrap().to_string();

@@ -1,11 +1,11 @@
-//! Counts the work of finding the rules of one request, and rejects the request if there is too
-//! much work.
+//! The work of finding the rules that apply to one request. A request that would need too much work
+//! is rejected.
 
 use super::RuleError;
 use crate::{eval::RequestError, limit::bounds};
 
-/// The number of pattern evaluations for one request. A pattern that scans the whole value counts
-/// once more for each KiB of the value.
+/// A counter of the pattern evaluations for one request. A pattern that scans the whole value
+/// counts as one more evaluation for each KiB of the value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     done: usize,
@@ -15,10 +15,10 @@ pub(super) struct Work {
 /// The effort of one evaluation of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// Constant for every value: a lookup, or a comparison with the beginning or the end of the
+    /// The effort is constant: a lookup, or a comparison with the beginning or the end of the
     /// value.
     Constant,
-    /// Proportional to the length of the value.
+    /// The effort is proportional to the length of the value.
     Linear,
 }
 
@@ -47,7 +47,7 @@ impl Default for Work {
 }
 
 impl Work {
-    /// Creates a counter without a bound, for conditions that are known to be few.
+    /// Creates a counter without a maximum, for a small number of conditions.
     pub(super) fn unbounded() -> Self {
         Self {
             done: 0,
@@ -60,24 +60,25 @@ impl Work {
         self.done
     }
 
-    /// Counts one evaluation. Returns false if the maximum is exceeded. Then the caller must skip
-    /// the evaluation. [`Self::check`] later rejects the request, because the result of its
-    /// evaluations is incomplete.
+    /// Counts one evaluation of a pattern. Returns false if the counter exceeds its maximum, in
+    /// which case the caller must skip the evaluation. The caller must call [`Self::check`]
+    /// afterwards, which rejects the request, because the result is wrong if evaluations were
+    /// skipped.
     pub(super) fn spend(&mut self, effort: Effort, value: Option<&str>) -> bool {
         let units = effort.of(value.map_or(0, str::len));
         self.done = self.done.saturating_add(units);
         self.done <= self.most
     }
 
-    /// Exhausts the counter if `items`, the number of candidates about to be evaluated, exceeds the
-    /// maximum.
+    /// Exhausts the counter if `items` exceeds the maximum. `items` is the number of items that are
+    /// about to be evaluated.
     pub(super) fn expect(&mut self, items: usize) {
         if items > self.most {
             self.done = self.done.max(items);
         }
     }
 
-    /// Rejects the request if it took more than [`bounds::MAX_EVALUATIONS`].
+    /// Rejects the request if it took more than [`bounds::MAX_EVALUATIONS`] pattern evaluations.
     pub(super) fn check(self) -> Result<(), RequestError> {
         if self.done <= self.most {
             return Ok(());
@@ -90,7 +91,8 @@ impl Work {
     }
 }
 
-/// Rejects rules with which an ordinary request could take more than [`bounds::MAX_EVALUATIONS`].
+/// Rejects a set of rules if an ordinary request could take more than [`bounds::MAX_EVALUATIONS`]
+/// pattern evaluations.
 pub(super) fn check_heaviest(heaviest: &super::index::Heaviest) -> Result<(), RuleError> {
     let most = bounds::MAX_EVALUATIONS;
     if heaviest.weight <= most {

@@ -1,29 +1,29 @@
-//! The history: the time slices that are over.
+//! The history: the counts of the last day in time slices of a minute, 5 minutes and an hour.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Level, LiveSlice, Measure, Period, Stream, Summary, Tally, merge};
 
-/// The counts of one rule in a closed slice.
+/// The counts of one rule in a closed time slice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupSummaries {
     /// The exact totals.
     pub tally: Tally,
-    /// The summary of each stream, by [`Stream`]; `None` if nothing was added.
+    /// The summary of each stream, in the order of [`Stream`]. `None` if the stream is empty.
     pub streams: [Option<Summary>; Stream::COUNT],
 }
 
-/// A slice that is over, merged from the slices of all workers.
+/// A time slice that has ended, merged from the slices of all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosedSlice {
     /// The exact totals over all rules; each request counts once.
     pub total: Tally,
-    /// The counts of each rule, by scope.
+    /// The counts of each rule, by the [scope](crate::Rule::key_scope) of the rule.
     pub groups: BTreeMap<u64, GroupSummaries>,
 }
 
-/// The slices of the last day, by level and by number. The number of a slice is the time at which
-/// it begins, in units of its length.
+/// The time slices of the last day, by [`Level`] and by number. The number of a slice is its start
+/// since 1970, divided by its length.
 #[derive(Debug)]
 pub struct History {
     keep: usize,
@@ -32,8 +32,8 @@ pub struct History {
 }
 
 impl History {
-    /// Creates an empty history. Its summaries have `keep` keys, unless they take more than
-    /// `max_bytes`.
+    /// Creates an empty history. Each summary keeps `keep` keys, or fewer if all summaries together
+    /// would take more than `max_bytes`.
     #[must_use]
     pub fn new(keep: usize, max_bytes: usize) -> Self {
         Self {
@@ -43,8 +43,8 @@ impl History {
         }
     }
 
-    /// Adds slices that are over to the slices of each level that contain them. `minute` is the
-    /// current minute. Returns the slices that have changed.
+    /// Adds closed minutes of workers to the time slices that contain them, at each level. `minute`
+    /// is the current minute. Returns the level and the number of each slice that has changed.
     pub fn add(&mut self, slices: &[LiveSlice], minute: u64) -> BTreeSet<(Level, u64)> {
         let mut changed = BTreeSet::new();
         self.expire(minute);
@@ -70,7 +70,7 @@ impl History {
         changed
     }
 
-    /// Drops the slices that no period ending in `minute` contains.
+    /// Drops the time slices that are older than every [`Period`] ending in `minute`.
     pub fn expire(&mut self, minute: u64) {
         for level in Level::ALL {
             let current = minute / level.minutes();
@@ -79,27 +79,27 @@ impl History {
         }
     }
 
-    /// Drops the counts of the rules for which `is_listed` does not hold. The totals over all rules
-    /// stay.
+    /// Drops the counts of each rule for whose scope `is_listed` returns false. The totals over all
+    /// rules are kept.
     pub fn retain(&mut self, is_listed: impl Fn(u64) -> bool) {
         for slice in self.levels.iter_mut().flat_map(BTreeMap::values_mut) {
             slice.groups.retain(|scope, _| is_listed(*scope));
         }
     }
 
-    /// Returns the slice of `level` with this number.
+    /// Returns the time slice of `level` with this number.
     #[must_use]
     pub fn slice(&self, level: Level, number: u64) -> Option<&ClosedSlice> {
         self.levels[level.index()].get(&number)
     }
 
-    /// Returns the slices of the period that ends in `minute`.
+    /// Returns the time slices of the period that ends in `minute`.
     pub fn slices(&self, over: Period, minute: u64) -> impl Iterator<Item = &ClosedSlice> {
         let slices = self.levels[over.level().index()].range(over.first_slice(minute)..);
         slices.map(|(_, slice)| slice)
     }
 
-    /// Returns the scopes of the rules with counts in the period that ends in `minute`.
+    /// Returns the scopes of all rules that have counts in the period that ends in `minute`.
     #[must_use]
     pub fn scopes(&self, over: Period, minute: u64) -> BTreeSet<u64> {
         let slices = self.slices(over, minute);
@@ -155,7 +155,7 @@ impl ClosedSlice {
         groups.flat_map(|group| group.streams.iter().flatten())
     }
 
-    /// Adds `other`. Summaries keep at most `keep` keys.
+    /// Adds the counts of `other`. Each merged summary keeps at most `keep` keys.
     pub fn merge(&mut self, other: &Self, keep: usize) {
         self.total += other.total;
         for (scope, group) in &other.groups {
@@ -165,7 +165,7 @@ impl ClosedSlice {
 }
 
 impl GroupSummaries {
-    /// Returns the summaries of the streams of `by`.
+    /// Returns the summaries of the streams that make up the measure `by`.
     pub fn of(&self, by: Measure) -> impl Iterator<Item = &Summary> {
         let streams = by.streams().iter();
         streams.filter_map(|stream| self.streams[stream.index()].as_ref())

@@ -1,4 +1,4 @@
-//! Merging of summaries.
+//! Merging of [summaries](Summary).
 
 use std::cmp::Reverse;
 
@@ -6,14 +6,14 @@ use foldhash::{HashMap, HashMapExt as _};
 
 use super::Summary;
 
-/// A key in one of the lists to be merged. The true number is in `estimate - error ..= estimate`.
+/// A key in a list of top talkers. The true number is in `estimate - error ..= estimate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopKey<'s> {
     /// The key, without the scope of its rule.
     pub key: &'s [u8],
-    /// The upper bound of the number.
+    /// The upper bound of the key's true number.
     pub estimate: u64,
-    /// The difference between the upper and the lower bound.
+    /// The difference between the upper and the lower bound of the true number.
     pub error: u64,
 }
 
@@ -53,7 +53,8 @@ pub fn top_keys<'s>(
     keys
 }
 
-/// Returns the floor of the merged summaries, and their keys in no particular order.
+/// Returns the floor of the merged summaries (the upper bound for a key in none of them), and their
+/// keys in no particular order.
 fn merged<'s>(
     summaries: impl IntoIterator<Item = &'s Summary>,
 ) -> (u64, impl Iterator<Item = TopKey<'s>>) {
@@ -68,8 +69,9 @@ fn merged<'s>(
         }
     }
     let keys = sums.into_iter().map(move |(key, sum)| {
-        // In each summary without the key, the sum of the key is between 0 and the floor of that
-        // summary. A damaged summary may contain a key twice, so its floor may be added twice.
+        // In each summary without the key, the sum of the key is between 0 and the floor of the
+        // summary. `sum.floor` can exceed `floor`, because a damaged summary can contain a key
+        // twice.
         let unseen = floor.saturating_sub(sum.floor);
         TopKey {
             key,

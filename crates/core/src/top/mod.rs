@@ -1,5 +1,5 @@
-//! Top talkers: the keys with the most requests, denials or cost of the last minutes and hours, in
-//! bounded memory and with an error bound for every number.
+//! Top talkers: the keys with the most requests, denials or cost in the last minutes and hours.
+//! They are counted in bounded memory, with an error bound for every number.
 //!
 //! ```text
 //! Recorder   one per worker: counts the decisions of the current minute
@@ -14,21 +14,22 @@
 //!
 //! # The bound
 //!
-//! A sketch keeps `count` and `error` of some keys, and `floor`. For every key in the sketch, the
-//! true number is in `count - error ..= count`. For every other key, the true number is at most
-//! `floor`.
+//! A sketch keeps a `count` and an `error` for some keys, and one `floor`. For every key in the
+//! sketch, the true number is in `count - error ..= count`. For every other key, the true number is
+//! at most `floor`.
 //!
-//! This is Space-Saving (Metwally, Agrawal, El Abbadi 2005) with the eviction done lazily: a new
-//! key starts with `floor` as its error; once there are twice as many keys as `keys`, those with
-//! the lowest counts are dropped, and `floor` becomes the highest count among them. As in the
-//! Misra-Gries sketch, to which Space-Saving is isomorphic, the sum of `count - floor` grows by the
-//! weight of each addition, and falls by at least `keys + 1` for each unit by which `floor` rises.
-//! So `floor <= total / (keys + 1)`.
+//! The algorithm is Space-Saving (Metwally, Agrawal, El Abbadi 2005) with lazy eviction. A new key
+//! starts with `floor` as its error. When a sketch has twice as many keys as its setting `keys`,
+//! the keys with the lowest counts are dropped, and `floor` becomes the highest dropped count.
 //!
-//! Merging (Agarwal et al. 2012, "Mergeable Summaries") adds the counts, the errors and the floors.
-//! If only one of two sketches has a key, the floor of the other sketch is added to the count and
-//! to the error of the key. The bounds of the counts and of `floor` also hold for the merged
-//! sketch, with the sum of the totals. So merging does not weaken the bounds, no matter how often
+//! The error bound follows as for the Misra-Gries sketch, to which Space-Saving is isomorphic. Each
+//! addition increases the sum of `count - floor` over all keys by its weight. Each unit by which
+//! `floor` rises decreases this sum by at least `keys + 1`. So `floor <= total / (keys + 1)`.
+//!
+//! Merging (Agarwal et al. 2012, "Mergeable Summaries") adds the counts, the errors and the floors
+//! of two sketches. If only one sketch has a key, the floor of the second sketch is added to the
+//! count and to the error of the key. In the merged sketch, the bounds of the counts and of `floor`
+//! hold for the sum of both totals. So merging does not weaken the bounds, no matter how often
 //! sketches are merged.
 
 mod history;
@@ -48,23 +49,24 @@ pub use tally::Tally;
 
 use crate::time::Timestamp;
 
-/// The maximum number of rules that have their own lists, in the order of the rules file. The
-/// requests of the other rules are only part of the totals over all rules.
+/// The maximum number of rules that have their own lists of top talkers: the first ones of the
+/// rules file. The requests of later rules count only in the totals over all rules.
 pub const MAX_TOP_RULES: usize = 1_000;
 
-/// The maximum number of keys in an answer.
+/// The maximum number of keys in one response.
 pub const MAX_TOP_KEYS: usize = 1_000;
 
-/// The scope of the keys of limits that are sent with the request. No rule has this scope.
+/// The [scope](crate::Rule::key_scope) for keys without a rule: the keys of limits that are sent
+/// with the request. No rule has this scope.
 pub const NO_RULE: u64 = 0;
 
-/// The bounds of the lists.
+/// The number of keys and the memory that the lists of top talkers may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopBounds {
-    /// The number of keys in each sketch. Unless memory is short, no number in a list is off by
-    /// more than the total divided by `keys`.
+    /// The number of keys in each sketch. If `max_bytes` is large enough for all keys, no number in
+    /// a list is off by more than the total divided by `keys`.
     pub keys: usize,
-    /// The maximum memory of all lists, in bytes. If this is not enough memory, the sketches have
+    /// The maximum memory of all lists, in bytes. If the lists need more memory, the sketches keep
     /// fewer keys.
     pub max_bytes: usize,
 }
@@ -84,8 +86,8 @@ pub enum Measure {
     /// The number of requests.
     #[default]
     Requests,
-    /// The number of requests that the rule denied. Requests that a rule in shadow mode would have
-    /// denied count, too.
+    /// The number of requests that the rule denied, or would have denied if it were not in shadow
+    /// mode.
     Denied,
     /// The cost of the requests, denied or not.
     Cost,
@@ -95,7 +97,7 @@ impl Measure {
     /// All measures.
     pub const ALL: [Self; 3] = [Self::Requests, Self::Denied, Self::Cost];
 
-    /// Returns the name in queries.
+    /// Returns the name that queries use.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -111,7 +113,7 @@ impl Measure {
         Self::ALL.into_iter().find(|by| by.as_str() == name)
     }
 
-    /// Returns the streams whose sum is this measure. The streams have no addition in common.
+    /// Returns the streams whose sum is this measure. Each addition is in only one stream.
     #[must_use]
     pub const fn streams(self) -> &'static [Stream] {
         match self {
@@ -122,15 +124,16 @@ impl Measure {
     }
 }
 
-/// A disjoint part of the additions to a key. So a request of cost 1 is added to a single sketch,
-/// although there are three measures.
+/// One of three disjoint groups of additions to a key, with a sketch for each. The groups are
+/// disjoint so that a request of cost 1 is added to a single sketch, although there are three
+/// measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
-    /// One per request that the rule did not deny.
+    /// An addition of 1 for each request that the rule did not deny.
     Passed,
-    /// One per request that the rule denied.
+    /// An addition of 1 for each request that the rule denied.
     Denied,
-    /// The cost of each request beyond 1.
+    /// An addition of `cost - 1` for each request whose cost is more than 1.
     ExtraCost,
 }
 
@@ -150,14 +153,14 @@ impl Stream {
 /// A period that ends now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Period {
-    /// The last 5 minutes, in slices of 1 minute.
+    /// The last 5 minutes, in time slices of 1 minute.
     #[default]
     FiveMinutes,
-    /// The last 15 minutes, in slices of 1 minute.
+    /// The last 15 minutes, in time slices of 1 minute.
     QuarterHour,
-    /// The last hour, in slices of 5 minutes.
+    /// The last hour, in time slices of 5 minutes.
     Hour,
-    /// The last day, in slices of 1 hour.
+    /// The last day, in time slices of 1 hour.
     Day,
 }
 
@@ -165,7 +168,7 @@ impl Period {
     /// All periods.
     pub const ALL: [Self; 4] = [Self::FiveMinutes, Self::QuarterHour, Self::Hour, Self::Day];
 
-    /// Returns the name in queries.
+    /// Returns the name that queries use.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -182,7 +185,7 @@ impl Period {
         Self::ALL.into_iter().find(|over| over.as_str() == name)
     }
 
-    /// Returns the length in minutes.
+    /// Returns the length of the period in minutes.
     #[must_use]
     pub const fn minutes(self) -> u64 {
         match self {
@@ -193,7 +196,7 @@ impl Period {
         }
     }
 
-    /// Returns the level of the slices that make up the period.
+    /// Returns the level of the time slices that make up the period.
     #[must_use]
     pub const fn level(self) -> Level {
         match self {
@@ -203,14 +206,15 @@ impl Period {
         }
     }
 
-    /// Returns the first slice of the period that ends in `minute`. This slice begins up to one
-    /// slice before the period begins, so that the period is covered completely.
+    /// Returns the number of the first time slice of the period that ends in `minute`. The first
+    /// slice begins before the period, by less than its length, so that the slices cover the whole
+    /// period.
     #[must_use]
     pub const fn first_slice(self, minute: u64) -> u64 {
         minute.saturating_sub(self.minutes()) / self.level().minutes()
     }
 
-    /// Returns the instant at which the slice of [`Self::first_slice`] begins.
+    /// Returns the instant at which the time slice of [`Self::first_slice`] begins.
     #[must_use]
     pub const fn start(self, minute: u64) -> Timestamp {
         let minutes = self.first_slice(minute) * self.level().minutes();
@@ -218,7 +222,7 @@ impl Period {
     }
 }
 
-/// The length of the slices of a history.
+/// The length of a time slice. A [`History`] has slices of each length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// 1 minute.
@@ -233,7 +237,7 @@ impl Level {
     /// All levels.
     pub const ALL: [Self; 3] = [Self::Minutes, Self::FiveMinutes, Self::Hours];
 
-    /// Returns the length of a slice in minutes.
+    /// Returns the length of a time slice of this level in minutes.
     #[must_use]
     pub const fn minutes(self) -> u64 {
         match self {
@@ -243,8 +247,9 @@ impl Level {
         }
     }
 
-    /// Returns the number of slices that are kept: those of the longest period of this level, and
-    /// one more, because the first and the last slice are partial.
+    /// Returns the number of time slices that are kept: enough for the longest period of this
+    /// level. One more slice than the period has is needed, because the first and the last slice
+    /// are partial.
     #[must_use]
     pub const fn slices(self) -> u64 {
         match self {
@@ -265,7 +270,7 @@ impl Level {
 
 const MINUTE_MICROS: u64 = 60_000_000;
 
-/// Returns the minute of `now`, counted from 1970.
+/// Returns the number of whole minutes from 1970 to `now`.
 #[must_use]
 pub const fn minute_of(now: Timestamp) -> u64 {
     now.as_micros() / MINUTE_MICROS

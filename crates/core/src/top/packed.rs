@@ -1,22 +1,23 @@
-//! The packed form of a closed time slice, in which servers publish it.
+//! The packed form of a closed time slice. Servers publish their slices in this form.
 //!
 //! ```text
 //! | version | number | totals | rules | scope, 8 bytes | totals | stream | stream | stream | … |
 //! stream: | 0 |   or   | 1 | floor | keys | length | packed summary |
 //! ```
 //!
-//! All other numbers are in LEB128. Totals are requests, denials and cost.
+//! All numbers except the scope are in LEB128. `totals` stands for the number of requests, the
+//! number of denials, and the cost.
 
 use super::{
     ClosedSlice, GroupSummaries, Stream, Summary, Tally,
     summary::{put, take},
 };
 
-/// The version of the format. A server ignores slices of other versions.
+/// The version of the format. A server ignores slices in other versions of the format.
 const VERSION: u8 = 1;
 
 impl ClosedSlice {
-    /// Returns the packed form. `number` is the number of the slice.
+    /// Returns the packed form of the slice with this `number`.
     #[must_use]
     pub fn pack(&self, number: u64) -> Vec<u8> {
         let mut packed = vec![VERSION];
@@ -41,8 +42,8 @@ impl ClosedSlice {
         packed
     }
 
-    /// Reads a packed slice and its number. Returns `None` if the bytes are damaged or of another
-    /// version.
+    /// Reads a packed slice and its number. Returns `None` if the bytes are damaged or in another
+    /// version of the format.
     #[must_use]
     pub fn unpack(packed: &[u8]) -> Option<(u64, Self)> {
         let (&VERSION, mut rest) = packed.split_first()? else {

@@ -1,4 +1,4 @@
-//! The recorder of one worker.
+//! The recorder, which counts the decisions of one worker.
 
 use std::hash::BuildHasher as _;
 
@@ -10,7 +10,7 @@ use crate::rules::{DESCRIPTOR_KEY, scope_of_key};
 /// A decided request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedRequest {
-    /// The cost of the request: the highest cost of its charges.
+    /// The cost of the request: the highest cost among its charges.
     pub cost: u64,
     /// Whether the request was denied.
     pub denied: bool,
@@ -19,9 +19,9 @@ pub struct RecordedRequest {
 /// A charge of a decided request.
 #[derive(Clone, Copy, Debug)]
 pub struct ChargedKey<'k> {
-    /// The key, as the store has it.
+    /// The encoded key, as in the store.
     pub key: &'k [u8],
-    /// The cost.
+    /// The cost of the charge.
     pub cost: u64,
     /// Whether a limit of this charge, or a block on its key, denied the request.
     pub denied: bool,
@@ -33,14 +33,14 @@ pub struct Recorder {
     hasher: RandomState,
     keep: usize,
     max_bytes: usize,
-    /// The index of the group of each scope.
+    /// The index in [`LiveSlice::groups`] for each [scope](crate::Rule::key_scope).
     by_scope: HashMap<u64, usize>,
     live: LiveSlice,
-    /// Slices that are over and were not taken yet.
+    /// The minutes that have ended and that [`Self::take_closed`] has not returned yet.
     closed: Vec<LiveSlice>,
 }
 
-/// A minute of one worker.
+/// The counts of one worker in one minute.
 #[derive(Debug, Default)]
 pub struct LiveSlice {
     pub(super) minute: u64,
@@ -59,8 +59,8 @@ pub struct Group {
 }
 
 impl Recorder {
-    /// Creates a recorder without rules. Its sketches have at least `keep` keys, unless they take
-    /// more than `max_bytes`.
+    /// Creates a recorder without rules. Each sketch keeps at least `keep` keys, unless all
+    /// sketches together would take more than `max_bytes`.
     #[must_use]
     pub fn new(keep: usize, max_bytes: usize) -> Self {
         let mut recorder = Self {
@@ -75,8 +75,8 @@ impl Recorder {
         recorder
     }
 
-    /// Sets the scopes of the rules that have lists. Only the first [`MAX_TOP_RULES`] are used.
-    /// Counts of other rules are dropped.
+    /// Sets the [scopes](crate::Rule::key_scope) of the rules that have lists of top talkers. Only
+    /// the first [`MAX_TOP_RULES`] scopes are used. Counts of all other rules are dropped.
     pub fn set_scopes(&mut self, scopes: &[u64]) {
         let scopes = &scopes[..scopes.len().min(MAX_TOP_RULES)];
         let all = std::iter::once(NO_RULE).chain(scopes.iter().copied());
@@ -106,8 +106,8 @@ impl Recorder {
         }
     }
 
-    /// Counts a request that was decided in `minute`. A minute that is over stays over: if the
-    /// clock is set back, the request is counted in the latest minute.
+    /// Counts a request that was decided in `minute`. If the clock was set back to an earlier
+    /// minute, the request is counted in the latest minute that the recorder has seen.
     #[inline]
     pub fn record<'k>(
         &mut self,
@@ -122,7 +122,7 @@ impl Recorder {
         }
     }
 
-    /// Ends the current slice if it is older than `minute`.
+    /// Ends the current time slice if it is of an earlier minute than `minute`.
     #[inline]
     pub fn advance(&mut self, minute: u64) {
         if self.live.minute < minute {
@@ -130,18 +130,19 @@ impl Recorder {
         }
     }
 
-    /// Returns the slices that are over, and removes them.
+    /// Removes and returns the time slices that have ended.
     pub fn take_closed(&mut self) -> Vec<LiveSlice> {
         std::mem::take(&mut self.closed)
     }
 
-    /// Returns the number of slices that are over.
+    /// Returns the number of time slices that have ended and were not taken yet.
     #[must_use]
     pub fn closed(&self) -> usize {
         self.closed.len()
     }
 
-    /// Returns the totals of all slices that the recorder has, including the slices that are over.
+    /// Returns the totals of all time slices of the recorder: the current one, and those not taken
+    /// yet.
     #[must_use]
     pub fn total(&self) -> Tally {
         let mut total = Tally::default();
@@ -149,7 +150,7 @@ impl Recorder {
         total
     }
 
-    /// Returns the counts of the rule with this scope, of all slices that the recorder has.
+    /// Returns the counts of the rule with this scope in each time slice of the recorder.
     pub fn groups(&self, scope: u64) -> impl Iterator<Item = Group> {
         let at = self.by_scope.get(&scope).copied();
         let slices = self.slices();
@@ -189,14 +190,15 @@ impl Recorder {
         let ChargedKey { key, cost, denied } = charge;
         let (scope, key) = match scope_of_key(key) {
             Some((scope, key)) => (scope, key),
-            // Envoy's rate limit service has its own statistics.
+            // Keys of Envoy descriptors are not listed here: Envoy's rate limit service has
+            // separate statistics.
             None if key.starts_with(&DESCRIPTOR_KEY) => return,
             None => (NO_RULE, key),
         };
         let Some(&at) = self.by_scope.get(&scope) else {
             return;
         };
-        // The index has one entry for each group.
+        // `by_scope` and `groups` have the same length, so the index is in bounds.
         let group = &mut self.live.groups[at];
         group.tally.count(cost, denied);
         let hash = u32::try_from(self.hasher.hash_one(key) >> 32).unwrap_or_default();
@@ -215,7 +217,7 @@ impl Recorder {
         }
     }
 
-    /// Drops keys if the sketches take too much memory.
+    /// Halves the number of keys in all sketches until they take at most `max_bytes`.
     fn bound(&mut self) {
         while self.live.sketch_bytes > self.max_bytes {
             let groups = self.live.groups.iter_mut();
@@ -251,7 +253,7 @@ impl Group {
         self.tally
     }
 
-    /// Returns the group in its closed form.
+    /// Returns the counts with each sketch converted to a [`Summary`](super::Summary).
     #[must_use]
     pub fn summaries(&self) -> GroupSummaries {
         let summary = |sketch: &Option<Box<Sketch>>| sketch.as_deref().map(Sketch::summary);

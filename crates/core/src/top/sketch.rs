@@ -1,34 +1,34 @@
-//! A sketch that is being added to.
+//! The Space-Saving sketch of the current time slice.
 
 use super::Summary;
 use crate::limit::bounds::MAX_KEY_BYTES;
 
-/// The average length in bytes of the keys that a full sketch has room for. If keys are longer, the
-/// sketch has fewer keys.
+/// The average number of bytes per key for which a full sketch has room. If keys are longer on
+/// average, the sketch holds fewer keys.
 const AVERAGE_KEY_BYTES: usize = 64;
 
-/// The smallest room for the keys of a sketch.
+/// The minimum number of bytes that a sketch has for the keys.
 const MIN_KEY_BYTES: usize = 2 * MAX_KEY_BYTES;
 
-/// An unused slot of the index.
+/// An unused slot of the hash table.
 const UNUSED: Slot = Slot {
     hash: 0,
     entry: u32::MAX,
 };
 
-/// A Space-Saving sketch: the keys with the largest sums of weights, with their errors. See the
-/// [module](super) for the bound.
+/// A Space-Saving sketch: the keys with the largest sums of weights, each with an error. The
+/// [module documentation](super) describes the error bound.
 #[derive(Clone, Debug)]
 pub struct Sketch {
     entries: Vec<Entry>,
-    /// The bytes of the keys. The bytes of a removed key stay until the next removal.
+    /// The bytes of all keys, one after the other.
     keys: Vec<u8>,
-    /// A hash table of the entries with linear probing, at most half full. Its length is a power of
-    /// two.
+    /// A hash table of the entries, with linear probing. The table is at most half full, and its
+    /// length is a power of two.
     slots: Vec<Slot>,
     /// The upper bound of the sum of every key without an entry.
     floor: u64,
-    /// The number of entries that a removal keeps.
+    /// The number of entries that stay when a full sketch drops keys.
     keep: u32,
 }
 
@@ -62,7 +62,7 @@ impl Sketch {
     }
 
     /// Adds `weight` to `key` and returns true if the sketch has the key. `hash` is a hash of the
-    /// key. All keys of this sketch must use the same hash function.
+    /// key. The caller must use the same hash function for all keys of a sketch.
     #[inline]
     pub fn increase(&mut self, key: &[u8], hash: u32, weight: u64) -> bool {
         let Some(mask) = self.slots.len().checked_sub(1) else {
@@ -152,7 +152,7 @@ impl Sketch {
         }
     }
 
-    /// Returns the sketch in its closed form.
+    /// Returns the sketch as a [`Summary`].
     #[must_use]
     pub fn summary(&self) -> Summary {
         let rows = self.entries.iter().map(|entry| {
@@ -170,8 +170,8 @@ impl Sketch {
             + self.slots.capacity() * size_of::<Slot>()
     }
 
-    /// Returns the maximum number of entries: twice as many as a removal keeps, so that a removal,
-    /// which visits all entries, is rare.
+    /// Returns the maximum number of entries: twice the number that a full sketch keeps when it
+    /// drops keys. Dropping keys visits all entries, so it should be rare.
     fn capacity(&self) -> usize {
         2 * self.keep as usize
     }
@@ -180,7 +180,7 @@ impl Sketch {
         (self.capacity() * AVERAGE_KEY_BYTES).max(MIN_KEY_BYTES)
     }
 
-    /// Builds the index with `len` slots, which is a power of two.
+    /// Rebuilds the hash table with `len` slots. `len` must be a power of two.
     fn index(&mut self, len: usize) {
         self.slots.clear();
         self.slots.reserve_exact(len);
@@ -202,7 +202,7 @@ impl Sketch {
     }
 }
 
-/// Makes room for `more` items. Doubles the capacity as `Vec` does, but not beyond `most`.
+/// Reserves capacity for `more` items. Doubles the capacity as `Vec` does, but to at most `most`.
 fn reserve<T>(items: &mut Vec<T>, more: usize, most: usize) {
     let needed = items.len() + more;
     if needed > items.capacity() {

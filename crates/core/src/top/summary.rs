@@ -1,12 +1,12 @@
-//! A closed sketch: packed, sorted by count, and mergeable.
+//! Summaries: sketches of ended time slices, packed, sorted by count, and mergeable.
 
 use std::cmp::Reverse;
 
-/// A closed sketch. See the [module](super) for the bound.
+/// A sketch that is complete. The [module documentation](super) describes the error bound.
 ///
-/// The entries are packed: for each key its length, its bytes, the count and the error, with all
-/// numbers in LEB128. The entries are sorted by descending count, so that the last entries can be
-/// dropped.
+/// The packed form of an entry is the length of the key, its bytes, the count and the error, with
+/// all numbers in LEB128. The entries are sorted by descending count, so that the entries with the
+/// lowest counts can be cut off at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     floor: u64,
@@ -67,7 +67,7 @@ impl Summary {
         self.len
     }
 
-    /// Returns true if there is no entry.
+    /// Returns true if the summary has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -79,7 +79,7 @@ impl Summary {
         &self.packed
     }
 
-    /// Returns the entries by descending count.
+    /// Returns the entries, sorted by descending count.
     pub fn iter(&self) -> impl Iterator<Item = SummaryEntry<'_>> {
         let mut rest = &*self.packed;
         std::iter::from_fn(move || entry(&mut rest))

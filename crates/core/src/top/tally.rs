@@ -1,4 +1,4 @@
-//! Exact totals.
+//! Exact totals of requests, denials and cost.
 
 use std::ops::AddAssign;
 
