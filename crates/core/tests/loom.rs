@@ -1,5 +1,5 @@
-//! Tests the memory store under loom, which runs all interleavings of its locks. Run these tests
-//! with `scripts/loom`.
+//! Tests of the memory store under loom, which tests all interleavings of threads that use the
+//! store's locks. The script `scripts/loom` runs these tests.
 
 #![cfg(loom)]
 
@@ -17,7 +17,7 @@ fn one_an_hour() -> Limits {
     Limits::new(vec![limit]).expect("one limit")
 }
 
-/// Creates a store with the smallest number of shards above one.
+/// Creates a store with two shards, the smallest number with more than one lock.
 fn two_shards() -> MemoryStore {
     MemoryStore::new(MemoryBounds {
         max_keys: 2_048,
@@ -57,7 +57,8 @@ fn two_threads_on_one_key_with_a_limit_of_one() {
     });
 }
 
-/// There is no deadlock, and either both keys are charged or neither of them is.
+/// Two threads that charge the same two keys in opposite order do not deadlock, and each thread
+/// charges either both keys or neither of them.
 #[test]
 fn two_threads_on_two_keys_in_opposite_order() {
     loom::model(|| {
@@ -75,7 +76,7 @@ fn two_threads_on_two_keys_in_opposite_order() {
     });
 }
 
-/// One thread charges both keys and the other thread charges only the second key. In any order, a
+/// One thread charges two keys, and a second thread charges only the second key. In any order, a
 /// denied request charges nothing.
 #[test]
 fn a_denied_pair_spends_nothing() {
@@ -95,7 +96,7 @@ fn a_denied_pair_spends_nothing() {
     });
 }
 
-/// One thread resets, blocks and inspects a key while the other thread charges the key.
+/// One thread resets, blocks and inspects a key while another thread charges the key.
 #[test]
 fn an_operator_and_a_request() {
     loom::model(|| {

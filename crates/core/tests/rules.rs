@@ -36,7 +36,8 @@ fn set(rules: Vec<Rule>) -> RuleSet {
     RuleSet::build(rules, Vec::new()).unwrap()
 }
 
-/// Returns the rules that apply, with the key values and the cost of each rule.
+/// Returns the name of each rule that applies, with the values of its key and the cost that it
+/// charges.
 fn charged(rules: &RuleSet, entries: &[(&str, &str)]) -> Vec<(String, Vec<String>, u64)> {
     try_charged(rules, entries).unwrap()
 }
@@ -139,7 +140,8 @@ fn an_empty_or_too_long_key_value_is_refused() {
         empty.to_string(),
         "entries.customer: must not be empty; it is part of the key of rule \"per-customer\""
     );
-    // A key has 1,024 bytes: 8 for the scope, 2 for a length and 1 for the tenant leave 1,013.
+    // A key has at most 1,024 bytes: 8 for the rule's scope, 2 for the length of the tenant, 1 for
+    // the tenant itself, and up to 1,013 for the last value.
     let fits = "c".repeat(1_013);
     assert_eq!(
         charged(&rules, &[("tenant", "t"), ("customer", &fits)]).len(),

@@ -1,5 +1,5 @@
-//! Tests that the index finds the same rules as a full scan, and that only a few rules are
-//! evaluated.
+//! Tests that the rule index finds the same rules as a full scan, and that only a few rules are
+//! evaluated for a request.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -130,7 +130,8 @@ fn holds(drawn: &[Drawn], request: &Request<'_>) -> bool {
         .all(|(entry, pattern)| pattern.matches(request.entry(entry)))
 }
 
-/// A naive reference implementation that evaluates every rule.
+/// Returns the names of the rules that apply, by a simple reference implementation that evaluates
+/// every rule.
 fn scan(drawn: &[DrawnRule], allow: &[Vec<Drawn>], request: &Request<'_>) -> Vec<String> {
     if allow.iter().any(|conditions| holds(conditions, request)) {
         return Vec::new();
@@ -165,8 +166,8 @@ proptest! {
     ) {
         let rules = match try_build(&drawn, &allow) {
             Ok(rules) => rules,
-            // Deeply nested patterns can exceed the bound on evaluations per request. Then generate
-            // another case.
+            // If the deeply nested patterns exceed the maximum number of evaluations per request,
+            // generate another case.
             Err(errors) => {
                 prop_assert!(errors.to_string().contains("over the maximum of 4096"), "{}", errors);
                 return Err(TestCaseError::reject("too many evaluations"));
@@ -198,8 +199,8 @@ fn text(entry: &str, text: &str) -> Drawn {
     (entry.to_owned(), Pattern::text(text).unwrap())
 }
 
-/// Returns the number of evaluations for `entries` under [`RULES`] rules with the conditions `of`,
-/// and the number of rules that apply.
+/// Builds [`RULES`] rules, whose conditions `of` generates. Returns the number of pattern
+/// evaluations for a request with `entries`, and the number of rules that apply to it.
 fn evaluated(of: impl Fn(usize) -> Vec<Drawn>, entries: &[(&str, &str)]) -> (usize, usize) {
     let drawn: Vec<DrawnRule> = (0..RULES)
         .map(|at| (of(at), vec!["ip".to_owned()]))
@@ -222,8 +223,8 @@ fn ten_thousand_rules_are_not_scanned() {
     let post = ("method", "POST");
     let ip = ("ip", "10.3.231.0");
     let path = [post, ip, ("path", "/tenant-777/orders")];
-    // `/tenant-7` and `/tenant-77` are also prefixes of the path. Each of these rules is evaluated,
-    // and its first condition fails.
+    // `/tenant-7` and `/tenant-77` are also prefixes of the path. So the rules with these prefixes
+    // are also evaluated, and their first condition fails.
     assert_eq!(evaluated(by_path, &path), (4, 1));
 
     let by_customer =
@@ -251,8 +252,8 @@ fn ten_thousand_rules_are_not_scanned() {
     assert_eq!(evaluated(by_list, &[ip, ("plan", "b5000")]), (1, 1));
 }
 
-/// Returns the number of evaluations to find which of [`RULES`] path patterns match `path`, and the
-/// number of matches.
+/// Builds [`RULES`] rules with the path patterns that `pattern` generates. Returns the number of
+/// pattern evaluations for a request to `path`, and the number of rules that apply to it.
 fn by_path(pattern: impl Fn(usize) -> Pattern, path: &str) -> (usize, usize) {
     let of = |at: usize| vec![("path".to_owned(), pattern(at))];
     evaluated(of, &[("ip", "192.0.2.1"), ("path", path)])
@@ -300,18 +301,19 @@ fn a_long_list_of_alternatives_is_not_scanned() {
         )];
         let request = Request::new(&entries, Cost::ONE).unwrap();
         assert_eq!(charged(&rules, &request, &mut scratch).len(), applied);
-        // One evaluation is for the list, and one for the alternative that is found.
+        // One evaluation is for the list, and one is for the alternative that the index finds.
         assert_eq!(scratch.conditions_evaluated(), 2);
     }
 }
 
-/// Only an attacker sends a value that contains the literals of thousands of patterns.
+/// A value that contains the literals of thousands of patterns is rejected, because only an
+/// attacker would send it.
 #[test]
 fn a_value_that_needs_too_many_evaluations_is_refused() {
     let of = |at: usize| vec![text("path", &format!("*{at:04}*/never"))];
     let drawn: Vec<DrawnRule> = (0..RULES).map(|at| (of(at), Vec::new())).collect();
-    // The patterns are filed by the literal in the middle, not by the suffix that all of them
-    // share.
+    // The index files the patterns by the literal in the middle, because all patterns share the
+    // suffix.
     let rules = build(&drawn, &[]);
     let digits: String = (0..2_040).map(|at| format!("{at:04}")).collect();
     let entries = [("path", digits.as_str())];
@@ -337,7 +339,7 @@ fn a_value_that_needs_too_many_evaluations_is_refused() {
     assert!(!rules.is_allow_listed(&request, Timestamp::default(), &mut scratch));
     let entries = [("path", "/0001/never")];
     let request = Request::new(&entries, Cost::ONE).unwrap();
-    // The work of the previous request does not count for the next request.
+    // The evaluations for the previous request do not count for this request.
     assert!(rules.is_allow_listed(&request, Timestamp::default(), &mut scratch));
     assert!(
         charged(&rules, &request, &mut scratch).is_empty(),
@@ -362,7 +364,8 @@ fn rules_that_no_index_can_find_are_refused() {
         RuleSet::build((0..count).map(rule).collect(), Vec::new())
     };
     let digits = |at: usize| Pattern::regex(&format!("[0-9]{{{}}}", at % 100 + 1)).unwrap();
-    // Each expression scans the value: nine evaluations for a value of 8 KiB.
+    // Each regular expression scans the whole value, which counts as nine evaluations for a value
+    // of 8 KiB.
     assert!(rules(455, &digits).is_ok());
     let errors = rules(456, &digits).unwrap_err().to_string();
     let expected = "rules: one request could need 4104 pattern evaluations, over the maximum of 4096, because \
@@ -376,7 +379,8 @@ fn rules_that_no_index_can_find_are_refused() {
         errors.contains("no condition that the index can use"),
         "{errors}"
     );
-    // Any number of these patterns is accepted, because only a few are evaluated.
+    // Any number of patterns with a literal is accepted, because the index selects the few that are
+    // evaluated.
     let found = |at: usize| Pattern::text(&format!("*/{at}/*")).unwrap();
     assert!(rules(10_000, &found).is_ok());
 }

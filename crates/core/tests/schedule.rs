@@ -1,4 +1,4 @@
-//! Tests that schedules follow local time, also when the clocks change.
+//! Tests that schedules follow local time, even when the clocks change to or from summer time.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,8 @@ fn at(text: &str) -> Timestamp {
     Timestamp::from_micros(instant.as_microsecond().try_into().unwrap())
 }
 
-/// Draws one character per quarter of an hour from `first` on: `#` where the schedule holds.
+/// Draws one character for each of `quarters` quarters of an hour from `first` on. The character is
+/// `#` if the schedule holds in this quarter.
 fn drawn(schedule: &ActiveHours, first: &str, quarters: u64) -> String {
     let instant = |quarter| at(first).as_micros() + quarter * 15 * 60 * 1_000_000;
     let holds = |quarter| schedule.holds(Timestamp::from_micros(instant(quarter)));
@@ -53,7 +54,7 @@ fn hours_begin_with_their_first_minute_and_end_before_their_last() {
     );
 }
 
-/// June 19, 2026 is a Friday.
+/// A range that includes midnight belongs to the day on which it starts. June 19, 2026 is a Friday.
 #[test]
 fn a_night_belongs_to_the_day_on_which_it_starts() {
     let friday = schedule(&["22:00-06:00"], "fri", "UTC");
@@ -74,7 +75,8 @@ fn a_night_belongs_to_the_day_on_which_it_starts() {
     assert!(!weekend.holds(at("2026-06-21T12:00:00Z")), "Monday there");
 }
 
-/// In Berlin, 02:00 to 03:00 does not exist on March 29, 2026, and occurs twice on October 25.
+/// In Berlin, the hour from 02:00 to 03:00 does not exist on March 29, 2026, and occurs twice on
+/// October 25, 2026.
 #[test]
 fn a_skipped_hour_never_occurs_and_a_repeated_hour_occurs_twice() {
     let skipped = |hours| {
@@ -183,7 +185,8 @@ fn name(day: Weekday) -> &'static str {
 }
 
 proptest! {
-    /// The reference implementation compares times and days as formatted text.
+    /// A schedule gives the same result as a reference implementation, which compares local times
+    /// and days as formatted text.
     #[test]
     fn the_schedule_matches_wall_clock_time(
         micros in 1_500_000_000_000_000..2_000_000_000_000_000_u64,

@@ -1,4 +1,4 @@
-//! Top talkers: every number of a list is compared with exact counts.
+//! Tests of top talkers, which compare every number of a list with exact counts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ use tidegate_core::{
     },
 };
 
-/// The exact sums of a stream.
+/// The exact sum of each key in a stream of additions.
 type Exact = BTreeMap<Vec<u8>, u64>;
 
 /// An addition: the key and the weight.
@@ -23,7 +23,7 @@ fn key(number: u32) -> Vec<u8> {
     format!("key-{number}").into_bytes()
 }
 
-/// A hash with many collisions, so that keys must be compared.
+/// Returns a hash with many collisions, so that the sketch has to compare keys.
 fn hash(key: &[u8]) -> u32 {
     key.iter()
         .fold(7, |hash, byte| hash * 31 % 61 + u32::from(*byte) % 17)
@@ -46,7 +46,7 @@ fn exact(stream: &[Addition]) -> Exact {
     sums
 }
 
-/// Checks everything that a summary promises.
+/// Checks all guarantees of a summary against the exact sums.
 fn check(summary: &Summary, exact: &Exact, keep: usize) {
     let total: u64 = exact.values().sum();
     assert!(
@@ -70,7 +70,8 @@ fn check(summary: &Summary, exact: &Exact, keep: usize) {
     }
 }
 
-/// A skewed stream: the number of the key is about the inverse of a uniform number.
+/// Generates a skewed stream: the number of a key is about the inverse of a uniformly distributed
+/// number.
 fn zipf() -> impl Strategy<Value = Vec<Addition>> {
     let key = (1_u32..1_000).prop_map(|number| 1_000 / number);
     prop::collection::vec((key, 1_u64..4), 0..2_000)
@@ -80,20 +81,21 @@ fn uniform() -> impl Strategy<Value = Vec<Addition>> {
     prop::collection::vec((0_u32..300, 1_u64..4), 0..2_000)
 }
 
-/// Streams that are bad for sketches: floods of new keys between the additions to a heavy key, keys
-/// that come back as soon as they may have been dropped, and a flood of new keys at the end.
+/// Generates streams that are difficult for sketches: floods of new keys between the additions to a
+/// heavy key, keys that occur again just after a sketch could have dropped them, and a flood of new
+/// keys at the end.
 fn adversarial() -> impl Strategy<Value = Vec<Addition>> {
     let part = prop_oneof![
         // A flood of new keys.
         (1_000_u32..4_000, 1_usize..200)
             .prop_map(|(from, count)| (from..).take(count).map(|key| (key, 1)).collect::<Vec<_>>()),
-        // The same few keys in turn, one key more than a small sketch has.
+        // A few keys in turn, slightly more than a small sketch keeps.
         (1_usize..200, 5_u32..40).prop_map(|(count, keys)| (0..keys)
             .cycle()
             .take(count)
             .map(|key| (key, 1))
             .collect()),
-        // A heavy key.
+        // A key with a high weight.
         (0_u32..3, 1_u64..1_000).prop_map(|addition| vec![addition]),
     ];
     prop::collection::vec(part, 0..20).prop_map(|parts| parts.concat())
@@ -116,7 +118,8 @@ proptest! {
         parts in 1_usize..9,
         deal in any::<bool>(),
     ) {
-        // The workers share every key, or each worker has its own part of the stream.
+        // Either deal the stream to the workers in turn, or give each worker a contiguous part of
+        // it.
         let mut dealt = vec![Vec::new(); parts];
         for (at, addition) in stream.iter().enumerate() {
             let part = if deal { at % parts } else { at * parts / stream.len() };
@@ -126,7 +129,7 @@ proptest! {
             dealt.iter().map(|part| sketch_of(part, keep).summary()).collect();
         let exact = exact(&stream);
         check(&merge(&summaries, keep), &exact, keep);
-        // Merge the summaries one after the other, as slices are merged.
+        // Merge the summaries one after the other, as a history merges time slices.
         let mut one_by_one = Summary::default();
         for summary in &summaries {
             one_by_one = merge([&one_by_one, summary], keep);
@@ -139,7 +142,8 @@ proptest! {
             prop_assert!(truth <= *estimate && estimate - error <= truth);
             prop_assert!(*error <= total / (keep as u64 + 1));
         }
-        // A key that is more frequent than the last row is in the list.
+        // If the exact sum of a key is higher than the estimate of the last row, the key must be in
+        // the list.
         let all = top_keys(&summaries, usize::MAX);
         let least = rows.last().map_or(0, |row| row.estimate);
         for (key, truth) in &exact {
@@ -220,8 +224,8 @@ fn encoded(rules: &RuleSet, event: &Event) -> (u64, Vec<u8>) {
 const BASE: u64 = 28_000_000;
 
 proptest! {
-    /// Several workers over two days, with pauses, read after every step: totals are exact, and
-    /// every row is right, for every rule, measure and period.
+    /// Several workers record requests, with pauses between them. For every rule, measure and
+    /// period, the totals are exact and the bounds of every row contain the exact number.
     #[test]
     fn lists_over_slices_are_right(
         steps in prop::collection::vec(
@@ -247,7 +251,8 @@ proptest! {
                 recorders[event.worker].record(minute, request, [charge].into_iter());
                 events.push((minute, event.clone()));
             }
-            // A worker without requests closes its slice late, only when the lists are read.
+            // Only the first worker hands over its closed slices now. The slices of the other
+            // workers arrive when the lists are read.
             let closed: Vec<_> = recorders[0].take_closed();
             history.add(&closed, minute);
         }
@@ -256,7 +261,7 @@ proptest! {
             let closed = recorder.take_closed();
             history.add(&closed, minute);
         }
-        // Close the slices that were live when the time advanced without requests.
+        // Time has advanced since the last request, so close the slices that are still live.
         for recorder in &mut recorders {
             recorder.advance(minute);
             let closed = recorder.take_closed();

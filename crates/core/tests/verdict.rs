@@ -1,4 +1,4 @@
-//! Tests verdicts on several limits: the tightest limit, the wait, and shadow rules.
+//! Tests of verdicts on several limits: the tightest limit, the wait, and rules in shadow mode.
 
 #![cfg(not(loom))]
 
@@ -23,7 +23,7 @@ fn store() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
 
-/// Charges every rule on a key with the rule's name, and returns the verdict.
+/// Charges `cost` to each rule, with the rule's name as the key, and returns the verdict.
 fn verdict<'r>(store: &MemoryStore, rules: &[&'r Limits], cost: u64) -> Verdict<'r> {
     let charge = |rule: &&'r Limits| {
         let key = rule.name().expect("a rule with a name").as_bytes();

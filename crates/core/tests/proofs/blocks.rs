@@ -1,4 +1,4 @@
-//! Manual blocks: bounded, counted, and removed once they have expired.
+//! Tests of manual blocks: their number is limited and counted, and expired blocks are removed.
 
 use std::{sync::Barrier, thread};
 
@@ -62,8 +62,8 @@ fn blocked_keys_are_those_with_a_block() {
     assert_eq!(keys, [b"a".as_slice().into(), b"c".as_slice().into()]);
 }
 
-/// Regression test: expired blocks used to count until the blocks were listed, so that eventually
-/// no new block could be set.
+/// Regression test: expired blocks used to count against the maximum until the blocks were listed,
+/// so that eventually no new block could be set.
 #[test]
 fn expired_blocks_make_room_for_others() {
     let store = one_shard();
@@ -80,8 +80,8 @@ fn expired_blocks_make_room_for_others() {
     assert_eq!(store.stats().blocks, 1);
 }
 
-/// Regression test: the blocks used to be counted before the shard was locked, so that concurrent
-/// callers could exceed the maximum.
+/// Regression test: the store used to count blocks before it locked the shard, so that concurrent
+/// callers could exceed the maximum number of blocks.
 #[test]
 fn concurrent_blocks_do_not_exceed_the_maximum() {
     let store = MemoryStore::new(MemoryBounds::default());
@@ -144,7 +144,8 @@ fn an_invalid_key_and_a_long_reason_are_refused() {
     assert_eq!(store.stats().blocks, 1);
 }
 
-/// Regression test: a block with such a rule used to make the whole snapshot invalid.
+/// Regression test: a block with a rule that exceeds the bounds used to make the whole snapshot
+/// invalid.
 #[test]
 fn a_rule_that_cannot_exist_is_refused() {
     let store = one_shard();

@@ -1,5 +1,5 @@
-//! Calendar windows, checked against the time zone database. Around every offset change of every
-//! zone, each instant is in the right window, and the windows are contiguous.
+//! Tests of calendar windows against the time zone database. Around every offset change of every
+//! zone, each instant is in the correct window, and the windows are contiguous.
 
 use jiff::{Timestamp as Instant, ToSpan, civil::Date, tz::TimeZone};
 use proptest::prelude::*;
@@ -65,8 +65,8 @@ fn changes(zone: &TimeZone) -> Vec<u64> {
         .collect()
 }
 
-/// Checks some instants around every offset change of every zone: a day begins with the first
-/// instant of its date.
+/// At each of several instants around every offset change of every zone, a day begins with the
+/// first instant of its date.
 #[test]
 fn every_transition_of_every_zone() {
     let mut checked = 0;
@@ -130,8 +130,8 @@ fn days_that_have_no_midnight() {
     );
 }
 
-/// If midnight occurs twice, the day begins with the first midnight. The repeated hour belongs to
-/// that day.
+/// If midnight occurs twice, the day begins with the first midnight, and the repeated hour belongs
+/// to this day.
 #[test]
 fn days_with_two_midnights() {
     let havana = window(&days("America/Havana"), at("2025-11-02T04:30:00Z"));
@@ -173,8 +173,8 @@ fn weeks_begin_on_their_anchor() {
 }
 
 proptest! {
-    /// Checks any calendar at any time, including times before its first whole window and the
-    /// latest representable time.
+    /// For any calendar, the window of an instant contains this instant, and adjacent windows are
+    /// contiguous. The instants include times in 1970, before the first whole window.
     #[test]
     fn windows_hold_their_instants(
         zone in prop::sample::select(vec![
@@ -201,8 +201,8 @@ proptest! {
             }
             CalendarUnit::Month => {
                 let wanted = day.unwrap_or(1).min(first.days_in_month());
-                // Apia skipped December 30, 2011, so the window of December 30 begins with the
-                // 31st.
+                // Apia skipped December 30, 2011, so a window that would begin on December 30
+                // begins on December 31.
                 let skipped = first.checked_sub(1.day()).is_ok_and(|before| before.day() == wanted);
                 prop_assert!(start == 0 || first.day() == wanted || skipped, "{first} for {day:?}");
             }

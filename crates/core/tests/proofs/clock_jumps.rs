@@ -1,6 +1,6 @@
-//! Clocks that were ahead and have been set back. Units that were charged while the clock was ahead
-//! count as if they were charged when the jump was detected. No key has more spent units than a key
-//! that has just been exhausted, and no limit admits more than its bound.
+//! Tests of clocks that were ahead and have been set back. Units that were charged while the clock
+//! was ahead count as if they were charged when the jump was detected. No key has more spent units
+//! than a key that has just been exhausted. No limit admits more than its bound.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -18,13 +18,14 @@ const NOW: u64 = 1_700_000_000_000_000;
 const SECOND: u64 = 1_000_000;
 const YEAR: u64 = 365 * 86_400 * SECOND;
 
-/// A jump that is larger than the lag between threads that a store tolerates.
+/// Generates a jump of the clock that is larger than the lag between threads that a store
+/// tolerates.
 fn jump() -> impl Strategy<Value = u64> {
     prop_oneof![11 * SECOND..700 * SECOND, Just(YEAR), 11 * SECOND..2 * YEAR,]
 }
 
-/// Charges the requests of a trace, with the clock only moving forward. Returns the admitted
-/// charges and the last instant.
+/// Charges the requests of a trace, but never moves the clock back. Returns the admitted charges
+/// and the last instant.
 fn charge_all(
     store: &MemoryStore,
     rule: &Rule,
@@ -52,7 +53,7 @@ fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
     bytes
 }
 
-/// Checks that the admitted units stay within the bound of every interval.
+/// Checks that no interval admits more units than the limit guarantees for it.
 fn check_bound(limit: &Limit, admitted: &[(u64, u64)]) -> Result<(), TestCaseError> {
     for first in 0..admitted.len() {
         let mut sum = 0_u128;
@@ -99,7 +100,7 @@ fn check_no_fuller_than_exhausted(
 proptest! {
     #![proptest_config(strategies::cases(1_500))]
 
-    /// From the instant at which the clock is set back, no interval admits more than its bound.
+    /// From the instant to which the clock is set back, no interval admits more than its bound.
     #[test]
     fn no_interval_exceeds_its_bound_after_a_jump(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -158,22 +159,23 @@ proptest! {
         let (store, right) = (one_shard(), one_shard());
         let (_, now) = charge_all(&store, &rule, start, &before);
         charge_all(&right, &rule, start, &before);
-        // A key that expires before the wrong instant may have been removed at that instant.
+        // A key that expires before the wrong instant can be removed at the wrong instant, so skip
+        // this case.
         let rest = ask(&right, &rule, now, 1, Effect::Look).reset_after.as_micros();
         if rest <= jump {
             return Ok(());
         }
         ask(&store, &other, now + jump, 1, Effect::Charge);
-        // Make the store detect the jump now. Otherwise the first charge might be so late that its
-        // distance from the latest instant counts as lag.
+        // Make the store detect the jump now. Otherwise, the first charge could be so late that the
+        // store takes its distance from the wrong instant for normal lag.
         ask(&store, &other, now, 1, Effect::Look);
         let (expected, _) = charge_all(&right, &rule, now, &after);
         let (admitted, _) = charge_all(&store, &rule, now, &after);
         prop_assert_eq!(admitted, expected);
     }
 
-    /// After a snapshot from the future is restored, keys have as many spent units as when the
-    /// snapshot was written.
+    /// After the restoration of a snapshot that was written while the clock was ahead, keys have as
+    /// many spent units as when the snapshot was written.
     #[test]
     fn a_snapshot_from_the_future_keeps_the_remaining_units(
         limit in prop::sample::select(vec![
@@ -206,7 +208,7 @@ fn five_a_minute(kind: Kind) -> Limit {
 fn full_again(kind: Kind) -> u64 {
     let seconds = match kind {
         Kind::CalendarWindow => 32 * 86_400,
-        // Five units wait, and one unit is being served.
+        // Five requests wait in the queue, and one request is being served.
         Kind::Queue => 72,
         _ => 120,
     };
@@ -219,7 +221,8 @@ fn spend_all(store: &MemoryStore, rule: &Rule, now: u64) -> u64 {
         .count() as u64
 }
 
-/// Regression test: after a burst at +600 s, no key of its shard used to recover for 600 s.
+/// Regression test: after a burst with a clock that was 600 s ahead, no key of the shard used to
+/// recover for 600 s.
 #[test]
 fn a_burst_from_the_future_does_not_block_a_key() {
     for kind in Kind::ALL {
@@ -238,7 +241,8 @@ fn a_burst_from_the_future_does_not_block_a_key() {
     }
 }
 
-/// Each thread reads the clock slightly before the previous thread decides.
+/// Each thread can read the clock slightly before the previous thread decides. So a small step back
+/// counts as the latest instant.
 #[test]
 fn a_small_step_back_counts_as_the_latest_instant() {
     let rule = Rule::new(b"key", vec![five_a_minute(Kind::Gcra)], false);
@@ -249,7 +253,8 @@ fn a_small_step_back_counts_as_the_latest_instant() {
     assert_eq!(look.reset_after, Span::from_secs(50), "as of 10 s later");
 }
 
-/// A decision covers keys in several shards, and some of these shards have seen later instants.
+/// If a decision covers keys in several shards, all shards use the same instant, even if some of
+/// them have seen later instants.
 #[test]
 fn shards_locked_together_step_back_together() {
     let limits = Limits::new(vec![five_a_minute(Kind::Log)]).unwrap();
@@ -309,8 +314,8 @@ fn a_lease_renewed_over_another_algorithm_is_held() {
     assert_eq!(outcomes[0].remaining, 1, "one of two slots is held");
 }
 
-/// Concurrency slots that were acquired while the clock was ahead can be renewed and released with
-/// their receipts.
+/// A concurrency slot that was acquired while the clock was ahead can be renewed and released with
+/// its receipt.
 #[test]
 fn leases_from_the_future_are_still_held() {
     for renews in [true, false] {
@@ -344,8 +349,8 @@ fn leases_from_the_future_are_still_held() {
     }
 }
 
-/// The slot of a crashed holder becomes free one lease after the jump was detected, not at the
-/// wrong instant.
+/// If a slot's holder crashed while the clock was ahead, its slot becomes free one lease duration
+/// after the jump was detected, and not only one lease duration after the wrong instant.
 #[test]
 fn a_lease_from_the_future_expires_in_time() {
     let (limits, store) = (two_at_once(), one_shard());
@@ -415,8 +420,8 @@ fn a_snapshot_from_the_future_denies_no_longer_than_its_limits() {
     }
 }
 
-/// Units that elastic limits admitted while there was headroom are not mistaken for the effect of a
-/// wrong clock, and remain charged.
+/// After a clock jump, units that elastic limits admitted beyond the original limits stay charged.
+/// The store does not mistake them for the effect of a wrong clock.
 #[test]
 fn elastic_charges_survive_a_clock_jump() {
     for kind in [Kind::Gcra, Kind::Interval] {
@@ -441,7 +446,7 @@ fn elastic_charges_survive_a_clock_jump() {
     }
 }
 
-/// At the latest instant, no kind of limit panics.
+/// A decision at the last representable instant does not panic for any kind of limit.
 #[test]
 fn the_last_instant_does_not_panic() {
     for kind in Kind::ALL {

@@ -1,5 +1,5 @@
-//! Elastic limits: limits that are raised while there is headroom. The original and the raised
-//! limits share one state.
+//! Tests of elastic limits, which are raised while a condition (the headroom) holds. The original
+//! and the raised (stretched) limits share one state.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
     world::one_shard,
 };
 
-/// Generates elastic limits, and limits that always have the larger soft allowance.
+/// Generates elastic limits, together with limits that always have the larger soft allowance.
 fn limits(kind: Kind, stretch: u32) -> impl Strategy<Value = (Limits, Limits)> {
     let limits = strategies::plain_limit(kind);
     limits.prop_filter_map("limits that can stretch", move |limit| {
@@ -39,10 +39,9 @@ fn ask(store: &MemoryStore, limits: &Limits, (now, cost): (u64, u64), effect: Ef
 proptest! {
     #![proptest_config(strategies::cases(800))]
 
-    /// While there is headroom, outcomes are those of limits with the larger soft allowance.
-    /// Without headroom, the original limits apply, and units that were admitted beyond these
-    /// limits still count. Waits are exact: a denied request is admitted after its wait, and not
-    /// earlier.
+    /// With headroom, outcomes equal those of limits with the larger soft allowance. Without
+    /// headroom, the original limits apply, and units that were admitted beyond the original limits
+    /// still count. Waits are exact: a denied request is admitted after its wait, and not earlier.
     #[test]
     fn elastic_charges_count_against_the_normal_limit(
         (limits, wide_limits) in any_kind().prop_flat_map(|kind| limits(kind, 50)),
@@ -53,7 +52,8 @@ proptest! {
         let stretched = limits.stretched().expect("they stretch");
         let is_estimated = limits.iter().any(is_estimated);
         let (store, mut last): (_, Option<Outcome>) = (one_shard(), None);
-        // Charges the same requests under limits that always have the larger allowance.
+        // The twin is charged with the same requests under limits that always have the larger
+        // allowance.
         let twin = one_shard();
         let mut now = start;
         for (step, has_room) in asks.iter().zip(room) {
@@ -71,7 +71,7 @@ proptest! {
                 prop_assert_eq!(wide, expected);
             }
             if !outcome.allowed && !is_estimated && let Some(wait) = outcome.retry_after.span() {
-                // Use a copy, because a look at a later instant moves the store's clock.
+                // Use a copy, because a peek at a later instant moves the store's clock.
                 let copy = copy_of(&store, now);
                 let at = |micros: u64| ask(&copy, used, (now + micros, cost), Effect::Peek).allowed;
                 prop_assert!(!at(wait.as_micros() - 1) && at(wait.as_micros()), "{wait:?} is not tight");
@@ -97,8 +97,8 @@ fn a_stretched_log_refunds_at_most_its_charge() {
             .take_while(|_| ask(&store, stretched, (0, 1), Effect::Charge).allowed)
             .count();
         assert!(spent > 10, "{kind:?}");
-        // The refund is made under the original limits. The refund must not free more than one unit
-        // of the stretched limits, for any kind of limit.
+        // The refund of one unit is made under the original limits. For every kind of limit, it
+        // must free exactly one unit of the stretched limits.
         ask(&store, &limits, (0, 1), Effect::Refund);
         assert!(
             ask(&store, stretched, (0, 1), Effect::Charge).allowed,
@@ -138,8 +138,8 @@ fn a_limit_stretches_and_returns_to_normal() {
     }
 }
 
-/// The raised limits know the former limits, as the original limits do. So units that were spent
-/// before a change of limits stay spent, and each unit now lasts as long as a unit of the new
+/// Stretched limits know the limits before a reload, as the original limits do. So units that were
+/// spent before a change of limits stay spent, and each unit lasts as long as a unit of the new
 /// limits.
 #[test]
 fn stretched_limits_convert_the_state_of_former_limits() {

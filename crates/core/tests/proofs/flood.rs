@@ -1,4 +1,5 @@
-//! A flood of keys: the store never exceeds its bounds, and never evicts a key that it must keep.
+//! In a flood of new keys, the store never exceeds its maximum numbers of keys and bytes, and never
+//! evicts a key that it must keep.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +16,8 @@ use crate::{
 
 const NOW: u64 = 1_700_000_000_000_000;
 
-/// Limits whose states have all sizes: inline states, numbers above 32 bits, logs that grow,
-/// counters of 8 KB, and several limits in one rule.
+/// Returns limits whose states have very different sizes: inline states, numbers above 32 bits,
+/// sliding logs that grow, counters of 8 KB, and several limits in one rule.
 fn all_sizes() -> Vec<Limits> {
     let minute = Span::from_secs(60);
     let limit = |kind: Kind, count, buckets| {
@@ -82,8 +83,8 @@ fn bounds() -> impl Strategy<Value = MemoryBounds> {
     })
 }
 
-/// Returns a key, short or long. For some numbers the key does not depend on the limits, so that
-/// these keys are charged under changing limits.
+/// Returns a short or a long key. For every third number, the key does not depend on `sizes`, so
+/// that the key is charged under changing limits.
 fn key_of(number: u16, sizes: usize) -> Vec<u8> {
     let mut key = number.to_le_bytes().to_vec();
     if !number.is_multiple_of(3) {
@@ -148,8 +149,8 @@ proptest! {
                 prop_assert!(retry_after.span().is_none_or(|wait| wait > Span::ZERO));
                 prop_assert!(outcomes.is_empty());
             } else if uncounted {
-                // Exclude keys whose charges may not have been counted, and keys that may have been
-                // converted to other limits.
+                // Some of these charges were not counted, so it is unknown what the store has to
+                // remember of their keys.
                 kept.retain(|key, _| rules.iter().all(|rule| rule.key != *key));
             } else {
                 let each = outcomes.chunks(sizes[wave.sizes].len());

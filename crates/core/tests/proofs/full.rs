@@ -1,4 +1,4 @@
-//! Examples of a full store's decisions on new and existing keys.
+//! Tests of a full store's decisions on new and existing keys.
 
 use std::collections::HashSet;
 
@@ -29,7 +29,8 @@ fn small(when_full: WhenFull) -> MemoryStore {
     })
 }
 
-/// Charges each of `keys` once. Returns the number of each decision: admitted, limited, full.
+/// Charges each of `keys` once. Returns how many decisions were `Admitted`, `Limited` and `Full`,
+/// in this order.
 fn flood(store: &MemoryStore, limits: &Limits, keys: std::ops::Range<u32>) -> [usize; 3] {
     let mut decisions = [0; 3];
     for key in keys {
@@ -75,8 +76,8 @@ fn a_full_store_of_limited_keys_denies_new_keys() {
     );
 }
 
-/// The retry hint for a new key is the earliest expiry among the few entries that were inspected.
-/// If all entries were inspected, every key would get the earliest expiry in the whole store.
+/// The retry delay of a new key is the earliest expiry among the few entries that were inspected.
+/// If all entries were inspected, every new key would get the earliest expiry in the whole store.
 #[test]
 fn a_full_store_inspects_few_entries_for_a_new_key() {
     let store = small(WhenFull::Deny);
@@ -142,7 +143,7 @@ fn a_full_store_admits_new_keys_uncounted_if_configured() {
     );
 }
 
-/// In a full store, a peek gives the same decision as the charge after it.
+/// In a full store, a peek (a read-only decision) gives the same decision as the charge after it.
 #[test]
 fn a_peek_predicts_whether_there_is_room() {
     for (when_full, quota, expected) in [
@@ -177,8 +178,8 @@ fn a_peek_predicts_whether_there_is_room() {
     }
 }
 
-/// Charges a log with a window of an hour, in a store of 64 KiB, until the log cannot grow. Returns
-/// the decision on the first charge that did not fit.
+/// Charges a sliding log with a window of an hour, in a store of 64 KiB, until the log cannot grow.
+/// Returns the store and the decision on the first charge that did not fit.
 fn overgrown(when_full: WhenFull) -> (MemoryStore, Rule, Timestamp, Decision) {
     let store = MemoryStore::new(MemoryBounds {
         max_bytes: 1,
@@ -213,8 +214,8 @@ fn a_log_that_cannot_grow_is_denied() {
     }
 }
 
-/// Regression test: a charge that was denied as `Full` used to evict idle keys anyway, so a client
-/// whose log could not grow removed the counts of other clients.
+/// Regression test: a charge that was denied as `Full` used to evict idle keys anyway. So a client
+/// whose sliding log could not grow removed the counts of other clients.
 #[test]
 fn a_charge_that_does_not_fit_evicts_no_live_keys() {
     let store = MemoryStore::new(MemoryBounds {
@@ -243,7 +244,7 @@ fn a_charge_that_does_not_fit_evicts_no_live_keys() {
         others.iter().filter(is_counted).count()
     };
     assert_eq!(counted(), 100);
-    // The large key alone, after a key that fits, and before a key that fits.
+    // Charge the large key alone, after a key that fits, and before a key that fits.
     for charges in [
         vec![large.charge(1)],
         vec![new.charge(1), large.charge(1)],
@@ -263,8 +264,8 @@ fn a_charge_that_does_not_fit_evicts_no_live_keys() {
     assert!(stats.expired > 0 && stats.evicted == 0, "{stats:?}");
 }
 
-/// Regression test: a charge whose log could not grow used to be denied, although new keys were
-/// admitted.
+/// Regression test: under [`WhenFull::Allow`], a charge whose sliding log could not grow used to be
+/// denied, although new keys were admitted.
 #[test]
 fn a_log_that_cannot_grow_passes_uncounted_if_configured() {
     let (store, rule, now, decision) = overgrown(WhenFull::Allow);
@@ -289,7 +290,7 @@ fn a_log_that_cannot_grow_passes_uncounted_if_configured() {
     assert_eq!(store.stats().admitted_when_full, 12);
 }
 
-/// A rule whose state takes 128 KB.
+/// Returns a rule whose state takes 128 KB.
 fn larger_than_the_store() -> Rule {
     let minute = Rate {
         count: 60,
@@ -314,7 +315,8 @@ fn a_request_that_never_fits_the_store_must_not_be_retried() {
     assert_eq!(decision, Decision::Full { retry_after });
 }
 
-/// Once all keys have expired, decisions on a single key empty the store and release its memory.
+/// After all keys have expired, decisions on a single key drop the expired keys and release their
+/// memory.
 #[test]
 fn expired_keys_leave_the_store() {
     let store = MemoryStore::new(MemoryBounds {
@@ -337,8 +339,8 @@ fn expired_keys_leave_the_store() {
     assert!(stats.bytes * 10 < full.bytes, "{stats:?} after {full:?}");
 }
 
-/// Two keys are charged together in a full store. Evicting the existing key to make room for the
-/// new one would lose its count, and it would never be limited.
+/// Two keys are charged together in a full store. If the existing key were evicted to make room for
+/// the new key, the existing key would lose its count and would never be limited.
 #[test]
 fn keys_of_one_decision_do_not_evict_each_other() {
     let store = small(WhenFull::Evict);
@@ -370,8 +372,8 @@ fn keys_of_one_decision_do_not_evict_each_other() {
     }
 }
 
-/// Regression test: spent units of the soft allowance used to be ignored, so that a key far over
-/// its limit was evicted.
+/// Regression test: eviction used to ignore spent units of the soft allowance, so that it evicted a
+/// key that was far over its limit.
 #[test]
 fn a_key_in_its_soft_allowance_is_not_evicted() {
     let store = small(WhenFull::Evict);

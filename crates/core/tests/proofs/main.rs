@@ -1,6 +1,6 @@
-//! Property tests. These tests compare every algorithm with a naive reference model (its twin),
-//! check every documented guarantee over all intervals, and test the store with floods of keys,
-//! threads, restarts and changed limits.
+//! Property tests, which compare every algorithm with a simple reference model (its twin) and check
+//! every documented guarantee over all intervals. They also test the store with floods of keys,
+//! concurrent threads, restarts and changed limits.
 //!
 //! A failing property prints its smallest counterexample and its seed. Former counterexamples are
 //! named tests in `regressions`.

@@ -1,4 +1,4 @@
-//! Concurrency slots: held for a lease, released, and renewed.
+//! Tests of concurrency slots, which are held for the duration of a lease, renewed, and released.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ enum Deed {
     Renew,
 }
 
-/// A request, and an action of some holder after it.
+/// A request, optionally followed by the action of a holder.
 type Turn = (Ask, Option<(Index, Deed)>);
 
 fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
@@ -63,9 +63,9 @@ impl Holders {
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// At most as many slots as the limit are held, and a request is admitted if and only if enough
-    /// slots are free. A slot is held if it was acquired or renewed less than a lease ago, and has
-    /// not been released. A late renewal acquires the slot again if a slot is free.
+    /// The number of held slots never exceeds the limit, and a request is admitted if and only if
+    /// enough slots are free. A slot is held if it was acquired or renewed less than a lease ago,
+    /// and was not released. A late renewal acquires a slot again if one is free.
     #[test]
     fn concurrency_never_exceeds_the_limit(
         limit in strategies::plain_limit(Kind::Concurrency),
@@ -121,7 +121,7 @@ proptest! {
         let mut there: Vec<Receipt> = Vec::new();
         let mut now = start;
         for (comers, wait, leaver) in steps {
-            // At most two thirds of a lease elapse between renewals.
+            // At most two thirds of the lease duration elapse between two renewals.
             now += wait * (lease / 3);
             let at = Timestamp::from_micros(now);
             for receipt in &mut there {
@@ -168,7 +168,7 @@ fn leases_are_released_after_the_limit_changed() {
             assert_eq!(decision, Decision::Admitted);
             receipts.push(receipt);
         }
-        // This converts the state to the new limits.
+        // A charge converts the state to the new limits.
         store.check(&[charge(&new)], at(4), Effect::Charge, &mut outcomes);
         assert_eq!(outcomes[0].allowed, limit > 3);
         for receipt in receipts {
@@ -179,7 +179,7 @@ fn leases_are_released_after_the_limit_changed() {
     }
 }
 
-/// A holder can renew its lease under the old limits after other servers have changed to new
+/// A server that still has the old limits can renew a lease after other servers have changed to new
 /// limits. A lower limit does not revoke slots.
 #[test]
 fn leases_are_renewed_after_the_limit_changed() {
@@ -219,8 +219,8 @@ fn leases_are_renewed_after_the_limit_changed() {
     assert_eq!(outcomes[0].remaining, 2);
 }
 
-/// If all slots have expired under other limits, a slot that is acquired again has the lease
-/// duration of its own limits.
+/// If all leases have expired under other limits, a slot that is acquired again has the lease
+/// duration of the limits under which it is acquired.
 #[test]
 fn a_reacquired_slot_has_the_lease_of_its_own_limit() {
     let lasting = |lease| {
@@ -288,8 +288,8 @@ fn taken(store: &MemoryStore, limits: &Limits) -> Vec<Receipt> {
     (1..=4).map(take).collect()
 }
 
-/// Fills the store with the logs of other keys until no log can grow: first charges each key four
-/// times, then charges each key until the store has no room for its log.
+/// Fills the store with the sliding logs of other keys until no log can grow. Charges each key four
+/// times first, and then until the store has no room for its log.
 fn fill(store: &MemoryStore) {
     let log = Algorithm::SlidingWindowLog {
         limit: 100_000,
@@ -319,8 +319,7 @@ fn fill(store: &MemoryStore) {
     }
 }
 
-/// Renewing leases needs no additional memory, so a renewal succeeds in a full store and affects no
-/// other key.
+/// A renewal needs no additional memory, so it succeeds in a full store and affects no other key.
 #[test]
 fn leases_are_renewed_in_a_full_store() {
     let limits = concurrency(4);
@@ -340,8 +339,8 @@ fn leases_are_renewed_in_a_full_store() {
     }
 }
 
-/// If the store has no memory to acquire a slot again, no other request has the slot, so the
-/// renewal is not reported as lost.
+/// If the store has no memory to acquire a slot again, the renewal is not reported as lost, because
+/// no other request has the slot.
 #[test]
 fn a_renewal_without_room_is_not_reported_as_lost() {
     let limits = concurrency(4);
@@ -354,8 +353,8 @@ fn a_renewal_without_room_is_not_reported_as_lost() {
     assert_eq!(renewal, Renewal::Unknown);
 }
 
-/// Slots that were acquired at the same instant share an entry. Each slot needs its own entry once
-/// the slots are renewed at different instants.
+/// Slots that were acquired at the same instant share an entry in the state. When the slots are
+/// renewed at different instants, each slot needs a separate entry.
 #[test]
 fn leases_of_the_same_instant_are_renewed_one_by_one() {
     let (limits, store) = (concurrency(6), one_shard());
@@ -382,8 +381,8 @@ fn leases_of_the_same_instant_are_renewed_one_by_one() {
     assert_eq!(outcomes[0].remaining, 6);
 }
 
-/// Regression test: the wait used to be the time until the first lease expires: a minute for a slot
-/// that became free after half a second.
+/// Regression test: the reported wait used to be the time until the first lease expires. So the
+/// wait was a minute for a slot that became free after half a second.
 #[test]
 fn the_wait_for_a_slot_follows_the_ages_of_its_holders() {
     const SECOND: u64 = 1_000_000;
@@ -399,7 +398,7 @@ fn the_wait_for_a_slot_follows_the_ages_of_its_holders() {
         assert!(!denied.allowed);
         denied.retry_after.span().map(Span::as_micros)
     };
-    // Five slots are held, the oldest for half a second.
+    // Five slots are held, and the oldest has been held for half a second.
     assert_eq!(wait(SECOND / 2, 1), Some(SECOND / 10));
     assert_eq!(wait(SECOND / 2, 3), Some(3 * SECOND / 10));
     assert_eq!(wait(10 * SECOND, 1), Some(2 * SECOND));

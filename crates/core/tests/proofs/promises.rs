@@ -1,5 +1,5 @@
-//! Tests the guarantees in the documentation of each algorithm over all intervals of a trace, and
-//! the guarantees of all limits about waits, costs and expiry.
+//! Tests of the guarantees in the documentation of each algorithm, over all intervals of a trace (a
+//! sequence of requests). Also tests of the guarantees of all limits about waits, costs and expiry.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -18,8 +18,7 @@ type Admitted = Vec<(u64, u64)>;
 proptest! {
     #![proptest_config(strategies::cases(1_500))]
 
-    /// P1 and P6: no interval admits more than the bound of the limit, even if the clock jumps
-    /// back.
+    /// No interval admits more than the bound of the limit, even if the clock jumps back.
     #[test]
     fn no_interval_exceeds_its_bound(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -41,8 +40,8 @@ proptest! {
         }
     }
 
-    /// P2: a denied request is still denied one microsecond before its wait ends, and admitted when
-    /// it ends.
+    /// A denied request is still denied one microsecond before its wait ends, and is admitted when
+    /// its wait ends.
     #[test]
     fn waits_are_tight(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -72,8 +71,8 @@ proptest! {
         })?;
     }
 
-    /// P5: a request that would be admitted now would also be admitted later if nothing else
-    /// happens. If a cost is admitted, any lower cost is admitted, too.
+    /// A request that would be admitted now would also be admitted later, if there are no other
+    /// requests until then. If a cost is admitted, any lower cost is also admitted.
     #[test]
     fn waiting_or_a_lower_cost_never_hurts(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -99,8 +98,9 @@ proptest! {
         }
     }
 
-    /// Start times are separated by the duration of the previous cost, except for rounding. No wait
-    /// is longer than the duration of a full queue.
+    /// Except for rounding, the time between two start times in a queue is the time that the first
+    /// request's cost takes to drain. No wait is longer than the time that a full queue takes to
+    /// drain.
     #[test]
     fn a_queue_spaces_what_it_admits(
         limit in strategies::limit(Kind::Queue),
@@ -128,8 +128,8 @@ proptest! {
         })?;
     }
 
-    /// P7, P9, P10: a cost that never fits is denied with `RetryAfter::Never` and changes nothing.
-    /// Looks and peeks change nothing either, at any instant between two requests.
+    /// A cost that never fits is denied with `RetryAfter::Never` and changes nothing. Looks and
+    /// peeks (read-only decisions) at any instant between two requests also change nothing.
     #[test]
     fn impossible_requests_and_looks_leave_no_trace(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -161,8 +161,8 @@ proptest! {
         prop_assert!(differences.is_empty(), "{differences:?}");
     }
 
-    /// P8: once `reset_after` has elapsed, no outcome depends on whether the key was dropped. P11:
-    /// a new key has its whole limit available.
+    /// After `reset_after` has elapsed, no outcome depends on whether the key was dropped. A new
+    /// key has its whole limit available.
     #[test]
     fn forgetting_an_initial_state_is_unobservable(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -193,8 +193,8 @@ pub(crate) fn is_estimated(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }
 
-/// Charges the requests of a trace, with the clock only moving forward, and passes every outcome to
-/// `seen`. Returns the last instant.
+/// Charges the requests of a trace, but never moves the clock back. Passes every outcome to `seen`.
+/// Returns the last instant.
 pub(crate) fn walk(
     rule: &Rule,
     store: &MemoryStore,
@@ -213,8 +213,8 @@ pub(crate) fn walk(
     Ok(now)
 }
 
-/// Charges the requests of a trace. If the clock of the trace moves backward, the returned instant
-/// is the one that the store uses.
+/// Charges the requests of a trace. Returns the admitted charges. If the trace moves the clock
+/// back, the instant of a charge is the later instant that the store uses.
 fn run(limit: &Limit, start: u64, asks: &[Ask]) -> Admitted {
     let (rule, store) = (Rule::new(b"key", vec![limit.clone()], false), one_shard());
     let (mut now, mut latest, mut last) = (start, 0, None);
@@ -257,8 +257,8 @@ pub(crate) fn copy_of(store: &MemoryStore, now: u64) -> MemoryStore {
     copy
 }
 
-/// Returns the maximum number of units that the closed interval from `from` to `to` may admit;
-/// `None` if nothing is guaranteed.
+/// Returns the maximum number of units that a limit admits in the closed interval from `from` to
+/// `to`. Returns `None` if the limit guarantees no maximum.
 pub(crate) fn bound(limit: &Limit, from: u64, to: u64) -> Option<u128> {
     let most = u128::from(limit.quota() + limit.soft_allowance());
     let ticks = u128::from(to - from);
@@ -286,7 +286,7 @@ pub(crate) fn bound(limit: &Limit, from: u64, to: u64) -> Option<u128> {
     }
 }
 
-/// Returns the number of windows that overlap the interval.
+/// Returns the number of windows that overlap the interval from `from` to `to`.
 fn windows(window: &Window, from: u64, to: u64) -> u128 {
     match window {
         Window::Epoch(span) => u128::from(to / span.as_micros() - from / span.as_micros() + 1),

@@ -1,4 +1,4 @@
-//! P17: after a restart from its snapshot, a store decides as if the store had not been restarted.
+//! After a restart from its snapshot, a store decides as if the store had not been restarted.
 //! Invalid snapshots are rejected, and never cause a panic.
 
 use proptest::{prelude::*, sample::Index};
@@ -21,7 +21,7 @@ fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
     bytes
 }
 
-/// Creates a store with many shards, unlike the store that wrote the snapshot.
+/// Creates a store with many shards. The stores that write snapshots in these tests have one shard.
 fn many_shards() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
@@ -87,13 +87,13 @@ fn a_block_keeps_the_name_of_its_rule() {
     assert!(block.is_of_rule());
 }
 
-/// A snapshot may only name rules that [`MemoryStore::block`] accepts.
+/// A snapshot is invalid if it has a block of a rule that [`MemoryStore::block`] would reject.
 #[test]
 fn a_block_of_a_rule_that_cannot_exist_is_invalid() {
     let text = |bytes: usize| [&(bytes as u64).to_le_bytes()[..], &vec![b'x'; bytes]].concat();
     let block = |rule_bytes: usize, entries: usize, entry_bytes: usize| {
         [
-            // The record contains the tag, a key of one byte, no end, and no reason.
+            // A record with a tag, a key of one byte, no end, and no reason.
             vec![4_u8],
             text(1),
             u64::MAX.to_le_bytes().to_vec(),
@@ -120,10 +120,10 @@ fn a_block_of_a_rule_that_cannot_exist_is_invalid() {
     }
 }
 
-/// Blocks of earlier versions have no rule.
+/// A block without a rule, as earlier versions wrote it, is restored.
 #[test]
 fn a_block_without_a_rule_is_restored() {
-    // The record contains the tag, a key of three bytes, no end, and a reason of one byte.
+    // A record with a tag, a key of three bytes, no end, and a reason of one byte.
     let bytes = [
         &[2_u8][..],
         &3_u64.to_le_bytes(),
@@ -164,8 +164,8 @@ proptest! {
         })?;
     }
 
-    /// Restores random bytes, and valid snapshots that were truncated, modified or duplicated. Then
-    /// decides with the limits under which the snapshots were written.
+    /// Restoring never panics, whether the bytes are random or a valid snapshot that was truncated,
+    /// modified or duplicated. Decisions on the restored state do not panic either.
     #[test]
     fn no_bytes_make_it_panic(
         rule in rule(),

@@ -1,5 +1,5 @@
-//! Refunds by receipt: at most the units that are still counted are refunded. So the units that
-//! were finally used stay within the bound of every interval.
+//! Tests of refunds with a receipt. A refund returns at most the units that are still counted. So
+//! in every interval, the units that were finally used stay within the bound of the limit.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -13,16 +13,16 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// A charge, with its receipt until the charge is settled. After that, `units` is the number of
-/// units that were finally used.
+/// A charge, with its receipt until the charge is settled. After the settlement, `units` is the
+/// number of units that were finally used.
 struct Used {
     at: u64,
     units: u64,
     open: Option<Receipt>,
 }
 
-/// A request, optionally followed by the settlement of one open charge: the index of the charge,
-/// and its unused units.
+/// A request, optionally followed by the settlement of an earlier charge. The settlement is the
+/// index of the charge among the open ones, and its unused units.
 type Turn = (Ask, Option<(Index, u64)>);
 
 fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
@@ -34,11 +34,12 @@ fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// P13: whatever is refunded, the units that were finally used stay within the bound of every
-    /// interval.
+    /// Whatever is refunded, the units that were finally used in an interval stay within the bound
+    /// of the limit.
     #[test]
     fn a_refund_never_mints_units(
-        // Concurrency slots are always released, even if they were used.
+        // Concurrency limits are excluded: a settlement releases all slots, even slots that were
+        // used.
         limit in any_kind().prop_filter("units", |kind| *kind != Kind::Concurrency).prop_flat_map(strategies::limit),
         start in strategies::start(),
         turns in turns(60),
@@ -77,8 +78,8 @@ proptest! {
         prop_assert_eq!(after, before);
     }
 
-    /// In a queue, only the last request can be refunded. So no later request starts before a start
-    /// time that was already assigned, and the distances between start times remain.
+    /// In a queue, only the last request is refunded. So no later request starts before a start
+    /// time that was already assigned.
     #[test]
     fn a_refund_in_a_queue_moves_no_other(
         limit in strategies::plain_limit(Kind::Queue),
@@ -127,8 +128,8 @@ fn interval_tokens_are_refunded_once() {
     assert_eq!(ask(&store, &rule, 1_000_000, 1, Effect::Look).remaining, 0);
 }
 
-/// A later settlement refunds the unused tokens that the refills since the charge have not
-/// returned.
+/// A late settlement refunds only the unused tokens that refills have not already returned since
+/// the charge.
 #[test]
 fn interval_tokens_that_no_refill_has_returned_are_refunded() {
     let rate = Rate {
@@ -146,7 +147,7 @@ fn interval_tokens_that_no_refill_has_returned_are_refunded() {
     assert_eq!(ask(&store, &rule, 2_500_000, 1, Effect::Look).remaining, 5);
 }
 
-/// The refund ledger is bounded, and its size is reported.
+/// The refund ledger never exceeds its maximum size, and the store reports its size.
 #[test]
 fn the_refund_ledger_is_bounded() {
     let rate = Rate {
@@ -156,12 +157,12 @@ fn the_refund_ledger_is_bounded() {
     let limit = Limit::new(Kind::TokenBucket.algorithm(10, rate, 1)).expect("a valid limit");
     let store = one_shard();
     let mut most = 0;
-    // More keys than fit in the ledger, and fewer than fit in the store.
+    // Charge more keys than fit in the ledger, but fewer than fit in the store.
     for number in 0..950_u32 {
         let rule = Rule::new(&number.to_be_bytes(), vec![limit.clone()], false);
         let (receipt, outcome) = reserve(&store, &rule.charge(8), 0);
         assert!(outcome.allowed, "key {number} finds room");
-        // A refund of the last charge is not recorded, so make sure that there is a later one.
+        // The ledger does not record the refund of a key's last charge, so make a later charge.
         reserve(&store, &rule.charge(1), 0);
         let now = Timestamp::from_micros(0);
         store.settle(&[rule.charge(8)], receipt, &[Settlement { unused: 7 }], now);
@@ -216,7 +217,7 @@ pub(crate) fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Re
     (receipt, outcomes[0])
 }
 
-/// A refund of the last charge moves no other charge forward. The charges before it keep their
+/// The refund of a key's last charge moves no earlier charge. The earlier charges keep their
 /// positions, and can be refunded in full.
 #[test]
 fn a_refund_of_the_last_charge_moves_no_other() {

@@ -1,5 +1,5 @@
-//! Generators of limits and traces: ordinary numbers, extreme numbers, and steps to the instants at
-//! which outcomes change.
+//! Generators of limits and traces (sequences of requests), with ordinary numbers, extreme numbers,
+//! and steps of the clock to instants at which outcomes change.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -11,8 +11,8 @@ use tidegate_core::{
 /// timestamp.
 const LATEST: u64 = 5_000_000_000_000_000;
 
-/// Returns a configuration of `cases` cases, scaled by the environment variable `PROPTEST_CASES`
-/// relative to its default of 256.
+/// Returns a configuration for `cases` test cases. If the environment variable `PROPTEST_CASES` is
+/// set, the number is scaled by its ratio to the default of 256.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
     let config = ProptestConfig::default();
     let cases = u64::from(cases) * u64::from(config.cases) / 256;
@@ -22,7 +22,7 @@ pub(crate) fn cases(cases: u32) -> ProptestConfig {
     }
 }
 
-/// The kinds of limits, so that a test can select one of them.
+/// A kind of limit, with which a test selects an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Gcra,
@@ -143,8 +143,8 @@ pub(crate) fn plain_limit(kind: Kind) -> impl Strategy<Value = Limit> {
     )
 }
 
-/// Generates limits of `kind`, with or without a soft allowance, which count denied requests or do
-/// not.
+/// Generates limits of `kind`, with and without a soft allowance, that count or do not count denied
+/// requests.
 pub(crate) fn limit(kind: Kind) -> impl Strategy<Value = Limit> {
     let soft = prop_oneof![2 => Just(0_u32), 1 => 1..=300_u32];
     let extras = (plain_limit(kind), soft, prop::bool::weighted(0.3));
@@ -176,8 +176,9 @@ fn ordinary_numbers() -> impl Strategy<Value = Numbers> {
         .prop_map(|(count, per, period, buckets)| (count, rate(per, period), buckets))
 }
 
-/// Generates maxima, primes, and numbers that need more than 32 bits. In half of the cases, the
-/// count is reduced so that all units become available again within [`bounds::MAX_DRAIN`].
+/// Generates extreme parameters: maxima, primes, and numbers that need more than 32 bits. In half
+/// of the cases, the count is reduced so that all units become available again within
+/// [`bounds::MAX_DRAIN`].
 fn extreme_numbers() -> impl Strategy<Value = Numbers> {
     let count = prop_oneof![
         Just(bounds::MAX_COUNT),
@@ -225,7 +226,7 @@ pub(crate) fn start() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// A step of the clock before an operation, relative to the previous outcome.
+/// The movement of the clock before an operation, which can depend on a previous outcome.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Stay,
@@ -236,7 +237,7 @@ pub(crate) enum Step {
     PartOfReset(u8),
 }
 
-/// The cost of an operation, relative to the previous outcome.
+/// The cost of an operation, which can depend on a previous outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Price {
     Units(u64),
@@ -248,7 +249,7 @@ pub(crate) enum Price {
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) step: Step,
-    /// The index of the previous outcome that the step and the price refer to.
+    /// The index of the previous outcome on which the step and the price depend.
     pub(crate) of: Index,
     pub(crate) price: Price,
     pub(crate) effect: Effect,
@@ -260,7 +261,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         3 => (0..=100_u64).prop_map(Step::Forward),
         2 => (0..=40_u32, any::<u64>())
             .prop_map(|(bits, random)| Step::Forward(random % (1 << bits))),
-        // The sum of 60 such steps is less than a clock jump. Jumps are tested in `clock_jumps`.
+        // The sum of 60 steps back is less than a clock jump. The module `clock_jumps` tests jumps.
         2 => prop_oneof![1..=100_u64, 1..=150_000_u64].prop_map(Step::Back),
         4 => any::<bool>().prop_map(|early| Step::ToRetry { early }),
         1 => any::<bool>().prop_map(|early| Step::ToReset { early }),

@@ -1,5 +1,5 @@
-//! P14: limits that change after keys have spent units. Spent units stay spent, the new bound holds
-//! from the change on, and raising a limit takes effect immediately.
+//! Tests of limits that change after keys have spent units. Spent units stay spent, the new bound
+//! holds from the change on, and raising a limit takes effect immediately.
 
 use std::sync::Arc;
 
@@ -35,9 +35,9 @@ fn two_limits() -> impl Strategy<Value = (Limit, Limit)> {
     any_kind().prop_flat_map(|kind| (strategies::plain_limit(kind), strategies::plain_limit(kind)))
 }
 
-/// Generates two limits of the same kind that remember a key for the same time. Logs and windows
-/// with a shorter period forget a key earlier, so arbitrary numbers are generated only for the
-/// kinds of limits that store a debt (spent units that drain over time).
+/// Generates two limits of the same kind under which a key expires at the same time. Sliding logs
+/// and windows with a shorter period drop a key earlier. So arbitrary numbers are generated only
+/// for the kinds of limits that store a debt (spent units that drain over time).
 fn two_limits_of_equal_memory() -> impl Strategy<Value = (Limit, Limit)> {
     use Kind::{Gcra, Interval, Meter, Queue, TokenBucket};
     let debt = prop::sample::select(vec![Gcra, Interval, Meter, Queue, TokenBucket]);
@@ -46,8 +46,9 @@ fn two_limits_of_equal_memory() -> impl Strategy<Value = (Limit, Limit)> {
     prop_oneof![two_quotas(), limits]
 }
 
-/// Returns whether a unit of debt lasts at least as long under the second limit as under the first.
-/// For interval refills, returns whether the refills are the same.
+/// Returns whether a spent unit takes at least as long to drain under the limit `after` as under
+/// the limit `before`. For token buckets with interval refills, returns whether the refills are the
+/// same.
 fn lasts_as_long(before: &Limit, after: &Limit) -> bool {
     let rate = |limit: &Limit| match *limit.algorithm() {
         Algorithm::Gcra { rate, .. }
@@ -103,8 +104,8 @@ proptest! {
         prop_assert_eq!(looked.limit, after.quota());
     }
 
-    /// After the change, no interval admits more than the new limit's bound, even if the old limits
-    /// are not known. The waits of the new limit are exact.
+    /// After the change, no interval admits more than the new limit's bound, even if the new limit
+    /// does not know the old one. The waits of the new limit are exact.
     #[test]
     fn the_new_bound_holds_from_the_change_on(
         (before, after) in two_limits(),
@@ -138,8 +139,8 @@ proptest! {
         }
     }
 
-    /// Two servers with different limits share a store. A denial by one server does not change the
-    /// counts of the other server, even if the first server does not know the other server's
+    /// Two servers with different limits share a store. A denial by one server returns no units to
+    /// the counts of the second server, even if the first server does not know the second server's
     /// limits.
     #[test]
     fn a_denial_after_a_change_refunds_nothing(
@@ -150,8 +151,8 @@ proptest! {
         known in any::<bool>(),
     ) {
         let (old, store) = (rule(&before), one_shard());
-        // A server that knows the other server's limits keeps the number of spent units, and each
-        // unit lasts as long as under its own limits. A server that does not know the other limits
+        // A server that knows the second server's limits keeps the number of spent units, and each
+        // unit takes as long to drain as under its own limits. A server that does not know them
         // keeps the duration of the debt.
         let known = known && lasts_as_long(&before, &after);
         let new = if known { successor(&after, &old) } else { rule(&after) };
@@ -187,8 +188,8 @@ proptest! {
     }
 }
 
-/// Asserts that the denied request is still denied one microsecond before its wait ends, and
-/// admitted when it ends.
+/// Asserts that a denied request is still denied one microsecond before its wait ends, and is
+/// admitted when its wait ends.
 fn assert_tight(
     store: &MemoryStore,
     rule: &Rule,
@@ -212,7 +213,8 @@ fn assert_tight(
     Ok(())
 }
 
-/// The example of the design: 5 per minute, all spent, raised to 10 per minute.
+/// All units of a limit of 5 per minute are spent, and the limit is raised to 10 per minute. Five
+/// units are available immediately.
 #[test]
 fn a_raise_from_five_to_ten_leaves_five() {
     let start = 1_700_000_000_000_000;
@@ -286,9 +288,9 @@ fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     }
 }
 
-/// A limit of another algorithm cannot evaluate the state and starts a new one. If it only denies
-/// requests, the old state stays, because another server may still use the limit under which it was
-/// written.
+/// A limit of another algorithm cannot evaluate a key's old state, so it starts a new state. If the
+/// limit only denies requests, the old state stays, because another server possibly still uses the
+/// old limit.
 #[test]
 fn a_denial_by_another_algorithm_keeps_the_state() {
     let start = 1_700_000_000_000_000;
@@ -312,8 +314,8 @@ fn a_denial_by_another_algorithm_keeps_the_state() {
     }
 }
 
-/// Creates a rule with a bucket that is refilled by `count` per `period`, all tokens together or
-/// continuously.
+/// Creates a rule with a token bucket that is refilled with `count` tokens per `period`, at once or
+/// continuously, depending on `mode`.
 fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     let refill = Rate { count, period };
     let limit = Limit::new(Algorithm::TokenBucket {
@@ -324,8 +326,8 @@ fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     rule(&limit.expect("numbers that a bucket can have"))
 }
 
-/// A debt that kept its duration corresponds to more units under a faster rate. The debt must
-/// survive the conversion back to the slow rate.
+/// If a debt (spent units that drain over time) keeps its duration under a faster rate, it becomes
+/// more units. The debt must survive the conversion back to the slow rate.
 #[test]
 fn a_debt_of_a_century_survives_a_change_of_limits() {
     for mode in [RefillMode::Continuous, RefillMode::Interval] {
@@ -370,8 +372,9 @@ fn a_refund_after_a_change_lengthens_no_wait() {
     }
 }
 
-/// A log that counts denied requests keeps at most as many units as its limit. A refund under a
-/// lower limit first drops the units beyond that limit, in as many entries as necessary.
+/// A sliding log that counts denied requests keeps at most as many units as its limit. A refund
+/// under a lower limit first drops the units beyond the lower limit, from as many entries as
+/// necessary.
 #[test]
 fn a_refund_after_a_log_was_lowered_frees_one_unit() {
     let rate = |count| Rate {
@@ -390,7 +393,8 @@ fn a_refund_after_a_log_was_lowered_frees_one_unit() {
     assert_eq!(ask(&store, &new, 6, 1, Effect::Refund).remaining, 1);
 }
 
-/// A debt that is reduced when the rate is lowered stays reduced when the rate is raised again.
+/// When a bucket is replaced by a smaller and slower one, the debt is reduced to what the smaller
+/// bucket can hold. The debt stays reduced when the old bucket is used again.
 #[test]
 fn down_and_up_again_keeps_what_a_slower_bucket_can_hold() {
     let day = Span::from_secs(86_400);
@@ -422,7 +426,8 @@ fn several_changes_while_a_key_is_idle() {
     assert_eq!(ask(&store, &rule, 0, 1, Effect::Look).remaining, 4);
 }
 
-/// Limits are matched by algorithm and order, so that a limit can be added to a rule or removed.
+/// Old and new limits are matched by algorithm and order, so that a limit can be added to a rule or
+/// removed.
 #[test]
 fn a_limit_is_added_to_a_rule_and_removed() {
     let limit = |kind: Kind, count| {
@@ -471,7 +476,7 @@ fn a_limit_is_added_to_a_rule_and_removed() {
     assert_eq!(remaining(&less), [22]);
 }
 
-/// Limits at their maximum numbers are converted without overflow.
+/// Limits with the maximum numbers are converted without an overflow.
 #[test]
 fn the_largest_limits_change() {
     let largest = Rate {
@@ -504,8 +509,9 @@ fn the_largest_limits_change() {
     }
 }
 
-/// The ledger of a shard has room for a few hundred conversions. Conversions of keys without spent
-/// units are not recorded, so these conversions do not cancel the refund of another key.
+/// The refund ledger of a shard has room for a few hundred conversions to other limits. A
+/// conversion of a key without spent units is not recorded, so it does not cancel the refund of
+/// another key.
 #[test]
 fn conversions_of_keys_without_spent_units_cancel_no_refund() {
     let store = MemoryStore::new(MemoryBounds {
@@ -546,8 +552,8 @@ fn conversions_of_keys_without_spent_units_cancel_no_refund() {
     assert!(settled.remaining >= 999, "{settled:?}");
 }
 
-/// Redis stores fingerprints of limits, and servers of different versions share them. If one of these
-/// values changes, increment the version in `digest.rs`.
+/// Redis stores fingerprints of limits, and servers of different versions share them. If a value in
+/// this test changes, increment the version in `digest.rs`.
 #[test]
 fn the_fingerprints_of_limits_are_the_same_as_in_stored_values() {
     let rate = Rate {
@@ -577,7 +583,7 @@ fn the_fingerprints_of_limits_are_the_same_as_in_stored_values() {
     assert_eq!(fingerprints, stored, "{:?}", Kind::ALL);
 }
 
-/// A slot is released although the limits have changed since it was acquired.
+/// A concurrency slot is released even if the limits have changed since the slot was acquired.
 #[test]
 fn a_slot_is_released_after_a_change_of_limits() {
     let rate = Rate {

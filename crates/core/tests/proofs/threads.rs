@@ -1,5 +1,5 @@
-//! P16: decisions are exact under concurrency. The clock does not move, so the number of admitted
-//! units is exactly the limit.
+//! Tests that decisions are exact when several threads make them at once. The clock does not move,
+//! so the number of admitted units must be exactly the limit.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -29,7 +29,7 @@ fn rule(key: &[u8], kind: Kind, quota: u64) -> Rule {
     Rule::new(key, vec![limit], false)
 }
 
-/// Returns how often `charge` is admitted when every thread calls it `times` times.
+/// Returns how often `charge` returns true if every thread calls it `times` times.
 fn hammer(times: u64, charge: impl Fn(u64) -> bool + Sync) -> u64 {
     let admitted = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -68,8 +68,8 @@ fn threads_on_one_key_are_admitted_exactly_the_limit() {
     }
 }
 
-/// Two keys are charged together in opposite orders: there must be no deadlock, and either both
-/// keys are charged or neither of them is.
+/// Threads that charge the same two keys in opposite orders do not deadlock, and charge either both
+/// keys or neither of them.
 #[test]
 fn threads_on_two_keys_charge_both_or_neither() {
     for pair in 0..20_u8 {
@@ -90,8 +90,8 @@ fn threads_on_two_keys_charge_both_or_neither() {
 }
 
 /// Three threads charge overlapping pairs of three keys, and a fourth thread looks at all three
-/// keys. The fourth thread never sees a partial decision: the sum of the three counts must always
-/// be even.
+/// keys. Each charge adds one unit to two keys. So the fourth thread must always see an even sum of
+/// the three counts, because it never sees a partial decision.
 #[test]
 fn decisions_are_atomic_to_readers() {
     let store = MemoryStore::new(MemoryBounds::default());
@@ -120,8 +120,8 @@ fn decisions_are_atomic_to_readers() {
     assert_eq!(left, [1_000, 1_000, 1_000]);
 }
 
-/// Threads that charge, reset, block and save concurrently cause no deadlock and no panic, and
-/// leave valid counts.
+/// Threads that charge, reset, block and save at the same time cause neither a deadlock nor a
+/// panic, and leave valid counts.
 #[test]
 fn all_operations_run_concurrently() {
     let store = MemoryStore::new(MemoryBounds::default());

@@ -1,8 +1,8 @@
-//! The twin: a naive reference model of every limit, as simple as possible.
+//! The twin: a reference model of every kind of limit, as simple as possible.
 //!
-//! The model keeps a water level, a number of tokens, or all charges ever made. The model computes
-//! in wide integers without rounding, and finds each wait by searching for the first instant at
-//! which its own decision changes. The model shares no arithmetic with the algorithms.
+//! The state of the model is a water level, a number of tokens, or a list of all charges. The model
+//! computes with wide integers, without rounding. It finds each wait by searching for the first
+//! instant at which its own decision changes. The model shares no arithmetic with the algorithms.
 
 use tidegate_core::{
     Algorithm, Counting, Limit, Outcome, RefillMode, RetryAfter, Span, Timestamp, Window, bounds,
@@ -18,7 +18,7 @@ pub(crate) struct Twin {
     soft: u64,
     pub(crate) count_denied: bool,
     pub(crate) in_full: bool,
-    /// Whether the limit is a concurrency limit, with estimated waits.
+    /// Whether the limit is a concurrency limit, whose waits are estimates.
     has_slots: bool,
     model: Model,
 }
@@ -30,7 +30,8 @@ enum Model {
     Past(Past),
 }
 
-/// A leaky bucket that leaks `leak` units per `period`. The level is in units times the period.
+/// A leaky bucket that leaks `leak` units per `period`. The field `level` is the number of units
+/// multiplied by `period`.
 #[derive(Clone, Debug)]
 struct Water {
     capacity: i128,
@@ -41,7 +42,8 @@ struct Water {
     queue: bool,
 }
 
-/// A bucket that receives `refill` tokens per `interval` since it was last full.
+/// A token bucket that receives `refill` tokens in each `interval`. Intervals start when the bucket
+/// was last full.
 #[derive(Clone, Debug)]
 struct Tokens {
     capacity: i128,
@@ -52,7 +54,8 @@ struct Tokens {
     refills_seen: u64,
 }
 
-/// All charges, oldest first: instant and units.
+/// A limit over all past charges. The list `spent` has the instant and the units of each charge,
+/// oldest first.
 #[derive(Clone, Debug)]
 struct Past {
     limit: u64,
@@ -81,7 +84,7 @@ impl Twin {
         }
     }
 
-    /// Returns whether `cost` fits now; a cost of 0 always does.
+    /// Returns whether the limit admits `cost` now. A cost of 0 is always admitted.
     pub(crate) fn admits(&self, now: u64, cost: u64) -> bool {
         cost == 0 || self.fits(now, cost)
     }
@@ -100,8 +103,8 @@ impl Twin {
         }
     }
 
-    /// Charges an admitted cost, or counts a denied one. The count does not exceed the limit,
-    /// unless the limit counts in full.
+    /// Charges an admitted cost, or counts a denied cost. The count stops at the limit, unless
+    /// `in_full` is true.
     pub(crate) fn spend(&mut self, now: u64, cost: u64) {
         match &mut self.model {
             Model::Water(water) => {
@@ -114,7 +117,7 @@ impl Twin {
         }
     }
 
-    /// Refunds the units that were spent last.
+    /// Refunds `units` units, the last spent first.
     pub(crate) fn refund(&mut self, now: u64, units: u64) {
         match &mut self.model {
             Model::Water(water) => {
@@ -164,8 +167,8 @@ impl Twin {
         RetryAfter::After(Span::from_micros(wait.min(self.hint(now, cost))))
     }
 
-    /// Returns the retry hint for a concurrency slot, from 0.1 to 10 seconds; `u64::MAX` for other
-    /// limits.
+    /// Returns the estimated wait for a concurrency slot, from 0.1 to 10 seconds; `u64::MAX` for
+    /// all other kinds of limits.
     fn hint(&self, now: u64, cost: u64) -> u64 {
         let Model::Past(past) = &self.model else {
             return u64::MAX;
@@ -183,7 +186,8 @@ impl Twin {
         u64::try_from(spread.clamp(100_000, 10_000_000)).unwrap_or(u64::MAX)
     }
 
-    /// Returns the outcome of the limit, given its model `before` the operation.
+    /// Returns the outcome of an operation. `before` is the model before the operation, and `self`
+    /// is the model after it.
     pub(crate) fn outcome(&self, before: &Self, now: u64, cost: u64, charged: bool) -> Outcome {
         let allowed = before.admits(now, cost);
         Outcome {
@@ -221,7 +225,8 @@ impl Twin {
     }
 }
 
-/// Returns the time from `now` until `holds` is true. Once true, `holds` must stay true.
+/// Returns the time from `now` until `holds` becomes true. After it has become true, `holds` must
+/// stay true.
 pub(crate) fn first(now: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     if holds(now) {
         return Some(0);
@@ -368,8 +373,8 @@ impl Past {
         })
     }
 
-    /// Records spent units. Fixed and weighted windows count up to their limit; sliding windows
-    /// keep the newest units.
+    /// Records spent units. Fixed and weighted windows stop counting at their limit. Sliding
+    /// windows keep the newest units up to their limit.
     fn spend(&mut self, now: u64, cost: u64, in_full: bool) {
         let cost = match &self.counted {
             Counted::Grid(_) => {
@@ -398,7 +403,7 @@ impl Past {
         }
     }
 
-    /// Removes the newest units, if they still count.
+    /// Removes up to `units` units that still count, newest first.
     fn refund(&mut self, now: u64, units: u64) {
         let mut left = units;
         let mut newest_first: Vec<usize> = (0..self.spent.len()).rev().collect();

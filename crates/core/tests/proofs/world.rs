@@ -1,4 +1,4 @@
-//! The reference model of a whole store: several rules, several keys, one clock.
+//! The reference model of a whole store, with several rules, several keys and one clock.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tidegate_core::{
 
 use crate::twin::Twin;
 
-/// Creates a store with one shard, so that it has one clock like the model.
+/// Creates a store with one shard, so that the store has one clock, as the model has.
 pub(crate) fn one_shard() -> MemoryStore {
     MemoryStore::new(MemoryBounds {
         max_keys: 1_000,
@@ -46,7 +46,7 @@ pub(crate) struct World {
     blocks: BTreeMap<Vec<u8>, u64>,
 }
 
-/// A charge while the model decides.
+/// A charge that the model is deciding.
 struct Pending {
     before: Vec<Twin>,
     after: Vec<Twin>,
@@ -63,7 +63,7 @@ impl World {
     ) -> (Decision, Vec<Outcome>) {
         self.latest = self.latest.max(now);
         let now = self.latest;
-        // Blocks do not affect looks and refunds.
+        // Blocks affect neither looks ([`Effect::Look`]) nor refunds.
         let blocked = self.blocked(asks, now);
         if let Some(blocked) =
             blocked.filter(|_| effect != Effect::Look && effect != Effect::Refund)
@@ -152,8 +152,8 @@ impl World {
         }
     }
 
-    /// Returns the decision for the block that ends last; if several blocks end last, for the first
-    /// of them.
+    /// Returns the decision for the block that ends last. If several blocks end at the same time,
+    /// the first of them is used.
     fn blocked(&self, asks: &[(&Rule, u64)], now: u64) -> Option<Decision> {
         let blocks = asks.iter().map(|(rule, _)| self.blocks.get(&rule.key));
         let standing = blocks.map(|until| until.copied().filter(|until| *until > now));

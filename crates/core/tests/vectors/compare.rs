@@ -1,4 +1,4 @@
-//! Compares an answer with the expectations of an operation, field by field.
+//! Comparison of an answer with what the test vector expects of the operation, field by field.
 
 use std::fmt::Display;
 
@@ -9,7 +9,7 @@ use super::{
     runner::Answer,
 };
 
-/// Returns the differences: all fields that the operation specifies and that differ in the answer.
+/// Returns a description of each field that the operation specifies and that differs in the answer.
 pub(crate) fn compare(op: &Op, answer: &Answer, precision: Span) -> Result<Vec<String>, String> {
     let mut differences = Vec::new();
     differ(

@@ -1,5 +1,5 @@
-//! The files of test vectors: every `*.yaml` in the project's `vectors/` folder, or in the folder
-//! named by the environment variable `TIDEGATE_VECTORS`.
+//! The files with test vectors: every `*.yaml` file in the project's `vectors/` folder. If the
+//! environment variable `TIDEGATE_VECTORS` is set, it names the folder instead.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::{
     runner::{self, Subject},
 };
 
-/// The result of a run.
+/// The result of running all test vectors.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) ran: usize,
@@ -25,7 +25,7 @@ impl Report {
         self.assert_failures(&[]);
     }
 
-    /// Panics unless the failures are exactly those in `expected`.
+    /// Panics unless the failures are exactly the strings in `expected`.
     pub(crate) fn assert_failures(&self, expected: &[&str]) {
         let got = self.failures.join("\n");
         assert_eq!(
@@ -37,7 +37,7 @@ impl Report {
     }
 }
 
-/// Runs every case, each against a new system under test.
+/// Runs every case against a new system under test, which `subject` creates.
 pub(crate) fn run<S: Subject>(mut subject: impl FnMut(&Case) -> S) -> Report {
     let mut report = Report::default();
     for path in files() {
@@ -59,7 +59,7 @@ pub(crate) fn run<S: Subject>(mut subject: impl FnMut(&Case) -> S) -> Report {
     report
 }
 
-/// Returns the files, sorted by name.
+/// Returns the files with test vectors, sorted by name.
 fn files() -> Vec<PathBuf> {
     let folder = folder();
     let mut files: Vec<_> = std::fs::read_dir(&folder)
@@ -81,8 +81,8 @@ fn folder() -> PathBuf {
     std::env::var("TIDEGATE_VECTORS").map_or_else(|_| own.into(), PathBuf::from)
 }
 
-/// Skips the cases of Envoy's rate limit service. These cases use descriptors and run against the
-/// gRPC listener.
+/// Returns true for a file with cases of Envoy's rate limit service. The cases in such a file use
+/// descriptors and run against the gRPC listener, so they are skipped here.
 #[expect(clippy::print_stdout, reason = "a skipped file is printed")]
 fn has_another_format(path: &std::path::Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy());

@@ -1,9 +1,10 @@
-//! Predictions: what a denial implies for the following requests of a `generate`.
+//! Predictions: what a denial implies for the following requests of a `generate` operation, which
+//! sends the same request at regular intervals.
 //!
-//! A denied request changes nothing, and a wait is exact: until it has elapsed, the same request is
-//! denied. So an answer that differs from the prediction of an earlier answer is a failure. A
-//! system under test behind a socket takes minutes for 864,000 requests. With the predictions, such
-//! a system need not be tested at every instant.
+//! A denied request changes nothing, and the reported wait is exact: until the wait has elapsed,
+//! the same request is denied. So an answer that differs from the prediction of an earlier answer
+//! is a failure. A system under test behind a socket would take minutes to answer 864,000 requests.
+//! With predictions, it does not have to be asked at every instant.
 //!
 //! ```text
 //! denied, wait 8 s                             test   test   test   over: admitted
@@ -15,30 +16,31 @@ use tidegate_core::{RetryAfter, Span, Timestamp};
 
 use super::{format::LimitFields, runner::Answer};
 
-/// The instants of a `generate` at which a request is sent to the system under test.
+/// The instants of a `generate` operation at which a request is sent to the system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Instants {
-    /// At every instant.
+    /// Sends a request at every instant.
     Every,
-    /// After a denial, each time that half of the remaining wait has elapsed.
+    /// After a denial, sends a request only each time that half of the remaining wait has elapsed.
     #[allow(dead_code, reason = "for subjects behind a socket")]
     Halving,
 }
 
-/// The current denial, if any, and its predictions.
+/// The predictions of the current denial, if the last request was denied.
 pub(crate) struct Foretold {
     instants: Instants,
     precision: Span,
-    /// False if denied requests are counted, because then each denied request changes the result of
-    /// the next request.
+    /// Whether denials predict anything. False if denied requests are counted, because each counted
+    /// denial changes the result of the next request.
     foretells: bool,
     denial: Option<Denial>,
 }
 
 struct Denial {
-    /// The end of the wait, at most `precision` too late; `None` if the request is never admitted.
+    /// The end of the wait, up to `precision` too late because of rounding; `None` if the request
+    /// is never admitted.
     until: Option<Timestamp>,
-    /// The next instant at which to test.
+    /// The next instant at which a request is sent.
     again: Timestamp,
 }
 
@@ -53,8 +55,8 @@ impl Foretold {
         }
     }
 
-    /// Returns true if no request need be sent at `now`, because the system under test would deny
-    /// the request.
+    /// Returns true if the system under test would certainly deny a request at `now`, so that the
+    /// request can be skipped.
     pub(crate) fn is_certain(&self, now: Timestamp) -> bool {
         let denial = self.denial.as_ref();
         self.instants == Instants::Halving && denial.is_some_and(|denial| now < denial.again)
@@ -90,7 +92,8 @@ impl Foretold {
 }
 
 impl Denial {
-    /// A block predicts nothing, because limits may deny after it.
+    /// Returns the predictions of `answer`. A denial by a manual block predicts nothing, because
+    /// limits can deny requests after the block has ended.
     fn of(answer: &Answer, now: Timestamp) -> Option<Self> {
         if answer.allowed || answer.reason.as_deref() == Some("blocked") {
             return None;

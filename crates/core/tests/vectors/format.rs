@@ -1,5 +1,5 @@
-//! The format of a file of test vectors: cases with one or more limits on one key, and operations
-//! on them.
+//! The format of a file with test vectors. A file has cases; a case has one or more limits on one
+//! key, and operations.
 //!
 //! `vectors/seeds.yaml` describes the format. An unknown field fails to parse, so that no
 //! expectation is silently ignored.
@@ -28,7 +28,7 @@ pub(crate) struct Case {
     pub(crate) invalid_requests: Vec<RequestFields>,
 }
 
-/// A limit as written in the file: periods in milliseconds, rates as a count and a period.
+/// A limit as written in the file, with periods in milliseconds, and rates as a count and a period.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LimitFields {
@@ -53,8 +53,8 @@ pub(crate) struct LimitFields {
     pub(crate) count_denied: Option<bool>,
 }
 
-/// A number as written in the file. A negative or fractional number can only occur in a case that
-/// must be rejected.
+/// A number as written in the file. A negative or fractional number occurs only in a case with an
+/// invalid limit or request.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Number {
@@ -119,8 +119,8 @@ pub(crate) enum Wait {
     Word(String),
 }
 
-/// Operations at regular intervals: `count` of them, or as many as occur before `for_ms` has
-/// elapsed.
+/// A sequence of operations at regular intervals: either `count` operations, or all operations
+/// until `for_ms` has elapsed.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Generate {
@@ -132,7 +132,8 @@ pub(crate) struct Generate {
     pub(crate) cost: Option<u64>,
 }
 
-/// The totals of all operations of a case. Seconds are counted from the start of the case.
+/// The expected totals over all operations of a case. Seconds are counted from the start of the
+/// case.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Totals {
@@ -173,7 +174,7 @@ impl Op {
 }
 
 impl Generate {
-    /// Returns the instants, as offsets from the start of the case.
+    /// Returns the instant of each operation, as its offset from the start of the case.
     pub(crate) fn offsets(&self) -> Result<impl Iterator<Item = Span> + use<>, String> {
         let count = match (self.for_ms, self.count) {
             (Some(for_ms), None) if self.every_ms > 0 => for_ms.div_ceil(self.every_ms),
@@ -186,7 +187,7 @@ impl Generate {
 }
 
 impl LimitFields {
-    /// Returns the fields by their names in a rules file. An error names the field.
+    /// Converts the fields to a [`LimitSpec`]. An error names the invalid field as in a rules file.
     pub(crate) fn spec(&self) -> Result<LimitSpec, String> {
         let algorithm = AlgorithmName::parse(&self.algorithm)
             .ok_or_else(|| format!("algorithm: unknown name {}", self.algorithm))?;

@@ -20,7 +20,7 @@ fn vectors_hold_in_the_memory_store() {
     folder::run(|_| InMemory(MemoryStore::new(MemoryBounds::default()))).assert_success();
 }
 
-/// Checks that the runner detects wrong vectors.
+/// Checks that the runner reports test vectors with wrong expectations.
 #[test]
 fn wrong_vectors_fail() {
     let text = "
@@ -51,7 +51,7 @@ fn wrong_vectors_fail() {
     assert!(format::parse(unknown).unwrap_err().contains("alowed"));
 }
 
-/// Checks that predictions detect wrong waits.
+/// Checks that the runner's predictions detect a system under test that reports wrong waits.
 #[test]
 fn wrong_waits_fail() {
     let text = "[{id: lie, start: 2026-01-01T00:00:00Z, limits: [{algorithm: gcra, rate: 1, period_ms: 1000}],

@@ -1,4 +1,4 @@
-//! Runs the cases of a file of test vectors against a [`Subject`]: a system under test, which
+//! The runner, which runs the cases of test vectors against a [`Subject`]: a system under test that
 //! decides requests.
 //!
 //! A store or a listener that supports the features of a case implements [`Subject`].
@@ -19,7 +19,7 @@ pub(crate) trait Subject {
     /// The resolution of the answers. Waits are rounded up to this resolution.
     const PRECISION: Span = Span::from_micros(1);
 
-    /// The instants of a `generate` at which a request is sent to the system under test.
+    /// The instants of a `generate` operation at which a request is sent to the system under test.
     const INSTANTS: Instants = Instants::Every;
 
     /// Decides one request. An `Err` is a failure of the case.
@@ -49,7 +49,7 @@ pub(crate) trait Subject {
 
 /// One request of a case.
 pub(crate) struct Ask<'a> {
-    /// The compiled limits.
+    /// The limits, compiled.
     #[allow(dead_code, reason = "for stores, which take them compiled")]
     pub(crate) limits: &'a Limits,
     /// The same limits, as written in the file.
@@ -64,18 +64,19 @@ pub(crate) struct Ask<'a> {
     pub(crate) effect: Effect,
 }
 
-/// The answer of the system under test. `None` means that the system does not report the field,
-/// which is then not compared.
+/// The answer of the system under test. A field that the system does not report is `None`, and is
+/// not compared.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
     pub(crate) reason: Option<String>,
     pub(crate) over_limit: Option<bool>,
-    /// The minimum of all limits; also `None` if no limit was evaluated.
+    /// The minimum of the remaining units over all limits. Also `None` if no limit was evaluated.
     pub(crate) remaining: Option<u64>,
-    /// The maximum of the limits that deny the request.
+    /// The longest wait over all limits that deny the request.
     pub(crate) retry: RetryAfter,
-    /// The reset of the tightest limit; also `None` if no limit was evaluated.
+    /// The time until the tightest limit is fully available again. Also `None` if no limit was
+    /// evaluated.
     pub(crate) reset: Option<Span>,
     pub(crate) delay: Option<Span>,
 }
@@ -97,8 +98,8 @@ impl Answer {
     }
 }
 
-/// Runs one case. Returns its failures, each with the case, the operation, the expected value and
-/// the actual one.
+/// Runs one case. Returns a text for each failure, with the case, the operation, the expected value
+/// and the actual value.
 pub(crate) fn run_case<S: Subject>(case: &Case, subject: &mut S) -> Vec<String> {
     let mut run = Run::<S> {
         case,
@@ -139,7 +140,7 @@ struct Run<'c, S> {
     case: &'c Case,
     subject: &'c mut S,
     failures: Vec<String>,
-    /// The times at which requests were admitted, as offsets from the start.
+    /// The times at which requests were admitted, as offsets from the start of the case.
     allowed_at: Vec<Span>,
     denied: u64,
 }
