@@ -1,7 +1,8 @@
-//! Conditions of `when` and `allow`, in two forms: as written in the rules file, with the line of
-//! every part, and as evaluated by rules.
+//! Conditions of `when` and `allow`, in two forms. The first form is as written in the rules file,
+//! with the line of every part. The second form is the one that rules evaluate.
 //!
-//! The reader builds a [`RawPattern`] from each value. The rules and the lints both use it.
+//! Reading a value builds a [`RawPattern`]. Rules convert the [`RawPattern`] to a [`Pattern`], and
+//! the lints inspect it for warnings.
 
 use std::borrow::Cow;
 
@@ -15,11 +16,11 @@ use super::{
 
 const OPERATORS: &[&str] = &["is", "not", "route", "cidr", "regex", "present"];
 
-/// The keys of a schedule. A key whose value is a map of operators is an ordinary entry instead.
+/// The keys of a schedule. If the value of such a key is a map of operators, the key is an ordinary
+/// entry instead.
 const SCHEDULE: [&str; 3] = ["time", "days", "zone"];
 
-/// The conditions on entries of a `when` or of a list entry of `allow`, as written in the rules
-/// file.
+/// The conditions on entries in a `when` or in one item of `allow`, as written in the rules file.
 #[derive(Debug, Default)]
 pub(crate) struct RawWhen<'n> {
     pub(crate) conditions: Vec<RawCondition<'n>>,
@@ -29,7 +30,7 @@ pub(crate) struct RawWhen<'n> {
 #[derive(Debug)]
 pub(crate) struct RawCondition<'n> {
     pub(crate) entry: &'n str,
-    /// The place of the pattern. The key of the place is the entry.
+    /// The position of the pattern, whose key is the entry.
     pub(crate) place: Place,
     pub(crate) pattern: RawPattern<'n>,
 }
@@ -37,7 +38,7 @@ pub(crate) struct RawCondition<'n> {
 /// The pattern of an entry, as written in the rules file.
 #[derive(Debug)]
 pub(crate) enum RawPattern<'n> {
-    /// A string, which may be a glob.
+    /// A string without an operator: an exact value or a glob.
     Text(Scalar<'n>),
     /// A list of patterns, at least one of which must match.
     AnyOf(Place, Vec<Self>),
@@ -52,7 +53,8 @@ pub(crate) enum RawPattern<'n> {
 pub(crate) struct RawOperators<'n> {
     place: Place,
     operators: Vec<RawOperator<'n>>,
-    /// Whether every key of the map is an operator. Other keys are already reported.
+    /// Whether every key of the map is an operator. Keys that are not operators are already
+    /// reported.
     are_known: bool,
 }
 
@@ -63,11 +65,12 @@ enum RawOperator<'n> {
     OfTexts {
         operator: TextOperator,
         place: Place,
-        /// `None` is a value that is not a text, which is already reported.
+        /// The operands. `None` stands for a value that is not a text, which is already reported.
         texts: Vec<Option<Scalar<'n>>>,
     },
     Not(RawPattern<'n>),
-    /// `None` is a value that is neither true nor false, which is already reported.
+    /// The operator `present`. `None` stands for a value that is neither true nor false, which is
+    /// already reported.
     Present(Option<bool>),
 }
 
@@ -80,29 +83,30 @@ enum TextOperator {
     Regex,
 }
 
-/// How a text in a pattern is compared.
+/// How a text in a pattern is compared with the value of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
-    /// Without an operator: literally, or as a glob if the text has a `*`.
+    /// The text has no operator. It is compared literally, or as a glob if it contains a `*`.
     Plain,
-    /// `is`: literally.
+    /// The operator `is`: the text is compared literally.
     Is,
-    /// `route`: as many web frameworks compare paths.
+    /// The operator `route`: the text is compared in the way in which many web frameworks compare
+    /// paths.
     Route,
-    /// `regex`: as a regular expression.
+    /// The operator `regex`: the text is a regular expression.
     Regex,
 }
 
-/// A text in a pattern.
+/// A text in a pattern, and how the text is compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PatternText<'r, 'n> {
     pub(crate) scalar: &'r Scalar<'n>,
     pub(crate) comparison: Comparison,
-    /// Whether the text is under a `not`.
+    /// Whether the text is inside the operand of a `not`.
     pub(crate) is_negated: bool,
 }
 
-/// A problem of a pattern that has the right form, but cannot be used.
+/// A problem of a pattern that is correct YAML but cannot be converted to a [`Pattern`].
 #[derive(Debug)]
 pub(crate) struct PatternProblem<'r> {
     place: &'r Place,
@@ -161,7 +165,8 @@ impl<'n> RawCondition<'n> {
         }
     }
 
-    /// Builds the condition. If the condition has problems, reports them and returns `None`.
+    /// Converts the condition to a [`Condition`]. Returns `None` and reports the problems if the
+    /// condition has any.
     pub(super) fn build(&self, report: &mut Report) -> Option<Condition> {
         let pattern = self.pattern.build(report)?;
         let condition = Condition::new(&entry_name(self.entry), pattern);
@@ -192,8 +197,8 @@ impl<'n> RawPattern<'n> {
         }
     }
 
-    /// Builds the pattern. If the pattern has problems, reports them and returns `None`. Also
-    /// returns `None` if a part of the pattern could not be read.
+    /// Converts the pattern to a [`Pattern`]. Returns `None` and reports the problems if the
+    /// pattern has any. Also returns `None` if a part of the pattern could not be read.
     pub(super) fn build(&self, report: &mut Report) -> Option<Pattern> {
         let built = self.convert();
         if let Err(problems) = &built {
@@ -204,7 +209,8 @@ impl<'n> RawPattern<'n> {
         built.ok()
     }
 
-    /// Converts the pattern. The list of problems is empty if all problems are already reported.
+    /// Converts the pattern to a [`Pattern`]. If it has problems, returns those that are not
+    /// reported yet, so the list is possibly empty.
     pub(super) fn convert(&self) -> Result<Pattern, Vec<PatternProblem<'_>>> {
         match self {
             Self::Unreadable => Err(Vec::new()),
@@ -246,7 +252,7 @@ impl<'n> RawOperators<'n> {
                 (Some(operator), _) => Some(RawOperator::of_texts(operator, value, report)),
                 (None, "not") => Some(RawOperator::Not(RawPattern::read(value, report))),
                 (None, "present") => Some(RawOperator::Present(value.flag(report))),
-                // `fields` keeps only the names in `OPERATORS`.
+                // This case cannot occur, because `fields` contains only the names in `OPERATORS`.
                 (None, _) => None,
             }
         });
@@ -281,7 +287,8 @@ impl<'n> RawOperator<'n> {
         }
     }
 
-    /// Returns the position of the operator in a converted pattern.
+    /// Returns the position of the operator in [`OPERATORS`], which is the order in a converted
+    /// pattern.
     fn rank(&self) -> Option<usize> {
         let name = match self {
             Self::OfTexts { operator, .. } => operator.name(),
@@ -350,7 +357,7 @@ impl TextOperator {
         }
     }
 
-    /// Describes the operand, for messages.
+    /// Returns a description of the operand for messages.
     const fn operand(self) -> &'static str {
         match self {
             Self::Is => "a value",
@@ -378,7 +385,8 @@ impl TextOperator {
         let build = |text: &str| match self {
             Self::Is => Pattern::exact(text),
             Self::Route => Pattern::route(text),
-            // Each network is checked on its own, so that a mistake is reported at its line.
+            // Check each network separately, so that a mistake is reported on the line of the
+            // network.
             Self::Cidr => Pattern::networks(&[text]),
             Self::Regex => Pattern::regex(text),
         };
@@ -394,7 +402,7 @@ impl TextOperator {
     }
 }
 
-/// Returns all patterns, or the problems of all patterns.
+/// Returns all converted patterns, or all their problems if at least one pattern has problems.
 fn all<'r>(
     converted: impl Iterator<Item = Result<Pattern, Vec<PatternProblem<'r>>>>,
 ) -> Result<Vec<Pattern>, Vec<PatternProblem<'r>>> {
@@ -415,7 +423,7 @@ fn all<'r>(
     }
 }
 
-/// Returns the converted pattern, or its error at `place`.
+/// Converts an error about a pattern to a problem at `place`. Returns a valid pattern unchanged.
 fn accept(
     converted: Result<Pattern, RuleError>,
     place: &Place,
@@ -439,14 +447,14 @@ pub fn entry_name(entry: &str) -> Cow<'_, str> {
     Cow::Borrowed(entry)
 }
 
-/// Keys that look like part of a schedule but are not supported.
+/// Keys that look like parts of a schedule, but are not supported.
 const NOT_IN_SCHEDULE: [&str; 11] = [
     "until", "since", "before", "after", "hours", "times", "day", "weekday", "weekdays",
     "timezone", "tz",
 ];
 
-/// Returns whether the key `entry` was probably meant as part of a schedule. If such a key were
-/// treated as an entry, no request would have the entry, so the rule would silently be disabled.
+/// Returns whether the author probably meant the key `entry` as part of a schedule. If such a key
+/// were treated as an entry, no request would have the entry, so the rule would never apply.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
@@ -456,7 +464,8 @@ fn is_schedule(entry: &str, value: &Value<'_>) -> bool {
     SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
 
-/// Builds the schedule of `time`, `days` and `zone`. Returns `None` without `time` and `days`.
+/// Builds the schedule of the fields `time`, `days` and `zone`. Returns `None` if both `time` and
+/// `days` are missing.
 fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<ActiveHours> {
     let field = |name| fields.iter().find(|(known, _)| *known == name);
     let [time, days, zone] = SCHEDULE.map(|name| field(name).map(|(_, value)| value));
@@ -484,7 +493,7 @@ fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<ActiveH
         .ok()
 }
 
-/// Reads one value or a list of values with `read`. `example` is shown in messages.
+/// Reads one value or a list of values with `read`. Messages show `example`.
 fn listed<T>(
     value: &Value<'_>,
     report: &mut Report,
@@ -503,8 +512,8 @@ fn listed<T>(
         .collect()
 }
 
-/// Reads the allow list: a map of conditions, or a list of such maps. A request that matches at
-/// least one map is admitted without a charge.
+/// Reads the allow list: a map of conditions, or a list of maps of conditions. A request that
+/// matches at least one map is admitted without a charge.
 pub(super) fn allow<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, Vec<When>) {
     let (mut raw, mut items) = (Vec::new(), Vec::new());
     for item in value.one_or_more(report) {

@@ -1,4 +1,4 @@
-//! `denials`: the recent denials that the server keeps and logs.
+//! `denials`: the settings for recent denials, which the server keeps in memory and logs.
 
 use super::{
     limits::percent,
@@ -7,15 +7,15 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The range of `max_bytes`. The minimum is two parts of 8 KiB for each of 16 groups of threads.
+/// The range of `max_bytes`. The minimum is two segments of 8 KiB for each of 16 groups of threads.
 const MIN_BYTES: usize = 256 << 10;
 const MAX_BYTES: usize = 1 << 30;
 
-/// The recent denials that the server keeps and logs.
+/// The settings for recent denials, which the server keeps in memory and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenialsConfig {
-    /// `denials.max_bytes`: the memory for recent denials, 256 KiB to 1 GiB; default 4 MiB. With 0,
-    /// no denials are kept (`denials: off`).
+    /// `denials.max_bytes`: the memory for recent denials, 256 KiB to 1 GiB; default 4 MiB. The
+    /// value 0 means that no denials are kept (`denials: off`).
     pub max_bytes: usize,
     /// `denials.log`: the percentage of denials that are logged; default 0 (`off`).
     pub log_percent: u32,

@@ -11,10 +11,10 @@ use crate::{Config, MAX_FILE_BYTES, Mistake};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// The file could not be read, for example because its path or its permissions are wrong.
+    /// The file could not be read, for example because of a wrong path or missing permissions.
     #[error("cannot read {path}: {source}")]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The error of the file system.
         source: io::Error,
@@ -22,7 +22,7 @@ pub enum ReadError {
     /// The file was read, but its content is invalid.
     #[error("{path} has {} mistake{}:\n{}{}", mistakes.len(), plural(mistakes.len()), lines(mistakes), hint(mistakes, path))]
     Mistaken {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// All mistakes in the file.
         mistakes: Vec<Mistake>,
@@ -55,8 +55,8 @@ impl Config {
             path: path.to_owned(),
             mistakes,
         };
-        // An editor may truncate the file before it writes the new content. Without this check, no
-        // limit would be in effect in the meantime.
+        // An editor can truncate the file before it writes the new content. Without this check, the
+        // server could read the truncated file in the meantime, and no limit would be in effect.
         if says_nothing(&text) {
             let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
             return Err(mistaken(vec![Mistake {
@@ -80,8 +80,8 @@ fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// Suggests what to do with a file of another rate limiter. A file of envoyproxy/ratelimit has
-/// `domain` and `descriptors`; a file of Limitador is a list of limits.
+/// Returns a suggestion for a file that was written for another rate limiter. A file for
+/// envoyproxy/ratelimit has `domain` and `descriptors`; a file for Limitador is a list of limits.
 fn hint(mistakes: &[Mistake], path: &Path) -> String {
     let has = |key: &str| mistakes.iter().any(|mistake| mistake.path == key);
     if has("domain") && has("descriptors") {
@@ -91,7 +91,8 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
             path.display()
         );
     }
-    // The file is read a second time only after it was rejected.
+    // Reading the file again is acceptable, because this function is called only for a rejected
+    // file.
     if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
         return "\nthis looks like a limits file of Limitador: write each limit as a rule; \
             {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} is \

@@ -6,7 +6,7 @@ use tidegate_identity::GeoIpField;
 
 use super::{report::Report, value::Fields};
 
-/// Reads the databases; the result is empty if the file has no such section.
+/// Reads the paths of the databases. Returns an empty list if the file has no section `geoip`.
 pub(super) fn geoip(file: &Fields<'_>, report: &mut Report) -> Vec<(GeoIpField, PathBuf)> {
     let known = GeoIpField::ALL.map(GeoIpField::as_str);
     let what = "a map such as {country: GeoLite2-Country.mmdb}";

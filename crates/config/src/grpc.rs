@@ -11,10 +11,10 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The upper bound of every duration in this section.
+/// The maximum of every duration in the section `grpc`.
 const LONGEST: Span = Span::from_secs(366 * 86_400);
 
-/// The upper bound of `max_streams`.
+/// The maximum of `max_streams`.
 const MAX_STREAMS: u32 = 100_000;
 
 const FIELDS: &[&str] = &[

@@ -1,4 +1,4 @@
-//! `clients` and `entries`: how the client of a request is identified.
+//! `clients` and `entries`: the settings that identify the client of a request.
 
 use tidegate_core::bounds::MAX_ENTRIES;
 use tidegate_identity::{AddressHeader, DerivedEntry, Proxies, Trust, client_ip::Warning};
@@ -63,7 +63,7 @@ fn trust(value: &Value<'_>, report: &mut Report) -> Option<Trust> {
     Some(trust)
 }
 
-/// Reads the trusted proxies: a number of hops, or networks.
+/// Reads the trusted proxies, which are a number of hops or a list of networks.
 fn proxies(value: &Value<'_>, report: &mut Report) -> Option<Proxies> {
     if value.looks_like_number() {
         let hops = value.small_number(report)?;
@@ -97,7 +97,8 @@ fn header(value: &Value<'_>, report: &mut Report) -> Option<AddressHeader> {
     header
 }
 
-/// Reads the entries that are derived from a part of another entry, by name.
+/// Reads the derived entries: the name of each, and the part of another entry from which it is
+/// derived.
 fn derived_entries(
     value: &Value<'_>,
     report: &mut Report,

@@ -2,8 +2,9 @@
 //!
 //! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path and
 //! its line. The result needs no further validation: addresses are parsed, limits are built and
-//! rules are indexed. Parsing reads no environment variables and opens no files or sockets; the
-//! code that starts the server does that. [`Config::read`] reads the file from disk.
+//! rules are indexed. Parsing reads no environment variables and opens no files or sockets. The
+//! code that starts the server reads the variables, and opens the files and sockets.
+//! [`Config::read`] reads the file from disk.
 
 mod candidate;
 mod conditions;
@@ -93,7 +94,7 @@ const SECTIONS: &[&str] = &[
 ];
 
 /// The parsed rules file. The default is the configuration of an empty file: every listener on its
-/// default port, the memory store, no rules.
+/// default port, the memory store, and no rules.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Config {
@@ -101,21 +102,21 @@ pub struct Config {
     pub listen: Listen,
     /// `listen`: connection limits, TLS and authentication of the listeners.
     pub listeners: Listeners,
-    /// `store.memory`: the bounds of the memory store.
+    /// `store.memory`: the maximum numbers of keys and bytes of the memory store.
     pub memory: MemoryBounds,
-    /// `store.memory.snapshot`: the file in which counters survive restarts; `None` disables
-    /// persistence.
+    /// `store.memory.snapshot`: the file to which counters are saved, so that they survive
+    /// restarts; `None` means that counters are not saved.
     pub snapshot: Option<Snapshot>,
-    /// `store.redis`: the Redis servers in which several nodes share their counts; with `None`, the
-    /// counts are kept in this process.
+    /// `store.redis`: the Redis servers in which several nodes share their counts; `None` means
+    /// that the counts are kept in the memory of this process.
     pub redis: Option<RedisConfig>,
     /// `headers`: the rate limit headers of responses.
     pub headers: Headers,
-    /// `grpc`: connection settings of the gRPC listener.
+    /// `grpc`: the connection settings of the gRPC listener.
     pub grpc: Grpc,
-    /// `shutdown`: timing of the graceful shutdown.
+    /// `shutdown`: the timing of the graceful shutdown.
     pub shutdown: ShutdownConfig,
-    /// `clients` and `entries`: how the client of a request is identified.
+    /// `clients` and `entries`: the settings that identify the client of a request.
     pub identity: Identity,
     /// `geoip`: the GeoIP databases, and the entry that each database provides. Paths are relative
     /// to the working directory of the server.
@@ -124,39 +125,41 @@ pub struct Config {
     pub admin_token: AdminToken,
     /// `privacy`: how keys appear in lists of keys.
     pub key_privacy: KeyPrivacy,
-    /// `top`: the bounds of the lists of top talkers.
+    /// `top`: the number of keys and the memory of the lists of top talkers.
     pub top: Top,
-    /// `denials`: how many recent denials are kept, and how many are logged.
+    /// `denials`: how many recent denials are kept in memory, and how many are logged.
     pub denials: DenialsConfig,
-    /// `record`: where requests are recorded; `None` without the section.
+    /// `record`: where requests are recorded; `None` if the file has no section `record`.
     pub record: Option<RecordConfig>,
-    /// `envoy`: Envoy's rate limit service; `None` without the section.
+    /// `envoy`: Envoy's rate limit service; `None` if the file has no section `envoy`.
     pub envoy: Option<Envoy>,
     /// `rules` and `allow`, indexed and ready for decisions.
     pub rules: RuleSet,
-    /// `candidate`: the rules that are decided beside `rules` and never enforced; `None` without the
-    /// section. [`Config::parse`] does not read the file that the section names.
+    /// `candidate`: the rules that are decided beside `rules` and never enforced; `None` if the
+    /// file has no section `candidate`. [`Config::parse`] does not read the file that the section names.
     pub candidate: Option<CandidateConfig>,
     /// `quotas`: limits that are divided among the Envoys that enforce them (RLQS).
     pub quotas: Vec<QuotaRule>,
-    /// `proxy`: the reverse proxy; `None` without the section.
+    /// `proxy`: the reverse proxy; `None` if the file has no section `proxy`.
     pub proxy: Option<Proxy>,
-    /// Settings that are valid but probably do not do what their author expects.
+    /// Warnings about settings that are valid, but probably do not do what their author expects.
     pub warnings: Vec<Mistake>,
 }
 
-/// The listener addresses. `None` disables a listener (`off`).
+/// The listener addresses. `None` means that a listener is disabled (`off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listen {
-    /// `listen.http`: rate limit checks and forward-auth; default `127.0.0.1:8080`.
+    /// `listen.http`: the listener for rate limit checks and forward-auth; default
+    /// `127.0.0.1:8080`.
     pub http: Option<SocketAddr>,
-    /// `listen.grpc`: Envoy's rate limit services; default `127.0.0.1:8081`.
+    /// `listen.grpc`: the listener for Envoy's rate limit services; default `127.0.0.1:8081`.
     pub grpc: Option<SocketAddr>,
-    /// `listen.resp`: the Redis protocol (RESP); default `127.0.0.1:6380`.
+    /// `listen.resp`: the listener for the Redis protocol (RESP); default `127.0.0.1:6380`.
     pub resp: Option<SocketAddr>,
-    /// `listen.admin`: health, metrics, blocked keys; default `127.0.0.1:8082`. An address that
-    /// other machines can reach is rejected unless an admin token is set.
+    /// `listen.admin`: the listener for health, metrics and manual blocks; default
+    /// `127.0.0.1:8082`. Parsing rejects an address that other machines can reach, unless an admin
+    /// token is set.
     pub admin: Option<SocketAddr>,
 }
 
@@ -172,8 +175,8 @@ impl Listen {
     }
 }
 
-/// The settings of a listener, which can be set if the value of the listener is a map instead of a
-/// plain address.
+/// The settings of a listener besides its address. The file can set them if the value of the
+/// listener is a map instead of a plain address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListenerConfig {
@@ -184,21 +187,22 @@ pub struct ListenerConfig {
     /// (IPv6: per /64), at least 1. The default is 1,000; for the admin listener, the default is
     /// 128.
     pub max_connections_per_client: usize,
-    /// `idle_timeout`: how long a connection may be idle between two requests; `None` is the
+    /// `idle_timeout`: how long a connection may be idle between two requests; `None` means the
     /// default of the listener.
     pub idle_timeout: Option<Duration>,
-    /// `tls`, for the HTTP and RESP listeners: the certificate; `None` is plaintext.
+    /// `tls`: the certificate of the listener; `None` means plaintext.
     pub tls: Option<TlsFiles>,
-    /// `username`, for the RESP listener: the user that `AUTH` must name; `None` is `default`.
+    /// `username`, for the RESP listener: the user that the command `AUTH` must name; `None` means
+    /// `default`.
     pub username: Option<String>,
     /// `hosts`, for the HTTP and admin listeners: the host names that browsers may use in addition
     /// to `localhost`, in lower case.
     pub hosts: Vec<String>,
-    /// `top`, for the RESP listener: whether clients may list the keys of all clients; default
-    /// false.
+    /// `top`, for the RESP listener: whether clients are allowed to list the keys of all clients;
+    /// default false.
     pub top: bool,
-    /// `token` and `token_env` of the HTTP listener, `password` and `password_env` of the RESP
-    /// listener.
+    /// The secret that clients must send: `token` or `token_env` of the HTTP listener, `password`
+    /// or `password_env` of the RESP listener.
     pub credential: Password,
 }
 
@@ -222,11 +226,11 @@ impl Default for ListenerConfig {
 pub struct Listeners {
     /// `listen.http`.
     pub http: ListenerConfig,
-    /// `listen.grpc`. The TLS settings of the gRPC listener are under `grpc`.
+    /// `listen.grpc`. The TLS settings of the gRPC listener are in [`Grpc`].
     pub grpc: ListenerConfig,
     /// `listen.resp`.
     pub resp: ListenerConfig,
-    /// `listen.admin`. The token of the admin listener is under `admin`.
+    /// `listen.admin`. The token of the admin listener is in [`Config::admin_token`].
     pub admin: ListenerConfig,
 }
 
@@ -261,17 +265,17 @@ impl Default for Listen {
 /// Connection settings of the gRPC listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grpc {
-    /// `grpc.tls`: the certificate of the listener; `None` is HTTP/2 over plaintext (h2c).
+    /// `grpc.tls`: the certificate of the listener; `None` means HTTP/2 over plaintext (h2c).
     pub tls: Option<TlsFiles>,
     /// `grpc.keep_alive`: the interval of keep-alive pings; default 30 s.
     pub keep_alive: Duration,
     /// `grpc.keep_alive_timeout`: how long a client may take to answer a ping; default 10 s.
     pub keep_alive_timeout: Duration,
-    /// `grpc.max_connection_age`: the age at which a client is asked to reconnect, with ±10 %
-    /// jitter; default one day.
+    /// `grpc.max_connection_age`: the age of a connection at which the client is asked to
+    /// reconnect, with ±10 % jitter; default one day.
     pub max_connection_age: Duration,
-    /// `grpc.max_connection_age_grace`: how long calls in progress may continue after the maximum
-    /// age; default one hour.
+    /// `grpc.max_connection_age_grace`: how long calls in progress may continue after a connection
+    /// has reached the maximum age; default one hour.
     pub max_connection_age_grace: Duration,
     /// `grpc.max_streams`: the maximum number of concurrent calls on one connection; default 1,000.
     pub max_streams: u32,
@@ -290,7 +294,8 @@ impl Default for Grpc {
     }
 }
 
-/// The bounds of the lists of top talkers; `None` if the lists are disabled (`top: off`).
+/// The number of keys and the memory of the lists of top talkers; `None` if the lists are disabled
+/// (`top: off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Top(pub Option<TopBounds>);
 
@@ -300,21 +305,23 @@ impl Default for Top {
     }
 }
 
-/// The file and the interval of snapshots.
+/// The file to which the memory store is saved, and how often it is saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// The path of the file, relative to the working directory of the server.
     pub path: PathBuf,
-    /// The interval between writes; default 30 s. The file is also written at shutdown.
+    /// The interval between two snapshots; default 30 s. A snapshot is also written at shutdown.
     pub every: Span,
 }
 
 /// The rate limit headers of responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
-    /// `headers.ratelimit`: `RateLimit` and `RateLimit-Policy`; default true.
+    /// `headers.ratelimit`: whether to send the headers `RateLimit` and `RateLimit-Policy`; default
+    /// true.
     pub ratelimit: bool,
-    /// `headers.legacy`: the three `X-RateLimit-*` headers; default off.
+    /// `headers.legacy`: whether to send the three `X-RateLimit-*` headers, and in which form;
+    /// default off.
     pub legacy: LegacyHeaders,
     /// `headers.rule_names`: whether headers and denials reveal rule names to clients; default
     /// false.
@@ -332,7 +339,7 @@ impl Default for Headers {
 }
 
 impl Headers {
-    /// Returns a writer of the headers that are enabled.
+    /// Creates a writer for the headers that are enabled.
     #[must_use]
     pub fn writer(self) -> HeaderWriter {
         let legacy = match self.legacy {
@@ -355,7 +362,8 @@ pub struct Identity {
     /// `clients`: the proxies that are trusted to report the client's address. By default, only the
     /// proxy that sends the forward-auth request is trusted.
     pub trust: Trust,
-    /// `entries`: entries that are derived from a part of another entry, by name.
+    /// `entries`: the derived entries, each with its name and the part of another entry from which
+    /// it is derived.
     pub derived: Vec<(Box<str>, DerivedEntry)>,
     /// The GeoIP lookup. [`Config::parse`] leaves this field `None`. The code that starts the
     /// server opens the `geoip` databases and sets this field.
@@ -363,8 +371,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns a predicate for the peers that are exempt from the connection limit per client.
-    /// Trusted proxies are exempt, because they forward requests of many clients.
+    /// Returns a predicate that is true for peers that are exempt from the connection limit per
+    /// client. Trusted proxies are exempt, because they forward requests of many clients.
     #[must_use]
     pub fn exempt(self: &Arc<Self>) -> Exempt {
         let identity = Arc::clone(self);
@@ -372,15 +380,15 @@ impl Identity {
     }
 }
 
-/// The form of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.
+/// Whether the `X-RateLimit-*` headers are sent, and the form of `X-RateLimit-Reset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LegacyHeaders {
     /// The headers are not sent.
     #[default]
     Off,
-    /// Seconds from now, rounded up.
+    /// The value is the number of seconds from now, rounded up.
     Delta,
-    /// Seconds since the Unix epoch, rounded up.
+    /// The value is a Unix timestamp in seconds, rounded up.
     Epoch,
 }
 
@@ -392,8 +400,9 @@ pub enum AdminToken {
     None,
     /// `admin.token`: the token itself.
     Literal(String),
-    /// `admin.token_env`: the token in the environment variable of this name. The code that starts
-    /// the server must read it, and must abort the start if the variable is not set.
+    /// `admin.token_env`: the name of the environment variable that contains the token. The code
+    /// that starts the server must read the variable, and must abort the start if the variable is
+    /// not set.
     Env(String),
 }
 
@@ -415,7 +424,7 @@ pub struct Mistake {
     pub path: String,
     /// The line, from 1; `None` if the problem has no line.
     pub line: Option<usize>,
-    /// The expected and the actual value.
+    /// The problem, usually the expected and the actual value, and advice.
     pub message: String,
 }
 
@@ -436,7 +445,8 @@ impl Mistake {
         text.split_once("; ").map_or(text, |(problem, _)| problem)
     }
 
-    /// Returns the advice on how to fix the problem, if the message has any.
+    /// Returns the part of the message that says how to fix the problem, if the message has such a
+    /// part.
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         self.text().split_once("; ").map(|(_, advice)| advice)
@@ -466,8 +476,9 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns every mistake, sorted by line: invalid YAML, an unknown or repeated key, a missing
-    /// or ill-typed value, a limit that cannot work. The list is never empty.
+    /// Returns every mistake in the file, sorted by line. A mistake is, for example, invalid YAML,
+    /// an unknown or repeated key, a missing value, a value of the wrong type, or an invalid limit.
+    /// The list is never empty.
     ///
     /// # Examples
     ///
@@ -504,8 +515,8 @@ impl Config {
         config.warnings = report.finish()?;
         Ok(config)
     }
-    /// Reads the sections of `file`. Sections that other sections or the lints depend on are also
-    /// kept in the form in which they are written.
+    /// Reads all sections of `file`. Some sections are also kept in the form in which they are
+    /// written, because other sections or the lints need this form.
     fn fill(&mut self, file: &Fields<'_>, report: &mut Report) {
         self.admin_token = listen::admin_token(file, report);
         let raw_listen;

@@ -13,28 +13,29 @@ use super::{
 /// The settings that a limit inherits from its rule or from the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Fallback {
-    /// The algorithm.
+    /// `algorithm`: the algorithm of a limit that does not name one.
     pub algorithm: DefaultAlgorithm,
     /// `soft`: the percentage by which a limit may be exceeded.
     pub soft: Option<u32>,
-    /// `count_denied`: whether denied requests count.
+    /// `count_denied`: whether denied requests count against the limit.
     pub count_denied: Option<bool>,
 }
 
 /// The algorithm of a limit that does not name an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultAlgorithm {
-    /// Not set: a sliding window whose form depends on the size of the limit.
+    /// No default is set. The limit is a sliding window, whose implementation depends on the size
+    /// of the limit.
     BySize,
     /// The algorithm with this name.
     Named(AlgorithmName),
-    /// The named algorithm does not exist. The mistake is already reported. Limits that depend on
-    /// the algorithm cannot be checked.
+    /// The named algorithm does not exist, which is already reported as a mistake. Limits that
+    /// inherit the algorithm cannot be checked.
     Unreadable,
 }
 
 impl DefaultAlgorithm {
-    /// Reads the field `algorithm` of `fields`. Returns `outer` if the field was not written.
+    /// Reads the field `algorithm` of `fields`. Returns `outer` if the field is missing.
     pub(crate) fn read(fields: &Fields<'_>, outer: Self, report: &mut Report) -> Self {
         match fields.get("algorithm") {
             Some(value) => algorithm(value, report).map_or(Self::Unreadable, Self::Named),
@@ -59,7 +60,8 @@ pub(crate) struct RawLimit {
     pub(crate) full_form: Option<Box<LimitSpec>>,
 }
 
-/// Reads a limit, or a list of limits. Also returns the limits that have no mistakes.
+/// Reads a limit, or a list of limits. Returns all limits as written, and the valid limits among
+/// them.
 pub(crate) fn limits(
     value: &Value<'_>,
     fallback: Fallback,
@@ -102,7 +104,7 @@ pub fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Opti
     limit
 }
 
-/// Reads a limit, and builds it if it has no mistakes.
+/// Reads a limit. Returns the limit as written and, if it has no mistakes, the built limit.
 fn raw_limit(
     value: &Value<'_>,
     fallback: Fallback,
@@ -150,9 +152,9 @@ fn raw_limit(
     (raw, limit)
 }
 
-/// Builds the limit of `spec`, which was read from `value` and, in the full form, from its
-/// `fields`. If `unread`, some fields could not be read. Such fields are already reported, and are
-/// not reported again as missing.
+/// Builds the limit of `spec`, which was read from `value`. For a limit in the full form, `fields`
+/// are the fields of `value`. If `unread` is true, some fields could not be read. These fields are
+/// already reported, and are not reported again as missing.
 pub fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),
@@ -175,13 +177,14 @@ pub fn build(
     None
 }
 
-/// Returns whether a field is missing only because of a mistake that is already reported: the field
-/// itself, or the anchor that would replace the field, could not be read.
+/// Returns whether a field is missing only because of a mistake that is already reported: the file
+/// has the field, or the `anchor` that would replace the field, but it could not be read.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
 
-/// Returns whether a field that might determine the algorithm could not be read.
+/// Returns whether a field that could determine the algorithm is written in the file, but could not
+/// be read.
 fn has_unread_field(spec: &LimitSpec, fields: &Fields<'_>) -> bool {
     let of_every_algorithm = ["algorithm", "soft", "count_denied"];
     let written = spec.fields_written();
@@ -192,7 +195,7 @@ fn has_unread_field(spec: &LimitSpec, fields: &Fields<'_>) -> bool {
     spec.algorithm.is_none() && names.any(|name| is_unread(&name))
 }
 
-/// Reads the full form of a limit. Also returns the source of its algorithm.
+/// Reads the full form of a limit. Also returns the algorithm that the limit names or inherits.
 #[must_use]
 pub fn full_form(
     fields: &Fields<'_>,
@@ -277,8 +280,8 @@ fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     let day = fields
         .get("day")
         .and_then(|day| day.small_number::<i8>(report));
-    // If the calendar unit is missing or wrong, assume the longest unit. Values that fit no unit
-    // are then reported too.
+    // If the calendar unit is missing or wrong, assume the longest unit, so that values that are
+    // valid for no unit are also reported.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for error in Calendar::mistakes(assumed, zone.unwrap_or("UTC"), day) {
         fields.wrong(report, error.field, error.problem);

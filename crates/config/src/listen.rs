@@ -12,7 +12,7 @@ use super::{
 /// The maximum length of a token, in bytes.
 const MAX_TOKEN_BYTES: usize = 4_096;
 
-/// The upper bound of `max_connections` of a listener.
+/// The maximum of `max_connections` of a listener.
 const MAX_CONNECTIONS: usize = 1_000_000;
 
 /// The maximum number of `hosts` of a listener, and the maximum length of each host in bytes (RFC
@@ -26,7 +26,8 @@ const OPEN: &str = "open-listener";
 /// The code of the warning about a file without a listener.
 const NO_LISTENER: &str = "no-listener";
 
-/// The keys that every listener has. The next two constants are for listeners with more keys.
+/// The keys of a listener without further keys. The following constants are the keys of listeners
+/// that have more.
 const KEYS: &[&str] = &[
     "address",
     "max_connections",
@@ -63,10 +64,10 @@ const RESP_KEYS: &[&str] = &[
     "top",
 ];
 
-/// The section, as written in the rules file.
+/// The section `listen`, as written in the rules file.
 #[derive(Debug, Default)]
 pub(crate) struct RawListen {
-    /// The place of the section.
+    /// The position of the section.
     place: Option<Place>,
     /// The listeners that are written in the file.
     listeners: Vec<(&'static str, Place)>,
@@ -81,7 +82,7 @@ impl RawListen {
         }
     }
 
-    /// Returns the place of a listener, if it is written in the file.
+    /// Returns the position of a listener, if the listener is written in the file.
     fn listener(&self, name: &str) -> Option<&Place> {
         let mut listeners = self.listeners.iter();
         let (_, place) = listeners.find(|(known, _)| *known == name)?;
@@ -128,8 +129,8 @@ pub(super) fn listen(
     (RawListen::read(value, &fields), listen, listeners)
 }
 
-/// Reads the address of a listener, with or without other settings. As in [`address`], `Some(None)`
-/// means that the listener is off.
+/// Reads a listener: its address alone, or a map with its address and other settings. Returns
+/// `Some(None)` for a listener that is off.
 fn listener(
     value: &Value<'_>,
     keys: &[&'static str],
@@ -218,7 +219,8 @@ fn hosts(value: &Value<'_>, report: &mut Report) -> Vec<String> {
     names.iter().filter_map(&mut read).collect()
 }
 
-/// Returns the two keys with which the secret of a listener can be set.
+/// Returns the two keys that can set the secret of a listener: one for the secret itself, and one
+/// for an environment variable.
 fn secret_keys(keys: &[&'static str]) -> (&'static str, &'static str) {
     if keys.contains(&"password") {
         ("password", "password_env")
@@ -227,7 +229,7 @@ fn secret_keys(keys: &[&'static str]) -> (&'static str, &'static str) {
     }
 }
 
-/// Warns about listeners that other machines can reach and that require no authentication.
+/// Warns about each listener that other machines can reach and that requires no authentication.
 pub(super) fn warn_of_open(raw: &RawListen, config: &Config, report: &mut Report) {
     let asks = |listener: &ListenerConfig| {
         listener.credential != Password::None
@@ -284,7 +286,7 @@ pub fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str) -> Opt
     })
 }
 
-/// A listener's name and address; `None` if the listener is off.
+/// The name and the address of a listener. The address is `None` if the listener is off.
 type NamedAddress = (&'static str, Option<SocketAddr>);
 
 /// Returns the name of the listener in `listeners` that has `address`. Port 0 never conflicts,
@@ -301,8 +303,8 @@ fn check_distinct(listeners: &[NamedAddress], fields: &Fields<'_>, report: &mut 
             continue;
         };
         if let Some(other) = taken_by(&listeners[..at], address) {
-            // One of the two addresses may be a default. Report the address that is written in the
-            // file.
+            // One of the two addresses can be a default. Report the mistake at the address that is
+            // written in the file.
             let (name, other) = if fields.get(name).is_some() {
                 (name, other)
             } else {
@@ -338,7 +340,8 @@ fn address(value: &Value<'_>, report: &mut Report) -> Option<Option<SocketAddr>>
     address.map(Some)
 }
 
-/// Returns the port of a text without an IP address: `8080`, `:8080`, `*:8080`, `localhost:8080`.
+/// Returns the port in a text without an IP address, such as `8080`, `:8080`, `*:8080` or
+/// `localhost:8080`.
 fn port_alone(text: &str) -> Option<u16> {
     let port = match text.rsplit_once(':') {
         Some(("" | "*" | "localhost", port)) => port,
@@ -396,8 +399,8 @@ pub(super) fn admin_token(file: &Fields<'_>, report: &mut Report) -> AdminToken 
     secret(&fields, ("token", "token_env"), report)
 }
 
-/// Reads a secret. One key contains the secret itself; the other key names the environment variable
-/// that contains the secret.
+/// Reads a secret from one of two keys: either the key of the secret itself, or the key that names
+/// an environment variable with the secret.
 pub(super) fn secret(
     fields: &Fields<'_>,
     (in_file, in_environment): (&'static str, &'static str),
@@ -415,8 +418,8 @@ pub(super) fn secret(
     }
 }
 
-/// Reads a token from the file. Messages never show the token. An invalid token is returned too, so
-/// that it is not also reported as missing.
+/// Reads a token from the file. Messages never show the token. Returns an invalid token as well, so
+/// that the token is not also reported as missing.
 fn literal(value: &Value<'_>, report: &mut Report) -> AdminToken {
     let text = value.scalar().unwrap_or_default();
     let is_sound = (1..=MAX_TOKEN_BYTES).contains(&text.len())

@@ -1,17 +1,18 @@
-//! The place of a value in the file, for mistakes and warnings about the value.
+//! Places: the positions of values in the rules file, for mistakes and warnings about the values.
 
 use tidegate_net::input::{HIDDEN, may_hold_secret, shown};
 
 use super::{Mistake, report::Report};
 
-/// The place of a value in the file.
+/// The position of a value in the rules file.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// The path of the value, such as `rules[0].limits[1]`; empty for the file as a whole.
     pub(crate) path: Box<str>,
     /// The line of the value.
     pub(crate) line: usize,
-    /// The line of the key in a map. A value in block style begins on a later line.
+    /// The line of the value's key in a map. A value in block style begins on a later line than its
+    /// key.
     pub(crate) key_line: usize,
 }
 
@@ -36,7 +37,7 @@ impl Place {
         report.warn(self.at_key(message.into()));
     }
 
-    /// Returns a mistake at `path`, on the line of this value.
+    /// Creates a mistake with the path `path`, on the line of this value.
     pub(crate) fn at(&self, path: &str, message: String) -> Mistake {
         Mistake {
             path: path.to_owned(),
@@ -58,9 +59,9 @@ impl Place {
         format!("{}{dot}{}", self.path, shown(key))
     }
 
-    /// Returns whether messages must hide the value at this place, whose text is `text`. A value is
-    /// hidden if it looks like a URL with a password, if it is in a section or field for passwords
-    /// and tokens, or if it is free text in the Redis settings.
+    /// Returns whether messages must hide the value at this place, whose text is `text`. A value
+    /// must be hidden if it looks like a URL with a password, if it is in a section or field for
+    /// passwords and tokens, or if it is free text in the Redis settings.
     fn is_secret(&self, text: &str) -> bool {
         let is_under = |known: &str| {
             let rest = self.path.strip_prefix(known);
@@ -69,9 +70,9 @@ impl Place {
         let names_secret = ["token", "password", "password_env", "token_env"]
             .iter()
             .any(|name| self.path.ends_with(name));
-        // Numbers, durations and choices in the store settings are not secret, and they are useful
-        // in messages. Free text may be secret: an address may be a URL with a password but without
-        // a scheme.
+        // Numbers, durations and choices in the store settings are not secret, and are useful in
+        // messages. Free text is possibly secret: for example, a URL with a password does not look
+        // like a URL if its scheme is missing.
         let is_free_text =
             matches!(&*self.path, "store" | "store.prefix") || is_under("store.redis");
         let is_of_hashes = &*self.path == "privacy"
@@ -82,7 +83,7 @@ impl Place {
     }
 }
 
-/// A text in the file, and its place.
+/// A text in the file, and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Scalar<'n> {
     pub(crate) place: Place,
@@ -91,7 +92,8 @@ pub(crate) struct Scalar<'n> {
 }
 
 impl Scalar<'_> {
-    /// Returns whether the text is an unquoted number of any form, even if it is not valid here.
+    /// Returns whether the text is an unquoted number of any form, even if the number is not valid
+    /// for this field.
     pub(crate) fn looks_like_number(&self) -> bool {
         !self.is_quoted && self.text.parse::<f64>().is_ok()
     }
@@ -101,7 +103,7 @@ impl Scalar<'_> {
         self.place.is_secret(self.text)
     }
 
-    /// Describes the text for a message. A secret is not shown.
+    /// Returns a description of the text for a message. The description never contains a secret.
     pub(crate) fn describe(&self) -> String {
         if self.is_secret() {
             HIDDEN.to_owned()

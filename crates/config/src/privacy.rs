@@ -12,10 +12,10 @@ pub enum KeyPrivacy {
     /// `keys: plain`: keys are shown unchanged.
     #[default]
     Plain,
-    /// `keys: hashed`: each value is shown as a keyed hash.
+    /// `keys: hashed`: each value of a key is shown as a keyed hash.
     Hashed {
-        /// `secret` or `secret_env`: the key of the hash. Without either, the server generates a
-        /// random key at each start.
+        /// `secret` or `secret_env`: the secret key of the hash. If neither is set, the server
+        /// generates a random secret at each start.
         secret: Password,
     },
 }
@@ -52,7 +52,7 @@ fn is_hashed(keys: &Value<'_>, report: &mut Report) -> Option<bool> {
     keys.choice(report, &[("plain", false), ("hashed", true)])
 }
 
-/// Returns the field in which the secret is written.
+/// Returns the name of the field in which the secret is written.
 fn written(fields: &Fields<'_>) -> &'static str {
     match fields.get("secret") {
         Some(_) => "secret",

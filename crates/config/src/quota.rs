@@ -1,4 +1,4 @@
-//! The quota rules of the rules file.
+//! Quota rules of the rules file, for Envoy's rate limit quota service (RLQS).
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,16 @@ use tidegate_core::{Pattern, Rate, Span};
 /// The maximum period of a quota: 366 days.
 pub const MAX_QUOTA_PERIOD: Span = Span::from_secs(366 * 86_400);
 
-/// The id of a bucket: keys and values such as `service: shop, api_key: alice`, sorted by key.
+/// The id of a quota bucket: keys and values such as `service: shop, api_key: alice`, sorted by
+/// key.
 pub type BucketId = BTreeMap<String, String>;
 
-/// A number of requests per period, over all streams together.
+/// The limit of a quota bucket: a number of requests per period, over all streams together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaLimit {
     /// The number of requests.
     pub requests: u32,
-    /// The period: whole seconds, at least one.
+    /// The period, a whole number of seconds, at least 1.
     pub period: Span,
 }
 
@@ -24,9 +25,12 @@ impl QuotaLimit {
     ///
     /// # Errors
     ///
-    /// Returns a message for a rate of more than `u32::MAX` requests, which an assignment cannot
-    /// contain. Also returns a message for a period that is not a whole number of seconds, because
-    /// Envoy truncates fractions, and for a period longer than [`MAX_QUOTA_PERIOD`].
+    /// Returns a message in each of these cases:
+    ///
+    /// - The rate has more than `u32::MAX` requests, which a quota assignment to Envoy cannot
+    ///   contain.
+    /// - The period is not a whole number of seconds. Envoy would truncate the fraction.
+    /// - The period is longer than [`MAX_QUOTA_PERIOD`].
     pub fn new(rate: Rate) -> Result<Self, &'static str> {
         let requests = u32::try_from(rate.count)
             .map_err(|_| "a quota must be at most 4294967295 requests per period")?;
@@ -48,17 +52,17 @@ impl QuotaLimit {
 pub struct QuotaRule {
     /// The name of the quota, for messages.
     pub name: Box<str>,
-    /// The domain that the stream must send.
+    /// The domain that the RLQS stream must send.
     pub domain: Box<str>,
-    /// The patterns that values of the bucket id must match. Other keys of the id may have any
+    /// The patterns for values of the bucket id, by key. A key without a pattern can have any
     /// value.
     pub bucket: Vec<(Box<str>, Pattern)>,
-    /// The limit of each bucket that matches.
+    /// The limit of each bucket that the quota matches.
     pub limit: QuotaLimit,
 }
 
 impl QuotaRule {
-    /// Returns whether this quota matches a bucket.
+    /// Returns whether this quota matches the bucket `id` in `domain`.
     #[must_use]
     pub fn applies(&self, domain: &str, id: &BucketId) -> bool {
         *self.domain == *domain

@@ -1,4 +1,5 @@
-//! `quotas`: limits that are divided among the Envoys that enforce them (RLQS).
+//! `quotas`: limits that Envoy's rate limit quota service (RLQS) divides among the Envoys that
+//! enforce them.
 
 use std::collections::HashSet;
 

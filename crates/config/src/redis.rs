@@ -15,16 +15,15 @@ use super::{
 /// The maximum of `store.timeout`.
 const MAX_TIMEOUT: Span = Span::from_secs(5);
 
-/// The bounds of `store.timeout`: at least what a network round trip needs, at most what callers
-/// tolerate.
+/// The range of `store.timeout`. The minimum is the time of a fast network round trip, and the
+/// maximum is the time that callers tolerate.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
-// A decision that waited for Redis may reach the local store with a time from before the wait. Even
-// if other delays are added, the local store must not mistake such a time for a clock that was set
-// back.
+// A decision that waited for Redis can reach the local store with an instant from before the wait.
+// Even with other delays, the local store must not take this instant for a clock that was set back.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
-/// The maximum of `store.denial_cache_ttl`: the time for which a cached denial is used without a
+/// The maximum of `store.denial_cache_ttl`, the time for which a cached denial is used without a
 /// call to Redis.
 const MAX_DENIALS: Span = Span::from_secs(60);
 
@@ -39,16 +38,16 @@ const ONE_OF: &str = "a URL such as redis://127.0.0.1:6379, {cluster: [URL, …]
 /// The Redis settings of the rules file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisConfig {
-    /// `store.redis`: the servers, as a standalone server, a cluster or Sentinels.
+    /// `store.redis`: the Redis servers, which are a standalone server, a cluster or Sentinels.
     pub topology: Topology,
     /// The user and password for the Sentinels, from their URLs.
     pub sentinel_login: Login,
-    /// `store.username`, or the user of the URL; `None` is the default user.
+    /// `store.username`, or the user of the URL; `None` means the default user.
     pub username: Option<String>,
     /// `store.password`, `store.password_env`, or the password of the URL.
     pub password: Password,
-    /// `store.tls.ca`: the trust anchors for the servers' certificates; with `None`, the trust
-    /// anchors of the system are used.
+    /// `store.tls.ca`: the trust anchors for the servers' certificates; `None` means those of the
+    /// system.
     pub ca: Option<PathBuf>,
     /// `store.tls.cert` and `store.tls.key`: the client certificate and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
@@ -70,8 +69,8 @@ pub enum Password {
     None,
     /// The password itself.
     Literal(String),
-    /// The password in the environment variable of this name. The code that starts the server must
-    /// read it, and must abort the start if the variable is not set.
+    /// The name of the environment variable that contains the password. The code that starts the
+    /// server must read the variable, and must abort the start if the variable is not set.
     Env(String),
 }
 
@@ -86,7 +85,7 @@ impl std::fmt::Debug for Password {
     }
 }
 
-/// Reads `store.redis`, whose value is `value`, and the other Redis settings in `store`.
+/// Reads `store.redis` from `value`, and the other Redis settings from the section `store`.
 pub(super) fn redis(
     value: &Value<'_>,
     store: &Fields<'_>,
@@ -128,8 +127,8 @@ pub(super) fn redis(
     })
 }
 
-/// Reads the servers. Returns the topology, the login for the servers and the login for the
-/// Sentinels.
+/// Reads the addresses of the Redis servers. Returns the topology, the login for the servers and
+/// the login for the Sentinels.
 fn servers(value: &Value<'_>, report: &mut Report) -> Option<(Topology, Login, Login)> {
     if let Shape::Scalar = value.shape() {
         let (address, login) = address(value, report)?;

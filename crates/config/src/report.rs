@@ -1,4 +1,4 @@
-//! Collects every mistake in a file while the file is read.
+//! The report, which collects all mistakes and warnings while a file is read.
 
 use tidegate_net::input::{advice, shown};
 
@@ -30,7 +30,7 @@ impl Report {
         self.warnings.push(warning);
     }
 
-    /// Returns the number of mistakes so far.
+    /// Returns the number of mistakes that were added so far.
     #[must_use]
     pub fn count(&self) -> usize {
         self.mistakes.len() + self.unlisted
@@ -40,7 +40,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// Returns all mistakes if there are any, sorted by line.
+    /// If there are mistakes, returns all of them, sorted by line.
     pub fn finish(mut self) -> Result<Vec<Mistake>, Vec<Mistake>> {
         if self.mistakes.is_empty() {
             self.warnings.sort_by_key(|warning| warning.line);
@@ -59,9 +59,9 @@ impl Report {
     }
 }
 
-/// The keys that were renamed before the first release, each with its old and its new name. An old
-/// name counts as renamed only in maps that have the new name; in other maps, the old name may
-/// still be in use.
+/// The keys that were renamed before the first release, each with its old and its new name. A key
+/// counts as renamed only in a map that has the new name, because another map can still use the old
+/// name.
 const RENAMED: &[(&str, &str)] = &[
     ("by", "extra"),
     ("denials", "denial_cache_ttl"),

@@ -1,4 +1,4 @@
-//! `count` and `settle`: the response-based cost of a rule, and a check that a listener sees the
+//! `count` and `settle`: the response-based cost of a rule, and a check that some listener sees the
 //! responses.
 
 use tidegate_core::{Pattern, ResponseCost};
@@ -13,21 +13,21 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The entries of a response that rules can use. The entries of [`tidegate_tower::ResponseEntries`]
-/// exist only in applications that embed the limiter.
+/// The entries of a response that rules in a rules file can use. Further entries, from
+/// [`tidegate_tower::ResponseEntries`], exist only in applications that embed the limiter.
 const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
 
-/// The entries of a response that can hold a cost.
+/// The entries of a response whose value can be the cost.
 const COSTS: &[&str] = &["bytes", "header.NAME"];
 
-/// Returns the place of the first field that makes the cost of a rule depend on the response.
+/// Returns the position of the first field that makes the cost of a rule depend on the response.
 pub(super) fn response_field(fields: &Fields<'_>) -> Option<Place> {
     let mut fields = fields.iter();
     let (_, value) = fields.find(|(name, _)| matches!(*name, "count" | "settle"))?;
     Some(value.place().clone())
 }
 
-/// Reads the response-based cost of a rule.
+/// Reads the response-based cost of a rule from the fields `count` and `settle`.
 pub(super) fn response_cost(fields: &Fields<'_>, report: &mut Report) -> ResponseCost {
     let bill = match fields.get("count") {
         Some(value) => count(value, report),
@@ -65,7 +65,7 @@ fn count(value: &Value<'_>, report: &mut Report) -> ResponseCost {
     ResponseCost::default().counting(answers.unwrap_or_default())
 }
 
-/// Rejects patterns that no status matches, such as `4xx`.
+/// Rejects patterns that no HTTP status matches, such as `4xx`.
 fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
     let entry = condition.entry;
     let (known, example) = match entry {
@@ -86,7 +86,7 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
             text.scalar.place.wrong(report, problem(&what));
         }
     }
-    // A map of operators may contain a regular expression.
+    // A map of operators can contain a regular expression, so its texts are checked one by one.
     if let RawPattern::AllOf(_) = &condition.pattern
         && condition
             .pattern
@@ -125,7 +125,7 @@ fn is_known(entry: &str, known: &[&str]) -> bool {
 }
 
 /// Rejects rules that depend on the response if no proxy is configured, because only the proxy sees
-/// responses. Warns if other listeners apply these rules too.
+/// responses. Warns if other listeners also apply rules that depend on the response.
 pub(super) fn check_seen(
     rules: &[RawRule<'_>],
     has_proxy: bool,

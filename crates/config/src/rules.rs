@@ -1,4 +1,4 @@
-//! `rules`, `allow` and `defaults`: the rules and their limits.
+//! `rules`, `allow` and `defaults`: the rules, the allow list, and settings that rules inherit.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -39,39 +39,39 @@ const FIELDS: &[&str] = &[
 /// The rules and the settings that rules inherit, as written in the rules file.
 #[derive(Debug, Default)]
 pub(crate) struct RawRules<'n> {
-    /// The place of `defaults.algorithm`.
+    /// The position of `defaults.algorithm` in the file.
     pub(crate) default_algorithm: Option<Place>,
     pub(crate) allow: Vec<RawWhen<'n>>,
-    /// The rules, except those that are not a map.
+    /// The rules, except values that are not a map.
     pub(crate) rules: Vec<RawRule<'n>>,
 }
 
-/// A rule as written in the rules file, as far as it could be read.
+/// The fields of a rule as written in the rules file. Fields that could not be read are missing.
 #[derive(Debug)]
 pub(crate) struct RawRule<'n> {
     pub(crate) place: Place,
     pub(crate) name: Option<Scalar<'n>>,
     pub(crate) when: RawWhen<'n>,
     pub(crate) allow: Vec<RawWhen<'n>>,
-    /// The place of `key`, and its entries.
+    /// The position of `key`, and the entries of the key.
     pub(crate) key: Option<(Place, Vec<Scalar<'n>>)>,
     pub(crate) cost: RawCost<'n>,
     pub(crate) mode: Mode,
-    /// The place of `algorithm`.
+    /// The position of `algorithm`.
     pub(crate) algorithm: Option<Place>,
     pub(crate) limits: Vec<RawLimit>,
     pub(crate) elastic: RawElastic<'n>,
-    /// The place of the first field that makes the cost depend on the response.
+    /// The position of the first field that makes the cost depend on the response.
     pub(crate) response_cost: Option<Place>,
 }
 
 /// The cost of a request, as written in the rules file.
 #[derive(Debug, Default)]
 pub(crate) enum RawCost<'n> {
-    /// A number, or the default.
+    /// The cost is a number, or the default.
     #[default]
     Fixed,
-    /// The name of an entry that holds the cost.
+    /// The cost is the value of the entry with this name.
     Entry(Scalar<'n>),
 }
 
@@ -79,11 +79,11 @@ pub(crate) enum RawCost<'n> {
 #[derive(Debug, Default)]
 pub(crate) struct RawElastic<'n> {
     pub(crate) when: RawWhen<'n>,
-    /// The name of the rule that must have a share unused.
+    /// The name of the rule whose limits must be partly unused, from `elastic.unused.rule`.
     pub(crate) parent: Option<Scalar<'n>>,
 }
 
-/// Reads the rules of the whole file, and builds the rule set. If there are mistakes, reports them
+/// Reads all rules of the file, and builds the rule set. If the rules have mistakes, reports them
 /// and returns an empty rule set.
 pub(super) fn rule_set<'n>(
     file: &Fields<'n>,
@@ -99,7 +99,8 @@ pub(super) fn rule_set<'n>(
         .map_or_else(Default::default, |value| conditions::allow(value, report));
     raw.allow = raw_allow;
     let values = file.get("rules").and_then(|rules| {
-        // A list that was commented out, or an empty template, must not remove every limit.
+        // A null value comes from a list that was commented out or from an empty template. Reject
+        // it, so that the server does not run without any limit by accident.
         if rules.is_null() {
             rules.wrong(report, "has no value; write `rules: []` to limit nothing");
         }
@@ -138,7 +139,7 @@ fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Rep
     }
 }
 
-/// Reads `defaults.algorithm`, and returns its place.
+/// Reads `defaults.algorithm`. Returns its position in the file and the algorithm.
 fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> (Option<Place>, DefaultAlgorithm) {
     let Some(defaults) = file.get("defaults") else {
         return (None, DefaultAlgorithm::BySize);
@@ -150,12 +151,13 @@ fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> (Option<Place>, 
     (place_of(&fields, "algorithm"), algorithm)
 }
 
-/// Returns the place of a field, if the field is written in the file.
+/// Returns the position of a field, if the field is written in the file.
 fn place_of(fields: &Fields<'_>, name: &str) -> Option<Place> {
     fields.get(name).map(|value| value.place().clone())
 }
 
-/// Reports every rule with the name of an earlier rule, even if either rule has other mistakes.
+/// Reports a rule that has the name of an earlier rule, even if one of the two rules has other
+/// mistakes.
 fn check_name_is_new<'n>(
     rule: &RawRule<'n>,
     at: usize,
@@ -172,8 +174,7 @@ fn check_name_is_new<'n>(
     }
 }
 
-/// Reports an elastic rule that depends on the unused share of a rule that does not exist, or of
-/// the elastic rule itself.
+/// Reports an elastic rule whose `elastic.unused.rule` is the rule itself or does not exist.
 fn check_parent(rule: &RawRule<'_>, names: &HashMap<&str, usize>, report: &mut Report) {
     let Some(Scalar {
         place,
@@ -190,7 +191,7 @@ fn check_parent(rule: &RawRule<'_>, names: &HashMap<&str, usize>, report: &mut R
     }
 }
 
-/// The converted fields of a rule, as far as they have no mistakes.
+/// The converted fields of a rule. Fields with mistakes are missing.
 struct Parts<'n> {
     name: Option<&'n str>,
     limits: Vec<Limit>,
@@ -204,8 +205,8 @@ struct Parts<'n> {
     bill: ResponseCost,
 }
 
-/// Reads a rule, and builds the rule if it has no mistakes. Returns `None` if the value is not a
-/// map.
+/// Reads a rule. Returns the rule as written and, if it has no mistakes, the built rule. Returns
+/// `None` if the value is not a map.
 fn rule<'n>(
     value: &Value<'n>,
     default: DefaultAlgorithm,
@@ -307,24 +308,24 @@ impl Parts<'_> {
         self.key.iter().map(|entry| &**entry).collect()
     }
 
-    /// Builds an otherwise valid rule with these limits and their `elastic` setting, so that only
-    /// the errors of `elastic` are returned.
+    /// Builds a rule with these limits and their `elastic` setting, and otherwise valid fields. So
+    /// only an error of `elastic` is returned.
     fn stretched(&self) -> Option<Result<Rule, RuleError>> {
         let (percent, room) = self.elastic.clone()?;
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.elastic(percent, room))
     }
 
-    /// Builds an otherwise valid rule with these limits and the response-based cost, so that only
-    /// the errors of the cost are returned.
+    /// Builds a rule with these limits and the response-based cost, and otherwise valid fields. So
+    /// only an error of the response-based cost is returned.
     fn billed(&self) -> Option<Result<Rule, RuleError>> {
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.with_response_cost(self.bill.clone()))
     }
 
     /// Returns the errors that `tidegate_core` reports for each field. Each field is checked with
-    /// valid values in place of the other fields. A missing field could not be read, and is already
-    /// reported.
+    /// valid values in place of the other fields. A field that is missing here could not be read,
+    /// which is already reported.
     fn errors(&self) -> Vec<RuleError> {
         let second = Span::from_secs(1);
         let sound = Limit::new(Algorithm::FixedWindow {
@@ -390,8 +391,8 @@ fn rule_limits(
 const ELASTIC: &[&str] = &["extra", "when", "unused"];
 const UNUSED: &[&str] = &["rule", "share"];
 
-/// Reads the `elastic` setting of a limit: by how many percent the limit is raised, and under which
-/// condition.
+/// Reads the `elastic` setting of a rule: the percentage by which its limits are raised, and the
+/// condition under which they are raised.
 fn elastic<'n>(
     value: &Value<'n>,
     report: &mut Report,
@@ -435,12 +436,12 @@ fn elastic<'n>(
     (raw, extra.zip(room))
 }
 
-/// Returns the name of the rule in `unused`, even if `unused` has other mistakes.
+/// Returns the rule name in `elastic.unused`, even if `unused` has other mistakes.
 fn parent<'n>(unused: &Value<'n>) -> Option<Scalar<'n>> {
     unused.fields_among(&["rule"])?.get("rule")?.placed_scalar()
 }
 
-/// Reads the share of another rule that must be unused.
+/// Reads `elastic.unused`: another rule, and the percentage of its limits that must be unused.
 fn unused(value: &Value<'_>, report: &mut Report) -> Option<UnusedShare> {
     let fields = value.fields(report, "a map such as {rule: team, share: 30%}", UNUSED)?;
     let rule = match fields.get("rule") {

@@ -15,11 +15,11 @@ const LONGEST: Span = Span::from_secs(3_600);
 /// Timing of the graceful shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownConfig {
-    /// `shutdown.pre_stop_delay`: the server reports not-ready and still serves requests for this
-    /// long. The default is no delay; the maximum is an hour.
+    /// `shutdown.pre_stop_delay`: how long the server reports not-ready but still serves requests.
+    /// The default is no delay; the maximum is an hour.
     pub pre_stop_delay: Duration,
-    /// `shutdown.drain`: the time that requests in progress have to finish after that delay;
-    /// default 10 s, 1 ms to an hour.
+    /// `shutdown.drain`: the time that requests in progress have to finish after `pre_stop_delay`,
+    /// 1 ms to an hour; default 10 s.
     pub drain: Duration,
 }
 

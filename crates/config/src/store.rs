@@ -14,7 +14,7 @@ const MIN_SNAPSHOT_INTERVAL: Span = Span::from_secs(1);
 /// The default interval between two snapshots.
 const DEFAULT_SNAPSHOT_INTERVAL: Span = Span::from_secs(30);
 
-/// The units of size.
+/// The units of sizes, with their number of bytes.
 const UNITS: [(&str, u64); 8] = [
     ("B", 1),
     ("KiB", 1 << 10),
@@ -26,7 +26,7 @@ const UNITS: [(&str, u64); 8] = [
     ("GB", 1_000_000_000),
 ];
 
-/// The store settings.
+/// The settings of the section `store`.
 #[derive(Default)]
 pub(super) struct Store {
     pub(super) memory: MemoryBounds,
@@ -34,7 +34,7 @@ pub(super) struct Store {
     pub(super) redis: Option<RedisConfig>,
 }
 
-/// The keys of `store`. All keys after the first two belong to the Redis store.
+/// The keys of the section `store`. All keys after the first two belong to the Redis store.
 const FIELDS: &[&str] = &[
     "memory",
     "redis",
@@ -156,7 +156,7 @@ pub(super) fn size(value: &Value<'_>, report: &mut Report) -> Option<usize> {
     bytes
 }
 
-/// Reads the path of a file, or a map that contains the path.
+/// Reads the snapshot settings: the path of the file, or a map that contains the path.
 fn snapshot(value: &Value<'_>, report: &mut Report) -> Option<Snapshot> {
     let what = "a path, or a map such as {path: counters.snapshot, every: 30s}";
     if let Some(path) = value.scalar() {

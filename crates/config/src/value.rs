@@ -1,4 +1,5 @@
-//! Typed access to the values of the file. A value has a path, which messages show.
+//! Typed access to the values of a rules file. Each value has a path, such as `rules[0].name`,
+//! which messages show.
 
 use std::collections::HashSet;
 
@@ -18,17 +19,17 @@ pub struct Value<'n> {
     node: &'n Node<'n>,
 }
 
-/// The fields of a map after its unknown keys were reported and removed.
+/// The known fields of a map. Unknown keys were reported and removed.
 #[derive(Debug)]
 pub struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
-    /// The known keys that were probably meant by unknown keys, which are old names or probable
-    /// misspellings.
+    /// The known keys that unknown keys of the map probably mean. Such an unknown key is an old
+    /// name or a probable misspelling.
     misspelt: Vec<&'static str>,
 }
 
-/// The kind of a value.
+/// The kind of a YAML value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// A text, a number or an empty value.
@@ -46,7 +47,7 @@ impl<'n> Value<'n> {
         Self::new(String::new(), node, node.line)
     }
 
-    /// Returns the value at `path` whose key is on `key_line`.
+    /// Creates the value at `path` whose key is on `key_line`.
     fn new(path: String, node: &'n Node<'n>, key_line: usize) -> Self {
         let place = Place {
             path: path.into_boxed_str(),
@@ -56,7 +57,7 @@ impl<'n> Value<'n> {
         Self { place, node }
     }
 
-    /// Returns the place of the value.
+    /// Returns the position of the value in the file.
     pub(crate) fn place(&self) -> &Place {
         &self.place
     }
@@ -91,7 +92,7 @@ impl<'n> Value<'n> {
         self.place.warn_of_key(report, message);
     }
 
-    /// Reports that this value should have been `what`.
+    /// Reports that `what` was expected in place of this value.
     pub(crate) fn expected(&self, report: &mut Report, what: &str) {
         self.wrong(report, format!("expected {what}, got {}", self.describe()));
     }
@@ -105,13 +106,13 @@ impl<'n> Value<'n> {
         text
     }
 
-    /// Returns the text of a scalar and its place. Reports any other kind of value.
+    /// Returns the text of a scalar and its position. Reports any other kind of value.
     pub(crate) fn placed_text(&self, report: &mut Report, what: &str) -> Option<Scalar<'n>> {
         self.text(report, what)?;
         self.placed_scalar()
     }
 
-    /// Returns the text, if the value is a scalar.
+    /// Returns the text of the value, if the value is a scalar.
     #[must_use]
     pub fn scalar(&self) -> Option<&'n str> {
         match &self.node.content {
@@ -120,7 +121,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns the text with its place, if the value is a scalar.
+    /// Returns the text of the value and its position, if the value is a scalar.
     pub(crate) fn placed_scalar(&self) -> Option<Scalar<'n>> {
         Some(Scalar {
             text: self.scalar()?,
@@ -134,7 +135,8 @@ impl<'n> Value<'n> {
         matches!(self.node.content, Content::Empty)
     }
 
-    /// Parses the text with `parse`, whose error messages name the expected form.
+    /// Parses the text of the value with `parse`. The error messages of `parse` must name the
+    /// expected form.
     pub(crate) fn parsed<T, E: ToString>(
         &self,
         report: &mut Report,
@@ -145,8 +147,8 @@ impl<'n> Value<'n> {
         parse(text)
             .map_err(|error| {
                 let message = error.to_string();
-                // Error messages of parsers may repeat all or part of the input, which may be a
-                // secret.
+                // The error message of a parser can repeat the input or a part of it, which is
+                // possibly a secret.
                 let repeats = message.contains("got ") || message.contains(text);
                 if self.is_secret() && repeats {
                     self.expected(report, what);
@@ -158,12 +160,12 @@ impl<'n> Value<'n> {
     }
 
     /// Returns whether the value is an unquoted number of any form, even if the number is not valid
-    /// at this place.
+    /// for this field.
     pub(crate) fn looks_like_number(&self) -> bool {
         matches!(&self.node.content, Content::Plain(text) if text.parse::<f64>().is_ok())
     }
 
-    /// Returns a non-negative integer. A quoted number is a mistake.
+    /// Returns a non-negative integer. Reports a quoted number as a mistake.
     pub(crate) fn number(&self, report: &mut Report) -> Option<u64> {
         let is_digits =
             |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -190,7 +192,8 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns a non-negative integer that fits in `T`. `T` must hold every useful value.
+    /// Returns a non-negative integer that fits in `T`. The caller must choose `T` such that every
+    /// sensible value fits.
     pub(crate) fn small_number<T: TryFrom<u64>>(&self, report: &mut Report) -> Option<T> {
         let number = self.number(report)?;
         let small = T::try_from(number).ok();
@@ -200,7 +203,7 @@ impl<'n> Value<'n> {
         small
     }
 
-    /// Returns `true` or `false`.
+    /// Returns the boolean. Reports any value except `true` and `false`.
     pub(crate) fn flag(&self, report: &mut Report) -> Option<bool> {
         match &self.node.content {
             Content::Plain(text) if text == "true" => Some(true),
@@ -212,7 +215,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns the element of `choices` that the value names.
+    /// Returns the element of `choices` whose name is the text of this value.
     pub(crate) fn choice<T: Copy>(&self, report: &mut Report, choices: &[(&str, T)]) -> Option<T> {
         let text = self.scalar();
         if let Some((_, choice)) = choices.iter().find(|(name, _)| Some(*name) == text) {
@@ -249,7 +252,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns the items of a list. A value that is not a list is returned as the only item.
+    /// Returns the items of a list. Returns a value that is not a list as the only item.
     pub fn one_or_more(&self, report: &mut Report) -> Vec<Self> {
         match self.node.content {
             Content::Empty | Content::List(_) => self.items(report, "a list").unwrap_or_default(),
@@ -257,7 +260,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns the fields of a map and reports keys that are not `known`. An empty value is an
+    /// Returns the fields of a map, and reports keys that are not in `known`. An empty value is an
     /// empty map.
     pub(crate) fn fields(
         &self,
@@ -372,7 +375,7 @@ impl<'n> Value<'n> {
             .is_some_and(|scalar| scalar.is_secret())
     }
 
-    /// Describes the value for a message. A secret is not shown.
+    /// Returns a description of the value for a message. The description never contains a secret.
     #[must_use]
     pub fn describe(&self) -> String {
         match (&self.node.content, self.placed_scalar()) {
@@ -385,7 +388,7 @@ impl<'n> Value<'n> {
 }
 
 impl<'n> Fields<'n> {
-    /// Returns the field `name`, if the map has it.
+    /// Returns the field `name`, if the map has this field.
     pub(crate) fn get(&self, name: &str) -> Option<&Value<'n>> {
         self.fields
             .iter()
@@ -398,14 +401,15 @@ impl<'n> Fields<'n> {
         self.fields.iter()
     }
 
-    /// Returns whether the map has the field `name` or a probable misspelling of it. A misspelled
-    /// field is already reported as unknown, so callers do not report it as missing too.
+    /// Returns whether the map has the field `name` or a probable misspelling of `name`. A
+    /// misspelled field is already reported as unknown, so callers do not also report `name` as
+    /// missing.
     pub(crate) fn tries(&self, name: &str) -> bool {
         self.get(name).is_some() || self.misspelt.contains(&name)
     }
 
-    /// Reports a mistake in the field `name`. If the map lacks the field, the mistake is on the
-    /// line of the map.
+    /// Reports a mistake in the field `name`. If the map lacks the field, reports the mistake on
+    /// the line of the map.
     pub(crate) fn wrong(&self, report: &mut Report, name: &str, message: impl Into<String>) {
         match self.get(name) {
             Some(value) => value.wrong(report, message),

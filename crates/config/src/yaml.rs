@@ -1,9 +1,9 @@
 //! A YAML parser that builds a tree of nodes with line numbers.
 //!
-//! The parser processes events one by one, so that every bound is enforced before a larger tree is
-//! built. Rules files must not use aliases, so that the bounds apply to all content. The parser
-//! does not interpret scalars: the code that reads a scalar decides whether it is a number or a
-//! text.
+//! The parser processes YAML events one by one, so that it rejects a file as soon as the tree of
+//! nodes exceeds a maximum. Rules files must not use aliases, because an alias could multiply the
+//! content of a small file. The parser does not interpret scalars: the code that reads a scalar
+//! decides whether the scalar is a number or a text.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -20,37 +20,37 @@ const MAX_NODES: usize = 4_000_000;
 /// How strictly a file is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// For rules files: one document, no aliases, no repeated keys.
+    /// The dialect of rules files: one document, no aliases, and no repeated keys.
     Strict,
-    /// For files written for a permissive YAML 1.1 reader. Of several documents, the first document
-    /// is used; of a repeated key, the last value is used. Aliases and merge keys (`<<`) are
-    /// expanded.
+    /// The dialect of files that were written for a permissive YAML 1.1 reader. If a file has
+    /// several documents, the first document is used. If a key is repeated, its last value is used.
+    /// Aliases and merge keys (`<<`) are expanded.
     Lenient,
 }
 
-/// A parsed file, with warnings about content that the lenient dialect interprets in a way that its
-/// author may not expect.
+/// A parsed file. Its warnings are about content that the lenient dialect interprets in a possibly
+/// unexpected way.
 #[derive(Debug)]
 pub struct Document<'t> {
-    /// The root value.
+    /// The value of the whole document.
     pub root: Node<'t>,
-    /// The warnings.
+    /// The warnings about unexpected interpretations; only the lenient dialect has any.
     pub warnings: Vec<Mistake>,
 }
 
 /// A value in the file, with its line.
 #[derive(Clone, Debug)]
 pub struct Node<'t> {
-    /// The line, from 1.
+    /// The line of the value, counted from 1.
     pub line: usize,
-    /// The content.
+    /// The content of the value.
     pub content: Content<'t>,
 }
 
 /// The content of a value.
 #[derive(Clone, Debug)]
 pub enum Content<'t> {
-    /// No value: `~`, `null`, or no text at all.
+    /// There is no value: `~`, `null`, or no text at all.
     Empty,
     /// An unquoted scalar.
     Plain(Cow<'t, str>),
@@ -58,18 +58,19 @@ pub enum Content<'t> {
     Quoted(Cow<'t, str>),
     /// A list.
     List(Vec<Node<'t>>),
-    /// Keys and values in file order, repeated keys included.
+    /// A map: its keys and values in the order of the file, including repeated keys.
     Map(Vec<(Node<'t>, Node<'t>)>),
 }
 
-/// A list or map whose end has not been parsed yet. For a map, the key of the next value is stored
-/// too.
+/// A list or a map whose end was not parsed yet. For a map, the last element is the key whose value
+/// was not parsed yet.
 enum Open<'t> {
     List(Position, Vec<Node<'t>>),
     Map(Position, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
 }
 
-/// The line of a node and the number of its anchor; 0 means no anchor.
+/// The line of a node, and the number of its anchor. The number 0 means that the node has no
+/// anchor.
 #[derive(Clone, Copy)]
 struct Position {
     line: usize,
@@ -80,7 +81,7 @@ struct Position {
 ///
 /// # Errors
 ///
-/// Returns the first mistake if the text is not YAML, or exceeds a bound, or uses a feature that
+/// Returns the first mistake if the text is not YAML, exceeds a maximum, or uses a feature that
 /// `dialect` does not allow.
 pub fn parse(text: &str, dialect: Dialect) -> Result<Document<'_>, Mistake> {
     let mut tree = Tree::new(dialect);
@@ -201,14 +202,14 @@ impl<'t> Tree<'t> {
         }
     }
 
-    /// Adds a complete node to its parent.
+    /// Creates a node whose content is complete, and adds it to its parent.
     fn close(&mut self, position: Position, content: Content<'t>) -> Result<(), String> {
         let node = Node {
             line: position.line,
             content,
         };
         if position.anchor != 0 && self.dialect == Dialect::Lenient {
-            // Keep a copy of the node for later aliases.
+            // Keep a copy of the node, so that later aliases can be expanded.
             self.count(node.count())?;
             self.anchored.insert(position.anchor, node.clone());
         }
@@ -223,8 +224,8 @@ impl<'t> Tree<'t> {
             Some(Open::Map(_, pairs, pending)) => match pending.take() {
                 None => *pending = Some(node),
                 Some(key) => {
-                    // The parser reports an absent value at the next token. The line of the key is
-                    // more helpful.
+                    // For an absent value, the parser reports the line of the next token. Use the
+                    // line of the key, which is more helpful to the reader of a message.
                     let line = if matches!(node.content, Content::Empty) {
                         key.line
                     } else {
@@ -237,9 +238,9 @@ impl<'t> Tree<'t> {
     }
 }
 
-/// Operations of the lenient dialect.
+/// The operations that only the lenient dialect needs.
 impl<'t> Tree<'t> {
-    /// Inserts a copy of the anchored node in place of an alias.
+    /// Inserts a copy of the node with the number `anchor` in place of an alias.
     fn expand(&mut self, anchor: usize) -> Result<(), String> {
         let anchored = self.anchored.get(&anchor);
         let size = anchored.map(|node| (node.count(), node.depth()));
@@ -254,8 +255,8 @@ impl<'t> Tree<'t> {
         Ok(())
     }
 
-    /// Returns the pairs with merge keys expanded. A repeated key keeps its first position and
-    /// takes the last value.
+    /// Returns `pairs` with merge keys (`<<`) expanded. A repeated key keeps its first position and
+    /// has its last value.
     fn merged(&mut self, pairs: Vec<(Node<'t>, Node<'t>)>) -> Vec<(Node<'t>, Node<'t>)> {
         let mut own: Vec<(Node<'t>, Node<'t>)> = Vec::with_capacity(pairs.len());
         let mut merges = Vec::new();
@@ -290,7 +291,7 @@ impl<'t> Tree<'t> {
 }
 
 impl Node<'_> {
-    /// Returns the text, if the node is a scalar.
+    /// Returns the text of the node, if the node is a scalar.
     fn text(&self) -> Option<&str> {
         match &self.content {
             Content::Plain(text) | Content::Quoted(text) => Some(text),
@@ -304,7 +305,7 @@ impl Node<'_> {
         1 + inside
     }
 
-    /// Returns the nesting depth of the lists and maps below this node.
+    /// Returns the nesting depth of the lists and maps in this subtree.
     fn depth(&self) -> usize {
         self.children()
             .map(|child| 1 + child.depth())
@@ -320,8 +321,8 @@ impl Node<'_> {
         }
     }
 
-    /// Returns the pairs that are added if this node is merged: the pairs of a map, or of each map
-    /// in a list.
+    /// Returns the pairs that this node adds as the value of a merge key: the pairs of a map, or of
+    /// each map in a list.
     fn into_merged(self) -> Vec<(Self, Self)> {
         match self.content {
             Content::Map(pairs) => pairs,

@@ -12,11 +12,11 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The location of a configuration.
+/// The location of a configuration for Envoy's rate limit service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFiles {
-    /// A file, or a folder that is read recursively. Names that begin with a dot are ignored,
-    /// because a Kubernetes ConfigMap keeps previous versions under such names.
+    /// The path of a file, or of a folder that is read recursively. Names that begin with a dot are
+    /// ignored, because a mounted Kubernetes ConfigMap keeps previous versions under hidden names.
     pub path: PathBuf,
     /// Whether several files may define the same domain.
     pub merging: DomainFiles,
@@ -25,7 +25,7 @@ pub struct ConfigFiles {
 /// Whether several files may define the same domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DomainFiles {
-    /// Each domain has one file; a second file is a mistake.
+    /// Each domain has one file. A second file with the same domain is a mistake.
     #[default]
     One,
     /// The files of a domain are merged, in the order of their names.
@@ -38,10 +38,10 @@ pub enum DomainFiles {
 pub struct Envoy {
     /// `envoy.config` and `envoy.merge_domains`: the files with the rules of the service.
     pub folder: ConfigFiles,
-    /// The other keys: the settings of the responses.
+    /// The settings of the service, from the other keys of the section `envoy`.
     pub settings: RlsSettings,
-    /// `envoy.start_without_config`: whether to start even if the rules cannot be loaded, and to
-    /// respond with errors until the rules are loaded; default false.
+    /// `envoy.start_without_config`: whether the server starts even if the rules cannot be loaded.
+    /// Until the rules are loaded, the service responds with errors. Default false.
     pub start_without_config: bool,
 }
 
@@ -131,8 +131,8 @@ fn ratio(fields: &Fields<'_>, report: &mut Report) -> Ratio {
     ratio.unwrap_or_default()
 }
 
-/// Reads `response_headers`. `true` enables the headers of the IETF draft; a map renames these
-/// headers.
+/// Reads `response_headers`. The value `true` enables the headers of the IETF draft; a map enables
+/// them under other names.
 fn response_headers(fields: &Fields<'_>, report: &mut Report) -> Option<HeaderNames> {
     let value = fields.get("response_headers")?;
     if let Shape::Scalar | Shape::List = value.shape() {

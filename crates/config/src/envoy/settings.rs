@@ -1,4 +1,4 @@
-//! Settings that apply to every request, independent of the rules.
+//! Settings of Envoy's rate limit service that apply to every request, independent of the rules.
 
 use std::{fmt, sync::Arc};
 
@@ -7,21 +7,23 @@ use std::{fmt, sync::Arc};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RlsSettings {
-    /// Responds OK regardless of the descriptors' results. The statuses still show the results.
+    /// Whether the service responds OK regardless of the descriptors' results. The statuses of the
+    /// descriptors in the response still show the results.
     pub shadow_mode: bool,
-    /// Treats every descriptor without an unlimited rule as if its rule were in quota mode.
+    /// Whether every descriptor is treated as if its rule were in quota mode, unless its rule is
+    /// unlimited.
     pub quota_mode: bool,
-    /// The share of a limit from which metrics count hits as near the limit.
+    /// The part of a limit, from 0 to 1, from which metrics count hits as near the limit.
     pub near_limit_ratio: Ratio,
-    /// The names of the headers with the limit, the remaining hits and the reset time; with `None`,
-    /// these headers are not sent.
+    /// The names of the headers with the limit, the remaining hits and the reset time; `None` means
+    /// that these headers are not sent.
     pub response_headers: Option<HeaderNames>,
     /// Whether responses contain dynamic metadata.
     pub dynamic_metadata: bool,
     /// Whether a request that is over some of its limits is charged only to the exceeded limits,
     /// and not to its other limits.
     pub stop_increment: bool,
-    /// Whether the service is healthy only once it has a domain.
+    /// Whether the service reports itself as unhealthy until its configuration has a domain.
     pub healthy_with_a_domain: bool,
     /// The maximum size of the local cache of exceeded limits, in bytes; 0 disables the cache.
     pub local_cache_bytes: usize,
@@ -32,21 +34,21 @@ pub struct RlsSettings {
 /// The response while the store is unavailable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreFailure {
-    /// A response according to the store's failure policy.
+    /// The service responds according to the store's failure policy.
     #[default]
     Answer,
-    /// An error, so that Envoy applies its own failure mode.
+    /// The service responds with an error, so that Envoy applies its own failure mode.
     Error,
 }
 
 /// The names of the rate limit headers in responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderNames {
-    /// The limit per unit; default `RateLimit-Limit`.
+    /// The header with the limit per unit; default `RateLimit-Limit`.
     pub limit: Arc<str>,
-    /// The remaining hits; default `RateLimit-Remaining`.
+    /// The header with the remaining hits; default `RateLimit-Remaining`.
     pub remaining: Arc<str>,
-    /// Seconds until the limit is fully available again; default `RateLimit-Reset`.
+    /// The header with the number of seconds until the limit resets; default `RateLimit-Reset`.
     pub reset: Arc<str>,
 }
 
@@ -89,16 +91,16 @@ impl Ratio {
         (share <= Self::WHOLE).then_some(Self(share))
     }
 
-    /// Returns this share of `count`, rounded down.
+    /// Returns `count` multiplied by this ratio, rounded down.
     #[must_use]
     pub fn of(self, count: u64) -> u64 {
         let share = u128::from(count) * u128::from(self.0) / u128::from(Self::WHOLE);
-        // The share is at most `count` itself.
+        // The result is at most `count`, so it fits in 64 bits.
         u64::try_from(share).unwrap_or(count)
     }
 }
 
-/// The default is 0.8, as in envoyproxy/ratelimit.
+/// The default ratio is 0.8, as in envoyproxy/ratelimit.
 impl Default for Ratio {
     fn default() -> Self {
         Self(800_000)

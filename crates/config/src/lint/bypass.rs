@@ -1,4 +1,5 @@
-//! Warns about rules that a client bypasses by omitting a header, a query parameter or a cookie.
+//! A lint that warns about rules that a client can bypass by omitting a header, a query parameter
+//! or a cookie.
 
 use tidegate_core::RuleSet;
 use tidegate_identity::DerivedEntry;
@@ -8,15 +9,16 @@ use crate::{report::Report, rules::RawRule};
 /// The code of the warning, for log searches.
 const CODE: &str = "empty-key";
 
-/// Prefixes of the entries that the client chooses freely and can omit.
+/// The prefixes of entries that a client chooses freely and can omit.
 const CLIENT_PREFIXES: [&str; 3] = ["header.", "query.", "cookie."];
 
-/// The maximum number of rules with a full warning. An additional warning says that later rules may
-/// be affected too.
+/// The maximum number of rules with a full warning. One additional warning tells that later rules
+/// are possibly affected as well.
 const MAX_NAMED: usize = 20;
 
-/// Warns about each rule in `set` that a client bypasses by omitting an entry of the rule's key,
-/// unless another rule applies to every such request. The rule with number n is `rules[n]`.
+/// Warns about each rule in `set` that a client can bypass by omitting an entry of the rule's key.
+/// Does not warn if another rule applies to every request that omits the entry. The rule with index
+/// `n` is `rules[n]` in the file.
 pub(crate) fn warn(
     set: &RuleSet,
     rules: &[RawRule<'_>],

@@ -1,8 +1,10 @@
-//! Warns about conditions that no request can meet and entries that no listener provides.
+//! A lint that warns about conditions that no request can meet, and about entries that no listener
+//! provides.
 //!
-//! Callers of `/v1/check` and of the Redis protocol may send any entries, so entries from these
-//! callers cannot be checked. The proxy and forward-auth derive the standard entries themselves,
-//! always in one form. If the proxy is the only listener, no other entries exist.
+//! Callers of `/v1/check` and of the Redis protocol can send any entries, so their entries cannot
+//! be checked. The proxy and forward-auth derive the standard entries (such as `path`) from a
+//! request themselves, and always in the same form. If the proxy is the only listener, only the
+//! entries that it derives exist.
 
 use std::collections::HashMap;
 
@@ -26,20 +28,20 @@ use crate::{
 pub(super) const NO_MATCH: &str = "no-match";
 const NO_ENTRY: &str = "no-entry";
 
-/// The entries that the proxy derives from every request.
+/// The entries with a fixed name that the proxy derives from every request.
 const PROXY_ENTRIES: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
 
-/// Further entries with a fixed name, which only forward-auth derives.
+/// The entries with a fixed name that only forward-auth derives from a request.
 const FORWARD_AUTH_ENTRIES: &[&str] = &["scheme", "country", "asn"];
 
-/// Prefixes of the entries that are read from the parts of a request.
+/// The prefixes of entries that are headers, cookies or query parameters of a request.
 const DERIVED_PREFIXES: &[&str] = &["header.", "cookie.", "query."];
 
 /// The maximum number of warnings about conditions and entries.
 const MAX_WARNINGS: usize = 20;
 
-/// Warns about the conditions and keys of the rules `raw` and of the `upstreams` in a file that was
-/// read into `config`.
+/// Warns about conditions and keys of the rules `raw` and about conditions of the `upstreams`.
+/// `config` is the configuration that was read from the same file.
 pub(crate) fn warn(
     raw: &RawRules<'_>,
     upstreams: &[RawUpstream<'_>],
@@ -100,7 +102,7 @@ pub(crate) fn warn(
     }
 }
 
-/// Adds warnings to the report, up to a maximum.
+/// A report to which warnings are added, up to a maximum number.
 struct Warnings<'r> {
     room: usize,
     report: &'r mut Report,
@@ -120,7 +122,7 @@ impl Warnings<'_> {
         }
     }
 
-    /// Counts one warning. Returns false if the maximum was already reached.
+    /// Counts one warning. Returns false if the maximum number of warnings was already reached.
     fn has_room(&mut self) -> bool {
         let has_room = self.room > 0;
         self.room = self.room.saturating_sub(1);
@@ -134,8 +136,7 @@ pub(super) fn text_message(entry: &str, comparison: Comparison, text: &str) -> O
     misread::message(entry, comparison, text).or_else(|| unmatchable_text(entry, comparison, text))
 }
 
-/// Returns whether the proxy is the only listener. The callers of the HTTP and RESP listeners
-/// choose the entries.
+/// Returns whether the proxy is the only listener, so that no caller can send other entries.
 fn is_closed(config: &Config) -> bool {
     config.proxy.is_some() && config.listen.http.is_none() && config.listen.resp.is_none()
 }
@@ -161,7 +162,8 @@ fn provided<'c>(config: &'c Config, rooms: &'c [String]) -> Vec<&'c str> {
 }
 
 /// Returns a warning for an entry whose name differs from a standard entry only in letter case. A
-/// service might send such an entry, but forward-auth and the proxy never derive one.
+/// caller of the HTTP or RESP listener could send an entry with this name, but forward-auth and the
+/// proxy never derive one.
 fn wrong_case(entry: &str) -> Option<String> {
     let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES);
     let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
@@ -215,9 +217,9 @@ const HEADERS: [&str; 5] = [
     "user-agent",
 ];
 
-/// Returns the entry that was probably meant by `entry`, if `entry` is a header name
-/// (`X-Customer`), a header with a wrong prefix (`Header.x-customer`), or a name that other
-/// software uses for a standard entry (`remote_addr`).
+/// Returns the entry that the author probably meant by `entry`. Returns an entry if `entry` is a
+/// header name (`X-Customer`), a header with a wrong prefix (`Header.x-customer`), or a name that
+/// other software uses for a standard entry (`remote_addr`).
 fn named_otherwise(entry: &str) -> Option<String> {
     let lower = entry.to_ascii_lowercase();
     if let Some((wrong, right)) = PREFIXES.iter().find(|(wrong, _)| lower.starts_with(wrong)) {
@@ -241,8 +243,8 @@ fn named_otherwise(entry: &str) -> Option<String> {
     is_header.then(|| format!("header.{lower}"))
 }
 
-/// Words that are similar to a standard entry, but that an application may well use as the name of
-/// its own entry.
+/// Words that are similar to a standard entry, but are plausible names for an entry of an
+/// application.
 const WORDS: [&str; 8] = [
     "chem", "count", "county", "ghost", "hot", "pat", "patch", "schema",
 ];
@@ -250,14 +252,16 @@ const WORDS: [&str; 8] = [
 /// The maximum number of different names in a file that are compared with each other.
 const MAX_COMPARED: usize = 1_000;
 
-/// The names of entries, with which the intended name of a misspelt entry is determined. Used if
-/// the callers of a listener choose the entries, so that any name may be right.
+/// All known names of entries, to find the name that the author of a misspelt entry meant. They are
+/// needed if callers of a listener can send any entries, so that an unknown name is not necessarily
+/// a mistake.
 struct EntryNames<'p, 'c> {
     /// The entries that the proxy and this file provide.
     provided: &'p [&'p str],
-    /// The names that rules use, each with its number of uses and its position in the file.
+    /// The names that rules use, each with its number of uses and the order of its first use.
     used: HashMap<&'c str, (usize, usize)>,
-    /// The letter case that rules use most often, by the name in lower case.
+    /// For each name in lower case, the spelling (in upper or lower case) that rules use most
+    /// often.
     usual_case: HashMap<String, &'c str>,
 }
 
@@ -293,14 +297,15 @@ impl<'p, 'c> EntryNames<'p, 'c> {
         }
     }
 
-    /// Returns the misspelt names, each with the name that was probably meant.
+    /// Returns all misspelt names, each with the name that the author probably meant.
     fn misspelt(&self) -> HashMap<&'c str, String> {
         let meant = |name: &&'c str| Some((*name, self.meant_by(name)?));
         self.used.keys().filter_map(meant).collect()
     }
 
-    /// Returns the name that was probably meant by the misspelt `entry`: a standard entry, an entry
-    /// of this file, or an entry that more rules use. Returns `None` if `entry` is not misspelt.
+    /// Returns the name that the author of the misspelt `entry` probably meant: a standard entry,
+    /// an entry that this file defines, or a name that more rules use. Returns `None` if `entry` is
+    /// not misspelt.
     fn meant_by(&self, entry: &str) -> Option<String> {
         if self.provided.contains(&entry) {
             return None;
@@ -337,8 +342,8 @@ impl<'p, 'c> EntryNames<'p, 'c> {
         Some(meant.to_owned())
     }
 
-    /// Returns a similar name that is used more often than `entry`, or equally often and first at
-    /// an earlier position.
+    /// Returns a similar name that rules use more often than `entry`. A name that is used equally
+    /// often counts if its first use is earlier in the file.
     fn more_used(&self, entry: &str) -> Option<&'c str> {
         if self.used.len() > MAX_COMPARED {
             return None;
@@ -371,8 +376,8 @@ fn misspelt_key(entry: &str, meant: &str) -> String {
 }
 
 /// Returns whether `word` is the standard entry `known` with one letter inserted, missing or
-/// swapped with the next letter. In a long name, one different letter or two missing letters count
-/// too.
+/// swapped with the next letter. If the name is long, one substituted letter or two missing letters
+/// are also accepted.
 fn is_slip_of_standard(word: &str, known: &str) -> bool {
     if word.len() < 3 || known.len() < 4 || word.len().abs_diff(known.len()) > 2 {
         return false;
@@ -387,8 +392,9 @@ fn is_slip_of_standard(word: &str, known: &str) -> bool {
             }
 }
 
-/// Returns whether two names of an application differ by a typing error. A short name may well be
-/// another entry, and so may the plural of the other name.
+/// Returns whether two names that an application chose probably differ only by a typing error.
+/// Returns false for short names and for the plural of a name, because they are probably the names
+/// of different entries.
 fn is_slip_between(word: &str, other: &str) -> bool {
     let is_plural = |one: &str, other: &str| one.strip_suffix('s') == Some(other);
     word.len().min(other.len()) >= 4
@@ -398,8 +404,8 @@ fn is_slip_between(word: &str, other: &str) -> bool {
 }
 
 /// Returns whether `word` is `known` with one letter inserted, one letter missing, or two
-/// neighbouring letters swapped. A substituted letter does not count, because it may be intended,
-/// as in `key_a` and `key_b`. The run time is linear in the length.
+/// neighbouring letters swapped. Returns false if one letter is substituted, because the names are
+/// possibly intended, as `key_a` and `key_b`. The run time is linear in the length of the names.
 fn is_slip(word: &str, known: &str) -> bool {
     let (word, known) = (word.as_bytes(), known.as_bytes());
     let (short, long) = if word.len() <= known.len() {
@@ -483,12 +489,12 @@ fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<S
     (usual != text).then(message)
 }
 
-/// Returns a description of the required form of a host, and `text` rewritten in that form.
+/// Returns a description of the form that a host must have, and `text` rewritten in this form.
 fn usual_host(text: &str) -> (&'static str, String) {
     let authority = misread::split_url(text).map_or(text, |(authority, _)| authority);
     let authority = authority.strip_prefix("//").unwrap_or(authority);
     let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
-    // The user name and the password, if any, come before the host.
+    // The host is preceded by the user name and the password, if the URL has them.
     let host = authority.rsplit('@').next().unwrap_or_default();
     if host == text {
         return ("hosts are lowercase and have no port", bare_host(text));
@@ -501,7 +507,7 @@ fn usual_host(text: &str) -> (&'static str, String) {
 }
 
 /// Returns whether `text` is probably a regular expression. No entry of a request begins with `^`,
-/// and paths do not contain the sequences in `signs`.
+/// and no path contains a sequence in `signs`.
 fn looks_like_expression(entry: &str, text: &str) -> bool {
     let signs = ["(?", "\\d", "\\w", "\\.", "]+", "]*", "[0-9]", "[^"];
     let is_path =
@@ -509,8 +515,9 @@ fn looks_like_expression(entry: &str, text: &str) -> bool {
     text.starts_with('^') || is_path
 }
 
-/// Returns a description of the required form of a path, and `text` rewritten in that form. Returns
-/// `None` if `text` begins with a wildcard, because such a text cannot be normalized.
+/// Returns a description of the form that a path must have, and `text` rewritten in this form.
+/// Returns `None` if `text` begins with a wildcard, because a text with a leading wildcard cannot
+/// be rewritten.
 fn usual_path(text: &str) -> Option<(&'static str, String)> {
     if text.starts_with('*') {
         return None;
@@ -529,12 +536,12 @@ fn usual_path(text: &str) -> Option<(&'static str, String)> {
 /// A condition on an entry of a request.
 struct EntryCondition<'r, 'n> {
     condition: &'r RawCondition<'n>,
-    /// Whether the condition is part of `elastic.when`, whose entries are usually signals of an
-    /// application.
+    /// Whether the condition is part of `elastic.when`. The entries in `elastic.when` are usually
+    /// signals that an application sends.
     is_signal: bool,
 }
 
-/// Returns every condition on a request in the file. The conditions of `elastic.when` come last.
+/// Returns all conditions on requests in the file, those of `elastic.when` last.
 fn conditions_of<'r, 'n>(
     raw: &'r RawRules<'n>,
     upstreams: &'r [RawUpstream<'n>],

@@ -1,8 +1,9 @@
-//! Warns about rules that a client bypasses by spelling the path differently.
+//! A lint that warns about rules that a client can bypass by spelling the path differently.
 //!
 //! A plain path under `when` is compared byte by byte, but many web frameworks treat `/login/`,
-//! `/LOGIN`, `/login;x` and `/login%20` like `/login`. `{is: /login}` declares that the exact path
-//! is meant, and disables the warning. Rules in shadow mode limit nothing, so they are not checked.
+//! `/LOGIN`, `/login;x` and `/login%20` like `/login`. An author who means the exact path writes
+//! `{is: /login}`, which disables the warning. Rules in shadow mode never deny a request, so they
+//! are not checked.
 
 use tidegate_core::Mode;
 use tidegate_net::input::shown;
@@ -18,10 +19,10 @@ use crate::{
 /// The code of the warning, for log searches.
 const CODE: &str = "exact-path";
 
-/// The maximum number of rules that are named.
+/// The maximum number of rules with a full warning.
 const MAX_NAMED: usize = 20;
 
-/// Warns about each of the `rules` that limits requests to an exact path.
+/// Warns about each of `rules` that has a condition on an exact path.
 pub(crate) fn warn(rules: &[RawRule<'_>], report: &mut Report) {
     let mut bypassed = rules.iter().filter_map(BypassedRule::find);
     for rule in bypassed.by_ref().take(MAX_NAMED) {
@@ -36,13 +37,13 @@ pub(crate) fn warn(rules: &[RawRule<'_>], report: &mut Report) {
     }
 }
 
-/// A rule that a client bypasses by spelling the path differently.
+/// A rule that a client can bypass by spelling the path differently.
 struct BypassedRule<'r> {
     name: &'r str,
-    /// The first exact path of the rule, and its place in the file.
+    /// The first exact path in the rule's condition on `path`.
     path: &'r str,
     place: &'r Place,
-    /// The number of other exact paths of the rule.
+    /// The number of further exact paths in the condition.
     others: usize,
 }
 
@@ -88,8 +89,8 @@ impl<'r> BypassedRule<'r> {
     }
 }
 
-/// Returns the place and the path of a text that matches only one spelling of a path. A text with
-/// another warning gets no second warning.
+/// Returns the position and the path of a text that matches only one spelling of a path. Returns
+/// `None` for a text for which another lint already warns.
 fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r Place, &'r str)> {
     let PatternText {
         scalar,
@@ -130,7 +131,7 @@ mod tests {
             );
             assert_eq!(warnings(&rule("/login", rest)), [expected]);
         }
-        // A regular expression without operators is an exact path, too.
+        // A regular expression without operators also matches only an exact path.
         let said = warnings(&rule("{regex: ^/login$}", "key: [ip]"));
         let begins = "rules[0].when.path.regex (line 2): exact-path: /login/, /LOGIN, ";
         assert!(said.len() == 1 && said[0].starts_with(begins), "{said:?}");

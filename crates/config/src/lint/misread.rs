@@ -1,5 +1,5 @@
-//! Warns about patterns that are easily misread: regular expressions for a part of a value, globs
-//! that end within a segment, and the path parameters of web frameworks.
+//! A lint that warns about patterns that are easily misread: regular expressions for a part of a
+//! value, globs that end within a segment, and path parameters as in web frameworks.
 
 use tidegate_identity::normalize_path;
 use tidegate_net::input::shown;
@@ -12,8 +12,8 @@ use crate::conditions::Comparison;
 const WHOLE_VALUE: &str = "whole-value";
 const OPEN_END: &str = "open-end";
 
-/// Returns a warning for a `text` that `entry` is compared with, if the text does not mean what it
-/// seems to mean.
+/// Returns a warning about `text` if it does not mean what its author probably intended. `text` is
+/// a part of a pattern for `entry`.
 pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
     let not_a_path = || {
         location(text)
@@ -36,8 +36,8 @@ pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option
     of_path.or_else(|| part_expression(comparison, text))
 }
 
-/// Returns a warning for the notation of a `location` in nginx, such as `~ ^/login`. No path begins
-/// with a modifier such as `~`.
+/// Returns a warning for a text in the notation of an nginx `location`, such as `~ ^/login`. No
+/// path begins with a modifier such as `~`, so the text never matches.
 fn location(text: &str) -> Option<String> {
     let (modifier, rest) = ["~*", "^~", "~", "="].iter().find_map(|modifier| {
         let rest = text.strip_prefix(modifier)?.trim_start();
@@ -54,8 +54,8 @@ fn location(text: &str) -> Option<String> {
     ))
 }
 
-/// Returns the condition that is equivalent to a `location` of nginx with the regular expression
-/// `text`. In nginx, the expression may match any part of a path.
+/// Returns the condition that is equivalent to an nginx `location` with the regular expression
+/// `text`. In nginx, the expression can match any part of a path.
 fn location_expression(modifier: &str, text: &str) -> String {
     if let Some(path) = exact_expression(text).filter(|_| text.starts_with('^')) {
         let path = shown(path);
@@ -107,7 +107,8 @@ fn fragment(comparison: Comparison, text: &str) -> Option<String> {
     Some(format!("{NO_MATCH}: {why}; write {advice}"))
 }
 
-/// Returns the suggested condition for `path`. A route is safer than an exact path.
+/// Returns the suggested condition for `path`. The suggestion is a route, which is safer than an
+/// exact path.
 fn path_advice(comparison: Comparison, path: &str) -> String {
     let normal = normalize_path(path);
     let path = shown(normal.as_deref().unwrap_or(path));
@@ -121,7 +122,7 @@ fn path_advice(comparison: Comparison, path: &str) -> String {
 /// Returns a warning for a path with a query, such as `/login?x=1`.
 fn query(text: &str) -> Option<String> {
     let (path, _) = text.split_once('?').filter(|(path, _)| is_path(path))?;
-    // A text that is probably a regular expression has its own warning.
+    // A text that is probably a regular expression gets another warning.
     if path.contains(['(', '[', '\\']) {
         return None;
     }
@@ -156,7 +157,7 @@ fn parameter(comparison: Comparison, text: &str) -> Option<String> {
     let (advice, meaning) = if is_glob {
         (glob_advice(comparison, bare), "`*`")
     } else {
-        // A glob would compare the other segments literally.
+        // In a glob, the other segments would be compared literally.
         (expression_advice(text), "`[^/]+`")
     };
     Some(format!(
@@ -165,12 +166,12 @@ fn parameter(comparison: Comparison, text: &str) -> Option<String> {
     ))
 }
 
-/// Returns the path with globs in place of its parameters.
+/// Returns the suggested condition for `path`, with wildcards in place of its parameters.
 fn glob_advice(comparison: Comparison, path: &str) -> String {
     let segments = path.split('/');
     let globs = segments.map(
         |segment| match (is_parameter(segment), segment.contains('*')) {
-            // `{*rest}` stands for any number of segments.
+            // A parameter such as `{*rest}` stands for any number of segments.
             (true, true) => "**",
             (true, false) => "*",
             (false, _) => segment,
@@ -183,7 +184,7 @@ fn glob_advice(comparison: Comparison, path: &str) -> String {
     }
 }
 
-/// Returns the regular expression with `[^/]+` in place of its parameters.
+/// Returns the suggested regular expression, with `[^/]+` in place of the parameters.
 fn expression_advice(expression: &str) -> String {
     let bare = without_anchors(expression);
     let replace = |segment| {
@@ -194,7 +195,7 @@ fn expression_advice(expression: &str) -> String {
         }
     };
     let segments: Vec<&str> = bare.split('/').map(replace).collect();
-    // The anchors are not part of a segment.
+    // The anchors `^` and `$` are not part of a segment, so keep them.
     format!(
         "{{regex: '{}'}}",
         shown(&expression.replace(bare, &segments.join("/")))
@@ -204,7 +205,8 @@ fn expression_advice(expression: &str) -> String {
 fn is_parameter(segment: &str) -> bool {
     let name = |open: &str, close: &str| {
         let name = segment.strip_prefix(open)?.strip_suffix(close)?;
-        // Frameworks put a type (`<int:id>`) or an expression (`{id:[0-9]+}`) beside the name.
+        // Frameworks allow a type (`<int:id>`) or a regular expression (`{id:[0-9]+}`) beside the
+        // name.
         name.starts_with(|first: char| first.is_ascii_alphabetic() || matches!(first, '_' | '*'))
             .then_some(())
     };
@@ -212,7 +214,7 @@ fn is_parameter(segment: &str) -> bool {
     found.or_else(|| name("<", ">")).is_some()
 }
 
-/// Returns a warning for a glob such as `/login*`, which matches `/loginadmin` and not
+/// Returns a warning for a glob such as `/login*`, which matches `/loginadmin` but not
 /// `/login/reset`.
 fn open_glob(text: &str) -> Option<String> {
     let path = text.strip_suffix('*')?;
@@ -251,10 +253,10 @@ fn path_expression(text: &str) -> Option<String> {
     })
 }
 
-/// Returns a warning for a regular expression with an anchor at one end only. In other software,
-/// such an expression matches any value that begins or ends with a match.
+/// Returns a warning for a regular expression with an anchor at one end only. In other software, an
+/// expression with one anchor matches any value that begins or ends with a match.
 fn part_expression(comparison: Comparison, text: &str) -> Option<String> {
-    // The alternatives of `^a|b$` have one anchor each.
+    // In an expression such as `^a|b$`, each alternative has one anchor, so do not warn about it.
     if comparison != Comparison::Regex || text.contains('|') {
         return None;
     }
@@ -280,8 +282,8 @@ fn is_path(text: &str) -> bool {
     text.starts_with('/')
 }
 
-/// Returns whether `text` has no operator of regular expressions except the dot. In a path, most
-/// authors mean the dot literally.
+/// Returns whether `text` has no operator of regular expressions except the dot. Most authors mean
+/// a dot in a path literally.
 fn is_literal(text: &str) -> bool {
     !text.contains([
         '\\', '[', ']', '(', ')', '{', '}', '*', '+', '?', '|', '^', '$',
@@ -305,7 +307,7 @@ mod tests {
     use crate::Config;
 
     /// Returns the warnings about a rule whose condition on `entry` is `pattern`. The rule is in
-    /// shadow mode, which has no `exact-path` warnings.
+    /// shadow mode, so that no `exact-path` warnings are added.
     fn warnings(entry: &str, pattern: &str) -> Vec<String> {
         let when = format!("{{{entry}: {pattern}}}");
         let rules = format!("rules: [{{name: a, when: {when}, limits: [9/s], mode: shadow}}]");
@@ -415,7 +417,7 @@ mod tests {
         ] {
             assert_warned("path", pattern, &parts);
         }
-        // A glob would compare `v[0-9]+` literally.
+        // In a glob, `v[0-9]+` would be compared literally.
         for (pattern, advice) in [
             ("^/v[0-9]+/users/:id$", "{regex: '^/v[0-9]+/users/[^/]+$'}"),
             ("/(a|b)/<int:id>/:x", "{regex: '/(a|b)/[^/]+/[^/]+'}"),

@@ -1,4 +1,4 @@
-//! Lints: warnings about valid files that probably do not do what their author intended.
+//! Lints: warnings about valid rules files that probably do not do what their author intended.
 
 pub(super) mod bypass;
 pub(super) mod dead_conditions;

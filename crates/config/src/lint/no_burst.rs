@@ -1,8 +1,8 @@
-//! Warns about limits such as `{rate: 5/min}`, which look like the shorthand `5/min`.
+//! A lint that warns about limits such as `{rate: 5/min}`, which look like the shorthand `5/min`.
 //!
-//! The shorthand admits 5 requests in any minute. The limit with the field `rate` is a GCRA, which
-//! without `burst` admits one request every 12 seconds. `burst: 0` and `algorithm: gcra` declare
-//! that a GCRA without a burst is meant, and disable the warning.
+//! The shorthand admits 5 requests in any minute. The limit with the field `rate` uses the GCRA
+//! algorithm, which without `burst` admits one request every 12 seconds. An author who means GCRA
+//! without a burst writes `burst: 0` or `algorithm: gcra`, which disables the warning.
 
 use tidegate_core::{Rate, Span};
 
@@ -14,7 +14,7 @@ const CODE: &str = "no-burst";
 /// The maximum number of warnings of this lint.
 const MAX_WARNINGS: usize = 20;
 
-/// Warns about limits that are a GCRA without a burst only because they have the field `rate`.
+/// Warns about limits that use GCRA without a burst only because they have the field `rate`.
 pub(crate) fn warn(raw: &RawRules<'_>, report: &mut Report) {
     if raw.default_algorithm.is_some() {
         return;
@@ -27,8 +27,8 @@ pub(crate) fn warn(raw: &RawRules<'_>, report: &mut Report) {
     }
 }
 
-/// Returns the rate of a limit that has neither `burst` nor `algorithm`. A rate of one request per
-/// period is the same with and without `burst`.
+/// Returns the rate of a limit that has neither `burst` nor `algorithm`. Returns `None` for a rate
+/// of one request per period, because GCRA and the shorthand admit the same requests at this rate.
 fn rate_alone(limit: &RawLimit) -> Option<Rate> {
     let spec = limit.full_form.as_ref()?;
     let is_alone = spec.burst.is_none() && spec.algorithm.is_none();

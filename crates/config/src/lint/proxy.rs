@@ -1,5 +1,5 @@
-//! Warns about upstreams that no request reaches, upstreams that are the proxy itself, and rules
-//! that depend on a `room.*` entry that the proxy never provides.
+//! A lint that warns about upstreams that no request reaches, about upstreams that are the proxy
+//! itself, and about rules that depend on a `room.*` entry that the proxy never provides.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,8 +12,8 @@ const UNREACHABLE_UPSTREAM: &str = "unreachable-upstream";
 const UNKNOWN_ROOM: &str = "untold-room";
 const OWN_ADDRESS: &str = "own-address";
 
-/// Checks the `upstreams`, which were read from `raw`, against the `rules` and against the
-/// address on which the proxy listens.
+/// Warns about `upstreams`, which were read from `raw`, and about `rules` that use an entry of an
+/// upstream. Compares the upstreams with the address on which the proxy listens.
 pub(crate) fn warn(
     upstreams: &[Upstream],
     raw: &[RawUpstream<'_>],

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use crate::{report::Report, value::Value};
 
-/// The access log.
+/// The settings of the access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessLogConfig {
-    /// `to`: the file; `None` is standard output (`stdout`).
+    /// `to`: the path of the log file; `None` means standard output (`stdout`).
     pub to: Option<PathBuf>,
-    /// `query`: whether lines include the query string, which may contain secrets; default false.
+    /// `query`: whether lines include the query string, which can contain secrets; default false.
     pub query: bool,
 }
 

@@ -16,8 +16,8 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The maximum number of classes in addition to the default class. This maximum bounds the number
-/// of label values in metrics.
+/// The maximum number of priority classes in addition to the default class. This maximum limits the
+/// number of label values in metrics.
 const MAX_CLASSES: usize = ConcurrencyLimitLayer::MAX_CLASSES - 1;
 
 /// The name of the class of requests that match no other class.
@@ -39,37 +39,38 @@ const FIELDS: &[&str] = &[
     "room",
 ];
 
-/// The fields that belong to one algorithm only.
+/// The fields that only one algorithm has.
 const GRADIENT: &[&str] = &["tolerance", "queue", "smoothing"];
 const AIMD: &[&str] = &["backoff", "too_slow"];
 
-/// The adaptive concurrency limit of an upstream and the shares of its priority classes.
+/// The adaptive concurrency limit of an upstream, and the priority classes that share the limit.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Adaptive {
-    /// `algorithm` and its parameters: they determine how measurements change the limit.
+    /// `algorithm` and its parameters, which determine how measured latencies change the limit.
     pub settings: AdaptiveSettings,
     /// `classes`: a request belongs to the first class whose conditions match. The last class is
     /// the default class, which matches every request and may use the whole limit.
     pub classes: Vec<Class>,
-    /// `room`: the conditions under which the `room.*` entry reports spare capacity to rules. All
-    /// conditions must hold. By default, less than 60 % of the limit must be in flight.
+    /// `room`: the conditions that must all hold for the `room.*` entry to report spare capacity to
+    /// rules. By default, requests in flight must be less than 60 % of the limit.
     pub room: Vec<HeadroomCondition>,
 }
 
 /// A priority class.
 #[derive(Clone, Debug)]
 pub struct Class {
-    /// `name`: the name in metrics.
+    /// `name`: the name of the class in metrics.
     pub name: Box<str>,
-    /// `share`: the part of the limit that the class may use; by default the whole limit.
+    /// `share`: the part of the concurrency limit that the class may use; by default the whole
+    /// limit.
     pub share: SlotShare,
-    /// `when`: the conditions of the requests in this class.
+    /// `when`: the conditions that a request in this class meets.
     pub when: When,
 }
 
-/// Reads the adaptive concurrency limit, and the conditions of its classes. The second result is
-/// `None` if there is a mistake.
+/// Reads the adaptive concurrency limit. Returns the conditions of its classes as written, and the
+/// limit, which is `None` if the value has a mistake.
 pub(super) fn adaptive<'n>(
     value: &Value<'n>,
     report: &mut Report,
@@ -80,7 +81,8 @@ pub(super) fn adaptive<'n>(
     };
     let before = report.count();
     let method = method(&fields, report);
-    // If the algorithm is invalid, check the remaining fields with the default algorithm.
+    // If the name of the algorithm is invalid, check the other fields as those of the default
+    // algorithm.
     let settings = settings(method.unwrap_or_default(), &fields, report);
     let classes = fields.get("classes");
     let (conditions, classes) =
@@ -143,7 +145,7 @@ fn settings(method: Method, fields: &Fields<'_>, report: &mut Report) -> Option<
     let settings = AdaptiveSettings {
         method,
         min,
-        // Clamp the default to the configured bounds.
+        // If `initial` is missing, use its default, clamped to the configured minimum and maximum.
         initial: count(fields, "initial", default.initial.min(max).max(min), report),
         max,
         window: span(fields, "window", default.window, report),
@@ -171,7 +173,7 @@ fn span(fields: &Fields<'_>, name: &str, default: Span, report: &mut Report) -> 
     span.unwrap_or(default)
 }
 
-/// Reads the classes, and the conditions of each class.
+/// Reads the priority classes. Returns the conditions of each class as written, and the classes.
 fn classes_of<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, Vec<Class>) {
     let what = "a list of classes such as [{name: batch, when: {path: /batch/**}, share: 50%}]";
     let Some(items) = value.items(report, what) else {
@@ -207,7 +209,7 @@ fn classes_of<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, 
     (conditions, classes)
 }
 
-/// Reads a class and its conditions.
+/// Reads a priority class. Returns its conditions as written, and the class if it has no mistakes.
 fn class<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<Class>) {
     let what = "a map such as {name: batch, when: {path: /batch/**}, share: 50%}";
     let Some(fields) = value.fields(report, what, &["name", "when", "share"]) else {

@@ -1,5 +1,5 @@
-//! `proxy.underscores` and `proxy.via`: the changes that the proxy makes to the head of every
-//! request.
+//! `proxy.underscores` and `proxy.via`: the changes that the proxy makes to the header fields of
+//! every request.
 
 use http::{HeaderValue, Version};
 
@@ -11,35 +11,37 @@ use crate::{
 /// The code of the warning about `underscores: pass`, for log searches.
 const UNDERSCORES: &str = "underscores-pass";
 
-/// The maximum length of a pseudonym, in bytes.
+/// The maximum length of the proxy's pseudonym in `Via`, in bytes.
 const MAX_PSEUDONYM_BYTES: usize = 64;
 
-/// The default pseudonym.
+/// The default of the proxy's pseudonym in `Via`.
 const PSEUDONYM: &str = "tidegate";
 
-/// How the proxy normalizes the head of a request before rules see it.
+/// The settings for the header fields of requests.
 #[derive(Clone, Debug)]
 pub struct Heads {
-    /// `underscores`: how headers with `_` in their names are handled; default `drop`.
+    /// `underscores`: how the proxy handles headers with `_` in their names; default `drop`.
     pub underscores: Underscores,
-    /// `via`: the proxy's pseudonym in `Via`; with `None` (`off`), no `Via` is added.
+    /// `via`: the proxy's pseudonym in the header `Via`; `None` (`off`) means that the proxy does
+    /// not add this header.
     pub via: Option<Via>,
 }
 
-/// How headers with `_` in their names are handled. CGI, WSGI and PHP cannot distinguish a name
-/// with `_` from the same name with `-`.
+/// How the proxy handles headers with `_` in their names. CGI, WSGI and PHP cannot distinguish a
+/// name with `_` from the same name with `-`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Underscores {
-    /// The headers are removed.
+    /// The proxy removes the headers.
     #[default]
     Drop,
-    /// The request is rejected.
+    /// The proxy rejects the request.
     Refuse,
-    /// The headers are forwarded to the upstream.
+    /// The proxy forwards the headers to the upstream.
     Pass,
 }
 
-/// The element that the proxy adds to `Via` (RFC 9110, section 7.6.3), one per HTTP version.
+/// The element that the proxy adds to the header `Via` (RFC 9110, section 7.6.3), prepared for each
+/// HTTP version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Via {
     pseudonym: Box<str>,
@@ -49,7 +51,8 @@ pub struct Via {
 }
 
 impl Via {
-    /// Creates the elements. Returns `None` if `pseudonym` is not a token of at most 64 bytes.
+    /// Creates the elements for a proxy with this pseudonym. Returns `None` if `pseudonym` is not
+    /// an HTTP token of at most 64 bytes.
     #[must_use]
     pub fn new(pseudonym: &str) -> Option<Self> {
         let is_token =

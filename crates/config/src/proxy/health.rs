@@ -8,14 +8,14 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The bounds of consecutive failures and of consecutive checks.
+/// The range of the settings that are a number of consecutive failures or consecutive checks.
 const IN_A_ROW: RangeInclusive<u32> = 1..=1_000;
 
-/// Outlier detection: ejects an endpoint whose requests fail.
+/// The settings of outlier detection, which ejects an endpoint after consecutive failed requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
-    /// `failures`: the number of consecutive failures that eject the endpoint, 1 to 1,000; default
-    /// 5.
+    /// `failures`: the number of consecutive failures after which an endpoint is ejected, 1 to
+    /// 1,000; default 5.
     pub failures: u32,
     /// `for`: the duration of an ejection; default 10 s.
     pub time: Duration,
@@ -30,24 +30,27 @@ impl Default for Ejection {
     }
 }
 
-/// The active health check of the endpoints.
+/// The settings of the active health checks of an upstream's endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// `path`: the path to request; a status from 200 to 399 is healthy.
+    /// `path`: the path that a check requests; a response with a status from 200 to 399 is a good
+    /// check.
     pub path: Box<str>,
     /// `interval`: the time between two checks; default 5 s.
     pub interval: Duration,
-    /// `timeout`: the timeout for connecting and receiving the response head together; default 1 s.
+    /// `timeout`: the timeout of a check, from connecting until the response head is received;
+    /// default 1 s.
     pub timeout: Duration,
-    /// `healthy_after`: consecutive good checks after which an endpoint is up again, 1 to 1,000;
-    /// default 2.
+    /// `healthy_after`: the number of consecutive good checks after which an endpoint is marked up,
+    /// 1 to 1,000; default 2.
     pub healthy_after: u32,
-    /// `unhealthy_after`: consecutive failed checks after which an endpoint is down, 1 to 1,000;
-    /// default 3.
+    /// `unhealthy_after`: the number of consecutive failed checks after which an endpoint is marked
+    /// down, 1 to 1,000; default 3.
     pub unhealthy_after: u32,
 }
 
-/// Reads `eject`. Returns `None` if outlier detection is off.
+/// Reads the outlier detection of an upstream from `eject`. Returns `None` if outlier detection is
+/// off.
 pub(super) fn eject(upstream: &Fields<'_>, report: &mut Report) -> Option<Ejection> {
     let mut ejection = Ejection::default();
     let Some(value) = upstream.get("eject") else {

@@ -31,17 +31,17 @@ pub(crate) use upstream::RawUpstream;
 pub use upstream::Upstream;
 pub use url::{Scheme, Url};
 
-/// The upper bound of every timeout.
+/// The maximum of every timeout.
 const LONGEST: Span = Span::from_secs(86_400);
 
-/// The bounds of `proxy.max_head`, in bytes. The lower bound is the size of one read; the upper
-/// bound is more than any real request needs.
+/// The range of `proxy.max_head`, in bytes. The minimum is the size of one read, and the maximum is
+/// more than any real request needs.
 const HEAD_BYTES: std::ops::RangeInclusive<usize> = 8_192..=1 << 20;
 
-/// The upper bound of `proxy.max_headers`.
+/// The maximum of `proxy.max_headers`.
 const MOST_HEADERS: usize = 1_000;
 
-/// The upper bound of the connection limits for clients.
+/// The maximum of `max_connections` and of `max_connections_per_client`.
 const MOST_CONNECTIONS: usize = 1_000_000;
 
 const FIELDS: &[&str] = &[
@@ -69,15 +69,15 @@ const FIELDS: &[&str] = &[
 pub struct Proxy {
     /// `proxy.listen`: the address of the listener.
     pub listen: SocketAddr,
-    /// `proxy.tls`: the certificate of the listener; `None` is plaintext.
+    /// `proxy.tls`: the certificate of the listener; `None` means plaintext.
     pub tls: Option<TlsFiles>,
     /// `proxy.upstreams`: the services behind the proxy. A request goes to the first upstream whose
     /// conditions match.
     pub upstreams: Vec<Upstream>,
-    /// `proxy.timeouts`.
+    /// `proxy.timeouts`: the timeouts of client and upstream connections.
     pub timeouts: Timeouts,
-    /// `proxy.max_body`: the maximum size of a request body, in bytes; `None`, the default, means
-    /// no maximum.
+    /// `proxy.max_body`: the maximum size of a request body, in bytes; the default is no maximum
+    /// (`None`).
     pub max_body: Option<u64>,
     /// `proxy.max_head`: the maximum size of a request or response head, 8 KiB to 1 MiB; default 64
     /// KiB.
@@ -87,8 +87,8 @@ pub struct Proxy {
     /// `proxy.max_connections`: the maximum number of client connections, 1 to 1,000,000; default
     /// 10,000.
     pub max_connections: usize,
-    /// `max_connections`, reduced to fit the process's limit of open files; `None` if no reduction
-    /// is needed.
+    /// `max_connections`, reduced so that the process stays below its limit of open files; `None`
+    /// if no reduction is needed. Parsing leaves this field `None`.
     pub fitted_connections: Option<usize>,
     /// `proxy.max_connections_per_client`: the maximum number of connections per client address
     /// (IPv6: per /64), 1 to 1,000,000; default 1,000.
@@ -96,11 +96,13 @@ pub struct Proxy {
     /// `proxy.forwarded`: the headers that carry the client's address to upstreams; default
     /// `x-forwarded`.
     pub forwarded: ForwardedHeaders,
-    /// `proxy.underscores` and `proxy.via`.
+    /// `proxy.underscores` and `proxy.via`: the settings for the header fields of requests.
     pub heads: Heads,
-    /// `proxy.max_requests_per_client`, `proxy.min_rate` and `proxy.response_buffer`.
+    /// `proxy.max_requests_per_client`, `proxy.min_rate` and `proxy.response_buffer`: resource
+    /// limits for one client and for slow clients.
     pub slow: Slow,
-    /// `proxy.access_log`: the access log; `None`, the default, disables it.
+    /// `proxy.access_log`: the settings of the access log; `None`, the default, disables the access
+    /// log.
     pub access_log: Option<AccessLogConfig>,
 }
 
@@ -113,7 +115,7 @@ pub struct Timeouts {
     /// `head`: the timeout for the response head of an upstream, measured from the end of the
     /// request; default 30 s.
     pub head: Duration,
-    /// `idle`: the maximum time for which reading or writing a body may stall, on either side;
+    /// `idle`: how long the transfer of a body may stall, from or to the client or the upstream;
     /// default 60 s.
     pub idle: Duration,
     /// `request_head`: the timeout for the complete head of a request, measured from its first
@@ -123,7 +125,8 @@ pub struct Timeouts {
     pub keep_alive: Duration,
     /// `pool`: how long an upstream connection may be idle in the connection pool; default 30 s.
     pub pool: Duration,
-    /// `upgraded`: how long an upgraded connection may be idle in both directions; default 10 min.
+    /// `upgraded`: how long an upgraded connection (such as a WebSocket) may be idle in both
+    /// directions; default 10 min.
     pub upgraded: Duration,
 }
 
@@ -144,25 +147,25 @@ impl Default for Timeouts {
 /// The headers that carry the client's address to an upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ForwardedHeaders {
-    /// `X-Forwarded-For`, `-Proto` and `-Host`.
+    /// The proxy sends `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Host`.
     #[default]
     XForwarded,
-    /// `Forwarded` (RFC 7239).
+    /// The proxy sends `Forwarded` (RFC 7239).
     Forwarded,
-    /// Both kinds of headers.
+    /// The proxy sends `Forwarded` and the `X-Forwarded-*` headers.
     Both,
 }
 
-/// The section as written in the rules file, as far as it could be read.
+/// The section `proxy` as written in the rules file. Parts that could not be read are missing.
 #[derive(Debug, Default)]
 pub(crate) struct RawProxy<'n> {
-    /// Whether the file has the section.
+    /// Whether the file has a section `proxy`.
     pub(crate) is_written: bool,
     pub(crate) upstreams: Vec<RawUpstream<'n>>,
 }
 
-/// Reads the section. The second result is `None` if the file has no such section, or if the
-/// section has a mistake.
+/// Reads the section `proxy`. Returns the section as written, and its settings. The settings are
+/// `None` if the file has no section `proxy`, or if the section has a mistake.
 pub(super) fn proxy<'n>(
     file: &Fields<'n>,
     listen: &Listen,
@@ -186,8 +189,8 @@ pub(super) fn proxy<'n>(
     (raw, proxy)
 }
 
-/// Reads the settings of a proxy with this address, this certificate and these upstreams. Returns
-/// `None` if the address or the upstreams have a mistake.
+/// Reads the other settings of a proxy whose address, certificate and upstreams are already read.
+/// Returns `None` if the address or the upstreams have a mistake.
 fn settings(
     fields: &Fields<'_>,
     address: Option<SocketAddr>,

@@ -10,23 +10,22 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The bounds of `min_rate.bytes_per_second`.
+/// The range of `min_rate.bytes_per_second`.
 const RATES: std::ops::RangeInclusive<u64> = 1..=1 << 30;
 
-/// The upper bound of `response_buffer`, in bytes.
+/// The maximum of `response_buffer`, in bytes.
 const MAX_RESPONSE_BUFFER: usize = 16 << 20;
 
-/// The resources of the proxy and its upstreams that one client may use.
+/// The limits on the resources of the proxy and its upstreams that one client can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slow {
     /// `max_requests_per_client`: the maximum number of requests in flight per client address
     /// (IPv6: per /64), 1 to 1,000,000; default 256.
     pub max_requests: usize,
-    /// `min_rate`: the minimum transfer rate of bodies; with `None` (`off`), no minimum is
-    /// enforced.
+    /// `min_rate`: the minimum transfer rate of bodies; `None` (`off`) means no minimum.
     pub min_rate: Option<MinRate>,
-    /// `response_buffer`: the number of bytes of a response that are buffered for a slow client, up
-    /// to 16 MiB; default 64 KiB.
+    /// `response_buffer`: the maximum number of bytes of a response that the proxy buffers for a
+    /// slow client, up to 16 MiB; default 64 KiB.
     pub response_buffer: usize,
 }
 

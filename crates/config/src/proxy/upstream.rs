@@ -14,7 +14,7 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The maximum number of upstreams. This maximum bounds the number of label values in metrics.
+/// The maximum number of upstreams. This maximum limits the number of label values in metrics.
 const MAX_UPSTREAMS: usize = 100;
 
 /// The maximum number of endpoints of one upstream.
@@ -23,10 +23,10 @@ const MAX_URLS: usize = 64;
 /// The maximum length of an upstream's name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// The upper bound of `max_connections` to one endpoint.
+/// The maximum of `max_connections` of an upstream.
 const MOST_CONNECTIONS: usize = 65_536;
 
-/// The entries that conditions of an upstream may use.
+/// The entries that the conditions of an upstream can use.
 const ENTRIES: &[&str] = &["path", "host", "method"];
 
 const FIELDS: &[&str] = &[
@@ -45,39 +45,42 @@ const FIELDS: &[&str] = &[
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Upstream {
-    /// `name`: the name in logs and metrics, 1 to 64 letters, digits, `-`, `_` and `.`.
+    /// `name`: the name of the upstream in logs and metrics, 1 to 64 letters, digits, `-`, `_` and
+    /// `.`.
     pub name: Box<str>,
     /// `urls`: the endpoints of the upstream, 1 to 64, among which requests are load-balanced.
     pub urls: Vec<Url>,
-    /// `when`: the conditions on `path`, `host` and `method` of requests to the upstream; without
-    /// `when`, all requests match.
+    /// `when`: the conditions on `path`, `host` and `method` of requests to the upstream. If `when`
+    /// is missing, all requests match.
     pub when: When,
     /// `max_connections`: the maximum number of connections to one endpoint, 1 to 65,536; default
     /// 1,024.
     pub max_connections: usize,
-    /// `http2`: whether to use HTTP/2, over plaintext or TLS; default false.
+    /// `http2`: whether the proxy sends requests to the upstream over HTTP/2, with or without TLS;
+    /// default false.
     pub http2: bool,
-    /// `ca`: a PEM file with the trust anchors for the upstream's certificates; by default, the
-    /// trust anchors of the system are used.
+    /// `ca`: the path of a PEM file with the trust anchors for the upstream's certificates; `None`,
+    /// the default, means the trust anchors of the system.
     pub ca: Option<PathBuf>,
-    /// `eject`: outlier detection if there are several endpoints; `None` disables it (`off`).
+    /// `eject`: the outlier detection, which is used if there are several endpoints; `None` means
+    /// `off`.
     pub eject: Option<Ejection>,
-    /// `health`: active health checks of the endpoints; off by default.
+    /// `health`: the active health checks of the endpoints; `None`, the default, means no checks.
     pub health: Option<HealthCheck>,
     /// `adaptive`: the adaptive concurrency limit; `None`, the default, does not limit concurrency.
     pub adaptive: Option<Adaptive>,
 }
 
 impl Upstream {
-    /// Returns the name of the entry that reports spare capacity to rules, if the upstream has
-    /// `adaptive`.
+    /// Returns the name of the entry that reports spare capacity of the upstream to rules. The
+    /// proxy provides this entry only if the upstream has `adaptive`.
     #[must_use]
     pub fn room_entry(&self) -> String {
         format!("room.{}", self.name)
     }
 }
 
-/// An upstream as written in the rules file, as far as it could be read.
+/// An upstream as written in the rules file. Parts that could not be read are missing.
 #[derive(Debug)]
 pub(crate) struct RawUpstream<'n> {
     pub(crate) place: Place,
@@ -86,7 +89,8 @@ pub(crate) struct RawUpstream<'n> {
     pub(crate) classes: Vec<RawWhen<'n>>,
 }
 
-/// Reads the upstreams. The second result is `None` if there is a mistake.
+/// Reads the upstreams. Returns the upstreams as written, and the built upstreams, which are `None`
+/// if an upstream has a mistake.
 pub(super) fn upstreams<'n>(
     proxy: &Fields<'n>,
     listen: Option<SocketAddr>,
@@ -141,8 +145,8 @@ pub(super) fn upstreams<'n>(
     (raw, Some(upstreams))
 }
 
-/// Reads an upstream. Returns `None` if the value is not a map. The second result is `None` if
-/// there is a mistake.
+/// Reads an upstream. Returns the upstream as written, and the built upstream, which is `None` if
+/// the upstream has a mistake. Returns `None` in place of both if the value is not a map.
 fn upstream<'n>(
     value: &Value<'n>,
     report: &mut Report,
@@ -245,7 +249,8 @@ fn ca(value: &Value<'_>, urls: Option<&[Url]>, report: &mut Report) -> Option<Pa
     Some(path.into())
 }
 
-/// Reads the conditions of an upstream. The second result is `None` if there is a mistake.
+/// Reads the conditions of an upstream. Returns the conditions as written, and the built
+/// conditions, which are `None` if they have a mistake.
 fn conditions<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<When>) {
     let what = "a map of conditions such as {path: /api/**}";
     let before = report.count();

@@ -7,9 +7,9 @@ use http::{Uri, uri::Authority};
 /// The protocol of an upstream connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Plaintext.
+    /// The connection is plaintext.
     Http,
-    /// TLS.
+    /// The connection uses TLS.
     Https,
 }
 
@@ -27,11 +27,11 @@ impl Scheme {
 /// The URL of an upstream endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Url {
-    /// The protocol.
+    /// The protocol of the connection.
     pub scheme: Scheme,
-    /// A host name, or an IP address without brackets.
+    /// The host name, or the IP address without brackets.
     pub host: Box<str>,
-    /// The port; by default the port of the scheme.
+    /// The port. If the URL has no port, the default port of the scheme is used.
     pub port: u16,
 }
 
@@ -83,7 +83,7 @@ impl Url {
         })
     }
 
-    /// Returns host and port in the form of a `Host` header. The port is always included.
+    /// Returns the host and the port in the form of a `Host` header. The port is always included.
     #[must_use]
     pub fn authority(&self) -> String {
         let Self { host, port, .. } = self;

@@ -1,9 +1,10 @@
-//! Warnings about conditions that no request can meet and entries that no listener provides.
+//! Tests of the warnings about conditions that no request can meet and about entries that no
+//! listener provides.
 
 use crate::{PROXY, warnings};
 
-/// Returns the warnings about a rule with `fields`, which is on line 2, in a file that ends with
-/// `head`.
+/// Returns the warnings for a file with one rule, which has the fields `fields`, and with further
+/// sections `head`. The rule is on line 2.
 fn of_rule(head: &str, fields: &str) -> Vec<String> {
     let rules = format!("rules:\n  - {{name: a, {fields}, limits: [9/s]}}\n");
     let said = warnings(&format!("{rules}{head}"));
@@ -77,7 +78,8 @@ fn possible_texts_are_not_warnings() {
     for fields in [
         "when: {path: {is: /login}, method: [GET, PURGE], host: '*.example.com'}",
         "when: {path: ['*.php', /api/**, '/a*b', {regex: 'x'}]}",
-        // Paths keep their letter case, and some services have such paths.
+        // The proxy does not change the letter case of paths, and some services have paths with
+        // upper-case letters.
         "when: {path: [/API/**, /Account/Login/**]}",
         "when: {ip: {cidr: 10.0.0.0/8}, country: {not: DE}, host: '[::1]'}",
         "when: {time: '01:00-02:00', days: mon, zone: Europe/Berlin}",
@@ -120,7 +122,8 @@ fn with_the_proxy_alone_only_its_entries_exist() {
             said[0].starts_with(&begins) && said[0].contains(advice),
             "{said:?}"
         );
-        // The callers of other listeners may send any entry, but an entry `pth` is improbable.
+        // Callers of other listeners can send any entry, but the name `pth` is probably a typing
+        // error.
         let said = of_rule(PROXY, fields);
         assert_eq!(said.len(), usize::from(fields.contains("pth")), "{said:?}");
     }
@@ -284,8 +287,8 @@ fn a_header_and_a_name_of_other_software_are_misspelt_entries() {
             format!("when: {{'{entry}': a}}"),
             format!("allow: {{'{entry}': a}}"),
         ] {
-            // If the proxy is the only listener, no other entries exist. The callers of other
-            // listeners may send any entry.
+            // If the proxy is the only listener, only the entries that it derives exist. Callers of
+            // other listeners can send any entry.
             for head in ["", PROXY, &shut] {
                 let said = of_rule(head, &fields);
                 assert_eq!(said.len(), 1, "{fields}: {said:?}");
@@ -333,8 +336,8 @@ fn an_entry_of_an_application_is_not_a_misspelling() {
     }
 }
 
-/// In an earlier version, long names were compared by their edit distance, which takes time in
-/// proportion to the product of the lengths.
+/// Regression test: long names used to be compared by their edit distance, which takes time
+/// proportional to the product of their lengths.
 #[test]
 fn long_names_are_compared_in_linear_time() {
     let name = |at: usize| format!("{at:0>250}");
@@ -346,7 +349,7 @@ fn long_names_are_compared_in_linear_time() {
     warnings(&format!("rules:\n{rules}"));
 }
 
-/// In an earlier version, every name was compared with every use of every other name.
+/// Regression test: every name used to be compared with every use of every other name.
 #[test]
 fn a_file_with_many_names_is_read_in_linear_time() {
     let rule = |at: usize| {

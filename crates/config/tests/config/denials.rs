@@ -1,4 +1,4 @@
-//! `denials` in the rules file.
+//! Tests of the section `denials` in the rules file.
 
 use tidegate_config::{Config, DenialsConfig};
 

@@ -1,4 +1,4 @@
-//! The sections for Envoy over gRPC: `grpc` and `quotas`.
+//! Tests of the sections `grpc` and `quotas`, which are for Envoy over gRPC.
 
 use tidegate_config::{Config, Grpc};
 

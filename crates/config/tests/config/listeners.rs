@@ -1,4 +1,5 @@
-//! `listen`: addresses and other settings of listeners, and secrets that messages must hide.
+//! Tests of the section `listen`: addresses and other settings of listeners, and secrets that
+//! messages must hide.
 
 use std::time::Duration;
 
@@ -106,7 +107,8 @@ fn a_public_listener_without_authentication_is_a_warning() {
     }
 }
 
-/// In an earlier version, such values were hidden, so that an operator could not see what is wrong.
+/// Regression test: store settings without a secret used to be hidden, so that an operator could
+/// not see the invalid value.
 #[test]
 fn values_of_the_store_that_hold_no_secret_are_shown() {
     for (field, expected) in [
@@ -232,7 +234,7 @@ fn no_message_shows_a_possible_secret() {
     }
 }
 
-/// The documents name these defaults.
+/// The number of connections is limited by default. The documentation names these defaults.
 #[test]
 fn connections_are_limited_by_default() {
     let config = Config::parse(PROXY).unwrap();

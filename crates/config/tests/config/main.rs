@@ -1,4 +1,4 @@
-//! The rules file, section by section.
+//! Tests of the rules file, section by section.
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
 mod answers;
@@ -16,11 +16,11 @@ mod watching;
 
 use tidegate_config::Config;
 
-/// A proxy in front of one upstream.
+/// A section `proxy` with one upstream.
 const PROXY: &str =
     "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}\n";
 
-/// Returns every mistake in a file.
+/// Returns every mistake in an invalid file.
 fn mistakes(text: &str) -> Vec<String> {
     let mistakes = Config::parse(text).unwrap_err();
     mistakes.iter().map(ToString::to_string).collect()

@@ -1,4 +1,4 @@
-//! The section `proxy` of the rules file.
+//! Tests of the section `proxy` of the rules file.
 use std::time::Duration;
 
 use tidegate_config::{Config, ForwardedHeaders, MinRate, Proxy, Underscores, Via};

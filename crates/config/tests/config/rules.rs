@@ -1,4 +1,4 @@
-//! `rules`: limits, conditions and elastic limits.
+//! Tests of the section `rules`: limits, conditions and elastic limits.
 
 use tidegate::{Clock, Limiter, RateLimiter as _};
 use tidegate_config::Config;
@@ -52,7 +52,8 @@ rules:
 
 #[test]
 fn a_shorthand_without_an_algorithm_never_exceeds_its_count() {
-    // 3 s are 300 instants. A token bucket of 6/3s would admit 11 requests in the first 3 s.
+    // The test sends a request at each of 300 instants in 3 s. A token bucket of 6/3s would admit
+    // 11 requests in the first 3 s.
     for (limits, most) in [
         ("6/3s", 6),
         ("{limit: 6, window: 3s}", 6),
@@ -211,7 +212,7 @@ fn an_elastic_rule_expands_while_another_has_a_share_unused() {
         let verdict = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
         verdict.ready().unwrap().unwrap().allowed
     };
-    // Before the fifth request, four of the team's eight requests remain.
+    // Before the fifth request, half of the team's limit of eight requests remains.
     for user in ["a", "a", "a", "a"] {
         assert!(admitted(user, Some("t")));
     }
@@ -223,7 +224,7 @@ fn an_elastic_rule_expands_while_another_has_a_share_unused() {
     // Three of the team's requests remain, which is less than half.
     assert!(admitted("b", Some("t")));
     assert!(!admitted("b", Some("t")));
-    // Another team has its full limit. The limits are not raised for requests without a team.
+    // The limit of another team is unused. The limits are not raised for requests without a team.
     assert!(admitted("b", Some("u")));
     assert!(!admitted("b", None));
 }
@@ -320,7 +321,7 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
             [format!("rules[0].limits[0]{at} (line 1): {expected}")]
         );
     }
-    // The algorithm is still reported as missing if none of its fields is misspelt.
+    // The algorithm is still reported as missing if no misspelt field could determine it.
     let said = mistakes("rules: [{name: a, limits: [{limit: 10, lmit: 30s}]}]");
     assert_eq!(said.len(), 2, "{said:?}");
 }

@@ -1,4 +1,4 @@
-//! Schedules in `when`, `allow` and `elastic`.
+//! Tests of schedules in `when`, `allow` and `elastic`.
 
 use tidegate::{Clock, Limiter, RateLimiter};
 use tidegate_config::Config;
@@ -6,7 +6,7 @@ use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Span, Timestamp, Verdict,
 };
 
-/// Friday 19 June 2026, 23:30 in Berlin.
+/// The instant of Friday, June 19, 2026, 23:30 in Berlin.
 const FRIDAY_NIGHT: Timestamp = Timestamp::from_micros(1_781_904_600_000_000);
 
 const FILE: &str = "

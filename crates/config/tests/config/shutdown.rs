@@ -1,4 +1,4 @@
-//! `shutdown` in the rules file.
+//! Tests of the section `shutdown` in the rules file.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `privacy` and `top` in the rules file, and `listen.resp.top`.
+//! Tests of the sections `privacy` and `top` in the rules file, and of `listen.resp.top`.
 
 use tidegate_config::{Config, KeyPrivacy, Password};
 use tidegate_core::top::TopBounds;
