@@ -1,5 +1,5 @@
-//! Manual blocks. A block is stored in the value of its key, where it is enforced, and in an index
-//! that lists all blocks.
+//! Manual blocks. The store records each block twice: in the value of the blocked key, where the
+//! scripts enforce it, and in an index that lists all blocks.
 
 use std::collections::HashMap;
 
@@ -101,8 +101,8 @@ impl RedisStore {
 
     /// Returns how long `block` still lasts; `None` if it has no end.
     ///
-    /// The time left is measured by the clock that [`Self::block`] uses for the end of a block. So
-    /// directly after a key was blocked for a span, at most that span is left.
+    /// The time left is measured by the clock that [`Self::block`] uses for the end of a block.
+    /// Directly after `block` with a span, `time_left` is therefore at most that span.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl RedisStore {
         }
     }
 
-    /// Returns the current time of the clock by which blocks end.
+    /// Returns the current time of the clock that determines when blocks end.
     ///
     /// # Errors
     ///
@@ -145,7 +145,8 @@ impl RedisStore {
         }
     }
 
-    /// Removes the blocks that have ended from the index, page by page, so that no call is long.
+    /// Removes the blocks that have ended from the index. Reads the index page by page, so that no
+    /// single call runs long.
     async fn remove_ended_blocks(&self) -> Result<(), StoreError> {
         let mut cursor = b"0".to_vec();
         loop {
@@ -166,7 +167,7 @@ impl RedisStore {
     }
 }
 
-/// Parses the entries of the index, which are given by key, and omits the blocks that have ended.
+/// Parses `entries`, a map from keys to index entries, and omits the blocks that have ended.
 fn parse_entries(entries: HashMap<Vec<u8>, Vec<u8>>, now: Timestamp) -> Vec<Block> {
     entries
         .into_iter()
@@ -189,9 +190,9 @@ fn parse_entry(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
     })
 }
 
-/// Encodes the note of an index entry, which follows the end: the reason and, if there is a rule,
-/// the rule's name and the names of its key entries, each after a [`SEPARATOR`]. Earlier versions
-/// store only the reason.
+/// Encodes the note of an index entry: the reason of the block and, if the block belongs to a rule,
+/// the rule's name and the names of its key entries. A [`SEPARATOR`] precedes each name. Earlier
+/// versions store only the reason.
 fn encode_note(note: BlockNote<'_>) -> Vec<u8> {
     let mut bytes = note.reason.as_bytes().to_vec();
     if let Some(rule) = note.rule {
@@ -219,7 +220,7 @@ fn decode_note(note: &[u8]) -> (String, Option<BlockedRule>) {
 mod tests {
     use super::*;
 
-    /// An entry that a scan returns twice is one block; the last copy is used.
+    /// If a scan returns an entry twice, the list has one block, taken from the last copy.
     #[test]
     fn an_entry_that_is_scanned_twice_is_one_block() {
         let entry = |end: u8, reason: &[u8]| [&[0, 0, 0, 0, 0, 0, end], reason].concat();

@@ -25,7 +25,7 @@ impl fmt::Debug for Script {
     }
 }
 
-/// Callback for a reply that arrives after the caller has stopped waiting.
+/// A callback for a reply that arrives after the caller has stopped waiting.
 #[derive(Clone)]
 pub(crate) struct OnLateReply(pub(crate) Arc<dyn Fn(Reply) + Send + Sync>);
 
@@ -35,7 +35,7 @@ impl fmt::Debug for OnLateReply {
     }
 }
 
-/// A call of a script. All its keys are in one cluster slot, so that the call works on every
+/// A call of a script. All keys of a call are in one cluster slot, so that the call works on every
 /// topology.
 #[derive(Debug)]
 pub(crate) struct Call {
@@ -46,8 +46,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Splits the call into one call per key. The first `shared` arguments are common to all keys;
-    /// three follow for each key.
+    /// Splits the call into one call per key. The first `shared` arguments are common to all keys.
+    /// After the shared arguments, each key has three arguments.
     pub(crate) fn split_by_key(&self, shared: usize) -> Vec<Self> {
         let (shared, of_keys) = self.args.split_at(shared.min(self.args.len()));
         let keys = self.keys.iter().zip(of_keys.chunks(3));
@@ -64,21 +64,21 @@ impl Call {
 /// The reply of a script.
 pub(crate) type Reply = redis::Value;
 
-/// The task of a call of the script `check`.
+/// The operation that a call of the script `check` performs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
-    /// Charge if admitted.
+    /// Charge the limits if the request is admitted.
     Charge,
-    /// Charge if admitted, and return receipts for a later refund.
+    /// Charge the limits if the request is admitted, and return receipts for a later refund.
     Reserve,
-    /// Charge nothing; find out whether a subsequent charge would be admitted.
+    /// Charge nothing, and return whether a subsequent charge would be admitted.
     Precheck,
-    /// Charge only the limits that count denied requests, because another slot has denied the
-    /// request.
+    /// Charge only the limits that count denied requests, because another cluster slot has denied
+    /// the request.
     Deny,
-    /// Charge nothing; return the answer that a charge would get.
+    /// Charge nothing, and return the answer that a charge would get.
     Peek,
-    /// Charge nothing; report the current state of the limits.
+    /// Charge nothing, and report the current state of the limits.
     Look,
 }
 
@@ -91,13 +91,13 @@ impl Intent {
         }
     }
 
-    /// Returns whether the script may store a state that was converted to new parameters. Otherwise
-    /// the script uses the converted state only for the reply.
+    /// Returns whether the script is allowed to store a state that the client has converted to new
+    /// limit parameters. Otherwise the script uses the converted state only for the reply.
     pub(crate) fn can_store_conversion(self) -> bool {
         matches!(self, Self::Charge | Self::Reserve | Self::Deny)
     }
 
-    /// Returns the name of the task in the script.
+    /// Returns the name of the operation in the script.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Charge => "charge",

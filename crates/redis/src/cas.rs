@@ -1,5 +1,5 @@
-//! Read-modify-write for rare changes that are not worth a script of their own. The new value is
-//! computed here, and written only if the stored value has not changed in between.
+//! Compare-and-set for rare changes that have no dedicated script. The client computes the new
+//! value, and the server stores it only if the stored value has not changed since it was read.
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Timestamp,
@@ -15,19 +15,19 @@ use crate::{
     store::{MAX_TRIES, RedisStore, ReplayedDecision},
 };
 
-/// The change to the value of a key.
+/// A change to the value of a key.
 pub(crate) enum ValueChange {
-    /// Leave it unchanged.
+    /// Leave the value unchanged.
     Keep,
-    /// Write these bytes, or delete the key if they are empty. The value expires at the instant, or
-    /// never if the instant is `None`.
+    /// Write these bytes, or delete the key if they are empty. The value expires at the given
+    /// instant; without an instant, it never expires.
     Write(Vec<u8>, Option<Timestamp>),
 }
 
 impl RedisStore {
     /// Reads the values of `keys`, which must share a cluster slot, passes them to `compute`, and
     /// writes the new values that `compute` returns. Starts over, up to `MAX_TRIES` times, if
-    /// another client has changed a value in between.
+    /// another client has changed one of the values after it was read.
     pub(crate) async fn compare_and_set<T>(
         &self,
         keys: Vec<Vec<u8>>,
@@ -105,12 +105,12 @@ impl RedisStore {
         self.compare_and_set(self.keys(charges), compute).await
     }
 
-    /// Forgets the units that `key` has spent, and returns true if there were any. A block on the
-    /// key stays. A value that was not written by this store is deleted.
+    /// Resets the counts of `key`, and returns true if any units were counted. A manual block on
+    /// the key stays in effect. A value that was not written by this store is deleted.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if nothing was forgotten, or if the outcome is unknown.
+    /// [`StoreError`] if the counts were not reset, or if the outcome is unknown.
     pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
         let compute = |now: Timestamp, mut stored: Vec<StoredValue>| {
             let stored = stored.pop().unwrap_or_default();
@@ -163,8 +163,9 @@ impl RedisStore {
     }
 }
 
-/// Returns whether a conversion of `stored` to the limits of `charge` would lose all counts. A
-/// refund then leaves the value unchanged, for the limits under which it was stored.
+/// Returns whether a conversion of `stored` to the limits of `charge` would lose all counts. If it
+/// would, a refund leaves the value unchanged, because the counts are still valid under the limits
+/// with which they were stored.
 fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> bool {
     !stored.encoded_states.starts_with(&encode::head(charge))
         && stored
@@ -173,8 +174,8 @@ fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -
         && stored.replay(charge, now, Effect::Look).states().1 <= now
 }
 
-/// Returns the value after `replay`, which started from `stored`. A block that is still in force is
-/// kept.
+/// Returns the value that encodes the states of `replay`, which started from `stored`. The new
+/// value keeps a block that is still in force.
 fn updated_value(
     charge: &Charge<'_>,
     replay: &Replay<'_>,

@@ -7,27 +7,27 @@
 //! ```
 //!
 //! **Never over the limit.** An admitted request was charged in every slot, and a slot never admits
-//! beyond its limits. Each slot returns a receipt of its charge. A refund with that receipt refunds
-//! the remaining units of this charge, and no charge of another client; core's `receipt.rs`
-//! explains why that is sound. The value holds a refund ledger for a minute, which records the
-//! refunds of other clients.
+//! beyond its limits. Each slot returns a receipt of its charge. A refund with this receipt returns
+//! only units that remain of this charge, and no units of other clients; the core crate's
+//! `receipt.rs` explains why. For one minute, the value also holds a refund ledger, which records
+//! the refunds of other clients.
 //!
 //! **Denials by a charge that is refunded.** A charge that will be refunded can deny other requests
 //! for one round trip. If every denied request charged some slots first, a client far over its own
 //! limit would repeatedly occupy units of a limit that it shares with others. So if the same limits
-//! have denied one of the last sixteen requests, the slots are peeked first, and charged only if
-//! none denies. A peek followed by a charge takes two round trips, but a request that the peek
-//! denies is never charged. Limits that count denied requests are always peeked first, because only
-//! the peek shows whether there is a denial to count.
+//! have denied one of the last sixteen requests, the store first peeks: it asks all slots without
+//! charging them, and charges only if no slot denies. A peek followed by a charge takes two round
+//! trips, but a request that the peek denies is never charged. Limits that count denied requests
+//! are always peeked first, because only the peek shows whether there is a denial to count.
 //!
-//! **Unknown outcomes.** Nothing is sent twice. If the reply to a charge or a refund is lost, its
-//! cost may stay charged in that slot. The other slots are refunded, even if the caller has stopped
+//! **Unknown outcomes.** No call is sent twice. If the reply to a charge or a refund is lost, the
+//! cost can stay charged in that slot. The other slots are refunded, even if the caller has stopped
 //! waiting.
 //!
 //! **Lost states.** A receipt identifies a position in the state, not its owner. Suppose that a
 //! failover or a reset removed a charge before it was refunded, and that other clients have charged
-//! the same position since. The refund is then taken from their charge: once, and at most as much
-//! as the original charge.
+//! the same position since. The refund then reduces the charge of those clients, but only once, and
+//! by at most the original cost.
 
 use std::collections::BTreeMap;
 
@@ -79,8 +79,8 @@ impl<'c> SlotGroup<'c> {
         self.indices
     }
 
-    /// Makes one group per charge, for a slot that is migrating and has some of its keys on another
-    /// node already.
+    /// Makes one group per charge. This is needed for a slot that is migrating and has some of its
+    /// keys on another node already.
     pub(crate) fn one_per_charge(charges: &[Charge<'c>]) -> Vec<Self> {
         let groups = charges.iter().enumerate().map(|(index, charge)| Self {
             indices: vec![index],
@@ -166,11 +166,13 @@ impl RedisStore {
             // A limit that counts denied requests cannot refund a charge, so it is charged only
             // after all other limits have replied.
             conversions = self.conversions_per_slot(groups, &replies)?;
-            // As in a single call, a denial keeps the states that were converted without a loss.
+            // A denied request still stores the states that were converted without loss, as it does
+            // if all keys are in one slot.
             let keeps_conversions = conversions.iter().any(Conversions::is_any_kept);
             if decision == Decision::Limited && (counts_denials || keeps_conversions) {
                 let written = self.query_slots(groups, Intent::Deny, conversions).await;
-                // The denial is known. Only a denial that was not counted is an error.
+                // The request is denied in any case. A failed write is an error only if a limit had
+                // to count the denial.
                 return match written {
                     Err(error) if counts_denials => Err(error),
                     _ => Ok(decision),
@@ -193,8 +195,7 @@ impl RedisStore {
         Ok(decision)
     }
 
-    /// Converts the values that were stored under parameters that differ from the charges'
-    /// parameters.
+    /// Converts the values whose stored parameters differ from the parameters of the charges.
     fn conversions_per_slot(
         &self,
         groups: &[SlotGroup<'_>],

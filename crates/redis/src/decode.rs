@@ -1,5 +1,5 @@
-//! Decodes values into states, and the replies of the scripts. Nothing here trusts a length in its
-//! input.
+//! Decodes values into states, and decodes the replies of the scripts. The decoders check every
+//! length that they read.
 
 use tidegate_core::{
     Timestamp,
@@ -18,7 +18,8 @@ use crate::{
 /// The decoded value of a key.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct StoredValue {
-    /// The end of the block, 0 for a block without an end; `None` without a block.
+    /// The end of the manual block; 0 for a block without an end, and `None` if the key is not
+    /// blocked.
     pub(crate) block: Option<u64>,
     /// The encoded refund ledger; empty if there is none.
     pub(crate) ledger: Vec<u8>,
@@ -43,18 +44,18 @@ impl StoredValue {
         }
     }
 
-    /// Returns the instant until which the ledger is kept.
+    /// Returns the instant until which the refund ledger is kept.
     pub(crate) fn ledger_until(&self) -> Timestamp {
         kept_until(&self.ledger)
     }
 
-    /// Returns the instant at which the ledger begins, in microseconds; 0 without a ledger.
+    /// Returns the instant at which the refund ledger begins, in microseconds; 0 without a ledger.
     pub(crate) fn ledger_start(&self) -> u64 {
         let mut start = Input(self.ledger.get(8..).unwrap_or_default());
         start.u56().unwrap_or(0)
     }
 
-    /// Returns whether a conversion to other parameters created the ledger.
+    /// Returns whether the refund ledger was created by a conversion to other parameters.
     pub(crate) fn is_converted(&self) -> bool {
         self.ledger
             .first()
@@ -68,8 +69,8 @@ impl StoredValue {
     }
 }
 
-/// Returns the instant until which an encoded ledger is kept; the Unix epoch if the ledger is
-/// empty.
+/// Returns the instant until which an encoded refund ledger is kept; the Unix epoch if the ledger
+/// is empty.
 pub(crate) fn kept_until(ledger: &[u8]) -> Timestamp {
     let mut until = Input(ledger.get(1..).unwrap_or_default());
     until
@@ -114,10 +115,10 @@ fn parse_value(bytes: &[u8]) -> Result<StoredValue, &'static str> {
     Ok(stored)
 }
 
-/// Mask of a running sum of a log, which is counted modulo 2^24.
+/// Mask for the running sum of the costs in a sliding log, which is counted modulo 2^24.
 pub(crate) const SUMS: u64 = (1 << 24) - 1;
 
-/// The highest cost of one stamp of a log.
+/// The highest cost of one stamp (an entry in a decoded sliding log).
 const MOST: u64 = 2_047;
 
 fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
@@ -130,7 +131,7 @@ fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
 /// A state and the parameters that it was stored under.
 pub(crate) type StoredState = (Terms, RemoteState);
 
-/// Bytes that are still to be read.
+/// The bytes of a value that are still to be read.
 struct Input<'b>(&'b [u8]);
 
 impl Input<'_> {
@@ -233,7 +234,8 @@ impl Input<'_> {
         }
     }
 
-    /// Reads a mantissa and, in the lowest four bits, a decimal exponent.
+    /// Reads a number that is stored as a mantissa and, in the lowest four bits, a decimal
+    /// exponent.
     fn scaled(&mut self, bytes: usize) -> Result<u64, &'static str> {
         let number = self.number(bytes)?;
         // The product is at most 2^28 times 10^15, which may overflow.
@@ -285,7 +287,7 @@ impl Input<'_> {
         })
     }
 
-    /// Reads the longest window of a log, and its entries.
+    /// Reads a sliding log. Returns its longest window and its entries.
     fn log(&mut self) -> Result<(u64, Stamps), &'static str> {
         let (longest, entries) = (self.u56()?, self.number(4)?);
         let (windows, mut sum) = (self.number(1)?, self.number(3)?);
@@ -298,7 +300,8 @@ impl Input<'_> {
             let (at, before) = (self.u56()?, sum);
             sum = self.number(3)?;
             let mut cost = sum.wrapping_sub(before) & SUMS;
-            // `log_alone.lua` joins entries, so the cost of one may exceed that of a single stamp.
+            // `log_alone.lua` merges entries, so an entry can cost more than the maximum of one
+            // stamp.
             while cost > MOST {
                 stamps.push((at, MOST));
                 cost -= MOST;
@@ -314,7 +317,7 @@ impl Input<'_> {
     }
 }
 
-/// The reply of the script `check`.
+/// A reply of the script `check`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CheckReply {
     /// The script made a decision. Contains the values on which the decision is based, and the
@@ -331,12 +334,12 @@ pub(crate) enum CheckReply {
         charge: usize,
         until: Option<Timestamp>,
     },
-    /// A value was stored under other parameters; nothing was decided.
+    /// A value was stored under other limit parameters; nothing was decided.
     Outdated {
         now: Timestamp,
         values: Vec<Vec<u8>>,
     },
-    /// The instant is outside the calendar windows in the program; nothing was decided.
+    /// The server's time is outside the calendar windows that the call listed; nothing was decided.
     OutsideCalendar { now: Timestamp },
     /// The slot of the keys is migrating and some keys are on another node already; nothing was
     /// decided.
@@ -344,7 +347,7 @@ pub(crate) enum CheckReply {
 }
 
 impl CheckReply {
-    /// Returns the server's instant, if the script ran.
+    /// Returns the server's time, if the script ran.
     pub(crate) fn now(&self) -> Option<Timestamp> {
         match self {
             Self::SplitSlot => None,
@@ -356,7 +359,7 @@ impl CheckReply {
     }
 }
 
-/// Decodes the reply of `check` on this number of charges.
+/// Decodes the reply of the script `check` to a call with this number of charges.
 pub(crate) fn check_reply(reply: Reply, charges: usize) -> Option<CheckReply> {
     let Reply::Array(parts) = reply else {
         return None;
@@ -391,22 +394,22 @@ pub(crate) fn check_reply(reply: Reply, charges: usize) -> Option<CheckReply> {
     }
 }
 
-/// Entries of a log, each with its instant and its cost.
+/// Entries of a sliding log, each with its instant and its cost.
 type Stamps = Vec<(u64, u64)>;
 
-/// The reply of a script that decides a single key.
+/// A reply of a fast-path script, which decides a single key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FastPathReply {
-    /// The script made a decision. Before that, the arrival time was ahead of the clock by this
-    /// number of microseconds.
+    /// The script made a decision. Before the decision, the theoretical arrival time of the GCRA
+    /// state was ahead of the clock by this number of microseconds.
     AheadBy(u64),
-    /// The script made a decision at `now`. `value` is the value before the decision.
+    /// The script made a decision at `now`. `value` is the stored value before the decision.
     Decided { now: Timestamp, value: Vec<u8> },
-    /// The script made no decision, because the value has another header.
+    /// The script made no decision, because the value has a header that it does not support.
     UnknownHeader { now: Timestamp, value: Vec<u8> },
 }
 
-/// Decodes the reply of a script that decides a single key.
+/// Decodes the reply of a fast-path script.
 pub(crate) fn fast_path_reply(reply: Reply) -> Option<FastPathReply> {
     match reply {
         Reply::Int(_) => integer(&reply).map(FastPathReply::AheadBy),
@@ -424,7 +427,7 @@ pub(crate) fn fast_path_reply(reply: Reply) -> Option<FastPathReply> {
     }
 }
 
-/// Decodes the reply of `read` for this number of keys.
+/// Decodes the reply of the script `read` to a call with this number of keys.
 pub(crate) fn values(reply: Reply, keys: usize) -> Option<(Timestamp, Vec<Vec<u8>>)> {
     let Reply::Array(parts) = reply else {
         return None;
@@ -438,13 +441,13 @@ pub(crate) fn values(reply: Reply, keys: usize) -> Option<(Timestamp, Vec<Vec<u8
 /// The result of renewing the leases of one charge.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ChargeRenewal {
-    /// Whether the leases are held.
+    /// Whether the leases are held after the renewal.
     pub(crate) is_held: bool,
     /// The new receipt of the charge.
     pub(crate) receipt: Vec<u8>,
 }
 
-/// Decodes the reply of `renew` for this number of charges.
+/// Decodes the reply of the script `renew` to a call with this number of charges.
 pub(crate) fn renewals(reply: Reply, charges: usize) -> Option<Vec<ChargeRenewal>> {
     let Reply::Array(replies) = reply else {
         return None;
@@ -463,7 +466,7 @@ pub(crate) fn renewals(reply: Reply, charges: usize) -> Option<Vec<ChargeRenewal
     (renewals.len() == charges).then_some(renewals)
 }
 
-/// A page of a scan.
+/// A page of a scan of the index of blocks.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ScanPage {
     /// The cursor of the next page.
@@ -472,7 +475,7 @@ pub(crate) struct ScanPage {
     pub(crate) entries: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Decodes the reply of a scan.
+/// Decodes a page of a scan.
 pub(crate) fn scan_page(reply: Reply) -> Option<ScanPage> {
     let Reply::Array(parts) = reply else {
         return None;
@@ -499,7 +502,7 @@ pub(crate) fn keys(reply: Reply) -> Option<Vec<Vec<u8>>> {
     }
 }
 
-/// Returns an integer that is not negative.
+/// Returns the integer in `reply`; `None` if it is negative or not an integer.
 pub(crate) fn integer(reply: &Reply) -> Option<u64> {
     match reply {
         Reply::Int(integer) => u64::try_from(*integer).ok(),

@@ -1,18 +1,19 @@
-//! Remembers which limits have recently denied a request. The slots of these limits are peeked
-//! before any slot is charged.
+//! Remembers which limits have recently denied a request. Before the slots of these limits are
+//! charged, the store peeks: it asks them for their decision without a charge.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use tidegate_core::{Charge, remote_eval::fingerprint};
 
-/// After a denial, this many requests in a row are peeked before they are charged.
+/// After a denial, this many requests in a row are peeked (decided without a charge) before they
+/// are charged.
 const PEEKED_REQUESTS: u8 = 16;
 
 /// Number of counters. Requests on the same limits share a counter. If unrelated limits share a
 /// counter, the only cost is an extra peek.
 const COUNTERS: usize = 64;
 
-/// The number of further requests that are peeked first, per counter.
+/// For each counter, the number of coming requests to peek before they are charged.
 #[derive(Debug)]
 pub(crate) struct DenialHints([AtomicU8; COUNTERS]);
 
@@ -39,7 +40,7 @@ impl DenialHints {
 pub(crate) struct DenialHint<'w>(&'w AtomicU8);
 
 impl DenialHint<'_> {
-    /// Returns whether to peek before charging.
+    /// Returns whether to peek before the charge.
     pub(crate) fn should_peek(self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }

@@ -1,26 +1,28 @@
-//! Encodes the parameters of a charge's limits as a program for the script, and states as values.
+//! Encodes the limits of a charge as a program, a binary argument of the scripts, and encodes
+//! states as the values that Redis stores.
 //!
 //! The scripts know seven algorithms ([`kernel`]), each of which implements one or more of
 //! [`tidegate_core::Algorithm`]. For example, `SCHEDULE` is GCRA, with one theoretical arrival
-//! time. `SCHEDULE` also implements continuous token buckets and leaky buckets. A member is an
-//! algorithm with its parameters. Each limit of a rule is a member, except that sliding logs share
-//! one.
+//! time. `SCHEDULE` also implements continuous token buckets and leaky buckets. A *member* is an
+//! algorithm with its parameters. Each limit of a rule is one member, except that all sliding logs
+//! of a rule share one member.
 //!
 //! A value is binary. Numbers are big-endian; an instant or a count takes 7 bytes.
 //!
 //! ```text
 //!   | first: 1 byte | [block: 7] | [ledger] | parameters | state | state | …
 //!
-//!   first       1 bit   blocked: the end of the block follows, 0 for none
-//!               1 bit   a refund ledger follows: the number of its sums, 1 byte, whose two highest
-//!                       bits say whether a clamp and a conversion of the states began it; until
-//!                       and since when it is kept; the sums, 7 bytes each
+//!   first       1 bit   the key is blocked, and the end of the block follows (0: no end)
+//!               1 bit   a refund ledger follows: the number of its sums and two flags (whether a
+//!                       clamp, and whether a conversion of the states created the ledger), 1 byte;
+//!                       the instant until which it is kept; its start; its sums, 7 bytes each
 //!               1 bit   0
 //!               2 bits  the form of the parameters
-//!               3 bits  the algorithm; 7 if there are several members: their number follows, 1
-//!                       byte, and for each a byte like this one with its parameters
-//!   parameters  what the state of a member is counted in (`remote_eval::Terms`), so that every
-//!               server can convert a state that was stored under other parameters
+//!               3 bits  the algorithm. The number 7 stands for several members: their number
+//!                       follows, 1 byte, and for each member a byte like this one, without the
+//!                       flags, and its parameters
+//!   parameters  the parameters under which the state is counted (`remote_eval::Terms`), so that
+//!               a server with other parameters can convert the state
 //! ```
 //!
 //! | algorithm | form | parameters |
@@ -32,13 +34,13 @@
 //! | | 2 | both in 7 bytes |
 //! | window | 0 | a digest, 4 bytes |
 //! | | 1, 2 | windows from the first request: microseconds, as of an interval, or in 7 bytes |
-//! | any other | 0 | a digest, 4 bytes: the state itself has what a conversion needs |
+//! | any other | 0 | a digest, 4 bytes; the state itself contains what a conversion needs |
 //!
 //! The state of a GCRA limit or of an interval bucket ends with its lead, 1 byte. The lead is an
 //! upper bound of how far the state was ahead of the clock when it was written (`lead.rs`).
 //!
-//! The value of one GCRA limit of an ordinary rate is therefore 12 bytes, the largest string that
-//! fits into the smallest string allocation of Redis. Every number has exactly one encoding, so
+//! The value of a key with one GCRA limit at an ordinary rate takes 12 bytes, which is the most
+//! that the smallest string allocation of Redis holds. Every number has exactly one encoding, so
 //! that parameters can be compared as bytes.
 
 use tidegate_core::{
@@ -76,19 +78,19 @@ pub(crate) const RATE_COUNT_BITS: u32 = 14;
 /// How long a refund ledger is kept after its last entry, in microseconds.
 pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
 
-/// Flag in the number of sums of a ledger that was begun when the states were clamped, because a
-/// clock that was ahead had written them.
+/// Flag in the first byte of a refund ledger: the ledger was created when the states were clamped,
+/// because a clock that was ahead had written them.
 pub(crate) const CLAMPED: u8 = 0x80;
 
-/// Flag in the number of sums of a ledger that was begun when the states were converted to other
-/// parameters.
+/// Flag in the first byte of a refund ledger: the ledger was created when the states were converted
+/// to other parameters.
 pub(crate) const CONVERTED: u8 = 0x40;
 
-/// Number of calendar windows in a program, starting with the window at the latest known instant.
-/// The program has several windows because the server's clock may have moved on.
+/// Number of calendar windows in a program. The first is the window at the latest known instant.
+/// Further windows follow because the server's clock may have passed the end of the first one.
 const CALENDAR_WINDOWS: usize = 3;
 
-/// The algorithms, by their numbers in the scripts.
+/// The numbers of the algorithms in the scripts.
 pub(crate) mod kernel {
     pub(crate) const SCHEDULE: u8 = 0;
     pub(crate) const INTERVAL: u8 = 1;
@@ -147,8 +149,8 @@ fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
     }
 }
 
-/// Encodes a unit of `numerator / denominator` microseconds as a count of units in one of the
-/// periods, if it fits.
+/// Encodes a unit of `numerator / denominator` microseconds as a number of units per period of
+/// [`RATE_PERIODS`]. Returns `None` if the number does not fit for any period.
 fn as_rate(numerator: u64, denominator: u64) -> Option<u64> {
     let mut periods = (0..).zip(RATE_PERIODS);
     periods.find_map(|(number, period)| {
@@ -183,7 +185,7 @@ fn scaled(mut number: u64, bits: u32) -> Option<u64> {
 }
 
 /// Returns the program of `charge` for the scripts; `program.lua` documents the format. `around` is
-/// the latest known instant.
+/// the latest known instant of the server's clock.
 pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
     let (head, mut program) = (head(charge), Vec::with_capacity(128));
     put(&mut program, charge.limits.is_shadow().into(), 1);
@@ -234,13 +236,13 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
 ///
 /// A receipt from before the conversion does not name this ledger, so it is not refunded. Even if
 /// the parameters are changed back, such a receipt is not refunded, because the charge may have
-/// drained at another rate in between. The ledger is kept until such a charge would have drained
-/// without the conversion.
+/// drained at another rate in between. The ledger is kept until every charge from before the
+/// conversion would have drained without the conversion.
 pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let until = refundable_until(stored).max(stored.ledger_until());
     let mut ledger = Vec::new();
     if until > now {
-        // Each conversion has an instant of its own, which identifies it.
+        // Each conversion has a different start instant, which identifies the conversion.
         let start = now.as_micros().max(stored.ledger_start().saturating_add(1));
         put(&mut ledger, u64::from(CONVERTED), 1);
         put(&mut ledger, until.as_micros(), 7);
@@ -262,10 +264,10 @@ fn refundable_until(stored: &StoredValue) -> Timestamp {
 /// Returns the ledger of a state of `charge` that was clamped at `now`, because a clock that was
 /// ahead had written it as `stored`.
 ///
-/// Leases that were acquired by that clock count as acquired at `now`, and the ledger stores `now`.
-/// The ledger is kept for at least the duration of a lease, so that receipts still find these
-/// leases. If the states were converted, too, the ledger is also kept until charges from before the
-/// conversion have expired.
+/// Leases that were acquired while that clock was ahead count as acquired at `now`, and the ledger
+/// stores `now`. The ledger is kept for at least the duration of a lease, so that receipts still
+/// find these leases. If the states were converted, too, the ledger is also kept until charges from
+/// before the conversion have expired.
 pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     let count = members.len() as u64;
@@ -285,8 +287,8 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Tim
     }
     let was_converted = stored.is_converted() && stored.ledger_until() > now;
     if was_converted {
-        // The difference of the two instants is right, even if the clock that was ahead began the
-        // ledger.
+        // Both instants were computed with the same clock, so their difference is right even if
+        // that clock was ahead.
         let length = stored
             .ledger_until()
             .as_micros()
@@ -305,7 +307,7 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Tim
     ledger
 }
 
-/// Appends a state in the format of the script of its algorithm.
+/// Appends a state in the format that the script of its algorithm reads.
 fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, now: Timestamp) {
     let lead = |end: u64| u64::from(lead_of(end.saturating_sub(now.as_micros())));
     let mut wide = |numbers: &[u64]| put_all(value, numbers);
@@ -345,7 +347,8 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, no
             put(value, stamps.len() as u64, 4);
             put(value, windows as u64, 1);
             put(value, 0, 3);
-            // Every window starts at the first entry. The script advances its start to the present.
+            // Every window is stored as if it began at the first entry. The next script call
+            // advances each window to the current time.
             let first = stamps.first().map_or(0, |(at, _)| *at);
             for _ in 0..windows {
                 put(value, 0, 4 + 3);
@@ -355,7 +358,7 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, no
             for (at, cost) in stamps {
                 sum += cost;
                 put(value, *at, 7);
-                // Only differences of sums have a meaning.
+                // Only differences between sums matter, so the sums can wrap around.
                 put(value, sum & SUMS, 3);
             }
         }
@@ -399,7 +402,7 @@ pub(crate) fn number_of(numbers: &Numbers<'_>) -> u8 {
     }
 }
 
-/// Appends a member in the format of `program.lua`.
+/// Appends a member, an algorithm with its parameters, in the format of `program.lua`.
 fn put_member(
     program: &mut Vec<u8>,
     member: &GroupNumbers<'_>,
@@ -421,8 +424,8 @@ fn put_member(
             tau,
             queue,
         } => {
-            // A cost that can never fit fills the bucket completely, if denied requests are
-            // counted.
+            // If denied requests are counted, a cost that can never fit fills the bucket
+            // completely.
             let cost = duration.unwrap_or(*tau);
             put_all(program, &[cost.whole, tau.whole, *fraction]);
             put(program, duration.is_some().into(), 1);
@@ -453,15 +456,15 @@ fn put_member(
     }
 }
 
-/// Returns the longest time that the request accepts to wait in a queue, in microseconds. Without
-/// such a bound, the latest instant bounds every wait.
+/// Returns the longest time that the request accepts to wait in a queue, in microseconds. If the
+/// request sets no such bound, returns the latest instant, which no wait exceeds.
 fn longest_wait(charge: &Charge<'_>, queue: bool) -> u64 {
     let longest = charge.longest_wait.filter(|_| queue).map(Span::as_micros);
     let latest = Timestamp::MAX.as_micros();
     longest.map_or(latest, |longest| longest.min(latest))
 }
 
-/// Appends the windows of a log.
+/// Appends the windows of a sliding log.
 fn put_windows(program: &mut Vec<u8>, windows: &[(u64, Span)], cost: u64) {
     put(program, windows.len() as u64, 1);
     put_all(program, &[cost]);
@@ -470,7 +473,8 @@ fn put_windows(program: &mut Vec<u8>, windows: &[(u64, Span)], cost: u64) {
     }
 }
 
-/// Appends the number of the grid, and its parameters.
+/// Appends the number of the window grid, and its parameters. The grid determines when windows
+/// begin: at multiples of their length since the epoch, at the first request, or by the calendar.
 fn put_grid(program: &mut Vec<u8>, grid: &Window, around: Timestamp) {
     let (number, span) = match grid {
         Window::Epoch(span) => (0, span.as_micros()),
@@ -488,7 +492,7 @@ fn put_grid(program: &mut Vec<u8>, grid: &Window, around: Timestamp) {
     }
 }
 
-/// Returns how many bytes hold the fraction of a GCRA state.
+/// Returns the number of bytes that hold the fraction of a GCRA state.
 fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
     let Numbers::Gcra { fraction, .. } = numbers else {
         return 0;
@@ -496,7 +500,7 @@ fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
     bytes_below(*fraction)
 }
 
-/// Returns how many bytes hold every number below `count`.
+/// Returns the number of bytes that can hold every number below `count`.
 pub(crate) fn bytes_below(count: u64) -> u8 {
     // The result is at most 8, because a number has 64 bits.
     let bits = u64::BITS - (count.max(1) - 1).leading_zeros();

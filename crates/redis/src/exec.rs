@@ -62,7 +62,7 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     /// Fails if some keys are on servers that are not known, with the reason.
     fn servers(&self) -> Result<Vec<String>, ExecError>;
 
-    /// Runs a command that only reads on the server with this name.
+    /// Runs a read-only command on the server with this name.
     fn run_on<'a>(
         &'a self,
         server: &'a str,

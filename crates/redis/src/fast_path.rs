@@ -70,7 +70,7 @@ impl RedisStore {
 
 /// Returns the script for `charge`, and its arguments without the instant, if there is one.
 ///
-/// There is a script for a log, and one for each sequence of up to
+/// There is a script for a sliding log, and one for each sequence of up to
 /// [`MAX_MEMBERS`](scripts::MAX_MEMBERS) algorithms with states of a fixed size. The unit of a GCRA
 /// limit must be a whole number of microseconds, a window must not be a calendar window, and no
 /// limit may count denied requests.
@@ -104,12 +104,12 @@ fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)>
         [encode::kernel::SCHEDULE] => (&*scripts::SCHEDULE_ALONE, SCHEDULE_HEAD_BYTES),
         kernels => scripts::fast_path(kernels)?,
     };
-    // Rare parameters take more bytes in the header.
+    // Rare parameters need a longer header, which the fast path does not support.
     (head_bytes == expected_head_bytes).then(|| (script, vec![arg]))
 }
 
-/// Appends the parameters of a member as the scripts of the fast path expect them. Returns `None`
-/// if the fast path does not support this member.
+/// Appends the parameters of a member (an algorithm with its parameters) in the format that the
+/// fast-path scripts expect. Returns `None` if the fast path does not support this member.
 fn put_numbers(arg: &mut Vec<u8>, numbers: &Numbers<'_>, charge: &Charge<'_>) -> Option<()> {
     let cost = charge.cost.units();
     match numbers {
@@ -154,7 +154,7 @@ fn put_numbers(arg: &mut Vec<u8>, numbers: &Numbers<'_>, charge: &Charge<'_>) ->
     Some(())
 }
 
-/// Encodes a number as an argument of a script: in decimal digits.
+/// Encodes a number in decimal digits, as an argument of a script.
 fn to_decimal(number: u64) -> Vec<u8> {
     number.to_string().into_bytes()
 }

@@ -1,4 +1,4 @@
-//! Lists the keys of a rule with `SCAN`, which visits all keys of a server in parts.
+//! Lists the keys of a rule with `SCAN`, which visits all keys of a server in several calls.
 
 use redis::Cmd;
 
@@ -21,7 +21,8 @@ const MIN_KEYS_PER_SCAN: usize = 100;
 /// A position in a listing of keys. The default is the beginning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScanPosition {
-    /// The server, in a cluster its address; empty for the first server.
+    /// The server at which the listing continues. In a cluster, this is its address. Empty for the
+    /// first server.
     pub server: String,
     /// The cursor of `SCAN`.
     pub cursor: u64,
@@ -30,23 +31,23 @@ pub struct ScanPosition {
 /// A page of a listing of keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScannedKeys {
-    /// The keys, as charged, in no particular order. As with `SCAN`, a key may occur twice in a
-    /// listing.
+    /// The keys, in the form in which they were charged, and in no particular order. As with
+    /// `SCAN`, a key may occur twice in a listing.
     pub keys: Vec<Vec<u8>>,
-    /// The position of the next page; `None` after the last page. A page that is not the last may
-    /// have few keys or none.
+    /// The position of the next page; `None` after the last page. A page before the last one can
+    /// have few keys, or none.
     pub next: Option<ScanPosition>,
 }
 
 impl RedisStore {
     /// Returns about `most` keys of the rule whose keys begin with `scope`, starting at `from`. A
-    /// page may have fewer keys or none, although more keys follow. It may also have up to `most`
-    /// more keys, or up to 100 more if `most` is smaller than that.
+    /// page can have fewer keys, or none, although more keys follow. A page can also exceed `most`
+    /// by up to `most` keys, or by up to 100 keys if `most` is below 100.
     ///
-    /// A call sends at most 100 `SCAN` commands, and each makes the server visit about `most` of
-    /// its keys, but at least 100, whatever stores and rules they belong to. A key that exists
-    /// during the whole listing is returned at least once, unless the servers of the cluster change
-    /// in between.
+    /// A call sends at most 100 `SCAN` commands. Each command makes the server visit about `most`
+    /// of its keys, but at least 100, regardless of the store and the rule to which they belong. A
+    /// key that exists during the whole listing is returned at least once, unless the servers of
+    /// the cluster change in between.
     ///
     /// # Errors
     ///
@@ -114,7 +115,7 @@ fn store_error(error: ExecError) -> StoreError {
         ExecError::NotExecuted(problem) | ExecError::SplitSlot(problem) => {
             StoreError::NotExecuted(problem)
         }
-        // A command that only reads can be repeated.
+        // A read-only command can be repeated, so it does not matter whether it was executed.
         ExecError::Unknown(problem) => StoreError::NotExecuted(problem),
         ExecError::Refused(problem) => StoreError::Refused(problem),
         ExecError::WrongType => StoreError::unexpected_reply(),

@@ -56,8 +56,8 @@ pub(crate) fn rule_pattern(prefix: &[u8], scope: [u8; SCOPE_BYTES]) -> Vec<u8> {
     pattern
 }
 
-/// Returns the rule's key that the Redis key `whole` stores; `None` if `whole` is not a key of the
-/// rule with this scope.
+/// Returns the key of the rule that is stored under the Redis key `whole`; `None` if `whole` is not
+/// a key of the rule with this scope.
 pub(crate) fn rule_key(prefix: &[u8], scope: [u8; SCOPE_BYTES], whole: &[u8]) -> Option<Vec<u8>> {
     let values = whole.strip_prefix(prefix)?.strip_prefix(b"{")?;
     let values = values.strip_suffix(&scope)?.strip_suffix(b"}")?;

@@ -2,11 +2,12 @@
 //! clock of this primary before it was set back.
 //!
 //! Most states contain the approximate instant at which they were written: the newest entry of a
-//! log, the index of a window. A GCRA limit and an interval bucket contain only the instant at
+//! log, or the index of a window. A GCRA limit and an interval bucket contain only the instant at
 //! which they are full again. That instant can be far ahead of a correct clock if a server with a
 //! larger limit has charged the key. Therefore these states also contain a byte with their *lead*:
 //! an upper bound of how far that instant was ahead of the clock when the state was written. The
-//! fast path stores the lead of a completely charged key instead.
+//! fast path does not compute this distance, and always stores the lead of a completely charged
+//! key.
 //!
 //! ```text
 //!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead
@@ -38,7 +39,7 @@ pub(crate) fn lead_of(ahead: u64) -> u8 {
     let units = (ahead >> UNIT_BITS) + LEAST_MANTISSA;
     let exponent = units.ilog2() - MANTISSA_BITS;
     let lead = u64::from(exponent) * LEAST_MANTISSA + (units >> exponent) - LEAST_MANTISSA;
-    // Less than 250 for every instant, so this does not saturate.
+    // The lead is less than 250 for every instant, so this conversion does not saturate.
     u8::try_from(lead).unwrap_or(u8::MAX)
 }
 
@@ -56,8 +57,8 @@ fn is_led(end: u64, lead: u8, now: Timestamp) -> bool {
 }
 
 impl StoredValue {
-    /// Opens a replay of `charge` on the states. The states are clamped if a clock that was ahead
-    /// has written them.
+    /// Opens a [`Replay`] of `charge` on the stored states. If a clock that was ahead has written
+    /// the states, they are clamped first.
     pub(crate) fn replay<'a>(
         &self,
         charge: &Charge<'a>,
@@ -74,8 +75,9 @@ impl StoredValue {
 
     /// Returns whether a clock that was ahead of `now` has written any of the states.
     ///
-    /// A GCRA state that is within the limits of `charge` at `now` does not count. The scripts make
-    /// the same check, so every state that they return without a decision is clamped.
+    /// A GCRA state that is within the limits of `charge` at `now` never counts as written by a
+    /// clock that was ahead. The scripts make the same check, so every state that they return
+    /// without a decision is clamped.
     pub(crate) fn is_from_ahead(&self, charge: &Charge<'_>, now: Timestamp) -> bool {
         let Some(states) = &self.states else {
             return false;

@@ -23,8 +23,9 @@ impl RedisStore {
     /// [`StoreError`] if not all leases were renewed, or if the outcome is unknown. A lease that
     /// was not renewed keeps its old end. If a lease was renewed but the reply was lost, the
     /// receipt does not identify the renewed lease. The next renewal then acquires a second lease
-    /// if a slot is free, and the first lease expires by itself. If no slot is free, our own
-    /// unknown lease may occupy it, so the result is [`Renewal::Unknown`] until a slot is free.
+    /// if a slot is free, and the first lease expires by itself. If no slot is free, the caller's
+    /// own unidentified lease may occupy it, so the result is [`Renewal::Unknown`] until a slot is
+    /// free.
     pub async fn renew(
         &self,
         charges: &[Charge<'_>],
@@ -62,7 +63,8 @@ impl RedisStore {
                 receipt.has_unknown_renewal = false;
                 Ok(Renewal::Held)
             }
-            // Our own lease, from a renewal whose reply was lost, may occupy the missing slot.
+            // The caller's own lease, from a renewal whose reply was lost, may occupy the missing
+            // slot.
             (None, false) if receipt.has_unknown_renewal => Ok(Renewal::Unknown),
             (None, false) => Ok(Renewal::Lost),
         }

@@ -31,8 +31,8 @@ use crate::{
 /// while other clients change them, or if a calendar window has ended.
 pub(crate) const MAX_TRIES: usize = 8;
 
-/// The decision after the last attempt. Nothing was charged, because other clients were admitted in
-/// the meantime.
+/// The decision after the last attempt. Nothing was charged, because other clients changed the same
+/// keys during every attempt.
 pub(crate) const CONTENDED: Decision = Decision::Full {
     retry_after: RetryAfter::After(Span::from_micros(100_000)),
 };
@@ -41,11 +41,11 @@ pub(crate) const CONTENDED: Decision = Decision::Full {
 /// time to live has a resolution of 1 ms, and a state one of 1 µs.
 const SLACK_MS: u64 = 2;
 
-/// How long a key outlives its state with a pinned clock: one day, because the pinned clock is
-/// unrelated to the clock by which the server expires keys.
+/// How long a key outlives its state while the clock is pinned for tests: one day, because the
+/// pinned clock is unrelated to the clock by which the server expires keys.
 const PINNED_SLACK_MS: u64 = 86_400_000;
 
-/// Marks that no instant is pinned.
+/// Sentinel value of the pinned instant: no instant is pinned.
 const UNPINNED: u64 = u64::MAX;
 
 /// A store that keeps its state in Redis or Valkey, so that a fleet of servers shares it.
@@ -70,7 +70,7 @@ impl RedisStore {
         Self::with_executor(redis, prefix.as_bytes())
     }
 
-    /// Connects to the single server at `url`, `redis://127.0.0.1:6379` or
+    /// Connects to the single server at `url`, for example `redis://127.0.0.1:6379` or
     /// `redis+unix:///run/redis.sock`, on the runtime of the caller. This method is for tools and
     /// not for servers, because a decision may take up to 5 s.
     ///
@@ -122,7 +122,7 @@ impl RedisStore {
             });
     }
 
-    /// Decides `charges`: either all charges are made, or none.
+    /// Decides `charges`: the store makes either all charges or none.
     ///
     /// `outcomes` is cleared and filled with one outcome per limit, in the order of the charges and
     /// their limits. `outcomes` stays empty if no limit was evaluated, because a key is blocked. If
@@ -141,8 +141,8 @@ impl RedisStore {
         self.decide(charges, effect, outcomes, None).await
     }
 
-    /// Decides a request, which consists of `charges`, and writes the receipts of the charges into
-    /// `receipt` if there is one.
+    /// Decides a request, which consists of `charges`. If `receipt` is given, the receipts of the
+    /// charges are written into it.
     pub(crate) async fn decide(
         &self,
         charges: &[Charge<'_>],
@@ -166,7 +166,7 @@ impl RedisStore {
             .await
     }
 
-    /// Decides a request whose keys can be in one script call.
+    /// Decides a request whose keys one script call can access.
     async fn check_in_one_call(
         &self,
         charges: &[Charge<'_>],
@@ -257,7 +257,8 @@ impl RedisStore {
             } else {
                 Vec::new()
             };
-            // A converted state that has expired is not kept only because of its ledger.
+            // A converted state that has expired is not kept just because its refund ledger has
+            // not.
             let keep_until = if expires > now {
                 expires.max(decode::kept_until(&ledger))
             } else {
@@ -324,7 +325,7 @@ impl RedisStore {
         Ok(reply)
     }
 
-    /// Repeats the decision on the states that the script found.
+    /// Repeats the decision on the states that the script has returned.
     pub(crate) fn replay<'a>(
         &self,
         charges: &[Charge<'a>],
@@ -384,7 +385,7 @@ impl RedisStore {
         charges.iter().map(|charge| self.key(charge.key)).collect()
     }
 
-    /// Groups the indices of `charges` by which keys can be in one script call.
+    /// Groups the indices of `charges` so that one script call can access all keys of a group.
     pub(crate) fn group_by_slot(&self, charges: &[Charge<'_>]) -> Vec<Vec<usize>> {
         if self.executor.is_cluster() {
             self.slot_groups(charges)
@@ -429,8 +430,8 @@ impl RedisStore {
     }
 }
 
-/// The converted values, one per charge; `None` if the value needs no conversion. The list is empty
-/// if no value needs a conversion.
+/// The converted values, one per charge, with `None` for a value that needs no conversion. The list
+/// is empty if no value needs a conversion.
 #[derive(Debug, Default)]
 pub(crate) struct Conversions(Vec<Option<Conversion>>);
 
@@ -439,18 +440,19 @@ pub(crate) struct Conversions(Vec<Option<Conversion>>);
 struct Conversion {
     /// The value as it was stored.
     stored: Vec<u8>,
-    /// The value in the parameters of the charge, clamped if a clock that was ahead has written it.
+    /// The value converted to the parameters of the charge, and clamped if a clock that was ahead
+    /// has written it.
     converted: Vec<u8>,
     /// How long the converted state is kept if nothing is charged. If the state exceeds the limits
-    /// of the charge, the conversion would lose the excess. Such a state stays as it was stored
-    /// until the excess has drained.
+    /// of the charge, the conversion would lose the excess. Such a state is not replaced until the
+    /// excess has drained.
     keep_until: Option<Timestamp>,
     /// The limits that the state exceeds, each with the time until it admits the cost.
     waits: Vec<(usize, RetryAfter)>,
 }
 
 impl Conversion {
-    /// Returns the three arguments for the script.
+    /// Returns the three arguments of the script for this conversion.
     fn args(conversion: Option<&Self>) -> [Vec<u8>; 3] {
         let Some(conversion) = conversion else {
             return [const { Vec::new() }; 3];
@@ -471,8 +473,8 @@ impl Conversions {
         conversions.any(|conversion| conversion.keep_until.is_some())
     }
 
-    /// Raises the waits of limits whose state stays as it was stored, so that no outcome reports a
-    /// shorter wait than that state takes to drain.
+    /// Raises the waits of limits whose stored state is not replaced, so that no outcome reports a
+    /// shorter wait than the stored state takes to drain.
     pub(crate) fn lengthen_waits(
         &self,
         charges: &[Charge<'_>],
@@ -492,7 +494,7 @@ impl Conversions {
     }
 }
 
-/// Raises the wait of each denying limit in `waits` to the wait given there.
+/// Raises the wait of each denying limit in `waits` to the wait that `waits` gives for it.
 fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, RetryAfter)]) {
     for (limit, wait) in waits {
         if let Some(outcome) = outcomes.get_mut(*limit)
@@ -503,7 +505,7 @@ fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, RetryAfter)]) {
     }
 }
 
-/// A decision of the script, repeated with the algorithms of the memory store.
+/// A decision of the script that is repeated with the algorithms of the memory store.
 pub(crate) struct ReplayedDecision<'a> {
     replays: Vec<Replay<'a>>,
     admitted: bool,

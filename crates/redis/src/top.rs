@@ -1,13 +1,14 @@
-//! Slices of the lists of top talkers, which each server publishes for all other servers.
+//! Publishes and reads slices of the lists of top talkers. Each server publishes the slices of its
+//! own list for all other servers.
 //!
-//! Each server has a hash with one field per time slice. A slice overwrites that of a day ago, so
-//! the hash stays bounded, and it expires if the server no longer publishes.
+//! Each server has a hash with one field per time slice. A new slice overwrites the slice of the
+//! previous day, so the hash stays bounded. The hash expires if the server no longer publishes.
 
 use std::time::Duration;
 
 use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::RedisStore};
 
-/// The time after its last publication for which the slices of a server are kept: longer than the
+/// How long the slices of a server are kept after its last publication. This is longer than the
 /// longest period of a list.
 const EXPIRES_AFTER: Duration = Duration::from_secs(26 * 3_600);
 
@@ -19,8 +20,8 @@ const MAX_SERVERS: usize = 1_000;
 pub type PublishedSlice = (String, Vec<u8>);
 
 impl RedisStore {
-    /// Publishes a slice of the server with this id. Decisions that are sent in the same batch
-    /// wait for it, so each call has one slice only.
+    /// Publishes a slice of the server with this id. Decisions that are sent in the same batch wait
+    /// for the call, so each call publishes only one slice.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The circuit breaker of a server, and the waits between attempts to connect.
+//! The circuit breaker of a server, and the backoff between attempts to connect.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -19,13 +19,13 @@ const MAX_FAILURES: u32 = 8;
 const MAX_CONSECUTIVE: u32 = 3;
 
 /// A circuit breaker over the outcomes of the latest batches, one bit each. A reply after the
-/// timeout counts as a failure: a slow server delays callers as much as a dead one.
+/// timeout counts as a failure, because a slow server delays callers as much as a dead one.
 #[derive(Debug, Default)]
 pub(super) struct Breaker(AtomicU32);
 
 impl Breaker {
-    /// Records how a batch ended. Returns true if the breaker opens; the server must then not be
-    /// used.
+    /// Records whether a batch failed. Returns true if the breaker opens; the server must not be
+    /// used from then on.
     pub(super) fn record(&self, failed: bool) -> bool {
         let shifted = |recent: u32| (recent << 1 | u32::from(failed)) & ((1 << WINDOW) - 1);
         let before = self
@@ -43,7 +43,7 @@ impl Breaker {
     }
 }
 
-/// The waits between attempts to connect, with jitter so that nodes do not all reconnect at the
+/// The backoff between attempts to connect, with jitter so that nodes do not all reconnect at the
 /// same time.
 #[derive(Debug, Default)]
 pub(super) struct ReconnectBackoff {
@@ -53,8 +53,8 @@ pub(super) struct ReconnectBackoff {
 impl ReconnectBackoff {
     const BACKOFF: Backoff = Backoff::new(Span::from_millis(50), Span::from_secs(1), Jitter::Equal);
 
-    /// Returns the wait before the next attempt: zero before the first attempt, then between half
-    /// and all of the exponential wait.
+    /// Returns the wait before the next attempt. The first attempt has no wait. Each later wait is
+    /// between half of the exponential backoff and all of it.
     pub(super) fn next_wait(&mut self) -> Duration {
         let attempts = self.attempts;
         self.attempts = attempts.saturating_add(1);

@@ -2,11 +2,11 @@
 
 use super::settings::Address;
 
-/// The reason why a server cannot be used. Every error message says what to do.
+/// The reason why a server cannot be used. Every error message says how to fix the problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The address does not accept connections.
+    /// The server does not accept connections at this address.
     #[error("cannot reach Redis at {address}: {problem}; is it running, and is the address right?")]
     Unreachable {
         /// The server's address.
@@ -14,7 +14,7 @@ pub enum ConnectError {
         /// The error of the operating system.
         problem: String,
     },
-    /// The server answered before and no longer does.
+    /// The connection to the server was lost.
     #[error("the connection to Redis at {0} was lost; reconnecting")]
     Lost(Address),
     /// The server answers, but later than the timeout of a decision.
@@ -108,10 +108,10 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Converts an error of the client library about `address`.
+    /// Converts an error of the client library that occurred with the server at `address`.
     pub(super) fn from_library(address: &Address, error: &redis::RedisError) -> Self {
         use redis::{ErrorKind, ServerErrorKind};
-        // The following lines come from the library's parser.
+        // Only the first line is kept, because the other lines come from the library's parser.
         let problem = error.to_string();
         let problem = problem.lines().next().unwrap_or_default().to_owned();
         let address = address.clone();

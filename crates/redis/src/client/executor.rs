@@ -75,7 +75,7 @@ impl Executor for Redis {
     }
 }
 
-/// Returns the name of a node of a cluster: its address.
+/// Returns the name of a cluster node, which is its address.
 fn name(node: &Arc<Node>) -> String {
     node.address().map(Address::to_string).unwrap_or_default()
 }
@@ -89,8 +89,8 @@ impl Redis {
         };
         let mut reply = self.send(key, command(ScriptForm::Sha)).await;
         if reply.as_ref().is_ok_and(exec::is_no_script) {
-            // `NOSCRIPT` means that the script did not run. `EVAL` runs it, and the server knows
-            // the script from then on.
+            // `NOSCRIPT` means that the script did not run. `EVAL` sends the text of the script,
+            // which the server stores for later calls.
             reply = self.send(key, command(ScriptForm::Source)).await;
         }
         match reply {

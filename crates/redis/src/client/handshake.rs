@@ -10,7 +10,7 @@ use super::{
     settings::{Address, Login, RedisSettings, Transport},
 };
 
-/// The oldest major version that supports our scripts and the replies that we expect.
+/// The oldest major version of Redis that supports the scripts and sends the expected replies.
 const OLDEST_MAJOR: u64 = 7;
 
 /// The kind of server that is expected at an address.
@@ -26,8 +26,8 @@ pub(super) enum ServerKind {
 /// scripts.
 ///
 /// The last step is a command that must be answered within the timeout of a decision, so that a
-/// slow server is not put back into use. `on_disconnect` is called when the connection breaks, even
-/// while it is idle.
+/// slow server is not used again. `on_disconnect` is called when the connection breaks, even while
+/// it is idle.
 pub(super) async fn connect(
     settings: &RedisSettings,
     address: &Address,
@@ -41,7 +41,7 @@ pub(super) async fn connect(
 }
 
 /// Returns the policy by which the server evicts keys when its memory is full; `None` if the server
-/// does not evict keys, or if the policy is unknown.
+/// does not evict keys, or if its policy cannot be read.
 ///
 /// The policy is read with `INFO`, because managed services forbid `CONFIG GET`.
 pub(super) async fn eviction_policy(connection: &mut MultiplexedConnection) -> Option<String> {
@@ -60,7 +60,7 @@ fn parse_eviction_policy(info: &str) -> Option<String> {
     (field("maxmemory")? != "0").then(|| policy.to_owned())
 }
 
-/// Connects and logs in, without a check of the server.
+/// Connects and logs in, but does not check the server.
 pub(super) async fn open(
     settings: &RedisSettings,
     address: &Address,
@@ -106,7 +106,7 @@ fn certificates(settings: &RedisSettings) -> Option<TlsCertificates> {
     })
 }
 
-/// The reply to `HELLO`, in which a server describes itself.
+/// The reply to `HELLO`, which contains the server's version, mode and role.
 #[derive(Debug, Default)]
 struct HelloReply {
     version: String,
@@ -181,7 +181,7 @@ impl HelloReply {
     }
 }
 
-/// Returns the text of a simple, bulk or verbatim string.
+/// Returns the text of a simple string, a bulk string or a verbatim string.
 pub(super) fn as_text(value: &Value) -> Option<String> {
     match value {
         Value::SimpleString(text) => Some(text.clone()),

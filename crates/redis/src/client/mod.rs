@@ -54,9 +54,10 @@ pub struct Health {
     pub up: usize,
     /// Number of cluster slots that no node serves; 0 without a cluster.
     pub unserved_slots: usize,
-    /// The current problem, as an error that says what to do; `None` without a problem.
+    /// The current problem, as an error that says how to fix it; `None` without a problem.
     pub error: Option<ConnectError>,
-    /// Server settings that will lose counts sooner or later, as messages that say what to do.
+    /// Warnings about server settings that will lose counts sooner or later. Each warning says how
+    /// to fix the setting.
     pub warnings: Vec<String>,
     /// The number of times that the circuit breaker of a server opened.
     pub circuit_opens: u64,
@@ -65,8 +66,8 @@ pub struct Health {
 }
 
 impl Redis {
-    /// Starts to connect, on `runtime`, and returns immediately. [`Self::health`] shows whether the
-    /// servers are reachable.
+    /// Starts to connect, with tasks on `runtime`, and returns immediately. [`Self::health`] shows
+    /// whether the servers are reachable.
     #[must_use]
     pub fn start(settings: RedisSettings, runtime: &Handle) -> Self {
         let settings = Arc::new(settings);
@@ -88,7 +89,7 @@ impl Redis {
         }
     }
 
-    /// Returns the runtime of the tasks that keep the connections open.
+    /// Returns the runtime on which the tasks that keep the connections open run.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -114,7 +115,7 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// The reason why the attempt failed. Further attempts follow.
+    /// Returns the reason why the first attempt failed. Further attempts follow.
     pub async fn wait_for_first_attempt(&self) -> Result<(), ConnectError> {
         match &self.routes {
             Routes::Node(node) => node.wait_for_first_attempt().await,

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! While the server is down, requests fail immediately instead of waiting, and change nothing
-//! because they are never sent. The probe is a new connection and a command that changes nothing; a
-//! decision is never used as a probe.
+//! because they are never sent. A probe opens a new connection and sends a command that changes
+//! nothing; a decision is never used as a probe.
 
 use std::{
     sync::{
@@ -42,7 +42,7 @@ use super::{
 /// Minimum uptime of a server after which the reconnect backoff restarts at zero.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// The source of the address of a node.
+/// The source from which a node gets its address.
 #[derive(Debug)]
 pub(super) enum AddressSource {
     /// A fixed address.
@@ -76,7 +76,8 @@ pub(super) struct Node {
 #[derive(Debug)]
 struct OpenConnections {
     queues: Vec<RequestQueue>,
-    /// One of the connections, for commands that are not decisions and skip the queue.
+    /// One of the connections, for commands that are not decisions. These commands bypass the
+    /// queue.
     unqueued: Option<MultiplexedConnection>,
 }
 
@@ -86,7 +87,7 @@ pub(super) struct NodeState {
     connections: ArcSwapOption<OpenConnections>,
     breaker: Breaker,
     error: Mutex<Option<ConnectError>>,
-    /// A Redis setting that will eventually cause counts to be lost.
+    /// A warning about a Redis setting that will eventually cause counts to be lost.
     warning: Mutex<Option<String>>,
     circuit_opened: Notify,
     circuit_opens: AtomicU64,
@@ -117,16 +118,16 @@ impl Node {
         }
     }
 
-    /// Sends a request to the server. `hash` selects the connection, so that a key always uses the
-    /// same one.
+    /// Sends a request to the server. `hash` selects the connection, so that all requests for a key
+    /// use the same connection.
     ///
     /// Waits for the first attempt to connect to a new server, but not for a server that is known
     /// to be down.
     pub(super) async fn send(&self, hash: u64, command: Command, asking: bool) -> ReplyResult {
-        // Checks the connections first, because every decision runs this code and reading the watch
-        // channel takes a lock.
+        // This code checks the connections first, because every decision runs it and reading the
+        // watch channel takes a lock.
         if !self.is_up() && !*self.was_attempted.borrow() {
-            // The connections show the result of the attempt.
+            // The connections are checked below, so the result of the wait is ignored.
             let _ = tokio::time::timeout(self.timeout, self.wait_for_first_attempt()).await;
         }
         let (sender, reply) = oneshot::channel();
@@ -142,8 +143,8 @@ impl Node {
                 asking,
                 reply: sender,
             };
-            // A full queue is treated like a server that is down, because a request would time out
-            // before its turn.
+            // A request in a full queue would time out before its turn, so a full queue is treated
+            // like a server that is down.
             queue
                 .ok_or(NoReply::NotSent)?
                 .try_send(request)
@@ -158,7 +159,7 @@ impl Node {
 
     /// Waits until the first attempt to connect has ended.
     pub(super) async fn wait_for_first_attempt(&self) {
-        // The connecting task owns the sender, and lives as long as the node.
+        // The task that connects owns the sender, and lives as long as the node.
         let _ = self.was_attempted.clone().wait_for(|was| *was).await;
     }
 
@@ -172,7 +173,7 @@ impl Node {
         self.address.as_ref()
     }
 
-    /// Returns why the server cannot be used; `None` while it can.
+    /// Returns why the server cannot be used; `None` while the server can be used.
     pub(super) fn error(&self) -> Option<ConnectError> {
         lock(&self.state.error).clone()
     }
@@ -202,7 +203,7 @@ impl Node {
         self.state.open_circuit();
     }
 
-    /// Returns how often the server went from up to down.
+    /// Returns how often the server changed from up to down.
     pub(super) fn circuit_opens(&self) -> u64 {
         self.state.circuit_opens.load(Ordering::Relaxed)
     }
@@ -220,7 +221,7 @@ impl Drop for Node {
 }
 
 impl NodeState {
-    /// Records how a batch ended.
+    /// Records the outcome of a batch.
     pub(super) fn record(&self, outcome: BatchOutcome) {
         self.batches.fetch_add(1, Ordering::Relaxed);
         let opens = self.breaker.record(outcome != BatchOutcome::Answered);
@@ -254,7 +255,7 @@ async fn keep_connected(
                 *lock(&state.error) = None;
                 let since = Instant::now();
                 let on_up = || {
-                    // The receiver is gone once the node is dropped.
+                    // The send fails only if the node was dropped, together with the receiver.
                     let _ = attempted.send(true);
                 };
                 serve(&state, &source, &address, connections, &settings, on_up).await;
@@ -324,8 +325,8 @@ fn warn_of_eviction(state: &NodeState, address: &Address, policy: Option<String>
     }
 }
 
-/// Puts the connections in use, and waits until they are closed. Calls `on_up` once they are in
-/// use.
+/// Starts to use the connections, and waits until they are closed. Calls `on_up` once the
+/// connections are in use.
 async fn serve(
     state: &Arc<NodeState>,
     source: &AddressSource,
@@ -353,8 +354,8 @@ async fn serve(
             state.connections.store(None);
         }
     }
-    // Without senders, the pipelines answer the queued requests and end. Replies to requests
-    // already sent may still arrive.
+    // The senders are dropped, so the pipelines finish the queued requests and end. Replies to
+    // requests that were already sent may still arrive.
     let _ = tokio::time::timeout(settings.timeout, async {
         while tasks.join_next().await.is_some() {}
     })

@@ -1,7 +1,7 @@
 //! One connection, and the queue of requests for it. All requests in the queue are sent as one
 //! pipeline.
 //!
-//! A batch is sent once all replies to the previous one have arrived. Under low load each request
+//! A batch is sent once all replies to the previous batch have arrived. Under low load each request
 //! is sent immediately and alone. The higher the load, the more requests share a packet, so a
 //! higher load increases the throughput rather than the latency. Requests for one key always use
 //! the same connection and keep their order.
@@ -25,7 +25,7 @@ pub(super) enum NoReply {
     Unknown,
 }
 
-/// The server's reply, which may be an error.
+/// The server's reply, which may be an error reply.
 pub(super) type ReplyResult = Result<Value, NoReply>;
 
 /// A command, and the callback for a late reply.
@@ -47,7 +47,8 @@ pub(super) struct QueuedRequest {
 /// The sending end of the queue of one connection.
 pub(super) type RequestQueue = mpsc::Sender<QueuedRequest>;
 
-/// Sends the requests from `queue` on `connection`, until the node drops the sending ends.
+/// Sends the requests from `queue` on `connection`, until the node has dropped all senders of the
+/// queue.
 pub(super) async fn run(
     mut queue: mpsc::Receiver<QueuedRequest>,
     mut connection: MultiplexedConnection,
@@ -62,7 +63,7 @@ pub(super) async fn run(
             continue;
         }
         if queue.is_closed() {
-            // The node closed its queues while these requests were waiting.
+            // The node closed its queue while these requests were waiting.
             fail_all(&mut batch, NoReply::NotSent);
             continue;
         }
@@ -94,7 +95,8 @@ pub(super) enum BatchOutcome {
     ConnectionLost,
 }
 
-/// Takes the commands out of `batch`; returns them as a pipeline, and the number of its replies.
+/// Takes the commands out of `batch`. Returns them as a pipeline, together with the number of
+/// replies to expect.
 fn build_pipeline(batch: &mut [QueuedRequest]) -> (Pipeline, usize) {
     let asking = batch.iter().filter(|request| request.asking).count();
     let replies = batch.len() + asking;
@@ -108,7 +110,7 @@ fn build_pipeline(batch: &mut [QueuedRequest]) -> (Pipeline, usize) {
     (pipeline, replies)
 }
 
-/// Hands each request of `batch` its reply in `values`.
+/// Sends each reply in `values` to the caller of its request in `batch`.
 fn deliver(batch: &mut Vec<QueuedRequest>, values: Vec<Value>) {
     let mut values = values.into_iter();
     for request in batch.drain(..) {
@@ -116,7 +118,8 @@ fn deliver(batch: &mut Vec<QueuedRequest>, values: Vec<Value>) {
             values.next();
         }
         let reply = values.next().ok_or(NoReply::Unknown);
-        // If the caller has stopped waiting, the callback may have to undo the charge.
+        // If the caller has stopped waiting, the callback gets the late reply, for example to
+        // refund the charge.
         if let (Err(Ok(late)), Some(on_late_reply)) =
             (request.reply.send(reply), request.command.on_late_reply)
         {

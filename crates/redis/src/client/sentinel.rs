@@ -1,8 +1,8 @@
-//! Sentinels: they report the current primary, and its replacement after a failover.
+//! Redis Sentinel: finds the current primary, and notices its replacement after a failover.
 //!
 //! A Sentinel that was paused or partitioned reports a former primary. Each configuration has an
-//! epoch, for which a majority of the Sentinels has voted, so a higher epoch is always the newer
-//! configuration, no matter which Sentinel reports it.
+//! epoch, for which a majority of the Sentinels has voted. So a configuration with a higher epoch
+//! is always newer, no matter which Sentinel reports it.
 //!
 //! - A working primary is replaced in two cases: a Sentinel reports a higher epoch, or a majority
 //!   of the *configured* Sentinels names another server with an epoch that is not lower. Missing
@@ -26,8 +26,9 @@ use super::{
     settings::{Address, RedisSettings},
 };
 
-/// Interval at which the Sentinels are asked for the primary. A former primary that is partitioned
-/// from them does not know that it was replaced, and still answers.
+/// Interval at which the Sentinels are asked for the primary. Polling is necessary because a former
+/// primary that is partitioned from the Sentinels does not know that it was replaced, and still
+/// answers.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Timeout of a query to one Sentinel, including the connection. This timeout is independent of the
@@ -103,14 +104,15 @@ impl Sentinels {
             if is_replaced(&reports, self.addresses.len(), &current) {
                 return;
             }
-            // The same primary may have been elected again, with a higher epoch.
+            // The same primary may have been elected again, which raises the epoch.
             let own = reports.iter().filter(|report| report.address == *address);
             let latest = own.map(|report| report.epoch).max().unwrap_or(0);
             self.epoch.fetch_max(latest, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether a majority names one server with an epoch of at least `known`.
+    /// Returns whether a majority of the Sentinels names the same server with an epoch of at least
+    /// `known`.
     fn has_agreement(&self, reports: &[Report], known: u64) -> bool {
         reports.iter().any(|report| {
             report.epoch >= known && has_majority(reports, report, self.addresses.len())
@@ -118,7 +120,7 @@ impl Sentinels {
     }
 
     /// Collects the reports of the Sentinels, and the error of a Sentinel that returned no report.
-    /// Returns early if `enough` is true for the reports.
+    /// Returns early if `enough` returns true for the reports so far.
     async fn collect_reports(
         &self,
         enough: impl Fn(&[Report]) -> bool,
@@ -150,9 +152,9 @@ impl Sentinels {
         let login = &self.settings.sentinel_login;
         let connected = handshake::open(&self.settings, sentinel, login, || {}).await;
         let mut connection = connected.map_err(|error| error.to_string())?;
-        // During a failover the first command already names the new primary, and the second still
-        // names the old one with the new epoch. So the address is taken from the first, and the
-        // epoch from the second.
+        // During a failover, the first command already names the new primary. The second command
+        // still names the old primary, but with the new epoch. So the address is taken from the
+        // first reply, and the epoch from the second.
         let mut pipeline = Pipeline::with_capacity(2);
         for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER"] {
             pipeline.cmd("SENTINEL").arg(subcommand).arg(&self.primary);
@@ -207,8 +209,8 @@ fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
         let same = reports.iter().filter(|other| other == report);
         (report.epoch, same.count())
     };
-    // Reversed, because `max_by_key` returns the last of equal reports, and the first that arrived
-    // is needed.
+    // The order is reversed because `max_by_key` returns the last of equal reports, and the report
+    // that arrived first is needed.
     let current = reports.iter().filter(|report| report.epoch >= known).rev();
     let majority = || {
         reports
@@ -229,8 +231,8 @@ fn is_replaced(reports: &[Report], configured: usize, current: &Report) -> bool 
     })
 }
 
-/// Returns whether a majority of the `configured` Sentinels names the server of `report`, with an
-/// epoch that is not lower.
+/// Returns whether a majority of the `configured` Sentinels names the server of `report`, with at
+/// least the epoch of `report`.
 fn has_majority(reports: &[Report], report: &Report, configured: usize) -> bool {
     let same = reports
         .iter()
@@ -276,7 +278,7 @@ mod tests {
         }
     }
 
-    /// A majority has voted for each epoch, so one report of a higher epoch is enough.
+    /// For each epoch a majority has voted, so a single report of a higher epoch is sufficient.
     #[test]
     fn one_report_with_a_higher_epoch_replaces_a_working_primary() {
         for of in [

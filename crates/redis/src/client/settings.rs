@@ -12,9 +12,9 @@ use redis::{
 pub struct RedisSettings {
     /// The topology and the addresses of the servers.
     pub topology: Topology,
-    /// The login of the servers.
+    /// The login for the servers.
     pub login: Login,
-    /// The login of the Sentinels, which have users of their own.
+    /// The login for the Sentinels, which have their own users.
     pub sentinel_login: Login,
     /// Certificates for `rediss://` addresses.
     pub tls: RedisTls,
@@ -57,8 +57,8 @@ pub enum Topology {
     /// A primary whose address the Sentinels report.
     Sentinel {
         /// All Sentinels of the primary. A working primary is replaced only by a server that a
-        /// majority of the Sentinels, or a newer configuration, names. To find the first primary,
-        /// one answer is sufficient.
+        /// majority of the Sentinels names, or that a newer configuration names. One answer is
+        /// sufficient to find the first primary.
         sentinels: Vec<Address>,
         /// The name by which the Sentinels know the primary.
         primary: String,
@@ -124,7 +124,7 @@ impl fmt::Debug for Login {
     }
 }
 
-/// TLS certificates in PEM. Without any, the trust anchors of the system are used.
+/// TLS certificates in PEM. Without a CA certificate, the trust anchors of the system are used.
 #[derive(Clone, Default)]
 pub struct RedisTls {
     /// Trust anchors (CA certificates) for the server's certificate.

@@ -1,4 +1,4 @@
-//! Lifts local copies of blocks that were lifted in Redis.
+//! Lifts this node's local copies of blocks that were lifted in Redis.
 //!
 //! A node copies each block that it enforces to its local store, which keeps enforcing it while
 //! Redis is unreachable. The node is not told when another node lifts the block. So every few
@@ -88,7 +88,7 @@ impl LocalCopies {
         self.local.block(key, span, reason, now)
     }
 
-    /// Lifts the copies of `keys` that are older than the call.
+    /// Lifts the copies of `keys` that were made before the call was sent.
     fn lift_older(&self, keys: &[Vec<u8>]) {
         let copied_during_call = self.copied_during_call();
         let is_newer = |key: &[u8]| {
@@ -125,8 +125,9 @@ async fn keep_synced(store: RedisStore, copies: Arc<LocalCopies>) {
     }
 }
 
-/// Asks about the last keys of `unchecked`, lifts their blocks that are not in force, and removes
-/// these keys from `unchecked`. The list is unchanged if Redis does not answer.
+/// Asks Redis about the last keys of `unchecked`, lifts the copies of blocks that are no longer in
+/// force, and removes these keys from `unchecked`. If Redis does not answer, `unchecked` keeps its
+/// keys.
 async fn lift_batch(
     store: &RedisStore,
     copies: &LocalCopies,
@@ -139,8 +140,8 @@ async fn lift_batch(
     *copies.copied_during_call() = Some(HashSet::new());
     let lifted = store.find_lifted(&unchecked[rest..]).await;
     if let Ok(lifted) = &lifted {
-        // If a lifted key is blocked again at this moment, its next denied request copies the new
-        // block.
+        // If a lifted key is blocked again at this moment, the next denied request on the key
+        // copies the new block.
         copies.lift_older(lifted);
         unchecked.truncate(rest);
     }
@@ -174,7 +175,7 @@ mod tests {
             &'a self,
             calls: &'a [Call],
         ) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>> {
-            // The keys follow the instant, the slack and the verb.
+            // The arguments before the keys are the instant, the slack and the verb.
             let replies = calls.iter().map(|call| {
                 let keys = call.args[3..].iter().cloned();
                 Ok(Reply::Array(keys.map(Reply::BulkString).collect()))
@@ -218,7 +219,7 @@ mod tests {
         Arc::new(local)
     }
 
-    /// A node with more copies than one call asks about lifts the rest with the next call.
+    /// A node that has more copies than fit into one call lifts the rest with the next call.
     #[tokio::test(start_paused = true)]
     async fn each_call_lifts_a_thousand_copies() {
         let (redis, local) = (Arc::new(AllLifted::default()), local(BLOCKS_PER_CALL + 1));

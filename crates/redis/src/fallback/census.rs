@@ -26,22 +26,22 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between attempts while Redis does not answer.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The time after its last heartbeat during which a server is counted, by the store's clock.
+/// How long a server is counted after its last heartbeat, measured by the store's clock.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 
-/// The time for which a lower count must persist before it is used. A Redis that has lost its data
-/// counts one server, then two, until all servers have written their ids again.
+/// How long a lower count must persist before it is used. A Redis that has lost its data counts one
+/// server, then two, until all servers have written their ids again.
 const DECREASE_DELAY: Duration = Duration::from_secs(15);
 
-/// The time after its first heartbeat during which a server uses at most the default share. Redis
-/// may have lost its data before that heartbeat. The other servers write their ids again within one
-/// heartbeat interval; the rest is a margin for late heartbeats.
+/// How long a server uses at most the default share after its first heartbeat. Redis may have lost
+/// its data before that heartbeat. The other servers write their ids again within one heartbeat
+/// interval; the rest of this time is a margin for late heartbeats.
 const STARTUP_PERIOD: Duration = Duration::from_secs(15);
 
 /// Upper bound of the count.
 const MAX_SERVERS: u32 = 10_000;
 
-/// Counts the servers on one Redis. Dropping it stops the counting.
+/// Counts the servers that share one Redis. Dropping the value stops the counting.
 #[derive(Debug)]
 pub(super) struct Census {
     latest: Arc<LatestCount>,
@@ -53,8 +53,8 @@ pub(super) struct Census {
 struct LatestCount {
     /// The server count in use; 0 if the servers were never counted.
     servers: AtomicU32,
-    /// Whether the count has been stable for long enough that a share may be larger than the
-    /// default.
+    /// Whether the count has been stable for long enough that a server may use more than the
+    /// default share.
     is_settled: AtomicBool,
 }
 
@@ -75,8 +75,8 @@ impl LatestCount {
         }
     }
 
-    /// Returns the share of one server. This is the default share if the servers have never been
-    /// counted, or if this server has just started and has counted only itself.
+    /// Returns the share of one server. The default share is returned if the servers have never
+    /// been counted, or if this server has just started and has counted only itself.
     fn share(&self) -> FallbackShare {
         match self.servers() {
             None => FallbackShare::default(),
@@ -163,7 +163,7 @@ struct SteadyCount {
     start: StartPhase,
 }
 
-/// Whether the first counts may come from a Redis that had lost its data.
+/// Whether the first counts may come from a Redis that has lost its data.
 #[derive(Clone, Copy, Debug, Default)]
 enum StartPhase {
     #[default]

@@ -1,4 +1,4 @@
-//! A store with a fallback: decisions in the shared Redis, and on this server while Redis is
+//! A store with a local fallback: Redis makes the decisions, and this server decides while Redis is
 //! unreachable.
 //!
 //! ```text
@@ -42,11 +42,10 @@ use crate::{Redis, RedisStore, StoreError};
 /// Retry-after of a denial by the `closed` policy.
 const CLOSED_RETRY_AFTER: Span = Span::from_secs(1);
 
-/// The settings with which a server decides without Redis.
+/// The settings for decisions while Redis is unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FallbackSettings {
-    /// The failure policy of rules without one of their own, while Redis is unreachable; default
-    /// [`OnFailure::Local`].
+    /// The failure policy of rules that do not set their own; default [`OnFailure::Local`].
     pub on_failure: OnFailure,
     /// This node's share of every limit while Redis is unreachable; default [`NodeShare::Auto`].
     pub share: NodeShare,
@@ -68,9 +67,9 @@ impl Default for FallbackSettings {
 /// A node's share of every limit while Redis is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeShare {
-    /// 1/n of every limit, where n is the number of servers with the same Redis and the same
-    /// prefix, by the last count. The share is one half if the servers were never counted, because
-    /// Redis has been unreachable since the start.
+    /// 1/n of every limit, where n is the last counted number of servers that use the same Redis
+    /// and the same prefix. The share is one half if the servers were never counted, because Redis
+    /// has been unreachable since the start.
     #[default]
     Auto,
     /// A fixed share.
@@ -90,7 +89,7 @@ pub struct FallbackStore {
     server_errors: Arc<ServerErrors>,
     outage: Arc<Outage>,
     _outage_watch: OutageWatch,
-    /// Present only if the share depends on the number of servers.
+    /// The count of the servers; present only if the share depends on it.
     census: Option<Census>,
     block_sync: BlockSync,
 }
@@ -115,7 +114,7 @@ impl FallbackStore {
         let (watched, errors) = (Arc::clone(&redis), Arc::clone(&server_errors));
         let outage_watch = OutageWatch::start(
             Arc::clone(&outage),
-            // A Redis that refuses commands is connected, but decides nothing.
+            // A Redis that refuses commands is connected, but makes no decisions.
             move || watched.health().error.is_none() && !errors.has_recent(),
             |summary| summary.log(),
             redis.runtime(),
@@ -160,8 +159,8 @@ impl FallbackStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if no decision was made, or if it is unknown whether one was made. The error
-    /// is counted.
+    /// [`StoreError`] if no decision was made, or if it is unknown whether one was made. The
+    /// counters of the store record the error.
     pub async fn decide_in_redis(
         &self,
         request: &StoreRequest<'_, '_>,
@@ -169,7 +168,8 @@ impl FallbackStore {
     ) -> Result<StoreDecision, StoreError> {
         let epoch = self.denial_cache.epoch(request.charges);
         let began = Instant::now();
-        // The guard also invalidates if the caller stops waiting or the outcome is unknown.
+        // The guard also invalidates the denials if the caller stops waiting or the outcome is
+        // unknown.
         let invalidation = matches!(request.effect, Effect::Charge | Effect::Refund)
             .then(|| self.denial_cache.invalidate_on_drop(request.charges.iter()));
         let call = self.store.check(request.charges, request.effect, outcomes);
@@ -193,7 +193,7 @@ impl FallbackStore {
         Ok(self.record_decision(decision, request.now))
     }
 
-    /// Decides in Redis, or by the failure policies if that fails.
+    /// Decides in Redis. If Redis fails, the failure policies of the rules decide.
     async fn decide_remotely(
         &self,
         mut request: StoreRequest<'_, '_>,
@@ -209,9 +209,9 @@ impl FallbackStore {
         }
     }
 
-    /// Waits for Redis, at most as long as a decision may take (which may need several calls), and
-    /// at most `within`. If this time has already passed, Redis is not called, because the caller
-    /// would never learn of the charge.
+    /// Waits for Redis, at most for the timeout of a decision (which may need several calls), and
+    /// at most for `within`. If this time has already passed, Redis is not called, because the
+    /// caller would never learn of the charge.
     async fn with_timeout<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -282,8 +282,8 @@ impl FallbackStore {
         &self.local
     }
 
-    /// Copies a block that is in force in Redis to this node, which enforces it while Redis is
-    /// unreachable. Returns false and changes nothing if there are too many blocks.
+    /// Copies a block that is in force in Redis to this node, which enforces the copy while Redis
+    /// is unreachable. Returns false and changes nothing if there are too many blocks.
     pub fn block_locally(
         &self,
         key: &[u8],
@@ -311,15 +311,15 @@ impl FallbackStore {
         }
     }
 
-    /// Returns the latest refusal by Redis within the last minute, as a message that says what to
-    /// do.
+    /// Returns the latest error with which Redis has refused a call within the last minute. The
+    /// message says how to fix the problem.
     #[must_use]
     pub fn last_server_error(&self, now: Timestamp) -> Option<String> {
         self.server_errors.latest(now)
     }
 
-    /// Copies the result of a decision by Redis: a block into the local store, a denial into the
-    /// cache. The request was sent at `began`, after `epoch` was read.
+    /// Copies the result of a decision by Redis: a block is copied to the local store, and a denial
+    /// to the cache. The request was sent at `began`, after `epoch` was read.
     fn cache_result(
         &self,
         request: &StoreRequest<'_, '_>,
@@ -354,16 +354,16 @@ impl FallbackStore {
 }
 
 /// Returns the time `now`, read at `began`, plus the time that has elapsed since. The local store
-/// must not get the time from before a call, because after a long call the clock would seem to have
-/// been set back.
+/// must not get a time from before a call, because a long call would look like a clock that was set
+/// back.
 fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
     let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     now.after(Span::from_micros(elapsed))
 }
 
 /// An operation is ready at once if it needs no call to Redis. No call is needed if a cached denial
-/// is valid, or if every server is down and the rules' failure policies decide. The calls are
-/// boxed, which keeps the futures of the callers small.
+/// is valid, or if every server is down and the rules' failure policies decide. The futures that
+/// call Redis are boxed, which keeps the futures of the callers small.
 impl Store for FallbackStore {
     type Receipt = FallbackReceipt;
 

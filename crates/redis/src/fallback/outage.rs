@@ -6,11 +6,11 @@
 //!   exact ──────────────────────▶ outage (logged) ─────────────────────────▶ exact (logged)
 //! ```
 //!
-//! Redis is back once it decides, or once [`OutageWatch`] finds it connected and without errors. So
-//! the end of an outage is logged without a request, too.
+//! Redis counts as recovered once it makes a decision, or once [`OutageWatch`] finds it connected
+//! and without errors. So the end of an outage is logged even if there are no requests.
 //!
-//! An outage that begins shortly after the end of the previous one is logged only if it lasts. So a
-//! Redis that answers only intermittently does not fill the log.
+//! An outage that begins shortly after the end of the previous one is logged only if it lasts for a
+//! while. So a Redis that answers only intermittently does not fill the log.
 
 use std::{
     sync::{
@@ -28,7 +28,7 @@ use super::add_elapsed;
 /// Minimum time without a fallback decision after which decisions count as exact again.
 const STEADY: Span = Span::from_secs(1);
 
-/// The time after an outage during which a new outage is logged only if it lasts.
+/// How long after an outage a new outage is logged only if it lasts for [`MIN_LOGGED`].
 const QUIET: Span = Span::from_secs(10);
 
 /// The minimum duration of an outage that begins within [`QUIET`] before it is logged.
@@ -40,8 +40,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The current outage, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
-    /// Whether there is an outage. Decisions by Redis check this first, so that they take no lock
-    /// without an outage.
+    /// Whether there is an outage. Decisions by Redis check this flag first, so that they take no
+    /// lock while there is no outage.
     is_ongoing: AtomicBool,
     phase: Mutex<Phase>,
     begun: Notify,
@@ -71,9 +71,10 @@ struct OngoingOutage {
     /// When `latest` was recorded. The current time is `latest` plus the time that has elapsed
     /// since.
     recorded: Instant,
-    /// The last instant at which Redis was known to be out of reach.
+    /// The last instant at which Redis was known to be unreachable.
     down_until: Timestamp,
-    /// The first instant at which Redis was back after the latest fallback decision.
+    /// The first instant after the latest fallback decision at which Redis was known to have
+    /// recovered.
     recovered_at: Option<Timestamp>,
     is_logged: bool,
     quiet_until: Timestamp,
@@ -84,19 +85,19 @@ struct OngoingOutage {
 /// A summary of an outage, logged when decisions are exact again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OutageSummary {
-    /// The duration of the outage, from the first fallback decision. The outage ends when Redis is
-    /// back after the last fallback decision, or [`STEADY`] after Redis was last known to be out of
-    /// reach, if that is earlier.
+    /// The duration of the outage, from the first fallback decision. The outage ends when Redis has
+    /// recovered after the last fallback decision. If it is earlier, the outage ends [`STEADY`]
+    /// after Redis was last known to be unreachable.
     pub(super) lasted: Span,
-    /// Number of decisions on this server's share of the limits in that time.
+    /// Number of decisions during the outage on this server's share of the limits.
     pub(super) local: u64,
-    /// Number of decisions by the policies `open` or `closed` in that time.
+    /// Number of decisions during the outage by the policies `open` or `closed`.
     pub(super) policy: u64,
 }
 
 impl Outage {
-    /// Records a decision that `source` made because Redis did not. Returns true if the outage must
-    /// be logged now.
+    /// Records a decision that `source` made because Redis made none. Returns true if the outage
+    /// must be logged now.
     pub(super) fn record_fallback(&self, source: Source, now: Timestamp) -> bool {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_ongoing.store(true, Ordering::Relaxed);
@@ -133,8 +134,8 @@ impl Outage {
         logs_now
     }
 
-    /// Records whether a check during an outage found Redis back. If an outage that was logged is
-    /// over, returns the summary to log.
+    /// Records whether a check during an outage found that Redis has recovered. If an outage that
+    /// was logged is over, returns the summary to log.
     fn record_check(&self, is_back: bool) -> Option<OutageSummary> {
         let now = {
             let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +168,7 @@ impl Outage {
             return None;
         }
         let summary = outage.is_logged.then_some(OutageSummary {
-            // Without requests, Redis may have recovered long before it decided again.
+            // If there are no requests, Redis may have recovered long before its first decision.
             lasted: recovered_at
                 .min(outage.down_until.after(STEADY))
                 .since(outage.since),
@@ -202,8 +203,8 @@ impl OutageSummary {
     }
 }
 
-/// Checks during an outage whether Redis is back, so that its end is logged without a request.
-/// Dropping it stops the checks.
+/// Checks during an outage whether Redis has recovered, so that the end of the outage is logged
+/// even if there are no requests. Dropping the value stops the checks.
 #[derive(Debug)]
 pub(super) struct OutageWatch(AbortHandle);
 
@@ -294,10 +295,10 @@ mod tests {
         let outage = Outage::default();
         assert!(outage.record_fallback(Source::Local, at(100_000)));
         assert!(outage.record_exact(at(101_000)).is_some());
-        // A single slow reply.
+        // A single slow reply is not logged as an outage.
         assert!(!outage.record_fallback(Source::Local, at(103_000)));
         assert_eq!(outage.record_exact(at(104_000)), None);
-        // An outage that lasts.
+        // An outage that lasts is logged.
         assert!(!outage.record_fallback(Source::Local, at(106_000)));
         assert!(!outage.record_fallback(Source::Local, at(106_999)));
         assert!(outage.record_fallback(Source::Local, at(107_000)));
@@ -323,7 +324,7 @@ mod tests {
         let lasted = summary.lasted.as_millis_ceil();
         assert!((60_000..=61_000).contains(&lasted), "{lasted}");
         assert_eq!(outage.record_exact(at(170_000)), None, "logged already");
-        // The next outage is watched, too.
+        // The next outage is checked, too.
         tokio::time::sleep(Duration::from_secs(30)).await;
         assert!(outage.record_fallback(Source::Policy, at(200_000)));
         assert_eq!(ends.recv().await.unwrap().1.policy, 1);

@@ -1,8 +1,8 @@
-//! Makes charges with a receipt, and settles them, whether Redis is reachable or not.
+//! Reserves and settles charges (refunds the unused units), whether Redis is reachable or not.
 //!
-//! If Redis decides, this node's share is charged and settled as well. If Redis is unreachable,
-//! only this node's share is charged. Such a charge is settled on the share only, even if Redis is
-//! reachable again by then.
+//! A charge that Redis makes is also made to this node's share of the limits, and is settled in
+//! both places. If Redis is unreachable, only this node's share is charged. Such a charge is
+//! settled on the share only, even if Redis is reachable again by then.
 
 use tidegate_core::{
     Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Renewal,
@@ -19,13 +19,13 @@ pub struct FallbackReceipt(ReceiptKind);
 
 #[derive(Debug)]
 enum ReceiptKind {
-    /// The charges were made in Redis, and to this node's share.
+    /// The charges were made both in Redis and to this node's share.
     Redis(ReceiptPair),
     /// The charges were made to this node's share only.
     Local(Receipt),
 }
 
-/// The receipts of charges in Redis.
+/// The receipts of charges that were made in Redis.
 #[derive(Debug)]
 struct ReceiptPair {
     redis: RedisReceipt,
@@ -53,7 +53,7 @@ impl FallbackStore {
         MaybeReady::Pending(async move { Box::pin(self.reserve_remotely(request, outcomes)).await })
     }
 
-    /// Decides in Redis, or on this node's share if that fails.
+    /// Decides in Redis. If Redis fails, decides on this node's share.
     async fn reserve_remotely(
         &self,
         mut request: StoreRequest<'_, '_>,
@@ -116,7 +116,8 @@ impl FallbackStore {
         Ok((self.record_decision(decision, request.now), receipt))
     }
 
-    /// Settles without Redis the charges that were made without Redis.
+    /// Settles charges. Charges that were made without Redis are settled immediately, without a
+    /// call.
     pub(super) fn settle_with_fallback(
         &self,
         charges: &[Charge<'_>],
@@ -131,7 +132,8 @@ impl FallbackStore {
                 MaybeReady::Ready(())
             }
             in_redis => {
-                // The caller keeps the receipt unless the future is polled.
+                // The receipt is moved into the future only when the future is polled, so a dropped
+                // future does not lose it.
                 *receipt = in_redis;
                 MaybeReady::Pending(async move {
                     if let Some(FallbackReceipt(ReceiptKind::Redis(pair))) = receipt.take() {
@@ -162,7 +164,8 @@ impl FallbackStore {
         }
     }
 
-    /// Renews without Redis the leases that were charged without Redis.
+    /// Renews leases. Leases that were charged without Redis are renewed immediately, without a
+    /// call.
     pub(super) fn renew_with_fallback(
         &self,
         charges: &[Charge<'_>],
@@ -222,7 +225,8 @@ impl FallbackStore {
         });
     }
 
-    /// Returns the guard that invalidates, after the refund, the denials that the refund can lift.
+    /// Returns the guard that, after the refund, invalidates the cached denials that the refund can
+    /// lift.
     fn invalidate_refunded(
         &self,
         charges: &[Charge<'_>],

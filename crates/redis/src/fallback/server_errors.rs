@@ -1,5 +1,5 @@
-//! Records calls that Redis refuses although it is reachable. The health of the connections does
-//! not show these errors.
+//! Records the errors with which a reachable Redis refuses calls. The health of the connections
+//! does not show these errors.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -10,17 +10,19 @@ use crate::StoreError;
 use tidegate_core::{Span, Timestamp};
 use tokio::time::Instant;
 
-/// The time for which a refusal is shown, and for which further errors of its kind are not
+/// How long a refusal is shown to operators. In the same time, further errors of its kind are not
 /// logged.
 const WINDOW: Span = Span::from_secs(60);
 
-/// The time for which Redis counts as failing after a refusal, unless it decides a request.
+/// How long Redis counts as failing after it has refused a call, unless it decides a request in
+/// that time.
 const FAILING: Duration = Duration::from_secs(60);
 
-/// The maximum number of kinds that are logged within that time; normally there are one or two.
+/// The maximum number of error kinds that are logged within [`WINDOW`]. Normally there are one or
+/// two.
 const MAX_KINDS: usize = 16;
 
-/// The latest error, and the kinds that were just logged.
+/// The latest error, and the error kinds that were logged recently.
 #[derive(Debug, Default)]
 pub(super) struct ServerErrors(Mutex<ErrorHistory>);
 
@@ -29,14 +31,14 @@ struct ErrorHistory {
     latest: Option<(StoreError, Timestamp)>,
     /// When the latest refusal was recorded.
     refused_at: Option<Instant>,
-    /// The kinds that were logged, each with the time.
+    /// The error kinds that were logged, each with the time.
     logged: Vec<(Box<str>, Timestamp)>,
 }
 
 impl ServerErrors {
-    /// Records `error` if an operator has to act on it. Logs the error, unless an error of its kind
-    /// was just logged. Ignores errors of servers that are unreachable or failing over, because the
-    /// health of the servers shows them.
+    /// Records `error` if an operator has to act on it. Logs the error, unless an error of the same
+    /// kind was logged recently. Ignores the errors of servers that are unreachable or failing
+    /// over, because the health of the servers shows them.
     pub(super) fn record(&self, error: &StoreError, now: Timestamp) {
         let Some(kind) = kind(error) else { return };
         let mut history = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +88,7 @@ mod tests {
         errors.0.lock().unwrap().logged.len()
     }
 
-    /// A refusal means that Redis does not decide. An unreachable Redis is seen by its health.
+    /// If Redis refuses a call, Redis makes no decisions although it is reachable.
     #[test]
     fn a_refusal_is_recent_for_a_while() {
         let (errors, now) = (ServerErrors::default(), Timestamp::from_micros(1));

@@ -12,8 +12,8 @@ use super::{CLOSED_RETRY_AFTER, FallbackStore};
 
 impl FallbackStore {
     /// Applies a decision of Redis to this node's share. Charges the units that Redis admitted, as
-    /// far as the share allows. Refunds the units that Redis refunded, as far as they were charged
-    /// to the share.
+    /// far as the share has room for them. Refunds the units that Redis refunded, as far as they
+    /// were charged to the share.
     ///
     /// `now` is when Redis answered.
     pub(super) fn update_share(
@@ -31,8 +31,8 @@ impl FallbackStore {
         }
     }
 
-    /// Applies `charge_local` to this node's share of `charge`, if that share decides while Redis
-    /// is unreachable.
+    /// Calls `charge_local` with this node's share of `charge`, if the share decides while Redis is
+    /// unreachable.
     pub(super) fn apply_to_share(
         &self,
         charge: &Charge<'_>,
@@ -118,7 +118,7 @@ impl FallbackStore {
         }
     }
 
-    /// Counts a decision that `source` makes because Redis does not, and logs it if an outage
+    /// Counts a decision that `source` makes because Redis makes none, and logs the outage if one
     /// begins.
     fn count_fallback(&self, source: Source, now: Timestamp) {
         self.counters.count(source);

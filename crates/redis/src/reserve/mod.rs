@@ -1,5 +1,5 @@
-//! Charges with a receipt, and refunds with that receipt. A refund is needed if another slot of a
-//! cluster denies the request, or if the request used less than it was charged.
+//! Charges with a receipt, and refunds with that receipt. A refund is needed if another cluster
+//! slot denies the request, or if the request used less than it was charged.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use crate::{
 pub struct RedisReceipt {
     /// One receipt per charge; empty if nothing was charged.
     pub(crate) charges: Vec<Vec<u8>>,
-    /// Whether the outcome of a renewal since the last reply is unknown. The leases may then have
-    /// been renewed at an instant that is not in this receipt.
+    /// Whether the outcome of a renewal since the last reply is unknown. In this case the leases
+    /// may have been renewed at an instant that is not in this receipt.
     pub(crate) has_unknown_renewal: bool,
 }
 
@@ -37,7 +37,7 @@ impl RedisReceipt {
     }
 }
 
-/// A charge to settle.
+/// A charge to settle, with its receipt and its settlement.
 #[derive(Clone, Copy, Debug)]
 struct ChargeToSettle<'s> {
     charge: &'s Charge<'s>,
@@ -81,16 +81,16 @@ impl RedisStore {
     ///
     /// - Limits that count denied requests refund nothing.
     /// - If the state was converted to other parameters after the charge, only leases are released.
-    /// - After a reset of the key there is nothing to refund. However, a later charge of another
-    ///   client at the same instant, or in the same window, cannot be distinguished from the
-    ///   original and is refunded instead.
+    /// After a reset of the key there is nothing to refund. However, a charge that another client
+    /// makes later at the same instant, or in the same window, cannot be distinguished from the
+    /// original, and is refunded instead.
     /// - More than a minute after the charge, a GCRA limit refunds only units that cannot have
     ///   drained in the elapsed time.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if not everything was refunded, or if the outcome is unknown. The rest stays
-    /// charged, and leases expire by themselves.
+    /// [`StoreError`] if not everything was refunded, or if the outcome is unknown. Units that were
+    /// not refunded stay charged, and leases expire by themselves.
     pub async fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -200,7 +200,8 @@ impl RedisStore {
         calls: Vec<CheckCall>,
     ) -> Result<Vec<CheckReply>, StoreError> {
         let (caller, replies) = oneshot::channel();
-        // This is a separate task, so that the refunds are sent even if the caller stops waiting.
+        // The reservation runs as a separate task, so that the refunds are sent even if the caller
+        // stops waiting.
         tokio::spawn(reserve_all_or_refund(self.clone(), calls, caller));
         let ended = |_| StoreError::Unknown("the runtime was shut down".to_owned());
         replies.await.map_err(ended)?.into_iter().collect()
@@ -215,7 +216,8 @@ impl CheckCall {
 
 /// Builds the call that refunds `receipts` of a reservation with these keys and arguments.
 fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
-    // The programs come first. Conversions, which are not needed here, may follow.
+    // The programs directly follow the first three arguments. Conversions can come after the
+    // programs, and are not needed here.
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("the arguments begin with an instant, an intent and a slack");
     };

@@ -1,5 +1,5 @@
-//! Tests refunds in any order, while other clients charge and refund. The limit never admits more
-//! than if the refunded charges had not been made.
+//! Tests refunds in any order, while other clients charge and refund. A limit with refunds must
+//! never admit more than it would if the refunded charges had not been made.
 
 #[path = "../../tests/store/server.rs"]
 #[allow(dead_code, reason = "the tests of the store use the rest")]
@@ -20,9 +20,9 @@ use crate::{RedisStore, call::Intent, decode::CheckReply, store::Conversions};
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Reserves this many units, after this many microseconds.
+    /// Reserves a number of units, after a number of microseconds.
     Reserve(u64, u64),
-    /// Refunds one of the reservations, after this many microseconds.
+    /// Refunds the reservation of this index, after a number of microseconds.
     Refund(usize, u64),
     /// Keeps one of the reservations, which is then never refunded.
     Keep(usize),
@@ -126,8 +126,8 @@ impl Trace<'_> {
         outcomes.remove(0)
     }
 
-    /// Replays only the charges that were kept on a fresh memory store, which must admit all of
-    /// these charges. Returns the state of the limit after the replay.
+    /// Replays only the charges that were kept, on a fresh memory store, which must admit all of
+    /// them. Returns the state of the limit after the replay.
     fn state_of_kept_charges(&self) -> Result<Outcome, TestCaseError> {
         let memory = MemoryStore::new(MemoryBounds::default());
         let mut outcomes = Vec::new();
@@ -225,7 +225,7 @@ fn check_kind(server: &Server, kind: Kind) {
     }
 }
 
-/// Whether all units of a charge can be found again and refunded, no matter how late.
+/// Returns whether all units of a charge can be identified and refunded, no matter how late.
 fn counts_units(kind: Kind) -> bool {
     matches!(
         kind,
@@ -238,8 +238,8 @@ fn counts_units(kind: Kind) -> bool {
     )
 }
 
-/// Whether the first charge after a pause determines when the next refill or window begins. If that
-/// charge is refunded, the charges that were kept would have been admitted at other times.
+/// Returns whether the first charge after a pause determines when the next refill or window begins.
+/// If that charge is refunded, the charges that were kept would have been admitted at other times.
 fn has_own_grid(kind: Kind) -> bool {
     matches!(kind, Kind::Interval | Kind::FirstRequestWindow)
 }

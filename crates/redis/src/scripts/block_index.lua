@@ -3,7 +3,7 @@
 --
 -- KEYS[1]  the index
 -- ARGV     the instant, empty for the server's own clock; how many milliseconds the index outlives
---          its last block; then one of
+--          its last block; and one of these operations:
 --          'put', key, microseconds or 0 for no end, note, maximum number of blocks: returns the
 --          end of the block, 0 for no end, or -1 if there are too many blocks
 --          'drop', key

@@ -1,5 +1,5 @@
--- Sliding window counter. A state is the number of the newest bucket, the width of a bucket, the
--- total, the number of buckets, and the count of each bucket, oldest first.
+-- Sliding window counter. A state consists of the number of the newest bucket, the width of a
+-- bucket, the total, the number of buckets, and the count of each bucket, oldest first.
 
 if kernel == BUCKETS then
   local COUNT_BYTES = 7
@@ -43,10 +43,10 @@ if kernel == BUCKETS then
     total = total + cost
     local own = #counts - COUNT_BYTES + 1
     counts = sub(counts, 1, own - 1) .. struct_pack('>I7', struct_unpack('>I7', counts, own) + cost)
-    -- The excess over the limit is taken from the oldest buckets: some buckets are emptied
-    -- completely, and the next bucket in part.
+    -- If the total exceeds the limit, the excess is taken from the oldest buckets. All but the last
+    -- of these buckets are emptied completely.
     if total > limit then
-      -- Returns the position of the first non-empty bucket from `at` on. Such a bucket must exist.
+      -- Returns the position of the first non-empty bucket at or after `at`. There must be one.
       local function first_used(counts, at)
         local used = string.find(counts, '[^%z]', at)
         return used - fmod(used - 1, COUNT_BYTES)

@@ -26,12 +26,12 @@ if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
--- The number of arguments before the first program and before the first conversion.
+-- The number of arguments before the first program, and before the first conversion.
 local PROGRAMS, CONVERSIONS = 3, 3 + count
 
--- In the mode CHARGE a member that denies has no new state. In the mode CLAMP a denied cost fills
--- the state completely; in the mode KEEP nothing is charged; and in the mode PEEK no member has a
--- new state.
+-- In the mode CHARGE, a member that denies has no new state. In the mode CLAMP, a denied cost fills
+-- the state completely. In the mode KEEP, nothing is charged. In the mode PEEK, no member has a new
+-- state.
 local CHARGE, CLAMP, KEEP, PEEK = 1, 2, 3, 4
 -- `evaluate` sets `outside_calendar` if the instant is outside of a program's calendar windows, and
 -- `from_ahead` if a clock that was ahead has written a state.
@@ -45,9 +45,9 @@ local has_long_states = false
 -- (value.lua)
 
 -- Decides a member that uses the algorithm `kernel`. The parameters of the member are at `at` of
--- `program`. The state of the member is at `position` of `value`, or is new if `position` is nil.
--- Returns five values: where the parameters end; where the state ends; whether the member denies;
--- the state after the charge; and when this state expires.
+-- `program`. The state of the member is at `position` of `value`; without a state, `position` is
+-- nil. Returns five results: where the parameters end; where the state ends; whether the member
+-- denies; the state after the charge; and when this state expires.
 --
 -- The algorithms are branches of one function, because Redis executes the definition of each
 -- function on every call.
@@ -111,10 +111,10 @@ for i = 1, count do
 end
 
 -- All members are evaluated before anything is written. A member is evaluated and charged in one
--- pass, and its new state is discarded if a later member denies. To build a long state and discard
--- it would cost more than the rest of the decision. So if there are several members, a long state
--- is built only after all members have admitted. A header with several members has the algorithm
--- number 7 (states.lua).
+-- pass, and its new state is discarded if a later member denies. Building a long state only to
+-- discard it would cost more than the rest of the decision. So if there are several members, a long
+-- state is built only after all members have admitted. In a header with several members, the number
+-- of the algorithm is 7 (states.lua).
 local defers = has_long_states and (count > 1 or byte(charges[1].head) == 7)
 local deferred = {}
 local is_charge = effect == 'charge' or effect == 'reserve'
@@ -125,7 +125,8 @@ if not outdated then
     local program, value, at, expires = charge.program, charge.value, charge.members, now
     local position = value ~= '' and #charge.head + 1 or nil
     local mode = is_charge and admitted and CHARGE or PEEK
-    -- The table has the size for the usual number of members, because growing a table costs more.
+    -- The table is created with the usual number of elements, because growing a table is more
+    -- expensive.
     local states, number = {'', '', '', ''}, 0
     local marks = effect == 'reserve' and {now, charge.ledger}
     while at <= #program do
@@ -139,8 +140,8 @@ if not outdated then
         states[number] = state
       end
       if marks and state then
-        -- In a log, the mark of a charge is the instant of the last entry. Any other state begins
-        -- with the mark.
+        -- The mark identifies the charge in the state. In a log, the mark is the instant of the
+        -- last entry. Any other state begins with the mark.
         local is_log = kernel == LOG or kernel == LEASE
         marks[2 + number] = is_log and sub(state, -10, -4) or sub(state, 1, 15)
       end

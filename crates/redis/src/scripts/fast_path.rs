@@ -7,12 +7,12 @@ use tidegate_core::remote_eval::CLOCK_JUMP;
 use super::expand_markers;
 use crate::{call::Script, encode::kernel};
 
-/// The maximum number of members of a script of the fast path. The number of possible scripts grows
-/// exponentially with this number.
+/// The maximum number of members (algorithms with parameters) in a fast-path script. The number of
+/// possible scripts grows exponentially with this maximum.
 pub(crate) const MAX_MEMBERS: usize = 4;
 
-/// An algorithm that the fast path supports. In the names and in the code, N stands for the number
-/// of the member.
+/// An algorithm that the fast path supports. In the names and in the Lua code, N stands for the
+/// number of the member.
 struct FastKernel {
     /// The number of the algorithm.
     kernel: u8,
@@ -81,7 +81,8 @@ const FAST_KERNELS: [FastKernel; 4] = [
 /// Returns the script that decides one key with members of these algorithms, and the length of the
 /// header that it expects in a value. Returns `None` if there is no such script.
 pub(crate) fn fast_path(kernels: &[u8]) -> Option<(&'static Script, usize)> {
-    // The algorithms of the members are the digits of the index; 0 stands for no further member.
+    // The index is a number whose digits are the algorithms of the members. The digit 0 means that
+    // there are no further members.
     const BASE: usize = FAST_KERNELS.len() + 1;
     const COUNT: usize = {
         let (mut count, mut members) = (1, 0);

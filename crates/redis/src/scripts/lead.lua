@@ -1,9 +1,9 @@
 -- The lead of a state is an upper bound of how far the state was ahead of the clock when it was
 -- written. A lead takes one byte, and is rounded up by less than one eighth plus half a second. The
--- fast path stores the lead of a completely charged key instead. A state that is ahead by more than
+-- fast path always stores the lead of a completely charged key. A state that is ahead by more than
 -- its lead plus JUMP was written by a clock that was ahead of this clock: the clock of a former
--- primary, or this clock before it was set back. The limit would deny requests until this clock has
--- caught up, so the store clamps the state.
+-- primary, or this clock before it was set back. Until this clock has caught up, the limit would
+-- deny all requests, so the store clamps the state.
 local JUMP = 10000000
 
 -- Returns the lead for `ahead` microseconds: the upper five bits are an exponent, the lower three a
@@ -13,8 +13,8 @@ local function lead_of(ahead)
   return 8 * exponent + 16 * fraction - 16 * fraction % 1 - 40
 end
 
--- Returns whether a clock that was ahead has written a state that has this lead, and is now `ahead`
--- microseconds ahead.
+-- Returns whether a state with this lead was written by a clock that was ahead. The state is now
+-- `ahead` microseconds ahead of the clock.
 local function is_from_ahead(ahead, lead)
   local mantissa = lead % 8
   return ahead > ((mantissa + 9) * 2 ^ ((lead - mantissa) / 8) - 8) * 2 ^ 19 + JUMP

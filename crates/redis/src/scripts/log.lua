@@ -1,8 +1,9 @@
--- Sliding window log. A state is the longest window; the number of entries; the number of windows;
--- the sum of units before the first entry; for each window its first entry, the sum before that
--- entry, and the instant of that entry; and all entries, oldest first. An entry is an instant, and
--- the sum up to and including the entry. All sums are modulo 2^24, which is far more than a log
--- holds. A concurrency lease is an entry of a log.
+-- Sliding window log. A state consists of the longest window; the number of entries; the number of
+-- windows; the sum of units before the first entry; a record for each window; and all entries,
+-- oldest first. The record of a window consists of its first entry, the sum before that entry, and
+-- the instant of that entry. An entry consists of an instant, and the sum up to and including the
+-- entry. All sums are modulo 2^24, which is far more than a log holds. A concurrency lease is an
+-- entry of a log.
 if kernel == LOG or kernel == LEASE then
   local ENTRY, TURN, MOST = 10, 2 ^ 24, 2047
   local windows, cost
@@ -32,7 +33,7 @@ if kernel == LOG or kernel == LEASE then
     from_ahead = from_ahead or last_at > now + JUMP
   end
 
-  -- Advance the start of every window to the present.
+  -- Advance the start of every window to the current time.
   local denies, longest, fewest, largest = false, 0, count, 0
   for w = 1, windows do
     local limit, span
@@ -64,14 +65,15 @@ if kernel == LOG or kernel == LEASE then
   end
 
   local before_last = count > 1 and select(2, entry(count - 2)) or base
-  -- Entries outside of all windows are dropped. Positions count from the entries that are kept.
+  -- Entries outside of all windows are dropped, so positions are counted from the first kept entry.
   if fewest > 0 then
     base = select(2, entry(fewest - 1))
     for w = 1, windows do
       places[w][1] = places[w][1] - fewest
     end
   end
-  -- The new entries are `stay` entries of the value from `fewest` on, followed by `added`.
+  -- The new entries are `stay` entries of the old value, starting with `fewest`, followed by
+  -- `added`.
   local stay, added = count - fewest, {}
   count = stay
 
@@ -105,7 +107,7 @@ if kernel == LOG or kernel == LEASE then
       end
       return struct_unpack('>I7I3', added[number - stay + 1])
     end
-    -- Find the first entry after which less than the limit is left. The last entry always
+    -- Find the first entry after which fewer units remain than the limit. The last entry always
     -- qualifies.
     local low, high = -1, count - 1
     while high - low > 1 do

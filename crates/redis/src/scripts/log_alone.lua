@@ -1,15 +1,15 @@
--- Fast path for one key whose limits all share one log and do not count denied requests. Of a long
--- log only a few positions are read and written.
+-- Fast path for one key whose limits all share one log and do not count denied requests. If the log
+-- is long, only a few positions are read and written.
 --
 -- KEYS[1]  the key
 -- ARGV     the header of its value; the cost; for each window its limit and span; [the instant]
 --
--- Returns the instant in 7 bytes, followed by the value before the charge. Entries of that value
--- are joined where the decision stays the same. Charges nothing and returns {value, instant} in two
--- cases: the value has another header (because the key is blocked, or was stored under other
+-- Returns the instant in 7 bytes, followed by the value before the charge. In the returned value,
+-- entries are merged if the decision stays the same. Charges nothing and returns {value, instant}
+-- in two cases: the value has another header (because the key is blocked, or was stored under other
 -- parameters), or a clock that was ahead has written the value. The state has the format of
--- `log.lua`, but entries that no window needs, and a ledger that has expired, may remain at the
--- front for a while.
+-- `log.lua`. However, entries that no window needs, and a ledger that has expired, may remain at
+-- the front for a while.
 local call, struct_pack, struct_unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
 local key, head, cost = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local windows = math.floor((#ARGV - 2) / 2)
@@ -24,8 +24,8 @@ local LONG, ENTRY, PLACE, TURN, MOST = 2048, 10, 14, 2 ^ 24, 2047
 
 -- (lead.lua)
 
--- Before the entries: the header, which may contain a ledger; 15 bytes; and the position of each
--- window.
+-- The part before the entries: the header, which may contain a ledger; 15 bytes; and the position
+-- of each window.
 local value, front, ledger_until = call('GETRANGE', key, 0, LONG - 1), head, 0
 if value ~= '' and sub(value, 1, #head) ~= head then
   -- (ledger.lua)
@@ -59,7 +59,8 @@ if value ~= '' then
 end
 
 -- Returns the first entry after `low` for which `beyond` is true, and the entry before that one.
--- `beyond` must be false for `low` itself. Returns `count` if `beyond` is false for all entries.
+-- `beyond` must be false for `low` itself. If `beyond` is false for all entries, returns `count` as
+-- the first result.
 local function search(low, beyond)
   local step = 1
   while low + step < count and not beyond(low + step) do
@@ -96,7 +97,7 @@ for w = 1, windows do
   if cost > limit or sum > limit - cost then
     denied = true
     if cost <= limit then
-      -- Find the entry with which enough units leave the window for the cost to fit.
+      -- Find the entry that must leave the window before the cost fits.
       local frees = search(first - 1, function(number)
         local _, upto = entry(number)
         return (upto - before) % TURN >= sum - (limit - cost)
@@ -136,7 +137,7 @@ local at, added, stay = math.max(now, last_at), {}, count
 if last_at == at and count > fewest then
   local before_last = count > 1 and select(2, entry(count - 2)) or base
   if (total - before_last) % TURN + cost <= MOST then
-    -- The charge joins the last entry.
+    -- The charge is added to the last entry.
     stay, total = count - 1, total + cost
     cost, added[1] = 0, struct_pack('>I7I3', at, total % TURN)
   end
@@ -152,8 +153,8 @@ while cost > 0 do
   added[#added + 1] = struct_pack('>I7I3', at, total % TURN)
 end
 
--- Entries that no window needs are dropped only when they are half of the log, so that a long log
--- is rarely copied.
+-- In a long log, entries that no window needs are dropped only when they are more than half of the
+-- log, so that the log is rarely copied.
 local dropped = (not is_long or fewest > stay / 2) and fewest or 0
 if dropped > 0 then
   base = fewest_base

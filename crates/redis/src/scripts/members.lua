@@ -1,4 +1,4 @@
--- open_numbers[kernel](program, at) returns the parameters of a member by name, and the position
+-- open_numbers[kernel](program, at) returns the named parameters of a member, and the position
 -- after them.
 local open_numbers = {}
 
@@ -48,7 +48,7 @@ open_numbers[WEIGHTED] = function(program, at)
   return {cost = cost}, behind
 end
 
--- Returns a program as a table with the header of the value, the shadow mode of the rule, and the
+-- Parses a program into a table with the header of the value, the shadow mode of the rule, and the
 -- members.
 local function open_program(program)
   local is_shadow, _, head_bytes, at = struct_unpack(PROGRAM, program)

@@ -4,13 +4,13 @@ use std::sync::{LazyLock, OnceLock};
 
 use crate::{call::Script, encode::kernel};
 
-/// Marker in a script that is replaced by the code of the algorithms that the call needs.
+/// A marker in a script. It is replaced by the code of the algorithms that the call needs.
 const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\n";
 
-/// Marker in a script that is replaced if any of these algorithms has long states.
+/// A marker in a script. It is replaced if one of the needed algorithms has long states.
 const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
-/// Snippets that several scripts share. Each one has the marker that it replaces in a script.
+/// Snippets of Lua that several scripts share, each with the marker that it replaces in a script.
 const SHARED: [(&str, &str); 7] = [
     ("-- (program.lua)\n", include_str!("program.lua")),
     ("-- (members.lua)\n", include_str!("members.lua")),
@@ -63,8 +63,8 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
         let needed = (0..KERNELS.len()).filter(|kernel| has(*kernel));
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
         let mut text = expand_markers(&include_str!("check.lua").replace(KERNELS_MARKER, &texts));
-        // The states of leases are long, too. A lease needs the code of the log, so the bit of the
-        // log is set.
+        // The states of leases are long, too, but need no check here: leases use the code of the
+        // log, so the bit of the log is set.
         if has(kernel::LOG.into()) || has(kernel::BUCKETS.into()) {
             text = text.replace(LONG_STATES_MARKER, "has_long_states = true\n");
         }

@@ -1,5 +1,4 @@
--- Refunds reservations of `check`, and nothing else. Core's `receipt.rs` explains how much may be
--- refunded.
+-- Refunds reservations of `check`. The core crate's `receipt.rs` explains how much may be refunded.
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own clock
@@ -7,11 +6,12 @@
 --          empty to refund nothing; and the part to refund: a program with the cost to refund,
 --          empty for the whole charge, or 'leases' for only the leases. Leases are always released
 --
--- A receipt is {the instant, the ledger at that time, the mark of the charge in each state, …}.
+-- A receipt is {the instant of the charge, the ledger at that time, the mark of the charge in each
+-- state, …}. The mark identifies the charge in the state.
 --
--- The refund ledger is a part of the value. The ledger records when it was created, and for each
--- GCRA limit of the key by how much time refunds have moved later requests forward since the ledger
--- was created. The ledger is dropped a minute after its last entry. Without a ledger, a refund is
+-- The refund ledger is a part of the value. The ledger records when it was created. For each GCRA
+-- limit of the key, it also records by how much time refunds since then have moved later requests
+-- forward. The ledger is dropped a minute after its last entry. Without a ledger, a refund is
 -- computed from the clock alone.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
@@ -31,19 +31,19 @@ local LEDGER_MS, LEDGER_MICROS, MOST_MOVED = 60000, 60000000, 2 ^ 52
 -- refund[k](member, part, value, position, mark, since, shift) refunds the `part` of a charge that
 -- was made at `since`, and that `mark` identifies. The function returns the state at `position` of
 -- `value` after the refund; when this state expires; and for GCRA, by how much time later requests
--- move forward. `shift` is, for GCRA, the time that was refunded to other requests since the
--- charge, nil if that is unknown.
+-- move forward. `shift` is used only for GCRA: the time that was refunded to other requests since
+-- the charge, or nil if that time is unknown.
 local refund = {}
 
--- Returns how many times a size fits into a whole.
+-- Returns how many times `size` fits into `whole`.
 local function times(whole, size)
   return (whole - fmod(whole, size)) / size
 end
 
 -- A GCRA limit is like a queue of work that is processed in order. A part of a charge's work may be
--- done already. The remaining work is at least its duration minus the time since the charge. The
--- remaining work is also at least the time from now to the end of the charge, after earlier refunds
--- have moved that end forward.
+-- done already. The remaining work is at least the duration of the charge minus the time since the
+-- charge. The remaining work is also at least the time from now to the end of the charge, after
+-- earlier refunds have moved that end forward.
 refund[SCHEDULE] = function(member, part, value, position, mark, since, shift)
   local fraction, lasting, lasting_rest, format = member.fraction, member.lasting, member.lasting_parts, member.format
   local most, most_rest = part.lasting, part.lasting_parts
@@ -87,12 +87,12 @@ refund[SCHEDULE] = function(member, part, value, position, mark, since, shift)
   end
   -- The lead of the charge is kept, because it is at least the lead of the remaining state.
   local state = fraction > 1 and struct_pack(format, arrival, rest, lead) or struct_pack('>I7I1', arrival, lead)
-  -- After the last request there is no later request to move forward.
+  -- After the last request there is no request to move forward.
   local advance = is_last and 0 or remaining + (remaining_rest > 0 and 1 or 0)
   return state, arrival + (rest > 0 and 1 or 0), advance
 end
 
--- The refills since the charge may have returned a part of the charge already.
+-- Refills since the charge may already have returned a part of the charge.
 refund[INTERVAL] = function(member, part, value, position, mark, since)
   local refill, every, cost, most = member.refill, member.every, member.cost, part.cost
   local full_at, last, lead = struct_unpack('>I7I7I1', value, position)
@@ -178,27 +178,27 @@ refund[WEIGHTED] = function(_, part, value, position, mark)
   return struct_pack('>I7I7I7I7', index, previous, current, window), expires
 end
 
--- Returns the time in the ledger for the GCRA limit that is member `number`.
+-- Returns the time that the refund ledger records for the GCRA limit that is member `number`.
 local function ledger_sum(ledger, number)
   return #ledger >= 15 + 7 * number and struct_unpack('>I7', ledger, 9 + 7 * number) or 0
 end
 
--- Returns the time that a GCRA limit has refunded to other requests since the charge; nil if that
--- is unknown.
+-- Returns the time that a GCRA limit has refunded to other requests since the charge. Returns nil
+-- if the time is unknown.
 local function refunded_time(ledger, ledger_then, since, number)
   local sum, created = ledger_sum(ledger, number), ledger_start(ledger)
   local is_same = created == ledger_start(ledger_then)
-  -- A charge from before the states were clamped can no longer be found in them.
+  -- A charge from before the states were clamped can no longer be found in the states.
   if is_clamped(ledger) and not is_same then
     return nil
   end
-  -- If the ledger of the charge would still be kept, but there is no ledger, the key was reset.
+  -- If there is no ledger although the ledger of the charge would still be kept, the key was reset.
   local is_reset = not created and ledger_until(ledger_then) > now
   local shift = sum - ((is_same or is_reset) and ledger_sum(ledger_then, number) or 0)
   return now - since < LEDGER_MICROS and shift >= 0 and sum < MOST_MOVED and shift or nil
 end
 
--- Returns whether the states were converted to other parameters since the charge, so that the
+-- Returns whether the states were converted to other parameters since the charge. If they were, the
 -- charge may have been drained or dropped. The ledger of a conversion is kept as long as the charge
 -- might be refunded.
 local function is_converted_since(ledger, ledger_then)
@@ -206,8 +206,8 @@ local function is_converted_since(ledger, ledger_then)
     and ledger_start(ledger) ~= ledger_start(ledger_then)
 end
 
--- Returns the states of `value` after the refund; the instant at which all states have expired; and
--- the new ledger, nil if nothing was added to the ledger.
+-- Returns three results: the states of `value` after the refund; the instant at which all states
+-- have expired; and the new ledger, nil if nothing was added to the ledger.
 local function refund_states(program, receipt, unused, value, states, is_same, ledger)
   local parts = unused == '' and program.members or unused ~= 'leases' and open_program(unused).members or {}
   local since, ledger_then = unpack(receipt)
@@ -219,7 +219,7 @@ local function refund_states(program, receipt, unused, value, states, is_same, l
     local part = parts[number] or member
     -- Nothing is refunded if the units were used, or if the member counts denied requests too.
     -- Under other parameters, and after a charge by a clock that was ahead, only leases are
-    -- released, because their instant identifies them.
+    -- released, because a lease is identified by its instant.
     local stays = (unused == 'leases' or not is_same or since > now + JUMP) and kernel ~= LEASE
     if kernel == LEASE then
       mark = lease_start(mark, ledger)

@@ -1,7 +1,8 @@
--- Renews leases that `check` has reserved: each lease restarts now. A missing lease is acquired
--- again if a slot is free, and is lost otherwise. Expired states are always treated as deleted,
--- even if Redis still stores them, and no matter under which limits they were stored. States that
--- have not expired keep their leases if the algorithms are the same, even under other parameters.
+-- Renews leases that `check` has reserved: each lease restarts now. A lease that has expired is
+-- acquired again if a slot is free, and is lost otherwise. A key whose states have all expired is
+-- treated as deleted, even if Redis still stores it, and regardless of the limits under which it
+-- was stored. States that have not expired keep their leases if the algorithms are the same, even
+-- if the parameters differ.
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own clock
@@ -9,7 +10,7 @@
 -- ARGV[3…] three arguments for each charge: the program with which it was charged; its receipt; and
 --          the value of a key that has spent nothing
 --
--- Returns for each charge {1 all leases are held or 0 one is lost, the new receipt}.
+-- Returns for each charge {1 if all leases are held or 0 if one is lost, the new receipt}.
 -- `refund.lua` describes receipts.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
@@ -29,7 +30,8 @@ end
 -- `value`, from `start` up to `behind`.
 local function expiry(kernel, value, start, behind)
   if kernel == SCHEDULE then
-    -- A fraction of a microsecond rounds up. The last byte is the lead.
+    -- If there is a fraction of a microsecond, the instant is rounded up. The last byte is the
+    -- lead.
     local has_fraction = string.find(sub(value, start + 7, behind - 2), '[^%z]')
     return struct_unpack('>I7', value, start) + (has_fraction and 1 or 0)
   elseif kernel == LOG or kernel == LEASE then
@@ -61,8 +63,8 @@ local function expiry_of(value, states)
 end
 
 -- Renews the `units` that have been held since `since`, in the log at `start` of `value`. At most
--- `limit` units may be held. Returns the log, the end of its last lease, and the new start of the
--- leases of these units. Returns nothing if the leases are lost.
+-- `limit` units may be held. Returns three results: the log, the end of its last lease, and the new
+-- start of the leases of these units. Returns nothing if the leases are lost.
 local function renew_log(value, start, since, units, limit)
   local longest, count, windows, base, places_at = struct_unpack('>I7I4I1I3', value, start)
   local first = places_at + PLACE * windows
@@ -96,8 +98,8 @@ local function renew_log(value, start, since, units, limit)
   return struct_pack('>I7I4I1I3', longest, #entries / ENTRY, 1, base_then) .. place .. entries, at + longest, at
 end
 
--- Returns the states of `value` with the leases of `receipt` renewed; the end of the last lease;
--- and whether a lease is lost.
+-- Returns three results: the states of `value` with the leases of `receipt` renewed; the end of the
+-- last lease; and whether a lease is lost.
 local function renew_leases(program, value, states, receipt, ledger)
   local written, till, is_lost = {}, 0, false
   for number = 1, #states do

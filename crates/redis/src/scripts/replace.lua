@@ -13,7 +13,7 @@ end
 for i = 1, #KEYS do
   local value, millis = ARGV[3 * i - 1], ARGV[3 * i]
   if millis == '-1' then
-    -- The key stays unchanged.
+    -- Leave the key unchanged.
   elseif value == '' then
     redis.call('DEL', KEYS[i])
   elseif millis == '0' then

@@ -1,5 +1,5 @@
--- GCRA. A state is the theoretical arrival time in whole microseconds; the parts of a microsecond,
--- if the limit needs them; and the lead.
+-- GCRA. A state consists of the theoretical arrival time in whole microseconds; the parts of a
+-- microsecond, if the limit needs them; and the lead (lead.lua).
 if kernel == SCHEDULE then
   local lasting, tau, fraction, fits, _, longest
   local lasting_parts, tau_parts, format = 0, 0, '>I7I1'

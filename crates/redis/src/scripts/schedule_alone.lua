@@ -2,8 +2,8 @@
 -- a whole number of microseconds.
 --
 -- KEYS[1]  the key
--- ARGV[1]  the header of its value, 4 bytes; the duration of the cost; how far the arrival time may
---          be ahead; the lead of a key that is that far ahead
+-- ARGV[1]  the header of its value, 4 bytes; the duration of the cost; the maximum time by which
+--          the arrival time may be ahead; the lead of a key that is ahead by that maximum
 -- ARGV[2]  the instant; absent for the server's own clock
 --
 -- Returns how far the arrival time was ahead before the charge. Charges nothing and returns {value,

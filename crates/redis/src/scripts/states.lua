@@ -1,9 +1,9 @@
--- Parses the states in a value, no matter under which limits they were stored.
+-- Parses the states in a value, regardless of the limits under which they were stored.
 local SEVERAL = 7
 local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
 
 -- The length in bytes of an algorithm's parameters in the header, indexed by the form of the
--- parameters; 4 for all other algorithms.
+-- parameters. The length is 4 for every algorithm that is not listed here.
 local TERMS = {
   [SCHEDULE] = {[0] = 3, 2, 15},
   [INTERVAL] = {[0] = 8, 8, 14},
@@ -24,9 +24,9 @@ local function length_of(kernel, value, start, fraction)
   return kernel == WEIGHTED and 28 or kernel == INTERVAL and 15 or 14
 end
 
--- Returns the position at which the states of `value` begin; and for each state the algorithm, the
--- position of the state, and the position after the state. Raises an error if the value was not
--- written by this store.
+-- Returns the position at which the states of `value` begin. Also returns for each state the
+-- algorithm, the position of the state, and the position after the state. Raises an error if the
+-- value was not written by this store.
 local function states_in(value)
   local shape, at, count = fmod(byte(value), 8), 1, 1
   if shape == SEVERAL then
@@ -58,7 +58,7 @@ local function states_in(value)
   return first, states
 end
 
--- Returns whether the members of `program` use the algorithms of `states`.
+-- Returns whether the members of `program` use the same algorithms as `states`.
 local function are_of(program, states)
   for number = 1, #states do
     local member = program.members[number]
@@ -69,15 +69,16 @@ local function are_of(program, states)
   return #program.members == #states
 end
 
--- Removes up to `units` that were charged at `since` from a log, in the newest entries of that
--- instant first, and removes all entries before the entry `oldest`. In `value`, the `count` entries
--- begin at `first`, and `base` is the sum of units before them. Only differences of sums have a
--- meaning. So either the sums before the removed units are raised, or the sums after them are
--- lowered, depending on which are fewer.
+-- Removes up to `units` that were charged at `since` from a log, starting with the newest entry of
+-- that instant. Also removes all entries before the entry `oldest`. In `value`, the `count` entries
+-- begin at `first`, and `base` is the sum of units before them. Only differences between sums
+-- matter. So the function either raises the sums before the removed units, or lowers the sums after
+-- them, depending on which are fewer.
 --
--- Returns the remaining entries; the sum before these entries; how many units were removed; by how
--- much sums were raised; and a function that maps a position in the old log to the new log. A
--- position is a number of entries and the sum before it.
+-- Returns five results: the remaining entries; the sum before these entries; the number of units
+-- that were removed; the amount by which sums were raised; and a function that maps a position in
+-- the old log to the new log. A position consists of a number of entries and the sum before the
+-- next entry.
 local function remove_units(value, first, count, base, since, units, oldest)
   local function entry(number)
     return struct_unpack('>I7I3', value, first + ENTRY * number)
@@ -146,17 +147,17 @@ local function remove_units(value, first, count, base, since, units, oldest)
   return table.concat(pieces), (sum_before(oldest) + raised) % TURN, removed, raised, place
 end
 
--- Returns the instant at which a ledger was created; nil without a ledger.
+-- Returns the instant at which a refund ledger was created; nil without a ledger.
 local function ledger_start(ledger)
   return ledger ~= '' and struct_unpack('>I7', ledger, 9) or nil
 end
 
--- Returns whether a ledger was created when the states were clamped.
+-- Returns whether a refund ledger was created when the states were clamped.
 local function is_clamped(ledger)
   return ledger ~= '' and byte(ledger) >= CLAMPED
 end
 
--- Returns the start of a lease in the state, in 7 bytes. `mark` is the instant in the receipt. If a
+-- Returns the start of a lease in the state, in 7 bytes. `mark` is the start in the receipt. If a
 -- clock that was ahead has written `mark`, the lease starts when the states were clamped.
 local function lease_start(mark, ledger)
   if struct_unpack('>I7', mark) > now + JUMP and is_clamped(ledger) then

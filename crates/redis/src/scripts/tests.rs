@@ -1,5 +1,5 @@
-//! Bounds the work of the scripts for their largest inputs. The work is counted in an embedded Lua,
-//! so no test measures time.
+//! Bounds the work of the scripts for their largest inputs. An embedded Lua interpreter counts the
+//! work, so no test measures time.
 
 use std::{
     collections::HashMap,
@@ -39,7 +39,7 @@ struct Machine {
     instructions: Arc<Mutex<u64>>,
     moved: Arc<Mutex<u64>>,
     work: Mutex<Work>,
-    /// Script calls so far.
+    /// The number of script calls so far.
     calls: Mutex<u64>,
     /// The values that other clients write to a key before each call.
     written_by_others: Mutex<Option<Overwrite>>,
@@ -131,7 +131,7 @@ fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::LuaString> {
     lua.create_string(bytes)
 }
 
-/// Decodes the subset of MessagePack that receipts need.
+/// Decodes the part of MessagePack that receipts use.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "mlua calls it with owned values"
@@ -196,10 +196,11 @@ fn pack_message(lua: &Lua, table: mlua::Table) -> LuaResult<mlua::LuaString> {
     lua.create_string(bytes)
 }
 
-/// The number of entries of a hash or a set that one call returns.
+/// The maximum number of entries of a hash or a set that one call returns.
 const PAGE: usize = 1_000;
 
-/// Converts a reply of Redis as its Lua API does. Returns the value and the bytes of its strings.
+/// Converts a reply of Redis in the same way as the Lua API of Redis. Returns the value, and the
+/// number of bytes of its strings.
 fn lua_value(lua: &Lua, reply: Reply) -> LuaResult<(LuaValue, usize)> {
     Ok(match reply {
         Reply::Nil => (LuaValue::Boolean(false), 0),
@@ -258,7 +259,7 @@ fn command(keys: &mut HashMap<Vec<u8>, Vec<u8>>, words: &[Vec<u8>]) -> Reply {
             value[number(2)..end].copy_from_slice(&words[3]);
             ok
         }
-        // Of hashes and sets, these scripts only see as much as one call may return.
+        // One call returns at most a page of a hash or a set.
         b"HMGET" => Reply::Array(words[2..].iter().map(|_| Reply::Nil).collect()),
         b"HSCAN" => {
             let ended = || Reply::BulkString([&[0, 0, 0, 0, 0, 0, 1][..], b"note"].concat());
@@ -449,8 +450,8 @@ impl Bench {
         self.work()
     }
 
-    /// Decides a request with one charge. Returns the decision, the number of script calls that it
-    /// took, and the work of the last call.
+    /// Decides a request with one charge. Returns the decision, the number of script calls that the
+    /// decision took, and the work of the last call.
     fn calls_of(&self, charge: Charge<'_>) -> (Decision, u64, Work) {
         let calls = || *self.machine.calls.lock().unwrap();
         let (before, mut outcomes) = (calls(), Vec::new());
@@ -558,9 +559,9 @@ fn every_kind() -> Vec<Algorithm> {
     ]
 }
 
-/// A denial costs at most 1.5 times the instructions and the bytes of an admission. If denied
-/// requests are counted, a denial costs at most 2.5 times as much, because it fills a state
-/// completely.
+/// Asserts that a denial costs at most 1.5 times the instructions and the bytes of an admission. If
+/// denied requests are counted, a denial costs at most 2.5 times as much, because the denial fills
+/// the state completely.
 #[test]
 fn a_denial_costs_redis_at_most_an_admission() {
     for algorithm in every_kind() {
@@ -594,8 +595,8 @@ fn a_denial_costs_redis_at_most_an_admission() {
     }
 }
 
-/// A limit or charge denies after limits or charges with long states have admitted. The denial
-/// costs as much as a peek, because no long state is built.
+/// A limit or charge denies after other limits or charges with long states have admitted. The
+/// denial costs as much as a peek, because the script builds no long state.
 #[test]
 fn a_late_denial_builds_no_long_state() {
     let most = bounds::MAX_LOG_LIMIT;
@@ -661,7 +662,8 @@ fn costs_a_peek(denied: Work, peeked: Work) {
 }
 
 /// The limits of a key change. The next request converts the state, and records the conversion in a
-/// ledger. From then on each decision takes one call again, and no reply contains a copy of a log.
+/// ledger. After the conversion each decision takes one call again, and no reply contains a copy of
+/// a log.
 #[test]
 fn a_converted_key_is_decided_in_one_call() {
     let gcra = |count, burst| Algorithm::Gcra {
@@ -702,12 +704,12 @@ fn a_converted_key_is_decided_in_one_call() {
             let found = crate::decode::stored_value(b"key", &bench.value()).unwrap();
             assert_eq!(found.ledger, ledger, "{new:?}");
         }
-        // A denied cost changes nothing, and takes one call.
+        // A cost that is denied changes nothing, and takes one call.
         let (value, whole) = (bench.value(), charge(&new, b"key", bounds::MAX_LOG_LIMIT));
         let (decision, calls, _) = bench.calls_of(whole);
         assert_eq!((decision, calls), (Decision::Limited, 1), "{new:?}");
         assert_eq!(bench.value(), value, "{new:?}");
-        // Once the ledger has expired, a value that is written as a whole has no ledger.
+        // Once the ledger has expired, a value that is written completely has no ledger.
         bench.pass(2 * DAY.as_micros());
         let (decision, calls, _) = bench.calls_of(after);
         assert_eq!((decision, calls), (Decision::Admitted, 1), "{new:?}");
@@ -717,8 +719,8 @@ fn a_converted_key_is_decided_in_one_call() {
 }
 
 /// A server with other limits charges the key before each call, so that every conversion is
-/// outdated. After eight tries the request is denied, and the decision is not left to this server's
-/// share.
+/// outdated. After eight tries the request is denied. The decision does not fall back to this
+/// server's share of the limits.
 #[test]
 fn a_charge_that_is_always_overtaken_is_denied() {
     let hourly = |count| {
@@ -791,7 +793,7 @@ fn the_maximum_of_buckets_is_scanned_once_per_decision() {
 #[test]
 fn charges_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
-        // No single-key script decides a log beside sub-windows.
+        // No single-key script decides a log next to sub-windows.
         let others = every_kind();
         let limits = limits(
             &[algorithm.clone(), others[5].clone(), others[8].clone()],
@@ -883,7 +885,7 @@ fn limits_cost_the_same_up_to_the_maximum() {
 }
 
 /// Returns all sequences of up to [`MAX_MEMBERS`](super::MAX_MEMBERS) algorithms, of the kinds that
-/// the fast path knows.
+/// the fast path supports.
 fn fast_sequences() -> Vec<Vec<Algorithm>> {
     let rate = |count, seconds| Rate {
         count,
@@ -929,8 +931,9 @@ fn fast_sequences() -> Vec<Vec<Algorithm>> {
     sequences.split_off(1)
 }
 
-/// The same requests get the same answers from the fast path, and from `check`, which decides
-/// reservations. Each path understands the values that the other path has written.
+/// The fast path and `check` give the same answers to the same requests. Reservations are used to
+/// call `check`, because the fast path does not decide them. Each path understands the values that
+/// the other path has written.
 #[test]
 fn the_fast_path_decides_as_check_does() {
     let (mut fast, mut general) = (Bench::new(), Bench::new());
@@ -947,7 +950,8 @@ fn the_fast_path_decides_as_check_does() {
             let charge = charge(&limits, key.as_bytes(), 1 + draw(3));
             let charges = [charge];
             let (mut outcomes, mut expected) = (Vec::new(), Vec::new());
-            // In the last steps, each store continues on the state that the other path has written.
+            // In the last steps, each store continues with the state that the other store has
+            // written.
             let (one, other) = if step < 9 {
                 (&fast, &general)
             } else {
@@ -986,8 +990,8 @@ fn a_limit_on_the_fast_path_costs_at_most_70_instructions() {
     }
 }
 
-/// Fills a log or concurrency limit with this many entries, each at a different instant, and
-/// returns the receipts of the first, the middle and the last one.
+/// Fills a log or concurrency limit with this number of entries, each at a different instant.
+/// Returns the receipts of the first, the middle and the last entry.
 fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3] {
     let one = charge(limits, b"key", 1);
     // The entries and the receipts are written directly, in the store's format.
@@ -1090,15 +1094,15 @@ fn the_longest_log_is_rarely_rewritten() {
                 work.instructions < instructions,
                 "{algorithm:?} {what}: {work:?}"
             );
-            // The whole log is read, cut, joined and written.
+            // The whole log is read, sliced, concatenated and written.
             let bytes = if middle { 17 } else { 11 };
             assert!(work.bytes < bytes * whole, "{algorithm:?} {what}: {work:?}");
         }
     }
 }
 
-/// The scripts that decide nothing, each at its largest input: 64 keys, a page of 1,000 blocks, the
-/// 54 slices of a server, and 1,000 servers.
+/// Runs the scripts that make no decisions, each with its largest input: 64 keys, a page of 1,000
+/// blocks, the 54 slices of a server, and 1,000 servers.
 #[test]
 fn the_scripts_that_decide_nothing_are_bounded() {
     const NOW: &str = "1767225600000000";

@@ -1,4 +1,4 @@
--- Slices of the lists of top talkers of the servers that share this Redis. ARGV[1] is the verb:
+-- Publishes and lists slices of the lists of top talkers. ARGV[1] is the operation:
 --   join  KEYS[1] is a sorted set of the ids of the servers, scored by their last publication.
 --         Adds the id ARGV[2], and returns nothing.
 --   list  The same key. Returns the ids.
@@ -24,7 +24,7 @@ local expiry = tonumber(ARGV[3])
 if verb == 'join' then
   redis.call('ZADD', KEYS[1], now, ARGV[2])
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - expiry)
-  -- A publication in the future was dated by the clock of a former primary, and would not expire.
+  -- A publication in the future comes from the clock of a former primary, and would not expire.
   redis.call('ZREMRANGEBYSCORE', KEYS[1], now + expiry, '+inf')
   redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[4])
   redis.call('PEXPIRE', KEYS[1], expiry)

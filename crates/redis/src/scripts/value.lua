@@ -1,15 +1,15 @@
--- A value is a byte with the number of the algorithm and two flags; the end of a block, 7 bytes, if
--- the first flag is set; a refund ledger, if the second flag is set; the rest of the header; and
--- the states. A ledger is the number of its sums, the instants until when and since when it is
--- kept, and the sums, 7 bytes each. The byte with the number of sums has two flags, too. CLAMPED
--- marks a ledger that was created when the states were clamped, because a clock that was ahead had
--- written them. CONVERTED marks a ledger that was created when the states were converted to other
--- parameters.
+-- A value consists of a byte with the number of the algorithm and two flags; the end of a block, 7
+-- bytes, if the first flag is set; a refund ledger, if the second flag is set; the rest of the
+-- header; and the states. A ledger consists of the number of its sums, the instants until when and
+-- since when it is kept, and the sums, 7 bytes each. The byte with the number of sums has two
+-- flags, too. CLAMPED marks a ledger that was created when the states were clamped, because a clock
+-- that was ahead had written them. CONVERTED marks a ledger that was created when the states were
+-- converted to other parameters.
 local BLOCKED, HAS_LEDGER, CLAMPED, CONVERTED = 128, 64, 128, 64
 
--- Returns the end of the block, nil without a block; the ledger, '' without a ledger; and the rest
--- of the value, '' if nothing is spent. A value that this store has not written is returned
--- unchanged.
+-- Returns three results: the end of the block, nil without a block; the ledger, '' without a
+-- ledger; and the rest of the value, '' if nothing is spent. A value that this store has not
+-- written is returned unchanged.
 local function open_value(raw)
   local first, at, block_end, ledger = byte(raw), 2, nil, ''
   if first >= BLOCKED then
@@ -30,12 +30,12 @@ local function open_value(raw)
   return block_end, ledger, at <= #raw and string.char(first) .. sub(raw, at) or ''
 end
 
--- Returns the instant until which a ledger is kept.
+-- Returns the instant until which a refund ledger is kept.
 local function ledger_until(ledger)
   return ledger == '' and 0 or (struct_unpack('>I7', ledger, 2))
 end
 
--- Returns the value with the block and the ledger, as the inverse of `open_value`.
+-- Combines a value with its block and its ledger. This is the inverse of `open_value`.
 local function close_value(value, block_end, ledger)
   local first = byte(value)
   if ledger ~= '' then

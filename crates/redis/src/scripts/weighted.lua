@@ -1,5 +1,5 @@
--- Weighted window. A state is the number of a window, the units spent in the previous window, the
--- units spent in this window, and the length of a window.
+-- Weighted window. A state consists of the number of a window, the units spent in the previous
+-- window, the units spent in this window, and the length of a window.
 if kernel == WEIGHTED then
   local limit, window, cost
   limit, window, cost, at = struct_unpack(WEIGHTED_NUMBERS, program, at)

@@ -1,6 +1,7 @@
--- Fixed window. A state is the units spent in a window, and the instant at which the window ends.
+-- Fixed window. A state consists of the units spent in a window, and the instant at which the
+-- window ends.
 --
--- An instant outside of the windows of a calendar in the program sets `outside_calendar`.
+-- If the instant is outside the calendar windows in the program, `outside_calendar` is set.
 if kernel == WINDOW then
   local limit, cost, most, grid, span
   limit, cost, most, grid, span, at = struct_unpack(WINDOW_NUMBERS, program, at)

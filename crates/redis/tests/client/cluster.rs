@@ -1,4 +1,4 @@
-//! A cluster of three primaries and three replicas.
+//! Tests the store on a cluster of three primaries and three replicas.
 
 use tidegate_core::{Charge, Cost, Decision, Effect, former_key};
 use tidegate_redis::{RedisSettings, ScanPosition, StoreError, Topology};
@@ -32,8 +32,8 @@ async fn keys_of_every_slot_are_decided_while_slots_move() {
     a_primary_is_killed(&mut cluster, &fixture).await;
 }
 
-/// The owner of slot 0 is partitioned from its cluster but not from the store. Every other node
-/// lists this owner first.
+/// The owner of slot 0 is partitioned from its cluster but not from the store. All other nodes list
+/// the partitioned owner first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
@@ -83,7 +83,8 @@ async fn unserved_slots_are_reported() {
     assert!(error.contains("16384 of 16384 slots"), "{error}");
 }
 
-/// The keys of a rule are on all servers, and a listing goes from one server to the next.
+/// The keys of a rule are spread over all servers, and a listing continues from one server to the
+/// next.
 async fn keys_of_every_server_are_listed(fixture: &StoreFixture) {
     let mut expected = Vec::new();
     for number in 0..600 {
@@ -114,8 +115,8 @@ async fn keys_of_every_server_are_listed(fixture: &StoreFixture) {
     assert_eq!(servers.len(), 3);
 }
 
-/// Charges two keys at a time, usually in two slots. One key is the same in all requests, until it
-/// is spent.
+/// Charges two keys at a time, usually in two slots. One of the two keys is the same in all
+/// requests, until its units are spent.
 async fn limits_in_several_slots_are_one_decision(fixture: &StoreFixture) {
     let charge =
         |key: &'static str| Charge::new(key.as_bytes(), &fixture.limits, Cost::ONE).unwrap();
@@ -138,12 +139,12 @@ async fn limits_in_several_slots_are_one_decision(fixture: &StoreFixture) {
         };
         assert_eq!(decision, Ok(expected), "{number}");
         assert_eq!(outcomes[0].remaining, u64::try_from(left).unwrap());
-        // Each other key was admitted twice, and a denied request is not charged to it.
+        // Each of the other keys was admitted twice. A denied request charges none of its keys.
         assert_eq!(outcomes[1].remaining, if number < 5 { 9 } else { 8 });
     }
 }
 
-/// Migrates the slot of one key to another node, and charges the key at every step.
+/// Migrates the slot of a key to another node, and charges the key at every step of the migration.
 async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, fixture: &StoreFixture) {
     // `stored` is the key in Redis.
     let (key, stored) = ("moving", "test:moving");
@@ -213,7 +214,7 @@ async fn a_primary_is_killed(cluster: &mut RedisCluster, fixture: &StoreFixture)
     }
 }
 
-/// Returns `Some` if the node `survivor` knows that a replica has replaced a failed primary.
+/// Returns `Some` if the node `survivor` knows that a replica has replaced the failed primary.
 fn has_been_replaced(cluster: &RedisCluster, survivor: usize) -> Option<()> {
     let nodes = cluster.nodes()[survivor].ask(&["CLUSTER", "NODES"]);
     let dead = nodes.lines().find(|line| line.contains("master,fail"))?;
@@ -232,7 +233,7 @@ fn owns_slots(cluster: &RedisCluster, number: usize) -> bool {
         })
 }
 
-/// Without a slot map, a listing fails. An empty page would say that there are no keys.
+/// Without a slot map, a listing fails, because an empty page would mean that there are no keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_keys_of_an_unreachable_cluster_are_not_listed_as_none() {
     let nobody = "redis://127.0.0.1:1";

@@ -1,4 +1,4 @@
-//! Servers that fail while they are in use.
+//! Tests servers that fail while they are in use.
 
 use std::time::Duration;
 
@@ -71,8 +71,8 @@ async fn a_request_to_a_paused_server_is_not_sent_again() {
     );
     server.resume();
     fixture.until_decided("other").await;
-    // Each of the unknown requests was executed at most once. Requests that were sent before the
-    // pause ended are charged when the pause ends.
+    // Each request of unknown outcome was executed at most once. Requests that were sent during the
+    // pause are charged when it ends.
     let left = fixture.admitted("k", 12).await;
     assert!(
         left >= 9_usize.saturating_sub(unknown) && left <= 9,
@@ -92,7 +92,8 @@ async fn a_slow_server_is_dropped_and_used_again_once_it_is_fast() {
     while fixture.redis.health().up == 1 {
         assert!(fixture.spend("k").await.is_err());
     }
-    // The loss is known immediately. The reason is known after the next attempt to connect.
+    // The lost connection is noticed immediately. The reason is known after the next attempt to
+    // connect.
     fixture
         .until("too slow", |health| {
             let error = health.error.as_ref().map(ToString::to_string);

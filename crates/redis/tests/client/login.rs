@@ -1,4 +1,4 @@
-//! A user with only the permissions that are needed.
+//! Tests a user that has only the permissions that a store needs.
 
 use tidegate_core::Decision;
 use tidegate_redis::{Login, RedisSettings};

@@ -1,5 +1,5 @@
-//! Connections to real servers: the errors while a server cannot be used, and the recovery after an
-//! error.
+//! Tests connections to real servers: the errors while a server cannot be used, and the recovery
+//! after an error.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

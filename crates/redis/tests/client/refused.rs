@@ -1,4 +1,4 @@
-//! Servers that cannot be used. Each case has its own error, which says what to do.
+//! Tests servers that cannot be used. Each case has its own error, which says how to fix it.
 
 use std::{
     io::{Read, Write},
@@ -17,7 +17,7 @@ async fn reports_error(settings: RedisSettings, advice: &str) {
     let fixture = StoreFixture::with(settings);
     let error = fixture.error().await;
     assert!(error.contains(advice), "{error}");
-    // A request to such a server fails immediately, with the reason.
+    // A request to this server fails immediately, with the reason.
     match fixture.spend("k").await {
         Err(StoreError::NotExecuted(problem)) => assert!(problem.contains(advice), "{problem}"),
         other => panic!("{other:?}"),
@@ -117,7 +117,8 @@ fn pretender(answer: &'static [u8]) -> String {
             thread::spawn(move || {
                 let mut room = [0; 4_096];
                 while let Ok(length) = client.read(&mut room) {
-                    // A command is an array, of which only the first line begins with an asterisk.
+                    // A command is an array. Only the first line of the array begins with an
+                    // asterisk.
                     let commands = room[..length]
                         .split(|byte| *byte == b'\n')
                         .filter(|line| line.starts_with(b"*"));

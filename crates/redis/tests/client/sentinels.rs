@@ -1,4 +1,4 @@
-//! A primary that the Sentinels report, and its successor.
+//! Tests a primary that the Sentinels report, and its replacement.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn a_failover_is_followed() {
     assert!(sentinels.replica.ask(&["DBSIZE"]).as_str() >= ":1");
 }
 
-/// Sentinels that answer later than the timeout of a decision still name the primary.
+/// Sentinels that answer later than the timeout of a decision are still used to find the primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_sentinel_is_waited_for() {
     let sentinels = tokio::task::block_in_place(Sentinels::start);
@@ -71,8 +71,8 @@ async fn a_slow_sentinel_is_waited_for() {
     assert_eq!(fixture.until_decided("k").await, Decision::Admitted);
 }
 
-/// Two of three Sentinels are paused, and the third names another server, which accepts writes. The
-/// store keeps its primary.
+/// Two of three Sentinels are paused. The third Sentinel names another server, which accepts
+/// writes. The store keeps its primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stale_minority_does_not_replace_a_working_primary() {
     let (sentinels, stale) =
@@ -86,7 +86,7 @@ async fn a_stale_minority_does_not_replace_a_working_primary() {
     let port = stale.port().to_string();
     let monitor = ["SENTINEL", "MONITOR", PRIMARY, "127.0.0.1", &port, "2"];
     assert_eq!(sentinels.ask(2, &monitor), "+OK");
-    // Every query to a Sentinel opens a connection, including the queries of this test.
+    // Every query to a Sentinel opens a connection, so the queries of this test are counted, too.
     let (before, mut own) = (sentinels.connections(2), 0);
     tokio::task::block_in_place(|| {
         eventually("the third Sentinel has been asked five times", || {

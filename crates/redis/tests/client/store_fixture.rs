@@ -1,4 +1,4 @@
-//! A store on real servers, and helpers of the tests.
+//! A store on real servers, and test helpers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 
 use crate::support::PATIENCE;
 
-/// A store and its connections.
+/// A store and its connections, for tests.
 #[derive(Debug)]
 pub(crate) struct StoreFixture {
     pub(crate) redis: Arc<Redis>,
@@ -22,7 +22,7 @@ pub(crate) fn address(url: &str) -> Address {
 
 pub(crate) fn standalone(url: &str) -> RedisSettings {
     RedisSettings {
-        // On a busy machine a test may wait longer than the default timeout of a decision.
+        // The timeout is longer than the default, because a test on a busy machine may wait longer.
         timeout: Duration::from_millis(500),
         ..RedisSettings::new(Topology::Standalone(address(url)))
     }
@@ -83,7 +83,7 @@ impl StoreFixture {
             .unwrap_or_else(|_| panic!("not {what}: {:?}", self.redis.health()))
     }
 
-    /// Waits until Redis decides again.
+    /// Waits until Redis decides a request on `key`, and returns the decision.
     pub(crate) async fn until_decided(&self, key: &str) -> Decision {
         let waited = tokio::time::timeout(PATIENCE, async {
             loop {

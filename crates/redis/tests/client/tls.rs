@@ -1,4 +1,4 @@
-//! TLS with server and client certificates.
+//! Tests TLS with server and client certificates.
 
 use tidegate_core::Decision;
 use tidegate_redis::{RedisSettings, RedisTls, Topology};

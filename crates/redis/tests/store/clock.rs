@@ -1,5 +1,5 @@
-//! A primary whose clock is behind that of the previous primary: states written by the other clock
-//! are clamped, as in the memory store.
+//! Tests a primary whose clock is behind the clock of the previous primary. States that the
+//! previous primary has written are clamped, as in the memory store.
 
 use std::sync::Arc;
 
@@ -29,8 +29,8 @@ fn limit(kind: Kind, count: u64) -> Limit {
     Limit::new(kind.algorithm(5, rate, 2)).unwrap()
 }
 
-/// Rules with a limit of this kind: alone; counting denied requests; next to another limit; and
-/// twice.
+/// Returns rules with a limit of this kind: the limit alone; the limit with denied requests
+/// counted; the limit next to another limit; and the limit twice.
 fn rules(kind: Kind) -> Vec<Limits> {
     let own = || limit(kind, 5);
     let all = [
@@ -41,7 +41,7 @@ fn rules(kind: Kind) -> Vec<Limits> {
         vec![own(), limit(Kind::Log, 6)],
         vec![own(), limit(kind, 6)],
     ];
-    // A concurrency limit cannot count denied requests, so that rule is invalid and left out.
+    // A concurrency limit cannot count denied requests, so the second rule is invalid and left out.
     let all = all
         .into_iter()
         .filter_map(|limits| Limits::new(limits).ok());
@@ -60,7 +60,7 @@ async fn store(server: &Server) -> RedisStore {
     RedisStore::connect(&server.url(), "tg").await.unwrap()
 }
 
-/// Both stores, with a clock that has been set back.
+/// A Redis store and a memory store whose clock has been set back.
 struct Pair {
     redis: RedisStore,
     memory: MemoryStore,
@@ -90,8 +90,8 @@ impl Pair {
     }
 }
 
-/// After the clock was set back, the limits of a key deny, and they refill like the limits of an
-/// exhausted key, within a minute or at the end of the month.
+/// After the clock was set back, the limits of a key deny. They refill like the limits of an
+/// exhausted key: within a minute, or at the end of the month.
 #[tokio::test]
 async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     for server in Server::each() {
@@ -121,7 +121,7 @@ async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     }
 }
 
-/// If the limits of a request are in several slots, each node decides by its own clock.
+/// If the limits of a request are in several slots, each node decides with its own clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_in_several_slots_are_clamped() {
     for program in ["redis-server", "valkey-server"] {
@@ -183,8 +183,8 @@ async fn a_state_under_other_parameters_is_clamped() {
     }
 }
 
-/// A larger limit has admitted requests that take hours to drain. Such a state is not a clock
-/// error, so the smaller limit leaves it unchanged.
+/// A larger limit has admitted requests that take hours to drain. Such a state does not come from a
+/// clock that was ahead, so the smaller limit leaves it unchanged.
 #[tokio::test]
 async fn a_debt_of_a_larger_limit_is_not_clamped() {
     for server in Server::each() {
@@ -220,7 +220,7 @@ async fn a_debt_of_a_larger_limit_is_not_clamped() {
     }
 }
 
-/// Both receipts of a charge.
+/// The receipts of one charge in Redis and in memory.
 struct Receipts(RedisReceipt, Receipt);
 
 async fn reserve(redis: &RedisStore, memory: &MemoryStore, one: Charge<'_>, now: u64) -> Receipts {
@@ -232,8 +232,8 @@ async fn reserve(redis: &RedisStore, memory: &MemoryStore, one: Charge<'_>, now:
     Receipts(there, here)
 }
 
-/// A receipt of a clock that was ahead refunds no units. Such a receipt still releases and renews
-/// its leases.
+/// A receipt from a clock that was ahead refunds no units, but still releases and renews its
+/// leases.
 #[tokio::test]
 async fn a_receipt_of_a_clock_that_was_ahead_releases_only_leases() {
     for server in Server::each() {
@@ -308,9 +308,9 @@ async fn a_manual_refund_is_applied_after_the_clamp() {
     }
 }
 
-/// The limits of a key were changed and changed back while a request was in progress. Even after
-/// the clock is also set back, a refund of that request takes nothing from later charges, no matter
-/// how late the refund is.
+/// The limits of a key were changed and changed back while a request was in progress. Even if the
+/// clock is also set back, a refund of that request takes nothing from later charges, no matter how
+/// late the refund is.
 #[tokio::test]
 async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
     let daily = |kind: Kind, count| {
@@ -343,8 +343,9 @@ async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
                 let asked = right.check(charges, Effect::Charge, &mut outcomes);
                 asked.await.unwrap();
             }
-            // A clock that is ahead exhausts the limit, and is set back. By that clock, too, the
-            // record of the conversion is kept for 12 hours, in which five units drain.
+            // A clock that is ahead exhausts the limit, and is then set back. Measured by that
+            // clock, too, the record of the conversion is kept for 12 hours, in which five units
+            // drain.
             let one = [charge(&first, key.as_bytes(), 1)];
             ahead.pin_clock(at(START + 6 * 3_600 * SECOND));
             for _ in 0..16 {

@@ -1,4 +1,5 @@
-//! Requests with limits in several slots of a cluster, many of them at the same time.
+//! Tests requests with limits in several slots of a cluster. Many requests are sent at the same
+//! time.
 
 use std::{
     sync::Arc,
@@ -32,7 +33,7 @@ pub(crate) async fn store(url: &str) -> RedisStore {
     RedisStore::new(Arc::new(redis), "tg")
 }
 
-/// Returns limits with `count` units and `rate` per `period`, with an algorithm of this kind.
+/// Returns limits with `count` units and `rate` units per `period`, with an algorithm of this kind.
 fn limits(kind: Kind, count: u64, rate: u64, period: Span) -> Limits {
     let rate = Rate {
         count: rate,
@@ -43,7 +44,7 @@ fn limits(kind: Kind, count: u64, rate: u64, period: Span) -> Limits {
     Limits::new(vec![Limit::new(kind.algorithm(count, rate, 2)).unwrap()]).unwrap()
 }
 
-/// A limit that all clients share, and one for each of eight clients.
+/// A limit that all clients share, and one limit for each of eight clients.
 struct Race {
     store: RedisStore,
     common: Limits,
@@ -69,7 +70,7 @@ impl Race {
         )
     }
 
-    /// Sends `requests` at the same time, and returns how many were admitted per client.
+    /// Sends `requests` requests at the same time, and returns how many were admitted per client.
     async fn run(&self, requests: usize) -> [u64; Self::OWNERS] {
         let all = (0..requests).map(|number| self.ask(number % Self::OWNERS, Effect::Charge));
         let mut admitted = [0; Self::OWNERS];
@@ -155,8 +156,8 @@ async fn repeated_denials_charge_other_slots_only_once() {
         own: limits(Kind::Gcra, 2, 1, day),
     };
     let charge = |owner| race.ask(owner, Effect::Charge);
-    // The server learns the scripts: two requests of the first client are admitted, and one is
-    // denied.
+    // These requests make the server store the scripts: two requests of the first client are
+    // admitted, and one is denied.
     for _ in 0..3 {
         charge(0).await;
     }
@@ -198,7 +199,8 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     let asked = store.reserve(&charges, &mut outcomes);
     let given_up = tokio::time::timeout(Duration::from_millis(100), asked).await;
     assert!(given_up.is_err(), "Redis is paused");
-    // The server runs this request after the first, so both slots have charged the first by now.
+    // The server runs this request after the first one, so both slots have charged the first one by
+    // now.
     let next = store.check(&charges, Effect::Charge, &mut outcomes).await;
     assert_eq!(next, Ok(Decision::Admitted));
     let remaining = |outcomes: &[Outcome]| -> Vec<u64> {
@@ -212,7 +214,8 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     }
 }
 
-/// Three primaries, each with its own clock: every limit is used up, and none is exceeded.
+/// There are three primaries, each with its own clock. Every limit is used up, and no limit is
+/// exceeded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_on_several_primaries_are_used_up_and_never_exceeded() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);

@@ -1,4 +1,5 @@
-//! Runs the same traces on the memory store and on the servers: no field of any answer may differ.
+//! Runs the same traces on the memory store and on the servers. All fields of all answers must be
+//! equal.
 
 #[path = "../../../core/tests/proofs/strategies.rs"]
 #[allow(dead_code, reason = "the proofs of core use the rest")]
@@ -31,7 +32,7 @@ struct Rule {
     longest_wait: Option<Span>,
 }
 
-/// Makes the limits elastic, if they can be.
+/// Makes the limits elastic, if their kinds allow it.
 fn elastic(limits: Vec<Limit>) -> Limits {
     let limits = Limits::new(limits).unwrap();
     limits.clone().stretching(50).unwrap_or(limits)
@@ -51,12 +52,12 @@ impl Rule {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Charges or peeks the rules whose bits are set.
+    /// Charges or peeks the rules whose bits are set in `rules`.
     Ask {
         rules: u8,
         ask: Ask,
     },
-    /// Reserves units of the rules whose bits are set, with a receipt.
+    /// Reserves units of the rules whose bits are set in `rules`, with a receipt.
     Reserve {
         rules: u8,
         ask: Ask,
@@ -82,9 +83,9 @@ enum Step {
     },
     /// Changes the limits of a rule.
     ///
-    /// A state in Redis contains the parameters under which it is counted. In memory the limits
-    /// remember up to [`MAX_FORMER`] former limits, so the key is reset after that number of
-    /// changes.
+    /// A state in Redis contains the parameters under which it is counted. The limits in the memory
+    /// store remember only up to [`MAX_FORMER`] former limits, so the key is reset after that
+    /// number of changes.
     Change {
         rule: Index,
         limits: Vec<Limit>,
@@ -121,7 +122,8 @@ fn settle() -> impl Strategy<Value = Step> {
     (any::<Index>(), unused).prop_map(|(which, unused)| Step::Settle { which, unused })
 }
 
-/// The rules, each with its limits and whether it is in shadow mode; the start time; and the steps.
+/// The rules, each with its limits and whether the rule is in shadow mode; the start time; and the
+/// steps.
 type Trace = (Vec<(Vec<Limit>, bool)>, u64, Vec<Step>);
 
 /// A trace with up to three rules of any kinds.
@@ -134,7 +136,7 @@ fn trace() -> impl Strategy<Value = Trace> {
     )
 }
 
-/// A trace with one rule of this kind, so that every kind is drawn often enough.
+/// A trace with one rule of this kind, so that every kind occurs often enough.
 fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     let rules = strategies::limit(kind).prop_map(|limit| vec![(vec![limit], false)]);
     let steps = prop::collection::vec(
@@ -152,9 +154,9 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     (rules, strategies::start(), steps)
 }
 
-/// Whether a state of `old` may hold more units than `new` allows, and so lose some units when it
-/// is converted. The memory store converts a state at the next decision. Redis converts a state at
-/// the next charge, because another server may still have the old limits.
+/// Returns whether a state of `old` may hold more units than `new` allows, and so lose some units
+/// when it is converted. The memory store converts a state at the next decision. Redis converts a
+/// state only at the next charge, because another server may still have the old limits.
 fn may_hold_more(old: &Limits, new: &Limits) -> bool {
     let loses = |limit: &&Limit| {
         !matches!(
@@ -180,7 +182,7 @@ const MAX_FORMER: usize = 4;
 
 /// A reservation in both stores.
 struct Reservation {
-    /// The rules at that time.
+    /// The rules at the time of the reservation.
     rules: Vec<Rule>,
     /// The cost of each charge.
     cost: u64,
@@ -188,7 +190,7 @@ struct Reservation {
     redis_receipt: RedisReceipt,
 }
 
-/// The two stores, at one instant.
+/// A memory store and a Redis store whose clocks show the same instant.
 struct Pair<'r> {
     runtime: &'r Runtime,
     redis: RedisStore,
@@ -289,8 +291,8 @@ impl Pair<'_> {
             chosen.push(self.rules[0].clone());
         }
         let has_room = ask.of.index(3) == 0;
-        // The longest wait that the request accepts: no wait, half of the time until the reset, the
-        // whole time, a microsecond less, or any wait.
+        // The longest wait that the request accepts is one of these: no wait, half of the time
+        // until the reset, the whole time, a microsecond less, or any wait.
         let ahead = last.map_or(Span::ZERO, |last| last.reset_after).as_micros();
         let longest_wait = match ask.of.index(7) {
             0 => Some(0),
@@ -363,8 +365,8 @@ impl Pair<'_> {
         self.look()
     }
 
-    /// Returns the state of the current limits. In memory, the limits of a reservation do not know
-    /// the limits that replaced them.
+    /// Returns the state of the current limits. The limits of a reservation cannot be used, because
+    /// in memory they do not know the limits that replaced them.
     fn look(&self) -> (String, String) {
         let charges: Vec<Charge<'_>> = self.rules.iter().map(|rule| rule.charge(1)).collect();
         let (mut expected, mut got) = (Vec::new(), Vec::new());
@@ -417,7 +419,7 @@ where
     compare_on(&runtime, &redis.unwrap(), &empty, cases, traces);
 }
 
-/// Like [`compare`], on a cluster where every rule's key is in a different slot.
+/// Works like [`compare`], on a cluster in which every rule's key is in a different slot.
 fn compare_across_slots<S>(server: &RedisServer, cases: u32, traces: impl Fn() -> S)
 where
     S: Strategy<Value = Trace>,
@@ -452,7 +454,7 @@ fn compare_on<S>(
                 longest_wait: None,
             }
         });
-        // With one shard, so that all keys share one clock.
+        // The memory store has one shard, so that all keys share one clock.
         let bounds = MemoryBounds {
             max_keys: 1_000,
             ..MemoryBounds::default()
@@ -489,7 +491,7 @@ fn every_algorithm_decides_as_in_memory_in_valkey() {
     }
 }
 
-/// A trace with one rule of several GCRA limits, which have their own scripts.
+/// A trace with one rule of several GCRA limits, which have dedicated scripts.
 fn trace_of_schedules() -> impl Strategy<Value = Trace> {
     let kinds = [Kind::Gcra, Kind::TokenBucket, Kind::Meter, Kind::Queue];
     let kind = prop::sample::select(kinds.to_vec());

@@ -1,5 +1,5 @@
-//! A store with a fallback that charges with receipts, while Redis is reachable and after it has
-//! failed.
+//! Tests a store with a local fallback that charges with receipts, while Redis is reachable and
+//! after it has failed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     support::{PATIENCE, RedisServer},
 };
 
-/// Four concurrent requests; in a fleet of two, this node's share is two.
+/// Returns a limit of four concurrent requests. In a fleet of two nodes, this node's share is two.
 fn limits() -> Limits {
     let limit = Limit::new(Algorithm::Concurrency {
         limit: 4,
@@ -72,8 +72,8 @@ async fn until(what: &str, wanted: impl Fn() -> bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
-    // Two servers that stopped long ago, one with a heartbeat by the clock of a primary that was
-    // ahead.
+    // Two ids belong to servers that stopped long ago. One heartbeat was written by the clock of a
+    // primary that was ahead.
     tokio::task::block_in_place(|| {
         redis.ask(&["ZADD", "tg#servers", "1", "old", "99999999999999", "ahead"]);
     });
@@ -160,8 +160,8 @@ async fn reserve(
     (decided.decision, decided.source, receipt)
 }
 
-/// Settles a receipt, and returns where it was charged. A charge to this node is refunded
-/// immediately.
+/// Settles a receipt, and returns where it was charged. If only this node was charged, the refund
+/// is immediate.
 async fn settle(node: &FallbackStore, limits: &Limits, receipt: Option<FallbackReceipt>) -> Source {
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);
@@ -204,8 +204,8 @@ async fn slots_are_released_in_redis_and_on_the_granting_node() {
 
     redis.kill();
     while reserve(&one, &limits).await.1 != Source::Local {}
-    // This node's share is two, and two of its requests are in flight. Leases from Redis count
-    // towards the share too.
+    // This node's share is two requests, and two of its requests are in flight. Leases from Redis
+    // count towards the share too.
     assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
     let (decision, source, receipt) = reserve(&one, &limits).await;
@@ -215,7 +215,7 @@ async fn slots_are_released_in_redis_and_on_the_granting_node() {
     assert_eq!(reserve(&one, &limits).await.0, Decision::Admitted);
 }
 
-/// Renews the lease of `receipt` at `now`, in Redis and at the node.
+/// Renews the lease of `receipt` at `now`, in Redis and on the node.
 async fn renew(
     node: &FallbackStore,
     receipt: &mut Option<FallbackReceipt>,
@@ -252,7 +252,8 @@ async fn leases_are_renewed_fleet_wide_and_survive_an_outage() {
         };
         assert_eq!(decision, expected, "after {now} minutes");
     }
-    // The fourth lease was taken over at minute 18, so its renewal is too late.
+    // Another request acquired the fourth slot at minute 18, so the renewal of the fourth lease is
+    // too late.
     assert_eq!(renew(&one, &mut held[3], minutes(27)).await, Renewal::Lost);
 
     redis.kill();
@@ -264,8 +265,8 @@ async fn leases_are_renewed_fleet_wide_and_survive_an_outage() {
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
 }
 
-/// A renewal whose reply was lost leaves an unknown lease in the slot. The request's lease is not
-/// reported as lost, and is held again once the unknown lease has expired.
+/// A renewal whose reply was lost leaves an unidentified lease in the slot. The request's lease is
+/// not reported as lost, and is held again once the unidentified lease has expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_without_a_reply_keeps_the_lease() {
     let redis = tokio::task::block_in_place(RedisServer::start);
@@ -284,7 +285,7 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
     tokio::task::block_in_place(|| redis.ask(&["CLIENT", "PAUSE", "1000", "ALL"]));
     let unheard = renew(&node, &mut held[0], minutes(6)).await;
     assert_eq!(unheard, Renewal::Unknown);
-    // The `PING` waits until the pause ends.
+    // The reply to `PING` arrives when the pause ends.
     tokio::task::block_in_place(|| redis.ask(&["PING"]));
     for then in [8, 9] {
         let renewal = renew(&node, &mut held[0], minutes(then)).await;
@@ -316,8 +317,8 @@ async fn charge(node: &FallbackStore, cost: u64) -> (Decision, Source, u64) {
     (decided.decision, decided.source, outcomes[0].remaining)
 }
 
-/// After a charge of another cost, a cached denial would have too many remaining units and too
-/// short a wait.
+/// After a charge of a different cost, a cached denial would report too many remaining units and
+/// too short a wait.
 #[tokio::test]
 async fn a_charge_drops_the_cached_denials_of_its_key() {
     let redis = tokio::task::spawn_blocking(RedisServer::start)
@@ -350,7 +351,8 @@ async fn a_charge_drops_the_cached_denials_of_its_key() {
     );
 }
 
-/// The caller has just got a pending result, so the store does not search its cache again.
+/// The caller has just searched the cache and got a pending result, so the store does not search
+/// the cache again.
 #[tokio::test]
 async fn a_search_of_the_denial_cache_is_not_repeated() {
     let redis = tokio::task::spawn_blocking(RedisServer::start)
@@ -377,8 +379,9 @@ fn is_blocked((decision, source): (Decision, Source), by: Source) -> bool {
     matches!(decision, Decision::Blocked { .. }) && source == by
 }
 
-/// A node that has enforced a block is not notified when another node lifts it, or when Redis loses
-/// it. No request uses the key in between.
+/// A node that has enforced a block is not notified when another node lifts the block, or when
+/// Redis loses the block. The node still lifts its copy, although no request uses the key in
+/// between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
@@ -399,7 +402,7 @@ async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     .await;
     assert!(blocked(b"kept") && blocked(b"lost"));
 
-    // During an outage the blocks in effect remain in effect.
+    // During an outage, the blocks that are in effect remain in effect.
     redis.kill();
     until("it is down", || one.stats().health.up == 0).await;
     assert_eq!(
@@ -412,7 +415,7 @@ async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     );
     assert!(is_blocked(ask(&one, b"kept").await, Source::Local));
     assert!(is_blocked(ask(&one, b"lost").await, Source::Local));
-    // This Redis has no persistence.
+    // This Redis has no persistence, so the restart loses its data.
     redis.restart();
     until("the block that Redis lost is lifted", || !blocked(b"lost")).await;
 }
@@ -424,7 +427,7 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
     let node = node_that_waits(&redis.url(), Duration::from_millis(500)).await;
     let start = Timestamp::from_micros(START);
     for (key, millis) in [(&b"short"[..], 400), (b"long", 60_000)] {
-        // Without a block in Redis the node would drop its copy.
+        // If there were no block in Redis, the node would drop its copy.
         assert!(node.store().block(key, None, "test").await.unwrap());
         let span = Span::from_millis(millis);
         node.local().block(key, Some(span), "test", start);
@@ -458,7 +461,7 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
 }
 
 /// The server answers after the caller has stopped waiting, but before the connection times out.
-/// The charge of the abandoned request is refunded.
+/// The store refunds the charge of the abandoned request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_abandoned_slot_is_released() {
     let redis = tokio::task::block_in_place(RedisServer::start);
@@ -473,8 +476,8 @@ async fn an_abandoned_slot_is_released() {
     let (decided, receipt) = node.reserve(request, &mut Vec::new()).await;
     assert_eq!(decided.source, Source::Local, "Redis has not answered");
     drop(receipt);
-    // The server runs these requests after the first, so it has charged the first when it answers
-    // them.
+    // The server runs these requests after the first one. So when it answers them, it has charged
+    // the first one.
     let held: Vec<_> = [
         reserve(&node, &limits).await,
         reserve(&node, &limits).await,
@@ -485,7 +488,7 @@ async fn an_abandoned_slot_is_released() {
         held.iter()
             .all(|(decision, ..)| *decision == Decision::Admitted)
     );
-    // The refund follows: a fourth lease is free, but not a fifth.
+    // The refund arrives later. After the refund, a fourth lease is free, but not a fifth.
     let admitted = async {
         loop {
             let last = reserve(&node, &limits).await;

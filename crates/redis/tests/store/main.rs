@@ -1,4 +1,4 @@
-//! The store on real servers, Redis and Valkey; each test starts its own.
+//! Tests the store on real servers, both Redis and Valkey. Each test starts its own servers.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +26,7 @@ use tidegate_redis::RedisStore;
 /// An instant in 2026.
 const START: u64 = 1_767_225_600_000_000;
 
-/// Returns a runtime on this thread, for tests that do not run on one.
+/// Returns a runtime on the current thread, for tests that do not run on a runtime.
 fn runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().build().unwrap()
@@ -87,8 +87,8 @@ async fn schedules_decide_as_in_memory() {
     }
 }
 
-/// Logs that are long enough to be changed in place, with windows that empty partly, completely,
-/// and never.
+/// Tests logs that are long enough to be changed in place, with windows that become partly empty,
+/// completely empty, and never empty.
 #[tokio::test]
 async fn long_logs_decide_as_in_memory() {
     for server in Server::each() {
@@ -147,8 +147,8 @@ async fn a_state_of_changed_limits_is_converted() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let memory = MemoryStore::new(MemoryBounds::default());
         let old = std::sync::Arc::new(limits(&["20/min"]));
-        // The memory store needs the former limits. In Redis the state itself contains its
-        // parameters.
+        // The memory store needs the former limits. In Redis, the state itself contains the
+        // parameters of the former limits.
         let second = std::sync::Arc::new(limits(&["30/min"]).inheriting_from(&old));
         let third = std::sync::Arc::new(limits(&["7/s", "40/min"]).inheriting_from(&second));
         let fourth = std::sync::Arc::new(limits(&["20/min"]).inheriting_from(&third));

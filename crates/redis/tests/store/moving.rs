@@ -1,4 +1,4 @@
-//! Reservations while the slot of their keys migrates to another node of a cluster.
+//! Tests reservations while the slot of their keys migrates to another node of a cluster.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ async fn node(cluster: &RedisCluster) -> FallbackStore {
     FallbackStore::new(Arc::new(redis), "tg", local, settings)
 }
 
-/// Twenty units, refilled at one per day.
+/// Returns a limit of twenty units, which refills at one unit per day.
 fn limits(kind: Kind) -> Limits {
     let rate = Rate {
         count: 20,
@@ -208,7 +208,8 @@ async fn reservations_are_exact_while_their_slot_moves() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);
     reserve_through(&cluster, Kind::TokenBucket, &["one"]).await;
     reserve_through(&cluster, Kind::EpochWindow, &["two"]).await;
-    // Several rules with one hash tag. During the migration their keys are on two nodes.
+    // The keys of several rules have the same hash tag. During the migration these keys are on two
+    // nodes.
     reserve_through(&cluster, Kind::TokenBucket, &["{x}one", "{x}two"]).await;
     reserve_through(&cluster, Kind::Log, &["{y}one", "{y}two", "{y}new"]).await;
 }

@@ -1,4 +1,4 @@
-//! The operator's commands, and the keys that remain on the server.
+//! Tests the operator's commands, and which keys remain on the server.
 
 use tidegate_core::{
     Algorithm, BlockNote, BlockedRule, Charge, Cost, Counting, Decision, Effect, Limit, Limits,
@@ -8,8 +8,8 @@ use tidegate_redis::{RedisStore, ScanPosition};
 
 use crate::{START, limits, server::Server};
 
-/// The script reads every state before it writes the first, so a key that is named twice would lose
-/// a charge.
+/// The script reads every state before it writes the first one, so a key that occurs twice would
+/// lose a charge.
 #[tokio::test]
 async fn one_key_twice_in_one_call_is_refused() {
     for server in Server::each() {
@@ -100,7 +100,8 @@ async fn blocks_are_listed_enforced_and_lifted() {
     }
 }
 
-/// A full index is swept page by page. No script reads the whole index.
+/// The blocks that have ended are removed from a full index page by page. No script reads the whole
+/// index.
 #[tokio::test]
 async fn a_full_index_is_swept_of_the_blocks_that_have_ended() {
     for server in Server::each() {
@@ -114,7 +115,7 @@ async fn a_full_index_is_swept_of_the_blocks_that_have_ended() {
                 .unwrap()
         );
         let index = server.command(&["KEYS", "*blocks*"]);
-        // Copies of the two entries, up to the maximum number of blocks.
+        // The index is filled with copies of the two entries, up to the maximum number of blocks.
         let fill = format!(
             "local kept, ended = redis.call('HGET', KEYS[1], 'kept'), redis.call('HGET', KEYS[1], \
              'ended') for n = 3, {} do redis.call('HSET', KEYS[1], 'n' .. n, n % 2 == 0 and kept or \
@@ -163,7 +164,7 @@ async fn a_block_keeps_the_name_of_its_rule() {
         );
         assert_eq!(block.values(), Some(vec!["a", "b"]));
         assert_eq!(store.blocks().await.unwrap(), [block]);
-        // A block without a rule, as earlier versions stored it.
+        // A block without a rule is stored in the same form as by earlier versions.
         assert!(store.block(&key, None, "why").await.unwrap());
         let block = store.block_on(&key).await.unwrap().unwrap();
         assert_eq!((block.reason.as_str(), &block.rule), ("why", &None));
@@ -175,7 +176,7 @@ async fn a_key_of_every_kernel_expires_with_its_state() {
     const HOUR: u64 = 3_600_000;
     let server = Server::redis();
     let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
-    // 20 minutes after a full hour. A pinned clock adds a day to the time to live.
+    // The instant is 20 minutes after a full hour. A pinned clock adds a day to the time to live.
     let now = 1_767_225_600_000_000 + 1_200_000_000;
     store.pin_clock(Timestamp::from_micros(now));
     let (day, hour) = (24 * HOUR, Span::from_millis(HOUR));
@@ -209,7 +210,7 @@ async fn a_key_of_every_kernel_expires_with_its_state() {
     .enumerate()
     {
         let limits = Limits::new(vec![Limit::new(algorithm.clone()).unwrap()]).unwrap();
-        // By the fast path, and by the general script.
+        // The key is charged by the fast path, and by the general script.
         for (path, reserves) in [("fast", false), ("general", true)] {
             let key = format!("{path}{number}");
             let charges = [Charge::new(key.as_bytes(), &limits, Cost::ONE).unwrap()];
@@ -225,7 +226,7 @@ async fn a_key_of_every_kernel_expires_with_its_state() {
                 .command(&["PTTL", &format!("tg:{key}")])
                 .parse()
                 .unwrap();
-            // The test itself takes less than ten minutes.
+            // The bounds assume that the test itself takes less than ten minutes.
             let (least, most) = (day + millis - HOUR / 6, day + millis);
             assert!((least..=most).contains(&left), "{algorithm:?}: {left} ms");
         }
@@ -285,7 +286,8 @@ async fn the_keys_of_a_rule_are_listed() {
             charge(&store, value.as_bytes()).await;
         }
         let scope = *former_key("api", &[]).first_chunk().unwrap();
-        // A page of one key costs a visit of 100 keys, so 800 keys do not take 800 pages.
+        // Even a page of one key makes the server visit 100 keys, so 800 keys do not take 800
+        // pages.
         for (most, max_pages) in [(1, 40), (7, 40), (1_000, 5)] {
             let (mut listed, mut from) = (Vec::new(), ScanPosition::default());
             let mut pages = 0;

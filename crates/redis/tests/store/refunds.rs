@@ -1,4 +1,4 @@
-//! Refunds in both stores, at instants that random traces rarely contain.
+//! Tests refunds in both stores, at instants that random traces rarely contain.
 
 use std::sync::Arc;
 
@@ -60,7 +60,8 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
         let memory = MemoryStore::new(MemoryBounds::default());
         let mut start = START;
         for kind in Kind::ALL {
-            // The same algorithm with limits that drain immediately, and another algorithm.
+            // The other limits have the same algorithm but drain immediately, or have another
+            // algorithm.
             let other = if kind == Kind::Gcra {
                 Kind::TokenBucket
             } else {
@@ -102,7 +103,8 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
                     redis.settle(&before, there, &refund).await.unwrap();
                     same(&redis, &memory, &after, at(200_000), Effect::Look).await;
                     let returned = remaining(&memory, &after, at(200_000)) - left;
-                    // Calendar windows do not depend on the rate, and slots are always released.
+                    // Calendar windows do not depend on the rate, and concurrency slots are always
+                    // released.
                     let is_converted = charged_between == 1
                         && kind != Kind::Concurrency
                         && (kind, between) != (Kind::CalendarWindow, Kind::CalendarWindow);
@@ -116,9 +118,9 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
     }
 }
 
-/// A slot is held under one rule, and the rule's algorithm is changed to one whose conversion loses
-/// all counts. A refund under the new limits leaves the value unchanged, so the slot is still held
-/// and renewed.
+/// A concurrency slot is held under a rule, and the rule's algorithm is changed to one whose
+/// conversion loses all counts. A refund under the new limits leaves the value unchanged, so the
+/// slot is still held and can be renewed.
 #[tokio::test]
 async fn a_refund_under_limits_that_keep_nothing_leaves_the_slots() {
     let of = |kind: Kind, count| {
@@ -151,7 +153,7 @@ async fn a_refund_under_limits_that_keep_nothing_leaves_the_slots() {
     }
 }
 
-/// Returns how many units the only limit of the only charge has left.
+/// Returns how many units are left in `charges`, which has only one charge with one limit.
 fn remaining(memory: &MemoryStore, charges: &[Charge<'_>], now: Timestamp) -> u64 {
     let mut outcomes = Vec::new();
     memory.check(charges, now, Effect::Look, &mut outcomes);

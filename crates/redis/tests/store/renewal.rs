@@ -1,5 +1,5 @@
-//! Leases that are renewed after the limits have changed, just before and just after the stored
-//! state has expired.
+//! Tests leases that are renewed after the limits have changed, just before and just after the
+//! stored state has expired.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::{START, differential::strategies::Kind, server::Server};
 #[derive(Clone, Copy, Debug)]
 enum Meanwhile {
     Nothing,
-    /// A charge is denied. One of the limits counts the charge, and the other limits do not. The
-    /// other limits store windows and buckets without any units.
+    /// A charge is denied. One of the limits counts the denied charge, and the other limits do not
+    /// count it. The other limits store windows and buckets without any units.
     Denied,
     Blocked,
     /// The new limits are of other kinds.
@@ -34,11 +34,11 @@ struct Case {
     period: u64,
     lease: u64,
     meanwhile: Meanwhile,
-    /// The lease is renewed when the limit of this index has reset. Without a limit of this index,
-    /// it is renewed after this many half leases.
+    /// The lease is renewed when the limit with this index has reset. If there is no limit with
+    /// this index, the lease is renewed after this number of half leases.
     which: usize,
-    /// 0 renews the lease one microsecond before that instant, 1 exactly at that instant, 2 one
-    /// microsecond after it.
+    /// The offset of the renewal from that instant: 0 is one microsecond before it, 1 is exactly at
+    /// it, and 2 is one microsecond after it.
     nudge: u64,
 }
 
@@ -72,8 +72,8 @@ impl Case {
         let old = Arc::new(self.limits(old_kind, hour, hour));
         let [period, lease] = [self.period, self.lease].map(Span::from_micros);
         let new = Arc::new(self.limits(self.kind, period, lease).inheriting_from(&old));
-        // The old limits again. In memory they have the new limits as former limits; in Redis the
-        // state contains its parameters.
+        // The rule gets its old limits again. In memory the old limits have the new limits as
+        // former limits; in Redis the state contains its parameters.
         let back = self.limits(old_kind, hour, hour).inheriting_from(&new);
         let key = format!("{self:?}");
         let charge =
@@ -111,8 +111,8 @@ impl Case {
     }
 }
 
-/// The two stores at the start of a case. Every case has its own, because the clock of a store
-/// never goes back.
+/// The two stores at the start of a case. Every case has its own stores, because the clock of a
+/// store never goes back.
 struct Both {
     redis: RedisStore,
     memory: MemoryStore,
@@ -204,7 +204,7 @@ async fn a_lease_is_renewed_in_an_expired_state_as_in_memory() {
     }
 }
 
-/// Instants near the epoch are as small as the offsets of states in a value.
+/// Instants near the epoch are numbers as small as the offsets of states in a value.
 #[tokio::test]
 async fn a_lease_is_renewed_near_the_epoch_as_in_memory() {
     let server = Server::redis();

@@ -1,4 +1,5 @@
-//! Two servers on one Redis, with different limits for one rule, as during the rollout of a change.
+//! Tests two servers on one Redis that have different limits for one rule, as during the rollout of
+//! a change.
 
 use futures_util::future::join_all;
 use tidegate_core::{
@@ -48,8 +49,8 @@ async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> 
     decisions.iter().filter(is_admitted).count()
 }
 
-/// Whether a kind counts in windows of a fixed length. Windows of different lengths cannot be
-/// compared.
+/// Returns whether a kind counts in windows of a fixed length. The counts of windows of different
+/// lengths cannot be compared.
 fn has_windows(kind: Kind) -> bool {
     !matches!(
         kind,
@@ -87,8 +88,8 @@ async fn servers_with_different_limits_together_admit_the_larger() {
     }
 }
 
-/// Units admitted by the larger limit drain at that limit's rate, even if the smaller limit's rate
-/// is lower.
+/// Units that the larger limit has admitted drain at the rate of that limit, even if the smaller
+/// limit has a lower rate.
 #[tokio::test]
 async fn a_count_above_the_smaller_limit_reports_when_it_has_drained() {
     let server = Server::redis();
@@ -111,8 +112,8 @@ async fn a_count_above_the_smaller_limit_reports_when_it_has_drained() {
     assert_eq!(ask(&store, "key", &less).await.0, Decision::Admitted);
 }
 
-/// Rates that do not fit the short encoding of a value, and rates whose unit has a fraction of a
-/// microsecond.
+/// Tests rates that do not fit into the short encoding of a value, and rates whose unit has a
+/// fraction of a microsecond.
 #[tokio::test]
 async fn limits_of_any_form_are_stored_with_the_state() {
     let server = Server::redis();

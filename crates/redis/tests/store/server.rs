@@ -1,5 +1,5 @@
-//! Real servers, each on a socket in its own directory. The servers are killed at the end of the
-//! test.
+//! Real servers, each on a Unix socket in its own directory. The servers are killed at the end of
+//! the test.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -50,7 +50,7 @@ impl Server {
         server
     }
 
-    /// Returns the URL of its socket.
+    /// Returns the URL of the server's socket.
     pub(crate) fn url(&self) -> String {
         format!("redis+unix://{}", self.socket())
     }

@@ -1,4 +1,4 @@
-//! The shared test vectors, on every server.
+//! Runs the shared test vectors on every server.
 
 #[path = "../../../core/tests/vectors/compare.rs"]
 mod compare;

@@ -1,6 +1,6 @@
-//! Real Redis servers for tests: standalone, replicated under Sentinels, or a cluster. Each uses
-//! ports that were just free, and a directory that is removed at the end. Tests of other crates
-//! include this module too.
+//! Real Redis servers for tests: standalone, replicated under Sentinels, or a cluster. Each server
+//! uses ports that were just free, and a directory that is removed at the end. Tests of other
+//! crates include this module too.
 
 #![allow(
     dead_code,
@@ -35,7 +35,7 @@ pub const SERVER: &str = match env!("CARGO_CRATE_NAME").as_bytes() {
     _ => "redis-server",
 };
 
-/// Timeout of everything that takes milliseconds on an idle machine.
+/// Timeout of operations that take milliseconds on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns a port that is free now. Another process may take the port before it is used; the caller
@@ -80,7 +80,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Anything that remains is removed with the target directory.
+        // If the removal fails, the directory is removed together with the target directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

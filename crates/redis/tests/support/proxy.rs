@@ -1,5 +1,5 @@
-//! A TCP proxy that can delay data, reset all connections, or refuse the connections of one
-//! address.
+//! A TCP proxy that can delay data, reset all connections, or refuse the connections of some
+//! clients.
 
 use std::{
     io::{Read, Write},
@@ -88,7 +88,7 @@ impl Proxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Delays everything that clients send by this time.
+    /// Delays all data that clients send by this duration.
     pub fn delay(&self, by: Duration) {
         let millis = u64::try_from(by.as_millis()).unwrap();
         self.delay_ms.store(millis, Ordering::SeqCst);

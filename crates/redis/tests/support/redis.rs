@@ -1,4 +1,4 @@
-//! One Redis server.
+//! A Redis server for tests.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -122,7 +122,7 @@ impl RedisServer {
         );
     }
 
-    /// Stops the process: connections stay open, and no request is answered.
+    /// Stops the process. Its connections stay open, and no request is answered.
     pub fn pause(&self) {
         self.signal("STOP");
     }
@@ -131,20 +131,20 @@ impl RedisServer {
         self.signal("CONT");
     }
 
-    /// Sends a command and returns the reply as on the wire, such as `+OK` or `:3`, or the text of
-    /// a bulk string.
+    /// Sends a command and returns the reply. The reply has the form of the protocol, such as `+OK`
+    /// or `:3`, or is the text of a bulk string.
     pub fn ask(&self, words: &[&str]) -> String {
         ask(self.port, words).unwrap_or_else(|| panic!("no reply to {words:?}"))
     }
 
-    /// Returns false if the server has exited.
+    /// Waits until the server answers; returns false if the server has exited.
     fn wait_until_it_answers(&mut self) -> bool {
         eventually("Redis answers", || {
             if self.child.try_wait().unwrap().is_some() {
                 return Some(false);
             }
             let answer = ask(self.port, &["PING"])?;
-            // A server that requires a password first is ready too.
+            // A server that first requires a password is ready too.
             (answer == "+PONG" || answer.starts_with("-NOAUTH") || answer.starts_with("-DENIED"))
                 .then_some(true)
         })

@@ -65,7 +65,7 @@ impl Sentinels {
         ask(self.ports[number], words).unwrap_or_else(|| panic!("no reply to {words:?}"))
     }
 
-    /// Stops the process of a Sentinel, which is still killed at the end of the test.
+    /// Stops the process of a Sentinel. The Sentinel is still killed at the end of the test.
     pub fn pause(&self, number: usize) {
         let id = self.children[number].id().to_string();
         let status = Command::new("kill").args(["-STOP", &id]).status();
@@ -109,7 +109,7 @@ impl Drop for Sentinels {
 }
 
 fn sentinel(port: u16, primary: u16, scratch: &Scratch) -> Child {
-    // A Sentinel rewrites its configuration file, so each has its own.
+    // A Sentinel rewrites its configuration file, so each Sentinel has its own file.
     let file = scratch.path().join(format!("sentinel-{port}.conf"));
     let text = format!(
         "port {port}\nbind 127.0.0.1\nsentinel monitor {PRIMARY} 127.0.0.1 {primary} 2\n\

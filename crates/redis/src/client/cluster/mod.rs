@@ -1,8 +1,9 @@
-//! A Redis Cluster: the slot map, and redirections when it has changed.
+//! A client for Redis Cluster: keeps the slot map, and follows redirections when the map has
+//! changed.
 //!
 //! The client library has a cluster client too, but it pipelines only one slot at a time, and has a
-//! single retry counter for redirections and lost connections. Here a batch may contain commands
-//! for all slots of a node, and a command is sent again only if the reply says that it was not
+//! single retry counter for redirections and lost connections. In this client, a batch may contain
+//! commands for all slots of a node. A command is sent again only if the reply says that it was not
 //! executed.
 
 mod slot_map;
@@ -35,7 +36,7 @@ use super::{
     settings::{Address, RedisSettings, Transport},
 };
 
-/// The most redirections that one command follows.
+/// The maximum number of redirections that one command follows.
 const MAX_REDIRECTIONS: usize = 5;
 
 /// Interval between refreshes of the slot map while all slots are served.
@@ -51,8 +52,8 @@ const REFRESH_DELAY: Duration = Duration::from_millis(20);
 /// The maximum number of nodes that are asked at the same time for their view of the cluster.
 const MAX_QUERIED: usize = 16;
 
-/// The minimum number of nodes that are asked for their view of the cluster, if it has enough
-/// nodes.
+/// The minimum number of nodes that are asked for their view of the cluster. A smaller cluster is
+/// asked completely.
 const MIN_QUERIED: usize = 3;
 
 /// After the first node has answered with `cluster_state:ok`, how long to wait for the answers of
@@ -78,7 +79,7 @@ struct ClusterState {
     /// The number of refreshes of the map. In a large cluster each refresh asks a different set of
     /// nodes.
     refreshes: AtomicUsize,
-    /// Notified if a reply shows that the map may be stale.
+    /// Notifies the refresh task when a reply shows that the map may be stale.
     stale: Notify,
     /// True once the first refresh of the map has ended, with or without success.
     was_refreshed: tokio::sync::watch::Sender<bool>,
@@ -119,7 +120,7 @@ impl NodeSlots {
     }
 }
 
-/// The redirection in a reply.
+/// The redirection that a reply asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Redirection {
     /// Not a redirection: a result, or another error.
@@ -128,7 +129,7 @@ enum Redirection {
     Moved(String, u16),
     /// `ASK`: the slot is migrating to this address, and the key is already there.
     Ask(String, u16),
-    /// The node does not serve the slot, or no longer does.
+    /// The node does not serve the slot, or no longer serves it.
     Stale,
 }
 
@@ -255,7 +256,8 @@ impl Cluster {
 
     async fn owner(&self, slot: u16) -> Option<Arc<Node>> {
         if self.state.map.load().is_none() && !*self.state.was_refreshed.borrow() {
-            // Waits for the first map at start-up; the load below shows whether it arrived.
+            // At start-up, waits for the first map. The load below shows whether the map has
+            // arrived.
             let _ = tokio::time::timeout(self.timeout, self.wait_for_first_attempt()).await;
         }
         let map = self.state.map.load();
@@ -289,7 +291,7 @@ impl Redirection {
     }
 }
 
-/// Parses an address such as `3999 127.0.0.1:6381`. An empty host means the node that replied.
+/// Parses an address such as `3999 127.0.0.1:6381`. An empty host stands for the node that replied.
 fn parse_target(details: Option<&str>) -> Option<(String, u16)> {
     let (_, address) = details?.split_once(' ')?;
     let (host, port) = address.rsplit_once(':')?;
@@ -316,7 +318,7 @@ impl ClusterState {
         Arc::clone(node)
     }
 
-    /// Returns an address with the same transport as the seeds.
+    /// Returns an address that has the transport of the seeds.
     fn address_like_seed(&self, host: &str, port: u16) -> Address {
         match self.seeds.first() {
             Some(seed) => seed.with_endpoint(host, port),
@@ -370,9 +372,10 @@ impl ClusterState {
         map.as_ref().is_some_and(|map| map.unserved_slots() == 0)
     }
 
-    /// Returns the nodes to ask for their view of the cluster: the nodes that have slots. If there
-    /// is a problem, or if these nodes are few, the other known nodes and the seeds are asked too.
-    /// In a cluster with more nodes than one refresh asks, each refresh asks a different set.
+    /// Returns the nodes to ask for their view of the cluster. These are the nodes that have slots.
+    /// If there is a problem, or if few nodes have slots, the other known nodes and the seeds are
+    /// asked too. If a cluster has more nodes than one refresh asks, each refresh asks a different
+    /// set.
     fn nodes_to_query(&self) -> Vec<Address> {
         let map = self.map.load();
         let mut chosen: Vec<Address> = Vec::new();
@@ -430,7 +433,7 @@ impl ClusterState {
                     if view.state == State::Ok {
                         until.get_or_insert_with(|| Instant::now() + OTHER_VIEWS_WAIT);
                     }
-                    // One node may have two addresses.
+                    // Two addresses may lead to the same node.
                     if views.iter().all(|known| known.reporter != view.reporter) {
                         views.push(view);
                     }

@@ -2,8 +2,8 @@
 //!
 //! A node that is partitioned from its cluster keeps its last map, and cannot know that a replica
 //! has taken over its slots. So each slot is assigned to the node that claims it with the highest
-//! configuration epoch. The nodes resolve conflicts in the same way. Views of nodes that report
-//! `cluster_state:fail` are used only if every node that answered reports it.
+//! configuration epoch, which is how the nodes themselves resolve conflicts. Views of nodes that
+//! report `cluster_state:fail` are used only if every node that answered reports it.
 
 use super::{
     super::{hash_slot::SLOTS, settings::Address},
@@ -61,8 +61,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
             }
         }
     }
-    // A slot may have no owner that claims it, for example briefly during a migration. In this case
-    // the best claim of any node is used.
+    // A slot may have no owner that claims it, for example briefly during a migration. Such a slot
+    // goes to the best claim that any node reports.
     let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
         assign(&mut any_claims, claim, |current| {
@@ -96,8 +96,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     }
 }
 
-/// Assigns to `claim` each of its slots that is free, or for whose current claim `replaces` returns
-/// true.
+/// Assigns the slots of `claim` to it, as far as they are free. A slot that has another claim is
+/// assigned only if `replaces` returns true for that claim.
 fn assign<'c>(
     slots: &mut [Option<&'c Claim>],
     claim: &'c Claim,
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn slots_of_an_owner_in_a_failed_cluster_are_not_served() {
         let map = [claim("a", 1, 0, 99), claim("b", 2, 100, 199)];
-        // `a` is not replaced yet: the other nodes still name it.
+        // `a` is not replaced yet: the other nodes still report `a` as the owner.
         let (a, b) = (view("a", State::Failed, &map), view("b", State::Ok, &map));
         assert_eq!(
             owners(&[a.clone(), b]),
@@ -225,8 +225,8 @@ mod tests {
         );
     }
 
-    /// `c` knows that `b` has a new epoch, but not yet that slots 5 to 9 moved from `b` to `d`
-    /// before that.
+    /// `c` knows that `b` has a new epoch. `c` does not know yet that slots 5 to 9 had moved from
+    /// `b` to `d` before.
     #[test]
     fn the_claim_of_a_node_outweighs_the_reports_of_others() {
         let c = view("c", State::Ok, &[claim("b", 13, 0, 9)]);

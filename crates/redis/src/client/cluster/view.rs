@@ -1,4 +1,4 @@
-//! One node's view of the cluster: the owner of each slot, and its configuration epoch.
+//! One node's view of the cluster: the owner of each slot, and the owner's configuration epoch.
 //!
 //! `CLUSTER SLOTS` returns the endpoints for clients, `CLUSTER NODES` the configuration epochs, and
 //! `CLUSTER INFO` whether the node serves keys at all. A node that is partitioned from the majority
@@ -36,7 +36,7 @@ pub(super) enum State {
     Failed,
 }
 
-/// A range of slots, and the node that has them.
+/// A range of slots, and the node that claims them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) first: u16,
@@ -50,7 +50,8 @@ pub(super) struct Claim {
     pub(super) servers: Vec<Address>,
 }
 
-/// Reads the view of `node` over the connection `open`, or over a new one if there is none.
+/// Reads the view of `node` over the open connection `open`, or over a new connection if `open` is
+/// `None`.
 pub(super) async fn read(
     settings: &RedisSettings,
     node: &Address,
@@ -62,7 +63,7 @@ pub(super) async fn read(
             None => handshake::connect(settings, node, ServerKind::ClusterNode, || {}).await?,
         };
         connection.set_response_timeout(VIEW_TIMEOUT);
-        // The three commands are one pipeline, so that the node answers the three commands without
+        // The three commands are sent as one pipeline, so that the node answers them without
         // processing cluster messages in between.
         let mut pipeline = Pipeline::with_capacity(3);
         pipeline.cmd("CLUSTER").arg("SLOTS");
@@ -114,7 +115,7 @@ fn parse_view(node: &Address, replies: Vec<Value>) -> Result<View, ConnectError>
     })
 }
 
-/// The parts of `CLUSTER NODES` that `CLUSTER SLOTS` lacks.
+/// The parts of the reply to `CLUSTER NODES` that `CLUSTER SLOTS` does not return.
 #[derive(Debug, PartialEq, Eq)]
 struct NodeTable {
     myself: String,
@@ -155,7 +156,8 @@ fn parse_claims(slots: &Value, nodes: &NodeTable, node: &Address) -> Option<Vec<
         .collect()
 }
 
-/// Parses `[first, last, [host, port, id, …], …]`. A missing host means the node that answered.
+/// Parses `[first, last, [host, port, id, …], …]`. A missing host stands for the node that
+/// answered.
 fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim> {
     let Value::Array(parts) = entry else {
         return None;
@@ -175,7 +177,7 @@ fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim
     Some(Claim {
         first,
         last,
-        // The node joined between the replies to the two commands. The epoch of that node is not
+        // The node joined the cluster between the replies to the two commands. Its epoch is not
         // known yet, so any other claim wins.
         epoch: nodes.epochs.get(&owner).copied().unwrap_or(0),
         owner,

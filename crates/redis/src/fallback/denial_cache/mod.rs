@@ -1,10 +1,10 @@
 //! Denial cache (a negative cache): a request that was just denied is denied again without a call
 //! to Redis.
 //!
-//! A denial is valid until the first of its limits would admit the request, unless the key is
-//! charged or refunded. A denial is cached until then, but never longer than the configured
-//! maximum, so that a charge or refund on another node is noticed after at most that maximum.
-//! Denials by concurrency limits are not cached, because their leases may be released at any time.
+//! A denial is valid until the first of its denying limits would admit the request, unless the key
+//! is charged or refunded earlier. A denial is never cached longer than the configured maximum, so
+//! that this node notices a charge or refund on another node within that time. Denials by
+//! concurrency limits are not cached, because their leases may be released at any time.
 //!
 //! A reply from Redis is already old when it arrives. A denial is cached only if no denial of its
 //! keys was invalidated since the request was sent. The cache has a fixed number of slots, each
@@ -28,9 +28,9 @@ use tidegate_core::{
 /// Number of cached denials, a power of two.
 const SLOTS: usize = 1 << 14;
 
-/// Number of invalidation counters, a power of two. A charge or refund of a key invalidates every
-/// key that shares its counter. The number is large, so that charges of other keys rarely
-/// invalidate a key that is denied all the time.
+/// Number of invalidation counters, a power of two. A charge or refund of a key invalidates the
+/// denials of every key that shares its counter. The number is large, so that this rarely affects
+/// other keys.
 const COUNTERS: usize = 1 << 16;
 
 /// Upper bounds of a request whose denial is cached: total bytes of its keys, and its number of
@@ -55,10 +55,10 @@ struct CachedDenial {
     hash: u64,
     charges: Box<[ChargeKey]>,
     epoch: Epoch,
-    /// When the request was sent. Redis decided no earlier than this.
+    /// When the request was sent. Redis decided at this time or later.
     sent_at: Timestamp,
-    /// When the reply arrived. Redis decided no later than this; waits are measured from here, so
-    /// they are never understated.
+    /// When the reply arrived. Redis decided at this time or earlier. Waits are measured from this
+    /// time, so they are never understated.
     received_at: Timestamp,
     expires_at: Timestamp,
     outcomes: Box<[Outcome]>,
@@ -69,7 +69,7 @@ struct CachedDenial {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch(u64);
 
-/// The properties of one charge on which a denial depends.
+/// The properties of a charge on which its denial depends.
 #[derive(Debug)]
 struct ChargeKey {
     key: Box<[u8]>,
@@ -87,8 +87,8 @@ pub(super) struct DecisionTime {
     pub(super) elapsed: Span,
 }
 
-/// Distinguishes limits that decide differently although their states are the same: elastic limits
-/// while they are raised (stretched), and limits in shadow mode, which never deny.
+/// The properties by which limits with equal states can still decide differently: elastic limits
+/// can be raised (stretched), and limits in shadow mode never deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct LimitsIdentity {
     numbers: u32,
@@ -127,8 +127,8 @@ impl DenialCache {
         Epoch(of_keys.fold(full, u64::wrapping_add))
     }
 
-    /// Caches that `charges` were denied with `outcomes`, by a decision at `time`. `epoch` was
-    /// taken before the request was sent, and `max_ttl` bounds how long the denial is cached.
+    /// Caches that `charges` were denied with `outcomes`, by a decision at `time`. `epoch` was read
+    /// before the request was sent, and `max_ttl` bounds how long the denial is cached.
     pub(super) fn insert(
         &self,
         charges: &[Charge<'_>],
@@ -158,7 +158,7 @@ impl DenialCache {
         self.slots[slot_index(hash)].store(Some(Arc::new(denial)));
     }
 
-    /// Returns whether a cached denial of `charges` is valid, and writes its outcomes, with the
+    /// Returns whether a cached denial of `charges` is valid. If so, writes its outcomes, with the
     /// waits that remain, to `outcomes`.
     pub(super) fn find(
         &self,
@@ -204,8 +204,8 @@ impl DenialCache {
         self.full_invalidations.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the index of the counter for a charge's key. Other keys may share the counter, so
-    /// more denials may be invalidated than necessary.
+    /// Returns the index of the invalidation counter for a charge's key. Other keys may share the
+    /// counter, so more denials may be invalidated than necessary.
     fn counter_index(&self, charge: &Charge<'_>) -> usize {
         let hash = self.hasher.hash_one(charge.key);
         usize::try_from(hash >> 32).unwrap_or(0) % COUNTERS
@@ -271,7 +271,7 @@ impl CachedDenial {
 }
 
 /// Returns how long to cache the denial, or `None` if it must not be cached. A limit that counts
-/// denied requests must see each request, and a concurrency lease may be released at any moment.
+/// denied requests must see each request, and a concurrency lease can be released at any moment.
 fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let bytes: usize = charges.iter().map(|charge| charge.key.len()).sum();
     let must_reach_redis = |limit: &Limit| {

@@ -24,8 +24,8 @@ fn at(millis: u64) -> Timestamp {
     Timestamp::from_micros(1_000_000_000 + millis * 1_000)
 }
 
-/// Spends all units of `key` at time 0, and returns the outcomes of the denial that follows
-/// immediately.
+/// Spends all units of `key` at time 0, and returns the outcomes of the next request, which is
+/// denied immediately.
 fn denied(charge: Charge<'_>) -> Vec<Outcome> {
     let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());
     let one = Charge {
@@ -45,7 +45,8 @@ fn time(sent_at: Timestamp, elapsed: Span) -> DecisionTime {
     DecisionTime { sent_at, elapsed }
 }
 
-/// Caches a denial that Redis makes at time 0, without any invalidation since the request.
+/// Caches a denial that Redis makes at time 0. The keys are not invalidated between the request and
+/// the reply.
 fn insert(cache: &DenialCache, charges: &[Charge<'_>], outcomes: &[Outcome], max_ttl: Span) {
     let epoch = cache.epoch(charges);
     cache.insert(charges, outcomes, epoch, time(at(0), Span::ZERO), max_ttl);
@@ -64,7 +65,8 @@ fn a_denial_found_before_a_refund_is_not_cached() {
     assert!(cache.find(&[charge], at(1), &mut outcomes));
 }
 
-/// A refund to one client invalidates the denials that the refund can lift, and no other denials.
+/// A refund to one client invalidates the denials that the refund can lift, and keeps other
+/// denials.
 #[test]
 fn a_refund_of_one_key_keeps_the_denials_of_others() {
     let (cache, limits, mut outcomes) = (DenialCache::default(), limits("2/h"), Vec::new());
@@ -150,7 +152,7 @@ fn a_denial_is_cached_per_key_limit_and_cost() {
     assert!(!cache.find(&[dear, charge("b", &limits, 2)], at(1), &mut outcomes));
 }
 
-/// For example, a rule is put in shadow mode during a decision.
+/// The limit is not in shadow mode when it denies, and is in shadow mode at the next request.
 #[test]
 fn a_shadow_limit_is_not_denied_by_a_cached_denial() {
     let (cache, limits, mut outcomes) = (DenialCache::default(), limits("2/h"), Vec::new());
