@@ -1,8 +1,8 @@
 //! GeoIP databases: loaded at startup and reloaded when their files change.
 //!
-//! A database may be overwritten in place, so a changed file is read only after two consecutive
-//! checks have seen the same modification stamp. If a new database cannot be used, the previous
-//! database stays in use.
+//! A database may be overwritten in place. So a changed file is read only after two consecutive
+//! checks have found the same modification time, size and inode. If a new database cannot be used,
+//! the previous database stays in use.
 
 use std::{
     fs, io,
@@ -45,7 +45,7 @@ pub struct GeoIpError {
     pub problem: String,
 }
 
-/// The GeoIP databases in use and the files they come from.
+/// The GeoIP databases in use, and the files from which they were loaded.
 #[derive(Debug)]
 pub struct GeoIp {
     databases: Arc<MaxMind>,
@@ -57,12 +57,12 @@ struct File {
     field: GeoIpField,
     path: PathBuf,
     seen: Mutex<SeenStamps>,
-    /// The error of the last load; `None` if it succeeded.
+    /// The error of the last load; `None` if the last load succeeded.
     problem: Mutex<Option<String>>,
     loads: [AtomicU64; 2],
 }
 
-/// The modification stamps of a file.
+/// The modification stamps of a file at the last load and at the last check.
 #[derive(Debug)]
 struct SeenStamps {
     /// The stamp at the last load.
@@ -197,7 +197,8 @@ impl File {
     fn has_changed(&self) -> bool {
         let (mut seen, now) = (lock(&self.seen), stamp(&self.path));
         let is_settled = seen.checked == now;
-        // A missing file is probably being replaced, so the reload waits for the new file.
+        // If the file is missing, it is probably being replaced, so the reload waits until a new
+        // file exists.
         let has_changed = is_settled && now.is_some() && seen.read != now;
         seen.checked = now;
         has_changed

@@ -1,7 +1,7 @@
-//! Connects to Redis as configured, on a dedicated runtime thread.
+//! Connects to the configured Redis, on a dedicated runtime thread.
 //!
-//! All workers share the same few connections. Commands that wait at the same time are sent in one
-//! pipeline, even if they come from different workers.
+//! All workers share the same few connections. Commands that are queued at the same time are sent
+//! in one pipeline, even if they come from different workers.
 
 use std::{fs, io, path::Path, sync::Arc, thread};
 
@@ -27,7 +27,7 @@ pub(crate) struct RedisRuntime {
 
 impl RedisRuntime {
     /// Starts to connect to the servers in `config`. `password` is the value of the environment
-    /// variable that `config` names; `None` if `config` names no variable.
+    /// variable that `config` names, and is `None` if `config` names no variable.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl RuntimeThread {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let body = move || {
-            // Nothing is sent on the channel. The sender is dropped to stop the thread, and the
-            // receive error is the stop signal.
+            // No message is ever sent on the channel. To stop the thread, the sender is dropped,
+            // and the resulting receive error ends the runtime.
             let _ = runtime.block_on(stopped);
         };
         thread::Builder::new().name("redis".into()).spawn(body)?;

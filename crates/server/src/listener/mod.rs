@@ -1,4 +1,4 @@
-//! The listeners. Each module is the only code that knows its wire format.
+//! The listeners. For each wire format, one module contains all code that depends on it.
 
 pub mod admin;
 mod cross_site;

@@ -1,5 +1,5 @@
-//! Top talkers: parses the parameters of a query and answers the query, for the admin listener and
-//! the Redis protocol listener.
+//! Answers queries for top talkers, the keys with the most traffic, for the admin listener and the
+//! Redis protocol listener. Also parses the parameters of such a query.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,16 +11,16 @@ use tidegate_limiter::{
 use tidegate_net::input::shown;
 use tokio::sync::Semaphore;
 
-/// The number of rows if the query does not specify it.
+/// The number of rows if a query does not specify a number.
 const DEFAULT_COUNT: usize = 20;
 
 /// The timeout for reading the counts that other servers have published in Redis. After a timeout,
 /// the answer covers the requests of this server only.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The maximum number of queries that are answered at the same time. Each may hold megabytes of
-/// counts of other servers and keeps a thread busy, so a client with many queries must not start
-/// them all at once.
+/// The maximum number of queries that are answered at the same time. Each query may hold megabytes
+/// of counts of other servers and occupies a thread, so a client must not start many queries at
+/// once.
 const MAX_QUERIES: usize = 2;
 
 static QUERIES: Semaphore = Semaphore::const_new(MAX_QUERIES);
@@ -35,17 +35,17 @@ pub(super) fn default_query() -> TopQuery {
     }
 }
 
-/// Parses the number by which keys are ranked, or returns the problem.
+/// Parses the measure by which keys are ranked, or returns the problem.
 pub(super) fn measure(text: &str) -> Result<Measure, String> {
     Measure::parse(text).ok_or_else(|| unknown(Measure::ALL.map(Measure::as_str), text))
 }
 
-/// Reads the period, or returns the problem.
+/// Parses the period, or returns the problem.
 pub(super) fn period(text: &str) -> Result<Period, String> {
     Period::parse(text).ok_or_else(|| unknown(Period::ALL.map(Period::as_str), text))
 }
 
-/// Reads the number of rows, or returns the problem.
+/// Parses the number of rows, or returns the problem.
 pub(super) fn count(text: &str) -> Result<usize, String> {
     let count = text.parse().ok();
     count
@@ -63,7 +63,7 @@ fn unknown<const N: usize>(accepted: [&str; N], text: &str) -> String {
 }
 
 /// Answers `query` on a thread that decides no requests, because sorting the keys of many time
-/// slices takes milliseconds. Waits while [`MAX_QUERIES`] others are being answered.
+/// slices takes milliseconds. Waits while [`MAX_QUERIES`] other queries are being answered.
 pub(super) async fn answer(
     limiter: &Arc<ServerLimiter>,
     query: TopQuery,
@@ -76,7 +76,8 @@ pub(super) async fn answer(
     });
     let limiter = Arc::clone(limiter);
     let answered = tokio::task::spawn_blocking(move || {
-        // The client may disconnect, and the thread still holds the counts.
+        // If the client disconnects, the thread still holds the counts, so the permit must move to
+        // the thread.
         let _permit = permit;
         limiter.top(&query, &others)
     });
@@ -85,7 +86,7 @@ pub(super) async fn answer(
     answered.map_err(Failure::Top)
 }
 
-/// The reason why there is no answer.
+/// The reason why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error(transparent)]
@@ -111,7 +112,7 @@ mod tests {
         );
         let limiter = Arc::new(limiter.with_top(Some(TopBounds::default())));
         let mut runtime = tokio::runtime::Builder::new_current_thread();
-        // Jobs on the only thread are done in order.
+        // The runtime has only one such thread, so jobs run in order.
         let runtime = runtime
             .max_blocking_threads(1)
             .enable_time()

@@ -1,12 +1,13 @@
-//! Reports blocks that the active rules do not enforce. An operator who renames a rule does not
-//! expect that this disables the blocks of the rule.
+//! Reports blocks that the active rules do not enforce. An operator who renames a rule may not
+//! expect that the blocks of the rule stop working.
 
 use tidegate_limiter::{ServerLimiter, blocks::InactiveBlocks};
 use tidegate_redis::StoreError;
 
 use super::LOG_TARGET;
 
-/// The blocks could not be read, so it is unknown whether some are inactive.
+/// An error that means that the blocks could not be read, so it is unknown whether some are
+/// inactive.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot tell whether each block belongs to an active rule: {0}")]
 pub struct UnknownBlocks(StoreError);

@@ -30,9 +30,9 @@ pub use self::{
 /// The target of the log records of this module.
 pub const LOG_TARGET: &str = module_path!();
 
-/// The interval at which the rules file is checked for changes. A check costs one `stat`. Unlike
-/// file events, this check also works on network file systems and for the symbolic links of a
-/// Kubernetes ConfigMap.
+/// The interval at which the rules file is checked for changes. A check costs one `stat` call.
+/// Unlike file events, such a check also works on network file systems, and for the symbolic links
+/// of a Kubernetes ConfigMap.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The reason why a rules file could not be used.
@@ -73,7 +73,7 @@ impl LoadError {
         }
     }
 
-    /// Returns whether the error may disappear without a visible change of the file.
+    /// Returns whether the error may disappear although the file does not visibly change.
     fn may_pass(&self) -> bool {
         let (Self::File(error) | Self::Candidate(error)) = self else {
             return false;
@@ -99,8 +99,8 @@ pub struct Reloader {
     quotas: Arc<Quotas>,
     proxy: Option<Arc<ProxyRuntime>>,
     restart_only: RestartOnlySettings,
-    /// Held while a new version is read and applied, so that versions take effect in the order in
-    /// which they are read.
+    /// A lock that is held while a new version is read and applied, so that versions take effect in
+    /// the order in which they are read.
     last: Mutex<Last>,
 }
 
@@ -149,7 +149,7 @@ impl Reloader {
         }
     }
 
-    /// Reads the file and applies its rules, keeping counters. Returns what was applied.
+    /// Reads the file and applies its rules; counters are kept. Returns what was applied.
     ///
     /// Changes to listeners, memory bounds and the store take effect only after a restart.
     ///
@@ -173,8 +173,8 @@ impl Reloader {
         Ok(restart_required)
     }
 
-    /// Reloads the file if it has changed. Returns the result of the reload; `None` if there is
-    /// nothing new to report.
+    /// Reloads the file if it has changed. Returns the result of the reload, or `None` if there is
+    /// no new result to report.
     ///
     /// A file that could not be read is read again at every check. The result is reported only when
     /// the file changes or can be read. A missing file is reported at the second check that finds
@@ -332,7 +332,8 @@ impl Reloader {
         &self.path
     }
 
-    /// Returns the mistakes that the last read of the file found; empty if the file was applied.
+    /// Returns the mistakes that the last read of the file has found. The list is empty if the file
+    /// was applied.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().read.mistakes.clone()

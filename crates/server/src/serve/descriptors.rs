@@ -1,20 +1,22 @@
-//! Raises the process's limit of file descriptors, and lowers the connection limits to fit in it.
+//! Raises the file descriptor limit of the process, and lowers the connection limits to fit into
+//! it.
 //!
 //! Each connection uses a descriptor. With 1,024 descriptors and 10,000 connections per listener,
-//! idle clients of one listener could exhaust the descriptors of all listeners, including admin,
-//! and of upstream connections. So the limit is raised at startup as far as the system allows. If
-//! the system allows too few descriptors, the connection limits are lowered.
+//! idle clients of one listener could use up all descriptors. The other listeners, including the
+//! admin listener, and the connections to upstreams would then have none. So the limit is raised at
+//! startup as far as the system allows. If the system allows too few descriptors, the connection
+//! limits are lowered.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The number of descriptors that are not connections: listening sockets, epoll, files, pipes and a
-/// reserve for DNS lookups.
+/// The number of descriptors that are not used for connections but for listening sockets, epoll,
+/// files and pipes, with a reserve for DNS lookups.
 const FIXED: u64 = 96;
 
 /// The value used if the system has no limit.
 const UNLIMITED: u64 = 1 << 20;
 
-/// The lowest value that a connection limit is lowered to.
+/// The minimum to which a connection limit is lowered.
 const LEAST: u64 = 16;
 
 /// Raises the soft open-file limit to the hard limit, and returns the resulting limit.
@@ -38,15 +40,15 @@ pub(super) fn raise_limit() -> u64 {
     }
 }
 
-/// A connection limit that may be lowered, with the name of its listener.
+/// A connection limit that can be lowered, with the name of its listener.
 #[derive(Debug)]
 pub(super) struct Bound<'a> {
     pub(super) listener: &'static str,
     pub(super) connections: &'a mut usize,
 }
 
-/// Lowers `bounds` proportionally until they fit in `limit` descriptors, minus the `reserved` ones.
-/// Returns a warning if a bound was lowered.
+/// Lowers the connection limits in `bounds` proportionally until they fit into `limit` descriptors
+/// minus the `reserved` descriptors. Returns a warning if a connection limit was lowered.
 pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
     let count = |bound: &Bound<'_>| u64::try_from(*bound.connections).unwrap_or(u64::MAX);
     let wanted = bounds.iter().map(count).fold(0, u64::saturating_add);
@@ -54,8 +56,8 @@ pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option
     if wanted.saturating_add(reserved) <= limit {
         return None;
     }
-    // Clients get at least a third of all descriptors, because upstream pools rarely use all of
-    // their reserved connections.
+    // Client connections get at least a third of all descriptors, because upstream pools rarely use
+    // all of their reserved connections.
     let room = limit.saturating_sub(reserved).max(limit / 3);
     let mut lowered = Vec::new();
     for bound in bounds {

@@ -134,7 +134,7 @@ pub enum ServeError {
     System(#[from] io::Error),
 }
 
-/// Secrets that the rules file refers to by the name of an environment variable. The caller of
+/// Secrets that the rules file specifies by the names of environment variables. The caller of
 /// [`start`] reads these secrets.
 #[derive(Clone, Default)]
 pub struct Secrets {
@@ -159,9 +159,9 @@ impl std::fmt::Debug for Secrets {
 
 /// Starts the listeners that `config` names.
 ///
-/// `source` is the rules file that the configuration was read from; without a file there is nothing
-/// to reload. Call [`Signals::install`] before this function. An unreachable Redis does not prevent
-/// the start, because the fallback policy decides until Redis is reachable.
+/// `source` is the rules file from which the configuration was read; without a file, reloads are
+/// not possible. Call [`Signals::install`] before this function. An unreachable Redis does not
+/// prevent the start, because the fallback policy decides until Redis is reachable.
 ///
 /// # Errors
 ///
@@ -269,8 +269,8 @@ pub fn start(
     })
 }
 
-/// Returns the mask with which keys are shown. `secret` is the value of the environment variable
-/// that `privacy` names, if any.
+/// Returns the mask that determines whether keys are shown in plain text or hashed. `secret` is the
+/// value of the environment variable that `privacy` names, if any.
 fn key_mask(privacy: &KeyPrivacy, secret: Option<String>) -> Result<KeyMask, NoRandomBytes> {
     match (privacy, secret) {
         (KeyPrivacy::Plain, _) => Ok(KeyMask::plain()),
@@ -551,8 +551,8 @@ fn fitted_connections(proxy: &mut Proxy) -> &mut usize {
     proxy.fitted_connections.insert(proxy.max_connections)
 }
 
-/// Raises the open-file limit. If the limit is still too low, lowers the connection limits to fit.
-/// Returns a warning with the lowered limits.
+/// Raises the file descriptor limit. If the limit is still too low, lowers the connection limits to
+/// fit, and returns a warning with the lowered limits.
 fn fit_descriptors(config: &mut Config) -> Option<String> {
     let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let limit = descriptors::raise_limit();
@@ -626,8 +626,8 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
     Ok(())
 }
 
-/// Logs and records the error if the snapshot cannot be written now, so that the reported status is
-/// correct before the first snapshot is written.
+/// Tests whether the snapshot can be written now, and logs and records an error. So the reported
+/// status is correct even before the first snapshot is written.
 fn try_snapshot(snapshot: &Snapshot, limiter: &ServerLimiter) {
     let path = &snapshot.path;
     if let Some(error) = preflight::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {
@@ -646,9 +646,9 @@ mod tests {
 
     use super::*;
 
-    /// More time than a client needs to connect while the backlog has room. The system drops the
-    /// first packet of every other connection until the listener has accepted some connections. In
-    /// this test, the listener accepts none.
+    /// A timeout that is longer than a client needs to connect while the backlog has room. Once the
+    /// backlog is full, the system drops the first packet of connections until the listener has
+    /// accepted some. In this test, the listener accepts none.
     const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]

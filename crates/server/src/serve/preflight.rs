@@ -22,8 +22,8 @@ use crate::{
 /// Returns the errors that would prevent a server with `config` from starting on this machine now.
 ///
 /// Checks that certificates, trust anchors, GeoIP databases and the snapshot can be read and that
-/// the access log and the file for recorded requests can be written. This function reads the files as a starting server does, but
-/// creates no file, writes no file and opens no listener.
+/// the access log and the file for recorded requests can be written. The files are read as by a
+/// starting server, but no file is created or written, and no listener is opened.
 ///
 /// This function does not check whether a new log file can be created in its folder or whether
 /// addresses are in use. [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks Envoy's rules.
@@ -85,10 +85,11 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
     errors
 }
 
-/// Checks that the log file can be appended to, or that its folder exists if the file does not.
+/// Checks that the log file can be appended to. If the file does not exist, checks that its folder
+/// exists.
 fn can_be_written(path: &Path) -> io::Result<()> {
     if path.exists() {
-        // Opening for append leaves the file as it is.
+        // Opening the file for append does not change it.
         return OpenOptions::new().append(true).open(path).map(drop);
     }
     match folder_of(path) {
@@ -116,7 +117,7 @@ fn can_be_read(path: &Path) -> Result<(), ServeError> {
     })
 }
 
-/// Returns the error if the folder of `path` cannot be examined.
+/// Returns an error if the folder of `path` cannot be examined.
 pub(super) fn lacks_folder(path: &Path) -> Option<io::Error> {
     let folder = folder_of(path)?;
     let error = fs::metadata(folder).err()?;

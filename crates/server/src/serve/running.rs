@@ -20,8 +20,8 @@ use crate::{
 
 /// The signals that the server handles.
 ///
-/// Create this before the listeners start. Otherwise a SIGTERM that arrives right after the start
-/// kills the process without a graceful shutdown.
+/// Create this value before the listeners start. Otherwise a SIGTERM that arrives right after the
+/// start kills the process without a graceful shutdown.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -77,7 +77,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Serves until SIGTERM or SIGINT, then shuts down gracefully.
+    /// Serves until SIGTERM or SIGINT arrives, and then shuts down gracefully.
     ///
     /// The server first reports not-ready and keeps serving for `shutdown.pre_stop_delay`; a second
     /// signal ends this phase early. Then the server drains connections and writes the last
@@ -87,7 +87,8 @@ impl Running {
     ///
     /// Fails if the last snapshot cannot be written.
     pub async fn until_stopped(self, mut signals: Signals) -> io::Result<()> {
-        // A snapshot or Redis may hold blocks of rules that were removed while the server was down.
+        // The snapshot or Redis may contain blocks of rules that were removed while the server was
+        // down.
         self.report_inactive_blocks();
         self.serve(&mut signals, None).await;
         self.server.announce_shutdown();
@@ -180,7 +181,7 @@ impl Running {
     }
 
     fn reload(&self) {
-        // Each reload reports its own result in the log, on the admin listener and as a metric.
+        // Each reload reports its own result: in the log, on the admin listener, and as a metric.
         let reloaded = self.reloader.as_ref().map(|reloader| reloader.reload());
         if let Some(Ok(_)) = reloaded {
             self.report_inactive_blocks();

@@ -1,10 +1,11 @@
 //! Access control of the admin listener.
 //!
-//! If a token is configured, requests must include it. Exceptions are liveness, the files of the
-//! console, and on loopback also readiness and metrics. Without a token the server listens only on
-//! loopback. Even on loopback, a web page in a browser on this machine could send requests. So
-//! `Host` must be a loopback address or `localhost`, which prevents DNS rebinding, and the request
-//! must not come from a page of another site.
+//! If a token is configured, requests must include it, with some exceptions: liveness and the files
+//! of the console need no token. On a loopback address, readiness and metrics need no token either.
+//! Without a token, the server listens only on loopback addresses. Even there, a web page in a
+//! browser on this machine could send requests. So `Host` must be a loopback address or
+//! `localhost`, which prevents DNS rebinding, and the request must not come from a page of another
+//! site.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! Manual blocks.
+//! Operations on manual blocks.
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -17,18 +17,18 @@ use super::{path::KeyTarget, store_problem};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
-/// The minimum of the default duration of a block. The default is the longest window of the rule's
-/// limits, which may be a fraction of a second.
+/// The minimum of the default duration of a block. A minimum is needed because the default is the
+/// longest window of the rule's limits, and that window can be a fraction of a second.
 const MIN_DEFAULT_BLOCK: Span = Span::from_secs(60);
 
 /// The parsed body of a request to block a key.
 #[derive(Debug)]
 struct BlockRequest<'b> {
-    /// `None` blocks until the block is removed.
+    /// The duration of the block; `None` blocks the key until an operator removes the block.
     span: Option<Span>,
     reason: Option<&'b str>,
     spelling: Spelling,
-    /// Whether the block may end before the current block of the key.
+    /// Whether the new block may end earlier than the current block of the key.
     may_shorten: bool,
 }
 
@@ -95,8 +95,8 @@ pub(super) async fn put(
     {
         refuse_shorter(limiter, current, span).await?;
     }
-    // A request to shorten a block changes the current block. Any other request replaces the
-    // current block.
+    // A request to shorten a block changes the current block. Without `shorten`, the request
+    // replaces the current block.
     let kept = replaced.as_ref().filter(|_| may_shorten);
     let note = BlockNote {
         reason: reason
@@ -130,8 +130,9 @@ pub(super) async fn put(
     Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
 }
 
-/// Refuses a block for `span` if `current` lasts longer. The ends of both blocks are compared by
-/// the clock of the store, so a repeated command does not fail if the clock of this server differs.
+/// Refuses a block for `span` if the block `current` lasts longer. The ends of both blocks are
+/// compared by the clock of the store. So a repeated request does not fail if the clock of this
+/// server differs from the clock of the store.
 async fn refuse_shorter(
     limiter: &ServerLimiter,
     current: &Block,
@@ -227,7 +228,7 @@ pub(super) async fn lift(
     }
 }
 
-/// Explains why a block does not survive a restart, and what to do about it.
+/// Explains why blocks do not survive a restart of this server, and how to change that.
 fn not_kept(limiter: &ServerLimiter) -> String {
     match limiter.snapshots().problem(limiter.now()) {
         Some(problem) => format!("a restart removes this block: {problem}"),
@@ -293,8 +294,8 @@ pub(super) fn document(
     view.document(block)
 }
 
-/// Serialises a block without its rule and its key, for a document that has both already. There
-/// the values of the key may be hashed.
+/// Serialises a block without its rule and its key. This form is for a document that already
+/// contains the rule and the key; in that document, the values of the key may be hashed.
 pub(super) fn document_without_key(
     limiter: &ServerLimiter,
     rules: &RuleSet,

@@ -1,8 +1,8 @@
 //! The console: a page for operators, compiled into the binary.
 //!
 //! The files contain no secret and are the same for everyone, so they need no token. The page asks
-//! for the token and sends it with its requests to the API. The page loads nothing from other
-//! hosts. Its Content-Security-Policy forbids loads from other hosts, inline scripts and framing.
+//! the operator for the token, and sends the token with its requests to the API. The
+//! Content-Security-Policy of the page forbids loads from other hosts, inline scripts and framing.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -74,8 +74,8 @@ const FILES: [(&str, &str, &str); 14] = [
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
      img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The headers of every file. `no-cache` makes the browser revalidate a cached file at each use, so
-/// that the page and the API have the same version after an upgrade.
+/// The headers of every file. With `no-cache`, the browser revalidates a cached file at each use,
+/// so that the page and the API have the same version after an upgrade.
 const HEADERS: [(HeaderName, &str); 7] = [
     (CONTENT_SECURITY_POLICY, POLICY),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -97,9 +97,10 @@ pub(super) fn has_file(path: &str) -> bool {
     find(path).is_some()
 }
 
-/// Returns whether the user opened the page by a link or by its address. A page of another site may
-/// link to the console, because the console does nothing until the operator uses it. Such a page
-/// may not load the console in a frame or with a script.
+/// Returns whether the browser opens the page because the user followed a link or entered the
+/// address. A page of another site is allowed to link to the console, because the console does
+/// nothing until the operator uses it. A page of another site is not allowed to load the console in
+/// a frame or with a script.
 pub(super) fn is_opened(request: &Request<Incoming>) -> bool {
     let is = |name: &'static str, expected: &str| {
         let mut lines = request.headers().get_all(name).iter();
@@ -111,7 +112,7 @@ pub(super) fn is_opened(request: &Request<Incoming>) -> bool {
         && is("sec-fetch-dest", "document")
 }
 
-/// Returns the file at `path`, or 304 if the browser already has the current version.
+/// Returns the file at `path`, or 304 if the browser's copy is up to date.
 pub(super) fn file(path: &str, headers: &HeaderMap) -> Option<Answer> {
     let (_, media_type, content) = find(path)?;
     let tag = entity_tag(content);
@@ -150,7 +151,7 @@ fn entity_tag(content: &str) -> HeaderValue {
 mod tests {
     use super::*;
 
-    /// The files are small, so that the page also loads over a slow tunnel.
+    /// Tests that the files are small, so that the page also loads over a slow tunnel.
     #[test]
     fn the_files_are_small() {
         let bytes: usize = FILES.iter().map(|(_, _, content)| content.len()).sum();

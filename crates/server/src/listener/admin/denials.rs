@@ -18,7 +18,7 @@ use tidegate_net::{
 
 use super::{super::http::millis, path::no_rule, query::Query};
 
-/// The maximum of `n`, the number of rows, and its default.
+/// The maximum and the default of `n`, the number of rows.
 const MAX_ROWS: usize = 1_000;
 const DEFAULT_ROWS: usize = 100;
 
@@ -37,7 +37,7 @@ pub(super) async fn list(
         check_key(rule, &key)?;
     }
     let (reader, wanted) = (Arc::clone(limiter), name.map(str::to_owned));
-    // A full list takes milliseconds to search, which would delay decisions of this worker.
+    // The search of a full list takes milliseconds, which would delay the decisions of this worker.
     let listed = tokio::task::spawn_blocking(move || {
         let key: Vec<&str> = key.iter().map(String::as_str).collect();
         let filter = DenialFilter {
@@ -60,7 +60,7 @@ pub(super) async fn list(
     }
 }
 
-/// Rejects a number of values that differs from that of the rule's key.
+/// Checks that the request has as many values as the rule has key entries.
 fn check_key(rule: &Rule, key: &[String]) -> Result<(), Problem> {
     let names: Vec<&str> = rule.key().collect();
     if key.is_empty() || key.len() == names.len() {
@@ -107,7 +107,7 @@ fn row(denial: &Denial, mask: &KeyMask) -> Value {
     })
 }
 
-/// Returns the values of a key as they may be shown.
+/// Returns the values of a key, hashed if `mask` requires it.
 pub(super) fn masked<V: AsRef<str>>(values: &[V], mask: &KeyMask) -> Vec<String> {
     let values = values.iter();
     values

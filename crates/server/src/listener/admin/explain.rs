@@ -109,7 +109,7 @@ impl View<'_> {
         if let Some(reason) = explanation.reason {
             document["reason"] = reason.as_str().into();
         }
-        // The memory store is the default source, which is omitted, as in a verdict.
+        // The memory store is the default source, so it is omitted, as in a verdict.
         if explanation.source != Source::Memory {
             document["source"] = explanation.source.as_str().into();
         }
@@ -164,8 +164,8 @@ impl View<'_> {
         let because = match (failed, explanation.allowed_by) {
             (Some(failed), _) => failed.to_string(),
             (None, Some(when)) => format!("the allow list has {when}"),
-            // The rules and the time are those of the decision, so either a condition failed or the
-            // allow list matched, and this case does not occur.
+            // This case does not occur. The rules and the time are those of the decision, so either
+            // a condition failed or the allow list matched.
             (None, None) => "it does not apply".to_owned(),
         };
         json!({"rule": rule.name(), "applies": false, "because": because})

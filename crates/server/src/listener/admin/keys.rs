@@ -21,7 +21,7 @@ use super::{
     store_problem,
 };
 
-/// The maximum of `n`, the number of keys on a page, and its default.
+/// The maximum and the default of `n`, the number of keys on a page.
 const MAX_KEYS: usize = 1_000;
 const DEFAULT_KEYS: usize = 100;
 
@@ -76,8 +76,8 @@ pub(super) async fn reset(
     ))
 }
 
-/// Resets the counters for `key` of limits that clients send with their requests. The key is in
-/// database 0 of the Redis protocol.
+/// Resets the counters for `key` of the limits that clients send with their requests. These keys
+/// are in database 0 of the Redis protocol.
 pub(super) async fn reset_throttle(limiter: &ServerLimiter, key: &str) -> Result<Answer, Problem> {
     let mut buffer = Vec::new();
     let bytes = ServerLimiter::throttle_key(key.as_bytes(), &mut buffer)?;
@@ -98,12 +98,12 @@ pub(super) fn blocked_for(block: &Block, now: Timestamp) -> RetryAfter {
 }
 
 /// Serialises the state of limits. `next` is the outcome of the next request for each limit, and is
-/// empty for a blocked key. `retry_after_ms` is the time until a request would pass: 0 means now,
-/// null means never.
+/// empty for a blocked key. In the document, `retry_after_ms` is the time until a request would be
+/// admitted: 0 means now, and null means never.
 ///
 /// A blocked key is not charged, so its limits only recover. For a blocked key, `retry_after_ms` is
-/// the time until the block ends. If nothing remains now and the limit is full again only after the
-/// block, `retry_after_ms` is the time until the limit is full.
+/// the time until the block ends. However, if a limit has nothing remaining and is full again only
+/// after the block, `retry_after_ms` is the time until the limit is full.
 pub(super) fn limit_documents<'p>(
     policies: impl Iterator<Item = &'p str>,
     standing: &[Outcome],
@@ -125,8 +125,8 @@ pub(super) fn limit_documents<'p>(
     documents.collect()
 }
 
-/// Returns a time after which a limit admits a request of cost 1, provided that the limit is not
-/// charged in the meantime.
+/// Returns a time after which a limit admits a request of cost 1, if the limit is not charged
+/// before.
 fn recovery(standing: &Outcome) -> RetryAfter {
     match standing.remaining {
         0 => RetryAfter::After(standing.reset_after),
@@ -134,7 +134,7 @@ fn recovery(standing: &Outcome) -> RetryAfter {
     }
 }
 
-/// `GET /v1/keys/{rule}`: the keys of a rule page by page, with their state.
+/// Serves `GET /v1/keys/{rule}`: lists the keys of a rule page by page, with their state.
 pub(super) async fn list(
     limiter: &ServerLimiter,
     rule: &str,

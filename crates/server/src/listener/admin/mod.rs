@@ -245,7 +245,8 @@ impl Admin {
                     key: &[],
                     trust,
                 };
-                // A rule without key entries has a single key, whose path has no values.
+                // A rule without key entries has a single key, so the path of that key contains no
+                // values.
                 if query.is_empty() && target.is_complete(&self.limiter.rules()) {
                     return keys::show(&self.limiter, target).await;
                 }

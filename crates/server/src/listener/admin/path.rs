@@ -35,7 +35,7 @@ impl Path {
     }
 }
 
-/// The rule and key that a request refers to.
+/// The rule and the key that a request names.
 #[derive(Clone, Copy)]
 pub(super) struct KeyTarget<'a> {
     pub(super) rule: &'a str,
@@ -52,9 +52,9 @@ impl KeyTarget<'_> {
         Ok((rule, rule.encode_key(self.key)?))
     }
 
-    /// Works like [`Self::find`] for the key of a block. If no current rule has such a key, returns
-    /// the problem, and the key that a former rule of this name had. A block on that key can still
-    /// be lifted.
+    /// Works like [`Self::find`], for the key of a block. If no current rule has such a key,
+    /// returns the problem, together with the key that a former rule of this name had. A block on
+    /// the former key can still be lifted.
     pub(super) fn find_or_former<'r>(
         &self,
         rules: &'r RuleSet,
@@ -72,8 +72,8 @@ impl KeyTarget<'_> {
     }
 
     /// Refuses a key that no request can have, because a block on it would deny nothing. With
-    /// [`Spelling::Raw`], values that the listeners never use are accepted, because services may
-    /// send values in any form.
+    /// [`Spelling::Raw`], values that the listeners never produce are accepted, because services
+    /// that send raw entries may use any value.
     pub(super) fn check(&self, rule: &Rule, spelling: Spelling) -> Result<(), Problem> {
         let foreign = || match spelling {
             Spelling::Normalized => Some(self.foreign_value(rule)?.refusal()),
@@ -85,7 +85,7 @@ impl KeyTarget<'_> {
         }
     }
 
-    /// Returns a hint if no request can have the key, or if a request with the key is unlikely.
+    /// Returns a hint if no request can have the key, or if such a request is unlikely.
     fn hint(&self, rule: &Rule, foreign: impl Fn(ForeignValue) -> String) -> Option<String> {
         self.contradiction(rule)
             .or_else(|| self.foreign_value(rule).map(foreign))
@@ -96,7 +96,7 @@ impl KeyTarget<'_> {
         rule.key().zip(self.key.iter().copied())
     }
 
-    /// Describes a value that the rule's own conditions exclude.
+    /// Describes a value in the key that the rule's own conditions exclude.
     fn contradiction(&self, rule: &Rule) -> Option<String> {
         let entry = rule.contradicted_key(self.key)?;
         let (_, value) = self.pairs(rule).find(|(name, _)| *name == entry)?;
@@ -108,7 +108,7 @@ impl KeyTarget<'_> {
         ))
     }
 
-    /// Describes a value that the listeners never use in a key, because they normalise it.
+    /// Describes a value in the key that the listeners never produce, because they normalise it.
     fn foreign_value(&self, rule: &Rule) -> Option<ForeignValue> {
         self.pairs(rule).find_map(|(name, value)| {
             let counted = match name {
@@ -143,7 +143,7 @@ impl KeyTarget<'_> {
         })
     }
 
-    /// Describes a value that only a service that names its own entries could send.
+    /// Describes a value in the key that is possible only if a service sends its own entries.
     fn unlikely_value(&self, rule: &Rule) -> Option<String> {
         self.pairs(rule).find_map(|(name, value)| {
             let usual = value.to_ascii_uppercase();
@@ -178,7 +178,7 @@ impl KeyTarget<'_> {
         document
     }
 
-    /// Builds a 404 with the hint, if there is one.
+    /// Builds a 404 response, with the hint if there is one.
     pub(super) fn nothing(&self, what: &str, rule: &Rule) -> Problem {
         let hint = self.hint(rule, ForeignValue::lookup_hint);
         let hint = hint.map(|hint| format!("; {hint}"));
@@ -187,11 +187,11 @@ impl KeyTarget<'_> {
     }
 }
 
-/// A value that the listeners never use in a key. Only a service that sends its entries with `raw`
-/// can use a value that the listeners never use.
+/// A value that the listeners never produce in a key. Only a service that sends its entries with
+/// `raw` can produce such a value.
 struct ForeignValue {
     problem: String,
-    /// The advice if no service sends this value with `raw`.
+    /// The advice for the case that no service sends this value with `raw`.
     instead: String,
 }
 

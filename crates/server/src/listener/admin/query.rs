@@ -1,4 +1,4 @@
-//! The parameters in the query of a request.
+//! Parses the query parameters of a request.
 
 use percent_encoding::percent_decode_str;
 use tidegate_core::{Span, notation};

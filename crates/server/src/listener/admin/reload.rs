@@ -36,7 +36,7 @@ impl ReloadTargets {
     }
 
     /// Reloads everything, and returns the members of the response. An invalid file does not
-    /// prevent the reload of the others.
+    /// prevent the reload of other files.
     pub(super) fn reload(self) -> Result<Map<String, Value>, Problem> {
         let rules = self.rules.map(|rules| {
             let detail = "the rules file cannot be used; the old rules stay active";
@@ -100,7 +100,7 @@ impl ReloadTargets {
     }
 }
 
-/// Adds the blocks that the new rules do not enforce, if there are any.
+/// Adds the blocks that the new rules do not enforce to `members`, if there are any.
 pub(super) async fn add_inactive_blocks(limiter: &ServerLimiter, members: &mut Map<String, Value>) {
     match report_inactive_blocks(limiter).await {
         Ok(found) => {

@@ -21,8 +21,8 @@ struct Readiness {
 }
 
 impl Admin {
-    /// Returns 200 while the server can decide requests, even if the server is degraded, because
-    /// taking a degraded server out of service would make things worse.
+    /// Returns 200 while the server can decide requests, even if it is degraded. A degraded server
+    /// still limits requests, so it should stay in service.
     pub(super) fn readyz(&self) -> Answer {
         let readiness = self.readiness();
         let status = if readiness.is_ready {
@@ -52,7 +52,7 @@ impl Admin {
         document["promoted"] = json!(promoted.map(|file| file.display().to_string()));
         document["store"] = self.store();
         document["listeners"] = json!(metrics.listeners());
-        // A caller of this endpoint has the admin token, which permits everything.
+        // Every caller of this endpoint has the admin token, which permits all operations.
         document["may_operate"] = true.into();
         json(StatusCode::OK, &document)
     }
@@ -63,8 +63,7 @@ impl Admin {
             Some(_) => "redis",
             None => "memory",
         };
-        // With a Redis backend, the memory store is only the fallback for when Redis is
-        // unreachable.
+        // With a Redis backend, the memory store is only the fallback while Redis is unreachable.
         json!({
             "kind": kind,
             "keys_in_process": stats.keys,
@@ -143,8 +142,8 @@ impl Readiness {
 }
 
 /// Serialises the state of Redis. A node that cannot reach Redis stays ready, because the
-/// `on_failure` policy of each rule decides, and taking all nodes out of service simultaneously
-/// would be worse.
+/// `on_failure` policy of each rule still decides. If it were not ready, an outage of Redis would
+/// take all nodes out of service at the same time.
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "unreachable; the rules' `on_failure` policies apply",

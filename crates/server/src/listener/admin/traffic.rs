@@ -31,8 +31,8 @@ pub(super) fn show(limiter: &ServerLimiter, uri: &Uri) -> Result<Answer, Problem
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Returns the number of buckets that cover the duration `over`, rounded up, or the number of all
-/// buckets without `over`.
+/// Returns the number of buckets that cover the duration `over` in the query, rounded up. Without
+/// `over`, returns the number of all buckets.
 fn bucket_count(query: Option<&str>) -> Result<usize, Problem> {
     let mut over = whole_ring();
     for pair in query

@@ -32,8 +32,8 @@ pub(super) async fn authorize(
 ) -> Result<Answer, Problem> {
     let options = options(request.uri().query().unwrap_or_default())?;
     let decided = decide(context, request, &options).await;
-    // A malformed client request must be rejected with a status that the proxy forwards to the
-    // client.
+    // A malformed client request must be rejected with a status that the proxy passes on to the
+    // client. For example, nginx does not pass on a 400.
     decided.map_err(|problem| match options.deny {
         Some(deny) if problem.is_bad_request() => problem.with_status(deny),
         _ => problem,
@@ -84,8 +84,8 @@ async fn decide(
         .collect();
     let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
     let names = context.headers.borrow().rule_names();
-    // A proxy may pass the error on to the client, so the cause is left out if rule names are
-    // hidden.
+    // The proxy may pass the error on to the client. So if rule names are hidden, the cause is left
+    // out.
     let uncounted = |error: RequestError| match names {
         RuleNames::Shown => error,
         RuleNames::Hidden => error.without_cause(),
@@ -107,8 +107,8 @@ async fn decide(
             },
         };
         context.limiter.observe_and_audit(audited, &verdict);
-        // The configured status also replaces 503, because some proxies pass on only certain
-        // statuses.
+        // The configured status also replaces 503, because some proxies pass on only certain status
+        // codes.
         let denied = options.deny.filter(|_| !verdict.allowed);
         let status = denied.unwrap_or_else(|| status(&verdict));
         Ok(context.public_verdict(status, &verdict, now))

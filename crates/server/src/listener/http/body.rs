@@ -9,7 +9,7 @@ use tidegate_net::{BodyReadError, BoundedBody, Problem};
 /// The maximum size of a request body, in bytes.
 pub(crate) const MAX_BODY_BYTES: usize = 256 << 10;
 
-/// Reads the whole of `body`.
+/// Reads `body` completely.
 pub(crate) async fn read(body: Incoming) -> Result<Bytes, Problem> {
     read_up_to(body, MAX_BODY_BYTES).await
 }
@@ -20,7 +20,7 @@ pub(crate) async fn read_up_to(body: Incoming, most: usize) -> Result<Bytes, Pro
     body.read().await.map_err(|error| {
         let why = match error {
             BodyReadError::TooLarge => return Problem::too_large(most),
-            // hyper's error says where it failed; the source of the error says why.
+            // The error of hyper says where reading failed, and the source of the error says why.
             BodyReadError::Aborted(error) => match error.source() {
                 Some(cause) => cause.to_string(),
                 None => error.to_string(),

@@ -5,7 +5,7 @@ use tidegate_net::Problem;
 
 use super::fields::FieldLocation;
 
-/// Builds all limits, or reports all mistakes in them. `location` maps an index in `specs` to the
+/// Builds all limits, or reports all mistakes in them. `location` maps an index in `specs` to a
 /// location in the request.
 pub(super) fn build_limits(
     specs: &[LimitSpec],

@@ -1,4 +1,4 @@
-//! `POST /v1/check` and `POST /v1/peek`.
+//! Serves `POST /v1/check` and `POST /v1/peek`.
 
 use std::cell::RefCell;
 
@@ -78,7 +78,7 @@ pub(super) async fn check(
     .await
 }
 
-/// Runs `decide` with this worker's key buffer. If the buffer is in use by a suspended decision, a
+/// Runs `decide` with this worker's key buffer. If a suspended decision is using the buffer, a
 /// fresh buffer is allocated.
 pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T) -> T {
     let mut scratch = SCRATCH.take();

@@ -1,4 +1,4 @@
-//! Typed access to the fields of a JSON body. Mistakes are collected with their path.
+//! Typed access to the fields of a JSON body. Mistakes are collected together with their path.
 
 use std::fmt;
 
@@ -82,7 +82,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// Parses a text field with `parse`, whose error says what was expected.
+    /// Parses a text field with `parse`. The error of `parse` says what was expected.
     pub(super) fn parsed<T>(
         self,
         what: &str,
@@ -95,7 +95,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// Returns the value that belongs to the field's text, which must be one of `choices`.
+    /// Returns the value that `choices` assigns to the field's text.
     pub(super) fn choice<T: Copy>(
         self,
         choices: &[(&str, T)],

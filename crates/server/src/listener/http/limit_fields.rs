@@ -1,4 +1,4 @@
-//! The fields of a limit in a JSON body, with the names and notation of the rules file.
+//! Reads the fields of a limit in a JSON body, which have the names and notation of the rules file.
 
 use tidegate_core::{
     AlgorithmName, Anchor, Calendar, CalendarUnit, LimitError, LimitSpec, RefillMode, notation,
@@ -11,10 +11,10 @@ use tidegate_net::{
 
 use super::fields::{Field, FieldLocation};
 
-/// A rate, as described in error messages.
+/// The description of a rate in error messages.
 const RATE: &str = "a rate such as \"20/min\"";
 
-/// A duration, as described in error messages.
+/// The description of a duration in error messages.
 const SPAN: &str = "a duration such as \"1min\"";
 
 /// Sets the value of `field` in `spec`. Returns false if limits have no field of that name.
@@ -148,8 +148,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
                     .text("an IANA time zone such as Europe/Berlin", problems)
                     .map(str::to_owned)
             }
-            // No calendar has a day 127, so such a value is rejected with a message that gives the
-            // valid range.
+            // A day that is too large for the type becomes 127. No calendar accepts this day, so it
+            // is rejected with a message that gives the valid range.
             "day" => {
                 day = part
                     .number(problems)
@@ -167,8 +167,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
     if unit.is_none() && problems.len() == before {
         field.wrong::<()>("needs `calendar`: day, week or month", problems);
     }
-    // Without a valid unit, the month is assumed, because it has the widest ranges. Values that are
-    // invalid even for a month are reported too.
+    // Without a valid unit, the month is assumed, because it has the widest ranges. So the values
+    // that are invalid for every unit are reported too.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for LimitError {
         field: part,

@@ -1,9 +1,9 @@
 //! The HTTP listener: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, `ANY /v1/authorize` for
 //! forward-auth, and envoyproxy/ratelimit's `/json` and `/healthcheck`.
 //!
-//! `serve` serves HTTP/1.1, `body` reads request bodies and `verdict` writes responses. Each
-//! endpoint has its own module. A denial is a normal response with a verdict; only invalid requests
-//! get a problem document.
+//! The module `serve` serves HTTP/1.1, `body` reads request bodies, and `verdict` writes responses.
+//! Each endpoint has its own module. A denial is a normal response with a verdict; only an invalid
+//! request gets a problem document.
 
 mod authorize;
 mod body;
@@ -130,8 +130,8 @@ pub enum Endpoint {
     Throttle,
 }
 
-/// The header for this listener's token. Forward-auth reads only this header, because in
-/// forward-auth requests `Authorization` belongs to the client's request.
+/// The header for this listener's token. Forward-auth reads only this header, because in a
+/// forward-auth request `Authorization` belongs to the original client request.
 const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
 
 /// Returns the token in `Authorization: Bearer TOKEN`.
@@ -151,7 +151,7 @@ struct ConnectionContext {
     peer: IpAddr,
     shutdown: Shutdown,
     authenticator: Arc<Authenticator>,
-    /// See [`HttpContext::hosts`].
+    /// The host names of [`HttpContext::hosts`].
     hosts: Arc<[String]>,
 }
 
@@ -172,8 +172,9 @@ impl ConnectionContext {
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
-                    // This future is boxed because it is large. Otherwise the futures of all
-                    // requests would be as large, and hyper moves such a future with each request.
+                    // This future is large, so it is boxed. Otherwise the futures of all requests
+                    // would be as large, and hyper would move such a large future with each
+                    // request.
                     return Ok(Box::pin(json::decide(&self.limiter, service, &body)).await);
                 }
                 ("/healthcheck", Some(service)) => {
@@ -192,7 +193,7 @@ impl ConnectionContext {
     /// Rejects cross-site and unauthenticated requests.
     fn admit(&self, request: &Request<Incoming>) -> Result<(), Problem> {
         let path = request.uri().path();
-        // The headers of a forward-auth request are those of a client's request to another server.
+        // In a forward-auth request, these headers come from a client's request to another server.
         if path != "/v1/authorize" {
             cross_site::check(request.headers(), &self.hosts)?;
         }
@@ -211,10 +212,10 @@ impl ConnectionContext {
         let headers = request.headers();
         let mut lines = headers.get_all(TIDEGATE_TOKEN).iter();
         let own = lines.next().map(HeaderValue::as_bytes);
-        // In a forward-auth request, clients choose `Authorization`. If the proxy appends its
-        // `Tidegate-Token` line, clients can also add such a line. Values that a client chose do
-        // not count as wrong guesses of the proxy, because the client could otherwise lock out the
-        // proxy.
+        // In a forward-auth request, the client chooses `Authorization`. If the proxy appends its
+        // own `Tidegate-Token` line, a client can add such a line too. A value that the client
+        // chose does not count as a wrong guess of the proxy, because the client could otherwise
+        // lock out the proxy.
         let token = if is_forward_auth {
             own.filter(|_| lines.next().is_none())
         } else {
@@ -241,7 +242,7 @@ impl ConnectionContext {
         problem.answer()
     }
 
-    /// Builds a response for a service with `verdict`, which was made at `now`. The body names
+    /// Builds a response with `verdict` for a service; `verdict` was made at `now`. The body names
     /// rules. The headers name rules only if configured, because services copy headers into their
     /// own responses.
     fn verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
@@ -249,8 +250,8 @@ impl ConnectionContext {
         self.verdict_with(body, status, verdict, now)
     }
 
-    /// Builds a response for a proxy, which may pass the body on to a client. The body names rules
-    /// only if configured.
+    /// Builds a response for a proxy. The proxy may pass the body on to a client, so the body names
+    /// rules only if configured.
     fn public_verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
         let names = self.headers.borrow().rule_names();
         let body = verdict::body(verdict, names);
@@ -273,8 +274,9 @@ impl ConnectionContext {
     }
 }
 
-/// Returns the status for `verdict`, which is the same on all HTTP endpoints. A denial is 429, or
-/// 503 if the store could not decide, because a failure of the store is not the client's fault.
+/// Returns the status for `verdict`, by the same mapping on all HTTP endpoints. A denial is 429. If
+/// the store could not decide, the status is 503, because a failure of the store is not the
+/// client's fault.
 fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,

@@ -43,19 +43,20 @@ pub(crate) async fn serve<S, F>(
         })
     });
     let serving = http1::Builder::new()
-        // `TimedStream` enforces the timeouts instead.
+        // hyper's own timeout is off, because `TimedStream` enforces the timeouts.
         .header_read_timeout(None)
         .max_buf_size(MAX_HEAD_BYTES)
-        // A client that half-closes after its request still gets a response. A client that has
-        // disconnected entirely is still charged and occupies its connection until the decision is
-        // made, because the two cases cannot be distinguished. With half-closing allowed, hyper
-        // need not watch for the end of the stream, with a new buffer of 8 KiB, during each
-        // decision.
+        // A client that half-closes its connection after its request still gets a response. The
+        // server cannot distinguish such a client from one that has disconnected entirely. So a
+        // disconnected client is still charged, and occupies its connection until the decision is
+        // made. If half-closing is allowed, hyper need not watch for the end of the stream during
+        // each decision, which would take a new buffer of 8 KiB.
         .half_close(true)
         // The maximum number of header lines is hyper's default, `net::MAX_HEADERS`; an explicit
         // setting would be slower.
         //
-        // Head and body are small, so both are copied into one buffer for a single write.
+        // Head and body are small, so hyper copies both into one buffer and sends them with a
+        // single write.
         .writev(false)
         .serve_connection(TokioIo::new(stream), service);
     let serving = std::pin::pin!(serving);
@@ -64,12 +65,13 @@ pub(crate) async fn serve<S, F>(
         .serve(serving, |serving| serving.graceful_shutdown())
         .await;
     if let Err(error) = ended {
-        // A connection that the client aborts does not concern the operator.
+        // An operator need not act if a client aborts a connection, so this is only a debug
+        // message.
         tracing::debug!(peer = %connection.peer, "connection ended: {error}");
     }
 }
 
-/// Rejects an HTTP/1.1 request without `Host` or with several (RFC 9112 §3.2).
+/// Rejects an HTTP/1.1 request that does not have exactly one `Host` header (RFC 9112 §3.2).
 pub(super) fn check_host(request: &Request<Incoming>) -> Result<(), Problem> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let problem = match (hosts.next(), hosts.next()) {
@@ -119,7 +121,8 @@ mod tests {
         }
     }
 
-    /// The interim response does not end the request, although it has been written.
+    /// The interim response does not end the timeout, because the request is not complete when it
+    /// is written.
     #[tokio::test(start_paused = true)]
     async fn the_timeout_of_a_request_includes_a_body_after_100_continue() {
         let connection = connection();

@@ -1,14 +1,14 @@
-//! A cache of parsed throttle bodies. A client with a single limit repeatedly sends the same body,
-//! with different keys.
+//! A cache of parsed throttle bodies. A client that uses a single limit repeatedly sends the same
+//! body with different keys.
 //!
-//! A cache entry (`Template`) has the bytes before the key, the bytes after it and the parsed
-//! request. JSON is parsed from left to right. So a body with the same bytes before and after its
-//! key is the same request for a different key, if the key needs no escapes in JSON. A body that
-//! matches a cache entry is not parsed.
+//! A cache entry (`Template`) consists of the bytes before the key, the bytes after it, and the
+//! parsed request. JSON is parsed from left to right. So if a body has the same bytes before and
+//! after its key as a cache entry, it is the same request for a different key, unless the key
+//! contains escapes. A body that matches a cache entry is not parsed.
 //!
-//! If the body matches, a decision over HTTP takes 16,700 instructions in the program. If costs
-//! vary from 1 to 500, most bodies miss the cache, and a decision takes 21,800 (callgrind at
-//! 8c70c53).
+//! If the body matches a cache entry, a decision over HTTP takes 16,700 instructions in the
+//! program. If costs vary from 1 to 500, most bodies miss the cache, and a decision takes 21,800
+//! instructions (measured with callgrind at 8c70c53).
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl TemplateCache {
     /// The maximum size of a cached body without its key, in bytes.
     const MAX_BYTES: usize = 1_024;
 
-    /// Returns the key of `body` and the parsed request, if a body of the same form is cached.
+    /// Returns the key of `body` and the parsed request, if `body` matches a cache entry.
     pub(super) fn find<'b>(&self, body: &'b [u8]) -> Option<(&'b str, &ThrottleParameters)> {
         self.templates
             .iter()
@@ -142,7 +142,7 @@ mod tests {
             (r#"{"key": "", "cost": 2}"#, Some(("", 2))),
             (r#"{"key": "käse:1", "cost": 2}"#, Some(("käse:1", 2))),
             (r#"{"cost": 3, "key": "b"}"#, Some(("b", 3))),
-            // These bodies do not match, or cannot be matched without parsing.
+            // These bodies do not match a cache entry, or cannot be matched without parsing.
             (r#"{"key":  "a", "cost": 2}"#, None),
             (r#"{"key": "a", "cost": 22}"#, None),
             (r#"{"key": "a\n", "cost": 2}"#, None),
@@ -191,7 +191,7 @@ mod tests {
 
     proptest! {
         /// Regardless of the text that replaces the key, a cache hit must give the same result as
-        /// parsing.
+        /// parsing the body.
         #[test]
         fn a_template_match_equals_a_full_parse(
             body in r#"\{("x": ("[a\"]{0,3}"|1|\[\]), ?)?"key": ?"[a-c]{0,2}"(, "x": ?"[a,]{0,2}")?\}"#,
@@ -201,7 +201,7 @@ mod tests {
             let mut cache = TemplateCache::default();
             let Some(key) = remember(&mut cache, &body, 1) else { return Ok(()) };
             let at = body.find(&format!("{key}\"")).unwrap();
-            // The replaced text is the key, or text that looks like it.
+            // The replaced text is the key, or other text that looks like the key.
             let mut changed = body.clone().into_bytes();
             changed.splice(at..at + key.len(), other);
             if let Some((found, _)) = cache.find(&changed) {

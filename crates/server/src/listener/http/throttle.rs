@@ -1,4 +1,4 @@
-//! `POST /v1/throttle`: the limit is sent with the request.
+//! Serves `POST /v1/throttle`, where the limit is sent with the request.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -23,10 +23,10 @@ use super::{
     template_cache::{TemplateCache, ThrottleParameters},
 };
 
-/// The fields of a request other than those of its limit.
+/// The fields of a request that are not fields of its limit.
 const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 
-/// The number of limits that each worker keeps. Callers rarely use more than a few.
+/// The number of built limits that each worker keeps. Callers rarely use more than a few limits.
 const CACHED_LIMITS: usize = 64;
 
 thread_local! {
@@ -60,14 +60,15 @@ pub(super) async fn throttle(context: &ConnectionContext, body: &[u8]) -> Result
         Some(cached) => cached,
         None => parse_and_cache(body, &mut members)?,
     };
-    // If the buffers are in use by a suspended decision, fresh buffers are allocated.
+    // If a suspended decision is using the buffers, fresh buffers are allocated.
     let mut buffers = BUFFERS.take();
     let answered = answer(context, key, &parameters, &mut buffers).await;
     BUFFERS.set(buffers);
     answered
 }
 
-/// Returns the key and the parsed request for `body`, if a body of the same form is cached.
+/// Returns the key and the parsed request for `body`, if `body` matches an entry of the template
+/// cache.
 fn cached(body: &[u8]) -> Option<(&str, ThrottleParameters)> {
     TEMPLATES.with_borrow(|cache| {
         let (key, parameters) = cache.find(body)?;
@@ -75,7 +76,7 @@ fn cached(body: &[u8]) -> Option<(&str, ThrottleParameters)> {
     })
 }
 
-/// Parses `body` into `members`, which the returned key may borrow from, and caches the result.
+/// Parses `body` into `members`, from which the returned key may borrow, and caches the result.
 fn parse_and_cache<'b>(
     body: &'b [u8],
     members: &'b mut Members<'b>,
@@ -190,7 +191,7 @@ fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect
     Some(if peek { Effect::Peek } else { Effect::Charge })
 }
 
-/// Parses the limits in `list`. Next to `limits`, only the field `algorithm` is allowed, which is
+/// Parses the limits in `list`. Next to `limits`, the only allowed field is `algorithm`, which is
 /// the default algorithm of the limits in `list`. Every field in `beside` is reported as a mistake.
 fn specs_of(
     list: Field<'_, '_>,

@@ -1,4 +1,4 @@
-//! The endpoints without sockets, for fuzzing.
+//! Runs the endpoints without sockets, for fuzzing.
 
 use std::{
     cell::RefCell,
@@ -31,7 +31,7 @@ pub fn transcript(limiter: &Arc<ServerLimiter>, endpoint: Endpoint, body: &[u8])
     };
     let alone = "a decision by Redis must be awaited";
     let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
-    // A decision in memory never suspends.
+    // A decision in memory completes without waiting, so one poll is sufficient.
     let answer = context.answer_body(endpoint, body).now_or_never();
     let answer = answer.unwrap_or_else(refused);
     let answer = answer.unwrap_or_else(|problem| context.refuse(problem));

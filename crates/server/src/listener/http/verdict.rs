@@ -9,11 +9,11 @@ use tidegate_tower::RuleNames;
 /// The initial buffer size in bytes; most documents fit without reallocation.
 const USUAL_BYTES: usize = 512;
 
-/// Returns the JSON document. Times are in milliseconds, rounded up. A `retry_after_ms` of null
-/// means never.
+/// Returns the JSON document. Times are in milliseconds, rounded up. If `retry_after_ms` is null, a
+/// retry never succeeds.
 ///
-/// If `names` is `Hidden`, rule names and shadow limits are omitted, because clients may not see
-/// them.
+/// If `names` is `Hidden`, rule names and shadow limits are omitted, because clients are not
+/// allowed to see them.
 pub(super) fn body(verdict: &Verdict<'_>, names: RuleNames) -> Vec<u8> {
     let leading: Option<&Outcome> = verdict.leading().map(|line| &line.outcome);
     let mut json = Writer(Vec::with_capacity(USUAL_BYTES));
@@ -39,7 +39,7 @@ pub(super) fn body(verdict: &Verdict<'_>, names: RuleNames) -> Vec<u8> {
         .number(Some(verdict.delay.as_millis_ceil()));
     json.raw(r#","exactness":"#)
         .plain(verdict.exactness.as_str());
-    // The memory store is the default source, which is omitted.
+    // The memory store is the default source, so it is omitted.
     if verdict.source != Source::Memory {
         json.raw(r#","source":"#).plain(verdict.source.as_str());
     }
@@ -77,7 +77,7 @@ fn write_line(json: &mut Writer, line: &Line<'_>) {
     json.raw("}");
 }
 
-/// Marks the `retry_after_ms` before it as an estimate.
+/// A member that marks the `retry_after_ms` before it as an estimate.
 const ESTIMATED: &str = r#","retry_after_estimated":true"#;
 
 /// Returns whether the time to retry is an estimate. For concurrency limits, the time to retry is
@@ -88,17 +88,17 @@ fn is_retry_estimated(line: &Line<'_>) -> bool {
         && line.outcome.retry_after != RetryAfter::Never
 }
 
-/// Returns the milliseconds until a retry would succeed; `None` means never.
+/// Returns the number of milliseconds until a retry would succeed; `None` means never.
 pub(crate) fn millis(retry: RetryAfter) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
 }
 
-/// A JSON writer, which writes `None` as null.
+/// A JSON writer. It writes `None` as null.
 #[derive(Debug)]
 struct Writer(Vec<u8>);
 
 impl Writer {
-    // Almost all pieces are literals, which the compiler copies inline.
+    // Always inlined: almost all pieces are literals, which the compiler then copies directly.
     #[inline(always)]
     fn raw(&mut self, json: &str) -> &mut Self {
         self.0.extend_from_slice(json.as_bytes());
@@ -118,8 +118,8 @@ impl Writer {
         };
     }
 
-    /// Writes a quoted string without escaping. The text must need no escaping: only fixed words,
-    /// and policies, which may contain time zone names.
+    /// Writes a quoted string without escaping. The text must not need escaping: it is a fixed
+    /// word, or a policy, which may contain the name of a time zone.
     fn plain(&mut self, text: &str) {
         let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
         debug_assert!(text.chars().all(is_plain), "{text:?}");

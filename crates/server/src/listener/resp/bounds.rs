@@ -1,4 +1,4 @@
-//! Limits on the memory that one client can make this listener use.
+//! Bounds on the memory that one client can make this listener use.
 
 /// The maximum number of arguments of a command, including its name.
 pub const MAX_ARGUMENTS: usize = 1_024;
@@ -10,11 +10,11 @@ pub const MAX_BULK_BYTES: usize = 65_536;
 pub const MAX_INLINE_BYTES: usize = 65_536;
 
 /// The maximum length of a command on the wire, in bytes: enough for 64 entries with the longest
-/// names and values. The commands of a transaction together may not be longer either.
+/// names and values. The commands of a transaction must not exceed this length in total either.
 pub const MAX_COMMAND_BYTES: usize = 786_432;
 
 /// The maximum number of commands that are parsed before the first of them is run. This maximum
-/// equals the number of keys that the store prefetches, and keeps a worker's list of arguments
+/// equals the number of keys that the store prefetches. It also keeps a worker's list of arguments
 /// below 512 KiB.
 pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
 
@@ -22,13 +22,13 @@ pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
 pub const READ_BYTES: usize = 32_768;
 
 /// The output size in bytes above which no more commands are read or decided until the client has
-/// read the output. A response that crosses this output limit is still written in full.
+/// read the output. A response that crosses this limit is still written completely.
 pub const OUTPUT_BYTES: usize = 65_536;
 
-/// The length in bytes up to which an incomplete command does not count against [`MAX_HELD_BYTES`].
+/// The length in bytes up to which an incomplete command does not count towards [`MAX_HELD_BYTES`].
 pub const SMALL_BYTES: usize = 4_096;
 
-/// The maximum memory in bytes that all connections of a worker may hold together: incomplete
+/// The maximum memory in bytes that all connections of a worker may hold in total: incomplete
 /// commands, open transactions, pending Redis decisions and unread responses. A connection that
 /// would exceed this maximum is closed.
 pub const MAX_HELD_BYTES: usize = 64 << 20;
@@ -37,9 +37,9 @@ pub const MAX_HELD_BYTES: usize = 64 << 20;
 pub const MAX_NAME_BYTES: usize = 256;
 
 /// The number of bytes that the server still reads from a client after its last response. Without
-/// these reads, the connection could be reset before the client has read the last response.
+/// these reads, the system could reset the connection before the client has read the response.
 pub const LINGER_BYTES: usize = 1 << 20;
 
 /// The maximum number of decisions that Redis makes at the same time for one client. Further
-/// commands are read once the batch is answered. Further commands of a transaction wait.
+/// commands are read only when the batch is answered. Further commands of a transaction wait.
 pub const MAX_WAITING: usize = 1_024;

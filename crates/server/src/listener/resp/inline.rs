@@ -13,8 +13,8 @@ pub(super) fn split(
 ) -> Result<(), ProtocolError> {
     unquoted.clear();
     let mut rest = line.trim_ascii_start();
-    // A web page can make a browser send HTTP requests to any port, and the request body would be
-    // run as commands.
+    // HTTP requests are rejected. A web page can make a browser send HTTP requests to any port, and
+    // the body of such a request would run as commands.
     let is_http = |beginning: &[u8]| {
         rest.get(..beginning.len())
             .is_some_and(|start| start.eq_ignore_ascii_case(beginning))
@@ -47,7 +47,7 @@ fn word<'a>(mut input: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], Protocol
     Ok(input)
 }
 
-/// Checks that whitespace or the end follows a closing quote. Returns `rest`.
+/// Checks that a closing quote is followed by whitespace or the end of the line. Returns `rest`.
 fn closed(rest: &[u8]) -> Result<&[u8], ProtocolError> {
     match rest.first() {
         Some(byte) if !byte.is_ascii_whitespace() => Err(ProtocolError::UnbalancedQuotes),

@@ -1,17 +1,17 @@
 //! The Redis protocol listener: `CL.THROTTLE`, `THROTTLE` and `TIDEGATE.CHECK` for any Redis
 //! client.
 //!
-//! A command passes through these modules in order: `connection` does I/O and timeouts, `worker`
-//! answers all complete commands, `parse` splits a few commands into arguments without copying,
-//! `command` runs one command, `reply` writes the reply, and `pending` holds decisions that Redis
-//! has to make.
+//! A command passes through these modules in order: `connection` does I/O and enforces timeouts,
+//! `worker` answers all complete commands, `parse` splits a few commands into arguments without
+//! copying, `command` runs one command, `reply` writes the reply, and `pending` holds the decisions
+//! that Redis has to make.
 //!
-//! Commands that are read together are parsed, decided and answered together, with one `read` and
-//! one `write`. The store prefetches the keys of the commands before the first decision. Batching
-//! makes pipelines fast. All commands of a batch are decided with the same timestamp.
+//! Commands that are read together form a batch, which is parsed, decided and answered together,
+//! with one `read` and one `write`. The store prefetches the keys of the batch before the first
+//! decision. Batching makes pipelines fast. All decisions of a batch have the same timestamp.
 //!
 //! The memory that one client can use is bounded, even if the client sends large commands or does
-//! not read replies. All maximums are in [`bounds`].
+//! not read replies. All these bounds are in [`bounds`].
 
 pub mod bounds;
 
@@ -36,9 +36,9 @@ use tidegate_net::{
 
 use self::session::Session;
 
-/// Returns the default limits of this listener. Only the idle timeout differs from the general
-/// defaults. The idle timeout is one hour, because connection pools keep connections open and
-/// handle lost connections badly.
+/// Returns the default bounds of this listener. They equal the general defaults, except for the
+/// idle timeout. The idle timeout is one hour, because the connection pools of clients keep
+/// connections open and handle lost connections badly.
 #[must_use]
 pub fn default_bounds() -> Bounds {
     Bounds {

@@ -8,7 +8,7 @@ use super::{
     reply::{Protocol, Reply},
 };
 
-/// A protocol error. The input after it cannot be parsed, so the connection is closed.
+/// A protocol error. The rest of the input cannot be parsed, so the connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProtocolError {
     ArrayLength,
@@ -23,7 +23,7 @@ pub(super) enum ProtocolError {
     ForAnotherProtocol,
 }
 
-/// Formats the error with the wording of Redis if Redis has the same error.
+/// Formats the error with the wording of Redis, for errors that Redis has too.
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -79,13 +79,14 @@ struct Parsed {
 }
 
 impl Parser {
-    /// Parses up to [`MAX_TOGETHER`] commands at the start of `input` and returns their number. The
-    /// number is 0 if the first command is incomplete. An empty line or array is a command without
-    /// arguments.
+    /// Parses up to [`MAX_TOGETHER`] commands at the start of `input`, and returns their number.
+    /// The number is 0 if the first command is incomplete. An empty line or an empty array counts
+    /// as a command without arguments.
     ///
     /// # Errors
     ///
-    /// Fails if the first command is malformed. A later malformed command only ends the batch.
+    /// Fails if the first command is malformed. A later malformed command only ends the batch
+    /// before it.
     pub(super) fn parse(&mut self, input: &[u8]) -> Result<usize, ProtocolError> {
         self.parse_some(input, MAX_TOGETHER)
     }
@@ -105,8 +106,8 @@ impl Parser {
             let end = match input.get(start) {
                 None => break,
                 Some(b'*') => self.array(input, start),
-                // The arguments of an inline command are in `unquoted`, so an inline command is
-                // parsed alone.
+                // The arguments of an inline command are in `unquoted`, so an inline command is not
+                // batched with other commands.
                 Some(_) if is_first => self.line(input),
                 Some(_) => break,
             };
@@ -205,8 +206,7 @@ fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<ByteRange>
         Header::Malformed | Header::Negative { .. } => return Err(ProtocolError::BulkLength),
         Header::Length { value, end } => (value, end),
     };
-    // An argument that is too long is rejected by its announced length, without waiting for its
-    // bytes.
+    // An argument that is too long is rejected when its length is read, before its bytes arrive.
     if length > MAX_BULK_BYTES {
         return Err(ProtocolError::BulkTooLong);
     }
@@ -221,7 +221,7 @@ fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<ByteRange>
     }
 }
 
-/// A length and its line end.
+/// A length, followed by its line end.
 enum Header {
     Partial,
     Malformed,
@@ -230,7 +230,7 @@ enum Header {
 }
 
 impl Header {
-    /// The maximum number of digits. Anything longer exceeds every limit.
+    /// The maximum number of digits. Any longer number exceeds every bound.
     const MAX_DIGITS: usize = 12;
 
     fn at(input: &[u8], at: usize) -> Self {
@@ -280,7 +280,8 @@ impl<'a> Arguments<'a> {
         (0..self.len()).filter_map(move |index| self.get(index))
     }
 
-    /// Appends the command in wire format. Returns false if `out` would become longer than `most`.
+    /// Appends the command in the format of the protocol. Returns false if `out` would become
+    /// longer than `most`.
     pub(super) fn write(self, out: &mut Vec<u8>, most: usize) -> bool {
         let length: usize = self.iter().map(|argument| argument.len() + 16).sum();
         if out.len() + length > most {

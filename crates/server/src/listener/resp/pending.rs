@@ -1,9 +1,11 @@
-//! Pending Redis decisions: the replies to a batch are held until all of its decisions are made.
+//! Pending Redis decisions. The replies to a batch are held until all decisions of the batch are
+//! made.
 //!
-//! With the memory store nothing is pending. With Redis, all decisions of a batch are requested at
-//! the same time, so that they share a pipeline. No more commands are read from the client until
-//! all of these decisions are made. A transaction may need more than [`MAX_WAITING`] decisions. The
-//! excess waits here, so that no single client can fill the queue to Redis.
+//! With the memory store, no decision is pending. With Redis, all decisions of a batch are
+//! requested at the same time, so that they share a pipeline. No more commands are read from the
+//! client until all of these decisions are made. A transaction may need more than [`MAX_WAITING`]
+//! decisions. The excess decisions wait in this module, so that no single client can fill the queue
+//! to Redis.
 
 use std::{fmt, pin::Pin, sync::Arc, task};
 
@@ -16,7 +18,7 @@ use super::{
     reply::{Protocol, Reply},
 };
 
-/// A command that needs Redis, or another thread.
+/// A command that needs Redis or another thread.
 #[derive(Debug)]
 pub(super) enum PendingCommand {
     Check(PendingCheck),
@@ -25,7 +27,7 @@ pub(super) enum PendingCommand {
     Top(PendingTop),
 }
 
-/// A pending decision and the position of its reply.
+/// A pending decision, and the position of its reply.
 #[derive(Debug)]
 pub(super) struct PendingReply {
     pub(super) command: PendingCommand,
@@ -35,7 +37,7 @@ pub(super) struct PendingReply {
     pub(super) offset: Option<usize>,
 }
 
-/// The replies to a batch, once all of its decisions are made.
+/// The future replies to a batch, which are complete once all decisions of the batch are made.
 pub(super) struct PendingBatch {
     answers: Pin<Box<dyn Future<Output = Vec<u8>>>>,
     /// The memory of the pending decisions, in bytes.
@@ -60,7 +62,7 @@ impl PendingCommand {
 }
 
 impl PendingReply {
-    /// Creates a pending decision whose reply belongs at the current end of `reply`.
+    /// Creates a pending decision whose reply is inserted at the current end of `reply`.
     pub(super) fn new(command: PendingCommand, reply: &Reply<'_>) -> Self {
         Self {
             command,

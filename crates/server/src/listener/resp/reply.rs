@@ -19,7 +19,7 @@ impl Protocol {
     }
 }
 
-/// A writer of replies. A type that RESP2 lacks is written as the closest RESP2 type.
+/// A writer of replies. A type that RESP2 does not have is written as the closest RESP2 type.
 #[derive(Debug)]
 pub(super) struct Reply<'o> {
     pub(super) out: &'o mut Vec<u8>,
@@ -67,7 +67,7 @@ impl Reply<'_> {
         self.end_line();
     }
 
-    /// Writes human-readable text: a verbatim string in RESP3, a bulk string in RESP2.
+    /// Writes human-readable text, as a verbatim string in RESP3 and as a bulk string in RESP2.
     pub(super) fn verbatim(&mut self, text: &str) {
         match self.protocol {
             Protocol::Resp2 => self.bulk(text.as_bytes()),
@@ -87,7 +87,7 @@ impl Reply<'_> {
         });
     }
 
-    /// Writes the header of an array; the caller writes its `length` elements next.
+    /// Writes the header of an array. The caller must then write `length` elements.
     pub(super) fn array(&mut self, length: usize) {
         self.length(b'*', length);
     }
@@ -100,7 +100,7 @@ impl Reply<'_> {
         });
     }
 
-    /// Writes the header of a map; the caller writes `pairs` keys and values next.
+    /// Writes the header of a map. The caller must then write `pairs` keys and values.
     pub(super) fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.length(b'*', pairs * 2),

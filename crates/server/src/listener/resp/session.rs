@@ -13,7 +13,7 @@ use tidegate_net::auth::{self, AuthOutcome, Authenticator};
 
 use super::{reply::Protocol, transaction::Transaction};
 
-/// The default user name, for a client that sends none.
+/// The user name of a client that sends no user name.
 pub(super) const DEFAULT_USER: &str = "default";
 
 /// The state of one connection that commands can read and change.
@@ -31,7 +31,7 @@ pub(super) struct Session {
     /// The authenticator and the configured user name; `None` if no authentication is required.
     authenticator: Option<(Arc<Authenticator>, Arc<str>)>,
     is_authenticated: bool,
-    /// Whether commands that list the keys of all clients may be run.
+    /// Whether the client may run commands that list the keys of all clients.
     pub(super) may_list_keys: bool,
     /// The commands since `MULTI`.
     pub(super) transaction: Option<Box<Transaction>>,
@@ -51,11 +51,11 @@ pub(super) enum Replies {
     #[default]
     On,
     Off,
-    /// No reply to this command and the next one.
+    /// Neither this command nor the next one gets a reply.
     SkipNext,
 }
 
-/// Whether and why a connection is closed after the last reply.
+/// Whether and why the connection is closed after the last reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Ending {
     #[default]
@@ -96,7 +96,7 @@ impl Session {
         }
     }
 
-    /// Sets whether commands that list the keys of all clients may be run.
+    /// Sets whether the client may run commands that list the keys of all clients.
     pub(super) fn listing_keys(self, may_list_keys: bool) -> Self {
         Self {
             may_list_keys,
@@ -104,12 +104,12 @@ impl Session {
         }
     }
 
-    /// Returns whether commands of this connection may be run.
+    /// Returns whether the client may run commands.
     pub(super) const fn is_authenticated(&self) -> bool {
         self.is_authenticated
     }
 
-    /// Returns whether no authentication is required.
+    /// Returns whether the listener requires no authentication.
     pub(super) const fn is_open(&self) -> bool {
         self.authenticator.is_none()
     }
@@ -142,7 +142,7 @@ impl Session {
         LAST.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Resets everything but the identity of the connection.
+    /// Resets the state of the connection, except for its identity.
     pub(super) fn reset(&mut self) {
         self.protocol = Protocol::default();
         self.replies = Replies::default();
@@ -152,7 +152,7 @@ impl Session {
         self.transaction = None;
     }
 
-    /// Returns the size in bytes of the memory that the client controls.
+    /// Returns the size in bytes of the memory that the client can make this connection use.
     pub(super) fn heap_bytes(&self) -> usize {
         self.transaction
             .as_ref()

@@ -6,15 +6,15 @@
 //!                  +--a command that cannot be queued--> failed --EXEC--> none     nothing is run
 //! ```
 //!
-//! Commands are stored as bytes and parsed again, because a parsed command borrows from the read
-//! buffer. Transactions are rare.
+//! The commands are stored as bytes and parsed again later, because a parsed command borrows from
+//! the read buffer. The extra work is acceptable, because transactions are rare.
 
 use super::{bounds::MAX_COMMAND_BYTES, parse::Arguments};
 
 /// An open transaction.
 #[derive(Debug, Default)]
 pub(super) struct Transaction {
-    /// The commands so far, in wire format.
+    /// The commands that were queued so far, in the format of the protocol.
     queued: Vec<u8>,
     count: usize,
     spoilt: bool,
@@ -35,13 +35,14 @@ impl Transaction {
         fits
     }
 
-    /// Marks the transaction as failed, so that `EXEC` runs nothing, as in Redis.
+    /// Marks the transaction as failed. As in Redis, `EXEC` then runs no command.
     pub(super) fn spoil(&mut self) {
         self.spoilt = true;
         self.queued = Vec::new();
     }
 
-    /// Returns the number of commands and their bytes; `None` if the transaction has failed.
+    /// Returns the number of commands, and the bytes of the commands; `None` if the transaction has
+    /// failed.
     pub(super) fn end(self) -> Option<(usize, Vec<u8>)> {
         (!self.spoilt).then_some((self.count, self.queued))
     }

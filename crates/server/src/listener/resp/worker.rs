@@ -1,8 +1,8 @@
-//! A worker's buffers and the loop that answers commands (`CommandExecutor`).
+//! `CommandExecutor`: a worker's buffers, and the loop that answers commands.
 //!
-//! There is one `CommandExecutor` per worker, not per connection. A worker handles one batch at a
-//! time, so the buffers stay in the CPU cache, and a waiting connection holds only its own few
-//! fields.
+//! Each worker has one `CommandExecutor`, which all its connections share. A worker handles one
+//! batch at a time, so the buffers stay in the CPU cache, and a waiting connection occupies little
+//! memory.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{
     session::{Ending, Replies, Session},
 };
 
-/// The number of limits that each worker keeps.
+/// The number of built limits that each worker keeps.
 const CACHED_LIMITS: usize = 64;
 
 /// A worker's buffers for commands and replies.
@@ -27,7 +27,7 @@ const CACHED_LIMITS: usize = 64;
 pub(super) struct CommandExecutor {
     /// The replies to the current batch.
     pub(super) output: Vec<u8>,
-    /// Decisions that Redis has to make before the batch is answered.
+    /// Decisions that Redis has to make before the batch can be answered.
     pending: Vec<PendingReply>,
     parser: Parser,
     buffers: CommandBuffers,
@@ -36,7 +36,8 @@ pub(super) struct CommandExecutor {
 /// Buffers and caches that commands reuse.
 #[derive(Debug)]
 pub(super) struct CommandBuffers {
-    /// The limits that are sent with commands. Applications use the same few again and again.
+    /// The built limits that were sent with commands. Applications use the same few limits
+    /// repeatedly.
     pub(super) limits: BuildCache<LimitParameters, Arc<Limits>>,
     pub(super) outcomes: Vec<Outcome>,
     pub(super) key: Vec<u8>,
@@ -71,7 +72,7 @@ pub(super) struct Context<'c> {
 pub(super) struct Progress {
     /// The number of input bytes that have been consumed.
     pub(super) used: usize,
-    /// Whether the rest may contain complete commands, because the output limit was reached.
+    /// Whether the rest may contain complete commands, because the output limit stopped the batch.
     pub(super) more: bool,
 }
 
@@ -93,7 +94,8 @@ impl CommandExecutor {
         session: &mut Session,
         input: &[u8],
     ) -> Progress {
-        // After a panic in a command, the buffer may contain replies to another connection.
+        // The buffers are cleared first, because after a panic they may contain replies to another
+        // connection.
         self.output.clear();
         self.pending.clear();
         let now = limiter.now();
@@ -143,8 +145,8 @@ impl CommandExecutor {
         Progress { used, more: true }
     }
 
-    /// Takes the decisions that Redis has to make and the replies so far, if there are any such
-    /// decisions.
+    /// Returns the decisions that Redis has to make together with the replies so far. Returns
+    /// `None` if there are no such decisions.
     pub(super) fn take_pending(&mut self, limiter: &Arc<ServerLimiter>) -> Option<PendingBatch> {
         (!self.pending.is_empty()).then(|| {
             let pending = std::mem::take(&mut self.pending);
@@ -154,7 +156,7 @@ impl CommandExecutor {
     }
 }
 
-/// Returns whether more commands may be answered before the pending replies are written.
+/// Returns whether more commands may be answered before the pending replies are sent.
 fn has_room(output: &[u8], pending: &[PendingReply]) -> bool {
     output.len() < OUTPUT_BYTES && pending.len() < MAX_WAITING
 }
@@ -168,7 +170,8 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     let (start, before) = (out.len(), context.session.replies);
     command::run(&mut context, arguments, out);
     let after = &mut context.session.replies;
-    // The command itself may be a `CLIENT REPLY`, so the modes before and after it both count.
+    // The command itself may be a `CLIENT REPLY`, so both the mode before it and the mode after it
+    // count.
     let muted = match (before, *after) {
         (_, Replies::Off) => true,
         (Replies::SkipNext, _) => {

@@ -21,12 +21,12 @@ use super::{
     quoted, refuse, wrong_number,
 };
 
-/// `TIDEGATE.CHECK [PEEK] [RAW] [COST n] name value [name value …]` → `[allowed, rule or null,
-/// limit, remaining, reset_after_ms, retry_after_ms]`.
+/// Runs `TIDEGATE.CHECK [PEEK] [RAW] [COST n] name value [name value …]`. Replies with `[allowed,
+/// rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
 /// The options come first, in any order and each at most once, so an entry may have the name of an
-/// option. A `retry_after_ms` of -1 means never. `limit` and `remaining` are -1 if no limit was
-/// evaluated, because no rule applies or the key is blocked.
+/// option. A `retry_after_ms` of -1 means that a retry never succeeds. `limit` and `remaining` are
+/// -1 if no limit was evaluated, because no rule applies or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided =
         CheckCommand::read(arguments.skip(1)).and_then(|command| command.decide(context, reply));
@@ -40,7 +40,7 @@ pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
 /// The reason why a command is rejected.
 #[derive(Debug)]
 enum Refusal {
-    /// The arguments after the options are not name-value pairs, or there are none.
+    /// The arguments after the options are not name-value pairs, or there are no such arguments.
     NoPairs,
     Request(RequestError),
 }

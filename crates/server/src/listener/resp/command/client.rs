@@ -87,7 +87,7 @@ fn set_replies(session: &mut Session, arguments: Arguments<'_>, reply: &mut Repl
         ("skip", Replies::SkipNext),
     ];
     match replies.iter().find(|(word, _)| arguments.is(2, word)) {
-        // With replies off, SKIP has no effect.
+        // While replies are off, `SKIP` has no effect.
         Some((_, Replies::SkipNext)) if session.replies == Replies::Off => {}
         Some((_, replies)) => {
             session.replies = *replies;

@@ -1,4 +1,4 @@
-//! Connection commands that all clients send to any Redis.
+//! Connection commands that clients send to every Redis server.
 
 use tidegate_limiter::Database;
 
@@ -24,8 +24,8 @@ pub(super) fn readonly(_: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<
     reply.ok();
 }
 
-/// Runs `SELECT index`. Clients with a URL such as `redis://host/1` send this command, and their
-/// keys must be separate from those of other applications.
+/// Runs `SELECT index`. Clients with a URL such as `redis://host/1` send this command. Their keys
+/// must be separate from the keys of other applications.
 pub(super) fn select(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let index = std::str::from_utf8(arguments.get(1).unwrap_or_default()).ok();
     let Some(index) = index.and_then(|index| index.parse::<i64>().ok()) else {

@@ -51,7 +51,7 @@ impl Arity {
         }
     }
 
-    /// Returns the arity as `COMMAND` reports it: a negative number means "at least".
+    /// Returns the arity as `COMMAND` reports it, where a negative number means "at least".
     fn number(self) -> i64 {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
         match self {
@@ -64,7 +64,7 @@ impl Arity {
 const TRANSACTION: &[&str] = &["noscript", "loading", "stale", "fast"];
 const CONNECTION: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth"];
 
-/// All commands, with those on the hot path first.
+/// All commands. The commands on the hot path come first.
 static COMMANDS: [Command; 23] = [
     Command {
         name: "cl.throttle",
@@ -283,7 +283,7 @@ fn find(name: &[u8]) -> Option<&'static Command> {
 }
 
 /// Returns the key of a command so that the store can prefetch it. The key is only a hint: the
-/// command may still be rejected, and a few keys are stored in an escaped form that is not returned
+/// command may still be rejected. A few keys are stored in an escaped form, which is not returned
 /// here.
 pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
     find(arguments.get(0)?).filter(|command| command.keyed)?;
@@ -320,14 +320,14 @@ pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut
     }
 }
 
-/// Marks an open transaction as failed, because one of its commands cannot be run.
+/// Marks an open transaction as failed, because one of its commands cannot run.
 fn spoil(context: &mut Context<'_>) {
     if let Some(open) = &mut context.session.transaction {
         open.spoil();
     }
 }
 
-/// Writes an error and counts a bad request.
+/// Writes an error, and counts a bad request.
 fn refuse(context: &mut Context<'_>, reply: &mut Reply<'_>, error: fmt::Arguments<'_>) {
     context
         .limiter

@@ -1,5 +1,5 @@
-//! Error messages of the throttle commands, with the wording of the programs that introduced the
-//! commands.
+//! Error messages of the throttle commands, with the wording of redis-cell and throttlecrab, which
+//! introduced the commands.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub(super) enum Refusal<'a> {
     Limit(LimitError),
 }
 
-/// Formats a rejection as redis-cell does.
+/// Formats the reason of a rejection as redis-cell does.
 pub(super) struct CellRefusal<'r, 'a>(pub(super) &'r Refusal<'a>);
 
 impl fmt::Display for CellRefusal<'_, '_> {
@@ -40,7 +40,7 @@ impl fmt::Display for CellRefusal<'_, '_> {
     }
 }
 
-/// Formats a rejection as throttlecrab does.
+/// Formats the reason of a rejection as throttlecrab does.
 pub(super) struct CrabRefusal<'r, 'a>(pub(super) &'r Refusal<'a>);
 
 impl fmt::Display for CrabRefusal<'_, '_> {
@@ -63,7 +63,7 @@ impl fmt::Display for CrabRefusal<'_, '_> {
     }
 }
 
-/// Formats a rejection that neither redis-cell nor throttlecrab has a message for.
+/// Formats the reason of a rejection for which neither redis-cell nor throttlecrab has a message.
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -50,7 +50,7 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     reply.count(count);
 }
 
-/// Keys that have to be reset in Redis.
+/// A reset of keys that Redis has to execute.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct PendingReset {
     keys: Vec<Box<[u8]>>,
@@ -79,7 +79,7 @@ impl PendingReset {
     }
 }
 
-/// Replies that Redis did not confirm a reset.
+/// Replies with an error, because Redis did not confirm the reset.
 fn fail(error: &StoreError, reply: &mut Reply<'_>) {
     let error = error.to_string().replace(['\r', '\n'], " ");
     reply.error(format_args!("ERR {error}"));

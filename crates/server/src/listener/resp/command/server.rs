@@ -11,7 +11,7 @@ pub(super) const REDIS_VERSION: &str = "7.4.0";
 /// Runs `INFO [section …]`. Replies with all sections, regardless of the arguments.
 pub(super) fn info(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     let keys = context.limiter.local_store().stats().keys;
-    // With a Redis backend, the local keys are only the fallback for when Redis is unreachable.
+    // With a Redis backend, the local keys are only the fallback while Redis is unreachable.
     let keyspace = if context.limiter.redis_store().is_some() {
         format!("tidegate_store:redis\r\ntidegate_fallback_keys:{keys}\r\n")
     } else {
@@ -42,8 +42,8 @@ pub(super) fn info(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     ));
 }
 
-/// Runs `CONFIG GET …`, which finds no setting, and rejects `CONFIG SET`, because settings are in
-/// the configuration file.
+/// Runs `CONFIG GET …`, which returns no settings, and rejects `CONFIG SET`, because settings are
+/// in the configuration file.
 pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if arguments.is(1, "get") {
         reply.map(0);
@@ -56,8 +56,8 @@ pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut 
     }
 }
 
-/// Runs `DBSIZE`: the number of keys in the memory store. With a Redis backend the reply is an
-/// error, because that Redis may hold other keys too.
+/// Runs `DBSIZE`, which replies with the number of keys in the memory store. With a Redis backend
+/// the reply is an error, because the Redis server may hold other keys too.
 pub(super) fn dbsize(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     if context.limiter.redis_store().is_some() {
         reply.error(format_args!(

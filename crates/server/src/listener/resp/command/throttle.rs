@@ -1,7 +1,8 @@
-//! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab: the limit is sent with the request.
+//! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab, where the limit is sent with the
+//! command.
 //!
-//! Both commands reply as those programs document. If a program deviates from its documentation,
-//! the documentation is followed. Seconds are rounded up, so that a client that waits for the given
+//! Both commands reply as the programs document. If a program deviates from its documentation, the
+//! documentation is followed. Seconds are rounded up, so that a client that waits for the reported
 //! time has waited long enough.
 
 use std::sync::Arc;
@@ -21,8 +22,8 @@ use super::{
     refuse,
 };
 
-/// Runs `CL.THROTTLE key max_burst count_per_period period [quantity]` → `[limited, limit,
-/// remaining, retry_after_s or -1, reset_after_s]`.
+/// Runs `CL.THROTTLE key max_burst count_per_period period [quantity]`. Replies with `[limited,
+/// limit, remaining, retry_after_s or -1, reset_after_s]`.
 pub(super) fn cl_throttle(
     context: &mut Context<'_>,
     arguments: Arguments<'_>,
@@ -35,7 +36,7 @@ pub(super) fn cl_throttle(
     }
 }
 
-/// Replies to a `CL.THROTTLE` with the wrong number of arguments.
+/// Replies with an error to a `CL.THROTTLE` that has the wrong number of arguments.
 pub(super) fn usage(context: &mut Context<'_>, reply: &mut Reply<'_>) {
     let error = format_args!(
         "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"
@@ -43,8 +44,8 @@ pub(super) fn usage(context: &mut Context<'_>, reply: &mut Reply<'_>) {
     refuse(context, reply, error);
 }
 
-/// Runs `THROTTLE key max_burst count_per_period period [quantity]` → `[allowed, limit, remaining,
-/// reset_after_s, retry_after_s or 0 or -1]`.
+/// Runs `THROTTLE key max_burst count_per_period period [quantity]`. Replies with `[allowed, limit,
+/// remaining, reset_after_s, retry_after_s or 0 or -1]`.
 pub(super) fn throttle(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if let Err(refusal) = run(context, arguments, Dialect::Throttlecrab, reply) {
         let refusal = CrabRefusal(&refusal);
@@ -70,7 +71,8 @@ fn run<'a>(
 struct ThrottleCommand<'a> {
     key: &'a [u8],
     parameters: LimitParameters,
-    /// `None` for a quantity of 0, which only reads the current state.
+    /// The cost of the request. It is `None` for a quantity of 0, which only reads the current
+    /// state.
     cost: Option<Cost>,
 }
 
@@ -172,7 +174,8 @@ pub(in crate::listener::resp) struct PendingThrottle {
 }
 
 impl PendingThrottle {
-    /// Returns the memory of the pending command, in bytes, without the limits, which are shared.
+    /// Returns the memory of the pending command, in bytes. The limits are not included, because
+    /// they are shared.
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         self.key.len()
     }
@@ -245,7 +248,7 @@ impl Number {
 
 /// Parses a decimal integer with an optional sign.
 fn integer(text: &[u8]) -> Option<i64> {
-    /// A number with at most 18 digits always fits in an `i64`.
+    /// The number of digits that always fit in an `i64`.
     const SAFE_DIGITS: usize = 18;
     if text.is_empty() || text.len() > SAFE_DIGITS || !text.iter().all(u8::is_ascii_digit) {
         return std::str::from_utf8(text).ok()?.parse().ok();
@@ -256,14 +259,14 @@ fn integer(text: &[u8]) -> Option<i64> {
     )
 }
 
-/// The content of a reply, which the two commands write in different order.
+/// The content of a reply. The two commands write it in different orders.
 #[derive(Debug)]
 struct Answer {
     allowed: bool,
     limit: u64,
     remaining: u64,
     reset_after: Span,
-    /// `None` means never.
+    /// The time until a retry would succeed; `None` means never.
     retry_after: Option<Span>,
 }
 
@@ -287,7 +290,7 @@ impl Answer {
                 retry_after: outcome.retry_after.span(),
             };
         }
-        // The limit was not evaluated: the key is blocked or the store is full.
+        // No limit was evaluated, because the key is blocked or the store is full.
         let (remaining, retry_after) = match decision {
             Decision::Admitted => (quota, Some(Span::ZERO)),
             Decision::Limited => (0, None),

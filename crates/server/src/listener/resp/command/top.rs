@@ -18,10 +18,11 @@ use super::{
     quoted, refuse,
 };
 
-/// `TIDEGATE.TOP [rule] [BY requests|denied|cost] [OVER 5m|15m|1h|1d] [COUNT n]` → `[from_ms,
-/// until_ms, [requests, denied, cost], [[rule or null, [value, …], estimate, error], …]]`.
+/// Runs `TIDEGATE.TOP [rule] [BY requests|denied|cost] [OVER 5m|15m|1h|1d] [COUNT n]`. Replies with
+/// `[from_ms, until_ms, [requests, denied, cost], [[rule or null, [value, …], estimate, error],
+/// …]]`.
 ///
-/// The options are pairs, so an odd number of arguments begins with the rule.
+/// The options are pairs, so if the number of arguments is odd, the first argument is the rule.
 pub(super) fn top(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if !context.session.may_list_keys {
         let error = format_args!(
@@ -69,7 +70,8 @@ fn read(arguments: Arguments<'_>) -> Result<TopQuery, String> {
     Ok(query)
 }
 
-/// The size that a row of a reply is assumed to have while the query waits, in bytes.
+/// The assumed size of a row of a reply, in bytes. It counts towards the memory of the query while
+/// the query waits.
 const ROW_BYTES: usize = 128;
 
 /// A query that another thread answers.
@@ -79,7 +81,7 @@ pub(in crate::listener::resp) struct PendingTop(TopQuery);
 impl PendingTop {
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         let rule = self.0.rule.as_ref().map_or(0, String::capacity);
-        // The replies to a batch are kept until the last query is answered.
+        // The replies to the whole batch are held until the last query is answered.
         rule + self.0.count * ROW_BYTES
     }
 

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// The commands that are allowed in a transaction in addition to the commands that make decisions.
-/// Other commands change the connection or have large replies, which would turn a few bytes of
+/// All other commands change the connection, or have large replies that would turn a few bytes of
 /// input into megabytes of output.
 const ALSO: [&str; 5] = ["ping", "echo", "select", "del", "unlink"];
 
@@ -35,7 +35,7 @@ pub(super) fn discard(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut R
     }
 }
 
-/// Runs the queued commands. Each command is decided separately, but all have the same timestamp.
+/// Runs the queued commands. Each command is decided separately, with the same timestamp.
 pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     let Some(transaction) = context.session.transaction.take() else {
         return refuse(context, reply, format_args!("ERR EXEC without MULTI"));
@@ -48,7 +48,7 @@ pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     reply.array(count);
     let mut parser = Parser::default();
     let mut rest = queued.as_slice();
-    // The commands were queued in wire format, so they parse without error.
+    // The commands were queued in the format of the protocol, so they parse without error.
     while let Ok(1) = parser.parse_one(rest)
         && let Some((arguments, end)) = parser.command(0, rest)
     {
@@ -57,7 +57,7 @@ pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     }
 }
 
-/// Returns whether `command` is run immediately even in an open transaction.
+/// Returns whether `command` runs immediately even while a transaction is open.
 pub(super) fn is_immediate(command: &Command) -> bool {
     ["multi", "exec", "discard", "quit", "reset"].contains(&command.name)
 }

@@ -1,8 +1,8 @@
-//! One connection: reads commands and writes replies, with limits on the memory of both.
+//! Serves one connection: reads commands and writes replies, with bounds on the memory of both.
 //!
-//! The connection is a hand-written `poll` function and not `async` code. With one request per
-//! packet, the overhead of `async` code would exceed the cost of the request. The overhead of the
-//! `poll` function is one `read`, one `write` and two clock reads.
+//! The connection is a hand-written `poll` function instead of `async` code. If each packet has
+//! only one request, the overhead of `async` code would exceed the cost of the request. The `poll`
+//! function needs only one `read`, one `write` and two clock reads per request.
 
 #[cfg(test)]
 mod tests;
@@ -28,7 +28,7 @@ use super::{
     worker::CommandExecutor,
 };
 
-/// The time that a disconnected client has to read the final error.
+/// How long a disconnected client can still read the final error.
 const LINGER: Duration = Duration::from_secs(1);
 
 thread_local! {
@@ -37,7 +37,7 @@ thread_local! {
     static BUFFERED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Buffers that the connections of a worker share, one at a time.
+/// Buffers that the connections of a worker share. Only one connection uses them at a time.
 #[derive(Debug, Default)]
 struct WorkerBuffers {
     input: Vec<u8>,
@@ -54,16 +54,16 @@ pub(super) async fn serve<S>(
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut client = Client::new(session, stream, connection, limiter);
-    // The waker is registered only once, because this future is its own task and its waker stays
-    // the same.
+    // The waker is registered only once, because this future runs as its own task, whose waker
+    // stays the same.
     let shutdown = client.connection.shutdown.clone();
     let mut begun = std::pin::pin!(shutdown.begun());
     let mut registered = false;
     poll_fn(|cx| {
         if !registered {
             registered = true;
-            // The result of this poll is not needed, because `Client::poll` checks the shutdown
-            // flag itself.
+            // The result of this poll is not needed, because `Client::poll` checks for the shutdown
+            // itself.
             let _ = begun.as_mut().poll(cx);
         }
         BUFFERS.with_borrow_mut(|worker| client.poll(cx, worker))
@@ -84,7 +84,7 @@ struct Client<S> {
     unread: Vec<u8>,
     /// Whether `unread` may contain complete commands.
     more: bool,
-    /// The current batch, while Redis decides it.
+    /// The current batch, while Redis makes its decisions.
     pending: Option<PendingBatch>,
     /// Replies that the client has not read yet.
     unsent: Vec<u8>,
@@ -94,7 +94,7 @@ struct Client<S> {
     counted_bytes: usize,
 }
 
-/// The connection has to be closed.
+/// An error that means that the connection has to be closed.
 #[derive(Debug)]
 struct Closed;
 
@@ -140,13 +140,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             match self.poll_step(cx, worker, &mut turn) {
                 Poll::Ready(Ok(Step::Go)) => turn.has_answered = true,
                 Poll::Ready(Ok(Step::Yield)) => {
-                    // Yields after a full batch, so that other connections of this worker get their
-                    // turn.
+                    // Yields after a full batch, so that the worker can serve its other
+                    // connections.
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
                 Poll::Ready(Err(Closed)) => return Poll::Ready(()),
-                // The store has its own timeout for decisions.
+                // The store has its own timeout for decisions, so no timeout is needed here.
                 Poll::Pending if self.pending.is_some() => return Poll::Pending,
                 // An idle connection does not delay the shutdown.
                 Poll::Pending if self.is_idle() && self.connection.shutdown.has_begun() => {
@@ -157,8 +157,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// Performs one step: writes unsent replies. Without unsent replies, answers a decided batch or
-    /// unread commands. Without unread commands either, reads and answers new commands.
+    /// Performs one step. If there are unsent replies, writes them. Otherwise answers a decided
+    /// batch or commands that were already read. Otherwise reads and answers new commands.
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
@@ -187,9 +187,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.pending = worker.executor.take_pending(&self.limiter);
         self.send(cx, &mut worker.executor.output)?;
         self.account()?;
-        // A client that sends faster than it gets replies must not occupy the worker, because every
-        // read would succeed. The bytes of several reads are added up, because with TLS a read
-        // returns at most 16 KiB.
+        // Without this bound, a client that sends faster than it gets replies would occupy the
+        // worker, because every read would succeed. The bytes of several reads are added up,
+        // because with TLS a read returns at most 16 KiB.
         let is_over = self.more || turn.read_bytes >= READ_BYTES;
         Poll::Ready(Ok(if is_over { Step::Yield } else { Step::Go }))
     }
@@ -202,9 +202,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     ) -> Poll<Result<usize, Closed>> {
         let WorkerBuffers { input, executor } = worker;
         input.resize(SMALL_BYTES + READ_BYTES, 0);
-        // A short incomplete command is copied in front of the new bytes. If the incomplete command
-        // is long, the new bytes are appended to it instead, because copying a long command with
-        // each read would take quadratic time.
+        // If an incomplete command is short, it is copied to the front of the new bytes. If it is
+        // long, the new bytes are appended to it instead, because copying a long command at each
+        // read would take quadratic time.
         let small = self.unread.len() <= SMALL_BYTES;
         let start = if small { self.unread.len() } else { 0 };
         let mut buffer = ReadBuf::new(&mut input[start..start + READ_BYTES]);
@@ -246,7 +246,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// Writes as much of `output` as the socket accepts now and keeps the rest in `unsent`.
+    /// Writes as much of `output` as the socket accepts now, and keeps the rest in `unsent`.
     fn send(&mut self, cx: &mut Context<'_>, output: &mut Vec<u8>) -> Result<(), Closed> {
         if output.is_empty() {
             return Ok(());
@@ -316,7 +316,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     /// Closes the connection so that the client can read the last reply. Closing a socket with
     /// unread input sends a RST, which may discard the reply.
     async fn linger(mut self) {
-        // The timeout `LINGER` below limits the time.
+        // The response phase has no read timeout; the timeout `LINGER` below limits the time.
         let _response = self.stream.phase().begin_response();
         let stream = &mut self.stream;
         let drained = async {
@@ -327,7 +327,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             )
             .await
         };
-        // The connection is closed after a success and after a timeout.
+        // The result does not matter, because the connection is closed in any case.
         let _ = tokio::time::timeout(LINGER, drained).await;
     }
 }
@@ -338,7 +338,7 @@ impl<S> Drop for Client<S> {
     }
 }
 
-/// What a connection has done since its worker last polled it.
+/// Records what a connection has done since its worker last polled it.
 #[derive(Debug, Default)]
 struct Turn {
     has_answered: bool,

@@ -1,4 +1,4 @@
-//! Tests of a connection over an in-memory pipe, with paused time.
+//! Tests of a connection over an in-memory pipe, with a paused clock.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -49,8 +49,8 @@ fn open(pipe_bytes: usize, connection: Connection) -> (impl Future<Output = ()>,
     (serve(session, ours, connection, limiter()), theirs)
 }
 
-/// Returns the replies to a client that sends `pieces` one by one, each after the previous one was
-/// read.
+/// Returns the replies to a client that sends `pieces` one by one, each after the server has read
+/// the previous one.
 fn answers(pieces: &[&[u8]], pipe_bytes: usize) -> Vec<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -61,8 +61,8 @@ fn answers(pieces: &[&[u8]], pipe_bytes: usize) -> Vec<u8> {
         let (mut reader, mut writer) = tokio::io::split(theirs);
         let sent = async {
             for piece in pieces {
-                // After a protocol error the server stops reading, but the replies before the error
-                // still count.
+                // After a protocol error the server stops reading. The replies before the error are
+                // still returned.
                 if writer.write_all(piece).await.is_err() {
                     break;
                 }
@@ -114,7 +114,7 @@ fn a_pipeline_has_the_same_replies_byte_by_byte_and_with_small_writes() {
     }
 }
 
-/// Encodes a command as clients do.
+/// Encodes a command in the form that clients send.
 fn array(words: &[&str]) -> String {
     let bulk = |word: &&str| format!("${}\r\n{word}\r\n", word.len());
     format!(
@@ -396,7 +396,7 @@ async fn large_replies_do_not_accumulate() {
 
 #[tokio::test(start_paused = true)]
 async fn the_buffer_for_slow_clients_is_limited_per_worker() {
-    // Simulates that other connections hold all of the allowed memory.
+    // Sets the total as if other connections held all of the allowed memory.
     BUFFERED_BYTES.set(MAX_HELD_BYTES);
     let start = Instant::now();
     let (served, mut theirs) = open(1 << 20, connection(Bounds::default()));
@@ -404,8 +404,8 @@ async fn the_buffer_for_slow_clients_is_limited_per_worker() {
         theirs.write_all(b"PING\r\n").await.unwrap();
         let mut answer = [0; 7];
         theirs.read_exact(&mut answer).await.unwrap();
-        // A short incomplete command is free, but a command that needs much memory closes the
-        // connection.
+        // A short incomplete command does not count, but a command that needs much memory closes
+        // the connection.
         theirs
             .write_all(b"*2\r\n$4\r\nECHO\r\n$65536\r\n")
             .await
