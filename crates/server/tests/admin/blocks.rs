@@ -74,8 +74,8 @@ fn an_address_in_an_uncounted_form_is_refused_unless_services_send_it() {
             let answer = listener.ask(method, path, body);
             assert_eq!(answer.status, 200, "{written}: {answer:?}");
             let answer = answer.json();
-            // Because this store has no snapshot, each block has a further hint, which says that a
-            // restart removes the block.
+            // This store has no snapshot, so the response for each block has another hint, which
+            // says that a restart removes the block.
             let hint = answer["hint"].as_str();
             let hint = hint.filter(|hint| !hint.starts_with("a restart"));
             assert_eq!(hint.is_some(), counted.is_some(), "{written}: {hint:?}");
@@ -120,7 +120,7 @@ fn a_key_that_no_request_has_is_refused() {
         let raw = "; if services send this form with `raw`, pass --raw (`\"raw\": true`)";
         let expected = (400, format!("{problem}{raw}"));
         assert_eq!((refused.status, refused.problem()), expected);
-        // A service that sends entries with `raw` may send this key.
+        // A service that sends entries with `raw` could send this key.
         let blocked = listener.ask("PUT", path, r#"{"raw": true}"#);
         assert_eq!(blocked.status, 200);
         let hint = problem.strip_prefix("key: ").unwrap();
@@ -141,7 +141,7 @@ fn a_key_that_no_request_has_is_refused() {
     assert!(nothing.problem().contains("`2001:db8:1::`"), "{nothing:?}");
 }
 
-/// The rule's own conditions exclude the key, even if services send raw entries.
+/// The conditions of the rule exclude the key, even if services send raw entries.
 #[test]
 fn a_key_that_the_rule_excludes_is_refused() {
     let listener = TestListener::open();
@@ -155,7 +155,7 @@ fn a_key_that_the_rule_excludes_is_refused() {
         assert_eq!((refused.status, refused.problem().as_str()), (400, problem));
     }
     assert_eq!(listener.ask("PUT", "/v1/blocks/post/POST", "").status, 200);
-    // A service may send methods in any form.
+    // A service could send methods in any form.
     let unlikely = listener.ask("PUT", "/v1/blocks/any/post", "");
     assert_eq!(unlikely.status, 200);
     let hint = unlikely.json()["hint"].clone();
@@ -330,7 +330,8 @@ fn reload(listener: &TestListener, rules: &str) -> Value {
     reloaded.json()
 }
 
-/// A block is found by a hash of its rule's name, so a renamed rule does not enforce it.
+/// A block is found by a hash of its rule's name, so a renamed rule does not enforce its old
+/// blocks.
 #[test]
 fn a_reload_that_renames_a_rule_reports_its_blocks() {
     let listener = TestListener::open();
@@ -389,7 +390,7 @@ fn a_reload_that_renames_a_rule_reports_its_blocks() {
     assert_eq!(again.status, 404);
     assert!(again.problem().starts_with("there is no rule \"r\""));
 
-    // The other block denies again under the former name.
+    // The other block is enforced again when the rule has its former name again.
     assert_eq!(reload(&listener, RULES), json!({"rules": 2}));
     let block = listener.ask("GET", "/v1/blocks/r/%2Fb/::1", "").json();
     assert_eq!(block["inactive"], Value::Null, "{block}");
@@ -424,8 +425,8 @@ fn a_reload_that_changes_a_key_reports_its_blocks() {
     );
 }
 
-/// If a rule gets the same number of different key entries, requests with equal values of the new
-/// entries would have the key of the block.
+/// If a rule gets the same number of different key entries, the key of an old block could match
+/// requests with equal values of the new entries.
 #[test]
 fn a_reload_that_renames_or_reorders_key_entries_reports_its_blocks() {
     let listener = TestListener::open();
@@ -458,7 +459,7 @@ fn a_reload_that_renames_or_reorders_key_entries_reports_its_blocks() {
     assert_eq!(listener.ask("DELETE", &path(), "").status, 200);
 }
 
-/// Blocks that an earlier version made are stored without the name of their rule.
+/// Earlier versions store a block without the name of its rule.
 #[test]
 fn a_block_of_an_unknown_former_rule_can_be_lifted_too() {
     let listener = TestListener::open();
@@ -504,7 +505,7 @@ fn a_block_says_which_block_it_replaced() {
     assert_eq!(fourth["replaced"], Value::Null, "the third has ended");
 }
 
-/// A shorter duration does not change why the key is blocked.
+/// A shorter duration does not change the reason of the block.
 #[test]
 fn a_block_that_is_shortened_keeps_its_reason() {
     let listener = TestListener::open();
@@ -515,17 +516,17 @@ fn a_block_that_is_shortened_keeps_its_reason() {
     assert_eq!(put(other), "other");
     let none = r#"{"for": "1min", "shorten": true, "reason": ""}"#;
     assert_eq!(put(none), "");
-    // Without `shorten`, the new block replaces the current block, including its reason.
+    // Without `shorten`, the new block replaces the current block, together with its reason.
     assert_eq!(put(r#"{"for": "1h", "reason": "abuse"}"#), "abuse");
     assert_eq!(put(r#"{"for": "2h"}"#), "");
-    // A block that has ended has no reason to keep.
+    // If a block has ended, its reason is not kept.
     assert_eq!(put(r#"{"for": "3h", "reason": "abuse"}"#), "abuse");
     listener.at_secs(4 * 3_600);
     assert_eq!(put(r#"{"for": "1h", "shorten": true}"#), "");
 }
 
-/// Otherwise, a request without a duration would silently replace a longer block with one of the
-/// default duration.
+/// Without this check, a request without a duration would silently replace a longer block with a
+/// block of the default duration.
 #[test]
 fn a_block_does_not_end_before_the_current_one_unless_that_is_requested() {
     let listener = TestListener::open();

@@ -1,9 +1,9 @@
-//! Tests of the console's files: their headers, and who can load them.
+//! Tests of the console's files: their headers, and which requests can load them.
 
 use crate::{client::Answer, listener::TestListener};
 
-/// The paths of all files that the page loads: those that its HTML names, and those that its
-/// scripts import.
+/// Returns the paths of all files that the page loads. These are the files that its HTML names, and
+/// the files that its scripts import.
 fn loaded_files(listener: &TestListener) -> Vec<String> {
     let page = listener.ask("GET", "/", "").body;
     let quoted = |text: &str, before: &str| -> Vec<String> {
@@ -92,14 +92,14 @@ fn a_file_that_the_browser_has_is_not_sent_again() {
     assert_eq!((changed.status, &changed.body), (200, &first.body));
 }
 
-/// Headers that a browser sends when the user follows a link on a page of another site.
+/// The headers that a browser sends when the user follows a link on a page of another site.
 const LINK: [(&str, &str); 3] = [
     ("sec-fetch-site", "cross-site"),
     ("sec-fetch-mode", "navigate"),
     ("sec-fetch-dest", "document"),
 ];
 
-/// A runbook or a chat may contain such a link to the console.
+/// For example, a runbook or a chat may contain a link to the console.
 #[test]
 fn a_link_on_another_site_opens_the_page_and_nothing_else() {
     for token in [None, Some("secret")] {

@@ -1,4 +1,4 @@
-//! Tests of recent denials, of explanations and of lists of keys.
+//! Tests of recent denials, explanations and lists of keys.
 
 use std::collections::BTreeSet;
 
@@ -175,7 +175,7 @@ rules:
     let explained = explain(body);
     assert_eq!(explained["allowed"], true);
     let trial = &explained["rules"][1];
-    // The cost exceeds the limit, so the request never passes.
+    // The cost exceeds the limit, so the request is never admitted.
     assert_eq!(
         (
             &trial["allowed"],
@@ -256,7 +256,7 @@ fn keys_are_listed_page_by_page_with_their_state() {
         }
     }
     assert_eq!(listed.len(), 25);
-    // A rule without key entries has a single key, whose path has no values.
+    // A rule without key entries has a single key, so the path of that key contains no values.
     let only = listener.ask("GET", "/v1/keys/all%20of%20it", "").json();
     assert_eq!((&only["key"], only["keys"].is_null()), (&json!([]), true));
     let listed = listener.ask("GET", "/v1/keys/all%20of%20it?n=1", "").json();

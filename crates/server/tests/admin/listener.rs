@@ -17,7 +17,7 @@ use tidegate_server::{
 
 use crate::client::{Answer, Client};
 
-/// The start time of every test's clock: the start of a minute.
+/// The time at which every test's clock starts: the start of a minute.
 const START_MICROS: u64 = 1_699_999_980_000_000;
 
 pub(crate) const START_MILLIS: u64 = START_MICROS / 1_000;
@@ -99,7 +99,7 @@ impl TestListener {
         }
     }
 
-    /// Sets the clock to `secs` after the start.
+    /// Sets the clock to `secs` seconds after the start.
     pub(crate) fn at_secs(&self, secs: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + secs * 1_000_000));
@@ -120,7 +120,7 @@ impl TestListener {
         client.ask(method, path, headers, body.as_bytes())
     }
 
-    /// Charges one request to the key [`KEY`] and counts the verdict. Returns whether the request
+    /// Charges the key [`KEY`] for one request and counts the verdict. Returns whether the request
     /// was admitted.
     pub(crate) fn spend(&self) -> bool {
         self.charge(&[("path", "/a b"), ("ip", "::")], 1)

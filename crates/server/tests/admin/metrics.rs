@@ -51,7 +51,7 @@ fn verdicts_are_counted_by_rule_and_outcome() {
             metrics.body
         );
     }
-    // The first decision of a thread is always timed, and this test uses one thread.
+    // The first decision of a thread is always timed, and this test has only one thread.
     assert!(
         metrics
             .body
@@ -61,7 +61,7 @@ fn verdicts_are_counted_by_rule_and_outcome() {
     );
 }
 
-/// Every sample belongs to the family above it, and no family appears twice.
+/// Tests that every sample belongs to the metric family above it, and that no family appears twice.
 #[test]
 fn the_output_is_valid_prometheus_text() {
     let listener = TestListener::open();

@@ -22,7 +22,7 @@ fn top(listener: &TestListener, query: &str) -> Value {
     answer.json()
 }
 
-/// Charges the rule `r` for the address `ip`. The rule admits two requests a minute per address.
+/// Charges the rule `r` for the address `ip`. The rule admits two requests per minute and address.
 fn charge(listener: &TestListener, ip: &str, cost: u64) -> bool {
     listener.charge(&[("path", "/"), ("ip", ip)], cost)
 }
@@ -46,7 +46,7 @@ fn keys_are_ranked_by_requests_denials_and_cost() {
             "rule": "r",
             "by": "requests",
             "over_ms": 300_000,
-            // The period begins up to a minute earlier.
+            // The period can begin up to a minute earlier.
             "from_ms": START_MS - 300_000,
             "until_ms": START_MS,
             "total": total,
@@ -127,7 +127,7 @@ fn without_a_rule_every_row_names_its_rule_and_each_request_counts_once() {
 #[test]
 fn a_rule_in_shadow_mode_lists_whom_it_would_deny() {
     let listener = TestListener::open();
-    // The limit is 1,000, and its soft part is 100 more.
+    // The limit is 1,000 units, and up to 100 more units are in its soft range.
     assert!(listener.charge(&[], 1_000));
     for _ in 0..3 {
         assert!(listener.charge(&[], 900));
@@ -160,7 +160,8 @@ fn a_blocked_key_counts_as_denied() {
     assert_eq!(top(&listener, "?rule=all%20of%20it")["total"]["denied"], 0);
 }
 
-/// The excess is partly denied, and is not a request of its own.
+/// The response raises the cost of the request. The additional cost is partly denied, and does not
+/// count as another request.
 #[test]
 fn a_cost_that_rises_with_the_response_is_still_one_request() {
     let listener = TestListener::open();
@@ -294,7 +295,7 @@ fn a_reload_keeps_the_lists_of_rules_that_keep_their_key() {
     };
     reload(&RULES.replace("2/min", "3/min"));
     assert_eq!(top(&listener, "?rule=r")["total"]["requests"], 1);
-    // The counts are also kept when their time slice is over.
+    // The counts are kept when their time slice ends.
     listener.at_secs(60);
     assert_eq!(top(&listener, "?rule=r")["total"]["requests"], 1);
     reload(&RULES.replace("key: [path, ip]", "key: [ip]"));

@@ -14,7 +14,7 @@ fn traffic(listener: &TestListener, query: &str) -> Value {
 fn decisions_are_counted_by_rule_in_buckets_of_five_seconds() {
     let listener = TestListener::open();
     assert!(listener.spend() && listener.spend() && !listener.spend());
-    // The server takes a sample every second.
+    // The running server takes a sample every second.
     let limiter = &listener.limiter;
     limiter.metrics().sample_traffic(limiter.now());
     listener.at_secs(7);
@@ -64,7 +64,7 @@ fn fifteen_minutes_are_returned_unless_less_is_asked_for() {
     assert_eq!((answer.status, answer.header("allow")), (405, Some("GET")));
 }
 
-/// The removal or the renaming of a rule must not change a chart of past denials.
+/// If a rule is removed or renamed, the chart of past denials must not change.
 #[test]
 fn traffic_of_a_removed_rule_stays_until_it_is_old() {
     let listener = TestListener::open();

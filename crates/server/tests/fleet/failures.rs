@@ -1,5 +1,5 @@
-//! Tests with Redis unreachable: each rule's fallback policy decides, is reported, and admits no
-//! extra requests.
+//! Tests with Redis unreachable. The fallback policy of each rule decides, is reported, and admits
+//! no extra requests.
 
 use tidegate_core::{FallbackShare, Source};
 use tidegate_redis::{FallbackSettings, NodeShare};
@@ -48,13 +48,14 @@ fn every_rule_has_its_own_failure_policy() {
         node.spend("local", "u"),
         answer(true, None, "local", Source::Local, Some(4))
     );
-    // The local share of the limit of ten is half by default, and one request was admitted before.
+    // The local share of the limit of ten is half by default, and one request was admitted before
+    // the outage.
     assert_eq!(node.admitted("local", "u", 20), 4);
     assert_eq!(node.admitted("open", "u", 20), 20);
     assert_eq!(node.admitted("local_shadow", "u", 20), 20);
 }
 
-/// If Redis is unreachable and the policy is to deny, no rule makes the decision.
+/// If Redis is unreachable and the policy denies the request, no rule has made the decision.
 #[test]
 fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
@@ -93,8 +94,9 @@ fn requests_admitted_by_redis_count_in_the_fallback() {
     assert_eq!(node.admitted("local", "unseen", 5), 2);
 }
 
-/// The local fallback follows the charges and refunds of this node in Redis. A refund of another
-/// node's charge counts in Redis only and does not raise the local share.
+/// The local fallback follows the charges and refunds that this node makes in Redis. If this node
+/// refunds a charge of another node, only Redis counts the refund, and the local share does not
+/// rise.
 #[test]
 fn refunds_in_redis_count_in_the_fallback() {
     let mut redis = RedisServer::start();
@@ -156,7 +158,7 @@ fn a_failed_admin_operation_is_reported() {
     assert!(refused.contains("cannot reach Redis"), "{refused}");
 }
 
-/// A Redis that is reachable but rejects decisions is reported, with advice.
+/// A reachable Redis that rejects decisions is reported, and the message says how to fix it.
 #[test]
 fn a_redis_error_is_shown_for_a_minute() {
     let redis = RedisServer::start();

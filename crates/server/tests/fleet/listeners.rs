@@ -1,4 +1,4 @@
-//! Tests of the listeners of a node with Redis.
+//! Tests of the listeners of a node with a Redis backend.
 
 use std::{
     io::{Read, Write},
@@ -87,8 +87,8 @@ fn a_batch_over_the_pending_limit_is_answered_completely() {
         )
     };
     let answers = "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n".repeat(3_000);
-    // The PING in front makes the batch reach the maximum of pending decisions in the middle of
-    // commands that were read together.
+    // Because of the leading PING, the batch reaches the maximum number of pending decisions in the
+    // middle of commands that were read together.
     let asked = [
         (0..3_000).map(line).collect(),
         (0..3_000).map(array).collect::<String>(),
@@ -104,8 +104,8 @@ fn a_transaction_over_the_redis_batch_size_is_decided_completely() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
-    // The client sends more commands than fit in the queue to Redis. If all commands were queued at
-    // the same time, the fallback would decide those that do not fit.
+    // The client sends more commands than fit into the queue to Redis. If all commands were queued
+    // at the same time, the fallback would decide the commands that do not fit.
     let throttle = "CL.THROTTLE k 9999 1 3600\r\n".repeat(10_000);
     let answer = converse(node.open_resp(), &format!("MULTI\r\n{throttle}EXEC\r\n"));
     let (_, answers) = answer.split_once("*10000\r\n").unwrap();
@@ -214,7 +214,8 @@ fn listeners_apply_the_failure_policy_without_redis() {
     );
 }
 
-/// An explanation reads the counters in Redis and charges nothing. Each node lists its own denials.
+/// An explanation reads the counters in Redis and charges nothing. Each node lists only its own
+/// denials.
 #[test]
 fn explain_and_denials_work_in_a_fleet() {
     let redis = RedisServer::start();
@@ -237,7 +238,7 @@ fn explain_and_denials_work_in_a_fleet() {
             );
             assert_eq!(explained["rules"][0]["limits"][0]["remaining"], 10 - spent);
         }
-        // Charges of every node count.
+        // The charges of all nodes count.
         assert!(other.spend("local", "u").allowed);
     }
     let explained = explain();
@@ -263,7 +264,7 @@ fn explain_and_denials_work_in_a_fleet() {
     let (_, list) = json(other.open_admin(), "GET", "/v1/denials", "");
     assert_eq!(list, serde_json::json!({"rows": [], "lost": 0}));
 
-    // A block that another node made.
+    // Another node blocks the key.
     other
         .run(other.limiter.block(&other.key("local", "u"), None, "why"))
         .unwrap();
@@ -275,7 +276,8 @@ fn explain_and_denials_work_in_a_fleet() {
     );
 }
 
-/// While Redis is unreachable, the policies decide, and an explanation says so.
+/// While Redis is unreachable, the fallback policies decide, and an explanation says which policy
+/// decides.
 #[test]
 fn an_explanation_without_redis_names_the_fallback_policy() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
@@ -314,7 +316,7 @@ fn an_explanation_without_redis_names_the_fallback_policy() {
     let (status, problem) = json(admin, "GET", "/v1/keys/local", "");
     assert_eq!(status, 503, "{problem}");
 
-    // Redis does not confirm the changes, so the local counters and blocks stay.
+    // Redis does not confirm the changes, so the local counters and blocks are kept.
     assert!(node.spend("local", "u").allowed);
     let key = node.key("local", "u");
     assert!(node.run(async { node.limiter.reset(&key).await }).is_err());

@@ -1,5 +1,5 @@
-//! Tests of several nodes on a real Redis: shared state, and the fallback of each node while Redis
-//! is unreachable.
+//! Tests of several nodes on a real Redis: their shared state, and the fallback of each node while
+//! Redis is unreachable.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! A node with Redis: a limiter with a manual clock, and listeners on request.
+//! A node with a Redis backend: a limiter with a manual clock, and listeners that are opened on
+//! request.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -21,7 +22,7 @@ use tokio::runtime::Runtime;
 
 use crate::support::{PATIENCE, eventually};
 
-/// The start time of every node's clock. Redis uses its own clock.
+/// The time at which every node's clock starts. Redis uses its own clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
 /// One rule per fallback policy, all with the same limit, and two shadow rules.
@@ -70,7 +71,7 @@ impl Node {
         Self::on(Topology::Standalone(server), settings, mask)
     }
 
-    /// Starts a node on a cluster that it discovers through the node at `url`.
+    /// Starts a node on a cluster, which the node discovers through the cluster node at `url`.
     pub(crate) fn on_cluster(url: &str) -> Self {
         let seeds = vec![Address::parse(url).unwrap().0];
         let settings = FallbackSettings::default();
@@ -84,7 +85,7 @@ impl Node {
             .build()
             .unwrap();
         let connection = RedisSettings {
-            // A busy machine may delay a test for longer than the default timeout of a decision.
+            // The timeout is longer than the default, because a busy machine may delay a test.
             timeout: std::time::Duration::from_millis(500),
             ..RedisSettings::new(topology)
         };
@@ -104,7 +105,7 @@ impl Node {
         }
     }
 
-    /// Sets the node's clock to `millis` after the start.
+    /// Sets the node's clock to `millis` milliseconds after the start.
     pub(crate) fn at_millis(&self, millis: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
@@ -116,12 +117,12 @@ impl Node {
         rules.rule(rule).unwrap().encode_key(&[user]).unwrap()
     }
 
-    /// Charges one request under this rule.
+    /// Charges one request of `user` under this rule.
     pub(crate) fn spend(&self, rule: &str, user: &str) -> Answer {
         self.ask(rule, user, Effect::Charge)
     }
 
-    /// Refunds one request under this rule.
+    /// Refunds one request of `user` under this rule.
     pub(crate) fn refund(&self, rule: &str, user: &str) -> Answer {
         self.ask(rule, user, Effect::Refund)
     }
@@ -149,7 +150,7 @@ impl Node {
             .count()
     }
 
-    /// Waits until Redis is reachable, or unreachable.
+    /// Waits until Redis is reachable if `up` is true, and until it is unreachable otherwise.
     pub(crate) fn until_up(&self, up: bool) {
         eventually("Redis is in the expected state", || {
             let health = self.limiter.redis_store().unwrap().stats().health;

@@ -1,4 +1,4 @@
-//! Tests of the state that nodes share: counts, blocks and the operator's resets.
+//! Tests of the state that nodes share: counts, blocks, and resets by the operator.
 
 use tidegate_config::Config;
 use tidegate_core::{BlockNote, FallbackShare, RuleSet, Source, Span, bounds};
@@ -75,7 +75,7 @@ fn cached_denials_query_redis_once_per_ttl() {
     assert_eq!(calls(), before + 1);
 }
 
-/// Parses the number in `cmdstat_evalsha:calls=12,usec=…`.
+/// Parses the number of calls in `cmdstat_evalsha:calls=12,usec=…`.
 fn calls(line: &str) -> u64 {
     let calls = line
         .split("calls=")
@@ -117,7 +117,7 @@ fn setting_and_lifting_a_block_takes_effect_on_all_nodes_at_once() {
     assert_eq!(b.run(b.limiter.unblock(&key)), Ok(false));
 }
 
-/// The clock of the node is years behind that of Redis, which determines when a block ends.
+/// The clock of the node is years behind the clock of Redis, which determines when a block ends.
 #[test]
 fn a_block_can_be_repeated_whatever_the_clock_of_the_node_is() {
     let (_redis, a, b) = two();
@@ -133,7 +133,7 @@ fn a_block_can_be_repeated_whatever_the_clock_of_the_node_is() {
     assert_eq!(put(&b, r#"{"for": "1h"}"#), 409);
 }
 
-/// The clock of the node is years behind that of Redis, which determines when a block ends.
+/// The clock of the node is years behind the clock of Redis, which determines when a block ends.
 #[test]
 fn the_time_left_of_a_block_is_by_the_clock_of_redis() {
     let (_redis, node, _) = two();
@@ -154,7 +154,7 @@ fn the_time_left_of_a_block_is_by_the_clock_of_redis() {
     is_left(&replaced["replaced"]);
 }
 
-/// The result is about the block in Redis, not about the local copy.
+/// The reported result concerns the block in Redis, not the local copy.
 #[test]
 fn a_block_whose_local_copy_does_not_fit_is_set() {
     let (_redis, a, b) = two();
@@ -174,7 +174,7 @@ fn a_block_whose_local_copy_does_not_fit_is_set() {
     }
 }
 
-/// Blocks the key `u` of the rule `local`, with the name of the rule.
+/// Blocks the key `u` of the rule `local`. The block contains the name of the rule.
 fn block_local(node: &Node) {
     let key = node.key("local", "u");
     let rule = node.limiter.rules().rule("local").unwrap().blocked_rule();
@@ -185,7 +185,7 @@ fn block_local(node: &Node) {
     assert_eq!(node.run(node.limiter.block(&key, None, note)), Ok(true));
 }
 
-/// The name of the rule is stored in Redis, so every node can show it after the rule is gone.
+/// Redis stores the name of the rule, so every node can show it after the rule is removed.
 #[test]
 fn blocks_of_a_removed_rule_are_counted_by_its_name() {
     let (_redis, a, b) = two();
@@ -202,8 +202,8 @@ fn blocks_of_a_removed_rule_are_counted_by_its_name() {
     );
 }
 
-/// The names of the key entries are stored in Redis too. Otherwise a block on an address would be
-/// shown as a block on the user of that name.
+/// Redis also stores the names of the key entries. Otherwise a block on an address could be shown
+/// as a block on the user of that name.
 #[test]
 fn blocks_of_a_rule_with_another_key_are_counted() {
     let (_redis, a, b) = two();

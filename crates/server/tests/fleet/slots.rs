@@ -1,4 +1,4 @@
-//! Tests of a cluster in which some slots have no node.
+//! Tests of a cluster in which no node serves some of the slots.
 
 use serde_json::{Value, json};
 use tidegate_core::Source;
@@ -10,7 +10,7 @@ use crate::{
     support::{RedisServer, SERVER, eventually},
 };
 
-/// The first of the slots that no node serves. All slots below this one have a node.
+/// The first slot that no node serves. All slots below this one have a node.
 const FIRST_UNSERVED: u16 = 12_000;
 
 /// Starts a cluster of one node, which serves the slots below [`FIRST_UNSERVED`] although the other
@@ -23,7 +23,7 @@ fn partial_cluster() -> RedisServer {
     redis
 }
 
-/// Returns the entry `redis` of the document at `path`.
+/// Returns the member `redis` of the document at `path`.
 fn redis_state(node: &Node, path: &str) -> Value {
     let (status, document) = json(node.open_admin(), "GET", path, "");
     assert_eq!(status, 200, "a degraded server stays ready");
@@ -55,7 +55,7 @@ fn undecided_slots_are_reported_by_readyz_the_status_and_the_metrics() {
     let metrics = Client::connect(node.open_admin()).ask("GET", "/metrics", &[], b"");
     let sample = "\ntidegate_redis_slots_undecided 4384\n";
     assert!(metrics.body.contains(sample), "{}", metrics.body);
-    // Only the keys of the slots without a node are decided locally.
+    // Only keys in slots without a node are decided locally.
     let decided_in_redis = (0..40)
         .filter(|user| node.spend("local", &user.to_string()).source == Source::Redis)
         .count();

@@ -14,7 +14,7 @@ fn start(redis: &RedisServer, mask: &KeyMask) -> Node {
     node
 }
 
-/// Closes the time slices at `millis` after the start, and publishes them.
+/// Closes the time slices at `millis` milliseconds after the start, and publishes them.
 fn publish(node: &Node, millis: u64) {
     node.at_millis(millis);
     let top = node.limiter.top_talkers().unwrap();
@@ -40,7 +40,7 @@ fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
     spend(&a, "acme", 3);
     spend(&b, "acme", 4);
     spend(&b, "globex", 12);
-    // The minute is not over, so the nodes know only their own requests.
+    // The minute is not over, so each node knows only its own requests.
     assert_eq!(top(&a, "?rule=local")["total"]["requests"], 3);
     publish(&a, MINUTE_MS);
     publish(&b, MINUTE_MS);
@@ -59,16 +59,16 @@ fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
         top(&b, "")["total"],
         json!({"requests": 24, "denied": 2, "cost": 24})
     );
-    // A killed node loses the minute that was not over.
+    // A killed node loses the counts of the current minute.
     drop(b);
     assert_eq!(top(&a, "")["total"]["requests"], 19);
-    // The slices of the killed node stay in the periods that contain them.
+    // The slices of the killed node are still part of the periods that contain them.
     publish(&a, MINUTE_MS * 59);
     let list = top(&a, "?over=5m");
     assert_eq!(list["total"]["requests"], 0);
     assert_eq!(list["servers"], 1, "the killed node decided nothing");
     assert_eq!(top(&a, "?over=1h")["total"]["requests"], 19);
-    // A day later, the counts of that day are too old to be in any period.
+    // A day later, these counts are too old for any period.
     publish(&a, MINUTE_MS * 60 * 26);
     assert_eq!(top(&a, "?over=1d")["total"]["requests"], 0);
 }
@@ -80,8 +80,8 @@ fn while_redis_is_down_each_node_answers_for_itself() {
     node.spend("open", "acme");
     drop(redis);
     node.until_up(false);
-    // The fallback policy decides these requests. The second request is denied, but not because of
-    // its key.
+    // The fallback policy decides these requests. The second request is denied by the policy, not
+    // because of its key.
     assert!(node.spend("open", "acme").allowed);
     assert!(!node.spend("closed", "acme").allowed);
     let list = top(&node, "");
@@ -117,8 +117,8 @@ fn hashed_keys_are_hashed_in_redis_too_and_merge() {
     publish(&a, MINUTE_MS);
     let row = json!({"key": [mask.value("acme-corporation")], "estimate": 2, "error": 0});
     assert_eq!(top(&a, "?rule=local")["rows"], json!([row]));
-    // The script returns, for each server, whether there are hashes, whether there is a plain key,
-    // and the hours until the counts expire.
+    // The script returns three values for each server: whether there are hashes, whether there is a
+    // plain key, and the hours until the counts expire.
     let script = "local found = {}
 for _, key in ipairs(redis.call('KEYS', 'test#top:*')) do
   local slices, ttl = table.concat(redis.call('HVALS', key)), redis.call('TTL', key)

@@ -35,7 +35,7 @@ fn with_a_token_only_requests_with_it_are_allowed() {
             ("GET", "/nowhere"),
         ] {
             let answer = ask(method, path, &headers);
-            // In a forward-auth request, `Authorization` belongs to the client's request.
+            // In a forward-auth request, `Authorization` belongs to the original client request.
             let is_clients = header.is_some_and(|(name, _)| name == "authorization");
             let is_right = is_right && !(is_clients && path == "/v1/authorize");
             assert_access(&answer, is_right, (header, method, path));
@@ -44,8 +44,8 @@ fn with_a_token_only_requests_with_it_are_allowed() {
     assert_guesses_are_limited(|| ask("GET", "/v1/authorize", &[("tidegate-token", "guess")]));
 }
 
-/// Regression test: ten wrong values from a client used to lock out the proxy that forwarded the
-/// values.
+/// Regression test: ten wrong values that a client had sent used to lock out the proxy that
+/// forwarded them.
 #[test]
 fn clients_of_a_forward_auth_proxy_cannot_lock_it_out() {
     let listener = TestListener::open(GUARDED);
@@ -81,8 +81,8 @@ fn cross_site_browser_requests_are_rejected() {
     }
 }
 
-/// If an attacker's name resolves to this machine, its pages have the same origin as the listener.
-/// Only the name identifies requests of such pages.
+/// If a name of an attacker resolves to this machine, the attacker's pages have the same origin as
+/// the listener. Requests of such pages can be recognised only by the name.
 #[test]
 fn browser_requests_to_unknown_names_are_rejected() {
     let listener = TestListener::open("");

@@ -1,4 +1,4 @@
-//! Cases of access control that the HTTP and the admin listener share.
+//! Cases of access control for both the HTTP listener and the admin listener.
 
 use std::fmt::Debug;
 
@@ -18,7 +18,7 @@ pub(crate) const AUTHORIZATIONS: [(Option<&str>, bool); 10] = [
     (Some("bearer secret"), true),
 ];
 
-/// Headers that a browser sends for pages of this and other sites, and the status of the response.
+/// Headers that a browser sends for pages of this site and of other sites, and the expected status.
 pub(crate) const PAGES: [((&str, &str), u16); 6] = [
     (("sec-fetch-site", "cross-site"), 403),
     (("sec-fetch-site", "same-site"), 403),
@@ -28,8 +28,8 @@ pub(crate) const PAGES: [((&str, &str), u16); 6] = [
     (("sec-fetch-site", "same-origin"), 200),
 ];
 
-/// Headers of requests to a host, and the status of the response. A browser may only use a host
-/// that no attacker controls.
+/// Headers of requests to a host, and the expected status. A browser may only use a host that no
+/// attacker controls.
 pub(crate) const REBOUND_PAGES: &[(&[(&str, &str)], u16)] = &[
     (&[("host", "evil.example:8080")], 200),
     (
@@ -77,14 +77,14 @@ pub(crate) const REBOUND_PAGES: &[(&[(&str, &str)], u16)] = &[
     ),
 ];
 
-/// Asserts that `answer` is a 401 that asks for a token unless the request has the right token.
+/// Asserts that `answer` is a 401 that asks for a token, unless the request had the right token.
 pub(crate) fn assert_access(answer: &Answer, is_right: bool, asked: impl Debug) {
     assert_eq!(answer.status != 401, is_right, "{asked:?}");
     let asks = answer.header("www-authenticate").is_some();
     assert_eq!(asks, !is_right, "{asked:?}");
 }
 
-/// Asserts that of twelve wrong tokens in a row, ten are checked and two are rate limited.
+/// Sends twelve wrong tokens in a row. Asserts that ten are checked and two are rate limited.
 pub(crate) fn assert_guesses_are_limited(guess: impl FnMut() -> Answer) {
     let answers = std::iter::repeat_with(guess).take(12);
     let statuses: Vec<u16> = answers.map(|answer| answer.status).collect();

@@ -52,7 +52,7 @@ fn nginx_subrequests_are_answered() {
     assert_eq!(from("203.0.113.10").status, 200);
 }
 
-/// Caddy and Traefik pass the body of a denial on to the client.
+/// Caddy and Traefik pass the body of a denial on to the client, so the body must not name a rule.
 #[test]
 fn responses_that_a_proxy_may_forward_name_no_rule() {
     let rules = "rules:\n  - {name: secret-fraud-rule, limits: [1/h]}\n  - {name: secret-key, key: [customer], limits: [1/h]}\n  - {name: secret-trial, limits: [5/h], mode: shadow}\n";

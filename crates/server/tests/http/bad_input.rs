@@ -1,5 +1,5 @@
 //! Tests that invalid input is rejected with an error that names the field, and that the connection
-//! still works after it.
+//! can be used afterwards.
 
 use std::sync::Mutex;
 
@@ -43,7 +43,7 @@ fn invalid_json_is_rejected_with_its_position() {
     assert!(answer.problem().contains("invalid unicode"), "{answer:?}");
 }
 
-/// Invalid bodies and the expected error.
+/// Invalid bodies, each with the expected error.
 const BAD_CHECKS: &[(&str, &str)] = &[
     (
         "{}",
@@ -129,7 +129,7 @@ fn mistakes_in_a_check_are_reported() {
     );
 }
 
-/// Fields next to a key, and the expected error.
+/// Invalid fields next to a key, each with the expected error.
 const BAD_THROTTLES: &[(&str, &str)] = &[
     (
         r#""algorithm": "gcr", "rate": "1/s""#,
@@ -341,7 +341,7 @@ fn rejected_requests_are_counted_and_denials_are_not() {
     }
 }
 
-/// Almost valid bodies, and arbitrary bytes.
+/// Returns bodies that are almost valid, and arbitrary bytes.
 fn bodies() -> impl Strategy<Value = Vec<u8>> {
     let others = ["key", "cost", "peek", "limits", "entries", "calendar", "x"];
     let name = prop::sample::select([&others[..], &LimitSpec::FIELDS].concat());
@@ -396,7 +396,7 @@ fn no_body_causes_a_server_error() {
     let client: Mutex<Client> = Mutex::new(listener.connect());
     let config = ProptestConfig::with_cases(2_000);
     proptest!(config, |(path in prop::sample::select(vec!["/v1/check", "/v1/peek", "/v1/throttle"]), body in bodies())| {
-        // All cases share one connection, so if one case breaks it, the next case fails.
+        // All cases share one connection. If a case breaks the connection, the next case fails.
         let answer = client.lock().unwrap().ask("POST", path, &[], &body);
         prop_assert!(matches!(answer.status, 200 | 400 | 429), "{answer:?}");
         if answer.status == 400 {

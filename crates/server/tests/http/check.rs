@@ -63,10 +63,10 @@ fn a_denial_has_a_reason_and_a_time() {
     assert_eq!(field("rule"), "api");
     assert_eq!((field("limit"), field("remaining")), (json!(2), json!(0)));
     assert_eq!(field("retry_after_ms"), 600);
-    // The limit per minute would have admitted the request and was not charged.
+    // The limit per minute would have admitted the request, so it was not charged.
     assert_eq!(verdict["limits"][1]["allowed"], true);
     assert_eq!(verdict["limits"][1]["remaining"], 1);
-    // The retry does not succeed even a millisecond earlier.
+    // One millisecond before the reported time, a retry does not succeed.
     listener.at_millis(999);
     assert_eq!(listener.verdict("/v1/check", api()).0, 429);
     listener.at_millis(1_000);

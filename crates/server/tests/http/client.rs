@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-/// A timeout longer than any step takes, so that a hanging test fails.
+/// A timeout that is longer than any step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A response.
@@ -68,13 +68,13 @@ impl Client {
         self.stream.write_all(octets.as_ref()).unwrap();
     }
 
-    /// Half-closes the connection; responses can still be read.
+    /// Half-closes the connection. Responses can still be read.
     pub(crate) fn half_close(&self) {
         self.stream.shutdown(std::net::Shutdown::Write).unwrap();
     }
 
-    /// Sends as much as the server accepts, and ignores an error if the server closes the
-    /// connection.
+    /// Sends as much as the server accepts. If the server closes the connection, the error is
+    /// ignored.
     pub(crate) fn send_what_fits(&mut self, octets: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(octets.as_ref());
     }
@@ -137,13 +137,13 @@ impl Client {
         }
     }
 
-    /// Waits until the server closes the connection and returns everything it sent.
+    /// Waits until the server closes the connection, and returns everything that it sent.
     pub(crate) fn until_closed(mut self) -> String {
         while self.read_more() {}
         self.text()
     }
 
-    /// Reads until `end` and returns everything up to and including it.
+    /// Reads up to and including `end`, and returns everything that was read.
     #[allow(dead_code, reason = "used by other tests")]
     pub(crate) fn read_until(&mut self, end: &str) -> String {
         let end = loop {
@@ -166,7 +166,7 @@ impl Client {
         String::from_utf8_lossy(&self.received).into_owned()
     }
 
-    /// Returns false if the server has closed the connection.
+    /// Reads more bytes. Returns false if the server has closed the connection.
     fn read_more(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         match self.stream.read(&mut buffer) {

@@ -147,8 +147,8 @@ fn invalid_http_closes_the_connection() {
             "{octets:?}: {said}"
         );
     }
-    // A request with two lengths, or with a length and chunking, would be ambiguous and allow
-    // request smuggling.
+    // A request with two lengths, or with both a length and chunking, would be ambiguous and would
+    // allow request smuggling.
     let mut client = listener.connect();
     client.send(
         "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\n{}   ",
@@ -198,8 +198,8 @@ fn a_stalled_request_is_disconnected() {
 fn a_client_that_never_reads_is_disconnected() {
     let listener = impatient();
     let mut client = listener.connect();
-    // The requests cause more responses than the sockets buffer. No response is read until the
-    // server has closed the connection.
+    // The requests cause more responses than the socket buffers hold. The client reads no response
+    // until the server has closed the connection.
     let requests = request(BODY).repeat(1_000);
     for _ in 0..200 {
         client.send_what_fits(&requests);
@@ -223,7 +223,7 @@ fn a_shutdown_lets_the_request_finish() {
     busy.read_answer(false);
     busy.send(begin);
     let idle = listener.connect();
-    // Both connections are being served once the listener has counted them.
+    // Once the listener has counted both connections, both are being served.
     while listener.listener.open() < 2 {
         std::thread::yield_now();
     }

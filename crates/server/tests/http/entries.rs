@@ -1,5 +1,5 @@
-//! Tests of entries that a service sends: normalised unless sent as raw, and counted if no rule
-//! uses them.
+//! Tests of entries that a service sends. They are normalised unless they are sent as raw, and they
+//! are counted if no rule uses them.
 
 use serde_json::{Value, json};
 
@@ -43,8 +43,8 @@ fn a_check_counts_what_forward_auth_would_count() {
     assert_eq!(listener.verdict("/v1/peek", &peek.to_string()).0, 429);
 }
 
-/// A rule that names a header in upper case must match a request that names the header in the same
-/// way.
+/// A rule may name a header in upper case. A request that names the header in the same way must
+/// match.
 #[test]
 fn header_names_are_compared_without_regard_to_case() {
     let listener = TestListener::open(
@@ -63,8 +63,8 @@ fn header_names_are_compared_without_regard_to_case() {
     assert_eq!(ask(&listener, &twice, false).0, 400);
 }
 
-/// Frameworks that split a route from its prefix return paths such as `login`. The paths of
-/// requests begin with a slash, so without the slash no rule would apply to `login`.
+/// Frameworks that split a route from its prefix return paths such as `login`. The rules expect
+/// paths that begin with a slash, so without a slash no rule would apply to `login`.
 #[test]
 fn a_path_without_a_leading_slash_gets_one() {
     let listener = TestListener::open(RULES);
@@ -74,7 +74,7 @@ fn a_path_without_a_leading_slash_gets_one() {
         let raw = ask(&listener, &entries, true).1;
         assert_eq!(raw["rule"], Value::Null, "{path} raw");
     }
-    // A host without a scheme cannot be distinguished from the first segment of a path.
+    // A host without a scheme looks the same as the first segment of a path.
     let entries = json!({"path": "shop.example/login", "ip": "203.0.113.9"});
     assert_eq!(ask(&listener, &entries, false).1["rule"], Value::Null);
     let dots = json!({"path": "../login"});
@@ -152,7 +152,7 @@ fn unmatched_requests_and_unknown_entries_are_counted() {
     assert_eq!(sample(&listener, unmatched), "1");
     assert_eq!(sample(&listener, unknown), "2");
     assert_eq!(sample(&listener, &missing), "1");
-    // Requests that a rule counts or that are on the allow list are not unmatched.
+    // A request is not unmatched if a rule counts it or if it is on the allow list.
     ask(
         &listener,
         &json!({"path": "/login", "ip": "203.0.113.9"}),
@@ -162,7 +162,7 @@ fn unmatched_requests_and_unknown_entries_are_counted() {
     assert_eq!(sample(&listener, unmatched), "1");
     assert_eq!(sample(&listener, unknown), "2");
     assert_eq!(sample(&listener, &missing), "0");
-    // Peeks are not counted, and forward-auth derives only entries that rules use.
+    // Peeks are not counted. Forward-auth derives only the entries that rules use.
     let peek = json!({"entries": {"Path": "/"}}).to_string();
     assert_eq!(listener.verdict("/v1/peek", &peek).0, 200);
     listener.authorize(

@@ -1,4 +1,4 @@
-//! Tests of client identification as configured by `clients` and `entries`.
+//! Tests how clients are identified with the settings `clients` and `entries`.
 
 use crate::listener::TestListener;
 

@@ -15,7 +15,7 @@ use tidegate_server::{
 
 use crate::client::{Answer, Client};
 
-/// The start time of every test's clock.
+/// The time at which every test's clock starts.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
 pub(crate) struct TestListener {
@@ -65,7 +65,7 @@ impl TestListener {
         }
     }
 
-    /// Sets the clock to `millis` after the start.
+    /// Sets the clock to `millis` milliseconds after the start.
     pub(crate) fn at_millis(&self, millis: u64) {
         self.set_clock(Timestamp::from_micros(START_MICROS + millis * 1_000));
     }
@@ -82,7 +82,7 @@ impl TestListener {
         self.connect().ask("POST", path, &[], body.as_bytes())
     }
 
-    /// Returns the status and the verdict.
+    /// Sends a body to `path`, and returns the status and the verdict.
     pub(crate) fn verdict(&self, path: &str, body: &str) -> (u16, Value) {
         let answer = self.post(path, body);
         (answer.status, answer.json())

@@ -43,7 +43,8 @@ fn rules(folder: &Path, authority: &Authority) -> String {
     )
 }
 
-/// Returns the response to a client with this certificate; empty if the handshake is rejected.
+/// Returns the response to a client with this certificate. The response is empty if the handshake
+/// is rejected.
 async fn answer(
     listener: &TestListener,
     authority: &Authority,
@@ -76,7 +77,7 @@ async fn answer(
     };
     let asked = b"GET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     let mut said = Vec::new();
-    // In TLS 1.3 the client sees a rejected handshake only when it reads.
+    // In TLS 1.3, the client notices a rejected handshake only when it reads.
     if stream.write_all(asked).await.is_ok() {
         let _ = stream.read_to_end(&mut said).await;
     }

@@ -46,8 +46,8 @@ impl Throttle {
         self.client.ask("POST", "/v1/throttle", &[], &body)
     }
 
-    /// Returns the problem of a rejected body, which begins with the field's name; `None` if it is
-    /// accepted.
+    /// Returns the problem of a rejected body, which begins with the field's name. Returns `None`
+    /// if the body is accepted.
     fn refusal(&mut self, body: &Map<String, Value>) -> Option<String> {
         let answer = self.post(body);
         (answer.status == 400).then(|| answer.problem())
@@ -108,7 +108,7 @@ fn throttle_key<'b>(key: &'b str, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], S
     ServerLimiter::throttle_key(key.as_bytes(), buffer).map_err(|problem| problem.to_string())
 }
 
-/// Builds a body with a single limit next to the key, or with several limits in a list.
+/// Builds a request body. A single limit is placed next to the key, and several limits in a list.
 fn body_of(ask: &Ask<'_>) -> Map<String, Value> {
     let mut body = match ask.fields {
         [single] => members(single),
@@ -178,7 +178,7 @@ fn number(number: Number) -> Value {
     }
 }
 
-/// Formats a rate such as `5/1000ms`, or the part of it that is given.
+/// Formats a rate such as `5/1000ms`. A part that is missing in the vector is left out.
 fn rate_of(count: Option<Number>, period_ms: Option<Number>) -> Option<Value> {
     let text = match (count.map(number), period_ms.map(number)) {
         (None, None) => return None,
@@ -212,7 +212,7 @@ fn anchor_of(anchor: &AnchorFields) -> Value {
     }
 }
 
-/// Parses the verdict in `body`. A missing field is an error.
+/// Parses the verdict in `body`. Returns an error if a field is missing.
 fn read(body: &str) -> Result<Answer, String> {
     let verdict: Value = serde_json::from_str(body).map_err(|error| error.to_string())?;
     let lines = member(&verdict, "limits")?
@@ -243,7 +243,7 @@ fn member<'v>(object: &'v Value, name: &str) -> Result<&'v Value, String> {
     object.get(name).ok_or_else(|| format!("{name}: missing"))
 }
 
-/// Reads an integer or null.
+/// Reads an integer or null from the member `name`.
 fn whole(object: &Value, name: &str) -> Result<Option<u64>, String> {
     let value = member(object, name)?;
     match value.as_u64() {

@@ -1,4 +1,4 @@
-//! The access log: the fields that it has, and the data that it omits.
+//! Tests of the access log: the fields that it contains, and the data that it omits.
 
 use std::{fs, path::Path, sync::Arc, thread::yield_now, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
-/// Returns the lines of the log at `path`, once there are `count`.
+/// Returns the lines of the log at `path`, once there are `count` lines.
 fn lines(listener: &TestListener, path: &Path, count: usize) -> Vec<String> {
     for _ in 0..1_000 {
         listener.runtime.log().unwrap().finish();
@@ -56,7 +56,7 @@ fn every_request_is_logged_without_secrets() {
         "address": upstream.url(), "reason": null, "user_agent": "curl/8 \"x\"",
     });
     assert_eq!(parsed(&lines[0]), expected);
-    // A response without a body is complete with its head.
+    // A response without a body is complete once its head is sent.
     client.ask("HEAD", "/a/b", &[], b"");
     let lines = self::lines(&listener, &path, 2);
     assert_eq!(parsed(&lines[1])["complete"], json!(true));
@@ -231,7 +231,7 @@ proxy:
     }
 }
 
-/// Returns an upstream that upgrades with a greeting, and echoes every line.
+/// Returns an upstream that upgrades the connection, sends a greeting, and echoes every line.
 fn echo() -> Upstream {
     Upstream::start(|connection| {
         connection.head().unwrap();
@@ -243,7 +243,7 @@ fn echo() -> Upstream {
     })
 }
 
-/// Returns a client that has received the greeting and one echo.
+/// Returns a client that has received the greeting and one echoed line.
 fn chat(listener: &TestListener) -> Client {
     let mut client = listener.connect();
     client.send("GET /chat HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n");
@@ -300,6 +300,6 @@ fn a_new_log_is_not_world_readable() {
     let upstream = Upstream::answering(OK);
     let _door = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
     let mode = fs::metadata(&path).unwrap().permissions().mode();
-    // The umask may clear more bits.
+    // The umask of the process may clear more bits.
     assert_eq!(mode & 0o777 & !0o640, 0, "{mode:o}");
 }

@@ -1,4 +1,5 @@
-//! Adaptive concurrency limits, and headroom for elastic rules. The tests set the clock.
+//! Tests of adaptive concurrency limits, and of headroom for elastic rules. The tests set the
+//! clock.
 
 use std::{cmp::Reverse, collections::BinaryHeap, sync::mpsc::Sender};
 
@@ -22,7 +23,7 @@ fn in_front_of(gated: &GatedUpstream, adaptive: &str, rules: &str) -> TestListen
     TestListener::open(&file(&gated.upstream.url(), adaptive, rules))
 }
 
-/// Returns settings for a limit fixed at `slots` concurrent requests.
+/// Returns the settings of a concurrency limit that stays at `slots` requests.
 fn fixed(slots: u32, more: &str) -> String {
     format!("{{algorithm: aimd, min: {slots}, max: {slots}{more}}}")
 }
@@ -41,8 +42,8 @@ const LIMIT: &str = "tidegate_proxy_adaptive_limit{upstream=\"app\"}";
 const IN_FLIGHT: &str = "tidegate_proxy_adaptive_in_flight{upstream=\"app\"}";
 const GET: &str = "GET / HTTP/1.1\r\n";
 
-/// The upstream has 4 workers that take 10 ms per request. The upstream gets a request every 1,250
-/// us, which is twice its capacity.
+/// The upstream has 4 workers, each of which takes 10 ms per request. A request arrives every 1,250
+/// µs, which is twice the capacity of the upstream.
 #[test]
 fn an_overloaded_upstream_is_at_most_four_times_slower() {
     const WORKERS: usize = 4;
@@ -197,8 +198,8 @@ fn a_slow_upload_does_not_hold_a_slot() {
     until(|| metric(&listener, IN_FLIGHT) == 0);
 }
 
-/// Waits until the upstream has this many heads and no concurrency slot is in use. Returns the
-/// channel through which the test answers the last request.
+/// Waits until the upstream has received this many heads and no concurrency slot is in use. Returns
+/// the channel through which the test answers the last request.
 fn until_waiting(
     gated: &GatedUpstream,
     listener: &TestListener,
@@ -241,8 +242,8 @@ fn an_unreachable_upstream_lowers_its_limit() {
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
 }
 
-/// The maximum number of connections is a setting of the proxy, and does not indicate the load of
-/// the upstream.
+/// The maximum number of connections is a setting of the proxy. If it is reached, this does not
+/// mean that the upstream is overloaded.
 #[test]
 fn a_missing_free_connection_does_not_lower_the_limit() {
     let mut gated = GatedUpstream::start();

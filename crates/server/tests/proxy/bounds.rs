@@ -1,4 +1,4 @@
-//! Slow and silent clients, oversized requests, and the limits of sizes and times.
+//! Tests of slow and silent clients, of oversized requests, and of the bounds on sizes and times.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn a_slow_request_head_times_out() {
     std::thread::spawn(move || {
         use std::io::Write as _;
         let mut drip = drip;
-        // The client keeps sending header lines, which must not extend the timeout of the head.
+        // The client keeps sending header lines, but this must not extend the timeout of the head.
         while drip.write_all(b"a: b\r\n").is_ok() {
             std::thread::park_timeout(Duration::from_millis(20));
         }
@@ -53,7 +53,8 @@ fn a_slow_request_body_is_accepted() {
         connection.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
         connection.until_closed();
     });
-    // The upload takes longer than `timeouts.head`, which starts only when the upload is complete.
+    // The upload takes longer than `timeouts.head`. This timeout starts only when the upload is
+    // complete.
     let listener = TestListener::with(upstream.url(), "timeouts: {idle: 10s, head: 1s}");
     let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 6\r\n\r\n");
@@ -117,7 +118,7 @@ fn a_head_that_is_too_large_is_431() {
     assert!(metrics.contains(counted), "{metrics}");
 }
 
-/// Requests before an invalid head are answered as usual.
+/// Requests before the invalid head are answered as usual.
 #[test]
 fn an_invalid_head_is_400() {
     let upstream = Upstream::ok();
@@ -145,7 +146,8 @@ fn a_response_that_the_client_does_not_read_times_out() {
     let upstream = Upstream::start(move |connection| {
         connection.head();
         connection.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n");
-        // The upstream sends until the proxy stops reading, because the client does not read.
+        // The upstream sends until the proxy stops reading. The proxy stops because the client does
+        // not read.
         let mut sent = 0;
         while std::io::Write::write_all(&mut connection.stream, &[0; 1 << 16]).is_ok() {
             sent += 1 << 16;

@@ -1,4 +1,4 @@
-//! mTLS clients, rate-limited by the name in their certificate.
+//! Tests of mTLS clients that are rate-limited by the name in their certificate.
 
 use std::{path::Path, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{listener::TestListener, upstream::Upstream};
 /// A certificate authority for servers and clients.
 type CertificateAuthority = CertifiedIssuer<'static, KeyPair>;
 
-/// Creates an authority in `folder`, and a server certificate.
+/// Creates a certificate authority and a server certificate in `folder`.
 fn authority(folder: &Path) -> CertificateAuthority {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -39,8 +39,8 @@ fn authority(folder: &Path) -> CertificateAuthority {
     authority
 }
 
-/// Opens a proxy for clients with certificates of the authority in `folder`, with a limit of one
-/// request per hour for each name.
+/// Opens a proxy for clients that have a certificate of the authority in `folder`, with a limit of
+/// one request per hour and name.
 fn listener(folder: &Path, upstream: &Upstream) -> TestListener {
     let path = |name: &str| folder.join(name).display().to_string();
     TestListener::open(&format!(

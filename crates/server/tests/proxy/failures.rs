@@ -1,5 +1,5 @@
-//! Unreachable, invalid and silent upstreams: the client gets a clear response soon, without
-//! details about the upstream.
+//! Tests of unreachable, invalid and silent upstreams. The client soon gets a clear response
+//! without details about the upstream.
 
 use crate::{
     client::Answer,
@@ -7,7 +7,7 @@ use crate::{
     upstream::{ServerConnection, Upstream},
 };
 
-/// Returns the response that a client gets if `handler` is the upstream.
+/// Returns the response that a client gets if the upstream handles connections with `handler`.
 fn answer_of(handler: impl Fn(&mut ServerConnection) + Send + Sync + 'static) -> Answer {
     let upstream = Upstream::start(handler);
     let listener = TestListener::with(upstream.url(), "timeouts: {head: 100ms, idle: 100ms}");
@@ -89,7 +89,7 @@ fn a_too_large_response_head_is_502() {
     assert_eq!(answer.status, 502);
 }
 
-/// Interim responses are dropped. Without a bound, an upstream could send interim responses
+/// Interim responses are dropped. Without a maximum, an upstream could send interim responses
 /// endlessly.
 #[test]
 fn too_many_interim_responses_are_502() {
@@ -103,7 +103,7 @@ fn too_many_interim_responses_are_502() {
     });
     let listener = TestListener::in_front_of(upstream.url());
     assert_eq!(listener.get(&format!("/{MOST}")).status, 200);
-    // The count starts again with each request.
+    // Interim responses are counted anew for each request.
     assert_eq!(listener.get(&format!("/{MOST}")).status, 200);
     assert_eq!(upstream.connections(), 1);
     for count in [MOST + 1, 20_000] {
@@ -145,8 +145,8 @@ fn an_incomplete_response_head_is_504() {
     assert_eq!(answer.status, 504);
 }
 
-/// The head is forwarded before the error is detected. The client connection is aborted, so that
-/// the client does not mistake a partial body for the complete one.
+/// The proxy forwards the head before it detects the error. It then aborts the client connection,
+/// so that the client does not mistake a partial body for the complete body.
 #[test]
 fn a_body_shorter_than_its_length_aborts_the_response() {
     for (handler, begins, failure) in [
@@ -208,7 +208,8 @@ fn bytes_after_a_body_are_not_the_next_response() {
     }
 }
 
-/// The upstream would read the rest of the request body as the new protocol.
+/// If the proxy switched protocols, the upstream would read the rest of the request body as the new
+/// protocol.
 #[test]
 fn a_protocol_switch_before_the_end_of_the_request_is_502() {
     let upstream = Upstream::start(|connection| {
@@ -224,7 +225,7 @@ fn a_protocol_switch_before_the_end_of_the_request_is_502() {
     assert_eq!(client.read_answer(false).status, 502);
 }
 
-/// A response to `HEAD` has no body. Bytes in place of a body must not be read as the next
+/// A response to `HEAD` has no body. If bytes follow it anyway, they must not be read as the next
 /// response.
 #[test]
 fn an_unexpected_body_closes_the_connection() {

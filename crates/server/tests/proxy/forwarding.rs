@@ -1,4 +1,4 @@
-//! Requests and responses that are forwarded unchanged.
+//! Tests of requests and responses that are forwarded unchanged.
 
 use std::{
     sync::{Mutex, mpsc::channel},
@@ -40,7 +40,7 @@ fn chunks_are_streamed_in_both_directions() {
     let upstream = Upstream::start(|connection| {
         let head = connection.head().unwrap();
         assert!(head.contains("transfer-encoding: chunked"), "{head}");
-        // The proxy streams: each chunk arrives before the next is sent.
+        // The proxy streams the body: each chunk arrives before the next chunk is sent.
         assert_eq!(connection.until("one\r\n"), "3\r\none\r\n");
         connection.send(
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\neins\r\n"
@@ -66,7 +66,8 @@ fn chunks_are_streamed_in_both_directions() {
     assert_eq!(client.read_until("0\r\n\r\n"), "0\r\n\r\n");
 }
 
-/// Rules see no trailers, so an upstream that merges them into the headers must not receive any.
+/// Rules do not see trailers. An upstream that merges trailers into the headers must therefore not
+/// receive any.
 #[test]
 fn request_trailers_are_dropped_and_response_trailers_are_forwarded() {
     let upstream = Upstream::start(|connection| {
@@ -211,8 +212,8 @@ fn a_shutdown_waits_for_a_response_in_progress() {
     assert_eq!(ended.join().unwrap(), 0, "nothing was dropped");
 }
 
-/// The response does not wait for the request body. The rest of the request is not sent; otherwise
-/// the client could occupy the upstream connection as long as it wants.
+/// The proxy forwards the response before the request body is complete, and drops the rest of the
+/// body. Otherwise the client could occupy the upstream connection for as long as it wants.
 #[test]
 fn an_early_response_ends_the_request_body() {
     let (send, closed) = channel();
@@ -233,8 +234,8 @@ fn an_early_response_ends_the_request_body() {
     drop(client);
 }
 
-/// hyper 1.12 reads a request that follows trailers as more trailers, and would silently drop the
-/// request.
+/// If a request follows trailers, hyper 1.12 reads the request as more trailers, and would silently
+/// drop it.
 #[test]
 fn a_request_after_trailers_is_not_silently_dropped() {
     const TRAILERS: &str = "transfer-encoding: chunked\r\n\r\n0\r\nx: y\n\n";

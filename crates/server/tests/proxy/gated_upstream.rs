@@ -1,4 +1,4 @@
-//! An upstream whose responses a test controls, with concurrent clients.
+//! An upstream whose responses are controlled by a test, with concurrent clients.
 
 use std::{
     collections::HashMap,
@@ -15,17 +15,18 @@ use crate::{
     upstream::Upstream,
 };
 
-/// A timeout longer than any test step takes.
+/// A timeout that is longer than any test step takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An event of a request; requests are identified by number.
+/// An event of a request. Each request is identified by a number.
 pub(crate) enum Event {
-    /// The request has reached the upstream, which sends what it receives from this channel.
+    /// The request has reached the upstream. The upstream answers with the text that this channel
+    /// delivers.
     Arrived(usize, Sender<&'static str>),
     Responded(usize, Answer),
 }
 
-/// The state of a request after it was sent.
+/// The state of a request after it has been sent.
 pub(crate) enum RequestState {
     Pending,
     Responded(Answer),
@@ -72,7 +73,7 @@ impl GatedUpstream {
     }
 
     /// Sends a request to `listener`. `request` is the beginning of the request: method, path and
-    /// headers. Waits until the upstream has received the request or the client has a response.
+    /// headers. Returns once the upstream has received the request or the client has a response.
     pub(crate) fn ask(&mut self, listener: &TestListener, request: &str) -> (usize, RequestState) {
         let number = self.next;
         self.next += 1;
@@ -112,7 +113,7 @@ impl GatedUpstream {
         }
     }
 
-    /// Lets the upstream answer, and waits until the client has the response.
+    /// Lets the upstream answer a request, and waits until the client has the response.
     pub(crate) fn release(&mut self, number: usize) -> Answer {
         self.pending.remove(&number).unwrap().send(OK).unwrap();
         match self.events.recv_timeout(TIMEOUT).unwrap() {

@@ -1,4 +1,5 @@
-//! gRPC through the proxy: a tonic channel in front, the services of the gRPC listener behind.
+//! Tests of gRPC through the proxy. The client is a tonic channel, and the upstream is the gRPC
+//! listener.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::{
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 
-/// A timeout longer than any test step takes, so that a hanging test fails.
+/// A timeout that is longer than any test step takes, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, PartialEq, Message)]
@@ -36,7 +37,7 @@ struct Health {
 
 const SERVING: Health = Health { status: 1 };
 
-/// Opens a server whose gRPC services are the upstream of the tests. The upstream of that server is
+/// Opens a server whose gRPC services are the upstream of the tests. The server's own upstream is
 /// never used.
 fn behind() -> TestListener {
     TestListener::in_front_of("http://127.0.0.1:1")
@@ -54,7 +55,7 @@ async fn calls_and_their_errors_are_forwarded() {
     let listener = in_front_of_grpc(&behind, "");
     let mut client = Client::connect(listener.listener.local_addr()).await;
     assert_eq!(check(&mut client, "").await.unwrap(), SERVING);
-    // A trailers-only response carries the status in its head.
+    // A trailers-only response carries the gRPC status in its head.
     let unknown = check(&mut client, "no.such.Service").await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
     let path = "/no.such.Service/Call";
@@ -91,7 +92,7 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
         ));
     }
     drop(ask);
-    // The end of the stream comes with its trailers.
+    // The stream ends with its trailers.
     let end = timeout(TIMEOUT, answers.message()).await.unwrap();
     assert_eq!(end.unwrap(), None);
     assert!(answers.trailers().await.unwrap().is_some());

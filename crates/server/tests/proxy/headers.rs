@@ -1,4 +1,4 @@
-//! Forwarding headers and hop-by-hop headers.
+//! Tests of forwarding headers and hop-by-hop headers.
 
 use std::sync::{Arc, OnceLock};
 
@@ -174,7 +174,7 @@ fn via_lists_the_proxies_of_a_message() {
     }
 }
 
-/// Tests a proxy that forwards to itself through a relay.
+/// Tests a proxy that forwards requests to itself through a relay.
 #[test]
 fn a_request_in_a_proxy_loop_is_rejected() {
     let ring = Arc::new(OnceLock::new());

@@ -1,4 +1,4 @@
-//! Outlier detection and active health checks: ejection and readmission of endpoints.
+//! Tests of outlier detection and active health checks: ejection and readmission of endpoints.
 
 use std::sync::{
     Arc,

@@ -1,5 +1,5 @@
-//! Small messages on one HTTP/2 stream, as in gRPC streaming. The frames are written one by one, to
-//! control the number of control frames that the client sends.
+//! Tests of small messages on one HTTP/2 stream, as in gRPC streaming. The tests write frame by
+//! frame, to control the number of control frames that the client sends.
 
 use std::{
     io::{Read, Write},
@@ -18,7 +18,7 @@ const WINDOW_UPDATE: u8 = 8;
 
 const MESSAGE: &[u8] = &[b'm'; 100];
 
-/// Reads up to the next message, and skips all other frames.
+/// Reads up to the next message. Frames of other types are skipped.
 fn read_message(stream: &mut TcpStream) -> Vec<u8> {
     loop {
         let mut head = [0; 9];
@@ -32,14 +32,14 @@ fn read_message(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-/// Some clients open both windows after each message that they read, and measure the bandwidth
-/// with a `PING`, as grpc-go does.
+/// Like grpc-go, some clients open both windows after each message that they read, and measure the
+/// bandwidth with a `PING`.
 #[test]
 fn a_stream_of_small_messages_is_not_a_flood() {
     let upstream = Upstream::start(|connection| {
         connection.head().unwrap();
         connection.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
-        // Returns each message when it has arrived.
+        // The upstream returns each message as soon as it has arrived.
         while connection.line().is_some_and(|size| size == "64\r\n") {
             let message = connection.read_bytes(MESSAGE.len() + 2);
             connection.send([b"64\r\n", &*message].concat());

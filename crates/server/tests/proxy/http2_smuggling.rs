@@ -1,5 +1,5 @@
-//! HTTP/2 requests that would be ambiguous in HTTP/1.1. The tests write frame by frame, because no
-//! client library sends such requests.
+//! Tests of HTTP/2 requests that would be ambiguous in HTTP/1.1. The tests write frame by frame,
+//! because no client library sends such requests.
 
 use std::{
     io::{Read, Write},
@@ -175,7 +175,7 @@ fn an_ambiguous_request_does_not_reach_the_upstream() {
     assert_eq!(upstream.heads(), [""; 0]);
 }
 
-/// The host of the target takes precedence over `Host`, and leading zeros of a length are removed.
+/// The host in the target takes precedence over `Host`. Leading zeros of a length are removed.
 #[test]
 fn a_valid_request_is_forwarded_in_one_form() {
     let upstream = Upstream::ok();
@@ -198,7 +198,7 @@ fn a_valid_request_is_forwarded_in_one_form() {
     assert!(heads[2].contains("transfer-encoding: chunked"), "{heads:?}");
 }
 
-/// The trailers of a request are dropped, and their pseudo-headers do not change the request.
+/// The trailers of a request are dropped, so their pseudo-headers cannot change the request.
 #[test]
 fn pseudo_headers_in_request_trailers_are_not_forwarded() {
     let over_http2 = |_| async { Response::new(Full::default()) };

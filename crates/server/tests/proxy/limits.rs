@@ -1,4 +1,4 @@
-//! Requests that the rules deny do not reach an upstream.
+//! Tests that requests that the rules deny do not reach an upstream.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
-/// A timeout longer than any test step takes, so that a hanging test fails.
+/// A timeout that is longer than any test step takes, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn limited(rules: &str) -> (Upstream, TestListener) {
@@ -61,7 +61,7 @@ fn a_denial_is_answered_by_the_proxy() {
         2,
         "a denied request does not reach the upstream"
     );
-    // The rule ignores other methods and other paths, but matches other spellings of its path.
+    // The rule ignores other methods and other paths. It matches all spellings of its path.
     assert_eq!(client.ask("GET", "/login", &[], b"").status, 200);
     assert_eq!(client.ask("POST", "/%6Cogin", &[], b"").status, 429);
     let dots = client.ask("POST", "/x/../login", &[], b"");
@@ -136,7 +136,8 @@ fn a_denied_client_need_not_send_its_body() {
     assert_eq!(upstream.heads().len(), 1);
 }
 
-/// Returns an upstream that answers `/NUMBER` with that status, and reports a cost of 12 tokens.
+/// Returns an upstream that answers `/NUMBER` with the status NUMBER, and reports a cost of 12
+/// tokens.
 fn statuses() -> Upstream {
     Upstream::start(|connection| {
         while let Some(head) = connection.head() {
@@ -212,21 +213,21 @@ fn a_slot_is_held_until_the_response_ends_or_the_client_disconnects() {
         .collect();
     assert_eq!(listener.get("/slow").status, 429);
     drop(held);
-    // The proxy may need several polls to notice that the client has gone.
+    // The proxy may need several polls to notice that the client has disconnected.
     let is_free = (0..10_000).any(|_| listener.get("/slow").status == 200);
     assert!(is_free, "a disconnected client still holds its slot");
 }
 
-/// The concurrency limit in [`early_answers`].
+/// The concurrency limit in the test [`early_answers`].
 const SLOTS: usize = 20;
 
 /// The state of an upstream that answers uploads before they have ended.
 struct Uploads {
-    /// Uploads that have begun and were not ended by the proxy, answered or not.
+    /// The number of uploads that have begun and that the proxy has not ended, answered or not.
     open: AtomicUsize,
     /// The highest number of open uploads so far.
     peak: AtomicUsize,
-    /// One permit for each answer that the upstream may send.
+    /// One permit for each response that the upstream may send.
     answers: Semaphore,
 }
 
@@ -261,9 +262,9 @@ impl Uploads {
     }
 }
 
-/// Lets 64 clients upload to an upstream that answers early and goes on reading each upload. If a
-/// slot were released at the end of the response, while the upload continues, the upstream would have
-/// 64 uploads in flight under a limit of 20.
+/// Lets 64 clients upload to an upstream that answers early and continues to read each upload. The
+/// limit is 20 concurrent requests. If the proxy released a slot at the end of the response, while
+/// the upload continues, the upstream would have 64 uploads in flight.
 fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
     const CLIENTS: usize = 64;
     let listener = TestListener::open(&format!(
@@ -288,7 +289,7 @@ fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
         for client in &mut admitted[first..] {
             assert_eq!(client.read_answer(false).body, "ok");
         }
-        // No client has ended its upload, so the proxy must have ended them.
+        // No client has ended its upload, so the proxy must have ended the uploads.
         uploads.until_open(0);
     }
     assert_eq!(uploads.peak.load(Ordering::SeqCst), SLOTS);
@@ -326,7 +327,7 @@ fn early_answers_over_http2_do_not_exceed_the_concurrency_limit() {
             seen.begin();
             seen.answers.acquire().await.unwrap().forget();
             tokio::spawn(async move {
-                // Reads the body until its end, or until the proxy resets the stream.
+                // Reads the body until it ends, or until the proxy resets the stream.
                 let _ = request.into_body().collect().await;
                 seen.end();
             });

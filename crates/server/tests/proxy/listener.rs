@@ -1,4 +1,4 @@
-//! A proxy within the test process.
+//! A proxy that runs in the test process.
 
 use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use tidegate_server::geoip::GeoIp;
 
 use crate::client::{Answer, Client};
 
-/// The start of every test's clock: the first second of a minute.
+/// The time at which every test's clock starts: the first second of a minute.
 const START_MICROS: u64 = 1_700_000_040_000_000;
 
 pub(crate) struct TestListener {
@@ -29,7 +29,8 @@ impl TestListener {
         Self::with(url, "")
     }
 
-    /// Opens a proxy in front of one upstream, with more settings under `proxy:`, one per line.
+    /// Opens a proxy in front of one upstream, with additional settings under `proxy:`, one per
+    /// line.
     pub(crate) fn with(url: impl Display, settings: &str) -> Self {
         let mut text = format!(
             "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"{url}\"]}}]\n"

@@ -1,4 +1,4 @@
-//! Rules see requests exactly as the upstream receives them.
+//! Tests that rules see requests exactly as the upstream receives them.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,7 +13,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Opens a proxy with these rules and more settings, and its upstream.
+/// Opens a proxy with these rules and additional settings. Also returns its upstream.
 fn limited(rules: &str, settings: &str) -> (Upstream, TestListener) {
     let upstream = Upstream::ok();
     let text = format!(
@@ -108,7 +108,7 @@ fn rules_see_the_requested_host() {
     assert_eq!(upstream.heads().len(), 1);
 }
 
-/// All entries that the rules in the property test are keyed by.
+/// All entries by which the rules in the property test are keyed.
 const ENTRIES: [&str; 18] = [
     "method",
     "path",
@@ -130,7 +130,7 @@ const ENTRIES: [&str; 18] = [
     "header.x_real_ip",
 ];
 
-/// Headers that the proxy adds to a request, and that rules therefore do not see.
+/// Headers that the proxy adds to a request. Rules do not see these headers.
 const ADDED: [&str; 7] = [
     "via",
     "forwarded",
@@ -200,7 +200,8 @@ enum Wire {
     Http2,
 }
 
-/// How a request is framed in HTTP/1. HTTP/2 has only [`Framing::Length`], without the header.
+/// The framing of a request in HTTP/1. In HTTP/2 only [`Framing::Length`] is used, without the
+/// header.
 #[derive(Clone, Copy, Debug)]
 enum Framing {
     Length,
@@ -234,7 +235,7 @@ const TARGETS: [&str; 22] = [
     "http://h",
 ];
 
-/// A request, valid or not.
+/// A request that may be valid or invalid.
 #[derive(Clone, Debug)]
 struct Head {
     wire: Wire,
@@ -253,7 +254,7 @@ fn head() -> impl Strategy<Value = Head> {
         prop::sample::select(VALUES.to_vec()),
     );
     let lines = prop::collection::vec(line, 0..7);
-    // An `Upgrade` request needs two lines, which are rarely drawn together.
+    // An `Upgrade` request needs two header lines, which are rarely generated together.
     let protocols = [
         "websocket",
         "WebSocket",
@@ -266,8 +267,8 @@ fn head() -> impl Strategy<Value = Head> {
         if let Some(protocol) = offer {
             lines.extend([("connection", "upgrade"), ("upgrade", protocol)]);
         }
-        // Over HTTP/2, the proxy decides before it has read the body. A body that contradicts its
-        // `content-length` then resets a request that has been charged already.
+        // Over HTTP/2, the proxy decides before it has read the body. If the body then contradicts
+        // its `content-length`, the request is reset although it has been charged.
         if matches!(wire, Wire::Http2) && body.is_some() {
             lines.retain(|line| *line != ("content-length", "000"));
         }
@@ -281,7 +282,7 @@ fn head() -> impl Strategy<Value = Head> {
 }
 
 impl Head {
-    /// Sends the request; returns whether the proxy forwards it.
+    /// Sends the request. Returns whether the proxy forwards it.
     fn is_forwarded(&self, listener: &TestListener) -> bool {
         let version = match self.wire {
             Wire::Http10 => "1.0",
@@ -360,13 +361,13 @@ fn received(head: &str, name: &str) -> Option<String> {
         "host" => header("host").map(|host| tidegate_identity::bare_host(&host)),
         _ => header(name.strip_prefix("header.").unwrap()),
     };
-    // Trailing white space is not part of a value.
+    // Trailing white space does not belong to a value.
     let value = value.map(|value| value.trim().to_owned());
     value.filter(|value| !value.is_empty())
 }
 
-/// Checks that exactly those rules are charged whose entries the upstream received. Resets the keys
-/// of those rules.
+/// Checks which rules are charged: exactly the rules whose entries the upstream received. Resets
+/// the keys of these rules.
 fn check(
     listener: &TestListener,
     rules: &RuleSet,
@@ -394,19 +395,19 @@ fn check(
     Ok(())
 }
 
-/// An upstream that speaks HTTP/1.1.
+/// Returns an upstream that speaks HTTP/1.1, without additional settings.
 fn http1() -> (Upstream, &'static str) {
     (Upstream::ok_after_chunks(), "")
 }
 
-/// An upstream that speaks HTTP/2, and the setting that says so.
+/// Returns an upstream that speaks HTTP/2, and the setting that selects HTTP/2.
 fn http2() -> (Upstream, &'static str) {
     let ok = |_| async { Response::new(Full::default()) };
     (Upstream::over_http2(ok), "http2: true, ")
 }
 
-/// Asserts that rules see what `upstream` receives, with `settings` in the rules file, for every
-/// value of `underscores`.
+/// Asserts that rules see what `upstream` receives. The rules file contains `settings`, and all
+/// values of `underscores` are tried.
 fn entries_agree((upstream, speaks): (Upstream, &str), settings: &str) {
     for underscores in ["drop", "refuse", "pass"] {
         entries_agree_with(&upstream, speaks, settings, underscores);
@@ -436,7 +437,7 @@ fn entries_agree_with(upstream: &Upstream, speaks: &str, settings: &str, undersc
             .iter()
             .any(|name| ENTRIES.contains(&format!("header.{name}").as_str()))
     );
-    // About a fifth of the requests are forwarded if underscores are refused.
+    // About a fifth of the requests are forwarded if headers with underscores are refused.
     let config = ProptestConfig {
         cases: 512,
         max_shrink_iters: 400,
@@ -445,7 +446,8 @@ fn entries_agree_with(upstream: &Upstream, speaks: &str, settings: &str, undersc
     };
     let passed = Cell::new(0);
     let ran = TestRunner::new(config).run(&head(), |head| {
-        // Keys left over from a failed case would fail all further cases while proptest shrinks.
+        // After a failed case, the remaining keys would make all further cases fail while proptest
+        // shrinks.
         if proxy.borrow().0.limiter.local_store().stats().keys > 0 {
             proxy.replace(open());
         }

@@ -1,4 +1,4 @@
-//! Connection pools of upstreams: keep-alive, reuse, limits, and stale connections.
+//! Tests of the connection pools of upstreams: keep-alive, reuse, limits, and stale connections.
 
 use std::{sync::mpsc::channel, time::Duration};
 
@@ -65,7 +65,7 @@ fn a_connection_closed_by_the_upstream_is_not_reused() {
     assert_eq!(upstream.connections(), 3);
 }
 
-/// A request that must not be sent twice would be lost on a closed connection.
+/// If an idle connection is closed, a request that must not be sent twice would be lost on it.
 #[test]
 fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
     let (send, closed) = channel();
@@ -86,14 +86,15 @@ fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
     for _ in 0..3 {
         assert_eq!(client.ask("POST", "/", &[], b"once").status, 200);
         closed.recv().unwrap();
-        // After this response, the worker has seen that the other connection is closed.
+        // After this response, the worker has noticed that the upstream closed the other
+        // connection.
         assert_eq!(client.ask("GET", "/other", &[], b"").status, 200);
     }
     assert_eq!(closing.connections(), 3);
 }
 
-/// Returns an upstream that serves one request per connection, and closes it when the second
-/// request arrives. By then the proxy has sent that request on a stale connection.
+/// Returns an upstream that serves one request per connection, and closes the connection when the
+/// second request arrives. The proxy has then sent the second request on a stale connection.
 fn fickle() -> Upstream {
     Upstream::start(|connection| {
         connection.head().unwrap();
@@ -116,7 +117,8 @@ fn a_retryable_request_survives_a_lost_connection() {
             "{method}"
         );
     }
-    // Each connection but the last got a second request, which was retried on the next connection.
+    // Each connection except the last one received a second request. This request was retried on
+    // the next connection.
     assert_eq!(upstream.connections(), 5);
     let heads = upstream.heads();
     assert_eq!(heads.len(), 9);
@@ -143,7 +145,7 @@ fn a_request_that_may_have_been_processed_is_not_retried() {
             "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, eject: {{failures: 1, duration: 1h}}, {urls}}}]}}\n"
         ));
         let mut client = listener.connect();
-        // The requests go to the two endpoints in turn.
+        // The requests alternate between the two endpoints.
         for _ in 0..2 {
             assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
         }

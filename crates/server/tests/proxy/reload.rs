@@ -1,4 +1,4 @@
-//! Hot reload: the rules file changes while the proxy serves requests.
+//! Tests of hot reload: the rules file changes while the proxy serves requests.
 
 use std::{
     fs,
@@ -68,7 +68,8 @@ fn a_reload_names_the_settings_that_need_a_restart() {
     let old = file(&upstream, "");
     let reloaded = ReloadableListener::open(&old);
     let listen = old.replace("127.0.0.1:0\n", "127.0.0.1:1\n  max_connections: 7\n");
-    // At the second reload the file is unchanged, and the server has not been restarted.
+    // The second reload finds the file unchanged. The server has not been restarted, so the result
+    // is the same.
     for _ in 0..2 {
         reloaded.reload(&listen).unwrap();
         let expected = ["proxy.listen", "proxy.max_connections"];
@@ -76,14 +77,14 @@ fn a_reload_names_the_settings_that_need_a_restart() {
     }
     reloaded.reload("rules: []\n").unwrap();
     assert_eq!(reloaded.reloader.restart_required(), ["proxy"]);
-    // A file that is rejected changes nothing.
+    // A rejected file changes nothing.
     reloaded.reload("rules: [{nam: x}]\n").unwrap_err();
     assert_eq!(reloaded.reloader.restart_required(), ["proxy"]);
     reloaded.reload(&old).unwrap();
     assert_eq!(reloaded.reloader.restart_required(), [""; 0]);
 }
 
-/// A rule keyed by an entry that the server does not extract would never apply.
+/// A rule whose key contains an entry that the server does not extract would never apply.
 #[test]
 fn a_change_of_the_client_identity_requires_a_restart() {
     let upstream = Upstream::answering(OLD);
@@ -161,7 +162,7 @@ fn a_kept_endpoint_keeps_its_connections_and_counters() {
     assert_eq!(answer.status, 413);
 }
 
-/// Returns a rules file with these endpoints, and more settings for their upstream.
+/// Returns a rules file with these endpoints, and additional settings for their upstream.
 fn several(upstreams: &[&Upstream], settings: &str) -> String {
     let urls: Vec<String> = upstreams.iter().map(|upstream| upstream.url()).collect();
     let urls = urls.join("', '");
@@ -246,7 +247,7 @@ fn an_invalid_file_changes_nothing() {
     assert_eq!(reloaded.listener.get("/").status, 429);
 }
 
-/// A timeout longer than any test step takes.
+/// A timeout that is longer than any test step takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Clients that read or send slowly must not keep upstream connections from other clients.
+//! Tests that slow clients do not keep upstream connections from other clients.
 
 use std::{
     sync::{Arc, Mutex, mpsc::channel},
@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use crate::{listener::TestListener, upstream::Upstream};
 
-/// A timeout longer than any test step takes, so that a hanging test fails.
+/// A timeout that is longer than any test step takes, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 client that never reads a response body.
@@ -45,7 +45,7 @@ impl ZeroWindowClient {
     }
 }
 
-/// Opens a proxy whose upstream may have a single connection.
+/// Opens a proxy whose upstream allows only a single connection.
 fn single_connection(upstream: &Upstream, settings: &str) -> TestListener {
     TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', {settings} upstreams: [{{name: app, max_connections: 1, urls: '{}'}}]}}\n",
@@ -53,7 +53,7 @@ fn single_connection(upstream: &Upstream, settings: &str) -> TestListener {
     ))
 }
 
-/// Starts an upstream that answers `/small` with an empty body and everything else with `count`
+/// Starts an upstream that answers `/small` with an empty body. Every other path gets `count`
 /// pieces of `piece` bytes.
 fn sized(piece: usize, count: usize) -> Upstream {
     Upstream::start(move |connection| {
@@ -154,12 +154,12 @@ fn a_body_is_complete_for_every_read_ahead_size() {
     }
 }
 
-/// Beyond the read-ahead, the upstream has to wait for the client, so a slow client is
-/// disconnected.
+/// The proxy reads ahead only up to a maximum. Beyond it, the upstream has to wait for the client,
+/// so a slow client is disconnected.
 #[tokio::test]
 async fn a_response_that_is_read_too_slowly_is_aborted() {
     let upstream = sized(16 << 20, 1);
-    // The minimum rate ends the response long before the idle timeout would.
+    // The minimum rate aborts the response long before the idle timeout would.
     let settings = "timeouts: {idle: 1h}, min_rate: {bytes_per_second: 1000, grace: 100ms},";
     let listener = single_connection(&upstream, settings);
     let greedy = ZeroWindowClient::connect(&listener).await;
@@ -213,7 +213,8 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
     while upstream.heads().len() < 2 {
         tokio::task::yield_now().await;
     }
-    // The limit spans connections and protocol versions, and refused requests are not charged.
+    // The limit counts all connections and protocol versions of an address. Refused requests are
+    // not charged.
     let answer = listener.get("/");
     assert_eq!(
         (answer.status, answer.header("retry-after")),
@@ -232,7 +233,7 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
         !metrics.contains("listener=\"proxy\",outcome=\"limit\"} 1"),
         "{metrics}"
     );
-    // A trusted proxy forwards for many clients.
+    // A trusted proxy forwards requests of many clients.
     let listener = proxy("clients: {proxies: [127.0.0.0/8]}\n");
     let greedy = ZeroWindowClient::connect(&listener).await;
     let before = upstream.heads().len();

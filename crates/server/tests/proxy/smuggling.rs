@@ -1,8 +1,10 @@
-//! HTTP/1.1 request smuggling: ambiguous messages are refused, or forwarded in unambiguous form.
+//! Tests of HTTP/1.1 request smuggling: ambiguous messages are refused, or forwarded in unambiguous
+//! form.
 
 use crate::{listener::TestListener, upstream::Upstream};
 
-/// Sends these bytes. Returns what the client receives, and the heads that reach the upstream.
+/// Sends these bytes. Returns the bytes that the client receives, and the heads that reach the
+/// upstream.
 fn smuggled(octets: &str) -> (String, Vec<String>) {
     let upstream = Upstream::start(|connection| {
         while let Some(head) = connection.head() {
@@ -80,7 +82,7 @@ fn a_request_has_exactly_one_host() {
 }
 
 /// `Transfer-Encoding` takes precedence (RFC 9112), and a `Content-Length` in the same request is
-/// dropped. So the end of the message is unambiguous for the upstream.
+/// dropped. So the upstream knows where the message ends.
 #[test]
 fn content_length_beside_transfer_encoding_is_dropped() {
     for lengths in [
@@ -103,7 +105,7 @@ fn an_invalid_chunk_ends_the_connection() {
         "5\r\nhelloX",
         "-1\r\n\r\n",
         "fffffffffffffffff\r\n",
-        // Some parsers end a line that ends in CR CR LF at the first CR.
+        // If a line ends in CR CR LF, some parsers end it at the first CR.
         "1\r\r\na\r\n0\r\n\r\n",
         "1;x\r\r\na\r\n0\r\n\r\n",
         "1 \r\r\na\r\n0\r\n\r\n",

@@ -1,4 +1,4 @@
-//! Upgraded connections.
+//! Tests of upgraded connections.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn a_slot_is_held_until_both_sides_have_closed() {
         upstream.url()
     ));
     for _ in 0..3 {
-        // The proxy may need several polls to notice that the previous connection has gone.
+        // The proxy may need several polls to notice that the previous connection is closed.
         let upgraded = (0..10_000).find_map(|_| {
             let mut client = listener.connect();
             client.send(UPGRADE_REQUEST);
@@ -104,7 +104,7 @@ fn an_idle_tunnel_is_closed() {
     let mut client = listener.connect();
     client.send(UPGRADE_REQUEST);
     client.read_until("hello\n");
-    // Longer than the timeouts of requests and idle connections.
+    // The test takes longer than the timeouts of requests and of idle connections.
     for _ in 0..3 {
         std::thread::park_timeout(Duration::from_millis(600));
         client.send("still here\n");

@@ -1,4 +1,4 @@
-//! A scripted upstream.
+//! A scripted upstream for tests.
 
 use std::{
     convert::Infallible,
@@ -19,7 +19,7 @@ use hyper::{Request, Response, body::Incoming, server::conn::http2, service::ser
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::runtime;
 
-/// A timeout longer than any test step takes, so that a hanging test fails.
+/// A timeout that is longer than any test step takes, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server that handles each connection with a function.
@@ -30,7 +30,7 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// Starts a server that handles each connection with `handler`, on its own thread.
+    /// Starts a server that calls `handler` for each connection, on a separate thread.
     pub(crate) fn start(handler: impl Fn(&mut ServerConnection) + Send + Sync + 'static) -> Self {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let upstream = Self {
@@ -85,7 +85,8 @@ impl Upstream {
         Self::answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     }
 
-    /// Answers with an empty 200, after the chunks of a body, which may not contain `0\r\n\r\n`.
+    /// Answers each request with an empty 200. If the request has a chunked body, reads the body
+    /// first. The body must not contain `0\r\n\r\n` before its end.
     pub(crate) fn ok_after_chunks() -> Self {
         Self::start(|connection| {
             while let Some(head) = connection.head() {
@@ -137,7 +138,7 @@ impl Upstream {
 
     /// Returns an address without a listener.
     pub(crate) fn closed_address() -> SocketAddr {
-        // The system does not hand out a port again immediately after it was released.
+        // The system does not immediately hand out a port again after it was released.
         TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -230,7 +231,7 @@ impl ServerConnection {
         }
     }
 
-    /// Reads an HTTP/2 frame, and returns its type and stream; `None` at the end.
+    /// Reads an HTTP/2 frame. Returns its type and its stream; `None` at the end.
     pub(crate) fn frame(&mut self) -> Option<(u8, u32)> {
         while self.received.len() < 9 {
             if !self.read_more() {
@@ -268,7 +269,7 @@ impl ServerConnection {
         while self.read_more() {}
     }
 
-    /// Returns false if the other side has closed.
+    /// Reads more bytes. Returns false if the proxy has closed the connection.
     fn read_more(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         match self.stream.read(&mut buffer) {

@@ -1,4 +1,4 @@
-//! HTTP/2 upstreams. Some tests use Tidegate's own gRPC listener as the upstream.
+//! Tests of HTTP/2 upstreams. Some tests use Tidegate's own gRPC listener as the upstream.
 
 use std::{
     convert::Infallible,
@@ -150,7 +150,7 @@ async fn forwarding_headers_are_sent_over_http2_and_request_trailers_are_not() {
     let told: Vec<_> = answer.headers().get_all(X_FORWARDED_FOR).iter().collect();
     assert_eq!(told, ["127.0.0.1"]);
     assert!(!answer.headers().contains_key(TRAILER));
-    // The upstream would return the request's trailers in addition to its own.
+    // Trailers of the request would be returned by the upstream in addition to its own trailers.
     let collected = answer.into_body().collect().await.unwrap();
     let trailers = collected.trailers().unwrap();
     let names: Vec<_> = trailers.keys().collect();
@@ -158,8 +158,8 @@ async fn forwarding_headers_are_sent_over_http2_and_request_trailers_are_not() {
     assert_eq!(collected.to_bytes(), "hi");
 }
 
-/// The upstream answers each message before the client sends the next, as in bidirectional
-/// streaming.
+/// As in bidirectional streaming, the upstream answers each message before the client sends the
+/// next one.
 #[tokio::test]
 async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     let listener = TestListener::open(&format!(
@@ -191,8 +191,8 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     assert!(answer.frame().await.is_none());
 }
 
-/// An HTTP/2 upstream on one connection: it answers each request with this many interim responses
-/// and then a 200.
+/// Starts an HTTP/2 upstream. On each connection, it answers the requests with these numbers of
+/// interim responses, each followed by a 200.
 fn hinting(
     counts: impl IntoIterator<Item = usize, IntoIter: Send> + Clone + Send + Sync + 'static,
 ) -> Upstream {
@@ -203,10 +203,10 @@ fn hinting(
         while let Some((kind, stream)) = connection.frame() {
             if kind == 1 {
                 let [a, b, c, d] = stream.to_be_bytes();
-                // `:status: 103`, as a literal without indexing.
+                // These bytes encode `:status: 103` as a literal without indexing.
                 let interim = [0, 0, 5, 1, 4, a, b, c, d, 8, 3, b'1', b'0', b'3'];
                 connection.send(interim.repeat(counts.next().unwrap()));
-                // The head, and an empty body that ends the stream.
+                // The frames of a head, and of an empty body that ends the stream.
                 connection.send([0, 0, 1, 1, 4, a, b, c, d, 0x88]);
                 connection.send([0, 0, 0, 0, 1, a, b, c, d]);
             }
@@ -221,7 +221,7 @@ fn in_front_of_http2(upstream: &Upstream) -> TestListener {
     ))
 }
 
-/// The maximum is the same as for HTTP/1.1 upstreams: 100 before each response.
+/// The maximum is 100 interim responses before each response, as for HTTP/1.1 upstreams.
 #[test]
 fn too_many_interim_responses_are_502() {
     let upstream = hinting([0, 100, 100, 100, 101]);
@@ -244,7 +244,7 @@ fn too_many_interim_responses_fail_only_their_own_request() {
                 continue;
             }
             waiting.push(stream.to_be_bytes());
-            // Answers the first request alone, and the next four together.
+            // The upstream answers the first request alone, and the next four requests together.
             if answered > 0 && waiting.len() < 4 {
                 continue;
             }
@@ -274,8 +274,8 @@ fn too_many_interim_responses_fail_only_their_own_request() {
     assert!(text.contains(counted), "{text}");
 }
 
-/// Returns the responses of an upstream whose trailers have these lines: over HTTP/2, the payload
-/// of the last HEADERS frame; over HTTP/1.1, the chunks and trailers.
+/// Returns the responses of an upstream whose trailers contain these lines. Over HTTP/2, the result
+/// is the payload of the last HEADERS frame. Over HTTP/1.1, it is the chunks and trailers.
 fn forwarded_trailers(lines: &[(&str, &str)]) -> (Vec<u8>, String) {
     let trailers = block(lines);
     let upstream = Upstream::start(move |connection| {

@@ -1,4 +1,5 @@
-//! HTTP/2 upstream connections: how many are opened, their streams, and unresponsive ones.
+//! Tests of HTTP/2 connections to upstreams: their number, their streams, and unresponsive
+//! connections.
 
 use std::{
     convert::Infallible,
@@ -26,7 +27,7 @@ use tokio::{
 
 use crate::{listener::TestListener, slow_clients::ZeroWindowClient};
 
-/// A timeout longer than any test step takes, so that a hanging test fails.
+/// A timeout that is longer than any test step takes, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 upstream that counts its connections.
@@ -36,9 +37,9 @@ struct Upstream {
 }
 
 impl Upstream {
-    /// Starts an upstream that allows `streams` concurrent streams per connection. The upstream
-    /// answers with the body that `body` returns for the number of the connection and the path. The
-    /// first connection closes when it receives a request for `/last`.
+    /// Starts an upstream that allows `streams` concurrent streams per connection. The response has
+    /// the body that `body` returns for the number of the connection and the path. The first
+    /// connection closes when it receives a request for `/last`.
     async fn start<F, B>(streams: u32, body: F) -> Self
     where
         F: Fn(usize, String) -> B + Clone + Send + 'static,
@@ -94,7 +95,8 @@ impl Upstream {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// Opens a proxy in front of this upstream, with more settings for the upstream and the proxy.
+    /// Opens a proxy in front of this upstream, with additional settings for the upstream and for
+    /// the proxy.
     fn listener(&self, upstream: &str, proxy: &str) -> TestListener {
         TestListener::open(&format!(
             "proxy: {{listen: '127.0.0.1:0', {proxy} upstreams: [{{name: app, http2: true, {upstream} urls: 'http://{}'}}]}}\n",
@@ -135,8 +137,8 @@ impl Client {
         (answer.status().as_u16(), read(answer).await)
     }
 
-    /// Sends a body that exceeds the flow-control windows of an upstream that does not read the
-    /// body.
+    /// Sends a body that is larger than the flow-control windows of an upstream that does not read
+    /// it.
     async fn post(&self, path: &str) -> u16 {
         let request = Request::post(format!("http://h.example{path}"));
         let answer = self.ask(request, vec![0; 4 << 20].into()).await;
@@ -166,8 +168,8 @@ async fn a_first_burst_opens_one_connection() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// The upstream answers only when all requests have arrived. So the requests that find no free
-/// stream have to use another connection.
+/// The upstream answers only when all requests have arrived. So requests that find no free stream
+/// must use another connection.
 #[tokio::test]
 async fn streams_over_the_limit_use_another_connection() {
     let all = Arc::new(Barrier::new(5));
@@ -221,8 +223,8 @@ async fn a_connection_without_free_streams_is_not_closed() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// Only a ping could show whether the connection is dead, and opening a new connection is faster
-/// than a ping.
+/// Whether the connection is dead could be determined only by a ping. Opening a new connection is
+/// faster.
 #[tokio::test]
 async fn an_unresponsive_connection_gets_no_new_requests() {
     let upstream = Upstream::start(200, |connection, _| async move {
@@ -239,7 +241,8 @@ async fn an_unresponsive_connection_gets_no_new_requests() {
     assert_eq!(upstream.connections(), 2);
 }
 
-/// The connection is alive and answers pings, so only a timeout of the body can detect the problem.
+/// The connection is alive and answers pings. So only a timeout of the request body can detect the
+/// problem.
 #[tokio::test]
 async fn a_request_body_that_the_upstream_does_not_read_times_out() {
     let upstream = Upstream::start(200, |_, _| std::future::pending()).await;
@@ -270,7 +273,7 @@ async fn a_response_to_head_has_no_body() {
     assert_eq!(client.get("/").await.1, "ok");
 }
 
-/// A connection with long responses that misses one timeout is not dead.
+/// A connection that serves long responses is not dead if it misses one timeout.
 #[tokio::test]
 async fn a_connection_that_recovers_gets_requests_again() {
     const LARGE: usize = 16 << 20;
@@ -284,7 +287,8 @@ async fn a_connection_that_recovers_gets_requests_again() {
     .await;
     let listener = upstream.listener("", "timeouts: {head: 200ms},");
     let client = Client::connect(&listener).await;
-    // Larger than all buffers on the way, so that it cannot complete before it is read.
+    // The response is larger than all buffers on its way, so it cannot complete before the client
+    // reads it.
     let large = Client::connect(&listener).await.head("/large").await;
     assert_eq!(client.get("/late").await.0, 504);
     assert_eq!(client.get("/").await.0, 200);
@@ -292,8 +296,8 @@ async fn a_connection_that_recovers_gets_requests_again() {
     assert_eq!(client.get("/").await, (200, Bytes::from_static(b"0")));
 }
 
-/// When an instance restarts, pooled connections are lost. Idempotent requests are then retried on
-/// a new connection, and the endpoint does not count as failed.
+/// When an endpoint restarts, its pooled connections are lost. Idempotent requests are then retried
+/// on a new connection, and the endpoint does not count as failed.
 #[tokio::test]
 async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
     for (method, status) in [("GET", 200), ("POST", 502)] {
@@ -334,10 +338,10 @@ async fn stalled_streams_do_not_block_others_on_the_connection() {
     let listener = upstream.listener("", "");
     let client = Client::connect(&listener).await;
     let mut unread = Vec::new();
-    // All but one of the streams that the proxy allows per connection.
+    // The test uses all but one of the streams that the proxy allows per connection.
     for _ in 0..99 {
-        // Each request has its own client connection, so that flow-control windows do not
-        // interfere.
+        // Each request uses its own client connection, so that the flow-control window of a
+        // connection does not block other requests.
         unread.push(Client::connect(&listener).await.head("/large").await);
     }
     let (status, body) = client.get("/large").await;
@@ -356,7 +360,7 @@ async fn a_response_with_too_many_header_lines_is_rejected() {
 }
 
 /// The upstream allows one stream on its only connection. The proxy reads each response completely,
-/// although its client reads none of it.
+/// although the client reads none of it.
 #[tokio::test]
 async fn an_unread_response_frees_its_upstream_stream() {
     let upstream = Upstream::start(1, |_, path| async move {
@@ -373,7 +377,7 @@ async fn an_unread_response_frees_its_upstream_stream() {
         let holding = async {
             while held.len() < 20 {
                 let answer = greedy.ask(path).await;
-                // The status is 503 while the proxy still reads the previous response.
+                // The status is 503 while the proxy is still reading the previous response.
                 if answer.status() == 200 {
                     held.push(answer);
                 }

@@ -1,4 +1,4 @@
-//! TLS to upstreams. The upstream is another proxy, with a server certificate.
+//! Tests of TLS to upstreams. The upstream is another proxy that has a server certificate.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub(crate) fn secured(folder: &Path, name: &str, upstream: &Upstream) -> TestLis
     TestListener::with(upstream.url(), &tls)
 }
 
-/// Opens a proxy in front of the one at `port`, with the trust anchors in `folder`.
+/// Opens a proxy in front of the proxy at `port`, with the trust anchors in `folder`.
 fn in_front_of(folder: &Path, port: u16, settings: &str) -> TestListener {
     TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'https://localhost:{port}', ca: '{}'{settings}}}]}}\n",

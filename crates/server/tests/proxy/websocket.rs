@@ -1,4 +1,4 @@
-//! WebSockets through the proxy, with tungstenite on both sides.
+//! Tests of WebSockets through the proxy, with tungstenite as client and server.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -17,10 +17,10 @@ use tokio_tungstenite::{
 
 use crate::listener::TestListener;
 
-/// A timeout longer than any test step takes, so that a hanging test fails.
+/// A timeout that is longer than any test step takes, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Starts a service that echoes messages, and closes on request.
+/// Starts a server that echoes messages, and closes the connection on request.
 async fn echo() -> SocketAddr {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
@@ -29,7 +29,7 @@ async fn echo() -> SocketAddr {
             tokio::spawn(async {
                 let mut connection = accept_async(stream).await.unwrap();
                 while let Some(Ok(message)) = connection.next().await {
-                    // tungstenite itself answers pings and closes.
+                    // tungstenite answers pings and close frames by itself.
                     if matches!(message, Message::Text(_) | Message::Binary(_)) {
                         connection.send(message).await.unwrap();
                     }
@@ -107,7 +107,7 @@ proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
     connection.close(None).await.unwrap();
     while next(&mut connection).await.is_some() {}
     drop(connection);
-    // The proxy may need several polls to notice that the client has gone.
+    // The proxy may need several polls to notice that the client has disconnected.
     let again = async { while connect(&listener).await.is_err() {} };
     timeout(TIMEOUT, again).await.unwrap();
 }

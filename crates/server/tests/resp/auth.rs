@@ -1,4 +1,4 @@
-//! Tests of passwords and of clients that do not speak the Redis protocol.
+//! Tests of passwords, and of clients that do not speak the Redis protocol.
 
 use std::{net::TcpListener, sync::Arc};
 

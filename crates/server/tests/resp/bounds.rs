@@ -12,7 +12,7 @@ use tidegate_server::listener::resp;
 
 use crate::listener::{Client, TestListener, encode};
 
-/// A timeout that is too short to slow down the test, but long enough that nothing else times out.
+/// A timeout that is short enough for a fast test, but long enough that no other step times out.
 const SHORT: Duration = Duration::from_millis(20);
 
 fn listener(bounds: Bounds) -> TestListener {
@@ -88,7 +88,7 @@ fn a_client_that_does_not_read_is_disconnected() {
     });
     let mut stream = TcpStream::connect(listener.address()).unwrap();
     let batch = encode(&[b"ECHO", &[b'x'; 60_000]]);
-    // Writes until the server has closed the connection and the socket buffers are full.
+    // The test writes until the server has closed the connection and the socket buffers are full.
     let closed = std::iter::repeat_with(|| stream.write_all(&batch)).find_map(Result::err);
     assert!(closed.is_some());
     while listener.listener.open() > 0 {

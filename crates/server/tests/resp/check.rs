@@ -1,4 +1,4 @@
-//! Tests of `TIDEGATE.CHECK`: requests under the rules.
+//! Tests of `TIDEGATE.CHECK`, which decides requests under the rules.
 
 use tidegate_core::{
     AlgorithmName, Condition, CostSource, Limit, LimitSpec, Pattern, Rule, RuleSet, Span, When,
@@ -14,7 +14,7 @@ fn limit(text: &str) -> Limit {
         .unwrap()
 }
 
-/// Opens a listener with limits per customer under `/api` and per address on `/login`.
+/// Opens a listener with limits per customer under `/api`, and per address on `/login`.
 fn listener() -> TestListener {
     let path = |glob: &str| {
         When::all(vec![

@@ -15,10 +15,10 @@ use tidegate_server::listener::resp;
 
 use crate::value::{Value, read_value};
 
-/// A timeout longer than any step takes, so that a hanging test fails.
+/// A timeout that is longer than any step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The start time of every test's clock.
+/// The time at which every test's clock starts.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
 /// A server with one worker, whose only listener speaks the Redis protocol.
@@ -53,7 +53,7 @@ impl TestListener {
         self.listener.local_addr()
     }
 
-    /// Sets the clock to `millis` after the start.
+    /// Sets the clock to `millis` milliseconds after the start.
     pub(crate) fn at_millis(&self, millis: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
@@ -63,7 +63,7 @@ impl TestListener {
         Client::connect(self.address())
     }
 
-    /// Sends `input`, half-closes the connection and returns everything that is received.
+    /// Sends `input`, half-closes the connection, and returns everything that the server sends.
     pub(crate) fn converse(&self, input: &[u8]) -> String {
         let mut client = self.connect();
         client.send(input);
@@ -124,7 +124,7 @@ impl Client {
         }
     }
 
-    /// Reads everything until the connection is closed.
+    /// Reads until the server closes the connection, and returns everything that was read.
     pub(crate) fn rest(&mut self) -> String {
         self.stream.read_to_end(&mut self.read).unwrap();
         String::from_utf8_lossy(&self.read).into_owned()

@@ -1,4 +1,4 @@
-//! Tests of the protocol itself: inline commands, lengths and clients that violate it.
+//! Tests of the protocol: inline commands, lengths, and clients that violate the protocol.
 
 use crate::listener::{TestListener, encode};
 

@@ -12,8 +12,8 @@ fn the_redis_cell_readme_example() {
     assert_eq!(answer.to_string(), "[0, 16, 15, -1, 2]");
 }
 
-/// Recorded replies with a burst of 4 and a rate of one per second: time in ms, quantity, and
-/// limited, limit, remaining, retry after, reset after.
+/// Recorded replies with a burst of 4 and a rate of one per second. Each case has the time in ms,
+/// the quantity, and the reply: limited, limit, remaining, retry after, reset after.
 const RECORDED: [(u64, u64, [i64; 5]); 16] = [
     (0, 6, [1, 5, 5, -1, 0]),
     (0, 1, [0, 5, 4, -1, 1]),
@@ -53,8 +53,8 @@ fn recorded_replies_are_reproduced() {
 fn waiting_for_retry_after_is_enough() {
     let listener = TestListener::open();
     let mut client = listener.connect();
-    // With one request per third of a second, the shortest wait that the reply can express is a
-    // second.
+    // The rate is one request per third of a second. The shortest wait that the reply can express
+    // is one second.
     assert_eq!(
         client.command("CL.THROTTLE key 0 3 1").to_string(),
         "[0, 1, 0, -1, 1]"
@@ -186,8 +186,7 @@ fn out_of_range_numbers_are_rejected_by_name() {
         long.starts_with("-Cell error: Store error: key: 2000 bytes is over the maximum of"),
         "{long}"
     );
-    // Each number is valid, but together the numbers describe a bucket that takes too long to
-    // drain.
+    // Each number is valid. Together they describe a bucket that takes too long to drain.
     let ages = client
         .command("CL.THROTTLE key 999999999999998 1 315576000")
         .to_string();

@@ -1,4 +1,4 @@
-//! Tests of `MULTI`, `EXEC` and `DISCARD`, which clients add to their pipelines.
+//! Tests of `MULTI`, `EXEC` and `DISCARD`, which many clients add to their pipelines.
 
 use tidegate_server::listener::resp::bounds::{MAX_BULK_BYTES, MAX_COMMAND_BYTES};
 

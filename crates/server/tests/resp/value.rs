@@ -1,8 +1,8 @@
-//! A strict parser of replies.
+//! A strict parser of replies for tests.
 
 use std::fmt;
 
-/// A reply in RESP2 or RESP3. Formatted like `[1, "text", nil]`.
+/// A reply in RESP2 or RESP3. It is formatted like `[1, "text", nil]`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     Simple(String),
@@ -17,8 +17,8 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// Returns the value under `key` of a map, or of the flat array of pairs that replaces a map in
-    /// RESP2.
+    /// Returns the value under `key`. The reply is a map, or the flat array of pairs that replaces
+    /// a map in RESP2.
     pub(crate) fn at(&self, key: &str) -> &Self {
         let named = |name: &Self| matches!(name, Self::Bulk(name) if name == key);
         match self {
@@ -72,8 +72,8 @@ impl fmt::Display for Value {
     }
 }
 
-/// Parses the value at the start of `bytes` and returns it with its length; `None` if it is
-/// incomplete.
+/// Parses the value at the start of `bytes`, and returns it with its length. Returns `None` if the
+/// value is incomplete.
 pub(crate) fn read_value(bytes: &[u8]) -> Option<(Value, usize)> {
     let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
     let line = String::from_utf8_lossy(&bytes[1..end]).into_owned();

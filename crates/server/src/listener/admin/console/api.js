@@ -1,7 +1,8 @@
-// Requests to the admin API of this server.
+// Sends requests to the admin API of this server.
 //
-// The token is kept in this tab's session storage: a reload of the page keeps it, other tabs, other
-// sites and later sessions do not see it. It is no cookie, so no other page can use it.
+// The token is kept in the session storage of this tab. It survives a reload of the page, but other
+// tabs, other sites and later sessions cannot read it. The token is not a cookie, so the browser
+// never sends it for another page.
 
 const STORED = "tidegate-token";
 const PATIENCE_MS = 15_000;
@@ -9,7 +10,8 @@ const PATIENCE_MS = 15_000;
 let token = sessionStorage.getItem(STORED);
 let onLogout = () => {};
 
-// A response that is not a success, or none. `status` is 0 if the server cannot be reached.
+// The error for a response that is not a success, or for no response. `status` is 0 if the server
+// cannot be reached.
 export class ApiError extends Error {
   constructor(status, detail, problem = {}) {
     super(detail);
@@ -18,7 +20,8 @@ export class ApiError extends Error {
   }
 }
 
-// Whether the server understood the request and will not do it: something is off, full or unknown.
+// Returns whether the server understood the request and refused it, because a feature is off, a
+// store is full or a name is unknown.
 export const isRefusal = (error) => error instanceof ApiError && [404, 409].includes(error.status);
 
 export const hasToken = () => token !== null;
@@ -37,7 +40,8 @@ export function forgetToken() {
   sessionStorage.removeItem(STORED);
 }
 
-// A header is a string of bytes; a token may have any characters.
+// Returns the value of the `Authorization` header. A header consists of bytes, and the token may
+// contain any characters, so the token is encoded as UTF-8.
 function authorization(value) {
   return `Bearer ${String.fromCharCode(...new TextEncoder().encode(value))}`;
 }
@@ -55,7 +59,7 @@ export async function request(method, path, body) {
       body: body === undefined ? undefined : JSON.stringify(body),
       cache: "no-store",
       credentials: "omit",
-      // A redirect would send the token elsewhere.
+      // Do not follow redirects, because a redirect could send the token to another host.
       redirect: "error",
       signal: AbortSignal.timeout(PATIENCE_MS),
     });
@@ -68,7 +72,8 @@ export async function request(method, path, body) {
   const document = await response.json().catch(() => ({}));
   if (response.ok) return document;
   if (response.status === 401 && sent !== null && token === sent) {
-    // Every further request would count as a wrong guess and lock this address out.
+    // Forget the token, because each further request would count as a wrong guess and lock this
+    // address out.
     forgetToken();
     onLogout("The server does not accept this token. Check it, and log in again.");
   }
@@ -79,8 +84,8 @@ export async function request(method, path, body) {
   });
 }
 
-// Reads a document. A parameter whose value is a list is repeated, and one without a value is left
-// out.
+// Reads a document. If the value of a parameter is a list, the parameter is repeated. A parameter
+// without a value is left out.
 export function get(path, parameters = {}) {
   const given = Object.entries(parameters).flatMap(([name, value]) =>
     [value]
@@ -95,8 +100,9 @@ export function get(path, parameters = {}) {
   return request("GET", given.length ? `${path}?${given.join("&")}` : path);
 }
 
-// The path of a rule's key: each value is one segment. Browsers remove the segments `.` and `..`
-// from a path even if they are escaped, and the request would be about another key.
+// Returns the path of a rule's key. Each value of the key is one path segment. Browsers remove the
+// segments `.` and `..` from a path even if they are escaped, so the request would name another
+// key.
 export function keyPath(kind, rule, key) {
   const segments = [rule, ...key];
   if (segments.some((segment) => segment === "." || segment === "..")) {

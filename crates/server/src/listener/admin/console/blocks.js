@@ -1,12 +1,12 @@
-// Blocks by hand, and the dialogs of operations.
+// The view of manual blocks, and the dialogs of operations.
 
 import { get, keyPath, request } from "./api.js";
 import { button, el, field, panel, select, show, table, text } from "./dom.js";
 import { duration, keyText, moment } from "./format.js";
 import { keyLink } from "./keys.js";
 
-// Opens a dialog with a form. `submit` does the operation; its error is shown, and the dialog
-// stays. Resolves when the dialog is closed.
+// Opens a dialog with a form. `submit` executes the operation. If it fails, the dialog shows the
+// error and stays open. The returned promise resolves when the dialog is closed.
 function openDialog(app, title, content, label, submit, onError) {
   const problem = el("p", { class: "problem", role: "alert", hidden: true });
   const confirm = el("button", { type: "submit", class: "primary" }, label);
@@ -58,7 +58,7 @@ function openDialog(app, title, content, label, submit, onError) {
 export const ask = (app, title, words, label, submit) =>
   openDialog(app, title, el("p", {}, words), label, submit);
 
-// Blocks `target`, or a key that the operator enters.
+// Opens a dialog that blocks `target`, or a key that the operator enters.
 export async function blockDialog(app, target, done) {
   const rules = await app.rules();
   const rule = select(

@@ -6,7 +6,7 @@ import { count, rate, shortTime, time } from "./format.js";
 const HEIGHT = 220;
 const MARGIN = { left: 48, right: 8, top: 12, bottom: 24 };
 
-// Returns a number that is at least `value` and easy to read, and its parts on the axis.
+// Returns a round number that is at least `value`, and the ticks of the axis up to this number.
 function scale(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   const [step, parts] = [
@@ -23,7 +23,7 @@ function scale(value) {
   return { most, ticks: Array.from({ length: parts + 1 }, (_, part) => (most * part) / parts) };
 }
 
-// The outline of bars from `low` to `high`, in one path.
+// Returns an SVG path with the outlines of all bars. Each bar reaches from `low` to `high`.
 function bars(low, high, x, y) {
   let path = "";
   for (let at = 0; at < high.length; at += 1) {
@@ -34,7 +34,7 @@ function bars(low, high, x, y) {
   return path;
 }
 
-// A step line over `values`, interrupted where they are 0.
+// Returns the SVG path of a step line over `values`. The line is interrupted where a value is 0.
 function steps(values, x, y) {
   let path = "";
   let drawing = false;
@@ -52,7 +52,8 @@ function steps(values, x, y) {
 
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
-// The chart of the overview. `update` takes {from_ms, bucket_ms, requests, denied, shadow_denied}.
+// Creates the chart of the overview. `update` takes {from_ms, bucket_ms, requests, denied,
+// shadow_denied}.
 export function trafficChart() {
   const drawing = svg("svg", {
     class: "chart",
@@ -181,7 +182,7 @@ export function trafficChart() {
     );
   }
 
-  // The minutes of the clock; the first and the last are incomplete.
+  // Sums the buckets by minutes of the clock. The first and the last minute are incomplete.
   function fillNumbers() {
     if (!data || !numbers.open) return;
     const minutes = new Map();
@@ -229,7 +230,7 @@ export function trafficChart() {
   return { node, update };
 }
 
-// A small chart without axes, for a row of a table.
+// Creates a small chart without axes, for a row of a table.
 export function sparkline() {
   const width = 96;
   const height = 24;

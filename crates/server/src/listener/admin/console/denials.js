@@ -1,4 +1,4 @@
-// Recent denials.
+// The view of recent denials.
 
 import { get, isRefusal } from "./api.js";
 import { button, el, panel, select, show, table, text } from "./dom.js";
@@ -7,8 +7,8 @@ import { keyLink } from "./keys.js";
 
 const SHOWN = 200;
 
-// A table of denials, the newest first. `shows` may leave out the key, if all are of one, and the
-// listener.
+// Creates a table of denials, newest first. `shows` determines whether the table has columns for
+// the key and for the listener.
 export function denialTable(app, caption, shows = { key: true, listener: true }) {
   const limit = { title: "Limit", class: shows.key ? "policy wide" : "policy", main: !shows.key };
   const columns = [
@@ -45,7 +45,8 @@ export function denialTable(app, caption, shows = { key: true, listener: true })
     },
     empty: "No denials in the last hour.",
   });
-  // Reads the denials that match, and returns the document, or null if the server refuses.
+  // Reads the denials that match `parameters`. Returns the document, or null if the server refuses
+  // the request.
   const poll = async (parameters, empty = "No denials in the last hour.") => {
     try {
       const found = await get("v1/denials", parameters);

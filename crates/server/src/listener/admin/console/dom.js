@@ -1,4 +1,4 @@
-// Builds elements. Data becomes text nodes and attribute values, and is never parsed as HTML.
+// Builds DOM elements. Data becomes text nodes and attribute values, and is never parsed as HTML.
 
 function assign(node, props) {
   for (const [name, value] of Object.entries(props)) {
@@ -27,7 +27,8 @@ export function svg(tag, props = {}, ...children) {
   return append(assign(node, props), children);
 }
 
-// Changes a text only if it differs, so that a selection or a screen reader is not disturbed.
+// Sets a text only if it differs, so that an update does not disturb a selection or a screen
+// reader.
 export function text(node, value) {
   const written = String(value);
   if (node.textContent !== written) node.textContent = written;
@@ -37,9 +38,9 @@ export function show(node, visible) {
   if (node.hidden === visible) node.hidden = !visible;
 }
 
-// Returns a function that makes the children of `parent` match a list of items. `key` identifies an
-// item, or a few equal ones, and `build` returns {node, update}. The nodes of items that remain are
-// kept, with the focus.
+// Returns a function that updates the children of `parent` to match a list of items. `key`
+// identifies an item, or a few equal items. `build` returns {node, update} for an item. The nodes
+// of items that remain are kept, and keep the focus.
 export function keyed(parent, key, build) {
   let known = new Map();
   return (items) => {
@@ -66,10 +67,11 @@ export function keyed(parent, key, build) {
   };
 }
 
-// A table whose columns keep their width while the rows change. A column is {title, class, main,
-// hidden}; `row(item)` returns {cells, update}, with a node for each column. On a phone, each row
-// is a block: the main column first, the others below it with their titles. The roles are explicit,
-// since browsers drop those of a table that is laid out in another way.
+// Creates a table whose columns keep their width while the rows change. A column is {title, class,
+// main, hidden}. `row(item)` returns {cells, update}, with a node for each column. On a phone, each
+// row is a block: the main column comes first, and the other columns follow with their titles. The
+// ARIA roles are explicit, because browsers drop the implied roles of a table that has another
+// layout.
 export function table({ caption, columns, key, row, empty }) {
   const head = columns.map(({ title, class: name, hidden }) =>
     el(
@@ -135,7 +137,7 @@ export function button(label, onclick, props = {}) {
 
 let fields = 0;
 
-// A label above an input.
+// Creates a label above an input.
 export function field(label, input) {
   fields += 1;
   input.id ||= `field-${fields}`;
@@ -156,7 +158,7 @@ export function select(label, options, onchange) {
   return { node, fill };
 }
 
-// A bar that shows a part of a whole, beside the number that says the same.
+// Creates a bar that shows a part of a whole, next to a number with the same value.
 export function meter() {
   const fill = el("span", { class: "fill" });
   const number = el("span", { class: "number" });

@@ -1,4 +1,4 @@
-// Explains the decision on a request, without charging anything.
+// The view that explains the decision on a request, without charging the request.
 
 import { request } from "./api.js";
 import { button, el, field, panel, show, text } from "./dom.js";

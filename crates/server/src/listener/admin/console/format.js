@@ -1,4 +1,4 @@
-// Numbers, times and keys as text.
+// Formats numbers, times and keys as text.
 
 const whole = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -43,7 +43,7 @@ export function bytes(number) {
   return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
 }
 
-// A duration with its two largest units: "1 h 5 min".
+// Formats a duration with its two largest units, such as "1 h 5 min".
 export function duration(ms) {
   if (ms < 1000) return `${Math.round(ms)} ms`;
   const units = [
@@ -77,17 +77,17 @@ export const wait = (ms) =>
 export const time = (ms) => clock.format(ms);
 export const shortTime = (ms) => minute.format(ms);
 
-// A time of today without the date, any other with it.
+// Formats a time. The date is left out if it is today.
 export function moment(ms) {
   const today = new Date().toDateString() === new Date(ms).toDateString();
   return today ? clock.format(ms) : day.format(ms);
 }
 
-// A key as a reader sees it. A rule without key entries has one key for all requests.
+// Formats a key for display. A rule without key entries has one key for all requests.
 export const keyText = (values) =>
   values?.length ? values.map(visible).join(" · ") : "all requests";
 
-// Shows characters that would change the direction or the lines of the text around them.
+// Escapes characters that would change the direction or the line breaks of the surrounding text.
 function visible(value) {
   if (value === "") return "(empty)";
   return value.replace(
@@ -96,7 +96,7 @@ function visible(value) {
   );
 }
 
-// The text of an error as a sentence.
+// Formats the text of an error as a sentence.
 export const sentence = (words) =>
   `${words.charAt(0).toUpperCase()}${words.slice(1)}${/[.!?]$/.test(words) ? "" : "."}`;
 

@@ -1,4 +1,5 @@
-// One key: the state of its limits, its block, its denials; and the operations on it.
+// The view of one key: the state of its limits, its block and its denials, and the operations on
+// the key.
 
 import { get, keyPath, request } from "./api.js";
 import { ask, blockDialog } from "./blocks.js";
@@ -6,14 +7,16 @@ import { denialTable } from "./denials.js";
 import { button, el, field, meter, panel, select, show, table, text } from "./dom.js";
 import { count, duration, keyText, moment, percent, wait } from "./format.js";
 
-// The address of the view of a key.
+// Returns the address of the view of a key.
 export const keyAddress = (rule, key) =>
   `#/keys?${new URLSearchParams([["rule", rule], ...key.map((value) => ["key", value])])}`;
 
-// With `privacy: {keys: hashed}`, lists have hashes in place of values.
+// Returns whether `key` contains hashes. With `privacy: {keys: hashed}`, lists contain hashes
+// instead of values.
 export const isHashed = (key) => [key].flat().some((value) => /^hash:[0-9a-f]{16}$/.test(value));
 
-// The key of a limit that came with a request has no rule, and no view. Neither has a hash.
+// Returns a link to the view of a key. There is no view for a hashed key, or for the key of a limit
+// that was sent with a request, because that key has no rule.
 export const keyLink = (rule, key) =>
   rule && !isHashed(key)
     ? el("a", { href: keyAddress(rule, key), class: "mono" }, keyText(key))
@@ -171,7 +174,8 @@ export function keys(app) {
     const known = rules.find(({ name }) => name === given);
     if (known) rule.node.value = given;
     const key = parameters.getAll("key");
-    // Without a key, the keys of the rule are listed, unless it has one counter for all requests.
+    // If no key is given, the keys of the rule are listed, unless the rule has one counter for all
+    // requests.
     const isListed = given === null || (known && known.key.length > 0 && key.length === 0);
     const listedRule = rule.node.value;
     target = isListed ? null : { rule: given, key };
@@ -281,7 +285,7 @@ export function keys(app) {
   };
 }
 
-// The part of the tightest limit that a key has used.
+// Returns the used part of the key's limit that has the largest used part.
 export function utilisation({ limits, block }) {
   if (block) return { part: 1, words: "blocked" };
   const parts = limits
@@ -291,7 +295,7 @@ export function utilisation({ limits, block }) {
   return { part, words: percent(part, 1) };
 }
 
-// What a block does, in one sentence.
+// Describes a block in one sentence.
 export function blockWords({ until_ms: until, left_ms: left, reason }) {
   const end =
     until === null ? "until it is lifted" : `until ${moment(until)}, for ${duration(left)} more`;

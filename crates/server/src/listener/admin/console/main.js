@@ -1,7 +1,7 @@
 // Login, navigation between the views, and polling.
 //
-// Only the visible view polls, and only while the page is visible and not paused. After a failure a
-// poll is repeated at its usual time.
+// Only the current view polls, and only while the page is visible and polling is not paused. After
+// a failure, the next poll follows at its usual time.
 
 import { ApiError, forgetToken, get, hasToken, setLogoutHandler, setToken } from "./api.js";
 import { blocks } from "./blocks.js";
@@ -32,7 +32,8 @@ let views = null;
 let current = null;
 let isPaused = false;
 let lastStatus = null;
-// The timers of the polls of the current view. Polls of an earlier generation are over.
+// The timers of the polls of the current view. The results of polls of an earlier generation are
+// ignored.
 let generation = 0;
 let timers = [];
 let problems = new Map();
@@ -42,7 +43,7 @@ let knownRules = { at: 0, promise: null };
 const app = {
   dialogs: new Set(),
 
-  // The rules of the server, read again after a few seconds.
+  // Returns the rules of the server. The rules are cached for a few seconds.
   rules() {
     if (Date.now() - knownRules.at > RULES_MS) {
       const promise = get("v1/rules").then((found) => found.rules);
@@ -54,7 +55,7 @@ const app = {
     return knownRules.promise;
   },
 
-  // Reads everything that the current view shows.
+  // Reads all data of the current view again.
   async refresh() {
     if (current) await Promise.all(restart(current));
   },
@@ -69,7 +70,8 @@ const app = {
     }, MESSAGE_MS);
   },
 
-  // The address that explains a request with these entries, or with those of the key.
+  // Returns the address of an explanation. The explained request has these entries, or the entries
+  // of the key.
   explainLink(rule, key, entries = {}) {
     const given = Object.entries(entries);
     return `#/explain?${new URLSearchParams(given.length ? given : entriesOf(rule, key))}`;
@@ -101,7 +103,8 @@ function stopPolls() {
   timers = [];
 }
 
-// Runs every poll of `view` now and then again and again. Returns the promises of the first runs.
+// Starts every poll of `view` now, and repeats each poll at its interval. Returns the promises of
+// the first polls.
 function restart(view) {
   stopPolls();
   if (isPaused || document.hidden) return [];
@@ -226,7 +229,7 @@ function showLogin(words) {
           start(await get("v1/status"));
         } catch (error) {
           forgetToken();
-          // A 401 has replaced this form by one that says so.
+          // After a 401, `onLogout` has replaced this form with one that shows the reason.
           const after = error.problem?.after ? ` Try again in ${error.problem.after} s.` : "";
           text(problem, `${error.message}${error.status === 429 ? after : ""}`);
           show(problem, true);

@@ -1,4 +1,5 @@
-// The overview: traffic of the last 15 minutes, rules, top talkers, the latest denials.
+// The overview: the traffic of the last 15 minutes, the rules, the top talkers and the latest
+// denials.
 
 import { get, isRefusal, keyPath } from "./api.js";
 import { sparkline, sum, trafficChart } from "./chart.js";
@@ -8,15 +9,15 @@ import { bytes, count, keyText, percent, plural, rate, sentence } from "./format
 import { isHashed, keyLink, utilisation } from "./keys.js";
 
 const BUCKETS = 180;
-// Rows of the table of rules, unless the operator asks for all of them.
+// The number of rows of the table of rules, unless the operator asks for all rows.
 const SHOWN_RULES = 50;
-// Rules whose busiest key is looked up.
+// The number of rules for which the utilisation of the busiest key is read.
 const MEASURED_RULES = 12;
 
 const SERIES = ["requests", "denied", "shadow_denied"];
 
-// Joins the newest buckets to those that are known already; null if buckets between them are
-// missing.
+// Appends the newest buckets to the buckets that are already known. Returns null if buckets in
+// between are missing.
 function merge(known, next) {
   const bucket = next.bucket_ms;
   const end = next.from_ms + next.total.requests.length * bucket;
@@ -49,7 +50,7 @@ function merge(known, next) {
 
 const QUIET = Object.fromEntries(SERIES.map((name) => [name, new Array(BUCKETS).fill(0)]));
 
-// The rate of the last two complete buckets; the last bucket is incomplete.
+// Returns the rate of the last two complete buckets. The last bucket of the list is incomplete.
 const latest = (list, bucketMs) => (sum(list.slice(-3, -1)) * 1000) / (2 * bucketMs);
 
 function tile(label) {
@@ -331,7 +332,7 @@ export function overview(app) {
     }
   }
 
-  // The utilisation of the busiest key of each rule, one request after the other.
+  // Reads the utilisation of the busiest key of each rule, one request after the other.
   async function pollUsage() {
     const { rows } = await get("v1/top", { by: "requests", over: "5m", n: 100 }).catch((error) => {
       if (isRefusal(error)) return { rows: [] };
@@ -348,7 +349,7 @@ export function overview(app) {
         usage.set(name, { key: top, ...utilisation(state) });
       } catch (error) {
         if (error.status === 401) throw error;
-        // The key may be one that a browser cannot ask for.
+        // The key may contain a value that a browser cannot put into a path.
         usage.delete(name);
       }
     }

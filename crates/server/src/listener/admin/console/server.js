@@ -1,10 +1,10 @@
-// The server: health, store, Redis, listeners, and reloads.
+// The view of the server: health, store, Redis, listeners and reloads.
 
 import { request } from "./api.js";
 import { button, el, panel, show, table, text } from "./dom.js";
 import { bytes, count, duration } from "./format.js";
 
-// A list of names and values; `update` takes [name, value] pairs.
+// Creates a list of names and values. `update` takes pairs of [name, value].
 function facts() {
   const node = el("dl", { class: "facts" });
   let written = "";
