@@ -1,0 +1,49 @@
+"""Measures the CPU per decision with and without candidate rules, by TIDEGATE.CHECK on the Redis protocol."""
+
+import argparse
+import os
+import statistics
+import tempfile
+
+from load import redis_benchmark
+from processes import Server, free_port
+
+RULES = "rules: [{name: api, when: {path: /api/**}, key: [user], limits: [1000000/min]}]\n"
+CANDIDATE = RULES.replace("1000000", "900000")
+WORDS = ["TIDEGATE.CHECK", "path", "/api/orders", "user", "__rand_int__"]
+
+
+def measured(tidegate, folder, candidate, depth, seconds):
+    port, admin = free_port(), free_port()
+    config = os.path.join(folder, "rules.yaml")
+    with open(config, "w") as file:
+        file.write(f"listen: {{http: off, grpc: off, resp: '127.0.0.1:{port}', admin: '127.0.0.1:{admin}'}}\n{candidate}{RULES}")
+    with Server("tidegate", [tidegate, "serve", "--config", config], [port, admin]) as server:
+        return redis_benchmark(server, port, WORDS, depth, seconds)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tidegate", required=True)
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args()
+    rounds, seconds = (1, 0.1) if options.smoke else (5, 3)
+    print("| commands per pipeline | CPU µs per decision | with candidate rules | ratio |")
+    print("| --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "candidate.yaml")
+        with open(file, "w") as candidate:
+            candidate.write(CANDIDATE)
+        for depth in (1, 16):
+            rows = []
+            for _ in range(rounds):
+                alone = measured(options.tidegate, folder, "", depth, seconds).cpu
+                both = measured(options.tidegate, folder, f"candidate: {{rules: {file}}}\n", depth, seconds).cpu
+                rows.append((alone, both, both / alone))
+            alone, both, ratio = (statistics.median(column) for column in zip(*rows))
+            print(f"| {depth} | {alone:.2f} | {both:.2f} | {ratio:.2f} |")
+    print("\nThe memory store, one rule and one candidate rule; medians of the rounds. The target is at most 1.6.")
+
+
+if __name__ == "__main__":
+    main()
