@@ -16,8 +16,8 @@ use super::{
 
 const OPERATORS: &[&str] = &["is", "not", "route", "cidr", "regex", "present"];
 
-/// The keys of a schedule. If the value of such a key is a map of operators, the key is an ordinary
-/// entry instead.
+/// The keys of a schedule. If the value of one of these keys is a map of operators, the key is an
+/// ordinary entry instead.
 const SCHEDULE: [&str; 3] = ["time", "days", "zone"];
 
 /// The conditions on entries in a `when` or in one item of `allow`, as written in the rules file.
@@ -86,7 +86,7 @@ enum TextOperator {
 /// How a text in a pattern is compared with the value of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
-    /// The text has no operator. It is compared literally, or as a glob if it contains a `*`.
+    /// The text has no operator. The text is compared literally, or as a glob if it contains a `*`.
     Plain,
     /// The operator `is`: the text is compared literally.
     Is,
@@ -453,8 +453,8 @@ const NOT_IN_SCHEDULE: [&str; 11] = [
     "timezone", "tz",
 ];
 
-/// Returns whether the author probably meant the key `entry` as part of a schedule. If such a key
-/// were treated as an entry, no request would have the entry, so the rule would never apply.
+/// Returns whether the author probably meant the key `entry` as part of a schedule. If the key were
+/// treated as an entry, no request would have this entry, so the rule would never apply.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }

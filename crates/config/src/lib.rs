@@ -1,9 +1,9 @@
 //! Parses and validates the rules file.
 //!
-//! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path and
-//! its line. The result needs no further validation: addresses are parsed, limits are built and
-//! rules are indexed. Parsing reads no environment variables and opens no files or sockets. The
-//! code that starts the server reads the variables, and opens the files and sockets.
+//! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path in
+//! the file and its line. The result needs no further validation: addresses are parsed, limits are
+//! built and rules are indexed. Parsing reads no environment variables and opens no files or
+//! sockets. The code that starts the server reads the variables, and opens the files and sockets.
 //! [`Config::read`] reads the file from disk.
 
 mod candidate;
@@ -195,8 +195,8 @@ pub struct ListenerConfig {
     /// `username`, for the RESP listener: the user that the command `AUTH` must name; `None` means
     /// `default`.
     pub username: Option<String>,
-    /// `hosts`, for the HTTP and admin listeners: the host names that browsers may use in addition
-    /// to `localhost`, in lower case.
+    /// `hosts`, for the HTTP and admin listeners: the host names, in lower case, under which
+    /// browsers are allowed to reach the listener in addition to `localhost`.
     pub hosts: Vec<String>,
     /// `top`, for the RESP listener: whether clients are allowed to list the keys of all clients;
     /// default false.
@@ -406,7 +406,7 @@ pub enum AdminToken {
     Env(String),
 }
 
-/// Hides the token, because `Debug` output may reach logs.
+/// Hides the token, because `Debug` output can reach logs.
 impl fmt::Debug for AdminToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -445,8 +445,8 @@ impl Mistake {
         text.split_once("; ").map_or(text, |(problem, _)| problem)
     }
 
-    /// Returns the part of the message that says how to fix the problem, if the message has such a
-    /// part.
+    /// Returns the advice: the part of the message that says how to fix the problem. Returns `None`
+    /// if the message has no advice.
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         self.text().split_once("; ").map(|(_, advice)| advice)

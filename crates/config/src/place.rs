@@ -60,8 +60,8 @@ impl Place {
     }
 
     /// Returns whether messages must hide the value at this place, whose text is `text`. A value
-    /// must be hidden if it looks like a URL with a password, if it is in a section or field for
-    /// passwords and tokens, or if it is free text in the Redis settings.
+    /// must be hidden in these cases: it looks like a URL with a password, its section or field is
+    /// for passwords and tokens, or it is free text in the Redis settings.
     fn is_secret(&self, text: &str) -> bool {
         let is_under = |known: &str| {
             let rest = self.path.strip_prefix(known);

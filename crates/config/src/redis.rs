@@ -46,8 +46,8 @@ pub struct RedisConfig {
     pub username: Option<String>,
     /// `store.password`, `store.password_env`, or the password of the URL.
     pub password: Password,
-    /// `store.tls.ca`: the trust anchors for the servers' certificates; `None` means those of the
-    /// system.
+    /// `store.tls.ca`: the trust anchors for the servers' certificates; `None` means the trust
+    /// anchors of the system.
     pub ca: Option<PathBuf>,
     /// `store.tls.cert` and `store.tls.key`: the client certificate and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
@@ -74,7 +74,7 @@ pub enum Password {
     Env(String),
 }
 
-/// Hides the password, because `Debug` output may reach logs.
+/// Hides the password, because `Debug` output can reach logs.
 impl std::fmt::Debug for Password {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -9,7 +9,7 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The upper bound of both durations.
+/// The maximum of `pre_stop_delay` and of `drain`.
 const LONGEST: Span = Span::from_secs(3_600);
 
 /// Timing of the graceful shutdown.

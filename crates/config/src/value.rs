@@ -192,8 +192,8 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns a non-negative integer that fits in `T`. The caller must choose `T` such that every
-    /// sensible value fits.
+    /// Returns a non-negative integer that fits in `T`. The caller must choose a type `T` that is
+    /// large enough for every sensible value.
     pub(crate) fn small_number<T: TryFrom<u64>>(&self, report: &mut Report) -> Option<T> {
         let number = self.number(report)?;
         let small = T::try_from(number).ok();

@@ -140,8 +140,8 @@ fn an_empty_or_too_long_key_value_is_refused() {
         empty.to_string(),
         "entries.customer: must not be empty; it is part of the key of rule \"per-customer\""
     );
-    // A key has at most 1,024 bytes: 8 for the rule's scope, 2 for the length of the tenant, 1 for
-    // the tenant itself, and up to 1,013 for the last value.
+    // A key has at most 1,024 bytes. The rule's scope takes 8 bytes, the length of the tenant 2,
+    // and the tenant itself 1, so 1,013 bytes are left for the last value.
     let fits = "c".repeat(1_013);
     assert_eq!(
         charged(&rules, &[("tenant", "t"), ("customer", &fits)]).len(),

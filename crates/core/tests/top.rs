@@ -81,15 +81,15 @@ fn uniform() -> impl Strategy<Value = Vec<Addition>> {
     prop::collection::vec((0_u32..300, 1_u64..4), 0..2_000)
 }
 
-/// Generates streams that are difficult for sketches: floods of new keys between the additions to a
-/// heavy key, keys that occur again just after a sketch could have dropped them, and a flood of new
-/// keys at the end.
+/// Generates streams that are difficult for sketches. Such a stream has floods of new keys between
+/// additions to a heavy key, keys that occur again just after a sketch could have dropped them, and
+/// a flood of new keys at the end.
 fn adversarial() -> impl Strategy<Value = Vec<Addition>> {
     let part = prop_oneof![
         // A flood of new keys.
         (1_000_u32..4_000, 1_usize..200)
             .prop_map(|(from, count)| (from..).take(count).map(|key| (key, 1)).collect::<Vec<_>>()),
-        // A few keys in turn, slightly more than a small sketch keeps.
+        // A few keys in turn, often more than the sketch keeps.
         (1_usize..200, 5_u32..40).prop_map(|(count, keys)| (0..keys)
             .cycle()
             .take(count)
@@ -252,7 +252,7 @@ proptest! {
                 events.push((minute, event.clone()));
             }
             // Only the first worker hands over its closed slices now. The slices of the other
-            // workers arrive when the lists are read.
+            // workers are added before the lists are read.
             let closed: Vec<_> = recorders[0].take_closed();
             history.add(&closed, minute);
         }

@@ -18,11 +18,11 @@ pub struct ConfigFiles {
     /// The path of a file, or of a folder that is read recursively. Names that begin with a dot are
     /// ignored, because a mounted Kubernetes ConfigMap keeps previous versions under hidden names.
     pub path: PathBuf,
-    /// Whether several files may define the same domain.
+    /// Whether several files are allowed to define the same domain.
     pub merging: DomainFiles,
 }
 
-/// Whether several files may define the same domain.
+/// Whether several files are allowed to define the same domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DomainFiles {
     /// Each domain has one file. A second file with the same domain is a mistake.

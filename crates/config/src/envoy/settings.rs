@@ -48,7 +48,8 @@ pub struct HeaderNames {
     pub limit: Arc<str>,
     /// The header with the remaining hits; default `RateLimit-Remaining`.
     pub remaining: Arc<str>,
-    /// The header with the number of seconds until the limit resets; default `RateLimit-Reset`.
+    /// The header with the number of seconds until the limit is fully available again; default
+    /// `RateLimit-Reset`.
     pub reset: Arc<str>,
 }
 

@@ -217,9 +217,9 @@ const HEADERS: [&str; 5] = [
     "user-agent",
 ];
 
-/// Returns the entry that the author probably meant by `entry`. Returns an entry if `entry` is a
-/// header name (`X-Customer`), a header with a wrong prefix (`Header.x-customer`), or a name that
-/// other software uses for a standard entry (`remote_addr`).
+/// Returns the entry that the author probably meant by `entry`. Recognizes a header name
+/// (`X-Customer`), a header with a wrong prefix (`Header.x-customer`), and a name that other
+/// software uses for a standard entry (`remote_addr`).
 fn named_otherwise(entry: &str) -> Option<String> {
     let lower = entry.to_ascii_lowercase();
     if let Some((wrong, right)) = PREFIXES.iter().find(|(wrong, _)| lower.starts_with(wrong)) {
@@ -252,9 +252,9 @@ const WORDS: [&str; 8] = [
 /// The maximum number of different names in a file that are compared with each other.
 const MAX_COMPARED: usize = 1_000;
 
-/// All known names of entries, to find the name that the author of a misspelt entry meant. They are
-/// needed if callers of a listener can send any entries, so that an unknown name is not necessarily
-/// a mistake.
+/// All known names of entries, to find the name that the author of a misspelt entry meant. The
+/// names are needed if callers of a listener can send any entries, because an unknown name is not
+/// necessarily a mistake then.
 struct EntryNames<'p, 'c> {
     /// The entries that the proxy and this file provide.
     provided: &'p [&'p str],
@@ -541,7 +541,7 @@ struct EntryCondition<'r, 'n> {
     is_signal: bool,
 }
 
-/// Returns all conditions on requests in the file, those of `elastic.when` last.
+/// Returns all conditions on requests in the file. The conditions of `elastic.when` come last.
 fn conditions_of<'r, 'n>(
     raw: &'r RawRules<'n>,
     upstreams: &'r [RawUpstream<'n>],

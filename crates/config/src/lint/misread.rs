@@ -1,5 +1,5 @@
-//! A lint that warns about patterns that are easily misread: regular expressions for a part of a
-//! value, globs that end within a segment, and path parameters as in web frameworks.
+//! A lint that warns about patterns that are easily misread. Examples are regular expressions for a
+//! part of a value, globs that end within a segment, and path parameters as in web frameworks.
 
 use tidegate_identity::normalize_path;
 use tidegate_net::input::shown;

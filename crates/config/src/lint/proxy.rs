@@ -1,5 +1,6 @@
-//! A lint that warns about upstreams that no request reaches, about upstreams that are the proxy
-//! itself, and about rules that depend on a `room.*` entry that the proxy never provides.
+//! A lint that warns about upstreams that no request reaches, and about upstreams that are the
+//! proxy itself. The lint also warns about rules that depend on a `room.*` entry that the proxy
+//! never provides.
 
 use std::net::{IpAddr, SocketAddr};
 

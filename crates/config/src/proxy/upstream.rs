@@ -146,7 +146,7 @@ pub(super) fn upstreams<'n>(
 }
 
 /// Reads an upstream. Returns the upstream as written, and the built upstream, which is `None` if
-/// the upstream has a mistake. Returns `None` in place of both if the value is not a map.
+/// the upstream has a mistake. Returns `None` alone if the value is not a map.
 fn upstream<'n>(
     value: &Value<'n>,
     report: &mut Report,

@@ -194,7 +194,7 @@ impl Shard {
             .collect()
     }
 
-    /// Returns the number of blocks, which may include expired ones.
+    /// Returns the number of blocks, including expired blocks that were not removed yet.
     pub(super) fn block_count(&self) -> usize {
         self.blocks.as_ref().map_or(0, |blocks| blocks.len())
     }

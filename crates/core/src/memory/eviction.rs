@@ -4,8 +4,8 @@
 //! A decision first reserves the memory that it will need, and selects the entries to evict. The
 //! reservation itself changes no entry. A charge [evicts the selected
 //! entries](Shard::evict_reserved) afterwards; a charge that does not fit evicts only the expired
-//! ones among them. A peek (a read-only decision) also answers from a reservation, but then drops
-//! it and evicts nothing. So a peek and a charge get the same answer.
+//! ones among them. A peek (a read-only decision) also answers from a reservation, but drops the
+//! reservation afterwards and evicts nothing. So a peek and a charge get the same answer.
 
 use super::{
     WhenFull,
@@ -203,7 +203,7 @@ impl Shard {
     }
 
     /// Evicts the victims of the reservation unless `effect` is read-only. Returns true if an entry
-    /// was evicted; if so, the slots of other entries may have changed.
+    /// was evicted. An eviction can change the slots of other entries.
     ///
     /// If the decision does not fit (`fits` is false), only expired entries are evicted. Otherwise,
     /// a client that repeatedly gets [`Full`] would evict the counts of other clients.

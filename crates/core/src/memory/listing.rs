@@ -50,8 +50,8 @@ impl MemoryStore {
     /// `most`, or none, although more keys follow. The call locks one shard at a time, for at most
     /// 512 slots and the run of occupied slots after them.
     ///
-    /// A position is valid only in the store that returned it. In another store, keys may be
-    /// skipped or repeated.
+    /// A position is valid only in the store that returned it. If a position is used in another
+    /// store, the listing can skip or repeat keys.
     #[must_use]
     pub fn keys(&self, prefix: &[u8], from: KeyCursor, most: usize, now: Timestamp) -> KeyPage {
         let (mut page, mut at) = (KeyPage::default(), from);

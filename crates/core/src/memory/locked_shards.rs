@@ -60,7 +60,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
     }
 
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
-        // Each shard compares `now` with its own latest instant, not with those of other shards.
+        // Each shard compares `now` only with the latest instant that the shard itself has seen.
         let latest = self
             .guards
             .iter_mut()

@@ -186,8 +186,8 @@ pub struct Block {
     pub until: Option<Timestamp>,
     /// The reason that the operator gave.
     pub reason: String,
-    /// The rule of the key when the block was made; `None` if the block was made without a rule, or
-    /// by a version that did not store the rule.
+    /// The rule of the key when the block was made. `None` if the block was made without a rule, or
+    /// by a version that did not store rules.
     pub rule: Option<BlockedRule>,
 }
 
@@ -316,8 +316,8 @@ impl MemoryStore {
     /// Starts to load the states of the first [`Self::PREFETCHED`] of `keys` into the CPU caches.
     /// Does nothing on processors for which stable Rust has no prefetch instruction.
     ///
-    /// Prefetching does not affect any decision. A caller that decides on several keys one after
-    /// the other can prefetch them, so that their cache misses overlap.
+    /// Prefetching does not affect any decision. A caller that decides on several keys in sequence
+    /// can prefetch all of them first, so that their cache misses overlap.
     pub fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
         if !PREFETCHES {
             return;

@@ -42,9 +42,9 @@ pub(super) struct PendingCharge<'c> {
     /// The state as written under other limits, before conversion. Present if this state must be
     /// put back unchanged.
     pub(super) former: Option<Box<FormerState>>,
-    /// If the state was converted from other limits: when the last unit charged under the other
-    /// limits expires. Zero if the state was not converted. The converted state is written back
-    /// only if `former` is `None`.
+    /// The instant at which the last unit expires that was charged under other limits, if the state
+    /// was converted. Zero if the state was not converted. The converted state is written back only
+    /// if `former` is `None`.
     pub(super) converted_until: Timestamp,
     /// Whether the decision changed the state, so that a new key has to be inserted.
     pub(super) is_changed: bool,

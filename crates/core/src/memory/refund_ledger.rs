@@ -14,17 +14,18 @@ use crate::{
 /// The refund ledger of one shard.
 ///
 /// The ledger has a maximum size. When the ledger is full, it drops all shifts, and all conversions
-/// that no refund needs any more. Refunds of charges before that instant are computed from the
-/// elapsed time alone: they never return too much, but sometimes too little. If the ledger is still
-/// more than half full, it is cleared. Charges before the clearing are not refunded at all, because
-/// the state of any key was possibly converted.
+/// that no refund needs any more. After shifts were dropped, the refund of an earlier charge is
+/// computed from the elapsed time alone. Such a refund never returns too much, but sometimes too
+/// little. If the ledger is still more than half full, it is cleared. Charges before the clearing
+/// are not refunded at all, because the state of any key was possibly converted.
 #[derive(Debug, Default)]
 pub(super) struct RefundLedger {
     keys: HashMap<Box<[u8]>, LedgerEntry, RandomState>,
     bytes: usize,
     /// The instant at which shifts were last dropped because the ledger was full.
     forgot: Option<Timestamp>,
-    /// The instant at which conversions that a refund may still need were last dropped.
+    /// The instant at which the ledger was last cleared, although a refund could still need a
+    /// conversion.
     forgot_conversion: Option<Timestamp>,
     /// The number of the latest conversion.
     conversions: u64,
@@ -87,8 +88,8 @@ impl RefundLedger {
     }
 
     /// Records that the state of `key` was converted to other limits at `now`. The units charged
-    /// before the conversion expire by `until`. If there are no such units, nothing is recorded,
-    /// because no later refund needs the conversion.
+    /// before the conversion expire by `until`. If no unit was charged before the conversion,
+    /// nothing is recorded, because no later refund needs the conversion.
     pub(super) fn enter_conversion(&mut self, key: &[u8], now: Timestamp, until: Timestamp) {
         if until <= now {
             return;

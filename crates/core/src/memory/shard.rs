@@ -49,8 +49,8 @@ const _: () = assert!(
     "the lock and the fields that every decision writes share one cache line"
 );
 
-/// The fields that only some decisions use. They are kept out of the cache line that every decision
-/// writes.
+/// The fields that only some decisions use. These fields are kept out of the cache line that every
+/// decision writes.
 #[derive(Debug)]
 pub(super) struct ColdFields {
     pub(super) hasher: RandomState,
@@ -153,7 +153,7 @@ impl Shard {
         })
     }
 
-    /// Finds an entry again after evictions, because its slot may have changed.
+    /// Finds an entry again after evictions, which can change its slot.
     pub(super) fn locate_again(
         &self,
         hash: u64,
@@ -171,9 +171,9 @@ impl Shard {
 
     /// Decides a charge whose only limit is `gcra`, and updates the state in the key's entry.
     ///
-    /// Returns `None`, and changes nothing, if the key has no entry, the entry was written under
-    /// other limits, its state does not fit in 16 bytes, or the shard has blocks. The caller then
-    /// decides by the general path, which gives the same answers.
+    /// Returns `None`, and changes nothing, if the shard has blocks or the key has no entry. Also
+    /// returns `None` if the state was written under other limits or is not stored inline. After
+    /// `None`, the caller decides by the general path, which gives the same answers.
     #[inline]
     pub(super) fn step_in_place(
         &mut self,
@@ -411,7 +411,8 @@ impl Shard {
             let number = self.cold.cursor;
             match self.entries.get(number) {
                 Some(entry) if entry.expires() <= now => {
-                    // The cursor stays, because another entry may have shifted into this slot.
+                    // Keep the cursor at this slot, because the removal can shift another entry
+                    // into the slot.
                     self.remove(number);
                     self.shrink();
                     self.cold.counts.expired += 1;

@@ -1,9 +1,9 @@
 //! Snapshots: the keys and manual blocks of a store as bytes, so that counters survive a restart.
 //!
 //! This crate does no file I/O. This module returns the bytes of one shard at a time, and restores
-//! a store from such bytes. The lock of a shard is held only while its bytes are copied. The caller
-//! writes the bytes to a file and adds a checksum. Even so, this module checks every length in the
-//! bytes.
+//! a store from the bytes of any number of shards. The lock of a shard is held only while its bytes
+//! are copied. The caller writes the bytes to a file and adds a checksum. Even so, this module
+//! checks every length in the bytes.
 
 use super::{BlockNote, BlockedRule, MemoryStore, entry::Entry, shard::hash_with};
 use crate::{

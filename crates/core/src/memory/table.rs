@@ -1,5 +1,5 @@
-//! The hash table of a shard: open addressing with linear probing, entries stored inline, and one
-//! control byte per slot in a separate array (as in a Swiss table).
+//! The hash table of a shard. The table uses open addressing with linear probing. Entries are
+//! stored inline, and a separate array has one control byte per slot, as in a Swiss table.
 //!
 //! The control bytes, here called tags, hold part of each entry's hash. A lookup compares eight
 //! tags at a time. The tags of a million keys fit in the CPU caches. So a lookup misses the caches
@@ -7,10 +7,10 @@
 //! back, so there are no tombstones and no cleanup passes.
 //!
 //! Slots are allocated in chunks of one size. When the table grows (by an eighth) or shrinks, it
-//! moves all entries to new chunks one by one, and frees each old chunk as soon as the chunk is
-//! empty. Peak memory is therefore about that of the larger table, and memory is not fragmented.
-//! The shard stays locked during the move, which takes time proportional to the shard's number of
-//! keys. In a full store of the default size, a shard has about 39,000 keys.
+//! moves all entries to new chunks one by one. Each old chunk is freed as soon as it is empty. Peak
+//! memory is therefore about the memory of the larger table, and memory is not fragmented. The
+//! shard stays locked during the move, which takes time proportional to the shard's number of keys.
+//! In a full store of the default size, a shard has about 39,000 keys.
 
 use super::{
     ctrl_bytes::{self, CtrlBytes},
@@ -50,8 +50,8 @@ pub(super) const MAX_ENTRIES: usize = 1 << 24;
 /// Chance practically never makes a home this crowded. With seven of eight slots occupied, a run of
 /// `n` slots without a vacancy has a probability of about `exp(-n / 118)`. For 4,096 slots, the
 /// probability is less than 10^-15 per home. So a new key is rejected only if an attacker has found
-/// keys with neighboring hashes. The hash function has a random seed, but does not rule out this
-/// attack: an attacker who can measure how long decisions take can still find keys with neighboring
+/// keys with neighboring hashes. The random seed of the hash function does not rule out this
+/// attack. An attacker who can measure how long decisions take can still find keys with neighboring
 /// hashes.
 ///
 /// The maximum distance limits the damage of keys that share a home. A new key is inserted at most
@@ -59,11 +59,12 @@ pub(super) const MAX_ENTRIES: usize = 1 << 24;
 /// keys rejected, an attacker has to fill the store.
 ///
 /// This constant does not bound the time of a lookup, which scans the tags from the home of its key
-/// to the next vacant slot. An attacker who knows the hashes can make a long run of occupied slots:
-/// a key whose home is near the end of the run extends the run, although the key is close to its
+/// to the next vacant slot. An attacker who knows the hashes can make a long run of occupied slots.
+/// A key whose home is near the end of the run extends the run, although the key is close to its
 /// home. The attacker needs one live key per slot of the run, and only the capacity of the shard
-/// limits the length of the run. A lookup in the run compares 8 tags at a time, and then each key
-/// whose tag matches. So the time of the lookup is proportional to the length of the run.
+/// limits the length of the run. A lookup in the run compares 8 tags at a time, and compares the
+/// key of each entry with a matching tag. So the time of the lookup is proportional to the length
+/// of the run.
 pub(super) const FARTHEST: usize = 4_096;
 
 impl Table {

@@ -1,10 +1,10 @@
 //! Bypass detection: rules that a client can bypass by leaving out an entry.
 //!
 //! A rule applies only to requests that have every entry of its key. If a trusted component sets
-//! the entries, no client can bypass the rule. If the client itself sets an entry, it can bypass
-//! the rule: for example, a client that leaves out its API key is not limited by a rule with this
-//! key. To prevent a bypass, add a catch-all rule that applies to all requests of the first rule,
-//! with a key that the client cannot leave out.
+//! the entries, no client can bypass the rule. A client that sets an entry itself can bypass the
+//! rule. For example, a rule whose key is the API key does not limit a client that leaves out its
+//! API key. To prevent a bypass, add a catch-all rule that applies to all requests of the first
+//! rule, with a key that the client cannot leave out.
 
 use super::{Pattern, Rule, pattern::Kind};
 

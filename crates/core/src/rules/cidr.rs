@@ -8,8 +8,8 @@ use super::RuleError;
 
 /// A set of IPv4 and IPv6 networks, disjoint and sorted, so that a lookup is a binary search.
 ///
-/// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) is treated as the IPv4 address, both in a
-/// network and in a value.
+/// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) is treated as the IPv4 address, in a network
+/// and in a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CidrSet(Box<[IpNet]>);
 

@@ -1,4 +1,4 @@
-//! Elastic limits: conditions under which a rule may exceed its limits.
+//! Elastic limits: conditions under which a rule is allowed to exceed its limits.
 
 use super::{RuleError, When};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     eval::{Charge, Limits},
 };
 
-/// The condition under which an elastic rule may exceed its limits.
+/// The condition under which an elastic rule is allowed to exceed its limits.
 #[derive(Clone, Debug)]
 pub enum Headroom {
     /// Conditions on the request, for entries that a trusted component sets.
@@ -39,7 +39,7 @@ impl UnusedShare {
         })
     }
 
-    /// Returns the name of the other rule.
+    /// Returns the name of the rule whose limits must be partly unused.
     #[must_use]
     pub fn rule(&self) -> &str {
         &self.rule

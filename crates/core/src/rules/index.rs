@@ -3,11 +3,11 @@
 //!
 //! An item is a rule, an entry of an allow list or an alternative in a long list of patterns. Each
 //! item is filed under a fact that must be true of a request for the item's conditions to hold.
-//! Such a fact is that an entry has a value; that a value begins with, ends with or contains some
-//! text; that an address is in a network; or that an entry is present. A lookup searches for each
-//! entry of the request, and only the items that it finds are evaluated. If an item can be filed
-//! under several facts, the index uses the fact that it shares with the fewest other items. For
-//! example, ten thousand rules with the same path and different customers are filed by customer.
+//! Examples of such facts are that a value equals a text, or begins with, ends with or contains it;
+//! that an address is in a network; and that an entry is present. A lookup searches for each entry
+//! of the request, and only the items that it finds are evaluated. If an item can be filed under
+//! several facts, the index uses the fact that it shares with the fewest other items. For example,
+//! ten thousand rules with the same path and different customers are filed by customer.
 //!
 //! An item without conditions, or with only negated conditions, cannot be filed, so it is evaluated
 //! for every request.

@@ -12,7 +12,8 @@
 /// The prefix of all keys of one rule, derived from the rule's name.
 pub(super) type Scope = [u8; 8];
 
-/// The first byte of every scope is at least this value. No UTF-8 text begins with such a byte.
+/// The first byte of every scope is at least this value. No UTF-8 text begins with a byte from this
+/// value on.
 const FIRST: u8 = 0xF8;
 
 /// The prefix that [`free_key`] adds to a key that could be mistaken for a rule's key.

@@ -150,9 +150,9 @@ impl Pattern {
         CidrSet::new(networks).map(|nets| Self(Kind::Cidr(nets)))
     }
 
-    /// Matches the path `text`, or the glob `text` if it contains a `*`. The comparison is as
-    /// tolerant as that of many web frameworks: it ignores letter case, trailing slashes, path
-    /// parameters (`;name=value`) and trailing encoded white space.
+    /// Matches the path `text`, or the glob `text` if it contains a `*`. As in many web frameworks,
+    /// the comparison ignores letter case, trailing slashes, path parameters (`;name=value`) and
+    /// trailing encoded white space.
     ///
     /// # Errors
     ///
@@ -306,14 +306,14 @@ impl Pattern {
     }
 }
 
-/// Compiles a regular expression such that it must match the whole value.
+/// Compiles a regular expression, and anchors it so that it must match the whole value.
 fn compile(hir: Hir) -> Result<Regex, RuleError> {
     let whole = Hir::concat(vec![Hir::look(Look::Start), hir, Hir::look(Look::End)]);
     let config = Regex::config()
         .nfa_size_limit(Some(bounds::MAX_REGEX_BYTES))
         .hybrid_cache_capacity(bounds::MAX_REGEX_BYTES)
-        // These two regex engines together take half of the compile time. They would gain little,
-        // because a request evaluates only a few expressions.
+        // These two regex engines together take half of the compile time. A faster engine would
+        // gain little, because a request evaluates only a few expressions.
         .dfa(false)
         .onepass(false);
     let built = Regex::builder().configure(config).build_from_hir(&whole);

@@ -265,8 +265,9 @@ fn distinct<T: Ord>(lengths: impl Iterator<Item = T>) -> Vec<T> {
     lengths
 }
 
-/// Returns the ways to file a pattern. Each way is a list of criteria such that every matching
-/// value meets at least one of them. Returns no ways for a pattern that can match an absent entry.
+/// Returns the ways to file a pattern. Each way is a list of criteria, and every matching value
+/// meets at least one criterion of each list. Returns no ways for a pattern that can match an
+/// absent entry.
 pub(super) fn ways_of(pattern: &Pattern) -> Vec<Vec<Criterion<'_>>> {
     match pattern.kind() {
         Kind::Exact(value) => vec![vec![Criterion::Value(value)]],

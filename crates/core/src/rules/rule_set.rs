@@ -174,7 +174,8 @@ impl RuleSet {
     ///   [`bounds::MAX_COUNT`].
     /// - More than [`bounds::MAX_CHARGES`] rules apply.
     /// - Finding the rules of the request takes more than [`bounds::MAX_EVALUATIONS`] pattern
-    ///   evaluations. This happens only if values were crafted to match parts of many patterns.
+    ///   evaluations. A request takes so many evaluations only if its values were crafted to match
+    ///   parts of many patterns.
     pub fn charges<'a>(
         &'a self,
         request: &Request<'_>,
@@ -226,10 +227,9 @@ impl RuleSet {
         is_allowed && buffers.work.check().is_ok()
     }
 
-    /// Returns the parent charges of the elastic rules in `charges`: how much of the parents'
-    /// limits is unused decides whether the elastic rules may exceed their own limits. So the
-    /// caller must read the parents before it decides `charges`. Returns `None` if no rule has a
-    /// parent, which is usual.
+    /// Returns the parent charges of the elastic rules in `charges`. An elastic rule may exceed its
+    /// own limits if enough of its parent's limits is unused. So the caller must read the parents
+    /// before it decides `charges`. Returns `None` if no rule has a parent, which is usual.
     #[must_use]
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {

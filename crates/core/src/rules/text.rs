@@ -123,8 +123,8 @@ fn is_plain(text: &str) -> bool {
         && !may_be_number(text)
 }
 
-/// Returns whether YAML could read `text` as a number or a date. An address such as `10.0.0.1` has
-/// too many dots for a number.
+/// Returns whether YAML could read `text` as a number or a date. Returns false for an address such
+/// as `10.0.0.1`, which has too many dots for a number.
 fn may_be_number(text: &str) -> bool {
     let is_numeric = |byte: u8| byte.is_ascii_hexdigit() || b"._-xXoO".contains(&byte);
     text.starts_with(|first: char| first.is_ascii_digit() || first == '.')

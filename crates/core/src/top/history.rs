@@ -16,7 +16,7 @@ pub struct GroupSummaries {
 /// A time slice that has ended, merged from the slices of all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosedSlice {
-    /// The exact totals over all rules; each request counts once.
+    /// The exact totals over all rules, in which each request counts once.
     pub total: Tally,
     /// The counts of each rule, by the [scope](crate::Rule::key_scope) of the rule.
     pub groups: BTreeMap<u64, GroupSummaries>,

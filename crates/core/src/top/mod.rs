@@ -1,5 +1,5 @@
-//! Top talkers: the keys with the most requests, denials or cost in the last minutes and hours.
-//! They are counted in bounded memory, with an error bound for every number.
+//! Top talkers: the keys with the most requests, denials or cost in the last minutes and hours. The
+//! numbers are counted in bounded memory, and each number has an error bound.
 //!
 //! ```text
 //! Recorder   one per worker: counts the decisions of the current minute
@@ -60,7 +60,7 @@ pub const MAX_TOP_KEYS: usize = 1_000;
 /// with the request. No rule has this scope.
 pub const NO_RULE: u64 = 0;
 
-/// The number of keys and the memory that the lists of top talkers may take.
+/// The maximum number of keys and bytes of the lists of top talkers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopBounds {
     /// The number of keys in each sketch. If `max_bytes` is large enough for all keys, no number in

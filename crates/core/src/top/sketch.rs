@@ -21,7 +21,7 @@ const UNUSED: Slot = Slot {
 #[derive(Clone, Debug)]
 pub struct Sketch {
     entries: Vec<Entry>,
-    /// The bytes of all keys, one after the other.
+    /// The concatenated bytes of all keys.
     keys: Vec<u8>,
     /// A hash table of the entries, with linear probing. The table is at most half full, and its
     /// length is a power of two.

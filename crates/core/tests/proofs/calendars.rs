@@ -29,8 +29,8 @@ fn date(zone: &TimeZone, micros: u64) -> Date {
     zone.to_datetime(instant).date()
 }
 
-/// Asserts that the window contains `now`, that the first and last instants of the window belong to
-/// the same window, and that the next window begins where this window ends.
+/// Asserts that the window of `now` contains `now`, and that the first and the last instant of this
+/// window have the same window. Also asserts that the next window begins where this window ends.
 fn assert_sound(calendar: &Calendar, now: u64) {
     let (start, end) = window(calendar, now);
     let name = format!("{calendar} at {now}: [{start}, {end})");

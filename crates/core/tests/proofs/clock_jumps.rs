@@ -349,8 +349,8 @@ fn leases_from_the_future_are_still_held() {
     }
 }
 
-/// If a slot's holder crashed while the clock was ahead, its slot becomes free one lease duration
-/// after the jump was detected, and not only one lease duration after the wrong instant.
+/// A holder that acquired a slot while the clock was ahead has crashed. Its slot becomes free one
+/// lease duration after the jump was detected, not after the wrong instant.
 #[test]
 fn a_lease_from_the_future_expires_in_time() {
     let (limits, store) = (two_at_once(), one_shard());

@@ -289,7 +289,7 @@ fn taken(store: &MemoryStore, limits: &Limits) -> Vec<Receipt> {
 }
 
 /// Fills the store with the sliding logs of other keys until no log can grow. Charges each key four
-/// times first, and then until the store has no room for its log.
+/// times. Afterwards, charges each key until the store has no room for its log.
 fn fill(store: &MemoryStore) {
     let log = Algorithm::SlidingWindowLog {
         limit: 100_000,

@@ -252,8 +252,8 @@ fn a_raise_from_five_to_ten_leaves_five() {
     }
 }
 
-/// Two servers share a store. One server has lower limits, and does not know the limits of the
-/// other server.
+/// Two servers share a store. The second server has lower limits, and does not know the limits of
+/// the first server.
 #[test]
 fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     let start = 1_700_000_000_000_000;

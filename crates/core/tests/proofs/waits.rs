@@ -22,8 +22,8 @@ proptest! {
 
     /// A queue with the maximum wait `longest` is compared with the same queue without a maximum
     /// wait. The queue with the maximum admits a request if the queue without a maximum admits it
-    /// with a delay of at most `longest`. A denied request changes nothing. It is admitted after
-    /// its wait, but not one microsecond earlier.
+    /// with a delay of at most `longest`. A denied request changes nothing. A denied request is
+    /// admitted after its wait, but not one microsecond earlier.
     #[test]
     fn a_wait_over_the_maximum_never_joins_the_queue(
         limit in strategies::plain_limit(Kind::Queue),
