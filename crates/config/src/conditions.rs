@@ -30,7 +30,7 @@ pub(crate) struct RawWhen<'n> {
 #[derive(Debug)]
 pub(crate) struct RawCondition<'n> {
     pub(crate) entry: &'n str,
-    /// The position of the pattern, whose key is the entry.
+    /// The position of the pattern in the file. Its key is the entry.
     pub(crate) place: Place,
     pub(crate) pattern: RawPattern<'n>,
 }

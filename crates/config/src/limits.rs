@@ -177,9 +177,9 @@ pub fn build(
     None
 }
 
-/// Returns whether a field is missing only because of a mistake that is already reported. This is
-/// the case if the file has the field, or the field `anchor` in place of `window`, but the value
-/// could not be read.
+/// Returns whether a field is missing only because of a mistake that is already reported. The
+/// mistake is already reported if the file has the field, or the field `anchor` in place of
+/// `window`, but its value could not be read.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }

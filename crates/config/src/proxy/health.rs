@@ -33,16 +33,16 @@ impl Default for Ejection {
 /// The settings of the active health checks of an upstream's endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// `path`: the path that a check requests; a response with a status from 200 to 399 is a good
-    /// check.
+    /// `path`: the path that a check requests. A check succeeds if the status of the response is
+    /// 200 to 399.
     pub path: Box<str>,
     /// `interval`: the time between two checks; default 5 s.
     pub interval: Duration,
     /// `timeout`: the timeout of a check, from connecting until the response head is received;
     /// default 1 s.
     pub timeout: Duration,
-    /// `healthy_after`: the number of consecutive good checks after which an endpoint is marked up,
-    /// 1 to 1,000; default 2.
+    /// `healthy_after`: the number of consecutive successful checks after which an endpoint is
+    /// marked up, 1 to 1,000; default 2.
     pub healthy_after: u32,
     /// `unhealthy_after`: the number of consecutive failed checks after which an endpoint is marked
     /// down, 1 to 1,000; default 3.

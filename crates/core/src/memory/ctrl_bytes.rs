@@ -78,7 +78,7 @@ impl CtrlBytes {
         std::mem::take(&mut self.0[slot])
     }
 
-    /// Extends the tags to at least `slots` slots.
+    /// Extends the array of tags to at least `slots` slots.
     pub(super) fn grow_to(&mut self, slots: usize) {
         let more = (slots + GROUP).saturating_sub(self.0.len());
         self.0.reserve_exact(more);

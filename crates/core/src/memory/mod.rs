@@ -414,7 +414,7 @@ impl MemoryStore {
         shard.block_on(key, now)
     }
 
-    /// Returns how long `block` of this store still lasts at `now`; `None` if it has no end.
+    /// Returns how long `block` of this store still lasts at `now`; `None` if the block has no end.
     ///
     /// Like [`Self::block`], this function uses the latest instant that the key's shard has seen if
     /// the clock was set back by at most 10 seconds. So directly after a key was blocked for a
@@ -449,8 +449,8 @@ impl MemoryStore {
         self.shards[self.shard_of(hash)].0.lock()
     }
 
-    /// Returns the index of the shard for a hash, from the top 8 bits. The hash table of a shard
-    /// does not use these bits.
+    /// Returns the index of the shard for a key with this hash, from the top 8 bits of the hash.
+    /// The hash table of a shard does not use these bits.
     #[inline]
     fn shard_of(&self, hash: u64) -> usize {
         // Eight bits fit in a usize, and the number of shards is a power of two up to 256.

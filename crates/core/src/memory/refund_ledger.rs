@@ -13,11 +13,12 @@ use crate::{
 
 /// The refund ledger of one shard.
 ///
-/// The ledger has a maximum size. When the ledger is full, it drops all shifts, and all conversions
-/// that no refund needs any more. After shifts were dropped, the refund of an earlier charge is
-/// computed from the elapsed time alone. Such a refund never returns too much, but sometimes too
-/// little. If the ledger is still more than half full, it is cleared. Charges before the clearing
-/// are not refunded at all, because the state of any key was possibly converted.
+/// The ledger has a maximum size. When the ledger is full, it drops all recorded shifts, and all
+/// records of conversions that no refund needs any more. After shifts were dropped, the refund of
+/// an earlier charge is computed from the elapsed time alone. Such a refund never returns too much,
+/// but sometimes too little. If the ledger is still more than half full, it is cleared. Charges
+/// before the clearing are not refunded at all, because the state of any key was possibly
+/// converted.
 #[derive(Debug, Default)]
 pub(super) struct RefundLedger {
     keys: HashMap<Box<[u8]>, LedgerEntry, RandomState>,
@@ -133,7 +134,8 @@ impl RefundLedger {
         now.checked_sub(shift(&charged.shifts))
     }
 
-    /// Removes the entry of `key`. Called when the state of the key is reset.
+    /// Removes the entry of `key`. The store calls this function when the state of the key is
+    /// reset.
     pub(super) fn forget(&mut self, key: &[u8]) {
         if let Some(entry) = self.keys.remove(key) {
             self.bytes -= entry_bytes(key, &entry);
@@ -266,7 +268,7 @@ mod tests {
     }
 
     /// If a ledger with a recorded conversion is cleared, the converted key is not known any more.
-    /// So every key counts as converted.
+    /// So the ledger reports every key as converted.
     #[test]
     fn a_full_ledger_with_a_conversion_refunds_no_earlier_charge() {
         for converted in [false, true] {

@@ -2,9 +2,9 @@
 //!
 //! A shard is locked for a few tens of nanoseconds. A parking lock takes longer than these
 //! nanoseconds just to find out that no thread is parked, whereas unlocking a spin lock is one
-//! plain store. A thread that finds the lock held waits twice as long after each attempt, so that
-//! it does not take the cache line from the holder. After a few attempts, the waiting thread yields
-//! the core, in case the holder was preempted.
+//! plain store. A thread that finds the lock taken doubles its pause after each attempt, so that it
+//! does not take the cache line from the thread that has the lock. After a few attempts, the
+//! waiting thread yields the core, in case the holder was preempted.
 
 #[cfg(loom)]
 use loom::sync;

@@ -8,8 +8,8 @@
 
 use super::{Pattern, Rule, pattern::Kind};
 
-/// The maximum number of candidate catch-all rules. If there are more, only the candidates with the
-/// fewest conditions are examined.
+/// The maximum number of candidate catch-all rules. If there are more candidates, only those with
+/// the fewest conditions are examined.
 const MAX_CATCH_ALL: usize = 1_000;
 
 /// A rule that a request can bypass by lacking an entry.

@@ -5,7 +5,7 @@
 //! | scope: 8 bytes, from the rule's name | length, 2 bytes | value | … | last value |
 //! ```
 //!
-//! Every value but the last has a length prefix, so that (`a:b`, `c`) and (`a`, `b:c`) have
+//! Every value except the last has a length prefix, so that (`a:b`, `c`) and (`a`, `b:c`) have
 //! different keys. The scope of a rule must be the same in every process and version, because keys
 //! are also stored in snapshots and shared with other nodes.
 
@@ -52,8 +52,8 @@ pub fn free_key_in<'a>(space: u8, key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a
     if space == 0 {
         return free_key(key, buffer);
     }
-    // The prefix is unambiguous: the second byte of an escaped free key and of a descriptor's key
-    // is never a valid space number.
+    // The prefix is unambiguous, because the second byte of an escaped free key or of a
+    // descriptor's key is never the number of a key space.
     buffer.clear();
     buffer.extend_from_slice(&[ESCAPE, space]);
     buffer.extend_from_slice(key);

@@ -30,7 +30,7 @@ pub(super) enum Literals {
 }
 
 /// Returns the required literals of all values that match `hir` as a whole, one element per kind of
-/// literals. Returns no elements if no literals are known.
+/// literals. Returns an empty list if no literals are known.
 pub(super) fn of(hir: &Hir) -> Vec<Literals> {
     let mut literals = Vec::new();
     let prefixes = extract(hir, ExtractKind::Prefix);

@@ -77,7 +77,8 @@ impl PartialEq for Expression {
 }
 
 impl Pattern {
-    /// Matches the value `text`, or, if `text` contains a `*`, the glob `text`.
+    /// Creates a pattern that matches the value `text` or, if `text` contains a `*`, the glob
+    /// `text`.
     ///
     /// In a pattern that begins with `/`, `*` matches any characters except `/`. In any other
     /// pattern, `*` matches any characters. In every pattern, `**` matches any characters. The
@@ -95,7 +96,7 @@ impl Pattern {
         Self::exact(text)
     }
 
-    /// Matches exactly the value `text`; stars have no special meaning.
+    /// Creates a pattern that matches exactly the value `text`. Stars have no special meaning.
     ///
     /// # Errors
     ///
@@ -113,9 +114,9 @@ impl Pattern {
         Ok(Self(Kind::Exact(text.into())))
     }
 
-    /// Matches values that match the regular expression `source` as a whole. To search inside the
-    /// value, put `.*` before and after the expression. Matching takes linear time for any
-    /// expression and value.
+    /// Creates a pattern that matches values that match the regular expression `source` as a whole.
+    /// To search inside the value, put `.*` before and after the expression. Matching takes linear
+    /// time for any expression and value.
     ///
     /// # Errors
     ///
@@ -140,8 +141,9 @@ impl Pattern {
         })))
     }
 
-    /// Matches IPv4 and IPv6 addresses in one of `networks`: `10.0.0.0/8`, `2001:db8::/32`,
-    /// `192.0.2.7`. An IPv4-mapped IPv6 address is treated as the IPv4 address.
+    /// Creates a pattern that matches IPv4 and IPv6 addresses in one of `networks`, such as
+    /// `10.0.0.0/8`, `2001:db8::/32` and `192.0.2.7`. An IPv4-mapped IPv6 address is treated as the
+    /// IPv4 address.
     ///
     /// # Errors
     ///
@@ -150,9 +152,9 @@ impl Pattern {
         CidrSet::new(networks).map(|nets| Self(Kind::Cidr(nets)))
     }
 
-    /// Matches the path `text`, or the glob `text` if it contains a `*`. As in many web frameworks,
-    /// the comparison ignores letter case, trailing slashes, path parameters (`;name=value`) and
-    /// trailing encoded white space.
+    /// Creates a pattern that matches the path `text` or, if `text` contains a `*`, the glob
+    /// `text`. As in many web frameworks, the comparison ignores letter case, trailing slashes,
+    /// path parameters (`;name=value`) and trailing encoded white space.
     ///
     /// # Errors
     ///
@@ -162,19 +164,19 @@ impl Pattern {
         Route::new(text).map(|route| Self(Kind::Route(route)))
     }
 
-    /// Matches any value, including the empty one, if the entry is present.
+    /// Creates a pattern that matches if the entry is present, with any value, even an empty one.
     #[must_use]
     pub fn present() -> Self {
         Self(Kind::Present)
     }
 
-    /// Matches if the entry is absent.
+    /// Creates a pattern that matches if the entry is absent.
     #[must_use]
     pub fn absent() -> Self {
         Self::present().negated()
     }
 
-    /// Matches if one of `patterns` matches.
+    /// Creates a pattern that matches if at least one of `patterns` matches.
     ///
     /// # Errors
     ///
@@ -201,7 +203,7 @@ impl Pattern {
         Self(Kind::Any(Alternatives::new(exact, others))).not_too_deep()
     }
 
-    /// Matches if all of `patterns` match.
+    /// Creates a pattern that matches if all of `patterns` match.
     ///
     /// # Errors
     ///
@@ -216,8 +218,8 @@ impl Pattern {
         }
     }
 
-    /// Matches if this pattern does not match. The negation of a pattern that requires a value
-    /// matches an absent entry.
+    /// Returns a pattern that matches if this pattern does not match. The negation of a pattern
+    /// that requires a value matches an absent entry.
     #[must_use]
     pub fn negated(self) -> Self {
         match self.0 {

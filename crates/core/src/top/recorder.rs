@@ -141,8 +141,8 @@ impl Recorder {
         self.closed.len()
     }
 
-    /// Returns the totals of all time slices of the recorder: the current one, and those not taken
-    /// yet.
+    /// Returns the totals of all time slices of the recorder: the current slice, and the ended
+    /// slices that were not taken yet.
     #[must_use]
     pub fn total(&self) -> Tally {
         let mut total = Tally::default();

@@ -159,8 +159,8 @@ proptest! {
         let (store, right) = (one_shard(), one_shard());
         let (_, now) = charge_all(&store, &rule, start, &before);
         charge_all(&right, &rule, start, &before);
-        // A key that expires before the wrong instant can be removed at the wrong instant, so skip
-        // this case.
+        // While the clock is ahead, the store can drop a key that has expired by then. So skip this
+        // case.
         let rest = ask(&right, &rule, now, 1, Effect::Look).reset_after.as_micros();
         if rest <= jump {
             return Ok(());
@@ -350,7 +350,7 @@ fn leases_from_the_future_are_still_held() {
 }
 
 /// A holder that acquired a slot while the clock was ahead has crashed. Its slot becomes free one
-/// lease duration after the jump was detected, not after the wrong instant.
+/// lease duration after the jump was detected, not after the future instant.
 #[test]
 fn a_lease_from_the_future_expires_in_time() {
     let (limits, store) = (two_at_once(), one_shard());

@@ -152,8 +152,8 @@ proptest! {
     ) {
         let (old, store) = (rule(&before), one_shard());
         // A server that knows the second server's limits keeps the number of spent units, and each
-        // unit takes as long to drain as under its own limits. A server that does not know them
-        // keeps the duration of the debt.
+        // unit takes as long to drain as under its own limits. A server that does not know the
+        // second server's limits keeps the duration of the debt.
         let known = known && lasts_as_long(&before, &after);
         let new = if known { successor(&after, &old) } else { rule(&after) };
         let now = walk(&old, &store, start, &asks, |_, _, _| Ok(()))?;

@@ -1,4 +1,4 @@
-//! Comparison of an answer with what the test vector expects of the operation, field by field.
+//! Comparison of an answer with the expectations in the test vector, field by field.
 
 use std::fmt::Display;
 
