@@ -185,36 +185,12 @@ pub fn start(
     let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
     let sockets = Sockets::bind(&config)?;
     let clock = Clock::real();
-    let store = memory(config.memory, config.snapshot.as_ref(), &clock)?;
-    let candidate = config.candidate.as_ref().map(read_candidate).transpose()?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
     let start_redis = |redis| RedisRuntime::start(redis, password);
-    let redis = config.redis.map(start_redis).transpose()?;
-    let backend = match &redis {
-        None => Backend::Memory(store),
-        Some(redis) => Backend::Redis(redis.fallback_store(store)),
-    };
-    let rules = match &candidate {
-        Some(candidate) => config.rules.with_extra_entries_of(&candidate.rules),
-        None => config.rules,
-    };
-    let limiter = ServerLimiter::new(rules, backend, clock.clone());
-    let key_mask = key_mask(&config.key_privacy, key_secret)?;
-    let recorder = config.record.map(|record| open_recorder(record, &key_mask));
-    let limiter = limiter
-        .with_trust(config.identity.trust.clone())
-        .with_key_mask(key_mask)
-        .with_recorder(recorder.transpose()?)
-        .with_top(config.top.0)
-        .with_denials(&config.denials);
-    let limiter = Arc::new(limiter);
-    limiter.set_candidate(candidate, config.memory);
-    if let Some(snapshot) = &config.snapshot {
-        limiter.snapshots().mark_configured();
-        try_snapshot(snapshot, &limiter);
-    }
+    let redis = config.redis.take().map(start_redis).transpose()?;
+    let limiter = build_limiter(&mut config, redis.as_ref(), &clock, key_secret)?;
     let quotas = Arc::<Quotas>::default();
     quotas.swap_rules(config.quotas, limiter.now());
     quotas.show_in(limiter.metrics());
@@ -267,6 +243,44 @@ pub fn start(
         shutdown: config.shutdown,
         snapshot: config.snapshot,
     })
+}
+
+/// Creates the limiter with the rules of `config`, which are taken out of it, and restores the
+/// counters from the snapshot. `key_secret` is the value of the environment variable that `privacy`
+/// names, if any.
+fn build_limiter(
+    config: &mut Config,
+    redis: Option<&RedisRuntime>,
+    clock: &Clock,
+    key_secret: Option<String>,
+) -> Result<Arc<ServerLimiter>, ServeError> {
+    let store = memory(config.memory, config.snapshot.as_ref(), clock)?;
+    let backend = match redis {
+        None => Backend::Memory(store),
+        Some(redis) => Backend::Redis(redis.fallback_store(store)),
+    };
+    let candidate = config.candidate.as_ref().map(read_candidate).transpose()?;
+    let rules = std::mem::take(&mut config.rules);
+    let rules = match &candidate {
+        Some(candidate) => rules.with_extra_entries_of(&candidate.rules),
+        None => rules,
+    };
+    let key_mask = key_mask(&config.key_privacy, key_secret)?;
+    let record = config.record.take();
+    let recorder = record.map(|record| open_recorder(record, &key_mask));
+    let limiter = ServerLimiter::new(rules, backend, clock.clone())
+        .with_trust(config.identity.trust.clone())
+        .with_key_mask(key_mask)
+        .with_recorder(recorder.transpose()?)
+        .with_top(config.top.0)
+        .with_denials(&config.denials);
+    let limiter = Arc::new(limiter);
+    limiter.set_candidate(candidate, config.memory);
+    if let Some(snapshot) = &config.snapshot {
+        limiter.snapshots().mark_configured();
+        try_snapshot(snapshot, &limiter);
+    }
+    Ok(limiter)
 }
 
 /// Returns the mask that determines whether keys are shown in plain text or hashed. `secret` is the
