@@ -94,7 +94,14 @@ impl Everything {
         let database = "crates/identity/tests/maxmind/GeoLite2-Country-Test.mmdb";
         fs::copy(repository().join(database), scratch.join("country.mmdb")).unwrap();
         let store = format!("store: {{redis: \"{}\", timeout: 2s}}\n", redis.url());
-        let server = Server::start_in(scratch, &format!("{EVERY_DOOR}{store}{EVERYTHING}"));
+        let candidate = scratch.write("candidate.yaml", "rules: [{name: next, limits: [1/d]}]\n");
+        let watched = format!(
+            "candidate: {{rules: {}}}\nrecord: {{to: {}}}\n",
+            candidate.display(),
+            scratch.join("requests.jsonl").display()
+        );
+        let config = format!("{EVERY_DOOR}{store}{watched}{EVERYTHING}");
+        let server = Server::start_in(scratch, &config);
         until_exact(&server);
         assert_eq!(server.check(&json!({"user": "u1"})).status, 200);
         for domain in ["shop", "unknown"] {

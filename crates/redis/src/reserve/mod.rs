@@ -81,9 +81,9 @@ impl RedisStore {
     ///
     /// - Limits that count denied requests refund nothing.
     /// - If the state was converted to other parameters after the charge, only leases are released.
-    /// After a reset of the key there is nothing to refund. However, a charge that another client
-    /// makes later at the same instant, or in the same window, cannot be distinguished from the
-    /// original, and is refunded instead.
+    /// - After a reset of the key there is nothing to refund. However, a charge that another client
+    ///   makes later at the same instant, or in the same window, cannot be distinguished from the
+    ///   original, and is refunded instead.
     /// - More than a minute after the charge, a GCRA limit refunds only units that cannot have
     ///   drained in the elapsed time.
     ///
