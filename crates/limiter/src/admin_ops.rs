@@ -32,8 +32,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns how long `block` still lasts, by the clock of the store that determined its end;
-    /// `None` if the block has no end.
+    /// Returns how long `block` still lasts, measured by the clock of the store that holds the
+    /// block. Returns `None` if the block has no end.
     ///
     /// # Errors
     ///
@@ -45,8 +45,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the current time of the clock by which blocks end: the clock of Redis, or the clock
-    /// of this server.
+    /// Returns the current time of the clock that determines when blocks end: the clock of Redis,
+    /// or the clock of this server.
     ///
     /// # Errors
     ///
@@ -58,16 +58,16 @@ impl ServerLimiter {
         }
     }
 
-    /// Blocks `key` for `span`, or until it is unblocked. Returns false and changes nothing if
-    /// there are too many blocks.
+    /// Blocks `key` for `span`; without a span, the key stays blocked until it is unblocked.
+    /// Returns false and changes nothing if there are too many blocks.
     ///
-    /// With Redis, a local copy that does not fit is only logged, because the block is in effect on
-    /// every node that reaches Redis.
+    /// With Redis, the block also has a local copy. If the copy does not fit, this is only logged,
+    /// because the block is in effect on every node that reaches Redis.
     ///
     /// # Errors
     ///
-    /// Fails if the blocks are in Redis and Redis did not confirm the change, which may or may not
-    /// have been made.
+    /// Fails if the blocks are in Redis and Redis did not confirm the change. The change may or may
+    /// not have been made.
     pub async fn block<'a>(
         &self,
         key: &[u8],
@@ -81,7 +81,7 @@ impl ServerLimiter {
         if !redis_store.store().block(key, span, note).await? {
             return Ok(false);
         }
-        // Blocks are listed from Redis, so the local copy needs no rule.
+        // Blocks are listed from Redis, so the local copy does not need the name of the rule.
         if !redis_store.block_locally(key, span, note.reason, self.now()) {
             tracing::warn!(
                 rule = note.rule.map(|rule| &*rule.name),
@@ -92,12 +92,12 @@ impl ServerLimiter {
         Ok(true)
     }
 
-    /// Removes the block on `key`. Returns true if there was one.
+    /// Removes the block on `key`. Returns true if the key was blocked.
     ///
     /// # Errors
     ///
-    /// Fails if the blocks are in Redis and Redis did not confirm the change, which may or may not
-    /// have been made.
+    /// Fails if the blocks are in Redis and Redis did not confirm the change. The change may or may
+    /// not have been made.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
         let Some(redis_store) = self.redis_store() else {
             return Ok(self.local_store().unblock(key, self.now()));
@@ -109,13 +109,13 @@ impl ServerLimiter {
         Ok(was_blocked)
     }
 
-    /// Resets the counters of `key`. The result is true if there were any counters, and is ready at
-    /// once if there is no Redis. A block on the key stays.
+    /// Resets the counters of `key`. The result is true if there were any counters. Without Redis,
+    /// the result is ready at once. A block on the key stays in effect.
     ///
     /// # Errors
     ///
-    /// Fails if the counters are in Redis and Redis did not confirm the change, which may or may
-    /// not have been made.
+    /// Fails if the counters are in Redis and Redis did not confirm the change. The change may or
+    /// may not have been made.
     pub fn reset(
         &self,
         key: &[u8],
@@ -124,7 +124,7 @@ impl ServerLimiter {
             return MaybeReady::Ready(Ok(self.local_store().reset(key)));
         };
         MaybeReady::Pending(async move {
-            // If Redis does not confirm the change, the local counters stay as well.
+            // If Redis does not confirm the change, the local counters are kept as well.
             let had_counters = redis_store.store().reset(key).await?;
             self.local_store().reset(key);
             redis_store.forget_denials();
@@ -132,9 +132,9 @@ impl ServerLimiter {
         })
     }
 
-    /// Returns the state of the limits without charging. With [`Effect::Look`], this is the current
-    /// state, which ignores the cost and blocks. With [`Effect::Peek`], it is the outcomes that a
-    /// charge would have now. With [`Effect::Peek`] a blocked key has no outcomes.
+    /// Returns the state of the limits without charging them. With [`Effect::Look`], the result is
+    /// the current state, regardless of the cost and of blocks. With [`Effect::Peek`], the result
+    /// is the outcomes that a charge would have now, and is empty for a blocked key.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
-//! Blocks in relation to the current rules.
+//! Compares blocks with the current rules.
 //!
 //! A block is identified by its key, which contains a hash of the rule's name. So a block stays in
-//! the store when its rule is renamed, removed or given another key. Such a block is inactive,
+//! the store when its rule is renamed, removed or given another key. The block is then inactive,
 //! because no request has its key, except for requests with equal values of other entries.
 
 use std::collections::BTreeMap;
@@ -23,13 +23,14 @@ pub struct BlockedKey<'a> {
 }
 
 impl<'a> BlockedKey<'a> {
-    /// Decodes the key of `block` under the current rule, or else under the rule as it was when the
-    /// block was made.
+    /// Decodes the key of `block` under the current rule. If the current rule does not match,
+    /// decodes the key under the rule as it was when the block was made.
     #[must_use]
     pub fn of(block: &'a Block, rules: &'a RuleSet) -> Self {
         let rule = rules.rule_of(&block.key);
         let former = block.rule.as_ref();
-        // Under another key, the bytes would decode to values of other entries, or to wrong values.
+        // If the rule has another key now, the bytes would decode to values of other entries, or to
+        // wrong values.
         let has_same_key = former.is_none_or(|former| {
             rule.is_some_and(|rule| rule.key().eq(former.key.iter().map(|entry| &**entry)))
         });
@@ -48,14 +49,15 @@ impl<'a> BlockedKey<'a> {
         Self {
             rule: name.or_else(|| rule.map(tidegate_core::Rule::name)),
             values: block.values(),
-            // A key of a limit that was sent with a request needs no rule.
+            // The key of a limit that was sent with a request belongs to no rule, so its block is
+            // never inactive.
             inactive: block.is_of_rule().then_some(inactive),
         }
     }
 }
 
-/// The number of blocks that are inactive because their rule no longer exists or has another key,
-/// by the name of the rule; `None` if the name is not known.
+/// The number of inactive blocks, by the name of the rule; the name is `None` if it is not known. A
+/// block is inactive if its rule no longer exists or has another key.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
 
@@ -63,7 +65,7 @@ pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
 const MAX_NAMED: usize = 10;
 
 impl InactiveBlocks {
-    /// Describes the blocks and what to do about them; `None` if there are none.
+    /// Describes the inactive blocks and what to do about them; `None` if there are no such blocks.
     #[must_use]
     pub fn advice(&self) -> Option<String> {
         let blocks: usize = self.0.values().sum();

@@ -1,10 +1,11 @@
-//! A cache of values that take longer to build than a decision, such as the limits of a request.
+//! A cache of values that take longer to build than a decision takes, such as the limits of a
+//! request.
 
 use std::hash::{BuildHasher as _, Hash};
 
 use foldhash::fast::RandomState;
 
-/// The number of entries of a set.
+/// The number of entries in a set of the cache.
 const WAYS: usize = 4;
 
 /// A set-associative cache: each key belongs to one set of [`WAYS`] entries, and a new key replaces
@@ -107,7 +108,7 @@ mod tests {
         assert!(entries.sum::<usize>() <= 16);
     }
 
-    /// Up to four keys are cached together, even if all four keys belong to one set.
+    /// Up to four keys are cached together, even if all four belong to one set.
     #[test]
     fn a_cached_value_is_not_built_again_and_an_error_is_not_cached() {
         let mut cache = BuildCache::new(WAYS);

@@ -11,7 +11,7 @@ use tidegate_redis::StoreError;
 
 use crate::ServerLimiter;
 
-/// How a request would be decided.
+/// An explanation of how a request would be decided.
 #[derive(Debug)]
 pub struct Explanation<'r> {
     /// Whether the request would be admitted.
@@ -24,18 +24,17 @@ pub struct Explanation<'r> {
     pub exactness: Exactness,
     /// The component that would decide.
     pub source: Source,
-    /// The item of the allow list that the request matches. Such a request is not charged by any
-    /// rule.
+    /// The item of the allow list that the request matches. No rule charges such a request.
     pub allowed_by: Option<&'r When>,
     /// The charges that the rules would make, in the order of the rules.
     pub charges: Vec<ExplainedCharge<'r>>,
     /// The time of the decision.
     pub now: Timestamp,
-    /// The time by the clock that determines the ends of blocks.
+    /// The time of the clock that determines when blocks end.
     pub block_now: Timestamp,
 }
 
-/// How one rule would decide the request.
+/// An explanation of how one rule would decide the request.
 #[derive(Debug)]
 pub struct ExplainedCharge<'r> {
     /// The rule.
@@ -52,9 +51,10 @@ pub struct ExplainedCharge<'r> {
     pub standing: Vec<Outcome>,
     /// The outcome that each limit would have. The list is empty if no limit would be evaluated.
     pub next: Vec<Outcome>,
-    /// The block of the key.
+    /// The block on the key.
     pub block: Option<Block>,
-    /// Whether the rule would admit the request. A shadow rule admits it nevertheless.
+    /// Whether the rule would admit the request. A shadow rule that would deny the request still
+    /// lets it pass.
     pub allowed: bool,
     /// The reason why the rule would deny the request.
     pub reason: Option<Reason>,
@@ -67,7 +67,7 @@ pub struct ExplainedCharge<'r> {
 /// The reason why a request cannot be explained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExplainError {
-    /// A check would reject the request too.
+    /// A check would reject the request, too.
     Request(RequestError),
     /// Redis cannot be queried for blocks.
     Store(StoreError),
@@ -95,9 +95,8 @@ struct Evaluation<'c> {
 
 impl ServerLimiter {
     /// Returns how `request` would be decided now under `rules`, and why. Charges nothing.
-    ///
-    /// The decision is made as for a check, with the same charges, store and fallback policy,
-    /// except that no cached denial is used.
+    /// The decision is made as for a check: with the same charges, store and fallback policy. The
+    /// only difference is that no cached denial is used.
     ///
     /// # Errors
     ///
@@ -124,8 +123,8 @@ impl ServerLimiter {
             let mut source = peeked.verdict.source;
             let (reason, retry_after, next) = match next {
                 Some(next) => (denial_of(&next), longest_wait(&next), next),
-                // A block, the store or a fallback policy has decided the whole request, so
-                // evaluate this charge alone.
+                // A block, the store or a fallback policy has decided the whole request, so this
+                // charge is evaluated alone.
                 None => {
                     let alone = self.evaluate(&[*charge], now, Effect::Peek).await;
                     let verdict = alone.verdict;
@@ -200,7 +199,7 @@ impl ServerLimiter {
         };
         let decision = Store::decide(self, request, &mut outcomes).await;
         let verdict = decision.verdict(&decided, &outcomes);
-        // The store has removed the charges that a fallback policy has decided.
+        // The store has removed the charges for which a fallback policy has decided.
         let mut rest = outcomes.as_slice();
         let of_charge = |charge: &Charge<'_>| {
             decided.iter().find(|decided| decided.key == charge.key)?;

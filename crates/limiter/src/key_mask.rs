@@ -8,34 +8,36 @@ use ring::{
     rand::SystemRandom,
 };
 
-/// The bytes of a hash that are shown. With 64 bits, two of a million keys share a hash with a
-/// probability of about 3 in 100,000,000.
+/// The number of bytes of a hash that are shown. With these 64 bits, the probability that any two
+/// of a million keys have the same hash is about 3 in 100,000,000.
 const SHOWN_BYTES: usize = 8;
 
-/// Shows the values of keys, plain or hashed.
+/// A mask that shows the values of keys unchanged or hashed.
 #[derive(Clone, Default)]
 pub struct KeyMask(Option<hmac::Key>);
 
-/// The operating system has no random bytes for the secret of the hash.
+/// An error that means that the operating system provides no random bytes for the secret of the
+/// hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the operating system provides no random bytes; set `privacy.secret_env`")]
 pub struct NoRandomBytes;
 
 impl KeyMask {
-    /// Shows values unchanged.
+    /// Creates a mask that shows values unchanged.
     #[must_use]
     pub fn plain() -> Self {
         Self(None)
     }
 
-    /// Shows values as their HMAC-SHA256 under `secret`. Equal secrets give equal hashes, in every
-    /// process.
+    /// Creates a mask that shows values as their HMAC-SHA256 under `secret`. Equal secrets give
+    /// equal hashes in every process.
     #[must_use]
     pub fn hashed(secret: &[u8]) -> Self {
         Self(Some(hmac::Key::new(HMAC_SHA256, secret)))
     }
 
-    /// Shows values hashed under a random secret, so that the hashes differ in each process.
+    /// Creates a mask that hashes values under a random secret, so that the hashes differ in each
+    /// process.
     ///
     /// # Errors
     ///
@@ -51,8 +53,8 @@ impl KeyMask {
         self.0.is_some()
     }
 
-    /// Returns `value` as it may be shown: unchanged, or as `hash:` and 16 hexadecimal digits. The
-    /// hash of a value is the same in every rule and at every place of a key.
+    /// Returns the form in which `value` may be shown: unchanged, or as `hash:` and 16 hexadecimal
+    /// digits. A value has the same hash in every rule, and at every position of a key.
     #[must_use]
     pub fn value<'v>(&self, value: &'v str) -> Cow<'v, str> {
         match &self.0 {
@@ -61,8 +63,8 @@ impl KeyMask {
         }
     }
 
-    /// Works like [`Self::value`] for a value that need not be UTF-8. Different values have
-    /// different hashes, even if they are equal after a lossy conversion to text.
+    /// Works like [`Self::value`], for a value that need not be UTF-8. Different values have
+    /// different hashes, even if a lossy conversion to text would make them equal.
     #[must_use]
     pub fn bytes<'v>(&self, value: &'v [u8]) -> Cow<'v, [u8]> {
         match &self.0 {
@@ -100,8 +102,8 @@ mod tests {
 
     #[test]
     fn a_hash_is_the_beginning_of_an_hmac_sha256() {
+        // The expected hash is the output of this command (RFC 4231, test case 2):
         // printf what\ do\ ya\ want\ for\ nothing\? | openssl dgst -sha256 -hmac Jefe
-        // (RFC 4231, test case 2)
         let mask = KeyMask::hashed(b"Jefe");
         assert_eq!(
             mask.value("what do ya want for nothing?"),

@@ -1,8 +1,8 @@
-//! The limiter that all listeners share: the current rules, one store, one clock.
+//! The limiter that all listeners share. It consists of the current rules, one store and one clock.
 //!
-//! A decision may need a call to Redis, so its result is a [`MaybeReady`]: ready if the memory
-//! store decides, or if no call to Redis is needed. A caller that is not async takes a result that
-//! is ready, and leaves a pending result to a task.
+//! A decision may need a call to Redis, so its result is a [`MaybeReady`]. The result is ready if
+//! the memory store decides, or if no call to Redis is needed. A caller that is not async uses a
+//! ready result at once, and passes a pending result to a task.
 
 mod admin_ops;
 pub mod blocks;
@@ -60,12 +60,12 @@ pub struct DecisionRequest<'a> {
     pub now: Timestamp,
     /// The effect of the decision: for example to charge, or only to peek.
     pub effect: Effect,
-    /// The time limit for Redis, if it is shorter than the configured maximum.
+    /// The timeout of Redis for this decision, if it is shorter than the configured timeout.
     pub within: Option<Duration>,
 }
 
 impl<'a> DecisionRequest<'a> {
-    /// Returns the request to a store. `charges` is a copy of [`Self::charges`].
+    /// Returns the request for a store. `charges` is a copy of [`Self::charges`].
     fn in_store<'q>(
         &self,
         charges: &'q mut Vec<Charge<'a>>,
@@ -82,7 +82,7 @@ impl<'a> DecisionRequest<'a> {
     }
 }
 
-/// A decided request that carried its limits, for [`ServerLimiter::observe_throttle`].
+/// A decided request that was sent with its own limits, for [`ServerLimiter::observe_throttle`].
 #[derive(Clone, Copy, Debug)]
 pub struct ThrottledRequest<'a> {
     /// The charge.
@@ -93,7 +93,7 @@ pub struct ThrottledRequest<'a> {
     pub now: Timestamp,
 }
 
-/// The limiter that all listeners share. A process has one, behind an [`Arc`].
+/// The limiter that all listeners share. A process has one limiter, behind an [`Arc`].
 #[derive(Debug)]
 pub struct ServerLimiter {
     rules: ArcSwap<RuleSet>,
@@ -139,13 +139,13 @@ impl ServerLimiter {
         Self { trust, ..self }
     }
 
-    /// Sets how the values of keys are shown in lists of keys.
+    /// Sets whether lists of keys show the values of keys unchanged or hashed.
     #[must_use]
     pub fn with_key_mask(self, key_mask: KeyMask) -> Self {
         Self { key_mask, ..self }
     }
 
-    /// Returns how the values of keys are shown in lists of keys.
+    /// Returns the mask that determines whether lists of keys show values unchanged or hashed.
     #[must_use]
     pub fn key_mask(&self) -> &KeyMask {
         &self.key_mask
@@ -190,7 +190,8 @@ impl ServerLimiter {
         self.recorder.as_ref()
     }
 
-    /// Returns how client addresses are trusted and normalised.
+    /// Returns the settings that determine which client addresses are trusted and how they are
+    /// normalised.
     #[must_use]
     pub fn trust(&self) -> &Trust {
         &self.trust
@@ -229,7 +230,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the memory store of this process. With Redis it is the fallback for when Redis is
+    /// Returns the memory store of this process. With Redis, it is the fallback while Redis is
     /// unreachable. To decide a request, use the limiter itself as a [`Store`].
     #[must_use]
     pub fn local_store(&self) -> &MemoryStore {
@@ -248,14 +249,14 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the health of this store's snapshots.
+    /// Returns the health of the snapshots of the memory store.
     #[must_use]
     pub fn snapshots(&self) -> &SnapshotHealth {
         &self.snapshots
     }
 
-    /// Returns whether a block that is added now would survive a restart of this process: with
-    /// Redis, and with working snapshots.
+    /// Returns whether a block that is added now would survive a restart of this process. This is
+    /// the case with Redis, or if snapshots are configured and the last one was written.
     #[must_use]
     pub fn keeps_blocks(&self) -> bool {
         self.redis_store().is_some() || self.snapshots.is_kept()
@@ -310,20 +311,20 @@ impl ServerLimiter {
         }
     }
 
-    /// Does the same as [`Self::observe`] and [`Self::audit`].
+    /// Calls both [`Self::observe`] and [`Self::audit`].
     pub fn observe_and_audit(&self, audited: AuditedRequest<'_>, verdict: &Verdict<'_>) {
         self.observe(audited.listener, audited.decided, verdict);
         self.audit(audited, verdict);
     }
 
-    /// Audits the entries of a request answered with `verdict`, so that entries that no rule uses
-    /// are reported.
+    /// Audits the entries of a request that was answered with `verdict`, so that entries that no
+    /// rule uses are reported.
     pub fn audit(&self, audited: AuditedRequest<'_>, verdict: &Verdict<'_>) {
         self.audit.load().observe(audited, verdict, &self.metrics);
     }
 
-    /// Counts a decision on a limit that was sent with the request, which `listener` is about to
-    /// return.
+    /// Counts a decision on a limit that was sent with the request; `listener` is about to return
+    /// the decision.
     pub fn observe_throttle(
         &self,
         listener: ListenerKind,
@@ -337,16 +338,16 @@ impl ServerLimiter {
     }
 
     /// Prefetches the memory of keys that are about to be decided in sequence; see
-    /// [`MemoryStore::prefetch`]. Does nothing with Redis.
+    /// [`MemoryStore::prefetch`]. Has no effect with Redis.
     pub fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
         if let Backend::Memory(store) = &self.backend {
             store.prefetch(keys);
         }
     }
 
-    /// Decides `request`. The result is ready if it needs no call to Redis. Clears and fills
-    /// `outcomes`, a buffer that the caller can reuse. `outcomes` stays empty if the fallback
-    /// policy `open` or `closed` decides.
+    /// Decides `request`. The result is ready if it needs no call to Redis. Clears `outcomes`, a
+    /// buffer that the caller can reuse, and fills it with the outcomes. `outcomes` stays empty if
+    /// the fallback policy `open` or `closed` decides.
     pub fn decide(
         &self,
         request: DecisionRequest<'_>,
@@ -381,8 +382,8 @@ impl ServerLimiter {
         MaybeReady::Pending(self.decide_by_call(redis_store, request, outcomes))
     }
 
-    /// Decides `request` like [`Self::decide`], which has just returned a pending result that the
-    /// caller could not keep. Does not search the denial cache again.
+    /// Decides `request` after [`Self::decide`] has just returned a pending result that the caller
+    /// could not keep. Works like that method, but does not search the denial cache again.
     pub async fn decide_after_pending(
         &self,
         request: DecisionRequest<'_>,
@@ -416,12 +417,12 @@ impl ServerLimiter {
         decided
     }
 
-    /// Works like [`Self::decide`], but returns an error instead of applying the fallback policy
-    /// when Redis fails.
+    /// Works like [`Self::decide`], except that an error of Redis is returned instead of applying
+    /// the fallback policy.
     ///
     /// # Errors
     ///
-    /// Returns the error of Redis. Nothing was decided.
+    /// Returns the error of Redis. No decision was made.
     pub async fn decide_or_fail(
         &self,
         request: DecisionRequest<'_>,
@@ -455,7 +456,7 @@ impl ServerLimiter {
     }
 
     /// Counts a decision on `charges` for the lists of top talkers. `outcomes` are the outcomes of
-    /// their limits, or empty.
+    /// the charges' limits, or empty.
     #[inline]
     fn record_keys(
         &self,
@@ -465,7 +466,7 @@ impl ServerLimiter {
         outcomes: &[Outcome],
     ) {
         let Some(top) = &self.top else { return };
-        // Envoy's rate limit service has statistics of its own.
+        // Envoy's rate limit service has its own statistics.
         if charges
             .first()
             .is_some_and(|charge| !charge.key.starts_with(&DESCRIPTOR_KEY))
@@ -474,7 +475,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Awaits `decided` and, for sampled decisions, records the latency.
+    /// Awaits `decided`. If the decision is sampled, records its latency.
     async fn with_latency<T>(&self, decided: impl IntoFuture<Output = T>) -> T {
         let began = self.sample_start();
         let decided = decided.await;
@@ -498,7 +499,7 @@ impl ServerLimiter {
         decided
     }
 
-    /// Decides with the memory store and, for sampled decisions, records the latency.
+    /// Decides with the memory store. If the decision is sampled, records its latency.
     fn check_in_memory(
         &self,
         store: &MemoryStore,
@@ -525,8 +526,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Encodes a key as [`Self::throttle_key_in`] does for database 0, which `/v1/throttle` uses
-    /// too.
+    /// Encodes a key in the same way as [`Self::throttle_key_in`] does for database 0.
+    /// `/v1/throttle` uses this database, too.
     ///
     /// # Errors
     ///
@@ -539,7 +540,7 @@ impl ServerLimiter {
     }
 
     /// Encodes `key` as the store key of a limit that is sent with the request, in the given
-    /// database of the Redis protocol. The result can never equal the key of a rule. `buffer` is
+    /// database of the Redis protocol. The result never equals the key of a rule. `buffer` can be
     /// reused between calls.
     ///
     /// # Errors
@@ -569,7 +570,8 @@ impl ServerLimiter {
 pub struct Database(u8);
 
 impl Database {
-    /// Returns the database with this number, or `None` unless it is from 0 to 15, as in Redis.
+    /// Returns the database with this number. Returns `None` if the number is not from 0 to 15, as
+    /// in Redis.
     #[must_use]
     pub fn new(number: i64) -> Option<Self> {
         let number = u8::try_from(number).ok()?;
@@ -583,11 +585,11 @@ impl Database {
     }
 }
 
-/// The maximum length in bytes of a key of a limit that is sent with the request. The encoding of a
-/// key may add one byte, or two bytes in databases other than 0.
+/// The maximum length in bytes of the key of a limit that is sent with the request. The encoding of
+/// the key may add one byte, or two bytes in databases other than 0.
 pub const MAX_THROTTLE_KEY_BYTES: usize = tidegate_core::bounds::MAX_KEY_BYTES - 1;
 
-/// Wraps the single limit of a throttle request, which has no rule.
+/// Wraps the single limit of a throttle request into limits. A throttle request has no rule.
 ///
 /// # Errors
 ///

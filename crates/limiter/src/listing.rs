@@ -8,10 +8,10 @@ use crate::ServerLimiter;
 /// A page of the keys of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyListing {
-    /// The keys, as charged. With Redis, a key may occur on two pages.
+    /// The keys, in the form in which they were charged. With Redis, a key may occur on two pages.
     pub keys: Vec<Vec<u8>>,
-    /// The position of the next page; `None` after the last page. A page that is not the last may
-    /// have few keys or none.
+    /// The position of the next page; `None` after the last page. A page before the last one can
+    /// have few keys, or none.
     pub next: Option<String>,
 }
 
@@ -31,9 +31,9 @@ impl From<StoreError> for ListError {
 }
 
 impl ServerLimiter {
-    /// Returns about `most` keys of `rule` that the store holds, from the position `after` on, or
-    /// from the beginning. The work of one call is bounded: a call visits at most 16,384 slots of
-    /// the memory store, or sends at most 100 `SCAN` commands to Redis.
+    /// Returns about `most` keys of `rule` that the store holds. The listing continues at the
+    /// position `after`, or starts at the beginning. The work of one call is bounded: a call visits
+    /// at most 16,384 slots of the memory store, or sends at most 100 `SCAN` commands to Redis.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl ServerLimiter {
     ) -> Result<KeyListing, ListError> {
         let scope = rule.key_prefix();
         let Some(redis_store) = self.redis_store() else {
-            // Each process has its own hashes, so the position names the process.
+            // The hashes differ in each process, so a position contains the id of the process.
             let process = self.metrics.started().as_micros();
             let from = after.map(|after| parse_cursor(after, process));
             let from = from.transpose()?.unwrap_or_default();
@@ -67,7 +67,7 @@ impl ServerLimiter {
     }
 }
 
-/// Writes a position in the memory store: `PROCESS.SHARD.HASH`, in hexadecimal digits.
+/// Formats a position in the memory store as `PROCESS.SHARD.HASH`, in hexadecimal digits.
 fn write_cursor(KeyCursor { shard, hash }: KeyCursor, process: u64) -> String {
     format!("{process:x}.{shard:x}.{hash:x}")
 }
@@ -86,7 +86,7 @@ fn parse_cursor(text: &str, process: u64) -> Result<KeyCursor, ListError> {
         .ok_or(ListError::Position)
 }
 
-/// Writes a position in Redis: `CURSOR`, or `CURSOR@SERVER` in a cluster.
+/// Formats a position in Redis as `CURSOR`, or as `CURSOR@SERVER` in a cluster.
 fn write_position(ScanPosition { server, cursor }: &ScanPosition) -> String {
     match server.as_str() {
         "" => cursor.to_string(),

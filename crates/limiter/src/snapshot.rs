@@ -4,10 +4,10 @@
 //! magic │ length, checksum, bytes of part 0 │ … of part 1 │ … │ length 0
 //! ```
 //!
-//! A snapshot is written to a temporary file and renamed into place, so a reader sees either the
-//! old or the new snapshot, never a partial file. Each part has a CRC-32. All checksums and records
-//! are verified before the first record is restored. A truncated or corrupted file is renamed and
-//! kept, and the store starts empty.
+//! A snapshot is written to a temporary file and renamed into place. So a reader sees either the
+//! old or the new snapshot, never a partial file. Each part has a CRC-32 checksum. All checksums
+//! and records are verified before the first record is restored. A truncated or corrupted file is
+//! renamed and kept, and the store starts empty.
 
 use std::{
     ffi::OsString,
@@ -38,13 +38,13 @@ pub enum RestoreOutcome {
 /// The interval between log records for a failure that persists.
 const REMIND_EVERY: Span = Span::from_secs(3_600);
 
-/// Advice for a snapshot that cannot be written. The advice lists several causes, because some
-/// errors of the file system do not identify the cause.
+/// The advice for a snapshot that cannot be written. It lists several causes, because some errors
+/// of the file system do not identify the cause.
 const ADVICE: &str = "check that the folder exists, that the server may write to it and that the disk has space; \
     the server retries, so no restart is needed";
 
-/// The status of the snapshots, and the error if they fail. Snapshots let the counters of this
-/// process survive a restart.
+/// The status of the snapshots, with the error if they fail. Because of snapshots, the counters of
+/// this process survive a restart.
 #[derive(Debug, Default)]
 pub struct SnapshotHealth(Mutex<Health>);
 
@@ -61,14 +61,14 @@ struct Failure {
     since: Timestamp,
     attempts: u64,
     logged_at: Timestamp,
-    /// Whether only the check at the start has failed so far, and no write.
+    /// Whether only the check at startup has failed so far, and no write has failed.
     is_trial: bool,
 }
 
 /// The log record to write about a failed snapshot.
 #[derive(Debug, PartialEq, Eq)]
 enum Report {
-    /// The first failure, or a different error than before.
+    /// The first failure, or an error that differs from the previous error.
     News,
     /// The same error has persisted for an hour since it was last logged.
     Reminder { attempts: u64, since: Timestamp },
@@ -81,7 +81,7 @@ impl SnapshotHealth {
     }
 
     /// Records a failure to write the snapshot at `now`. Logs the failure if the error is new, and
-    /// then once an hour.
+    /// once an hour while the error persists.
     pub fn fail(&self, error: &str, now: Timestamp) {
         match self.note_failure(error, now) {
             Some(Report::News) => tracing::error!(
@@ -95,8 +95,8 @@ impl SnapshotHealth {
         }
     }
 
-    /// Records that the check at the start failed, which the caller has logged. The first failed
-    /// write is still logged.
+    /// Records that the check at startup failed. The caller has logged this failure. The first
+    /// failed write will still be logged.
     pub fn fail_at_start(&self, error: String, now: Timestamp) {
         self.lock().failure = Some(Failure {
             error,
@@ -142,8 +142,8 @@ impl SnapshotHealth {
         }
     }
 
-    /// Describes the current snapshot failure, if there is one: the error, its start, and what to
-    /// do.
+    /// Describes the current snapshot failure, if there is one: the error, when it began, and how
+    /// to fix it.
     #[must_use]
     pub fn problem(&self, now: Timestamp) -> Option<String> {
         let health = self.lock();
@@ -183,7 +183,7 @@ fn seconds(span: Span) -> u64 {
     span.as_micros() / 1_000_000
 }
 
-/// Atomically writes the content of `store` at `now` to the file at `path`.
+/// Atomically writes the content of `store` at the time `now` to the file at `path`.
 ///
 /// Each shard of the store is locked only while it is copied.
 ///
@@ -194,7 +194,7 @@ pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> 
     let draft = beside(path, ".draft");
     let written = write_all(store, &draft, now).and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
-        // The first error is reported, so an error of the cleanup is ignored.
+        // An error of the cleanup is ignored, because the first error is reported.
         let _ = fs::remove_file(&draft);
     }
     written
@@ -211,12 +211,12 @@ pub fn try_out(path: &Path) -> io::Result<()> {
     fs::remove_file(trial)
 }
 
-/// Restores the file at `path` into `store`. If the file was written while the clock was well ahead
-/// of `now`, its keys and blocks are moved back by the difference.
+/// Restores the file at `path` into `store`. The clock may have been far ahead of `now` when the
+/// file was written. In this case, the keys and blocks are moved back by the difference.
 ///
 /// # Errors
 ///
-/// Returns the error of the file system. A corrupt file is not an error; the result is then
+/// Returns the error of the file system. A corrupt file is not an error. In this case the result is
 /// [`RestoreOutcome::SetAside`].
 pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<RestoreOutcome> {
     let bytes = match fs::read(path) {
@@ -254,9 +254,10 @@ fn write_all(store: &MemoryStore, draft: &Path, now: Timestamp) -> io::Result<()
         .sync_all()
 }
 
-/// Creates a file that only this user can read: keys contain client addresses and customer names.
+/// Creates a file that only this user can read, because keys contain client addresses and customer
+/// names.
 fn create_private(path: &Path) -> io::Result<File> {
-    // A leftover file may have other permissions.
+    // A file that is left over from an earlier attempt may have other permissions.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

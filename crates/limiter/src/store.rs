@@ -1,4 +1,4 @@
-//! The limiter's backend, and the [`Store`] implementation of the limiter, which adds latency
+//! The limiter's backend, and the implementation of [`Store`] for the limiter, which adds latency
 //! sampling.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tidegate_redis::{FallbackReceipt, FallbackStore};
 
 use super::ServerLimiter;
 
-/// The backend that decides: this process's memory, or Redis shared by all servers.
+/// The backend that decides: the memory of this process, or a Redis that all servers share.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -38,7 +38,7 @@ impl From<FallbackStore> for Backend {
     }
 }
 
-/// A receipt for a charge, to be settled by the backend that issued it.
+/// A receipt for a charge. Only the backend that issued the receipt can settle it.
 #[derive(Debug)]
 pub enum LimiterReceipt {
     /// Issued by the memory store.
@@ -63,7 +63,7 @@ impl RateLimiter for ServerLimiter {
     }
 }
 
-/// Returns `request` for one of several calls.
+/// Reborrows `request`, so that it can be used for several calls.
 fn reborrow<'q, 'c>(
     request: &'q mut StoreRequest<'_, 'c>,
     cache_search: CacheSearch,
@@ -79,8 +79,9 @@ fn reborrow<'q, 'c>(
 }
 
 impl ServerLimiter {
-    /// Returns a copy of `charges` if their keys are to be recorded after a remote decision,
-    /// because the decision may remove some of the charges. See [`StoreRequest::charges`].
+    /// Returns a copy of `charges` if their keys must be recorded after a remote decision. The copy
+    /// is needed because the decision may remove some of the charges. See
+    /// [`StoreRequest::charges`].
     pub(crate) fn charges_to_record<'c>(
         &self,
         charges: &[Charge<'c>],
@@ -108,7 +109,7 @@ impl ServerLimiter {
         if original.len() == evaluated.len() {
             return self.record_keys(now, original, decision, outcomes);
         }
-        // A fallback policy has decided the other charges. The other charges follow the evaluated
+        // A fallback policy has decided the other charges. They are placed after the evaluated
         // charges, so that the outcomes belong to the first charges.
         let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
         let others = original.iter().filter(|charge| !is_evaluated(charge));
@@ -227,7 +228,8 @@ impl Store for ServerLimiter {
                     .settle(charges, &mut shared, settlements, now)
                     .is_ready();
                 if !is_settled {
-                    // The caller keeps the receipt unless the future is polled.
+                    // The receipt is moved into the future only when the future is polled, so a
+                    // dropped future does not lose it.
                     *receipt = shared.map(LimiterReceipt::Redis);
                     return MaybeReady::Pending(async move {
                         if let Some(LimiterReceipt::Redis(shared)) = receipt.take() {

@@ -1,4 +1,4 @@
-//! An explanation agrees with the check that follows it, and charges nothing.
+//! Tests that an explanation agrees with the check that follows it, and charges nothing.
 
 #![allow(
     clippy::unwrap_used,
@@ -146,7 +146,7 @@ fn build(drawn: &[DrawnRule], allow: Option<&(&str, Pattern)>) -> RuleSet {
     RuleSet::build(rules.collect(), allow.into_iter().collect()).unwrap()
 }
 
-/// Returns the result of a future that never waits, as with the memory store.
+/// Returns the result of a future that completes without waiting, as with the memory store.
 fn now<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     match future
@@ -166,7 +166,7 @@ fn explain<'r>(
     now(limiter.explain(rules, request))
 }
 
-/// The parts of an explanation that a check has too.
+/// Returns the parts of an explanation that a check returns too.
 fn summary(explained: &Explanation<'_>) -> (bool, Option<Reason>, RetryAfter) {
     (explained.allowed, explained.reason, explained.retry_after)
 }
@@ -212,7 +212,7 @@ proptest! {
                 (verdict.allowed, verdict.reason, verdict.retry_after)
             );
 
-            // A rule applies exactly if it charges the request.
+            // A rule must apply if and only if it charges the request.
             let mut scratch = Scratch::default();
             let charged = rules.charges(&request, limiter.now(), &mut scratch).unwrap();
             let charged: Vec<&str> = charged.iter().filter_map(|charge| charge.limits.name()).collect();
@@ -223,7 +223,7 @@ proptest! {
                 let is_applied = failed.is_none() && explained.allowed_by.is_none();
                 prop_assert_eq!(is_applied, charged.contains(&rule.name()), "{:?}", failed);
             }
-            // The request is allowed exactly if no block and no enforced limit denies it.
+            // The request must be allowed if and only if no block and no enforced limit denies it.
             let denies = explained.charges.iter().any(|charge| {
                 charge.reason == Some(Reason::Blocked)
                     || charge.reason.is_some() && charge.rule.mode() == Mode::Enforce
@@ -233,14 +233,14 @@ proptest! {
                 prop_assert_eq!(charge.allowed, charge.reason.is_none());
                 prop_assert_eq!(charge.block.is_some(), charge.reason == Some(Reason::Blocked));
                 prop_assert_eq!(charge.standing.len(), charge.policies.len());
-                // The check has the same outcomes as the explanation.
+                // The check must have the same outcomes as the explanation.
                 let lines = verdict.lines.iter().filter(|line| line.rule == Some(charge.rule.name()));
                 let outcomes: Vec<_> = lines.map(|line| line.outcome).collect();
                 if !outcomes.is_empty() {
                     prop_assert_eq!(&charge.next, &outcomes);
                 }
             }
-            // A request that a limit denies passes when the explanation says so.
+            // A request that a limit denies must pass at the time that the explanation states.
             if let (Some(Reason::Limit), RetryAfter::After(wait)) = (explained.reason, explained.retry_after) {
                 clock.set(limiter.now().after(wait));
                 let later = explain(&limiter, &rules, &request).unwrap();
@@ -250,7 +250,7 @@ proptest! {
     }
 }
 
-/// A blocked key has no outcomes in a check, so the explanation evaluates each limit without the
+/// In a check, a blocked key has no outcomes. So the explanation evaluates each limit without the
 /// block.
 #[test]
 fn a_block_is_explained_with_the_limits_of_all_rules() {

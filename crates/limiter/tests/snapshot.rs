@@ -1,4 +1,4 @@
-//! Tests that counters survive a restart and that a damaged snapshot does not prevent one.
+//! Tests that counters survive a restart, and that a server starts even if the snapshot is damaged.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -51,8 +51,8 @@ fn counters_and_blocks_survive_a_restart() {
     assert_eq!(after.blocks(NOW), before.blocks(NOW));
 }
 
-/// A snapshot written with the clock a year ahead used to deny requests for a year after the clock
-/// was corrected.
+/// Regression test: after a snapshot was written with the clock a year ahead, requests used to be
+/// denied for a year after the clock was corrected.
 #[test]
 fn a_file_from_the_future_denies_no_longer_than_its_limits() {
     let (folder, limits) = (tempfile::tempdir().unwrap(), limits());
@@ -74,7 +74,7 @@ fn a_file_from_the_future_denies_no_longer_than_its_limits() {
     assert_eq!(check(&after, NOW), Decision::Limited);
     let minute = NOW.after(Span::from_secs(60));
     assert_eq!(after.blocks(NOW)[0].until, Some(minute));
-    // The weighted counter takes longest to recover: two windows.
+    // The weighted counter takes two windows to recover, longer than all other limits.
     let two_hours = NOW.after(Span::from_secs(2 * 3_600));
     assert_eq!(check(&after, two_hours), Decision::Admitted);
 }
@@ -116,7 +116,8 @@ fn a_file_cut_anywhere_or_with_any_byte_changed_is_set_aside() {
     }
 }
 
-/// Regression test: the records before an invalid one with a valid checksum used to be restored.
+/// Regression test: if a record with a valid checksum was invalid, the records before it used to be
+/// restored.
 #[test]
 fn a_file_with_an_invalid_record_is_set_aside_as_a_whole() {
     let (folder, limits) = (tempfile::tempdir().unwrap(), limits());
@@ -126,7 +127,7 @@ fn a_file_with_an_invalid_record_is_set_aside_as_a_whole() {
     snapshot::save(&store, &path, NOW).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     let unknown = [9];
-    // Removes the final length of 0.
+    // Replaces the final length of 0 with an invalid part, followed by a new final length.
     bytes.truncate(bytes.len() - 8);
     bytes.extend(1_u64.to_le_bytes());
     bytes.extend(crc32fast::hash(&unknown).to_le_bytes());

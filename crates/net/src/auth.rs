@@ -1,9 +1,10 @@
-//! Authentication of clients with a shared secret (token or password), and a rate limit on guesses.
+//! Authentication of clients with a shared secret (a token or a password), and a rate limit on
+//! guesses.
 //!
 //! A wrong secret is counted, logged and charged to the client's IPv4 address or IPv6 /64. After
-//! too many wrong guesses, further attempts from that address are rejected and their secret is not
-//! compared. Otherwise a guesser could still learn whether a guess is right. As a consequence, all
-//! clients behind one address share the limit.
+//! too many wrong guesses, further attempts from that address are rejected without comparing the
+//! secret. If the secret were still compared, the client could learn whether a guess is right. As a
+//! consequence, all clients behind one address share the limit.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -25,16 +26,16 @@ use crate::{
     registry::network,
 };
 
-/// The number of wrong secrets that an address may send in a burst, and the rate after the burst.
+/// The number of wrong secrets that an address may send in a burst, and the rate afterwards.
 const BURST: u64 = 10;
 const RATE: Rate = Rate {
     count: 1,
     period: Span::from_secs(1),
 };
 
-/// The maximum number of addresses whose guesses are tracked. While the store is full of addresses
-/// that are locked out, the guesses of a new address are compared, but they are not counted.
-/// Otherwise, a flood of guesses from many addresses would lock out every client.
+/// The maximum number of addresses whose guesses are tracked. If the store is full of locked-out
+/// addresses, the guesses of a new address are compared but not counted. Otherwise, a flood of
+/// guesses from many addresses would lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
 
 const FAILURES: Metric<2> = Metric::counter(
@@ -43,7 +44,7 @@ const FAILURES: Metric<2> = Metric::counter(
     "Failed authentication attempts: a wrong secret, or too many wrong secrets from one address.",
 );
 
-/// Checks the secrets that clients of one listener send.
+/// Checks the secrets that the clients of one listener send.
 pub struct Authenticator {
     listener: &'static str,
     /// The SHA-256 digest of the secret; `None` disables authentication.
@@ -55,7 +56,7 @@ pub struct Authenticator {
     limited: AtomicU64,
 }
 
-/// Omits the secret and everything derived from the secret, so that it never reaches a log.
+/// Omits the secret and all values derived from it, so that they never reach a log.
 impl std::fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authenticator")
@@ -71,7 +72,7 @@ pub enum AuthOutcome {
     Accepted,
     /// The secret is wrong.
     Wrong,
-    /// The address has sent too many wrong secrets; this secret was not compared.
+    /// The address has sent too many wrong secrets, so this secret was not compared.
     Limited {
         /// The time after which the address may try again.
         retry_after: Span,
@@ -118,13 +119,14 @@ impl Authenticator {
             return AuthOutcome::Accepted;
         };
         let (peer, now) = (key(peer), self.clock.now());
-        // The limit is checked before the comparison, so that a blocked guesser does not learn
-        // whether a guess is right.
+        // The limit is checked before the comparison, so that a rejected client does not learn
+        // whether its guess is right.
         if let Some(retry_after) = self.wait(&peer, now, Effect::Peek) {
             self.limited.fetch_add(1, Ordering::Relaxed);
             return AuthOutcome::Limited { retry_after };
         }
-        // Comparing digests of equal length in constant time leaks nothing about the secret.
+        // The digests have equal length and are compared in constant time, so the comparison
+        // reveals nothing about the secret.
         let shown: [u8; 32] = Sha256::digest(secret).into();
         if equal_in_constant_time(&shown, expected) {
             return AuthOutcome::Accepted;
@@ -136,13 +138,13 @@ impl Authenticator {
         AuthOutcome::Wrong
     }
 
-    /// Returns how long `peer` has to wait, or `None` if it may try now.
+    /// Returns how long `peer` has to wait before its next attempt, or `None` if it may try now.
     fn wait(&self, peer: &[u8], now: Timestamp, effect: Effect) -> Option<Span> {
         let charge = Charge::new(peer, self.limits.as_ref()?, Cost::ONE).ok()?;
         let mut outcomes: Vec<Outcome> = Vec::new();
         let decision = self.guesses.check(&[charge], now, effect, &mut outcomes);
         match decision {
-            // A full store has no information about this address.
+            // A full store cannot track this address, so the attempt is not limited.
             Decision::Admitted | Decision::Full { .. } => None,
             _ => {
                 let retry = outcomes
@@ -169,7 +171,8 @@ impl Authenticator {
     }
 }
 
-/// Combines a user name and a password into one secret, so that neither can be guessed separately.
+/// Combines a user name and a password into one secret, so that the two cannot be guessed
+/// separately.
 #[must_use]
 pub fn login(user: &[u8], password: &[u8]) -> Vec<u8> {
     [user, b"\0", password].concat()
@@ -245,7 +248,7 @@ mod tests {
         assert_eq!(counted, (11, 992));
     }
 
-    /// In an earlier version, a full table rejected every new address, even with the right secret.
+    /// Regression test: a full table used to reject every new address, even with the right secret.
     #[test]
     fn a_full_table_locks_out_no_new_address() {
         let mut guarded = Authenticator::new("http", Some(b"secret"), Clock::manual(at_secs(0)));

@@ -1,4 +1,4 @@
-//! A response body that keeps a guard alive until it has been sent.
+//! A response body that keeps a guard alive until the body has been sent.
 
 use std::{
     pin::Pin,
@@ -7,7 +7,7 @@ use std::{
 
 use hyper::body::{Body, Frame, SizeHint};
 
-/// A body that drops its guard once it has been sent or the connection has failed.
+/// A body that drops its guard once the body has been sent or the connection has failed.
 #[derive(Debug)]
 pub struct GuardedBody<B, G> {
     body: B,
@@ -15,7 +15,7 @@ pub struct GuardedBody<B, G> {
 }
 
 impl<B, G> GuardedBody<B, G> {
-    /// Wraps `body`. `guard` is dropped together with the wrapper.
+    /// Wraps `body`. `guard` is dropped together with the returned body.
     pub const fn new(body: B, guard: G) -> Self {
         Self {
             body,

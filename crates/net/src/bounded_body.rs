@@ -24,11 +24,11 @@ pub struct BoundedBody<B> {
 /// The reason why a request body could not be read.
 #[derive(Debug)]
 pub enum BodyReadError<E> {
-    /// The client did not send in time.
+    /// The client did not send data in time.
     IdleTimeout,
     /// The body exceeds its maximum size.
     TooLarge,
-    /// The body ended early.
+    /// The body ended before it was complete.
     Aborted(E),
 }
 
@@ -52,8 +52,8 @@ impl<E: Error + 'static> Error for BodyReadError<E> {
 }
 
 impl<B> BoundedBody<B> {
-    /// Wraps `body`, and reads at most `max_bytes` of it. There is no idle timeout. Use this
-    /// function where another timeout limits the whole request.
+    /// Wraps `body`, and reads at most `max_bytes` of it, without an idle timeout. Use this
+    /// function if another timeout limits the whole request.
     pub const fn new(body: B, max_bytes: u64) -> Self {
         Self {
             body,
@@ -62,7 +62,7 @@ impl<B> BoundedBody<B> {
         }
     }
 
-    /// Adds a timeout.
+    /// Adds an idle timeout.
     #[must_use]
     pub fn with_idle_timeout(self, idle_timeout: IdleTimeout) -> Self {
         Self {
@@ -73,16 +73,17 @@ impl<B> BoundedBody<B> {
 }
 
 impl<B: Body<Data = Bytes> + Unpin> BoundedBody<B> {
-    /// Reads the whole body, and ignores trailers.
+    /// Reads the whole body, and discards trailers.
     ///
     /// # Errors
     ///
-    /// Fails without reading anything if the announced size exceeds the maximum.
+    /// Fails if the body cannot be read. If the announced size exceeds the maximum, fails without
+    /// reading anything.
     pub async fn read(mut self) -> Result<Bytes, BodyReadError<B::Error>> {
         if self.body.size_hint().lower() > self.remaining {
             return Err(BodyReadError::TooLarge);
         }
-        // Nearly every body arrives in one piece, which needs no copy.
+        // Nearly every body arrives in one piece, which need not be copied.
         let first = self.next_data().await?.unwrap_or_default();
         let Some(second) = self.next_data().await? else {
             return Ok(first);
@@ -155,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a body of `pieces`, of unknown size.
+    /// Returns a body that consists of `pieces`, without a known size.
     fn chunked(pieces: &[&'static str]) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
         let frames: Vec<_> = pieces
             .iter()

@@ -6,8 +6,8 @@ use webpki::EndEntityCert;
 /// The object identifier of a common name, 2.5.4.3, encoded in DER.
 const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 
-/// Returns the first DNS name of `certificate` in lower case. If there is no DNS name, returns the
-/// first URI (as in SPIFFE), or else the common name of the subject.
+/// Returns the first DNS name of `certificate` in lower case. Without a DNS name, returns the first
+/// URI (as in SPIFFE). Without a URI, returns the common name of the subject.
 pub fn cert_identity(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     if let Some(name) = certificate.valid_dns_names().next() {
@@ -18,7 +18,7 @@ pub fn cert_identity(certificate: &CertificateDer<'_>) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Returns the first common name among the attribute sets of a `subject`.
+/// Returns the first common name in the attribute sets of a `subject`.
 fn common_name(mut subject: &[u8]) -> Option<&str> {
     while !subject.is_empty() {
         let (_, mut set, others) = element(subject)?;
@@ -28,7 +28,8 @@ fn common_name(mut subject: &[u8]) -> Option<&str> {
             set = others;
             let (_, kind, value) = element(attribute)?;
             let (tag, text, _) = element(value)?;
-            // UTF8String, PrintableString and IA5String; the older string types are not UTF-8.
+            // These tags are UTF8String, PrintableString and IA5String. The older string types are
+            // not UTF-8.
             if kind == COMMON_NAME && matches!(tag, 0x0c | 0x13 | 0x16) {
                 return std::str::from_utf8(text).ok();
             }
@@ -43,7 +44,8 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (first, rest) = rest.split_first()?;
     let (length, rest) = match first {
         0..=0x7f => (usize::from(*first), rest),
-        // The long form: the length is in the next one or two bytes, which is enough for a name.
+        // In the long form, the length is in the next one or two bytes. Two bytes are enough for a
+        // name.
         0x81 | 0x82 => {
             let (octets, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
             let length = octets

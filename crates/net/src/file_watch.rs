@@ -5,20 +5,20 @@ use std::{fs, io, path::Path, time::SystemTime};
 /// The maximum number of mistakes that one log record lists. `tidegate check` lists all mistakes.
 const MAX_LOGGED: usize = 20;
 
-/// The result of the last time a file or folder was read.
+/// The result of the last read of a file or folder.
 #[derive(Debug)]
 pub struct LastRead<M> {
-    /// The modification stamp of the file or folder at that time; `None` if the stamp could not be
-    /// read.
+    /// The modification stamp of the file or folder at the last read; `None` if the stamp could not
+    /// be read.
     pub seen: Option<M>,
-    /// Whether the file or folder could not be read but may become readable without a change.
+    /// Whether the file or folder could not be read but may become readable without being changed.
     pub is_unread: bool,
     /// The mistakes in the file or folder; empty if its content was applied.
     pub mistakes: Vec<String>,
 }
 
 impl<M> LastRead<M> {
-    /// Creates the result of a read without mistakes, of a file with the stamp `seen`.
+    /// Creates the result of a read that found no mistakes. `seen` is the stamp of the file.
     pub fn new(seen: Option<M>) -> Self {
         Self {
             seen,
@@ -36,15 +36,15 @@ pub struct FileStamp {
     inode: u64,
 }
 
-/// Returns whether a read may succeed later without a change of the file's content, for example
-/// after its permissions are fixed or a disk is mounted again.
+/// Returns whether a later read may succeed although the content of the file does not change, for
+/// example after its permissions are fixed or a disk is mounted again.
 pub fn may_pass(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, InvalidData, Other};
     !matches!(error.kind(), InvalidData | FileTooLarge | Other)
 }
 
-/// Returns the modification stamp of the file at `path`, following links; `None` if the stamp
-/// cannot be read.
+/// Returns the modification stamp of the file at `path`; `None` if the stamp cannot be read.
+/// Symbolic links are followed.
 pub fn stamp(path: &Path) -> Option<FileStamp> {
     use std::os::unix::fs::MetadataExt;
     let metadata = fs::metadata(path).ok()?;

@@ -1,18 +1,18 @@
 //! Detects HTTP/2 control-frame floods.
 //!
-//! Control frames (`PING`, `SETTINGS`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, unknown frames,
-//! empty `DATA`) cost the client as little as 9 bytes each and the server a reply or a lookup, and
-//! h2 accepts any number of them. So each control frame costs one credit. Requests, responses and
-//! bodies make some control frames necessary, so they earn credits. Credits are also earned over
-//! time.
+//! Control frames are `PING`, `SETTINGS`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, unknown frames
+//! and empty `DATA` frames. Each costs the client as little as 9 bytes and the server a reply or a
+//! lookup, and h2 accepts any number of them. So each control frame costs one credit of the
+//! connection. Requests, responses and bodies make some control frames necessary, so they earn
+//! credits. Credits are also earned over time.
 //!
-//! A client answers `DATA` frames with control frames, even if the frames contain small messages: a
-//! `WINDOW_UPDATE` for the stream, another for the connection, and a `PING` to measure the
-//! bandwidth. So each `DATA` frame that is sent to the client earns credits. A window update may
-//! come long after its data, so window updates are first charged to a separate account with a
-//! higher maximum. A frame that uses up a window earns credits for its bytes only, because the
-//! client decides how many such frames a response has. Envoy also allows window updates per `DATA`
-//! frame sent (`max_inbound_window_update_frames_per_data_frame_sent`).
+//! A client answers `DATA` frames with control frames, even if the frames contain only small
+//! messages: a `WINDOW_UPDATE` for the stream, another for the connection, and a `PING` to measure
+//! the bandwidth. So each `DATA` frame that is sent to the client earns credits. A window update
+//! may arrive long after its data. So window updates are first charged to a separate account with a
+//! higher maximum. A frame that uses up a window earns credits only for its bytes, because the
+//! client determines how many such frames a response has. Envoy also allows a number of window
+//! updates per `DATA` frame sent (`max_inbound_window_update_frames_per_data_frame_sent`).
 
 use std::time::Duration;
 
@@ -23,10 +23,10 @@ use super::{
     send_windows::SendWindows,
 };
 
-/// The maximum number of credits, and the initial number.
+/// The maximum number of credits. A connection starts with this number.
 const BURST: u64 = 1_000;
 
-/// The maximum number of credits for window updates. 64 MiB in flight earn this number.
+/// The maximum number of credits for window updates. 64 MiB in flight earn this number of credits.
 const WINDOW_UPDATE_BURST: u64 = 65_536;
 
 /// The credits earned per second.
@@ -42,7 +42,7 @@ const PER_DATA_FRAME: u64 = 4;
 /// stream and of the connection after every 4 KiB.
 const BYTES_PER_CREDIT: u64 = 1_024;
 
-/// Parses the frame headers of both directions of a connection, and keeps the credits.
+/// Parses the frame headers in both directions of a connection, and manages the credits.
 #[derive(Debug)]
 pub(super) struct FrameMeter {
     received: FrameParser,
@@ -50,7 +50,8 @@ pub(super) struct FrameMeter {
     /// Whether the first frame header has been received.
     has_begun: bool,
     credits: Credits,
-    /// Credits for window updates only, earned by the `DATA` frames that are sent to the client.
+    /// Credits for window updates only. They are earned by the `DATA` frames that are sent to the
+    /// client.
     window_updates: Credits,
     windows: SendWindows,
     refilled: Instant,
@@ -61,7 +62,7 @@ pub(super) struct FrameMeter {
 struct Credits {
     left: u64,
     max: u64,
-    /// Bytes that do not add up to a credit yet.
+    /// The bytes that have not earned a credit yet.
     bytes: u64,
 }
 
@@ -131,7 +132,7 @@ impl FrameMeter {
             if is_end || frame.kind == FrameHeader::RST_STREAM {
                 self.windows.end(frame.stream);
             }
-            // Replies to control frames earn nothing.
+            // Replies to control frames earn no credits.
             let credits = match frame.kind {
                 FrameHeader::DATA if frame.length > 0 && !uses_up_window => PER_DATA_FRAME,
                 FrameHeader::DATA if frame.length > 0 => 0,
@@ -149,12 +150,13 @@ impl FrameMeter {
         if self.credits.spend() {
             return Ok(());
         }
-        // The clock is read only when the credits are used up.
+        // The clock is read only if the credits are used up.
         let now = now();
         let passed = now.saturating_duration_since(self.refilled);
         let millis = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
         let earned = millis.saturating_mul(PER_SECOND) / 1_000;
-        // The time advances by whole credits only, so that fractions are not lost.
+        // The refill time advances by whole credits only, so that fractions of a credit are not
+        // lost.
         self.refilled += Duration::from_millis(earned.min(BURST) * 1_000 / PER_SECOND);
         if earned >= BURST {
             self.refilled = now;
@@ -212,7 +214,8 @@ mod tests {
         meter
     }
 
-    /// Sends `frame` up to `count` times at `now` and returns how many pass.
+    /// Sends `frame` up to `count` times at `now`, and returns how many of these frames are
+    /// accepted.
     fn pass(meter: &mut FrameMeter, frame: &[u8], count: usize, now: Instant) -> usize {
         (0..count)
             .take_while(|_| meter.read(frame, || now).is_ok())
@@ -286,7 +289,7 @@ mod tests {
                 meter.read(reply, || start).unwrap();
             }
         }
-        // The updates may come after many messages.
+        // The window updates may arrive after many messages.
         for _ in 0..10_000 {
             meter.wrote(&message);
         }
@@ -333,8 +336,8 @@ mod tests {
         assert!(meter.has_begun());
     }
 
-    /// A client that grants one byte at a time makes the server send a frame for each byte. In an
-    /// earlier version, these frames earned more credits than the grants and four pings cost.
+    /// A client that grants one byte at a time makes the server send a frame for each byte.
+    /// Regression test: these frames used to earn more credits than the grants and four pings cost.
     #[test]
     fn data_dribbled_by_a_small_window_earns_nothing_per_frame() {
         let start = Instant::now();

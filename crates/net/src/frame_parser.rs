@@ -1,10 +1,11 @@
-//! Splits the bytes of one direction of an HTTP/2 connection into frames, and reads their headers.
+//! Splits the bytes of one direction of an HTTP/2 connection into frames, and parses the frame
+//! headers.
 
-/// The length of the connection preface of a client, RFC 9113 §3.4.
+/// The length in bytes of the preface with which a client begins a connection (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
 const HEADER_BYTES: usize = FrameHeader::BYTES;
 
-/// The position in the bytes that have passed so far.
+/// A parser for one direction of a connection, which keeps its position in the frames.
 #[derive(Debug)]
 pub struct FrameParser {
     header: [u8; HEADER_BYTES],
@@ -12,16 +13,16 @@ pub struct FrameParser {
     payload_left: usize,
 }
 
-/// The header of a frame, RFC 9113 §4.1.
+/// The header of a frame (RFC 9113 §4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
     /// The length of the payload in bytes.
     pub length: usize,
-    /// The type of the frame.
+    /// The type of the frame, such as [`Self::DATA`].
     pub kind: u8,
     /// The flags, whose meaning depends on the type.
     pub flags: u8,
-    /// The stream; 0 is the connection.
+    /// The identifier of the stream; 0 for the whole connection.
     pub stream: u32,
 }
 
@@ -68,13 +69,13 @@ impl FrameParser {
         }
     }
 
-    /// Takes the bytes up to the end of the next frame header from `bytes`, and returns the header;
+    /// Takes the bytes up to the end of the next frame header from `bytes`. Returns the header, or
     /// `None` if the header is incomplete.
     pub fn next_header(&mut self, bytes: &mut &[u8]) -> Option<FrameHeader> {
         let payload = self.payload_left.min(bytes.len());
         self.payload_left -= payload;
         *bytes = &bytes[payload..];
-        // If the payload is incomplete, `bytes` is empty here.
+        // If the payload is incomplete, `bytes` is now empty.
         let part = (HEADER_BYTES - self.header_read).min(bytes.len());
         self.header[self.header_read..self.header_read + part].copy_from_slice(&bytes[..part]);
         self.header_read += part;

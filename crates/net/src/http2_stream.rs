@@ -1,8 +1,8 @@
-//! The stream of an HTTP/2 connection, with timeouts and flood detection.
+//! The stream of an HTTP/2 connection, with timeouts and with detection of control-frame floods.
 //!
 //! HTTP/2 pings detect a dead peer, but only after the preface, and h2 has no timeout for the
-//! preface. Requests and responses overlap, so the phases of a [`TimedStream`] are used
-//! differently. The request phase lasts until the first frame header, and each later read restarts
+//! preface. Requests and responses overlap, so the phases of a [`TimedStream`] are used in a
+//! different way. The request phase lasts until the first frame header. Each later read restarts
 //! the idle phase. [`FrameMeter`] limits control frames.
 
 use std::{
@@ -22,8 +22,9 @@ use super::{Activity, StreamTimeouts, TimedStream, frame_meter::FrameMeter};
 const FLOOD: &str = "too many HTTP/2 control frames: closed the connection and counted it in \
      tidegate_http2_floods_total; see \"HTTP/2 floods\" in docs/security.md";
 
-/// The stream of an HTTP/2 connection. `request` is the total time for the preface and the first
-/// frame header. `idle` is the time until the next bytes; a live client answers pings sooner.
+/// The stream of an HTTP/2 connection. The timeout `request` limits the total time for the preface
+/// and the first frame header. The timeout `idle` limits the time until the next bytes; a client
+/// that is alive answers pings sooner.
 #[derive(Debug)]
 pub struct Http2Stream<S> {
     stream: TimedStream<S>,

@@ -1,4 +1,4 @@
-//! The timeout of a body: an idle timeout, and a minimum average rate.
+//! The timeouts of a body: an idle timeout, and a minimum average rate.
 
 use std::{
     task::{Context, Poll},
@@ -14,7 +14,7 @@ use super::LazyTimer;
 pub struct MinRate {
     /// `bytes_per_second`: 1 to 1 GiB; default 240.
     pub bytes_per_second: u64,
-    /// `grace`: the extra time allowed beyond what the rate requires; default 5 s.
+    /// `grace`: how much longer than at the minimum rate a body may take; default 5 s.
     pub grace: Duration,
 }
 
@@ -27,13 +27,13 @@ impl Default for MinRate {
     }
 }
 
-/// The timeout of a body. Only the time spent waiting for the sender counts, so a slow receiver
-/// does not cause a timeout.
+/// The timeouts of a body. Only the time in which the reader waits for the sender counts, so a slow
+/// receiver does not cause a timeout.
 #[derive(Debug)]
 pub struct IdleTimeout {
     idle: Duration,
     rate: Option<RateTracker>,
-    /// Created at the first wait.
+    /// The timer, which is created at the first wait.
     timer: Option<Box<LazyTimer>>,
     is_waiting: bool,
 }
@@ -48,8 +48,9 @@ struct RateTracker {
 }
 
 impl RateTracker {
-    /// Returns the remaining time that the reader may wait: the time that the bytes so far would
-    /// take at the minimum rate, plus the grace period, minus the time already waited.
+    /// Returns how much longer the reader may wait. This is the time that the bytes so far would
+    /// take at the minimum rate, plus the grace period, minus the time that the reader has already
+    /// waited.
     fn left(&self) -> Duration {
         let bytes_per_second = u128::from(self.min_rate.bytes_per_second.max(1));
         let micros = u128::from(self.bytes) * 1_000_000 / bytes_per_second;
@@ -98,8 +99,8 @@ impl IdleTimeout {
         self.is_waiting = false;
     }
 
-    /// Waits for the timeout. Call this function while no data has arrived. The first call begins
-    /// the wait.
+    /// Returns ready once a timeout has passed. Call this function while no data has arrived. The
+    /// first call begins the wait.
     pub fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.is_waiting {
             self.is_waiting = true;
@@ -151,7 +152,8 @@ mod tests {
                     break false;
                 }
                 idle_timeout.record_bytes(bytes);
-                // The reader does not wait during these seconds, so they do not count.
+                // The reader does not wait during these seconds, so they do not count towards the
+                // timeout.
                 sleep(Duration::from_secs(7)).await;
             };
             let waited = start.elapsed().as_secs() - pieces * 7;

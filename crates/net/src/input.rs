@@ -2,14 +2,14 @@
 
 use std::cmp::Reverse;
 
-/// The maximum length of a key, in bytes, for which a similar key is suggested.
+/// The maximum length of a word, in bytes, for which a similar word is suggested.
 const MAX_GUESSED_BYTES: usize = 64;
 
-/// The maximum number of characters of a value in a message.
+/// The maximum number of characters of a value that a message shows.
 const MAX_SHOWN: usize = 60;
 
-/// Returns the advice for a `word` that is not in `known`: the nearest known word, or the whole
-/// list.
+/// Returns the advice for a `word` that is not in `known`. The advice names the nearest known word,
+/// or all known words.
 pub fn advice(word: &str, known: &[&str]) -> String {
     match nearest(word, known) {
         Some(nearest) => format!("did you mean `{nearest}`?"),
@@ -17,8 +17,8 @@ pub fn advice(word: &str, known: &[&str]) -> String {
     }
 }
 
-/// Returns the entry of `known` with the smallest edit distance to `word`, which was probably
-/// meant. Of equally distant entries, returns the entry with the longest common prefix.
+/// Returns the word in `known` with the smallest edit distance to `word`, which was probably meant.
+/// If several words have this distance, returns the word with the longest common prefix.
 pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     if word.len() > MAX_GUESSED_BYTES {
         return None;
@@ -45,7 +45,8 @@ pub fn may_hold_secret(text: &str) -> bool {
 }
 
 /// Returns user input in a form that messages may show: on one line, truncated, and hidden if the
-/// input may hold a secret. Messages are logged and appear on `/readyz`.
+/// input may hold a secret. The form is restricted because messages are logged and appear on
+/// `/readyz`.
 pub fn shown(text: &str) -> String {
     if may_hold_secret(text) {
         return HIDDEN.to_owned();

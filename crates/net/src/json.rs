@@ -1,8 +1,8 @@
-//! A JSON document that borrows its strings from the body.
+//! A JSON document whose strings borrow from the request body.
 //!
-//! The document is a tree, not a struct per endpoint, so that all mistakes in a body can be
-//! reported at once, each with its path. An object keeps the order of its members and repeated
-//! names.
+//! The document is a tree instead of a struct per endpoint, so that all mistakes in a body can be
+//! reported at once, each with its path. An object keeps the order of its members, and keeps
+//! members with repeated names.
 
 use std::{borrow::Cow, fmt};
 
@@ -30,7 +30,7 @@ pub enum Json<'b> {
     Object(Members<'b>),
 }
 
-/// The members of an object, in order.
+/// The members of an object, in the order of the document.
 pub type Members<'b> = Vec<(Cow<'b, str>, Json<'b>)>;
 
 /// The maximum number of members of an object that [`check_members`] accepts.
@@ -40,15 +40,15 @@ const MAX_MEMBERS: usize = 64;
 ///
 /// # Errors
 ///
-/// Returns a problem if the body is not JSON or is not such an object.
+/// Returns a problem if the body is not JSON, or if it is not an object of this kind.
 pub fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
     if body.is_empty() {
         return Err(Problem::bad("body", "is empty; expected an object"));
     }
     let read = match std::str::from_utf8(body) {
-        // The body is validated as UTF-8 once, instead of string by string.
+        // The body is validated as UTF-8 once, which is faster than validating each string.
         Ok(text) => serde_json::from_str(text),
-        // `from_slice` fails with the position of the invalid byte.
+        // For a body that is not UTF-8, `from_slice` reports the position of the invalid byte.
         Err(_) => serde_json::from_slice(body),
     };
     match read {
@@ -167,7 +167,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// A member's name. (serde always copies a bare `Cow`.)
+/// The name of a member. This type is needed because serde always copies a bare `Cow`.
 struct Name<'b>(Cow<'b, str>);
 
 impl<'de: 'b, 'b> Deserialize<'de> for Name<'b> {

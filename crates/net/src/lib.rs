@@ -1,16 +1,16 @@
 //! Code that the servers of all protocols share: workers, bounded listeners, TLS, timeouts,
-//! authentication, problem documents, pages of metrics for Prometheus.
+//! authentication, problem documents, and metrics for Prometheus.
 //!
 //! A [`Server`] has one thread per core, each with its own runtime. A connection stays on one
-//! thread for its lifetime: tasks do not move between threads, per-connection state needs no locks,
-//! and the handler's future need not be `Send`. A rate limit decision takes nanoseconds, so it is
-//! made on the same thread.
+//! thread for its lifetime. Therefore tasks do not move between threads, per-connection state needs
+//! no locks, and the handler's future need not be `Send`. A rate limit decision takes nanoseconds,
+//! so it is made on the same thread.
 //!
 //! One accept loop per listener distributes connections to the workers round-robin. With
 //! `SO_REUSEPORT`, each worker could accept connections itself, but the kernel would choose the
-//! worker by a hash of the addresses: of 50 pooled connections on two workers, 30 may end up on one
-//! worker. Connection pools connect rarely and keep connections for long, so an even distribution
-//! matters more than a cheaper `accept`.
+//! worker by a hash of the addresses. Of 50 pooled connections on two workers, 30 could then be on
+//! one worker. Connection pools connect rarely and keep connections for long, so an even
+//! distribution matters more than a cheaper `accept`.
 //!
 //! All resources are bounded. The listener bounds the number of connections. The handler enforces
 //! the timeouts in the [`Bounds`] of its connection with a [`TimedStream`], which costs almost
@@ -79,9 +79,9 @@ pub use timer::LazyTimer;
 pub use tls::{Tls, TlsError, TlsFiles, TlsListener, roots};
 pub use worker::Tasks;
 
-/// The default maximum number of header lines of an HTTP/1.1 request. The maximum equals hyper's
-/// own default and is therefore not passed to hyper. With an explicit maximum, hyper initialises
-/// two arrays of that size for each request.
+/// The default maximum number of header lines of an HTTP/1.1 request. This maximum equals hyper's
+/// own default, so it is not passed to hyper. With an explicit maximum, hyper would initialise two
+/// arrays of that size for each request.
 pub const MAX_HEADERS: usize = 100;
 
 /// The limits of a listener and of each of its connections.
@@ -90,8 +90,8 @@ pub struct Bounds {
     /// The maximum number of open connections. When the maximum is reached, the longest-idle
     /// connection is closed to make room for a new one. Default 10,000.
     pub connections: usize,
-    /// The maximum number of connections per client: an IPv4 address or an IPv6 /64. Further
-    /// connections are closed as soon as they are accepted. Default 1,000.
+    /// The maximum number of connections per client, where a client is an IPv4 address or an IPv6
+    /// /64. Further connections are closed as soon as they are accepted. Default 1,000.
     pub connections_per_client: usize,
     /// The idle timeout between two requests. Default 5 minutes.
     pub idle: Duration,
@@ -118,14 +118,14 @@ impl Default for Bounds {
 pub struct Connection {
     /// The address of the client.
     pub peer: SocketAddr,
-    /// The index of the worker that serves the connection, from 0. The index selects a counter that
-    /// no other thread writes to.
+    /// The index of the worker that serves the connection, from 0. A handler can use the index to
+    /// select a counter to which no other thread writes.
     pub worker: usize,
-    /// The limits of the listener. The listener enforces the number of connections; the handler
+    /// The bounds of the listener. The listener enforces the number of connections, and the handler
     /// must enforce the timeouts.
     pub bounds: Bounds,
-    /// The handler reports its requests here, so that a busy connection is not closed to make room
-    /// for a new connection.
+    /// The activity of the connection. The handler reports its requests here, so that a busy
+    /// connection is not closed to make room for a new connection.
     pub activity: Activity,
     /// The shutdown signal. When the shutdown begins, the handler must finish its requests and
     /// close the connection.

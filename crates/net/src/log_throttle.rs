@@ -1,9 +1,9 @@
 //! A rate limit for log records, applied to each call site separately.
 //!
-//! Clients cause many log records: failed handshakes, refused connections, wrong tokens. Without a
-//! limit a client could fill the disk with log records. Each call site may write a burst of
-//! [`BURST`] records, and one more every [`INTERVAL`]. Suppressed records are counted, and the next
-//! written record reports the count.
+//! Clients cause many log records, for example by failed handshakes, refused connections and wrong
+//! tokens. Without a limit, a client could fill the disk with log records. Each call site may write
+//! a burst of [`BURST`] records, and then one more record every [`INTERVAL`]. Suppressed records
+//! are counted, and the next written record reports the count.
 
 use std::{
     collections::HashMap,
@@ -14,17 +14,18 @@ use std::{
 use tidegate::Clock;
 use tidegate_core::{Span, Timestamp};
 
-/// The number of records that a call site may write in a burst.
+/// The number of log records that a call site may write in a burst.
 pub const BURST: u64 = 30;
 
-/// The interval at which a call site may write one more record after the burst.
+/// The interval after which a call site that has used up its burst may write one more log record.
 pub const INTERVAL: Span = Span::from_secs(5);
 
 /// The maximum number of tracked call sites. The number of call sites in a program is fixed and far
-/// below this maximum. All call sites above the maximum share one limit.
+/// below this maximum. Any call sites beyond the maximum share one limit.
 const MAX_SITES: usize = 4_096;
 
-/// A rate limiter for log records per call site, which is identified by an `Id`.
+/// A rate limiter for log records, with a separate limit for each call site. An `Id` identifies a
+/// call site.
 #[derive(Debug)]
 pub struct LogThrottle<Id> {
     clock: Clock,
@@ -33,7 +34,7 @@ pub struct LogThrottle<Id> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Site {
-    /// The theoretical arrival time of GCRA, at which the whole burst is available again.
+    /// The theoretical arrival time of GCRA: the time at which the whole burst is available again.
     full_at: Timestamp,
     suppressed: u64,
 }
@@ -67,7 +68,7 @@ impl<Id: Eq + Hash> LogThrottle<Id> {
         Self::new(Clock::real())
     }
 
-    /// Decides whether the call site `id` may write a record now.
+    /// Decides whether the call site `id` may write a log record now.
     pub fn admit(&self, id: Id) -> ThrottleDecision {
         let now = self.clock.now();
         let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,8 +85,8 @@ impl<Id: Eq + Hash> LogThrottle<Id> {
 impl Site {
     fn admit(&mut self, now: Timestamp) -> ThrottleDecision {
         let interval = INTERVAL.as_micros();
-        // GCRA: each record moves `full_at` by one interval, and `full_at` may be at most a burst
-        // ahead of `now`.
+        // This is GCRA: each record moves `full_at` forward by one interval, and `full_at` may be
+        // at most a burst ahead of `now`.
         let full_at = self.full_at.as_micros().max(now.as_micros());
         let ahead = full_at - now.as_micros();
         if ahead > interval * (BURST - 1) {

@@ -10,7 +10,7 @@ use tidegate_core::{RequestError, Span};
 
 use crate::response::{Answer, json};
 
-/// An error response. Denials by a limit are not problems but verdicts.
+/// An error response. A denial by a limit is not a problem, but a verdict.
 #[derive(Debug, Serialize)]
 pub struct Problem {
     title: &'static str,
@@ -19,7 +19,7 @@ pub struct Problem {
     detail: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<String>,
-    /// All mistakes, if there are several.
+    /// The list of all mistakes, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mistakes: Vec<String>,
     #[serde(skip)]
@@ -48,7 +48,7 @@ impl Problem {
         }
     }
 
-    /// Reports too many wrong secrets from this address.
+    /// Reports that this address has sent too many wrong secrets.
     pub fn too_many_guesses(retry_after: Span) -> Self {
         let detail =
             "too many wrong secrets from this address; retry after the time in Retry-After";
@@ -58,7 +58,7 @@ impl Problem {
         }
     }
 
-    /// Replaces the status.
+    /// Replaces the status of the problem.
     #[must_use]
     pub fn with_status(self, status: StatusCode) -> Self {
         let title = status.canonical_reason().unwrap_or("Problem");
@@ -74,7 +74,7 @@ impl Problem {
         self.status == StatusCode::BAD_REQUEST
     }
 
-    /// Reports a malformed request: `field` is wrong.
+    /// Reports a malformed request, in which `field` is wrong.
     pub fn bad(field: impl Into<String>, problem: impl AsRef<str>) -> Self {
         let field = field.into();
         let detail = format!("{field}: {}", problem.as_ref());
@@ -84,7 +84,8 @@ impl Problem {
         }
     }
 
-    /// Combines several problems. The first becomes the detail, and at most 50 are listed.
+    /// Combines several problems into one. The first problem becomes the detail, and at most 50
+    /// problems are listed.
     pub fn several(mut problems: Vec<Self>) -> Self {
         const LISTED: usize = 50;
         let mistakes: Vec<String> = problems
@@ -103,7 +104,7 @@ impl Problem {
         }
     }
 
-    /// Lists all `mistakes`.
+    /// Adds the list of all `mistakes`.
     #[must_use]
     pub fn with_mistakes(self, mistakes: Vec<String>) -> Self {
         Self { mistakes, ..self }
@@ -139,15 +140,14 @@ impl Problem {
         Self::bad("body", format!("is not JSON: {error}"))
     }
 
-    /// Returns a one-line description.
+    /// Returns the description of the problem in one line.
     pub fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// Serialises the document without the HTTP headers, for callers that write the headers
-    /// themselves.
+    /// Serialises the document without HTTP headers, for callers that write the headers themselves.
     pub fn document(&self) -> Vec<u8> {
-        // Numbers and strings always serialise.
+        // Serialising numbers and strings never fails.
         serde_json::to_vec(self).unwrap_or_default()
     }
 

@@ -1,8 +1,8 @@
-//! Metrics for Prometheus: their declarations, and the pages that expose them.
+//! Metrics for Prometheus: the declarations of metrics, and the pages that expose them.
 //!
-//! `prometheus-client` encodes the pages. The counters of that crate are not used, because it looks
-//! them up by their labels under a lock. Instead, the program has its own counters, which are read
-//! when a page is requested. Counting thus costs only an atomic addition.
+//! The crate `prometheus-client` encodes the pages. The counters of that crate are not used,
+//! because they are looked up by their labels under a lock. Instead, the program has its own
+//! counters, which are read when a page is requested. So counting takes only an atomic addition.
 
 use std::{
     fmt::{self, Debug, Formatter},
@@ -31,7 +31,7 @@ impl<const N: usize> Metric<N> {
     ///
     /// # Panics
     ///
-    /// Panics, at compile time for a constant, if `name` does not end in `_total`.
+    /// Panics if `name` does not end in `_total`. For a constant, this is a compile error.
     #[must_use]
     pub const fn counter(
         name: &'static str,
@@ -46,7 +46,7 @@ impl<const N: usize> Metric<N> {
     ///
     /// # Panics
     ///
-    /// Panics, at compile time for a constant, if `name` ends in `_total`.
+    /// Panics if `name` ends in `_total`. For a constant, this is a compile error.
     #[must_use]
     pub const fn gauge(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
         assert!(!is_total(name), "only the name of a counter ends in _total");
@@ -102,8 +102,8 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format for a request with these headers: OpenMetrics if `Accept` lists it and
-    /// does not prefer `text/plain`.
+    /// Returns the format of the response to a request with these headers. This is OpenMetrics if
+    /// `Accept` lists it and does not prefer `text/plain`.
     #[must_use]
     pub fn negotiate(headers: &HeaderMap) -> Self {
         let quality = |media_type: &str| {
@@ -123,7 +123,7 @@ impl Format {
         }
     }
 
-    /// Returns the media type.
+    /// Returns the media type of a page in this format.
     #[must_use]
     pub const fn content_type(self) -> &'static str {
         match self {
@@ -133,7 +133,8 @@ impl Format {
     }
 }
 
-/// Returns the weight (RFC 9110 §12.4.2) of an element of `Accept` that names `media_type`.
+/// Returns the weight (RFC 9110 §12.4.2) of an element of `Accept`, if the element names
+/// `media_type`.
 fn quality_of(range: &str, media_type: &str) -> Option<f32> {
     let mut parts = range.split(';').map(str::trim);
     if !parts.next()?.eq_ignore_ascii_case(media_type) {
@@ -156,7 +157,7 @@ pub fn encode(format: Format, collect: impl Fn(&mut Page<'_>) + Send + Sync + 's
     page
 }
 
-/// A collector that adds the metrics of a function to each page.
+/// A collector that adds the metrics of a function to each page that is encoded.
 struct Pages<C> {
     format: Format,
     collect: C,
@@ -182,7 +183,7 @@ impl<C: Fn(&mut Page<'_>) + Send + Sync + 'static> Collector for Pages<C> {
     }
 }
 
-/// A page that is being encoded. After an error, nothing more is added to it.
+/// A page of metrics that is being encoded. After an error, no more metrics are added to it.
 #[derive(Debug)]
 pub struct Page<'p> {
     format: Format,
@@ -196,8 +197,8 @@ impl Page<'_> {
         self.family(metric, [([], value)]);
     }
 
-    /// Adds a metric with a sample for each item. An item consists of the label values and the
-    /// value of the sample.
+    /// Adds a metric with one sample for each item. An item consists of the values of the labels
+    /// and the value of the sample.
     pub fn family<'l, const N: usize>(
         &mut self,
         metric: &Metric<N>,
@@ -217,8 +218,9 @@ impl Page<'_> {
         });
     }
 
-    /// Adds a histogram of durations. `buckets` are upper bounds in seconds, in ascending order up
-    /// to infinity, each with the number of observations above the previous bound.
+    /// Adds a histogram of durations. `buckets` consists of upper bounds in seconds, in ascending
+    /// order up to infinity. Each bound has the number of observations between the previous bound
+    /// and this one.
     pub fn histogram(&mut self, metric: &Metric, sum: Duration, buckets: &[(f64, u64)]) {
         let count = buckets.iter().map(|(_, count)| count).sum();
         let sum = sum.as_secs_f64();
@@ -227,8 +229,8 @@ impl Page<'_> {
         });
     }
 
-    /// Writes the description of `metric`, then the samples that `encode` writes. The second
-    /// argument of `encode` is whether the encoder must append `_total` to the name.
+    /// Writes the description of `metric`, followed by the samples that `encode` writes. The second
+    /// argument of `encode` says whether the encoder must append `_total` to the name.
     fn add<const N: usize>(
         &mut self,
         metric: &Metric<N>,
@@ -238,8 +240,8 @@ impl Page<'_> {
             return;
         }
         let (name, unit, is_total) = match self.format {
-            // Only in this format does the description of a counter have the full name of its
-            // samples.
+            // In the text format, unlike in OpenMetrics, the description of a counter has the full
+            // name of its samples.
             Format::Text => (metric.name, None, false),
             Format::OpenMetrics => {
                 let family = metric.name.strip_suffix("_total");
@@ -254,7 +256,8 @@ impl Page<'_> {
     }
 }
 
-/// Encodes a sample. The encoder of a gauge writes the name as it is.
+/// Encodes the value of a sample. The encoder of a counter appends `_total` to the name, and the
+/// encoder of a gauge does not.
 fn encode_value(encoder: &mut MetricEncoder<'_>, value: u64, is_total: bool) -> fmt::Result {
     if is_total {
         encoder.encode_counter::<NoLabelSet, u64, f64>(&value, None)
@@ -263,7 +266,7 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: u64, is_total: bool) -> 
     }
 }
 
-/// Splits the unit from the name of a metric, because OpenMetrics declares the unit in a separate
+/// Splits the unit from the name of a metric, because OpenMetrics declares the unit on a separate
 /// line.
 fn split_unit(name: &str) -> (&str, Option<Unit>) {
     let units = [("_seconds", Unit::Seconds), ("_bytes", Unit::Bytes)];

@@ -1,12 +1,12 @@
-//! The registry of a listener's open connections: admits new ones and evicts idle ones.
+//! The registry of a listener's open connections. It admits new connections and evicts idle ones.
 //!
-//! A full listener closes the connection that has been idle for longest, as nginx does, instead of
-//! refusing the new connection. Otherwise an attacker could lock out all other clients with idle
-//! connections. A client that exceeds its own limit is refused.
+//! Like nginx, a full listener closes the connection that has been idle for longest instead of
+//! refusing a new connection. Otherwise an attacker could lock out all other clients with idle
+//! connections. However, a new connection of a client that has reached its own limit is refused.
 //!
-//! Idleness is measured in accepted connections. Whenever a connection's task is polled, the task
-//! stores the number of connections that the listener has accepted so far. That costs one load and
-//! one store, and avoids reading the clock.
+//! Idleness is measured in accepted connections instead of time. Whenever a connection's task is
+//! polled, the task stores the number of connections that the listener has accepted so far. This
+//! takes one load and one store, and avoids reading the clock.
 
 use std::{
     collections::HashMap,
@@ -21,13 +21,13 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// The number of connections examined to find one to evict. During a flood, examining all of 10,000
-/// connections would take a millisecond for each new connection.
+/// The number of connections that are examined to find one to evict. During a flood, examining all
+/// 10,000 connections would take a millisecond for each new connection.
 const CANDIDATES: usize = 256;
 
-/// A connection that has sent no request is evicted before all others, but only after the listener
-/// has accepted further connections, 1/8 of its connection limit. A new client thus has time to
-/// send its first request.
+/// A connection that has sent no request is evicted before all others, once the listener has
+/// accepted a number of further connections: 1/8 of its connection limit. So a new client has time
+/// to send its first request.
 const SILENT_PART: usize = 8;
 
 /// The open connections of one listener.
@@ -37,7 +37,7 @@ pub(super) struct Registry {
     open: Mutex<OpenConnections>,
 }
 
-/// Counters shared by all connections of a listener.
+/// Counters that all connections of a listener share.
 #[derive(Debug, Default)]
 struct Counts {
     accepted: AtomicU64,
@@ -56,10 +56,12 @@ struct OpenConnections {
 /// The state of one connection.
 #[derive(Debug, Default)]
 struct ConnectionState {
-    /// The index in `OpenConnections::slots`, guarded by its lock; [`GONE`] after removal.
+    /// The index in `OpenConnections::slots`, which is guarded by the lock of the slots; [`GONE`]
+    /// after removal.
     index: AtomicUsize,
     client: Option<IpAddr>,
-    /// The listener's accept count when this connection was last active.
+    /// The number of connections that the listener had accepted when this connection was last
+    /// active.
     active: AtomicU64,
     counts: Arc<Counts>,
     /// The number of requests in flight.
@@ -69,16 +71,17 @@ struct ConnectionState {
     task: AtomicWaker,
 }
 
-/// The maximum transit time of a request that the client sent before it received a `GOAWAY`.
+/// The maximum time for which a request may be in transit that the client sent before it received a
+/// `GOAWAY`.
 const GOAWAY_GRACE: Duration = Duration::from_millis(250);
 
-/// The index of a slot that has been removed from the list.
+/// The index of a connection that has been removed from the list.
 const GONE: usize = usize::MAX;
 
 /// The result of registering a new connection.
 #[derive(Debug)]
 pub(super) enum RegistrationResult {
-    /// The connection is served. An idle connection may have been closed to make room for it.
+    /// The connection will be served. An idle connection may have been closed to make room for it.
     Admitted(Registration, Eviction),
     /// The client of the connection has reached its connection limit.
     ClientFull,
@@ -86,18 +89,18 @@ pub(super) enum RegistrationResult {
     Full,
 }
 
-/// Whether an idle connection was closed to make room.
+/// Whether an idle connection was closed to make room for a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Eviction {
     None,
     One,
 }
 
-/// The limits for admitting a connection.
+/// The limits that apply to a new connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) connections: usize,
-    /// `None` if this client is exempt from the limit.
+    /// The limit per client; `None` if this client is exempt from it.
     pub(super) per_client: Option<usize>,
 }
 
@@ -146,8 +149,8 @@ impl Registry {
         open.cursor = start.wrapping_add(looked_at);
         let candidates =
             (0..looked_at).filter_map(|step| open.slots.get(start.wrapping_add(step) % count));
-        // `false` sorts first, so silent connections are evicted first, then the longest-idle
-        // connection.
+        // `false` sorts before `true`, so connections that have sent no request come first. Within
+        // each of the two groups, the longest-idle connection comes first.
         let victim = candidates
             .filter(|slot| slot.in_flight.load(Ordering::Relaxed) == 0)
             .min_by_key(|slot| {
@@ -165,7 +168,7 @@ impl Registry {
         true
     }
 
-    /// Returns the number of connections closed for control-frame floods.
+    /// Returns the number of connections that were closed because of control-frame floods.
     pub(super) fn floods(&self) -> u64 {
         self.counts.floods.load(Ordering::Relaxed)
     }
@@ -200,7 +203,7 @@ impl OpenConnections {
     }
 }
 
-/// The registration of a connection; dropping it removes the connection from the registry.
+/// The registration of a connection. Dropping it removes the connection from the registry.
 #[derive(Debug)]
 pub(super) struct Registration {
     registry: Arc<Registry>,
@@ -212,8 +215,8 @@ impl Registration {
         Activity(Arc::clone(&self.slot))
     }
 
-    /// Polls the connection's handler until it finishes or the connection is evicted. Must run in
-    /// its own task, so that the waker stays the same.
+    /// Polls the connection's handler until it finishes or the connection is evicted. This function
+    /// must run in its own task, so that the waker stays the same.
     pub(super) async fn serve<F: Future<Output = ()>>(&self, serving: F) {
         let mut serving = std::pin::pin!(serving);
         let slot = &*self.slot;
@@ -246,7 +249,8 @@ impl Drop for Registration {
 pub struct Activity(Arc<ConnectionState>);
 
 impl Activity {
-    /// Records the start of a request. The connection is not evicted until the result is dropped.
+    /// Records the start of a request. The connection is not evicted until the returned guard is
+    /// dropped.
     #[must_use]
     pub fn begin(&self) -> InFlight {
         self.note_request();
@@ -259,9 +263,9 @@ impl Activity {
         self.0.has_sent_request.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until no request is in flight, after a grace period for requests that the client has
-    /// already sent. Used to close an HTTP/2 connection whose client may never react to the
-    /// `GOAWAY`.
+    /// Waits until no request is in flight. Before each check there is a grace period, because the
+    /// client may already have sent further requests. This function is used to close an HTTP/2
+    /// connection whose client may never react to the `GOAWAY`.
     pub async fn drained(&self) {
         loop {
             tokio::time::sleep(GOAWAY_GRACE).await;
@@ -271,7 +275,7 @@ impl Activity {
         }
     }
 
-    /// Counts the connection as closed for a control-frame flood.
+    /// Counts the connection as closed because of a control-frame flood.
     pub(crate) fn note_flood(&self) {
         self.0.counts.floods.fetch_add(1, Ordering::Relaxed);
     }
@@ -287,8 +291,8 @@ impl Drop for InFlight {
     }
 }
 
-/// Returns the address that the limit per client applies to: an IPv4 address, or the /64 of an IPv6
-/// address, which usually belongs to one host.
+/// Returns the address to which the limit per client applies: an IPv4 address, or the /64 of an
+/// IPv6 address, which usually belongs to one host.
 pub(crate) fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {

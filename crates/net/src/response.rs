@@ -15,7 +15,8 @@ pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// Builds a JSON response.
 pub fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer {
-    // Serialising to memory fails only for maps whose keys are not strings, which no response has.
+    // Serialising to memory fails only for maps whose keys are not strings. No response contains
+    // such a map.
     let body = serde_json::to_vec(value).unwrap_or_default();
     let mut answer = Response::new(Full::new(Bytes::from(body)));
     *answer.status_mut() = status;

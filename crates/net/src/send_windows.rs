@@ -1,32 +1,32 @@
 //! The flow-control windows that an HTTP/2 client grants to the server (RFC 9113 §5.2).
 //!
-//! A client can make a server split a response into any number of `DATA` frames, by granting a few
-//! bytes at a time. A `DATA` frame that was split for this reason uses up almost the whole window.
-//! A frame that ends because the message ends leaves more of the window, unless the client is slow
-//! to read.
+//! By granting a few bytes at a time, a client can make a server split a response into any number
+//! of `DATA` frames. A `DATA` frame that was split for this reason uses up almost the whole window.
+//! A frame that ends because the message ends leaves more of the window, unless the client reads
+//! slowly.
 
 use std::collections::HashMap;
 
 use super::frame_parser::FrameHeader;
 
-/// The initial size of each window in bytes, RFC 9113 §6.9.2.
+/// The initial size of each window in bytes (RFC 9113 §6.9.2).
 const INITIAL_BYTES: i64 = 65_535;
 
 /// The identifier of `SETTINGS_INITIAL_WINDOW_SIZE`.
 const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// A window with fewer bytes left counts as used up. This constant is not zero, because a grant may
-/// arrive after the data was queued and before the data is written.
+/// A window that has fewer bytes left counts as used up. This number is not zero, because a grant
+/// may arrive after data was queued and before the data is written.
 const USED_UP_BYTES: i64 = 1_024;
 
-/// The maximum number of streams to remember. h2 allows fewer concurrent streams.
+/// The maximum number of streams that are tracked. h2 allows fewer concurrent streams.
 const MAX_STREAMS: usize = 4_096;
 
-/// The HTTP/2 flow-control windows of a connection and of its streams: how many bytes the server
-/// may still send.
+/// The HTTP/2 flow-control windows of a connection and of its streams. A window is the number of
+/// bytes that the server may still send.
 #[derive(Debug)]
 pub(super) struct SendWindows {
-    /// The initial window of a stream.
+    /// The initial size of the window of a stream, in bytes.
     initial: i64,
     connection: i64,
     /// The bytes granted to each open stream beyond `initial`, minus the bytes sent.
@@ -42,7 +42,7 @@ struct Payload {
     kind: u8,
     stream: u32,
     bytes_left: usize,
-    /// The received bytes of a setting or of an increment.
+    /// The bytes of a setting or of a window increment that have been received so far.
     item: [u8; 6],
     item_len: usize,
 }
@@ -81,7 +81,8 @@ impl SendWindows {
         }
     }
 
-    /// Reads the rest of the payload of the last frame from `bytes`, as far as it has arrived.
+    /// Reads the rest of the payload of the last frame from `bytes`, as far as the payload has
+    /// arrived.
     pub(super) fn receive_payload(&mut self, bytes: &[u8]) {
         let arrived = self.payload.bytes_left.min(bytes.len());
         self.payload.bytes_left -= arrived;
@@ -112,8 +113,8 @@ impl SendWindows {
         }
     }
 
-    /// Records a `DATA` frame that is sent. Returns whether the frame used up a window. Such a
-    /// frame may be part of a message that the client made the server split.
+    /// Records a `DATA` frame that is sent. Returns whether the frame used up a window. The client
+    /// may have made the server split the message at the end of such a frame.
     pub(super) fn send_data(&mut self, frame: FrameHeader) -> bool {
         let bytes = i64::try_from(frame.length).unwrap_or(i64::MAX);
         self.connection = self.connection.saturating_sub(bytes);
@@ -125,8 +126,8 @@ impl SendWindows {
         *granted = granted.saturating_sub(bytes);
         let granted = *granted;
         let stream = granted.saturating_add(self.initial);
-        // A window is negative only after a setting has made the window smaller. The server then
-        // sends nothing.
+        // A window is negative only after a setting has made it smaller. While a window is
+        // negative, the server sends no data.
         let used_up = 0..USED_UP_BYTES;
         used_up.contains(&stream) || used_up.contains(&self.connection)
     }
@@ -148,7 +149,7 @@ impl SendWindows {
 }
 
 impl Payload {
-    /// Returns the length of a setting or of an increment.
+    /// Returns the length in bytes of a setting or of a window increment.
     const fn item_bytes(&self) -> usize {
         if self.kind == FrameHeader::SETTINGS {
             6
@@ -201,7 +202,7 @@ mod tests {
         assert!(send(&mut windows, 1, 1_990), "the stream's window");
         set_initial(&mut windows, 70_000);
         assert!(!send(&mut windows, 1, 10));
-        // A new stream has the initial window, and grants to a closed stream are ignored.
+        // A new stream has the initial window. Grants to a closed stream are ignored.
         set_initial(&mut windows, 1);
         windows.receive(header(FrameHeader::HEADERS, 0, 3, 9));
         assert!(send(&mut windows, 3, 1));

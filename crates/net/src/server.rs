@@ -11,7 +11,7 @@ use super::{
     worker::{Jobs, Tasks, Worker},
 };
 
-/// Worker threads and their listeners. Dropping the server aborts all connections;
+/// Worker threads and their listeners. Dropping the server aborts all connections, while
 /// [`Server::shutdown`] lets connections finish.
 #[derive(Debug)]
 pub struct Server {
@@ -27,7 +27,7 @@ impl Server {
         std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
     }
 
-    /// Starts `workers` threads, at least one.
+    /// Starts `workers` threads, but at least one.
     ///
     /// # Errors
     ///
@@ -55,8 +55,8 @@ impl Server {
         self.shutdown.clone()
     }
 
-    /// Serves each connection to `socket` with `handler`, on the next worker in turn and with
-    /// `TCP_NODELAY` set. The connection is closed when the handler's future finishes.
+    /// Serves each connection to `socket` with `handler`. The workers take turns, and `TCP_NODELAY`
+    /// is set. A connection is closed when the handler's future finishes.
     ///
     /// # Errors
     ///
@@ -122,7 +122,8 @@ impl Server {
         Tasks(self.first().clone())
     }
 
-    /// Announces the shutdown: health checks report not-ready, and requests are still served.
+    /// Announces the shutdown: health checks report not-ready from now on, and requests are still
+    /// served.
     pub fn announce_shutdown(&self) {
         self.shutdown.announce();
     }
@@ -134,7 +135,7 @@ impl Server {
     /// connection.
     pub async fn shutdown(self, drain: Duration) -> usize {
         self.shutdown.begin();
-        // After the deadline, dropping `self` closes the remaining connections.
+        // After the deadline, the remaining connections are closed when `self` is dropped.
         let _ = tokio::time::timeout(drain, self.open.emptied()).await;
         self.open.open()
     }

@@ -15,8 +15,8 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// A shutdown signal that is shared by all clones. A shutdown is first announced, and then begins;
-/// a shutdown cannot be withdrawn.
+/// A shutdown signal that all clones share. A shutdown is announced first, and begins later. It
+/// cannot be withdrawn.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 
@@ -49,11 +49,11 @@ impl Shutdown {
         self.0.begun.come().await;
     }
 
-    /// Polls `serving` to completion. Calls `finish` on it when the shutdown begins.
+    /// Polls `serving` to completion. When the shutdown begins, calls `finish` on `serving`.
     ///
     /// The shutdown notification is polled only once, to register the waker. After that, only a
     /// flag is checked, because polling the notification is expensive compared with the rest of a
-    /// request. So this future must run in its own task, whose waker stays the same.
+    /// request. So the returned future must run in its own task, whose waker stays the same.
     pub async fn serve<F: Future>(
         &self,
         mut serving: Pin<&mut F>,
@@ -64,7 +64,7 @@ impl Shutdown {
         poll_fn(|cx| {
             if !is_registered {
                 is_registered = true;
-                // The result is not needed: the flag is checked below.
+                // The result is not needed, because the flag is checked below.
                 let _ = begun.as_mut().poll(cx);
             }
             if self.has_begun()
@@ -102,7 +102,8 @@ impl Event {
     }
 
     async fn come(&self) {
-        // Registers the waker before reading the flag, so that an event in between is not missed.
+        // Registers the waker before reading the flag, so that an event between the two steps is
+        // not missed.
         let mut happens = std::pin::pin!(self.happens.notified());
         happens.as_mut().enable();
         if !self.has_come() {
@@ -116,7 +117,7 @@ impl Event {
     }
 }
 
-/// Counts open connections, and notifies when no connection is open.
+/// Counts open connections, and notifies waiters when no connection is open.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionCount {
     open: AtomicUsize,

@@ -1,9 +1,10 @@
-//! A stream with read and write timeouts, for the connections of all listeners and to upstreams.
+//! A stream with read and write timeouts, used for the connections of all listeners and for
+//! connections to upstreams.
 //!
 //! The [`Phase`] of the connection determines which read timeout applies. The stream itself ends
-//! the idle phase when bytes arrive. The protocol code begins the other phases, because only the
-//! protocol code knows where a request or a response ends. A lazy timer for each direction is set
-//! only when the connection has to wait, so the timeouts cost one clock read per request.
+//! the idle phase when bytes arrive. The protocol code begins the other phases, because only this
+//! code knows where a request or a response ends. Each direction has a lazy timer, which is set
+//! only when the connection has to wait. So the timeouts take one clock read per request.
 
 use std::{
     io,
@@ -25,31 +26,34 @@ use super::LazyTimer;
 pub struct StreamTimeouts {
     /// The timeout for the next request, from the end of the previous response.
     pub idle: Duration,
-    /// The timeout for the whole of a request, from its first byte. Arriving bytes do not extend
-    /// the timeout. Also the timeout for the first request of a connection.
+    /// The timeout for a whole request, from its first byte. Arriving bytes do not extend this
+    /// timeout. The same timeout applies to the first request of a connection, from the start of
+    /// the connection.
     pub request: Duration,
-    /// The maximum time that the peer may take to read.
+    /// The timeout for a peer that does not read, or reads too slowly.
     pub write: WriteTimeout,
 }
 
-/// The kind of timeout for a peer that reads slowly or not at all.
+/// The kind of timeout for a peer that does not read, or reads too slowly.
 #[derive(Clone, Copy, Debug)]
 pub enum WriteTimeout {
-    /// The maximum time during which the peer reads nothing. Suitable for output of any length.
+    /// The maximum time during which the peer reads nothing. This kind is suitable for output of
+    /// any length.
     Stall(Duration),
-    /// The maximum time from a blocked write until the peer has read all pending output. Suitable
-    /// for short responses. A peer that reads a few bytes at a time cannot prolong the timeout.
+    /// The maximum time from a blocked write until the peer has read all pending output. This kind
+    /// is suitable for short responses. A peer cannot prolong this timeout by reading a few bytes
+    /// at a time.
     Drain(Duration),
 }
 
-/// The phase of a connection, shared by its stream and the code that answers its requests.
+/// The phase of a connection. It is shared by the stream and the code that answers requests.
 ///
 /// ```text
 /// request ──response begins──▶ response ──response ends──▶ idle ──first bytes──▶ request
 /// ```
 ///
-/// A new connection is in the request phase: it must send its first request within `request`, not
-/// within `idle`.
+/// A new connection is in the request phase, so the timeout of its first request is `request` and
+/// not `idle`.
 #[derive(Clone, Debug)]
 pub struct Phase(Arc<PhaseState>);
 
@@ -75,20 +79,20 @@ impl Phase {
         }))
     }
 
-    /// Begins the idle phase, in which the connection waits for the next request. Restarts the
+    /// Begins the idle phase, in which the connection waits for the next request. Restarts the idle
     /// timeout.
     pub fn await_request(&self) {
         self.enter(IDLE);
     }
 
     /// Begins the request phase, in which the connection waits for the rest of a request. Restarts
-    /// the timeout.
+    /// the request timeout.
     pub fn await_rest(&self) {
         self.enter(REQUEST);
     }
 
-    /// Begins the response phase, which has no read timeout. The phase lasts until the result is
-    /// dropped.
+    /// Begins the response phase, which has no read timeout. The phase lasts until the returned
+    /// value is dropped.
     #[must_use]
     pub fn begin_response(&self) -> ResponsePhase {
         self.enter(RESPONSE);
@@ -117,7 +121,7 @@ impl Phase {
     }
 }
 
-/// The response phase of a connection; dropping it begins the idle phase.
+/// The response phase of a connection. Dropping the value begins the idle phase.
 #[derive(Debug)]
 pub struct ResponsePhase(Phase);
 
@@ -127,20 +131,21 @@ impl Drop for ResponsePhase {
     }
 }
 
-/// A stream whose reads and writes fail with [`io::ErrorKind::TimedOut`] after [`StreamTimeouts`].
+/// A stream whose reads and writes fail with [`io::ErrorKind::TimedOut`] when one of its
+/// [`StreamTimeouts`] has passed.
 #[derive(Debug)]
 pub struct TimedStream<S> {
     stream: S,
     timeouts: StreamTimeouts,
     phase: Phase,
-    /// Created at the first wait.
+    /// The read timer, which is created at the first wait.
     read_timer: Option<LazyTimer>,
-    /// Runs while a write is blocked.
+    /// The write timer, which runs while a write is blocked.
     write_timer: Option<LazyTimer>,
 }
 
 impl<S> TimedStream<S> {
-    /// Wraps `stream`, which is in the request phase.
+    /// Wraps `stream`, and begins the request phase.
     pub fn new(stream: S, timeouts: StreamTimeouts) -> Self {
         Self::in_phase(REQUEST, stream, timeouts)
     }
@@ -176,8 +181,8 @@ impl<S> TimedStream<S> {
         &self.stream
     }
 
-    /// Sets the write timeout. If a write is already blocked, the change applies from the next
-    /// blocked write on.
+    /// Sets the write timeout. If a write is already blocked, the change takes effect only when the
+    /// next write blocks.
     pub const fn set_write_timeout(&mut self, write: WriteTimeout) {
         self.timeouts.write = write;
     }
@@ -285,16 +290,17 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
         let phase = self.phase.current();
-        // hyper flushes when it has nothing left to write, which may be before the response to the
+        // hyper flushes when it has no more data to write. This can be before the response to the
         // last request.
         if phase != RESPONSE {
             let is_response_due = &self.phase.0.is_response_due;
             is_response_due.store(false, Ordering::Relaxed);
         }
-        // Starts the idle timeout at the end of the response. If hyper already knows that there is
-        // nothing to read, hyper polls for reading again only when data arrives.
+        // Starts the idle timeout at the end of the response. This is necessary because hyper may
+        // already know that there is nothing to read. In this case it polls for reading again only
+        // when data arrives.
         if phase == IDLE && !self.phase.is_timed() {
-            // The timer was just set, so it cannot be due.
+            // The timer was set just now, so it cannot have expired.
             let _ = self.poll_read_timeout::<()>(cx);
         }
         self.poll_write_timeout(cx, flushed)
@@ -333,7 +339,7 @@ mod tests {
         (TimedStream::new(ours, timeouts), theirs)
     }
 
-    /// Reads until the read times out, and returns the seconds that it took.
+    /// Reads until the read times out, and returns the elapsed seconds.
     async fn seconds_to_read_timeout(stream: &mut TimedStream<DuplexStream>) -> u64 {
         let start = Instant::now();
         loop {
@@ -379,8 +385,8 @@ mod tests {
         }
     }
 
-    /// The idle timeout starts at the flush, even if nothing reads from the stream until the
-    /// timeout has passed.
+    /// The idle timeout starts at the flush, even if the stream is not read before the timeout has
+    /// passed.
     #[tokio::test(start_paused = true)]
     async fn a_flush_starts_the_idle_timeout() {
         let (mut stream, _client) = open(WriteTimeout::Stall(secs(WRITE_SECS)));
@@ -392,8 +398,8 @@ mod tests {
         assert_eq!(seconds_to_read_timeout(&mut stream).await, 0);
     }
 
-    /// Writes while the client reads a byte every three seconds, and returns the seconds until the
-    /// write fails or ends.
+    /// Writes while the client reads one byte every three seconds. Returns whether the write
+    /// succeeds, and the seconds until it succeeds or fails.
     async fn seconds_of_a_slow_read(write: WriteTimeout) -> (bool, u64) {
         let (mut stream, mut client) = open(write);
         let start = Instant::now();

@@ -13,22 +13,23 @@ use tokio::{
 
 /// A timer whose deadline moves with every request.
 ///
-/// Moving the deadline takes two stores. The runtime's timer is re-registered only if it fires
-/// before the deadline. A connection that is busy for an hour with a timeout of one minute
-/// registers about 60 timers, no matter how many requests it serves. While the same task waits, its
-/// waker is not registered again either.
+/// Moving the deadline takes two stores. The runtime's timer is registered again only if it fires
+/// before the deadline. For example, a connection that is busy for an hour with a timeout of one
+/// minute registers about 60 timers, no matter how many requests it serves. As long as the same
+/// task waits, its waker is not registered again either.
 ///
-/// If the deadline moves to before the registered timer, the timer is re-registered immediately.
+/// If the deadline moves to a time before the registered timer, the timer is registered again
+/// immediately.
 #[derive(Debug)]
 pub struct LazyTimer {
     sleep: Pin<Box<Sleep>>,
     due: Instant,
-    /// The waker that the runtime's timer currently has.
+    /// The waker that is registered with the runtime's timer.
     woken: Option<Waker>,
 }
 
 impl LazyTimer {
-    /// Creates a timer that is due `after` from now. The timer belongs to the current async
+    /// Creates a timer that expires `after` from now. The timer belongs to the current async
     /// runtime.
     #[must_use]
     pub fn new(after: Duration) -> Self {
@@ -53,8 +54,8 @@ impl LazyTimer {
         }
     }
 
-    /// Returns ready once the deadline has passed. Otherwise the task is woken at the deadline or
-    /// slightly earlier.
+    /// Returns ready once the deadline has passed. Otherwise the task is woken at the deadline, or
+    /// earlier if the deadline has moved.
     pub fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_known = |woken: &Waker| woken.will_wake(cx.waker());
         if self.woken.as_ref().is_some_and(is_known) && !self.sleep.is_elapsed() {
@@ -66,7 +67,7 @@ impl LazyTimer {
             }
             self.reset();
         }
-        // If the task has no cooperative budget left, tokio wakes the task immediately, and the
+        // If the task has used up its cooperative budget, tokio wakes the task immediately, and the
         // timer has not registered the waker.
         self.woken = coop::has_budget_remaining().then(|| cx.waker().clone());
         Poll::Pending
@@ -79,7 +80,7 @@ impl LazyTimer {
     }
 }
 
-/// Returns `now` plus `after`. `after` is capped at one year to avoid overflow; no sensible timeout
+/// Returns `now` plus `after`. `after` is capped at one year to avoid overflow. No sensible timeout
 /// is longer.
 fn later(now: Instant, after: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 86_400);
@@ -126,11 +127,11 @@ mod tests {
         assert_eq!(start.elapsed().as_secs(), 3);
     }
 
-    /// More than tokio's cooperative budget for one poll.
+    /// A number of polls that exceeds tokio's cooperative budget for a task.
     const MORE_THAN_A_TURN: usize = 200;
 
-    /// The test covers every amount of budget used before the poll, with a new timer and with a
-    /// timer that has fired early.
+    /// The test tries every amount of budget that the task may have used before it polls the timer.
+    /// The timer is either new or has fired early.
     #[tokio::test(start_paused = true)]
     async fn a_task_that_was_polled_is_still_woken() {
         for (done, fires_before) in

@@ -1,9 +1,9 @@
-//! TLS for a listener: its certificate and its client authentication.
+//! TLS for a listener: its certificate, and the authentication of its clients.
 //!
-//! The TLS files are checked for changes like the rules file, and reloaded after a change. Only new
-//! connections use the new certificate. A certificate and its key are two files, which cannot be
-//! replaced atomically. So the files are reloaded only after two consecutive checks have seen the
-//! same modification stamps.
+//! Like the rules file, the TLS files are checked for changes, and are reloaded after a change.
+//! Only new connections use the new certificate. A certificate and its key are two files, which
+//! cannot be replaced atomically. So the files are reloaded only after two consecutive checks have
+//! found the same modification stamps.
 
 use std::{
     io,
@@ -107,7 +107,7 @@ impl TlsListener {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file could not be read or lacks the expected content.
+    /// A file could not be read, or does not have the expected content.
     #[error("{}.tls.{setting}: cannot use {path}: {problem}", listener.as_str())]
     File {
         /// The listener.
@@ -133,14 +133,14 @@ pub enum TlsError {
     },
 }
 
-/// The TLS configuration of a listener and the files it was loaded from.
+/// The TLS configuration of a listener, and the files from which it was loaded.
 #[derive(Debug)]
 pub struct Tls {
     listener: TlsListener,
     files: TlsFiles,
     in_force: ArcSwap<ServerConfig>,
     seen: Mutex<SeenStamps>,
-    /// The error of the last load; `None` if it succeeded.
+    /// The error of the last load; `None` if the last load succeeded.
     problem: Mutex<Option<String>>,
     loads: [AtomicU64; 2],
 }
@@ -162,8 +162,8 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// Returns a [`TlsError`] if a file cannot be read, lacks the expected content or does not
-    /// match the other files.
+    /// Returns a [`TlsError`] if a file cannot be read, does not have the expected content or does
+    /// not match the other files.
     pub fn load(listener: TlsListener, files: &TlsFiles) -> Result<Self, TlsError> {
         let stamps = stamps(files);
         Ok(Self {
@@ -202,12 +202,14 @@ impl Tls {
         loaded
     }
 
-    /// Returns whether the files have changed since the last load, but not since the last check.
+    /// Returns whether the files have changed since the last load, and have not changed since the
+    /// last check.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         let (mut seen, now) = (lock(&self.seen), stamps(&self.files));
         let is_settled = seen.checked == now;
-        // A missing file is probably being replaced, so the reload waits for the new file.
+        // If a file is missing, it is probably being replaced, so the reload waits until the new
+        // file exists.
         let is_whole = now.iter().all(Option::is_some);
         let has_changed = is_settled && is_whole && seen.read != now;
         seen.checked = now;
@@ -243,7 +245,8 @@ impl Tls {
         page.family(&LAST_LOAD_SUCCESS, successes);
     }
 
-    /// Performs the TLS handshake for `connection`, within its `request` timeout. Logs a failure.
+    /// Performs the TLS handshake for `connection`, within the timeout `request` of the connection.
+    /// Logs a failed handshake.
     pub async fn accept_in_time(
         &self,
         stream: TcpStream,

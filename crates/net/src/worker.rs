@@ -1,4 +1,4 @@
-//! A worker: one thread with one runtime and its share of the connections.
+//! A worker: one thread with one runtime, which serves a part of the connections.
 
 use std::{future::Future, io, thread::JoinHandle};
 
@@ -7,7 +7,7 @@ use tokio::{
     sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
 };
 
-/// A handle to spawn background futures on one worker.
+/// A handle with which background futures are spawned on one worker.
 #[derive(Clone, Debug)]
 pub struct Tasks(pub(super) Jobs);
 
@@ -26,18 +26,20 @@ enum Job {
     Stop,
 }
 
-/// The sender of a worker's job queue. The listeners' connection limits bound the queue.
+/// The sender of a worker's job queue. The length of the queue is bounded by the connection limits
+/// of the listeners.
 #[derive(Clone, Debug)]
 pub(super) struct Jobs(UnboundedSender<Job>);
 
 impl Jobs {
-    /// Creates a future and runs it on the worker's thread. Does nothing if the worker has stopped.
+    /// Creates a future and runs it on the worker's thread. Has no effect if the worker has
+    /// stopped.
     pub(super) fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
     {
         let run = Box::new(move || drop(tokio::task::spawn_local(make())));
-        // If the worker has stopped, the job is dropped, which closes the socket.
+        // If the worker has stopped, the job is dropped, which closes the socket of the job.
         let _ = self.0.send(Job::Run(run));
     }
 }
@@ -65,7 +67,8 @@ impl Worker {
             .spawn(body)?;
         match started.recv() {
             Ok(error) => Err(error),
-            // The thread dropped its sender without an error, so its runtime has started.
+            // The thread has dropped its sender without sending an error, so its runtime has
+            // started.
             Err(_) => Ok(Self {
                 jobs: Jobs(jobs),
                 thread: Some(thread),
@@ -73,7 +76,7 @@ impl Worker {
         }
     }
 
-    /// Asks the worker to drop its connections and stop.
+    /// Tells the worker to drop its connections and stop.
     pub(super) fn stop(&self) {
         let _ = self.jobs.0.send(Job::Stop);
     }

@@ -1,4 +1,4 @@
-//! Tests of workers and listeners, over real sockets.
+//! Tests of workers and listeners over real sockets.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{cell::RefCell, collections::HashMap, io, net::SocketAddr, rc::Rc, time::Duration};
@@ -19,9 +19,10 @@ fn any_port() -> std::net::TcpListener {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap()
 }
 
-/// Sends the worker's index, then echoes bytes until the client disconnects or the shutdown begins.
+/// Sends the index of the worker. Then echoes bytes until the client disconnects or the shutdown
+/// begins.
 async fn echo(mut stream: TcpStream, connection: Connection) {
-    // Deliberately makes the future not `Send`.
+    // The buffer deliberately makes the future not `Send`.
     let buffer = Rc::new(RefCell::new(vec![0; 64]));
     let worker = u8::try_from(connection.worker).unwrap();
     stream.write_all(&[worker]).await.unwrap();
@@ -76,7 +77,7 @@ async fn at_the_bound_the_idlest_connection_makes_room() {
     let (mut first, _) = connect(listener.local_addr()).await;
     let (mut second, _) = connect(listener.local_addr()).await;
     let (mut third, _) = connect(listener.local_addr()).await;
-    // The second connection has been idle since the third was accepted.
+    // The second connection has been idle since the third connection was accepted.
     first.write_all(b"!").await.unwrap();
     assert_eq!(first.read_u8().await.unwrap(), b'!');
     let (mut fourth, _) = connect(listener.local_addr()).await;

@@ -1,8 +1,9 @@
-//! Recent denials: a bounded list, so that an operator can see which clients were denied, by which
-//! limit, and when they may return.
+//! Recent denials: a bounded list that shows an operator which clients were denied, by which limit,
+//! and until when.
 //!
-//! As for the metrics, each group of threads has its own list, so that a decision takes no lock
-//! that other workers hold. An admitted request is only checked for denials by shadow rules.
+//! Like the metrics, each group of threads has its own list, so that a decision never waits for a
+//! lock that another worker holds. For an admitted request, the only work is to check whether a
+//! shadow rule would have denied it.
 
 mod record;
 mod ring;
@@ -34,7 +35,7 @@ pub struct Denial {
     pub at: Timestamp,
     /// The listener that answered the request.
     pub listener: ListenerKind,
-    /// Whether the rule denied the request, or would have in shadow mode.
+    /// Whether the rule denied the request, or would have denied it in shadow mode.
     pub mode: Mode,
     /// Why the request was denied.
     pub reason: Reason,
@@ -48,18 +49,18 @@ pub struct Denial {
     /// The values of the rule's key, or the key that was sent with the limit.
     pub key: Vec<String>,
     /// The entries of the request that the conditions and the key of the rule use. Long values are
-    /// cut, and entries beyond about 3 KiB are left out.
+    /// truncated, and entries beyond about 3 KiB are left out.
     pub entries: Vec<(String, String)>,
 }
 
-/// Selects denials.
+/// A filter that selects denials.
 #[derive(Clone, Debug, Default)]
 pub struct DenialFilter<'a> {
-    /// The rule.
+    /// The name of the rule; `None` selects every rule.
     pub rule: Option<&'a str>,
-    /// The values of the key; empty selects every key.
+    /// The values of the key; an empty slice selects every key.
     pub key: &'a [&'a str],
-    /// The earliest time.
+    /// The earliest time of the selected denials.
     pub since: Timestamp,
 }
 
@@ -68,15 +69,15 @@ pub struct DenialFilter<'a> {
 pub struct DenialList {
     /// The denials.
     pub denials: Vec<Denial>,
-    /// The number of denials since the start that are no longer in memory, regardless of the
-    /// filter.
+    /// The number of denials since the start of the process that are no longer in memory. The
+    /// filter does not affect this number.
     pub lost: u64,
 }
 
 /// The recent denials of a process.
 #[derive(Debug)]
 pub struct DenialLog {
-    /// One list for each group of threads; empty if denials are neither kept nor logged.
+    /// One list for each group of threads; empty if denials are neither listed nor logged.
     shards: Box<[Shard]>,
     /// The maximum number of segments in each shard.
     segments: usize,
@@ -88,7 +89,7 @@ pub struct DenialLog {
 #[repr(align(128))]
 struct Shard(Mutex<Ring>);
 
-/// Returns whether a rule denied the request of `verdict`, or would have in shadow mode.
+/// Returns whether a rule denied the request of `verdict`, or would have denied it in shadow mode.
 #[inline]
 pub(crate) fn has_denial(verdict: &Verdict<'_>) -> bool {
     !verdict.allowed || verdict.lines.iter().any(|line| !line.outcome.allowed)
@@ -117,7 +118,7 @@ impl DenialLog {
         }
     }
 
-    /// Returns whether denials are kept.
+    /// Returns whether denials are kept in memory.
     #[must_use]
     pub fn is_kept(&self) -> bool {
         self.segments > 0
@@ -147,8 +148,9 @@ impl DenialLog {
         list
     }
 
-    /// Records the denials of a verdict: one for each rule that denied the request or, in shadow
-    /// mode, would have denied it. Each record has the limit that takes longest to recover.
+    /// Records the denials of a verdict, one for each rule that denied the request. A rule in
+    /// shadow mode counts if it would have denied the request. Each record contains the limit that
+    /// takes longest to recover.
     #[cold]
     pub(crate) fn record(
         &self,
@@ -171,7 +173,7 @@ impl DenialLog {
             entries: &[],
         };
         let mut is_explained = verdict.allowed;
-        // The limits of a rule are adjacent.
+        // The lines of a rule are adjacent.
         for lines in verdict.lines.chunk_by(|one, other| one.rule == other.rule) {
             let denying = lines.iter().filter(|line| !line.outcome.allowed);
             if let Some(line) = denying.max_by_key(|line| line.outcome.retry_after) {
@@ -187,13 +189,14 @@ impl DenialLog {
                 self.push_for(decided, denied);
             }
         }
-        // A block, the store or the policy for an unreachable store denied the request.
+        // No limit denied the request, but a block, the store, or the policy for an unreachable
+        // store.
         if !is_explained {
             self.push_for(decided, denied);
         }
     }
 
-    /// Records the denial of a request that carried its limits.
+    /// Records the denial of a request that was sent with its own limits.
     #[cold]
     pub(crate) fn record_throttle(
         &self,
@@ -321,7 +324,7 @@ fn mode_of(line: &Line<'_>) -> Mode {
     }
 }
 
-/// Returns the limit that denies for the longest time.
+/// Returns the denying limit with the longest wait.
 fn denying_limit<'l>(
     limits: impl Iterator<Item = &'l Limit>,
     outcomes: &[Outcome],

@@ -1,21 +1,23 @@
-//! The encoding of a denial.
+//! The binary encoding of a denial.
 //!
 //! ```text
 //! | time, 8 bytes | wait, 8 | listener, 1 | mode, 1 | reason, 1
 //! | rule | policy | number of key values, 1 | values | number of entries, 1 | names and values |
 //! ```
 //!
-//! Each text has a length of 2 bytes. A rule and a policy of length 0 are absent.
+//! Each text is preceded by its length in 2 bytes. If the length of the rule or the policy is 0,
+//! the denial has no rule or no policy.
 
 use tidegate_core::{Mode, Reason, RetryAfter, Span, Timestamp};
 
 use super::{Denial, ring::MAX_RECORD_BYTES};
 use crate::metrics::ListenerKind;
 
-/// The maximum length of the value of an entry in bytes. A longer value is cut and ends in `…`.
+/// The maximum length of the value of an entry in bytes. A longer value is truncated and ends in
+/// `…`.
 const MAX_VALUE_BYTES: usize = 256;
 
-/// The wait of a request that never passes.
+/// The encoded wait of a request that is never admitted.
 const NEVER: u64 = u64::MAX;
 
 const REASONS: [Reason; 3] = [Reason::Limit, Reason::Blocked, Reason::Store];
@@ -36,8 +38,8 @@ pub(super) struct NewDenial<'a> {
 }
 
 impl NewDenial<'_> {
-    /// Appends the encoded denial, at most [`MAX_RECORD_BYTES`]. Entries that do not fit are left
-    /// out.
+    /// Appends the encoded denial, in at most [`MAX_RECORD_BYTES`]. Entries that do not fit are
+    /// left out.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         let end = out.len() + MAX_RECORD_BYTES;
         out.extend_from_slice(&self.at.as_micros().to_le_bytes());
@@ -67,7 +69,7 @@ impl NewDenial<'_> {
     }
 }
 
-/// Cuts a value that is longer than [`MAX_VALUE_BYTES`].
+/// Truncates a value that is longer than [`MAX_VALUE_BYTES`].
 fn cut<'v>(value: &'v str, buffer: &'v mut String) -> &'v str {
     if value.len() <= MAX_VALUE_BYTES {
         return value;
@@ -128,7 +130,7 @@ impl<'b> Record<'b> {
         })
     }
 
-    /// Copies the denial.
+    /// Copies the record into a [`Denial`].
     pub(super) fn to_denial(&self) -> Denial {
         let mut input = Input(self.entries.0);
         let count = input.small().unwrap_or(0);

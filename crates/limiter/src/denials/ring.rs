@@ -1,4 +1,4 @@
-//! A bounded list of records: each new record replaces the oldest records.
+//! A bounded list of records, in which new records replace the oldest records.
 //!
 //! Records are kept in segments of fixed size. A full list drops its oldest segment as a whole. A
 //! reader takes references to the full segments, and copies only the last segment. So a reader
@@ -26,14 +26,14 @@ pub(super) struct Ring {
     unlogged_percent: u32,
 }
 
-/// Records, oldest first, each after its length.
+/// A segment of records, oldest first. Each record is preceded by its length.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Segment {
     bytes: Vec<u8>,
     records: u64,
 }
 
-/// The records of a ring at one time.
+/// The records that a ring contains at one time.
 #[derive(Debug)]
 pub(super) struct RingSnapshot {
     /// The segments, newest first.
@@ -42,7 +42,7 @@ pub(super) struct RingSnapshot {
 }
 
 impl Ring {
-    /// Adds the record that `encode` writes, in at most `segments` segments.
+    /// Adds the record that `encode` writes. The ring keeps at most `segments` segments.
     pub(super) fn push(&mut self, segments: usize, encode: impl FnOnce(&mut Vec<u8>)) {
         if self.last.bytes.capacity() == 0 {
             self.last.bytes.reserve_exact(SEGMENT_BYTES);
@@ -68,7 +68,7 @@ impl Ring {
         }
     }
 
-    /// Returns whether the next record is logged, so that `percent` percent of all records are.
+    /// Returns whether to log the next record, so that `percent` percent of all records are logged.
     pub(super) fn is_logged(&mut self, percent: u32) -> bool {
         self.unlogged_percent += percent;
         let is_due = self.unlogged_percent >= 100;
@@ -131,8 +131,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The newest records are kept in order and within the bound, and all other records are
-        /// counted.
+        /// The ring keeps the newest records, in order and within the bound, and counts all other
+        /// records.
         #[test]
         fn keeps_the_newest_records_and_counts_the_others(
             lengths in prop::collection::vec(4..MAX_RECORD_BYTES, 0..200),
@@ -159,7 +159,7 @@ mod tests {
             let lost = usize::try_from(lost).unwrap();
             let expected: Vec<(usize, usize)> = lengths.iter().copied().enumerate().skip(lost).rev().collect();
             prop_assert_eq!(kept, expected);
-            // All segments except at most two are more than half full.
+            // All segments except for at most two are more than half full.
             prop_assert!(lost == 0 || (lengths.len() - lost) * MAX_RECORD_BYTES > (segments - 2) * SEGMENT_BYTES / 2);
         }
     }

@@ -22,7 +22,7 @@ rules:
   - {name: all, limits: [5/h], algorithm: fixed_window}
 ";
 
-/// A limiter whose clock is at `START`.
+/// A limiter for tests, whose clock is at `START`.
 struct Denying {
     limiter: Arc<ServerLimiter>,
     clock: Clock,
@@ -103,8 +103,8 @@ fn a_denial_names_the_rule_the_key_the_limit_and_the_wait() {
     assert!(wait > Span::ZERO && wait <= Span::from_secs(3_600));
 }
 
-/// A denied request is recorded once for each rule that denies it, and a shadow rule is recorded
-/// even if the request is admitted.
+/// A denied request is recorded once for each rule that denies it. A shadow rule is recorded even
+/// if the request is admitted.
 #[test]
 fn each_denying_rule_is_recorded_and_shadow_rules_are_marked() {
     let denying = Denying::new(&DenialsConfig::default());
@@ -192,7 +192,7 @@ fn a_block_and_a_full_store_are_recorded_without_a_limit() {
     );
 }
 
-/// When several threads record denials, the memory stays within the bound, and each denial is
+/// If several threads record denials, the memory stays within the bound, and each denial is either
 /// listed or counted as lost.
 #[test]
 fn the_memory_is_bounded_and_every_lost_denial_is_counted() {
@@ -234,7 +234,7 @@ fn the_memory_is_bounded_and_every_lost_denial_is_counted() {
         "{}",
         log.heap_bytes()
     );
-    // Most of the memory is used.
+    // The list uses more than half of the memory that the bound allows.
     assert!(
         log.heap_bytes() * 2 > settings.max_bytes,
         "{}",
@@ -242,7 +242,7 @@ fn the_memory_is_bounded_and_every_lost_denial_is_counted() {
     );
 }
 
-/// The largest record fits in the bound, without the entries that do not fit.
+/// The largest record fits into the bound. Only its entries are incomplete.
 #[test]
 fn a_record_of_the_longest_texts_is_complete_but_for_its_entries() {
     let long = "ü".repeat(bounds::MAX_ENTRY_VALUE_BYTES / 2);

@@ -1,10 +1,10 @@
-//! Audit of requests to which no rule applies, and of entries that no rule uses. The audit counts
-//! these requests and entries, and logs them for each listener. Each name is logged at most once a
+//! Audit of the entries of requests: counts and logs requests to which no rule applies, and entries
+//! that no rule uses. Each listener is audited separately. Each name is logged at most once a
 //! minute.
 //!
-//! A misspelt entry fails open: nothing limits `custmer`, and no error is returned. Services may
-//! also send extra entries on purpose. So an unknown entry that does not resemble a known one is
-//! logged once and then only counted.
+//! A misspelt entry is not limited: for example, no rule applies to `custmer`, and no error is
+//! returned. However, services may also send extra entries on purpose. So an unknown entry that
+//! does not resemble a known entry is logged once, and is only counted from then on.
 
 use std::{
     cell::RefCell,
@@ -23,36 +23,37 @@ use tidegate_net::input::{nearest, shown};
 use super::throttle::{EventLogThrottle, PERIOD};
 use crate::metrics::{ListenerKind, Metrics};
 
-/// The maximum number of distinct unknown entries of a listener that are logged within
-/// [`PERIOD`].
+/// The maximum number of distinct unknown entries that are logged within [`PERIOD`] for one
+/// listener.
 const MAX_UNKNOWN: usize = 32;
 
-/// The maximum number of unknown entries that resemble no known entry and are remembered for longer
-/// than [`PERIOD`], so that they are logged only once. The rest of [`MAX_UNKNOWN`] is for misspelt
-/// entries.
+/// The maximum number of remembered unknown entries that resemble no known entry. They are
+/// remembered for longer than [`PERIOD`], so that they are logged only once. The rest of
+/// [`MAX_UNKNOWN`] is for misspelt entries.
 const MAX_UNRELATED: usize = 24;
 
 /// The maximum number of names in one log record.
 const MAX_NAMED: usize = 10;
 
-/// The number of requests after which the log names the key entries that no request has had.
+/// The number of requests after which the log names the key entries that no request has contained.
 const REQUESTS_WITHOUT_KEY: u64 = 1_000;
 
-/// The number of listeners.
+/// The number of listener kinds.
 const LISTENERS: usize = ListenerKind::ALL.len();
 
 thread_local! {
-    /// Buffers for the allow list, so that an audit does not allocate them for each request.
+    /// Buffers for the match against the allow list, so that an audit does not allocate them for
+    /// each request.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// The entries seen in requests under one rule set.
+/// The entries that requests have contained under one rule set.
 #[derive(Debug)]
 pub(crate) struct EntryAudit {
     known: HashMap<Box<str>, KnownEntry>,
     unmatched: [EventLogThrottle; LISTENERS],
     unknown: [UnknownEntries; LISTENERS],
-    /// Counts up to [`REQUESTS_WITHOUT_KEY`].
+    /// The number of requests, counted up to [`REQUESTS_WITHOUT_KEY`].
     requests: AtomicU64,
 }
 
@@ -63,15 +64,16 @@ struct KnownEntry {
     has_arrived: AtomicBool,
 }
 
-/// The entries in requests at one listener that are used by no rule.
+/// The entries in requests at one listener that no rule uses.
 #[derive(Debug, Default)]
 struct UnknownEntries {
     quiet: QuietNames,
     window: Mutex<UnknownWindow>,
 }
 
-/// The names that are not due to be logged. A request reads this set without a lock, to find out
-/// whether it has anything to log. The holder of the [`UnknownWindow`] writes it.
+/// The names that need not be logged now. A request reads this set without a lock, to find out
+/// whether any of its names must be logged. Only the holder of the [`UnknownWindow`] writes the
+/// set.
 #[derive(Debug, Default)]
 struct QuietNames {
     until_micros: AtomicU64,
@@ -83,7 +85,7 @@ struct QuietNames {
 #[derive(Debug, Default)]
 struct UnknownWindow {
     entries: Vec<UnknownEntry>,
-    /// The number of unknown entries that earlier records covered.
+    /// The number of unknown entries that earlier log records have counted.
     covered: u64,
 }
 
@@ -94,11 +96,11 @@ struct UnknownEntry {
     nearest: Option<Box<str>>,
 }
 
-/// Unknown entries to log.
+/// Unknown entries that must be logged.
 #[derive(Debug, PartialEq, Eq)]
 struct DueNames {
     names: Vec<String>,
-    /// The number of unknown entries in requests that no earlier record covered.
+    /// The number of unknown entries in requests that no earlier log record has counted.
     count: u64,
 }
 
@@ -153,7 +155,7 @@ impl EntryAudit {
         for (name, _) in audited.decided.request.entries() {
             match self.known.get(*name) {
                 // The flag is loaded before it is stored, because an unconditional store would take
-                // the cache line from the other workers.
+                // the cache line away from the other workers.
                 Some(known) if !known.has_arrived.load(Ordering::Relaxed) => {
                     known.has_arrived.store(true, Ordering::Relaxed);
                 }
@@ -174,7 +176,7 @@ impl EntryAudit {
         }
     }
 
-    /// Returns the number of key entries that no request has had since the rules took effect.
+    /// Returns the number of key entries that no request has contained since the rules took effect.
     pub(crate) fn missing_key_entries(&self) -> u64 {
         let missing = self.known.values().filter(|known| known.is_missing());
         u64::try_from(missing.count()).unwrap_or(u64::MAX)
@@ -234,7 +236,8 @@ impl EntryAudit {
         }
     }
 
-    /// Logs once, after [`REQUESTS_WITHOUT_KEY`] requests, the key entries that no request has had.
+    /// After [`REQUESTS_WITHOUT_KEY`] requests, logs once the key entries that no request has
+    /// contained.
     fn count_request(&self, rules: &RuleSet) {
         if self.requests.load(Ordering::Relaxed) >= REQUESTS_WITHOUT_KEY {
             return;
@@ -268,7 +271,8 @@ impl KnownEntry {
 }
 
 impl UnknownEntries {
-    /// Creates the record of a listener that has seen `covered` unknown entries before.
+    /// Creates the state of a listener whose first `covered` unknown entries are already counted in
+    /// earlier log records.
     fn after(covered: u64) -> Self {
         let window = UnknownWindow {
             entries: Vec::new(),
@@ -280,9 +284,9 @@ impl UnknownEntries {
         }
     }
 
-    /// Returns the unknown `names` that are to be logged now, with the known entries that were
-    /// probably meant. Usually no name is due, and no lock is taken. `total` reads the number of
-    /// unknown entries so far.
+    /// Returns the unknown `names` that must be logged now, with the known entries that were
+    /// probably meant. Usually no name must be logged, and no lock is taken. `total` reads the
+    /// number of unknown entries so far.
     fn due<'n>(
         &self,
         names: impl Iterator<Item = &'n str> + Clone,
@@ -294,7 +298,8 @@ impl UnknownEntries {
         if self.quiet.has_all(names.clone().map(hash), now) {
             return None;
         }
-        // If another worker is logging, return: the request has been counted already.
+        // If another worker is logging, there is nothing to do, because the request has been
+        // counted already.
         let mut window = self.window.try_lock().ok()?;
         if !self.quiet.is_open(now) {
             window.forget();
@@ -327,8 +332,8 @@ impl UnknownEntries {
 }
 
 impl DueNames {
-    /// Returns the records to log, each with at most [`MAX_NAMED`] names. Only the first record has
-    /// the count, so that the sum over all records counts each entry once.
+    /// Returns the texts to log, each with at most [`MAX_NAMED`] names. Only the first text has the
+    /// count, so that the sum over all log records counts each entry once.
     fn records(&self) -> impl Iterator<Item = (Option<u64>, String)> {
         let counts = std::iter::once(Some(self.count)).chain(std::iter::repeat(None));
         let names = self.names.chunks(MAX_NAMED);
@@ -337,7 +342,8 @@ impl DueNames {
 }
 
 impl UnknownWindow {
-    /// Forgets the entries that resemble a known entry, so that they are logged again.
+    /// Forgets the entries that resemble a known entry, so that they are logged again in the next
+    /// period.
     fn forget(&mut self) {
         self.entries.retain(|entry| entry.nearest.is_none());
         self.entries.truncate(MAX_UNRELATED);
@@ -345,7 +351,7 @@ impl UnknownWindow {
 }
 
 impl QuietNames {
-    /// Returns whether none of the names with these hashes is due.
+    /// Returns whether none of the names with these hashes must be logged.
     fn has_all(&self, mut hashes: impl Iterator<Item = u64>, now: Timestamp) -> bool {
         let len = self.len.load(Ordering::Acquire);
         let quiet = &self.hashes[..len.min(MAX_UNKNOWN)];
@@ -358,7 +364,7 @@ impl QuietNames {
         now.as_micros() < self.until_micros.load(Ordering::Acquire)
     }
 
-    /// Begins a period in which the names with these hashes are not due.
+    /// Begins a period in which the names with these hashes need not be logged.
     fn begin(&self, hashes: impl Iterator<Item = u64>, now: Timestamp) {
         self.len.store(0, Ordering::Release);
         hashes.for_each(|hash| self.add(hash));
@@ -385,8 +391,8 @@ impl UnknownEntry {
     }
 }
 
-/// Returns the known entry that `name` was probably meant to be. A match that differs only in case
-/// wins over the edit distance.
+/// Returns the known entry that `name` was probably meant to be. A name that differs only in case
+/// takes precedence over the name with the smallest edit distance.
 fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, KnownEntry>) -> Option<&'k str> {
     let mut names: Vec<&str> = known.keys().map(|name| &**name).collect();
     names.sort_unstable();
@@ -394,8 +400,8 @@ fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, KnownEntry>) -> Optio
     same.copied().or_else(|| nearest(name, &names))
 }
 
-/// Returns whether `verdict` allowed the request because no rule applies to it. A request on the
-/// allow list does not count.
+/// Returns whether `verdict` allowed the request because no rule applies to it. A request that
+/// matches the allow list does not count.
 fn is_unmatched(audited: AuditedRequest<'_>, verdict: &Verdict<'_>) -> bool {
     let is_unlimited =
         verdict.allowed && verdict.lines.is_empty() && verdict.source == Source::Memory;
@@ -427,7 +433,7 @@ mod tests {
         names.iter().map(entry).collect()
     }
 
-    /// Returns the names that are due, with a total of 0.
+    /// Returns the names that must be logged, with a total of 0.
     fn due_names(
         unknown: &UnknownEntries,
         known: &HashMap<Box<str>, KnownEntry>,
@@ -452,7 +458,7 @@ mod tests {
         assert_eq!(due(&["custmer", "IP"], 2), ["IP (did you mean ip?)"]);
         assert_eq!(due(&["plan"], 3), ["plan"]);
         assert_eq!(due(&["custmer", "IP", "plan"], 59), [""; 0]);
-        // A name that resembles no known entry may be intended.
+        // A name that resembles no known entry may be sent on purpose, so it is not logged again.
         assert_eq!(due(&["plan", "custmer"], 60), [customer]);
         assert_eq!(due(&["plan", "custmer"], 119), [""; 0]);
     }

@@ -1,9 +1,9 @@
-//! The entries of requests that a service describes itself, with `/v1/check`, `/v1/peek` and
-//! `TIDEGATE.CHECK`.
+//! The entries of requests from services that name their own entries, with `/v1/check`, `/v1/peek`
+//! and `TIDEGATE.CHECK`.
 //!
-//! Forward-auth and the proxy derive exactly the entries that the rules use, in canonical form.
-//! Services can send any entries. So their entries are normalised here, and entries that affect no
-//! decision are counted and logged.
+//! Forward-auth and the proxy derive exactly the entries that the rules use, in canonical form. A
+//! service, however, can send any entries. So this module normalises the entries of services, and
+//! counts and logs entries that do not affect a decision.
 
 mod audit;
 mod throttle;
@@ -17,13 +17,13 @@ use tidegate_identity::{AmbiguousRequest, Trust};
 pub(crate) use self::audit::EntryAudit;
 pub use self::audit::{AuditedRequest, Origin};
 
-/// How the values of entries are interpreted.
+/// How the values of a service's entries are interpreted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Spelling {
-    /// Paths, hosts and addresses are normalised as forward-auth does.
+    /// Paths, hosts and addresses are normalised in the same way as in forward-auth.
     #[default]
     Normalized,
-    /// Values are used as sent.
+    /// Values are used as they were sent.
     Raw,
 }
 
@@ -35,8 +35,8 @@ pub struct NormalizedEntry<'e> {
     value: Cow<'e, str>,
 }
 
-/// Returns the `entries` that differ once normalised, usually none. Header names are always
-/// converted to lower case, as in the rules; values are normalised only for
+/// Returns the entries in `entries` that differ once they are normalised, which are usually none.
+/// Header names are always converted to lower case, as in the rules. Values are normalised only for
 /// [`Spelling::Normalized`].
 ///
 /// # Errors
@@ -67,7 +67,7 @@ pub fn normalize<'e>(
     Ok(replaced)
 }
 
-/// Returns a copy of `entries` in which the entries in `replaced` have their normalised form.
+/// Returns a copy of `entries` in which the entries of `replaced` have their normalised form.
 #[must_use]
 pub fn rewritten<'e>(
     entries: &[(&'e str, &'e str)],

@@ -7,8 +7,8 @@ use tidegate_core::{Span, Timestamp};
 /// The minimum time between two records of one kind.
 pub(super) const PERIOD: Span = Span::from_secs(60);
 
-/// The time at which a record of one kind may be logged again, and the number of events that
-/// earlier records covered.
+/// A throttle for one kind of log record: the time at which a record may be logged again, and the
+/// number of events that earlier records have counted.
 #[derive(Debug, Default)]
 pub(super) struct EventLogThrottle {
     next_micros: AtomicU64,
@@ -16,7 +16,8 @@ pub(super) struct EventLogThrottle {
 }
 
 impl EventLogThrottle {
-    /// Creates a throttle for events. `covered` events have happened before and are not logged.
+    /// Creates a throttle for events. The first `covered` events happened before and are not
+    /// logged.
     pub(super) fn after(covered: u64) -> Self {
         Self {
             next_micros: AtomicU64::new(0),
@@ -24,9 +25,9 @@ impl EventLogThrottle {
         }
     }
 
-    /// Returns the number of events that a record logged at `now` covers, or `None` if a record was
-    /// logged less than a minute ago. `total` reads the number of events so far. If the throttle is
-    /// closed, this takes only one atomic load.
+    /// Returns the number of events that a record logged at `now` must count. Returns `None` if a
+    /// record was logged less than a minute ago. `total` reads the number of events so far. In the
+    /// `None` case, this function takes only one atomic load.
     pub(super) fn open(&self, now: Timestamp, total: impl FnOnce() -> u64) -> Option<u64> {
         let next = self.next_micros.load(Ordering::Relaxed);
         if now.as_micros() < next {

@@ -7,7 +7,7 @@ use std::{
 
 use tidegate_net::prometheus::{Metric, Page};
 
-/// The upper bounds of the buckets, each in nanoseconds and in seconds.
+/// The upper bounds of the buckets. Each bound is given in nanoseconds and in seconds.
 const BOUNDS: [(u64, f64); 12] = [
     (100, 1e-7),
     (250, 2.5e-7),
@@ -30,7 +30,7 @@ const LATENCY: Metric = Metric::histogram(
 
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
-    /// There is one more bucket than bounds: the last bucket is `+Inf`.
+    /// The buckets, one more than there are bounds. The last bucket is `+Inf`.
     buckets: [AtomicU64; BOUNDS.len() + 1],
     total_nanos: AtomicU64,
 }
@@ -42,7 +42,7 @@ impl Histogram {
         self.total_nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// Adds the sum of `parts` to `page`.
+    /// Adds the sum of the histograms in `parts` to `page`.
     pub(super) fn collect<'h>(
         parts: &(impl Iterator<Item = &'h Self> + Clone),
         page: &mut Page<'_>,

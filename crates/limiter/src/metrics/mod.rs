@@ -1,12 +1,12 @@
 //! The server's metrics.
 //!
-//! Counting must cost nanoseconds, because the Redis protocol listener makes more than a million
-//! decisions per second on one core. So the counters that every verdict updates are a fixed array
-//! of atomics in a per-thread shard. Only a verdict that names a rule looks up that rule's
-//! counters. The counters are read when the metrics are requested.
+//! Counting must take only nanoseconds, because the Redis protocol listener makes more than a
+//! million decisions per second on one core. So the counters that every verdict updates are a fixed
+//! array of atomics in a shard that belongs to the thread. Only a verdict that names a rule also
+//! looks up the counters of that rule. The counters are read when the metrics are requested.
 //!
-//! Latency is measured on one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
-//! cost as much as the decision.
+//! Latency is measured for one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
+//! take as long as the decision itself.
 
 mod histogram;
 mod redis;
@@ -142,10 +142,10 @@ const LISTENER_METRICS: [ListenerMetric; 6] = [
     ),
 ];
 
-/// The latency of one in this number of decisions is measured.
+/// The sampling interval of latency: one in this number of decisions is measured.
 pub const SAMPLE_EVERY: u32 = 64;
 
-/// The listeners, as named in metric labels.
+/// The kinds of listeners, with their names in metric labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerKind {
     /// The HTTP listener: checks, throttles and forward-auth.
@@ -182,10 +182,11 @@ impl ListenerKind {
     }
 }
 
-/// The listeners whose requests have their entries audited.
+/// The listeners at which services name their own entries, so that the entries are audited.
 const NAMING_LISTENERS: [ListenerKind; 2] = [ListenerKind::Http, ListenerKind::Resp];
 
-/// The result of a decision: `None` if allowed, otherwise the reason for the denial.
+/// The result of a decision: `None` if the request was allowed, otherwise the reason for the
+/// denial.
 type Answer = Option<Reason>;
 
 const ANSWERS: [Answer; 4] = [
@@ -258,7 +259,7 @@ impl Metrics {
         }
     }
 
-    /// Gives every rule in `names` a counter. Rules that already have one keep it.
+    /// Gives every rule in `names` a counter. Rules that already have a counter keep it.
     pub(crate) fn name_rules<'n>(&self, names: impl Iterator<Item = &'n str>) {
         self.rules.rename(names);
     }
@@ -293,7 +294,7 @@ impl Metrics {
     }
 
     /// Adds the decisions since the last sample to the traffic of the last 15 minutes. The server
-    /// calls this every second.
+    /// calls this method every second.
     pub fn sample_traffic(&self, now: Timestamp) {
         let mut total = TrafficCounts::default();
         for listener in ListenerKind::ALL {
@@ -323,12 +324,12 @@ impl Metrics {
         self.shards.mine().latency.observe(nanos);
     }
 
-    /// Counts a request that was rejected as malformed.
+    /// Counts a request that was rejected because it is malformed.
     pub fn count_bad_request(&self, listener: ListenerKind) {
         self.shards.mine().count_bad(listener.index());
     }
 
-    /// Counts a request that no rule applied to.
+    /// Counts a request to which no rule applied.
     pub(crate) fn count_unmatched(&self, listener: ListenerKind) {
         self.shards.mine().count_unmatched(listener.index());
     }
@@ -340,7 +341,7 @@ impl Metrics {
             .count_unknown_entries(listener.index(), count);
     }
 
-    /// Returns the number of requests at `listener` that no rule applied to.
+    /// Returns the number of requests at `listener` to which no rule applied.
     pub(crate) fn unmatched_requests(&self, listener: ListenerKind) -> u64 {
         self.shards.unmatched(listener.index())
     }
@@ -378,7 +379,7 @@ impl Metrics {
         self.last_snapshot_failed.store(failed, Ordering::Relaxed);
     }
 
-    /// Records that the check at startup failed. The check does not count as a snapshot.
+    /// Records that the snapshot check at startup failed. The check does not count as a snapshot.
     pub fn note_snapshot_failure(&self) {
         self.last_snapshot_failed.store(true, Ordering::Relaxed);
     }
@@ -389,7 +390,7 @@ impl Metrics {
         self.last_snapshot_failed.load(Ordering::Relaxed)
     }
 
-    /// Returns the instant at which counting began.
+    /// Returns the time at which counting began.
     #[must_use]
     pub fn started(&self) -> Timestamp {
         self.started
@@ -519,7 +520,7 @@ impl Metrics {
     }
 }
 
-/// The statistics of the limiter's components, for a page.
+/// The statistics of the limiter's components, for one page of metrics.
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) store: MemoryStats,
@@ -529,7 +530,7 @@ pub(crate) struct Stats {
     pub(crate) missing_key_entries: u64,
 }
 
-/// Returns a sample for each result.
+/// Returns one sample for each result.
 fn by_result<const N: usize>(
     results: [&'static str; N],
     counts: &[AtomicU64; N],

@@ -13,11 +13,12 @@ use tidegate_net::prometheus::{Metric, Page};
 use super::{Answer, TrafficCounts, answer_index, answer_label};
 
 /// The maximum number of rules with their own label, in the order of the rules file. All further
-/// rules are counted together as `other`, so that 10,000 rules do not create 10,000 time series.
+/// rules are counted together under the label `other`, so that 10,000 rules do not create 10,000
+/// time series.
 pub const MAX_RULE_LABELS: usize = 1_000;
 
-/// The outcomes of decisions that have a deciding rule. No rule decides if the store is full or
-/// unreachable.
+/// The outcomes of decisions that a rule made. If the store is full or unreachable, no rule makes
+/// the decision.
 const OUTCOMES: [Answer; 3] = [None, Some(Reason::Limit), Some(Reason::Blocked)];
 
 /// The label of the rules without their own label.
@@ -45,7 +46,7 @@ pub(super) struct Rules(ArcSwap<Table>);
 #[derive(Debug, Default)]
 struct Table {
     by_name: HashMap<Box<str>, Arc<Counters>>,
-    /// The names in the order of the rules file.
+    /// The names of the rules with their own label, in the order of the rules file.
     names: Vec<Box<str>>,
     other: Arc<Counters>,
 }
@@ -152,8 +153,8 @@ impl Table {
 
     fn labelled(&self) -> impl Iterator<Item = (&str, &Counters)> {
         let named = self.names.iter().map(|name| (&**name, self.of(name)));
-        // A rule may itself be named `other`. Such a rule shares the counter of `other`, which must
-        // be written only once.
+        // A rule may itself be named `other`. Such a rule uses the counter of the label `other`,
+        // which must be written only once.
         let other = (!self.by_name.contains_key(OTHER)).then_some((OTHER, &*self.other));
         named.chain(other)
     }

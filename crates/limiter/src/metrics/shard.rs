@@ -9,7 +9,8 @@ use tidegate_net::prometheus::Page;
 
 use super::{ANSWERS, ListenerKind, SAMPLE_EVERY, histogram::Histogram};
 
-/// The number of shards. More threads than this share shards, which is slower but loses no count.
+/// The number of shards. If there are more threads, some threads share a shard, which is slower but
+/// loses no counts.
 pub(crate) const SHARDS: usize = 16;
 
 const LISTENERS: usize = ListenerKind::ALL.len();
@@ -27,7 +28,7 @@ pub(crate) fn index() -> usize {
     SHARD.with(|index| *index)
 }
 
-/// Returns true on a thread's first decision and then on one in [`SAMPLE_EVERY`] decisions.
+/// Returns true for the first decision of a thread, and then for one in [`SAMPLE_EVERY`] decisions.
 pub(super) fn is_sampled() -> bool {
     UNTIL_SAMPLE.with(|left| {
         let sampled = left.get() == 0;

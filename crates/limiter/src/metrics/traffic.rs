@@ -1,6 +1,6 @@
 //! The traffic of the last 15 minutes by rule, in buckets of five seconds.
 //!
-//! The counts are differences between samples of the counters that each decision updates anyway, so
+//! The counts are differences between samples of the counters that each decision updates anyway. So
 //! they add no work to a decision. The server takes a sample every second.
 
 use std::{
@@ -14,17 +14,17 @@ use tidegate_core::{Span, Timestamp};
 /// The length of a bucket.
 pub const TRAFFIC_BUCKET: Span = Span::from_secs(5);
 
-/// The number of buckets that are kept: 15 minutes.
+/// The number of buckets that are kept. Together they cover 15 minutes.
 pub const TRAFFIC_BUCKETS: usize = 180;
 
-/// Numbers of decisions.
+/// The numbers of decisions in a period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficCounts {
-    /// All decisions.
+    /// The number of all decisions.
     pub requests: u64,
-    /// Denials by a limit, a block or the store.
+    /// The number of denials by a limit, a block or the store.
     pub denied: u64,
-    /// Times that a shadow limit would have denied.
+    /// The number of times that a shadow limit would have denied a request.
     pub shadow_denied: u64,
 }
 
@@ -33,8 +33,8 @@ impl TrafficCounts {
         self == Self::default()
     }
 
-    /// Returns the increase since `earlier`. A counter that is lower than before was reset in
-    /// between, because its rule was removed and added again.
+    /// Returns the increase since `earlier`. If a counter is lower than before, its rule was
+    /// removed and added again in between, which has reset the counter.
     fn since(self, earlier: Self) -> Self {
         let increase = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         Self {
@@ -51,7 +51,7 @@ impl TrafficCounts {
     }
 }
 
-/// The traffic of consecutive buckets, the oldest first. All lists have the same length. The last
+/// The traffic of consecutive buckets, oldest first. All lists have the same length. The last
 /// bucket is incomplete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traffic {
@@ -60,7 +60,7 @@ pub struct Traffic {
     /// The decisions of all listeners, including decisions without a deciding rule.
     pub total: Vec<TrafficCounts>,
     /// The traffic by the name of the rule. Rules without traffic are left out. A decision is
-    /// counted for the rule that made the decision, and a shadow denial for the shadow rule.
+    /// counted for the rule that made it, and a shadow denial is counted for the shadow rule.
     pub rules: BTreeMap<Arc<str>, Vec<TrafficCounts>>,
 }
 
@@ -73,9 +73,9 @@ struct Bucket {
     rules: HashMap<Arc<str>, TrafficCounts>,
 }
 
-/// The counters at the last sample, and the buckets, the oldest first. A bucket takes at most about
-/// 80 bytes for each rule with traffic in it, so [`MAX_RULE_LABELS`](super::MAX_RULE_LABELS) rules
-/// that all have traffic all the time take about 15 MB.
+/// The counters at the last sample, and the buckets, oldest first. A bucket takes at most about 80
+/// bytes for each rule with traffic in it. If all [`MAX_RULE_LABELS`](super::MAX_RULE_LABELS) rules
+/// have traffic all the time, the buckets take about 15 MB.
 #[derive(Debug, Default)]
 struct Ring {
     sampled_total: TrafficCounts,
@@ -83,14 +83,14 @@ struct Ring {
     buckets: VecDeque<Bucket>,
 }
 
-/// The recorder of traffic.
+/// A recorder of traffic.
 #[derive(Debug, Default)]
 pub(super) struct Recorder(Mutex<Ring>);
 
 impl Recorder {
-    /// Adds the decisions since the last sample to the bucket of `now`. `total` are the current
-    /// counters of all decisions, and `rules` the current counters of each rule. Shadow denials are
-    /// counted only for rules.
+    /// Adds the decisions since the last sample to the bucket of `now`. `total` contains the
+    /// current counters of all decisions, and `rules` the current counters of each rule. Shadow
+    /// denials are counted only for rules.
     pub(super) fn sample<'n>(
         &self,
         now: Timestamp,
@@ -143,7 +143,7 @@ impl Ring {
         };
         bucket.total.add(total.since(self.sampled_total));
         self.sampled_total = total;
-        // Rules that no longer exist are not kept.
+        // The samples of rules that no longer exist are dropped.
         self.sampled_rules = sampled;
         self.buckets.push_back(bucket);
         while self.buckets.len() > TRAFFIC_BUCKETS {
@@ -162,12 +162,12 @@ impl Ring {
             rules: BTreeMap::new(),
         };
         for bucket in &self.buckets {
-            // Buckets before the first one are too old.
+            // A bucket before the first requested one is too old.
             let index = bucket.number.checked_sub(first);
             let Some(index) = index.and_then(|index| usize::try_from(index).ok()) else {
                 continue;
             };
-            // In bounds: the last bucket has the highest number.
+            // The index is within bounds, because the last bucket has the highest number.
             traffic.total[index] = bucket.total;
             for (name, counts) in &bucket.rules {
                 let rule = traffic.rules.entry(Arc::clone(name)).or_insert_with(none);
@@ -250,7 +250,7 @@ mod tests {
         let traffic = recorder.traffic(at(1_999), usize::MAX);
         assert_eq!(traffic.from, at(1_100));
         assert_eq!(requests(&traffic.total), [5; TRAFFIC_BUCKETS]);
-        // Nothing has been sampled for longer than the kept buckets last.
+        // The last sample is older than the period that the kept buckets cover.
         let traffic = recorder.traffic(at(9_000), TRAFFIC_BUCKETS);
         assert_eq!(requests(&traffic.total), [0; TRAFFIC_BUCKETS]);
         assert!(traffic.rules.is_empty());
@@ -267,7 +267,7 @@ mod tests {
             [("a", counts(2, 0, 0))].into_iter(),
         );
         assert_eq!(requests(&recorder.traffic(at(15), 2).rules["a"]), [100, 2]);
-        // Between two samples.
+        // A rule is removed and added again between two samples.
         recorder.sample(
             at(20),
             counts(103, 0, 0),

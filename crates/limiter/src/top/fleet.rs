@@ -1,9 +1,9 @@
-//! Top talkers of all servers that share a Redis.
+//! Top talkers (the keys with the most traffic) of all servers that share a Redis.
 //!
-//! Each server publishes its time slices when they are over, and again when a late worker or a
-//! later minute adds to them. Any server reads the slices of all other servers, and merges them
-//! with its own. So counts of other servers are up to one time slice old, and a server that is
-//! killed loses at most the current minute.
+//! Each server publishes its time slices when they have ended. A slice is published again if a
+//! delayed worker or a later minute adds counts to it. Any server reads the slices of all other
+//! servers, and merges them with its own slices. So the counts of other servers are up to one time
+//! slice old. A server that is killed loses at most the current minute.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -40,7 +40,7 @@ const PUBLICATIONS: Metric<1> = Metric::counter(
 /// The state of the publications of this server.
 #[derive(Debug)]
 pub(super) struct Publisher {
-    /// The id of this server, which differs after each start.
+    /// The id of this server, which is different after each start.
     id: String,
     is_publishing: AtomicBool,
     is_failing: AtomicBool,
@@ -53,12 +53,12 @@ pub(super) struct Publisher {
 pub struct OtherServers {
     /// The merged slices of each server that decided requests in the period.
     pub(super) slices: Vec<ClosedSlice>,
-    /// The reason why some servers may be missing.
+    /// The reason why some servers may be missing, if there is one.
     pub(super) problem: Option<String>,
 }
 
 impl OtherServers {
-    /// Returns the result for when the other servers cannot be read.
+    /// Returns the result that is used if the other servers cannot be read.
     #[must_use]
     pub fn unknown(problem: String) -> Self {
         Self {
@@ -106,9 +106,9 @@ impl Publisher {
 }
 
 impl ServerLimiter {
-    /// Publishes the slices that have changed since the last publication, one per command, until
-    /// one fails. Does nothing without Redis, and while another publication is in progress. Call
-    /// this every few seconds.
+    /// Publishes the slices that have changed since the last publication, with one command per
+    /// slice. Stops at the first failure. Has no effect without Redis, or while another publication
+    /// is in progress. Call this method every few seconds.
     pub async fn publish_top(&self) {
         let (Some(top), Some(redis_store)) = (self.top_talkers(), self.redis_store()) else {
             return;
@@ -120,7 +120,8 @@ impl ServerLimiter {
         let store = redis_store.store();
         let mut published = None;
         loop {
-            // The slice may change again while it is published.
+            // The slice is removed from the set first, because it may change again during the
+            // publication.
             let Some((level, number)) = top.closed().unpublished.pop_first() else {
                 break;
             };
@@ -141,7 +142,8 @@ impl ServerLimiter {
         publisher.is_publishing.store(false, Ordering::Release);
     }
 
-    /// Returns the slice as it is published; `None` if it no longer exists.
+    /// Returns the slice in the form in which it is published; `None` if the slice no longer
+    /// exists.
     fn packed(&self, top: &TopTalkers, level: Level, number: u64) -> Option<PublishedSlice> {
         // The lock is released before the slice is packed.
         let slice = top.closed().history.slice(level, number).cloned();
@@ -158,7 +160,7 @@ impl ServerLimiter {
         Some((field(level, number), slice.pack(number)))
     }
 
-    /// Reads the slices that the other servers have published. Without Redis there are no other
+    /// Reads the slices that the other servers have published. Without Redis, there are no other
     /// servers.
     pub async fn top_of_others(&self, query: &TopQuery) -> OtherServers {
         let (Some(top), Some(redis_store)) = (self.top_talkers(), self.redis_store()) else {
@@ -191,7 +193,7 @@ impl ServerLimiter {
             let mut merged = ClosedSlice::default();
             for fields in fields.chunks(SLICES_PER_READ) {
                 for packed in store.published_slices(&server, fields).await? {
-                    // A field may still hold the slice of an earlier day.
+                    // The field may still contain the slice of an earlier day.
                     let Some((_, mut slice)) =
                         ClosedSlice::unpack(&packed).filter(|(number, _)| *number >= first)
                     else {
@@ -203,7 +205,8 @@ impl ServerLimiter {
                     merged.merge(&slice, top.keys);
                 }
             }
-            // The process of a server before its last restart is listed for a day.
+            // After a server has restarted, its previous id is still listed for a day, often
+            // without requests in the period.
             if merged.total.requests > 0 {
                 others.slices.push(merged);
             }
@@ -212,7 +215,7 @@ impl ServerLimiter {
     }
 }
 
-/// Returns the field of a slice. After [`Level::slices`] slices, the fields are used again.
+/// Returns the field of a slice. After [`Level::slices`] slices, the field names repeat.
 fn field(level: Level, number: u64) -> String {
     let prefix = match level {
         Level::Minutes => 'm',
@@ -223,7 +226,7 @@ fn field(level: Level, number: u64) -> String {
 }
 
 /// Returns the counts with hashed values in the keys. `rule` is `None` for limits that are sent
-/// with the request.
+/// with requests.
 pub(super) fn hashed(
     group: &GroupSummaries,
     rule: Option<&Rule>,
@@ -236,11 +239,12 @@ pub(super) fn hashed(
         for (key, count, error) in summary.iter() {
             match hashed_key(key, rule, mask) {
                 Some(key) => keys.push((key, count, error)),
-                // The key was counted while the rule had another key.
+                // The key does not fit the rule, because it was counted while the rule had another
+                // key.
                 None => floor = floor.max(count),
             }
         }
-        // A reader refuses a summary with a key whose count is below the floor.
+        // A reader rejects a summary that contains a key whose count is below the floor.
         keys.retain(|(_, count, _)| *count >= floor);
         let keys = keys.iter();
         let keys: Vec<SummaryEntry<'_>> = keys

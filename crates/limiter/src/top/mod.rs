@@ -1,8 +1,8 @@
-//! Top talkers of the server: records every decision, and lists the top keys of one rule or of all
-//! rules.
+//! Top talkers of this server: the keys with the most traffic. Every decision is recorded, and the
+//! top keys of one rule or of all rules can be listed.
 //!
-//! Each worker records into a shard of its own, under a lock that only a reader contends for. The
-//! reader holds the lock only while it copies the counts of one rule.
+//! Each worker records into its own shard, whose lock is contended only by a reader. The reader
+//! holds the lock only while it copies the counts of one rule.
 
 mod fleet;
 
@@ -33,14 +33,14 @@ const BYTES: Metric = Metric::gauge(
     "Memory used by the lists of top talkers, in bytes.",
 );
 
-/// The maximum number of shards. If there are more threads, they share shards.
+/// The maximum number of shards. If there are more threads, some threads share a shard.
 const MAX_SHARDS: usize = 16;
 
-/// The number of time slices that a shard keeps until [`TopTalkers::collect`] takes them. If
-/// nothing calls that method, the worker itself takes the slices.
+/// The number of ended time slices that a shard keeps until [`TopTalkers::collect`] takes them. If
+/// that method is not called, the worker itself moves the slices to the history.
 const MAX_CLOSED: usize = 2;
 
-/// A question about the keys with the most requests, denials or cost.
+/// A query for the keys with the most requests, denials or cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopQuery {
     /// The rule; `None` means all rules.
@@ -56,17 +56,18 @@ pub struct TopQuery {
 /// The answer to a [`TopQuery`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopList {
-    /// The instant from which decisions are counted: up to one time slice before the period begins.
+    /// The time from which decisions are counted, which is up to one time slice before the period
+    /// begins.
     pub from: Timestamp,
-    /// The instant of the answer.
+    /// The time of the answer.
     pub until: Timestamp,
     /// The exact totals.
     pub total: Tally,
-    /// The keys, by descending estimate.
+    /// The keys, in descending order of their estimates.
     pub rows: Vec<TopRow>,
     /// The number of servers whose requests are counted.
     pub servers: usize,
-    /// The reason why requests of other servers are missing.
+    /// The reason why requests of other servers are missing, if there is one.
     pub problem: Option<String>,
 }
 
@@ -75,20 +76,20 @@ pub struct TopList {
 pub struct TopRow {
     /// The rule; `None` for a limit that was sent with the request.
     pub rule: Option<Box<str>>,
-    /// The values of the key, hashed if `privacy` says so.
+    /// The values of the key, hashed if `privacy` requires it.
     pub key: Vec<String>,
     /// The database of the Redis protocol, for a limit that was sent with the request.
     pub database: u8,
     /// The upper bound of the value.
     pub estimate: u64,
-    /// The difference of the upper and the lower bound.
+    /// The difference between the upper bound and the lower bound.
     pub error: u64,
 }
 
-/// The reason why there is no answer.
+/// The reason why a query has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TopError {
-    /// The lists are off.
+    /// Top talkers are off.
     #[error(
         "top talkers are off: the rules file has `top: off`; remove that, and restart the server"
     )]
@@ -96,7 +97,7 @@ pub enum TopError {
     /// There is no rule of this name.
     #[error("there is no rule \"{0}\"")]
     UnknownRule(String),
-    /// The rule has no list of its own.
+    /// The rule has no list.
     #[error(
         "rule \"{0}\" has no list: only the first {MAX_TOP_RULES} rules of the rules file have one; move it up"
     )]
@@ -106,18 +107,18 @@ pub enum TopError {
 /// Records decisions and ranks their keys.
 #[derive(Debug)]
 pub struct TopTalkers {
-    /// The number of keys of a sketch.
+    /// The number of keys that a sketch tracks.
     keys: usize,
     shards: Box<[Shard]>,
     closed: Mutex<Closed>,
     publisher: Publisher,
 }
 
-/// The time slices that are over.
+/// The time slices that have ended.
 #[derive(Debug)]
 struct Closed {
     history: History,
-    /// The slices that have changed since they were published.
+    /// The slices that have changed since they were last published.
     unpublished: BTreeSet<(Level, u64)>,
 }
 
@@ -135,9 +136,9 @@ impl TopTalkers {
         let TopBounds { keys, max_bytes } = bounds;
         let shards = available_parallelism().map_or(1, NonZero::get);
         let shards = shards.min(MAX_SHARDS);
-        // Half of the memory is for the history. Of the other half, each shard uses one part for
-        // the current minute, and one part for the previous minute until the history takes that
-        // minute.
+        // Half of the memory is for the history. The other half is divided among the shards, and
+        // each shard needs two parts: one for the current minute, and one for the previous minute
+        // until the history takes it.
         let shard = || {
             let mut recorder = Recorder::new(keys, max_bytes / 4 / shards);
             recorder.set_scopes(&scopes(rules));
@@ -154,7 +155,7 @@ impl TopTalkers {
         }
     }
 
-    /// Counts a decision on `charges`, in the shard of this thread.
+    /// Counts a decision on `charges` in the shard of this thread.
     #[inline]
     pub(crate) fn record(
         &self,
@@ -172,7 +173,8 @@ impl TopTalkers {
                 cost: charge.cost.units(),
                 denied: match decision {
                     Decision::Blocked { charge, .. } => *charge == at,
-                    // A rule in shadow mode may be exhausted although the request is admitted.
+                    // If the rule is in shadow mode, its limits may deny although the request is
+                    // admitted.
                     _ => own.iter().any(|outcome| !outcome.allowed),
                 },
             }
@@ -187,14 +189,14 @@ impl TopTalkers {
         recorder.record(minute_of(now), request, keys);
         let is_overdue = recorder.closed() > MAX_CLOSED;
         drop(recorder);
-        // A worker does not wait for a reader.
+        // A worker must not wait for a reader, so it only tries to take the lock.
         if is_overdue && let Ok(mut closed) = self.closed.try_lock() {
             self.collect_into(&mut closed, minute_of(now));
         }
     }
 
-    /// Moves the slices that are over at `now` from the shards to the history. Call this every few
-    /// seconds, on a thread that decides no requests.
+    /// Moves the slices that have ended at `now` from the shards to the history. Call this method
+    /// every few seconds, on a thread that decides no requests.
     pub fn collect(&self, now: Timestamp) {
         self.collect_into(&mut self.closed(), minute_of(now));
     }
@@ -213,8 +215,8 @@ impl TopTalkers {
         live + self.closed().history.summary_bytes()
     }
 
-    /// Makes room for lists of `new` rules. Lists of rules of `old` that no longer exist or have
-    /// another key are dropped.
+    /// Makes room for lists of the `new` rules. Drops the lists of `old` rules that no longer exist
+    /// or have another key.
     pub(crate) fn swap_rules(&self, old: &RuleSet, new: &RuleSet) {
         let listed = scopes(new);
         let has_same_key = |rule: &&Rule| {
@@ -237,7 +239,7 @@ impl TopTalkers {
             .retain(|scope| scope == NO_RULE || (kept.contains(&scope) && listed.contains(&scope)));
     }
 
-    /// Ranks the keys of one rule, or of all.
+    /// Ranks the keys of one rule, or of all rules.
     fn list(
         &self,
         query: &TopQuery,
@@ -248,7 +250,7 @@ impl TopTalkers {
     ) -> Result<TopList, TopError> {
         let minute = minute_of(now);
         let listed = |scope| listed_rule(rules, scope);
-        // The recorders move no slice to the history while `closed` is locked.
+        // While `closed` is locked, the recorders move no slice to the history.
         let mut closed = self.closed();
         self.collect_into(&mut closed, minute);
         let view = View {
@@ -276,7 +278,7 @@ impl TopTalkers {
                     if rule.is_none() && scope != NO_RULE {
                         continue;
                     }
-                    // A shadow rule has not denied these requests.
+                    // A rule in shadow mode has not denied these requests.
                     let is_shadow = rule.is_some_and(|rule| rule.mode() == Mode::Shadow);
                     if is_shadow && query.by == Measure::Denied {
                         continue;
@@ -349,7 +351,7 @@ impl View<'_> {
         total
     }
 
-    /// Returns the scopes that may have counts.
+    /// Returns the scopes that may have counts. A scope identifies a rule.
     fn scopes(&self, rules: &RuleSet) -> BTreeSet<u64> {
         let mut scopes = self.history.scopes(self.query.over, self.minute);
         scopes.extend(self::scopes(rules));
@@ -360,7 +362,7 @@ impl View<'_> {
     }
 
     /// Returns the counts of a scope in the slices of the period, and in the current minute. If
-    /// there are other servers and keys are hashed, the keys in the counts are hashed, too.
+    /// there are other servers and their keys are hashed, the keys in these counts are hashed, too.
     fn groups(&self, scope: u64, rule: Option<&Rule>) -> Groups {
         let slices = self.history.slices(self.query.over, self.minute);
         let mut groups: Groups = slices
@@ -380,7 +382,7 @@ impl View<'_> {
         groups
     }
 
-    /// Returns whether the keys in the counts are hashed, like the keys of other servers.
+    /// Returns whether the keys in the counts are hashed, to match the keys of other servers.
     fn is_hashed(&self) -> bool {
         self.mask.is_hashed() && !self.others.slices.is_empty()
     }
@@ -392,7 +394,7 @@ impl View<'_> {
         keys.iter().filter_map(|top| self.row(rule, top)).collect()
     }
 
-    /// Returns a row; `None` if the key was counted while the rule still had another key.
+    /// Returns a row of the list; `None` if the key was counted while the rule had another key.
     fn row(&self, rule: Option<&Rule>, top: &TopKey<'_>) -> Option<TopRow> {
         let plain = KeyMask::plain();
         let mask = if self.is_hashed() { &plain } else { self.mask };
