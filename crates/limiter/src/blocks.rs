@@ -65,7 +65,8 @@ pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
 const MAX_NAMED: usize = 10;
 
 impl InactiveBlocks {
-    /// Describes the inactive blocks and what to do about them; `None` if there are no such blocks.
+    /// Describes the inactive blocks, and says how to enforce or remove them; `None` if there are
+    /// no such blocks.
     #[must_use]
     pub fn advice(&self) -> Option<String> {
         let blocks: usize = self.0.values().sum();

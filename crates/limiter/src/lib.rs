@@ -1,4 +1,4 @@
-//! The limiter that all listeners share. It consists of the current rules, one store and one clock.
+//! The limiter that all listeners share: the current rules, one store and one clock.
 //!
 //! A decision may need a call to Redis, so its result is a [`MaybeReady`]. The result is ready if
 //! the memory store decides, or if no call to Redis is needed. A caller that is not async uses a

@@ -38,8 +38,8 @@ pub enum RestoreOutcome {
 /// The interval between log records for a failure that persists.
 const REMIND_EVERY: Span = Span::from_secs(3_600);
 
-/// The advice for a snapshot that cannot be written. It lists several causes, because some errors
-/// of the file system do not identify the cause.
+/// The advice for a snapshot that cannot be written. The advice lists several causes, because some
+/// errors of the file system do not identify the cause.
 const ADVICE: &str = "check that the folder exists, that the server may write to it and that the disk has space; \
     the server retries, so no restart is needed";
 

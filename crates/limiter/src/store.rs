@@ -109,8 +109,8 @@ impl ServerLimiter {
         if original.len() == evaluated.len() {
             return self.record_keys(now, original, decision, outcomes);
         }
-        // A fallback policy has decided the other charges. They are placed after the evaluated
-        // charges, so that the outcomes belong to the first charges.
+        // A fallback policy has decided the other charges. These other charges are placed after the
+        // evaluated charges, so that the outcomes belong to the first charges.
         let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
         let others = original.iter().filter(|charge| !is_evaluated(charge));
         let ordered: SmallVec<[Charge<'_>; 4]> = evaluated.iter().chain(others).copied().collect();

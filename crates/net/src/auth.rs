@@ -34,8 +34,8 @@ const RATE: Rate = Rate {
 };
 
 /// The maximum number of addresses whose guesses are tracked. If the store is full of locked-out
-/// addresses, the guesses of a new address are compared but not counted. Otherwise, a flood of
-/// guesses from many addresses would lock out every client.
+/// addresses, the guesses of a new address are compared but not counted. If guesses of new
+/// addresses were rejected, a flood of guesses from many addresses would lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
 
 const FAILURES: Metric<2> = Metric::counter(

@@ -28,8 +28,8 @@ fn common_name(mut subject: &[u8]) -> Option<&str> {
             set = others;
             let (_, kind, value) = element(attribute)?;
             let (tag, text, _) = element(value)?;
-            // These tags are UTF8String, PrintableString and IA5String. The older string types are
-            // not UTF-8.
+            // The accepted tags are UTF8String, PrintableString and IA5String. The older string
+            // types are not UTF-8.
             if kind == COMMON_NAME && matches!(tag, 0x0c | 0x13 | 0x16) {
                 return std::str::from_utf8(text).ok();
             }

@@ -36,8 +36,8 @@ pub struct FileStamp {
     inode: u64,
 }
 
-/// Returns whether a later read may succeed although the content of the file does not change, for
-/// example after its permissions are fixed or a disk is mounted again.
+/// Returns whether a later read may succeed without a change of the file's content. For example, an
+/// operator may fix the permissions or mount a disk again.
 pub fn may_pass(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, InvalidData, Other};
     !matches!(error.kind(), InvalidData | FileTooLarge | Other)

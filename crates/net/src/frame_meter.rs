@@ -6,13 +6,14 @@
 //! connection. Requests, responses and bodies make some control frames necessary, so they earn
 //! credits. Credits are also earned over time.
 //!
-//! A client answers `DATA` frames with control frames, even if the frames contain only small
-//! messages: a `WINDOW_UPDATE` for the stream, another for the connection, and a `PING` to measure
-//! the bandwidth. So each `DATA` frame that is sent to the client earns credits. A window update
-//! may arrive long after its data. So window updates are first charged to a separate account with a
-//! higher maximum. A frame that uses up a window earns credits only for its bytes, because the
-//! client determines how many such frames a response has. Envoy also allows a number of window
-//! updates per `DATA` frame sent (`max_inbound_window_update_frames_per_data_frame_sent`).
+//! A client answers `DATA` frames with control frames, even if the `DATA` frames contain only small
+//! messages. For example, it sends a `WINDOW_UPDATE` for the stream, another for the connection,
+//! and a `PING` to measure the bandwidth. So each `DATA` frame that is sent to the client earns
+//! credits. A window update may arrive long after its data. So window updates are first charged to
+//! a separate account with a higher maximum. A frame that uses up a window earns credits only for
+//! its bytes, because the client determines how many such frames a response has. Envoy also allows
+//! a number of window updates per `DATA` frame sent
+//! (`max_inbound_window_update_frames_per_data_frame_sent`).
 
 use std::time::Duration;
 
@@ -50,7 +51,7 @@ pub(super) struct FrameMeter {
     /// Whether the first frame header has been received.
     has_begun: bool,
     credits: Credits,
-    /// Credits for window updates only. They are earned by the `DATA` frames that are sent to the
+    /// Credits for window updates only, which are earned by the `DATA` frames that are sent to the
     /// client.
     window_updates: Credits,
     windows: SendWindows,

@@ -1,8 +1,10 @@
-//! The registry of a listener's open connections. It admits new connections and evicts idle ones.
+//! The registry of a listener's open connections, which admits new connections and evicts idle
+//! ones.
 //!
 //! Like nginx, a full listener closes the connection that has been idle for longest instead of
-//! refusing a new connection. Otherwise an attacker could lock out all other clients with idle
-//! connections. However, a new connection of a client that has reached its own limit is refused.
+//! refusing a new connection. If new connections were refused, an attacker could lock out all other
+//! clients with idle connections. However, a new connection of a client that has reached its own
+//! limit is refused.
 //!
 //! Idleness is measured in accepted connections instead of time. Whenever a connection's task is
 //! polled, the task stores the number of connections that the listener has accepted so far. This

@@ -15,8 +15,8 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// A shutdown signal that all clones share. A shutdown is announced first, and begins later. It
-/// cannot be withdrawn.
+/// A shutdown signal that all clones share. A shutdown is announced first, begins later, and cannot
+/// be withdrawn.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 

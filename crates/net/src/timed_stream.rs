@@ -46,7 +46,7 @@ pub enum WriteTimeout {
     Drain(Duration),
 }
 
-/// The phase of a connection. It is shared by the stream and the code that answers requests.
+/// The phase of a connection, which is shared by the stream and the code that answers requests.
 ///
 /// ```text
 /// request ──response begins──▶ response ──response ends──▶ idle ──first bytes──▶ request

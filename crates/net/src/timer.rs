@@ -54,8 +54,8 @@ impl LazyTimer {
         }
     }
 
-    /// Returns ready once the deadline has passed. Otherwise the task is woken at the deadline, or
-    /// earlier if the deadline has moved.
+    /// Returns ready once the deadline has passed. Before the deadline, returns pending; the task
+    /// is then woken at the deadline, or earlier if the deadline has moved.
     pub fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_known = |woken: &Waker| woken.will_wake(cx.waker());
         if self.woken.as_ref().is_some_and(is_known) && !self.sleep.is_elapsed() {

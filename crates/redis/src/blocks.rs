@@ -190,9 +190,9 @@ fn parse_entry(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
     })
 }
 
-/// Encodes the note of an index entry: the reason of the block and, if the block belongs to a rule,
-/// the rule's name and the names of its key entries. A [`SEPARATOR`] precedes each name. Earlier
-/// versions store only the reason.
+/// Encodes the note of an index entry. The note has the reason of the block. If the block belongs
+/// to a rule, the note also has the rule's name and the names of its key entries. A [`SEPARATOR`]
+/// precedes each name. Earlier versions store only the reason.
 fn encode_note(note: BlockNote<'_>) -> Vec<u8> {
     let mut bytes = note.reason.as_bytes().to_vec();
     if let Some(rule) = note.rule {

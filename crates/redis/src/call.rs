@@ -92,7 +92,7 @@ impl Intent {
     }
 
     /// Returns whether the script is allowed to store a state that the client has converted to new
-    /// limit parameters. Otherwise the script uses the converted state only for the reply.
+    /// limit parameters. If not, the script uses the converted state only for the reply.
     pub(crate) fn can_store_conversion(self) -> bool {
         matches!(self, Self::Charge | Self::Reserve | Self::Deny)
     }

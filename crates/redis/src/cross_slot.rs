@@ -1,5 +1,5 @@
-//! Decides requests that no single script call can decide, because the keys of their charges are in
-//! several slots of a cluster, or in one slot that is migrating.
+//! Decides requests that no single script call can decide. Either the keys of such a request are in
+//! several slots of a cluster, or their slot is migrating.
 //!
 //! ```text
 //!   every slot charges ─▶ all admit:   admitted, after one round trip
@@ -15,14 +15,15 @@
 //! **Denials by a charge that is refunded.** A charge that will be refunded can deny other requests
 //! for one round trip. If every denied request charged some slots first, a client far over its own
 //! limit would repeatedly occupy units of a limit that it shares with others. So if the same limits
-//! have denied one of the last sixteen requests, the store first peeks: it asks all slots without
-//! charging them, and charges only if no slot denies. A peek followed by a charge takes two round
-//! trips, but a request that the peek denies is never charged. Limits that count denied requests
-//! are always peeked first, because only the peek shows whether there is a denial to count.
+//! have denied one of the last sixteen requests, the store first peeks. A peek asks all slots
+//! without charging them. The store then charges only if no slot denies. A peek followed by a
+//! charge takes two round trips, but a request that the peek denies is never charged. Limits that
+//! count denied requests are always peeked first, because only the peek shows whether there is a
+//! denial to count.
 //!
 //! **Unknown outcomes.** No call is sent twice. If the reply to a charge or a refund is lost, the
-//! cost can stay charged in that slot. The other slots are refunded, even if the caller has stopped
-//! waiting.
+//! cost can stay charged in that slot. All slots whose reply arrives are refunded, even if the
+//! caller has stopped waiting.
 //!
 //! **Lost states.** A receipt identifies a position in the state, not its owner. Suppose that a
 //! failover or a reset removed a charge before it was refunded, and that other clients have charged

@@ -287,8 +287,8 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Tim
     }
     let was_converted = stored.is_converted() && stored.ledger_until() > now;
     if was_converted {
-        // Both instants were computed with the same clock, so their difference is right even if
-        // that clock was ahead.
+        // The start and the end of the ledger were computed with the same clock, so their
+        // difference is right even if that clock was ahead.
         let length = stored
             .ledger_until()
             .as_micros()

@@ -3,11 +3,11 @@
 //!
 //! Most states contain the approximate instant at which they were written: the newest entry of a
 //! log, or the index of a window. A GCRA limit and an interval bucket contain only the instant at
-//! which they are full again. That instant can be far ahead of a correct clock if a server with a
-//! larger limit has charged the key. Therefore these states also contain a byte with their *lead*:
-//! an upper bound of how far that instant was ahead of the clock when the state was written. The
-//! fast path does not compute this distance, and always stores the lead of a completely charged
-//! key.
+//! which they are full again. If a server with a larger limit has charged the key, the instant of
+//! refill can be far ahead even of a correct clock. Therefore these states also contain a byte with
+//! their *lead*: an upper bound of how far that instant was ahead of the clock when the state was
+//! written. The fast path does not compute this distance, and always stores the lead of a
+//! completely charged key.
 //!
 //! ```text
 //!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead

@@ -34,14 +34,14 @@
 //! | one fixed window; weighted; 10 buckets | 10.2 / 12.3; 10.0 / 10.4; 11.0 / 14.3 |
 //! | one log of 60; four windows over one log of up to 800 | 12.2 / 19.9; 21.5 / 22.7 |
 //!
-//! In Redis a GCRA limit takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes. With its entries
-//! in the tables of keys and of expiries it takes 145 bytes of the server's memory; `docs/fleet.md`
-//! has the breakdown. 100,000 logs of 60 requests take 77 MB.
+//! In Redis a GCRA limit takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes. Together with
+//! the entries in the tables of keys and of expiries, the limit takes 145 bytes of the server's
+//! memory; `docs/fleet.md` has the breakdown. 100,000 logs of 60 requests take 77 MB.
 //!
 //! A log takes 10 bytes per request. If all limits of a rule are logs that do not count denied
-//! requests, a decision reads and writes only a few positions of the log, even if the log is long.
-//! Every peek reads the whole log. So does every decision if the log counts denied requests or is
-//! combined with other algorithms. `docs/fleet.md` has the cost of reading a whole log.
+//! requests, a decision reads and writes only a few positions even of a long log. Every peek reads
+//! the whole log. So does every decision if the log counts denied requests or is combined with
+//! other algorithms. `docs/fleet.md` has the cost of reading a whole log.
 
 mod blocks;
 mod call;

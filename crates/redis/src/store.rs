@@ -41,8 +41,8 @@ pub(crate) const CONTENDED: Decision = Decision::Full {
 /// time to live has a resolution of 1 ms, and a state one of 1 µs.
 const SLACK_MS: u64 = 2;
 
-/// How long a key outlives its state while the clock is pinned for tests: one day, because the
-/// pinned clock is unrelated to the clock by which the server expires keys.
+/// How long a key outlives its state while the clock is pinned for tests. One day is used, because
+/// the pinned clock is unrelated to the clock by which the server expires keys.
 const PINNED_SLACK_MS: u64 = 86_400_000;
 
 /// Sentinel value of the pinned instant: no instant is pinned.
@@ -444,8 +444,8 @@ struct Conversion {
     /// has written it.
     converted: Vec<u8>,
     /// How long the converted state is kept if nothing is charged. If the state exceeds the limits
-    /// of the charge, the conversion would lose the excess. Such a state is not replaced until the
-    /// excess has drained.
+    /// of the charge, the conversion would lose the excess. A state with such an excess is not
+    /// replaced until the excess has drained.
     keep_until: Option<Timestamp>,
     /// The limits that the state exceeds, each with the time until it admits the cost.
     waits: Vec<(usize, RetryAfter)>,

@@ -27,7 +27,7 @@ use crate::metrics::{ListenerKind, Metrics};
 /// listener.
 const MAX_UNKNOWN: usize = 32;
 
-/// The maximum number of remembered unknown entries that resemble no known entry. They are
+/// The maximum number of remembered unknown entries that resemble no known entry. These entries are
 /// remembered for longer than [`PERIOD`], so that they are logged only once. The rest of
 /// [`MAX_UNKNOWN`] is for misspelt entries.
 const MAX_UNRELATED: usize = 24;

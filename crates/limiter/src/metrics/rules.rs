@@ -153,8 +153,8 @@ impl Table {
 
     fn labelled(&self) -> impl Iterator<Item = (&str, &Counters)> {
         let named = self.names.iter().map(|name| (&**name, self.of(name)));
-        // A rule may itself be named `other`. Such a rule uses the counter of the label `other`,
-        // which must be written only once.
+        // A rule may itself be named `other`. The rule then uses the counter of the label `other`,
+        // and this counter must be written only once.
         let other = (!self.by_name.contains_key(OTHER)).then_some((OTHER, &*self.other));
         named.chain(other)
     }

@@ -136,9 +136,9 @@ impl TopTalkers {
         let TopBounds { keys, max_bytes } = bounds;
         let shards = available_parallelism().map_or(1, NonZero::get);
         let shards = shards.min(MAX_SHARDS);
-        // Half of the memory is for the history. The other half is divided among the shards, and
-        // each shard needs two parts: one for the current minute, and one for the previous minute
-        // until the history takes it.
+        // Half of the memory is for the history. The rest is divided among the shards. Each shard
+        // needs memory for the current minute, and for the previous minute until the history takes
+        // it.
         let shard = || {
             let mut recorder = Recorder::new(keys, max_bytes / 4 / shards);
             recorder.set_scopes(&scopes(rules));

@@ -40,8 +40,8 @@ pub(super) async fn connect(
     Ok(connection)
 }
 
-/// Returns the policy by which the server evicts keys when its memory is full; `None` if the server
-/// does not evict keys, or if its policy cannot be read.
+/// Returns the policy by which the server evicts keys when its memory is full. Returns `None` if
+/// the server does not evict keys, or if its policy cannot be read.
 ///
 /// The policy is read with `INFO`, because managed services forbid `CONFIG GET`.
 pub(super) async fn eviction_policy(connection: &mut MultiplexedConnection) -> Option<String> {

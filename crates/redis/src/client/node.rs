@@ -76,8 +76,7 @@ pub(super) struct Node {
 #[derive(Debug)]
 struct OpenConnections {
     queues: Vec<RequestQueue>,
-    /// One of the connections, for commands that are not decisions. These commands bypass the
-    /// queue.
+    /// One of the connections, for commands that are not decisions and therefore bypass the queue.
     unqueued: Option<MultiplexedConnection>,
 }
 

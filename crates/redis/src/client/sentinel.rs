@@ -7,9 +7,9 @@
 //! - A working primary is replaced in two cases: a Sentinel reports a higher epoch, or a majority
 //!   of the *configured* Sentinels names another server with an epoch that is not lower. Missing
 //!   answers and a stale minority change nothing.
-//! - If no primary is known, the highest epoch wins, and among equal epochs the most votes. One
-//!   answer is sufficient in this case; otherwise a server could not start while most Sentinels are
-//!   down.
+//! - If no primary is known, the highest epoch wins, and among equal epochs the most votes. While
+//!   no primary is known, one answer is sufficient, so that a server can start even if most
+//!   Sentinels are down.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

@@ -57,8 +57,8 @@ pub enum Topology {
     /// A primary whose address the Sentinels report.
     Sentinel {
         /// All Sentinels of the primary. A working primary is replaced only by a server that a
-        /// majority of the Sentinels names, or that a newer configuration names. One answer is
-        /// sufficient to find the first primary.
+        /// majority of the Sentinels names, or that a newer configuration names. To find the first
+        /// primary, the answer of one Sentinel is sufficient.
         sentinels: Vec<Address>,
         /// The name by which the Sentinels know the primary.
         primary: String,

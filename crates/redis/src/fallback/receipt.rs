@@ -1,8 +1,8 @@
 //! Reserves and settles charges (refunds the unused units), whether Redis is reachable or not.
 //!
 //! A charge that Redis makes is also made to this node's share of the limits, and is settled in
-//! both places. If Redis is unreachable, only this node's share is charged. Such a charge is
-//! settled on the share only, even if Redis is reachable again by then.
+//! both places. If Redis is unreachable, only this node's share is charged. A charge that was made
+//! without Redis is settled on the share only, even if Redis is reachable again by then.
 
 use tidegate_core::{
     Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Renewal,

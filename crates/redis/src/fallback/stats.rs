@@ -46,8 +46,8 @@ impl Counters {
         let at = match error {
             StoreError::NotExecuted(_) => 0,
             StoreError::Unknown(_) => 1,
-            // These errors need an operator: Redis has refused the call, or the value was not
-            // written by Tidegate.
+            // The remaining errors need an operator: Redis has refused the call, or the value was
+            // not written by Tidegate.
             _ => 2,
         };
         self.failures[at].fetch_add(1, Ordering::Relaxed);

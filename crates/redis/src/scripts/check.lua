@@ -96,8 +96,8 @@ if blocked then
   return blocked
 end
 
--- If a state was stored under other parameters, or was written by a clock that was ahead, the
--- decision uses the client's conversion, unless the value has changed since.
+-- A state may have been stored under other parameters, or written by a clock that was ahead. The
+-- decision then uses the client's conversion, unless the value has changed since.
 local outdated = false
 for i = 1, count do
   local charge, at = charges[i], CONVERSIONS + 3 * i

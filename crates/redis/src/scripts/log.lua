@@ -1,5 +1,5 @@
--- Sliding window log. A state consists of the longest window; the number of entries; the number of
--- windows; the sum of units before the first entry; a record for each window; and all entries,
+-- Sliding window log. A state consists of the longest window, the number of entries, the number of
+-- windows, the sum of units before the first entry, a record for each window, and all entries,
 -- oldest first. The record of a window consists of its first entry, the sum before that entry, and
 -- the instant of that entry. An entry consists of an instant, and the sum up to and including the
 -- entry. All sums are modulo 2^24, which is far more than a log holds. A concurrency lease is an

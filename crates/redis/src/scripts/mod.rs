@@ -4,10 +4,10 @@ use std::sync::{LazyLock, OnceLock};
 
 use crate::{call::Script, encode::kernel};
 
-/// A marker in a script. It is replaced by the code of the algorithms that the call needs.
+/// A marker in a script that is replaced by the code of the algorithms that the call needs.
 const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\n";
 
-/// A marker in a script. It is replaced if one of the needed algorithms has long states.
+/// A marker in a script that is replaced if one of the needed algorithms has long states.
 const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
 /// Snippets of Lua that several scripts share, each with the marker that it replaces in a script.

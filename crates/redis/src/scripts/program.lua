@@ -1,9 +1,10 @@
--- A program contains the parameters of a charge's limits. It consists of 1 byte, whether the rule
--- is in shadow mode; 1 byte, whether a member counts denied requests; 2 bytes, the length of the
--- header of the key's value; that header; and the members. A member consists of 1 byte, the number
--- of its algorithm; 1 byte, how it treats a denied request; and its parameters. A member can ignore
--- a denied request (0), fill its state completely (COUNTED), or count in full the requests that the
--- member itself denies (IN_FULL). The parameters of each algorithm:
+-- A program contains the parameters of a charge's limits. A program begins with 1 byte, whether the
+-- rule is in shadow mode; and 1 byte, whether a member counts denied requests. Next are 2 bytes
+-- with the length of the header of the key's value; that header; and the members. A member consists
+-- of 1 byte, the number of its algorithm; 1 byte, how it treats a denied request; and its
+-- parameters. A member can ignore a denied request (0), fill its state completely (COUNTED), or
+-- count in full the requests that the member itself denies (IN_FULL). The parameters of each
+-- algorithm:
 --
 --   schedule  duration of the cost, tau, parts per microsecond, whether the cost ever fits, whether
 --             the limit is a queue, how long the request may wait in the queue; if there are

@@ -1,10 +1,10 @@
--- A value consists of a byte with the number of the algorithm and two flags; the end of a block, 7
--- bytes, if the first flag is set; a refund ledger, if the second flag is set; the rest of the
--- header; and the states. A ledger consists of the number of its sums, the instants until when and
--- since when it is kept, and the sums, 7 bytes each. The byte with the number of sums has two
--- flags, too. CLAMPED marks a ledger that was created when the states were clamped, because a clock
--- that was ahead had written them. CONVERTED marks a ledger that was created when the states were
--- converted to other parameters.
+-- A value begins with a byte with the number of the algorithm and two flags. If the first flag is
+-- set, the end of a block follows, 7 bytes. If the second flag is set, a refund ledger follows. The
+-- rest of the value is the rest of the header, and the states. A ledger consists of the number of
+-- its sums, the instants until when and since when it is kept, and the sums, 7 bytes each. The byte
+-- with the number of sums has two flags, too. CLAMPED marks a ledger that was created when the
+-- states were clamped, because a clock that was ahead had written them. CONVERTED marks a ledger
+-- that was created when the states were converted to other parameters.
 local BLOCKED, HAS_LEDGER, CLAMPED, CONVERTED = 128, 64, 128, 64
 
 -- Returns three results: the end of the block, nil without a block; the ledger, '' without a

@@ -90,8 +90,8 @@ impl Pair {
     }
 }
 
-/// After the clock was set back, the limits of a key deny. They refill like the limits of an
-/// exhausted key: within a minute, or at the end of the month.
+/// After the clock was set back, the limits of a key deny. The limits then refill like the limits
+/// of an exhausted key: within a minute, or at the end of the month.
 #[tokio::test]
 async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     for server in Server::each() {
@@ -183,8 +183,8 @@ async fn a_state_under_other_parameters_is_clamped() {
     }
 }
 
-/// A larger limit has admitted requests that take hours to drain. Such a state does not come from a
-/// clock that was ahead, so the smaller limit leaves it unchanged.
+/// A larger limit has admitted requests that take hours to drain. The state does not come from a
+/// clock that was ahead, so the smaller limit leaves the state unchanged.
 #[tokio::test]
 async fn a_debt_of_a_larger_limit_is_not_clamped() {
     for server in Server::each() {

@@ -156,7 +156,7 @@ async fn repeated_denials_charge_other_slots_only_once() {
         own: limits(Kind::Gcra, 2, 1, day),
     };
     let charge = |owner| race.ask(owner, Effect::Charge);
-    // These requests make the server store the scripts: two requests of the first client are
+    // Three first requests make the server store the scripts. Two requests of the first client are
     // admitted, and one is denied.
     for _ in 0..3 {
         charge(0).await;

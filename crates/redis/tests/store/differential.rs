@@ -291,8 +291,8 @@ impl Pair<'_> {
             chosen.push(self.rules[0].clone());
         }
         let has_room = ask.of.index(3) == 0;
-        // The longest wait that the request accepts is one of these: no wait, half of the time
-        // until the reset, the whole time, a microsecond less, or any wait.
+        // The request accepts no wait, a wait of half the time until the reset, of the whole time,
+        // or of a microsecond less, or any wait.
         let ahead = last.map_or(Span::ZERO, |last| last.reset_after).as_micros();
         let longest_wait = match ask.of.index(7) {
             0 => Some(0),

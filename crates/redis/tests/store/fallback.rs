@@ -72,8 +72,8 @@ async fn until(what: &str, wanted: impl Fn() -> bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
-    // Two ids belong to servers that stopped long ago. One heartbeat was written by the clock of a
-    // primary that was ahead.
+    // Two ids belong to servers that stopped long ago. The heartbeat of one of these servers was
+    // written by the clock of a primary that was ahead.
     tokio::task::block_in_place(|| {
         redis.ask(&["ZADD", "tg#servers", "1", "old", "99999999999999", "ahead"]);
     });

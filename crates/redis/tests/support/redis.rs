@@ -122,7 +122,7 @@ impl RedisServer {
         );
     }
 
-    /// Stops the process. Its connections stay open, and no request is answered.
+    /// Stops the process, so that its connections stay open but no request is answered.
     pub fn pause(&self) {
         self.signal("STOP");
     }

@@ -2,10 +2,10 @@
 //! it.
 //!
 //! Each connection uses a descriptor. With 1,024 descriptors and 10,000 connections per listener,
-//! idle clients of one listener could use up all descriptors. The other listeners, including the
-//! admin listener, and the connections to upstreams would then have none. So the limit is raised at
-//! startup as far as the system allows. If the system allows too few descriptors, the connection
-//! limits are lowered.
+//! idle clients of one listener could use up all descriptors. No descriptors would then be left for
+//! the other listeners, including the admin listener, and for connections to upstreams. So the
+//! limit is raised at startup as far as the system allows. If the system allows too few
+//! descriptors, the connection limits are lowered.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

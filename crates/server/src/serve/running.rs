@@ -20,8 +20,8 @@ use crate::{
 
 /// The signals that the server handles.
 ///
-/// Create this value before the listeners start. Otherwise a SIGTERM that arrives right after the
-/// start kills the process without a graceful shutdown.
+/// Create this value before the listeners start. Without this value, a SIGTERM that arrives right
+/// after the start kills the process without a graceful shutdown.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,

@@ -390,7 +390,7 @@ fn a_reload_that_renames_a_rule_reports_its_blocks() {
     assert_eq!(again.status, 404);
     assert!(again.problem().starts_with("there is no rule \"r\""));
 
-    // The other block is enforced again when the rule has its former name again.
+    // The second block is enforced again when the rule has its former name again.
     assert_eq!(reload(&listener, RULES), json!({"rules": 2}));
     let block = listener.ask("GET", "/v1/blocks/r/%2Fb/::1", "").json();
     assert_eq!(block["inactive"], Value::Null, "{block}");

@@ -202,8 +202,8 @@ fn blocks_of_a_removed_rule_are_counted_by_its_name() {
     );
 }
 
-/// Redis also stores the names of the key entries. Otherwise a block on an address could be shown
-/// as a block on the user of that name.
+/// Redis also stores the names of the key entries. Without these names, a block on an address could
+/// be shown as a block on a user.
 #[test]
 fn blocks_of_a_rule_with_another_key_are_counted() {
     let (_redis, a, b) = two();

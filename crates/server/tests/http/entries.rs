@@ -1,5 +1,5 @@
-//! Tests of entries that a service sends. They are normalised unless they are sent as raw, and they
-//! are counted if no rule uses them.
+//! Tests of entries that a service sends. Entries are normalised unless they are sent as raw, and
+//! entries that no rule uses are counted.
 
 use serde_json::{Value, json};
 

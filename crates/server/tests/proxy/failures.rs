@@ -145,8 +145,8 @@ fn an_incomplete_response_head_is_504() {
     assert_eq!(answer.status, 504);
 }
 
-/// The proxy forwards the head before it detects the error. It then aborts the client connection,
-/// so that the client does not mistake a partial body for the complete body.
+/// The proxy forwards the head before it detects the error. The proxy then aborts the client
+/// connection, so that the client does not mistake a partial body for the complete body.
 #[test]
 fn a_body_shorter_than_its_length_aborts_the_response() {
     for (handler, begins, failure) in [

@@ -213,7 +213,8 @@ fn a_shutdown_waits_for_a_response_in_progress() {
 }
 
 /// The proxy forwards the response before the request body is complete, and drops the rest of the
-/// body. Otherwise the client could occupy the upstream connection for as long as it wants.
+/// body. If the proxy waited for the body, the client could occupy the upstream connection for as
+/// long as it wants.
 #[test]
 fn an_early_response_ends_the_request_body() {
     let (send, closed) = channel();

@@ -61,7 +61,7 @@ fn a_denial_is_answered_by_the_proxy() {
         2,
         "a denied request does not reach the upstream"
     );
-    // The rule ignores other methods and other paths. It matches all spellings of its path.
+    // The rule ignores other methods and other paths, and matches all spellings of its path.
     assert_eq!(client.ask("GET", "/login", &[], b"").status, 200);
     assert_eq!(client.ask("POST", "/%6Cogin", &[], b"").status, 429);
     let dots = client.ask("POST", "/x/../login", &[], b"");

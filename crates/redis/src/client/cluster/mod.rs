@@ -372,10 +372,10 @@ impl ClusterState {
         map.as_ref().is_some_and(|map| map.unserved_slots() == 0)
     }
 
-    /// Returns the nodes to ask for their view of the cluster. These are the nodes that have slots.
-    /// If there is a problem, or if few nodes have slots, the other known nodes and the seeds are
-    /// asked too. If a cluster has more nodes than one refresh asks, each refresh asks a different
-    /// set.
+    /// Returns the nodes to ask for their view of the cluster, which are usually the nodes that
+    /// have slots. If there is a problem, or if few nodes have slots, the other known nodes and the
+    /// seeds are asked too. If a cluster has more nodes than one refresh asks, each refresh asks a
+    /// different set.
     fn nodes_to_query(&self) -> Vec<Address> {
         let map = self.map.load();
         let mut chosen: Vec<Address> = Vec::new();

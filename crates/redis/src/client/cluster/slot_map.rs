@@ -61,8 +61,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
             }
         }
     }
-    // A slot may have no owner that claims it, for example briefly during a migration. Such a slot
-    // goes to the best claim that any node reports.
+    // A slot may have no owner that claims it, for example briefly during a migration. A slot
+    // without such a claim goes to the best claim that any node reports.
     let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
         assign(&mut any_claims, claim, |current| {

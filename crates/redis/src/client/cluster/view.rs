@@ -177,8 +177,8 @@ fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim
     Some(Claim {
         first,
         last,
-        // The node joined the cluster between the replies to the two commands. Its epoch is not
-        // known yet, so any other claim wins.
+        // The node joined the cluster between the replies to the two commands. The epoch of this
+        // node is not known yet, so any other claim wins.
         epoch: nodes.epochs.get(&owner).copied().unwrap_or(0),
         owner,
         servers: servers.into_iter().map(|(address, _)| address).collect(),

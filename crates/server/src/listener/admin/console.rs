@@ -158,8 +158,8 @@ mod tests {
         assert!(bytes < 100_000, "{bytes}");
     }
 
-    /// Keys and names come from clients, so the page must never parse them as HTML or as code. Its
-    /// Content-Security-Policy forbids inline scripts and styles.
+    /// Keys and names come from clients, so the page must never parse them as HTML or as code. The
+    /// Content-Security-Policy of the page forbids inline scripts and styles.
     #[test]
     fn the_files_contain_nothing_that_interprets_data() {
         for (path, _, content) in FILES {

@@ -76,8 +76,8 @@ pub(super) async fn reset(
     ))
 }
 
-/// Resets the counters for `key` of the limits that clients send with their requests. These keys
-/// are in database 0 of the Redis protocol.
+/// Resets the counters for `key` of the limits that clients send with their requests. The key is in
+/// database 0 of the Redis protocol.
 pub(super) async fn reset_throttle(limiter: &ServerLimiter, key: &str) -> Result<Answer, Problem> {
     let mut buffer = Vec::new();
     let bytes = ServerLimiter::throttle_key(key.as_bytes(), &mut buffer)?;

@@ -172,9 +172,9 @@ impl ConnectionContext {
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
-                    // This future is large, so it is boxed. Otherwise the futures of all requests
-                    // would be as large, and hyper would move such a large future with each
-                    // request.
+                    // This future is boxed because it is large. Without the box, the futures of all
+                    // requests would be as large, and hyper would move such a large future with
+                    // each request.
                     return Ok(Box::pin(json::decide(&self.limiter, service, &body)).await);
                 }
                 ("/healthcheck", Some(service)) => {

@@ -93,7 +93,7 @@ pub(crate) fn millis(retry: RetryAfter) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
 }
 
-/// A JSON writer. It writes `None` as null.
+/// A JSON writer that writes `None` as null.
 #[derive(Debug)]
 struct Writer(Vec<u8>);
 

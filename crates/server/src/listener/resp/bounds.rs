@@ -14,8 +14,8 @@ pub const MAX_INLINE_BYTES: usize = 65_536;
 pub const MAX_COMMAND_BYTES: usize = 786_432;
 
 /// The maximum number of commands that are parsed before the first of them is run. This maximum
-/// equals the number of keys that the store prefetches. It also keeps a worker's list of arguments
-/// below 512 KiB.
+/// equals the number of keys that the store prefetches. The maximum also keeps a worker's list of
+/// arguments below 512 KiB.
 pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
 
 /// The size of the read buffer, in bytes.

@@ -12,7 +12,7 @@ pub(super) struct LimitParameters {
     pub(super) period_secs: u64,
 }
 
-/// The program whose command the client uses. It determines the algorithm and the reply.
+/// The program whose command the client uses, which determines the algorithm and the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Dialect {
     /// `CL.THROTTLE`, which allows `burst` simultaneous requests in addition to the regular one.

@@ -1,9 +1,9 @@
 //! The Redis protocol listener: `CL.THROTTLE`, `THROTTLE` and `TIDEGATE.CHECK` for any Redis
 //! client.
 //!
-//! A command passes through these modules in order: `connection` does I/O and enforces timeouts,
-//! `worker` answers all complete commands, `parse` splits a few commands into arguments without
-//! copying, `command` runs one command, `reply` writes the reply, and `pending` holds the decisions
+//! A command passes through several modules. `connection` does I/O and enforces timeouts, `worker`
+//! answers all complete commands, and `parse` splits a few commands into arguments without copying.
+//! Then `command` runs one command, `reply` writes the reply, and `pending` holds the decisions
 //! that Redis has to make.
 //!
 //! Commands that are read together form a batch, which is parsed, decided and answered together,
@@ -36,7 +36,7 @@ use tidegate_net::{
 
 use self::session::Session;
 
-/// Returns the default bounds of this listener. They equal the general defaults, except for the
+/// Returns the default bounds of this listener, which equal the general defaults except for the
 /// idle timeout. The idle timeout is one hour, because the connection pools of clients keep
 /// connections open and handle lost connections badly.
 #[must_use]

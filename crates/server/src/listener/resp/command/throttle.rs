@@ -1,9 +1,9 @@
 //! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab, where the limit is sent with the
 //! command.
 //!
-//! Both commands reply as the programs document. If a program deviates from its documentation, the
-//! documentation is followed. Seconds are rounded up, so that a client that waits for the reported
-//! time has waited long enough.
+//! Each command replies as the documentation of its program says. If a program deviates from its
+//! documentation, the documentation is followed. Seconds are rounded up, so that a client that
+//! waits for the reported time has waited long enough.
 
 use std::sync::Arc;
 
@@ -71,8 +71,7 @@ fn run<'a>(
 struct ThrottleCommand<'a> {
     key: &'a [u8],
     parameters: LimitParameters,
-    /// The cost of the request. It is `None` for a quantity of 0, which only reads the current
-    /// state.
+    /// The cost of the request; `None` for a quantity of 0, which only reads the current state.
     cost: Option<Cost>,
 }
 

@@ -37,7 +37,7 @@ thread_local! {
     static BUFFERED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Buffers that the connections of a worker share. Only one connection uses them at a time.
+/// Buffers that the connections of a worker share, and that only one connection uses at a time.
 #[derive(Debug, Default)]
 struct WorkerBuffers {
     input: Vec<u8>,
@@ -157,8 +157,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// Performs one step. If there are unsent replies, writes them. Otherwise answers a decided
-    /// batch or commands that were already read. Otherwise reads and answers new commands.
+    /// Performs one step. If there are unsent replies, writes them. If there are none, answers a
+    /// decided batch or commands that were already read. If there are no such commands either,
+    /// reads and answers new commands.
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
