@@ -1,28 +1,31 @@
 //! Exponential backoff with jitter, for retries and reconnects.
 //!
-//! Clients that failed together must not retry together. `docs/client.md` has a plot of the effect
-//! of each kind of jitter.
+//! Clients that failed at the same time must not all retry at the same time. The file
+//! `docs/client.md` has a plot that shows the effect of each kind of jitter.
 
 use crate::Span;
 
-/// The part of a wait that is random.
+/// The random part of the wait before a retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Jitter {
-    /// Between zero and the whole wait. This spreads retries best and is recommended.
+    /// The wait is random between zero and the full backoff. Full jitter spreads retries best and
+    /// is recommended.
     #[default]
     Full,
-    /// Between half and the whole wait. Retries wait longer on average than with full jitter, so
-    /// clients finish later under the same load.
+    /// The wait is random between half and all of the full backoff. Retries wait longer on average
+    /// than with full jitter, so clients finish later under the same load.
     Equal,
-    /// Always the whole wait. Clients that failed together retry together.
+    /// The wait is always the full backoff. Clients that failed at the same time retry at the same
+    /// time.
     None,
 }
 
-/// Exponential backoff: `base` after the first try, doubled after each further try, at most `cap`.
+/// Exponential backoff: the wait is `base` after the first attempt, doubles after each further
+/// attempt, and is at most `cap`.
 ///
-/// The cap is applied before the jitter, so that the waits of late retries are as random as those
-/// of early ones. Waits are whole microseconds, and all arithmetic saturates. `random` is a number
-/// that the caller draws uniformly from all of `u64`.
+/// The cap is applied before the jitter, so that the waits of late retries are as random as the
+/// waits of early retries. Waits are whole microseconds, and all arithmetic saturates. The argument
+/// `random` is a number that the caller draws uniformly from the whole range of `u64`.
 ///
 /// # Examples
 ///
@@ -42,7 +45,7 @@ pub struct Backoff {
     jitter: Jitter,
 }
 
-/// From 50 ms to 20 s, with full jitter.
+/// The default backoff grows from 50 ms to 20 s and has full jitter.
 impl Default for Backoff {
     fn default() -> Self {
         Self::new(
@@ -54,7 +57,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Creates a backoff from `base` to `cap`. A base above the cap counts as the cap.
+    /// Creates a backoff from `base` to `cap`. A `base` above the cap is reduced to the cap.
     #[must_use]
     pub const fn new(base: Span, cap: Span, jitter: Jitter) -> Self {
         Self { base, cap, jitter }
@@ -74,12 +77,13 @@ impl Backoff {
         self.jittered(self.longest(retry), random)
     }
 
-    /// Returns the wait before retry number `retry`, counted from 0, if the server asked to wait
-    /// for `server_wait`.
+    /// Returns the wait before retry number `retry`, counted from 0, if the server asked the client
+    /// to wait for `server_wait`.
     ///
-    /// The wait is `server_wait` plus a usual wait whose jitter spans at least half of
-    /// `server_wait`. The server sends the same time to all clients, and a jitter of milliseconds
-    /// after a wait of seconds would not spread their retries.
+    /// The result is `server_wait` plus a backoff wait. Unless jitter is off, the backoff wait
+    /// before jitter is at least half of `server_wait`. The server sends the same `server_wait` to
+    /// all clients, and a jitter of milliseconds after a wait of seconds would not spread their
+    /// retries.
     #[must_use]
     pub fn wait_after(&self, server_wait: Span, retry: u32, random: u64) -> Span {
         let longest = match self.jitter {
@@ -104,8 +108,8 @@ impl Backoff {
     }
 }
 
-/// Scales a number from all of `u64` to `0..=most`, uniformly except for a bias below `most /
-/// 2^64`.
+/// Scales a number from the whole range of `u64` to `0..=most`. The result is uniform except for a
+/// bias below `most / 2^64`.
 fn scale(random: u64, most: u64) -> u64 {
     // The product of two numbers below 2^64 + 1 fits in a u128, and its upper half is at most
     // `most`.
@@ -140,7 +144,7 @@ mod tests {
     fn full_jitter_reaches_both_ends_evenly() {
         let backoff = Backoff::new(Span::from_micros(3), Span::from_micros(3), Jitter::Full);
         let mut counts = [0_u32; 4];
-        // A thousand evenly spaced numbers, from 0 to almost 2^64.
+        // The loop uses a thousand evenly spaced numbers, from 0 to almost 2^64.
         for step in 0..1_000 {
             let wait = backoff.wait(0, step * (u64::MAX / 1_000)).as_micros();
             counts[usize::try_from(wait).unwrap()] += 1;

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-/// An error about an invalid number of a limit: names the wrong field and a valid alternative.
+/// An error about an invalid number of a limit. The error names the wrong field and a valid
+/// alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitError {
     /// The field, by its name in the rules file.
     pub field: &'static str,
-    /// The problem, and a valid alternative.
+    /// The description of the problem, with a valid alternative.
     pub problem: String,
 }
 

@@ -1,9 +1,9 @@
-//! Rate limit decisions: whether a request is admitted now, and otherwise when the client can
-//! retry.
+//! Rate limit decisions: this crate decides whether a request is admitted now and, if the request
+//! is denied, when the client can retry.
 //!
-//! This crate only decides. The crate does no I/O, starts no runtime, reads no clock and uses no
-//! randomness in a decision. The time is an argument, the arithmetic uses integers, and every
-//! maximum has a name in [`bounds`].
+//! This crate does no I/O, starts no async runtime, reads no clock and uses no randomness in a
+//! decision. The caller passes the current time as an argument. All arithmetic uses integers. Every
+//! maximum is a named constant in the module [`bounds`].
 //!
 //! The steps of one request, one per line:
 //! ```text
@@ -17,10 +17,11 @@
 //! eval       Verdict::of                  the result for the request
 //! ```
 //!
-//! The layers, from the lowest; none imports from a higher one: `time`, `limit`, `algorithm`,
-//! `eval`, then `rules` and `memory`, then `store`. `concurrency` and `backoff` need only `time`,
-//! and `maybe_ready` needs nothing. `top`, which ranks keys by their requests, needs the keys of
-//! `rules`.
+//! The modules form layers, and no module imports from a higher layer. The layers are, from the
+//! lowest to the highest, `time`, `limit`, `algorithm`, `eval`, then `rules` and `memory`, then
+//! `store`. The modules `concurrency` and `backoff` depend only on `time`, and `maybe_ready`
+//! depends on no other module. The module `top` ranks keys by their number of requests, and depends
+//! on `rules` for the keys.
 
 pub mod concurrency;
 pub mod top;

@@ -1,5 +1,5 @@
 //! Compiles limits into [`Kernel`]s, the implementations of the algorithms. A limit is valid if it
-//! can be compiled, so the constructors of [`Limit`] that validate numbers are here.
+//! can be compiled, so this module contains the constructors of [`Limit`] that validate numbers.
 
 use super::{Buckets, FixedWindow, Gcra, Interval, Kernel, Lease, Log, Weighted};
 use crate::{
@@ -16,20 +16,22 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Returns an error for the first field whose number is zero where it must not be, over its
-    /// maximum in [`bounds`](crate::bounds), or inconsistent with another field.
+    /// Returns an error for the first field whose number is invalid. A number is invalid if it is
+    /// zero where zero is not allowed, exceeds its maximum in [`bounds`](crate::bounds), or
+    /// contradicts another field.
     pub fn new(algorithm: Algorithm) -> Result<Self, LimitError> {
         let limit = Self::unvalidated(algorithm);
         Kernel::compile(&limit)?;
         Ok(limit)
     }
 
-    /// Admits `percent` more than the limit, and marks the additional requests as
-    /// [`over_limit`](crate::Outcome::over_limit).
+    /// Adds a soft allowance: the limit admits `percent` more units, and marks the additional
+    /// requests as [`over_limit`](crate::Outcome::over_limit).
     ///
     /// # Errors
     ///
-    /// Rejects more than 1,000 percent, and a percentage with which the limit exceeds its maximum.
+    /// Rejects a percentage over 1,000, and a percentage with which the limit would exceed its
+    /// maximum.
     pub fn with_soft_percent(self, percent: u32) -> Result<Self, LimitError> {
         check_soft_percent(percent)?;
         let limit = self.with_unvalidated_soft_percent(percent);

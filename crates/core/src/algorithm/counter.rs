@@ -6,9 +6,11 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A kernel: the parameters of one limit, and the operations on the state of a key.
+/// A kernel (the implementation of an algorithm): the parameters of one limit, and the operations
+/// on the state of a key.
 ///
-/// The methods of [`Kernel`](super::Kernel) with the same names document the contracts.
+/// The contract of each method is documented at the method of [`Kernel`](super::Kernel) with the
+/// same name.
 pub(crate) trait Counter: Sized {
     /// The state of one key.
     type State: CounterState;
@@ -25,8 +27,7 @@ pub(crate) trait Counter: Sized {
         true
     }
 
-    /// Returns the largest number, except instants, that a state written under this limit can
-    /// contain.
+    /// Returns the largest number, except instants, that the state of this limit can contain.
     fn largest_number(&self) -> u64 {
         u64::MAX
     }
@@ -101,7 +102,8 @@ pub(crate) trait Counter: Sized {
     }
 }
 
-/// The state of a kernel. The methods of [`State`](super::State) document the contracts.
+/// The state of a kernel for one key. The contract of each method is documented at the method of
+/// [`State`](super::State) with the same name.
 pub(crate) trait CounterState: Sized {
     fn expires(&self) -> Timestamp;
 
@@ -115,11 +117,12 @@ pub(crate) trait CounterState: Sized {
         0
     }
 
-    /// Passes the numbers of the state, from which [`Self::read`] creates it again, to `put`.
+    /// Serializes the state: passes its numbers to `put`. The method [`Self::read`] deserializes
+    /// them.
     fn write(&self, put: &mut dyn FnMut(u64));
 
-    /// Creates a state from the numbers that [`Self::write`] has passed. Returns `None` if the
-    /// numbers are not valid, because they may come from a damaged file.
+    /// Deserializes a state from the numbers that [`Self::write`] produced. Returns `None` if the
+    /// numbers are not valid; for example, because the snapshot file is damaged.
     fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self>;
 }
 

@@ -1,17 +1,18 @@
 //! Fixed window: one count that is reset at the end of each window.
 //!
-//! This kernel implements `fixed_window`, anchored to the epoch, to a key's first request, or to a
-//! calendar.
+//! This module implements the algorithm `fixed_window`. Windows are aligned to the epoch, to a
+//! key's first request, or to a calendar.
 //!
-//! - **Promise.** At most `L` in each window `[start, end)`.
-//! - **Memory.** 16 bytes. A key expires when its window has ended.
-//! - **Counting in full.** If denied requests are counted in full, the count may exceed `L`.
-//!   Decisions do not change, because any count of at least `L` denies.
-//! - **Weakness.** Up to twice `L` within any interval, however short, across a window boundary:
-//!   `L` just before it and `L` just after. In general, a half-open interval of length `t` admits
-//!   up to `L * (ceil(t / W) + 1)`. All keys with epoch-aligned or calendar windows are reset at
-//!   the same instant.
-//! - **Source.** Folklore; the boundary burst is described in every account of this algorithm.
+//! - **Guarantee.** Each window `[start, end)` admits at most `L` units.
+//! - **Memory.** The state takes 16 bytes. A key expires when its window has ended.
+//! - **Counting in full.** If denied requests are counted in full, the count can exceed `L`.
+//!   Decisions do not change, because a request is denied whenever the count is at least `L`.
+//! - **Weakness.** A short interval that contains a window boundary can admit up to `2 * L` units:
+//!   `L` just before the boundary and `L` just after the boundary. In general, a half-open interval
+//!   of length `t` admits up to `L * (ceil(t / W) + 1)` units with windows of length `W`. All keys
+//!   with epoch-aligned or calendar windows are reset at the same instant.
+//! - **Source.** The algorithm has no known author. Its descriptions usually mention the burst at
+//!   the window boundary.
 
 use crate::{
     algorithm::{
@@ -30,7 +31,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WindowState {
     pub(crate) count: u64,
-    /// The end of the window in which `count` was counted, in microseconds since the epoch.
+    /// The end of the window that `count` belongs to, in microseconds since the epoch.
     pub(crate) end: u64,
 }
 
@@ -73,7 +74,7 @@ impl CounterState for WindowState {
 pub(crate) struct FixedWindow {
     limit: u64,
     grid: Window,
-    /// Whether denied requests are counted in full, beyond the limit.
+    /// Whether denied requests are counted in full, so that the count can exceed the limit.
     in_full: bool,
 }
 
@@ -99,7 +100,8 @@ impl FixedWindow {
         }
     }
 
-    /// Returns the end of the window that a charge at `now` belongs to, or starts.
+    /// Returns the end of the window that contains `now`. If windows start with a request, returns
+    /// the end of a window that starts at `now`.
     fn end_at(&self, now: Timestamp) -> Timestamp {
         match &self.grid {
             Window::Epoch(span) => {
@@ -150,8 +152,8 @@ impl Counter for FixedWindow {
         WindowState::default()
     }
 
-    /// Converts a state. If the old and the new window overlap, the old count applies in full to
-    /// the new window.
+    /// Converts a state that was written with other window parameters. If the old and the new
+    /// window overlap, the whole old count applies to the new window.
     fn adopt(&self, old: Option<&Self>, state: &mut WindowState, now: Timestamp) {
         if state.end <= now.as_micros() {
             *state = WindowState::default();
@@ -189,8 +191,9 @@ impl Counter for FixedWindow {
         state.count = count + spent;
     }
 
-    /// Replaces a window that has not ended at `at` by the window of `at`. A window that starts
-    /// with a request ends at most one window length after `at`. The count does not change.
+    /// If the window of the state ends after `at`, replaces it with the window that contains `at`
+    /// and keeps the count. A window that started with a request keeps its end, but ends at most
+    /// one window length after `at`.
     fn clamp(&self, state: &mut WindowState, at: Timestamp) {
         if state.end <= at.as_micros() {
             return;
@@ -198,14 +201,14 @@ impl Counter for FixedWindow {
         let end = self.end_at(at).as_micros();
         state.end = match self.grid {
             Window::FirstRequest(_) => state.end.min(end),
-            // An end that is not a window boundary would let one aligned window admit twice the
-            // limit.
+            // The new end must be a window boundary. Otherwise the count would be reset in the
+            // middle of an aligned window, and this window could admit twice the limit.
             Window::Epoch(_) | Window::Calendar(_) => end,
         };
     }
 
-    /// Refunds `units`. If nothing remains, the state is that of a new key, so that the next charge
-    /// starts a window.
+    /// Refunds `units`. If the count drops to zero, resets the state to the state of a new key, so
+    /// that the next charge starts a new window.
     fn refund(&self, state: &mut WindowState, now: Timestamp, units: u64) {
         match state.count_at(now).saturating_sub(units) {
             0 => *state = WindowState::default(),
@@ -244,7 +247,7 @@ impl Counter for FixedWindow {
         RetryAfter::After(state.end().since(now))
     }
 
-    /// Returns how far the count exceeds the limit.
+    /// Returns the number of units by which the count exceeds the limit.
     fn excess(&self, state: &WindowState, now: Timestamp) -> u64 {
         state.count_at(now).saturating_sub(self.limit)
     }

@@ -1,9 +1,10 @@
-//! GCRA (generic cell rate algorithm). Its state is one theoretical arrival time (TAT).
+//! GCRA (generic cell rate algorithm). The state of GCRA is one instant, the theoretical arrival
+//! time (TAT).
 //!
-//! This kernel implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a
-//! meter and as a queue. All of these are the same algorithm: the distance of the TAT from the
-//! clock corresponds to the spent tokens of a token bucket, or to the water in a leaky bucket, of
-//! capacity `B`.
+//! This module implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a
+//! meter and as a queue. GCRA, the token bucket and the leaky bucket are the same algorithm. The
+//! time by which the TAT is ahead of the clock corresponds to the spent tokens of a token bucket of
+//! capacity `B`, or to the water in a leaky bucket of capacity `B`.
 //!
 //! ```text
 //!           now                TAT         now + tau
@@ -12,19 +13,20 @@
 //! tau = B * T, one unit is T = period / rate
 //! ```
 //!
-//! - **Promise.** With a rate of `L` per period `P` and a capacity of `B`, any closed interval of
+//! - **Guarantee.** With a rate of `L` per period `P` and a capacity of `B`, any closed interval of
 //!   length `t` admits at most `B + floor(t * L / P)` units. A half-open interval admits one unit
 //!   less if `t * L / P` is a whole number.
 //! - **Queue.** Admitted requests are served in the order of admission. A request of cost `n`
-//!   delays later requests by `n * T`. The start times of successive requests differ by this delay,
-//!   but each start time is rounded up to a whole microsecond. A request of cost `n` waits for at
-//!   most `tau - n * T`.
-//! - **Exact.** One unit is `p / l` microseconds, in lowest terms. The TAT consists of whole
-//!   microseconds and a fraction in `l`-ths, added with a carry. Nothing is rounded, so a rate of 7
-//!   per second returns exactly 7 units each second.
-//! - **Memory.** 16 bytes. A key expires when its TAT has passed.
-//! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)`: up to twice `L` if
-//!   `B = L` and `W = P`. If this is too much, choose a smaller `B` or a sliding window.
+//!   delays later requests by `n * T`. The start times of successive requests in a busy queue
+//!   differ by `n * T`, except that each start time is rounded up to a whole microsecond. A request
+//!   of cost `n` waits for at most `tau - n * T`.
+//! - **Exact arithmetic.** One unit lasts `p / l` microseconds, in lowest terms. The TAT consists
+//!   of whole microseconds and a fraction with the denominator `l`. No result is rounded, so a rate
+//!   of 7 per second returns exactly 7 units each second.
+//! - **Memory.** The state takes 16 bytes. A key expires when its TAT has passed.
+//! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)` units, which is up to
+//!   `2 * L` if `B = L` and `W = P`. If `2 * L` is too much, choose a smaller `B` or a sliding
+//!   window.
 //! - **Source.** ITU-T I.371 (GCRA, virtual scheduling); Turner 1986 (leaky bucket).
 
 use crate::{
@@ -40,8 +42,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`, where `l`
-/// is the denominator of the unit of the limit in microseconds.
+/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`. One unit
+/// of the limit lasts `p / l` microseconds, in lowest terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Exact {
     /// Whole microseconds.
@@ -51,7 +53,7 @@ pub struct Exact {
 }
 
 impl Exact {
-    /// Later than any instant.
+    /// A value later than any instant.
     const NEVER: Self = Self {
         whole: u64::MAX,
         part: 0,
@@ -101,16 +103,16 @@ pub(crate) struct Gcra {
     p: u64,
     l: u64,
     unit: Exact,
-    /// The capacity as a duration: how far the TAT may be ahead of the clock.
+    /// The capacity as a duration: the maximum time by which the TAT may be ahead of the clock.
     tau: Exact,
-    /// Half of the capacity as a duration. If less than this duration remains, a key is hot
-    /// (`is_hot`).
+    /// Half of the capacity as a duration. A key with less than this duration remaining counts as
+    /// hot (`is_hot`).
     half: Exact,
     capacity: u64,
     queue: bool,
 }
 
-/// The result of a decision: its outcome, the new TAT, and whether the key is hot, which means that
+/// The result of a decision: its outcome, the new TAT, and whether the key is hot. A key is hot if
 /// the request was denied or less than half of the capacity remains.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
@@ -120,8 +122,8 @@ pub(crate) struct Step {
 }
 
 impl Gcra {
-    /// Creates a GCRA limit of `rate` with `capacity`. The rate and the capacity are passed with
-    /// their field names, which errors contain.
+    /// Creates a GCRA limit of `rate` with `capacity`. The caller passes the field names of the
+    /// rate and the capacity for use in errors.
     pub(crate) fn new(
         (rate_field, rate): (&'static str, Rate),
         (capacity_field, capacity): (&'static str, u64),
@@ -141,7 +143,7 @@ impl Gcra {
         Ok(Self::of_units(p, l, capacity, queue))
     }
 
-    /// Creates a GCRA limit with units of `p / l` microseconds, in lowest terms.
+    /// Creates a GCRA limit in which one unit lasts `p / l` microseconds, in lowest terms.
     fn of_units(p: u64, l: u64, capacity: u64, queue: bool) -> Self {
         let mut gcra = Self {
             p,
@@ -159,7 +161,7 @@ impl Gcra {
     }
 
     /// Decides one request in one pass, for a rule that has no other limit. The result is the same
-    /// as that of the separate methods below.
+    /// as with the separate methods of [`Counter`].
     #[inline]
     pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
         if let Some(whole) = self.without_fractions() {
@@ -168,8 +170,9 @@ impl Gcra {
         self.decide_exactly(tat, now, cost)
     }
 
-    /// If this limit has no fractions, returns the same limit with `l = 1` and zero fractions as
-    /// constants. The compiler then removes the arithmetic on fractions.
+    /// Returns a copy of this limit with `l = 1` and zero fractions as constants, or `None` if one
+    /// unit is not a whole number of microseconds. For the copy, the compiler removes the
+    /// arithmetic on fractions.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
         let whole = |exact: Exact| Exact { part: 0, ..exact };
@@ -182,8 +185,8 @@ impl Gcra {
         })
     }
 
-    // Inlined into both callers, because behind a function call the compiler would not know that
-    // `l` is 1.
+    // This function is always inlined. In a separate function, the compiler would not know that `l`
+    // is 1.
     #[inline(always)]
     fn decide_exactly(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
         let (base, brim) = (self.base(tat, now), self.brim(now));
@@ -227,8 +230,8 @@ impl Gcra {
     }
 
     /// Returns a lower bound of the part of a charge that has not been served. `ends` is the
-    /// current end of the charge, or an earlier instant. Refunds of other charges may have moved
-    /// the end of the charge.
+    /// current end of the charge or an earlier instant, or `None` if the end is unknown. Refunds of
+    /// other charges can move the end of the charge.
     fn unserved(
         &self,
         tat: Exact,
@@ -241,40 +244,41 @@ impl Gcra {
             whole: now.since(position.at).as_micros(),
             part: 0,
         };
-        // At most the time elapsed since the charge has been served.
+        // The served part of the charge is at most the time elapsed since the charge.
         let by_time = self.minus(duration_of, passed);
         match ends {
             None => by_time,
-            // The TAT is before the end of the charge: the key was reset.
+            // If the TAT is before the end of the charge, the key has been reset.
             Some(ends) if ends > tat => Exact::default(),
             Some(ends) => by_time.max(self.minus(ends, Exact::at(now))),
         }
     }
 
-    /// Returns whether this is a queue, which delays requests.
+    /// Returns whether this limit is a queue, which delays admitted requests.
     pub(crate) fn is_queue(&self) -> bool {
         self.queue
     }
 
-    /// Returns the TAT if each unit spent under `old` lasts as long as a unit of this limit, and
-    /// the latest TAT that is allowed.
+    /// Converts a TAT that was written under `old`. Returns the TAT at which each spent unit lasts
+    /// as long as a unit of this limit, and the latest TAT that [`Self::adopt`] may set.
     fn converted(&self, old: &Self, tat: Exact, now: Timestamp) -> (Exact, Exact) {
         let ends = old.base(tat, now);
         let debt = old.minus(ends, Exact::at(now));
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
-        // Spent units that kept their duration in an earlier conversion can correspond to more
-        // units than were ever spent, so the product may overflow.
+        // An earlier conversion can have kept the duration of spent units instead of their number.
+        // The duration can correspond to more units than were ever spent, so the product can
+        // overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(Exact::at(ends.ceil()));
         (self.plus(Exact::at(now), self.exact(scaled)), latest)
     }
 
-    /// Returns the instant from which a charge is added: the TAT, or `now` if that is later.
+    /// Returns the instant to which a charge is added: the later one of the TAT and `now`.
     ///
-    /// A fraction that is invalid for this limit counts as a whole microsecond. Such a fraction can
-    /// only come from bytes that are not a valid snapshot. All other methods rely on fractions
+    /// A fraction of `l` or more is invalid for this limit and counts as a whole microsecond. An
+    /// invalid fraction can only come from a damaged snapshot. All other methods rely on fractions
     /// below `l`.
     fn base(&self, tat: Exact, now: Timestamp) -> Exact {
         let tat = if tat.part < self.l {
@@ -304,7 +308,7 @@ impl Gcra {
         self.exact(u128::from(cost) * u128::from(self.p))
     }
 
-    /// Splits a number of `1 / l` microseconds into whole microseconds and a fraction.
+    /// Converts a number of parts of `1 / l` microseconds into whole microseconds and a fraction.
     fn exact(&self, scaled: u128) -> Exact {
         let l = u128::from(self.l);
         Exact {
@@ -313,7 +317,7 @@ impl Gcra {
         }
     }
 
-    /// Returns how many whole units fit into `span`.
+    /// Returns the number of whole units in `span`.
     fn units_in(&self, span: Exact) -> u64 {
         if self.l == 1 {
             return span.whole / self.p;
@@ -395,7 +399,7 @@ impl Counter for Gcra {
         })
     }
 
-    /// The largest fraction that a TAT can have.
+    /// Returns the largest fraction that a TAT can have.
     fn largest_number(&self) -> u64 {
         self.l - 1
     }
@@ -405,15 +409,15 @@ impl Counter for Gcra {
     }
 
     /// Converts a TAT that was computed under the limit `old`. The number of spent units does not
-    /// change; each unit now lasts as long as a unit of this limit.
+    /// change, but each unit now lasts as long as a unit of this limit.
     ///
-    /// The result may exceed this limit's capacity, because servers with the old limit may still
-    /// use the key. With a slower rate, the TAT is at most the old TAT or that of a full bucket,
-    /// whichever is later.
+    /// The spent units can exceed this limit's capacity, because servers with the old limit may
+    /// still use the key. The new TAT is at most the later one of the old TAT and the TAT of an
+    /// empty token bucket.
     fn adopt(&self, old: Option<&Self>, tat: &mut Exact, now: Timestamp) {
         let Some(old) = old else {
-            // Without the old numbers, the spent units keep their duration. The unit of the old
-            // fraction is unknown, so a fraction counts as a whole microsecond.
+            // If the old limit is unknown, the spent units keep their duration. The denominator of
+            // the old fraction is also unknown, so a fraction counts as a whole microsecond.
             let latest = Exact::at(now.after(bounds::MAX_DRAIN));
             *tat = Exact::at(tat.ceil()).min(latest);
             return;
@@ -434,7 +438,8 @@ impl Counter for Gcra {
         *tat = self.plus(base, self.span_of(cost)).min(brim);
     }
 
-    /// Sets `TAT = min(TAT, at + tau)`: at most the TAT of a bucket that was emptied at `at`.
+    /// Sets `TAT = min(TAT, at + tau)`, where `at + tau` is the TAT of a token bucket that was
+    /// emptied at `at`.
     fn clamp(&self, tat: &mut Exact, at: Timestamp) {
         *tat = (*tat).min(self.brim(at));
     }
@@ -448,10 +453,10 @@ impl Counter for Gcra {
 
     /// Refunds the part of a charge that has not been served yet, up to `units`.
     ///
-    /// The charges are treated as a FIFO queue of work that drains at one microsecond per
-    /// microsecond. `end` is the TAT right after the charge. Returns by how many microseconds,
+    /// The charges are treated as a FIFO queue of work, in which the work of one microsecond takes
+    /// one microsecond. `end` is the TAT right after the charge. Returns by how many microseconds,
     /// rounded up, the refund moves later charges forward; 0 if no later charge exists. The
-    /// documentation of `receipt` explains why this is safe.
+    /// documentation of the module `eval::receipt` explains why this method never refunds too much.
     fn refund_charge(
         &self,
         tat: &mut Exact,
@@ -467,8 +472,8 @@ impl Counter for Gcra {
             .shift
             .map(|whole| self.minus(end, Exact { whole, part: 0 }));
         let is_last = ends == Some(*tat);
-        // In a queue that delays requests, later requests already have their start times. So only
-        // the last charge can be refunded.
+        // In a queue that delays requests, all admitted requests already have their start times, so
+        // only the last charge can be refunded.
         let unserved = if self.queue {
             if end == *tat {
                 self.minus(end, Exact::at(now))
@@ -516,8 +521,8 @@ impl Counter for Gcra {
         RetryAfter::After(wait.as_span())
     }
 
-    /// Returns the current wait of the queue minus `longest`, or zero if the wait is shorter. Zero
-    /// if this is not a queue.
+    /// Returns by how much the current wait of the queue exceeds `longest`. Returns zero if the
+    /// wait is shorter than `longest`, or if this limit is not a queue.
     fn excess_delay(&self, tat: &Exact, now: Timestamp, longest: Span) -> Span {
         if !self.queue {
             return Span::ZERO;
@@ -525,8 +530,8 @@ impl Counter for Gcra {
         self.base(*tat, now).ceil().since(now.after(longest))
     }
 
-    /// Returns the delay of the request that was just charged: the time until the requests before
-    /// it are done. Zero if this is not a queue.
+    /// Returns the delay of the request that was just charged, which is the time until all earlier
+    /// requests are done. Returns zero if this limit is not a queue.
     fn delay(&self, tat: &Exact, now: Timestamp, cost: u64) -> Span {
         if !self.queue {
             return Span::ZERO;
@@ -535,7 +540,7 @@ impl Counter for Gcra {
     }
 }
 
-/// Narrows to 64 bits, saturating.
+/// Converts `wide` to 64 bits; saturates.
 pub(crate) fn narrow(wide: u128) -> u64 {
     u64::try_from(wide).unwrap_or(u64::MAX)
 }
@@ -554,7 +559,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Holds for any state, including invalid ones.
+        /// Tests any state, including invalid states.
         #[test]
         fn the_combined_decision_equals_the_separate_methods(
             (count, period) in prop::sample::select(vec![(1, 60_000_000), (1_000, 1_000_000), (7, 1_000_000), (u64::from(u32::MAX), 999_983)]),

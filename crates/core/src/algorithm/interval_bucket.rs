@@ -1,13 +1,14 @@
-//! Interval bucket: a token bucket that receives all tokens of an interval together, at its end.
+//! Interval bucket: a token bucket to which all tokens of an interval are added together at the end
+//! of the interval.
 //!
-//! This kernel implements `token_bucket` with `refill_mode: interval`. `R` tokens arrive at the end
-//! of every interval `I`, up to the capacity `B`; any excess is dropped. While the bucket is full,
-//! no interval is running; the next charge starts an interval. So forgetting a full bucket changes
+//! This module implements `token_bucket` with `refill_mode: interval`. At the end of every interval
+//! `I`, `R` tokens are added, up to the capacity `B`. While the bucket is full, no interval is
+//! running, and the next charge starts an interval. So dropping the state of a full bucket changes
 //! no decision.
 //!
-//! The state is the instant at which the bucket will be full again, and the number of tokens that
-//! the last refill, at that instant, adds. The tokens missing now are derived from this state, as
-//! in GCRA from the TAT:
+//! The state consists of the instant at which the bucket will be full again, and the number of
+//! tokens that the last refill adds at that instant. The number of tokens that are missing now is
+//! computed from this state:
 //!
 //! ```text
 //!   missing = (m - 1) * R + last     m = ceil((full_at - now) / I) refills to come
@@ -17,12 +18,13 @@
 //!      m = 3      m = 2      m = 1   full_at
 //! ```
 //!
-//! - **Promise.** Any half-open interval of length `t` admits at most `B + R * ceil(t / I)`.
-//! - **Memory.** 16 bytes. A key expires when its bucket is full.
-//! - **Weakness.** All clients that ran out of tokens in the same interval return at the same time,
-//!   at the refill.
-//! - **Source.** Tanenbaum, Computer Networks (token bucket); the "intervally" refill of
-//!   `bucket4j`.
+//! - **Guarantee.** Any half-open interval of length `t` admits at most `B + R * ceil(t / I)`
+//!   units.
+//! - **Memory.** The state takes 16 bytes. A key expires when its bucket is full.
+//! - **Weakness.** All clients of a key that ran out of tokens in the same interval retry at the
+//!   same time, right after the refill.
+//! - **Source.** Tanenbaum, Computer Networks (token bucket); the library `bucket4j` calls this
+//!   refill "intervally".
 
 use crate::{
     algorithm::{
@@ -41,7 +43,7 @@ use crate::{
 pub(crate) struct IntervalState {
     /// The instant at which the bucket is full again, in microseconds since the epoch.
     pub(crate) full_at: u64,
-    /// The number of tokens that the last refill, at `full_at`, adds. The number is at least 1, and
+    /// The number of tokens that the last refill adds at `full_at`. The number is at least 1, and
     /// at most the refill of the limit under which the state was written.
     pub(crate) last: u64,
 }
@@ -107,8 +109,8 @@ impl Interval {
         })
     }
 
-    /// Returns a state with the same number of missing tokens as `state` has under `old`, and the
-    /// latest state that is allowed.
+    /// Converts a state that was written under `old`. Returns a state with the same number of
+    /// missing tokens, and the state with the latest `full_at` that [`Self::adopt`] may set.
     fn converted(
         &self,
         old: &Self,
@@ -137,8 +139,8 @@ impl Interval {
             };
         }
         let refills = (state.full_at - now).div_ceil(self.every);
-        // The state may have been written under a limit with a larger refill. Its last refill may
-        // then return more tokens than one refill of this bucket.
+        // If the state was written under a limit with a larger refill, its last refill can return
+        // more tokens than one refill of this bucket.
         let last = state.last.min(self.refill);
         Missing {
             tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(last),
@@ -194,7 +196,7 @@ impl Counter for Interval {
         kept.full_at <= latest.full_at
     }
 
-    /// The maximum of `last` in a state.
+    /// Returns the maximum of the field `last` of a state.
     fn largest_number(&self) -> u64 {
         self.refill
     }
@@ -203,17 +205,17 @@ impl Counter for Interval {
         IntervalState::default()
     }
 
-    /// Converts a state from `old`. The number of missing tokens does not change, even if it
-    /// exceeds the capacity, because servers with the old limit may still use the key. The next
-    /// refill arrives at its former time or sooner. With a slower rate, the bucket is full at the
-    /// former time, or when an empty bucket would be full, whichever is later.
+    /// Converts a state that was written under `old`. The number of missing tokens does not change,
+    /// even if it exceeds the capacity, because servers with the old limit may still use the key.
+    /// The next refill happens at its former time or earlier. The bucket is full no later than at
+    /// the former time or when an empty bucket would be full, whichever is later.
     fn adopt(&self, old: Option<&Self>, state: &mut IntervalState, now: Timestamp) {
         if state.full_at <= now.as_micros() {
             *state = IntervalState::default();
             return;
         }
         let Some(old) = old else {
-            // Without the old numbers, keep the time at which the bucket is full again.
+            // If the old limit is unknown, keep the instant at which the bucket is full again.
             let latest = now.after(bounds::MAX_DRAIN).as_micros();
             state.full_at = state.full_at.min(latest);
             return;
@@ -239,8 +241,8 @@ impl Counter for Interval {
         }
     }
 
-    /// Limits the missing tokens to the capacity. The next refill arrives within one interval of
-    /// `at`, and the phase of the refills does not change.
+    /// Reduces the number of missing tokens to the capacity. The next refill happens at most one
+    /// interval after `at`, and the phase of the refills does not change.
     fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
         let missing = self.missing(state, at);
         if missing.tokens > self.capacity.into() {
@@ -259,8 +261,9 @@ impl Counter for Interval {
         };
     }
 
-    /// The mark is the instant at which, right after the charge, the bucket was to be full again.
-    /// Tokens that refills may have returned since the charge are not refunded again.
+    /// Refunds up to `units` of the charge at `position`. Tokens that refills may already have
+    /// returned since the charge are not refunded again. The position of a charge is the instant,
+    /// computed right after the charge, at which the bucket would be full again.
     fn refund_charge(
         &self,
         state: &mut IntervalState,

@@ -1,25 +1,28 @@
-//! The implementations of the algorithms (*kernels*), as pure functions of state, time and cost.
+//! The implementations of the rate limit algorithms, which this crate calls *kernels*. A kernel is
+//! a set of pure functions of state, time and cost.
 //!
-//! Each variant of [`Algorithm`](crate::Algorithm) is implemented by one of seven kernels. A kernel
-//! answers four questions about its own state. All computation on states is in this module:
+//! Each variant of [`Algorithm`](crate::Algorithm) is implemented by one of seven kernels. All
+//! computation on states is in this module. A kernel answers four questions about the state of a
+//! key:
 //!
-//! - Is this cost *denied* now?
-//! - What is the state after this cost is *charged*?
-//! - How much *remains*, when is the whole limit available again, and when would this cost be
+//! - Is a request of this cost *denied* now?
+//! - What is the new state after this cost is *charged* (counted against the limit)?
+//! - How many units *remain*, when is the whole limit available again, and when would this cost be
 //!   admitted?
-//! - When does the state *expire*, so that forgetting it changes no decision?
+//! - When does the state *expire*, so that dropping the state changes no decision?
 //!
-//! To add a kernel, implement [`Counter`] in a file of its own and add a line to the table at the
-//! end of this file.
+//! To add a kernel, implement the trait [`Counter`] in a new file and add a line to the `kernels!`
+//! table at the end of this file.
 //!
-//! For a kernel, time never runs backwards: the store passes the latest instant that it has seen.
+//! Kernels can rely on time never running backwards, because the store passes the latest instant
+//! that it has seen.
 //!
-//! The documentation of each kernel states what it guarantees under **Promise**. There, `L`, `B`
-//! and the capacity include the soft allowance, as in
-//! [`Limit::hard_quota`](crate::limit::Limit::hard_quota). The guarantees hold for charges. They do
-//! not hold if a caller requests an [`Effect::Refund`](crate::Effect::Refund), so such a caller
-//! must be trusted. **Memory** is the size of the kernel's state. The store adds an entry of 48
-//! bytes, which can hold 16 bytes of state inline.
+//! The documentation of each kernel states its guarantee under **Guarantee**. In a guarantee, the
+//! limit `L` and the capacity `B` include the soft allowance, as in
+//! [`Limit::hard_quota`](crate::limit::Limit::hard_quota). The guarantees do not hold if a caller
+//! requests an [`Effect::Refund`](crate::Effect::Refund), so only a trusted caller may request
+//! refunds. **Memory** is the size of the kernel's state for one key. In addition, the memory store
+//! needs an entry of 48 bytes per key, which can hold 16 bytes of state inline.
 
 mod charge_position;
 mod compile;
@@ -51,20 +54,22 @@ pub use self::{
 };
 use crate::time::{Span, Timestamp};
 
-/// The status of one limit.
+/// The status of one limit for one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimitStatus {
     /// The maximum cost that would be admitted now.
     pub(crate) remaining: u64,
-    /// The time until the state expires. From then on, the key is decided like a new one.
+    /// The time until the limit has fully recovered. After this time, requests of the key are
+    /// decided like requests of a new key.
     pub(crate) reset_after: Span,
 }
 
-/// Declares [`Kernel`] and [`State`], with a variant for each kernel of the table, and calls its
-/// [`Counter`] with the state of the same variant.
+/// Declares the enums [`Kernel`] and [`State`], which have one variant for each kernel of the
+/// table. Each method of `Kernel` calls the [`Counter`] method of its variant, with the state of
+/// the same variant.
 macro_rules! kernels {
     ($($tag:literal $variant:ident: $counter:ty => $state:ty,)*) => {
-        /// The compiled parameters of an algorithm.
+        /// An algorithm with its precomputed parameters.
         #[derive(Clone, Debug)]
         pub(crate) enum Kernel {
             $($variant($counter),)*
@@ -77,30 +82,33 @@ macro_rules! kernels {
         }
 
         impl Kernel {
-            /// Returns the parameters for a remote store (Redis), for a request of `cost`.
+            /// Returns the parameters with which a remote store (Redis) decides a request of
+            /// `cost`.
             pub(crate) fn numbers(&self, cost: u64) -> Numbers<'_> {
                 match self {
                     $(Self::$variant(kernel) => kernel.numbers(cost),)*
                 }
             }
 
-            /// Returns the terms (units) in which a state is counted.
+            /// Returns the units ([`Terms`]) in which this kernel's state is counted.
             pub(crate) fn terms(&self) -> Terms {
                 match self {
                     $(Self::$variant(kernel) => kernel.terms(),)*
                 }
             }
 
-            /// Returns this kernel with its states counted in the units `terms`. Returns `None` if
-            /// a state itself contains everything that its conversion needs.
+            /// Returns a copy of this kernel that counts its states in the units `terms`. Returns
+            /// `None` if the algorithm's state itself contains all information that is needed to
+            /// convert it.
             pub(crate) fn in_terms(&self, terms: &Terms) -> Option<Self> {
                 match self {
                     $(Self::$variant(kernel) => kernel.in_terms(terms).map(Self::$variant),)*
                 }
             }
 
-            /// Returns whether [`Self::adopt`] keeps all spent units. With a slower rate, or a
-            /// smaller limit of a weighted window counter, some spent units may be lost.
+            /// Returns whether [`Self::adopt`] keeps all spent units of the state. Some spent units
+            /// can be lost if the new rate is slower, or if the limit of a weighted window counter
+            /// is smaller.
             pub(crate) fn adopts_all(
                 &self,
                 old: Option<&Self>,
@@ -119,7 +127,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns whether all numbers of a state, except instants, fit in 32 bits.
+            /// Returns whether all numbers in the states of this kernel, except instants, fit in 32
+            /// bits.
             pub(crate) fn is_small(&self) -> bool {
                 let largest = match self {
                     $(Self::$variant(kernel) => kernel.largest_number(),)*
@@ -127,7 +136,7 @@ macro_rules! kernels {
                 u32::try_from(largest).is_ok()
             }
 
-            /// Returns the maximum number of heap bytes of a new key's state after `cost` is
+            /// Returns the maximum heap size, in bytes, of a new key's state after `cost` is
             /// charged.
             pub(crate) fn new_entry_bytes(&self, cost: u64) -> usize {
                 match self {
@@ -135,7 +144,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the maximum number of bytes that charging `cost` adds to a state.
+            /// Returns the maximum number of bytes by which the state grows when `cost` is charged.
             pub(crate) fn growth_bytes(&self, state: &State, cost: u64) -> usize {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -152,7 +161,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns whether `state` can be used by this kernel without conversion.
+            /// Returns whether this kernel can use `state` without conversion.
             pub(crate) fn is_compatible(&self, state: &State) -> bool {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -162,7 +171,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns whether `state` was written by a kernel of this variant, with any numbers.
+            /// Returns whether `state` was written by the same kind of kernel, with any parameters.
             pub(crate) fn is_kind_of(&self, state: &State) -> bool {
                 match (self, state) {
                     $((Self::$variant(_), State::$variant(_)) => true,)*
@@ -170,13 +179,13 @@ macro_rules! kernels {
                 }
             }
 
-            /// Converts a state that was written under other parameters. `old` is the kernel that
-            /// wrote the state, if known.
+            /// Converts a state that was written with other parameters, for example before a reload
+            /// of the rules. `old` is the kernel that wrote the state, if that kernel is known.
             ///
-            /// Spent units stay spent, and anything unknown counts as spent. A state that exceeds
-            /// these limits is not reduced, because servers that still use the other parameters may
-            /// share the state: a denial under these limits must not change the count of those
-            /// servers.
+            /// Spent units stay spent, and units whose status is unknown count as spent. A state
+            /// that exceeds the new limit is not reduced, because servers that still use the old
+            /// parameters may share the state. A denial under the new limit must not change the
+            /// count that those servers see.
             pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(mut state)) => {
@@ -191,8 +200,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the windows that deny `cost` now, one bit each. Only the log kernel has more
-            /// than one window and uses bits other than bit 0.
+            /// Returns a bit mask of the windows that deny `cost` now. Only the log kernel can have
+            /// more than one window; all other kernels use only bit 0.
             pub(crate) fn denied(&self, state: &mut State, now: Timestamp, cost: u64) -> u16 {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -202,9 +211,10 @@ macro_rules! kernels {
                 }
             }
 
-            /// Charges `cost`. If the request was denied (by a limit that counts denied requests),
-            /// the state grows to its maximum at most. A client that keeps sending stays denied,
-            /// but never owes more than it could have spent.
+            /// Charges `cost`. The cost of a denied request is also charged if the limit counts
+            /// denied requests, but the state never exceeds its maximum. So a client that keeps
+            /// sending stays denied, but never has to wait longer than after spending the whole
+            /// limit.
             pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -214,13 +224,13 @@ macro_rules! kernels {
                 }
             }
 
-            /// Clamps a state that was written while the clock was ahead. Afterwards it has at most
-            /// the spent units of a key that was charged to its maximum at `at`, the instant from
-            /// which time continued.
+            /// Clamps a state that was written while the clock was ahead. Time then continued from
+            /// the instant `at`. The clamped state has at most the spent units of a key that spent
+            /// its whole limit at `at`.
             ///
-            /// A state that was not affected by the wrong clock does not change, unless it exceeds
-            /// these limits. A state exceeds these limits if it was written under higher limits.
-            /// Such a state is reduced to the maximum.
+            /// A state that was not affected by the wrong clock does not change, unless it was
+            /// written under a higher limit and exceeds this limit. A state that exceeds this limit
+            /// is reduced to the limit.
             pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.clamp(state, at),)*
@@ -228,7 +238,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Drops units that affect no decision, for a limit that charges denied requests.
+            /// Drops units that affect no decision. Only limits that count denied requests can have
+            /// such units.
             pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.trim(state, now),)*
@@ -236,8 +247,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Refunds up to `units`, the most recently spent ones first, and never more units than
-            /// are counted.
+            /// Refunds up to `units`, beginning with the most recently spent units. Never refunds
+            /// more units than are counted in the state.
             pub(crate) fn refund(&self, state: &mut State, now: Timestamp, units: u64) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -247,16 +258,17 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the position in `state` of the charge that was just made.
+            /// Returns the position of the most recent charge in `state`.
             pub(crate) fn mark(state: &State) -> Mark {
                 match state {
                     $(State::$variant(state) => <$counter>::mark(state),)*
                 }
             }
 
-            /// Refunds up to `units` of a charge, as far as these units are still counted. For
-            /// concurrency slots, releases all slots of the charge. For GCRA, returns by how many
-            /// microseconds the refund moves later charges forward; otherwise 0.
+            /// Refunds up to `units` of the charge at `position`, as far as these units are still
+            /// counted. For concurrency slots, releases all slots of the charge. For GCRA, returns
+            /// by how many microseconds the refund moves later charges forward; for other
+            /// algorithms, returns 0.
             pub(crate) fn refund_charge(
                 &self,
                 state: &mut State,
@@ -273,9 +285,9 @@ macro_rules! kernels {
                 }
             }
 
-            /// Renews `units` concurrency slots held since `since`, so that their lease starts at
-            /// `now`. Returns false, and changes nothing, if the slots were lost and other requests
-            /// hold them now. Kernels without leases return true.
+            /// Renews `units` concurrency slots that were acquired at `since`, so that their lease
+            /// starts at `now`. Returns false and changes nothing if the slots were lost and too
+            /// few slots are free. Kernels without leases return true.
             pub(crate) fn renew(
                 &self,
                 state: &mut State,
@@ -291,7 +303,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the status of window number `part`.
+            /// Returns the status of the window with index `part`; kernels with one window ignore
+            /// `part`.
             pub(crate) fn status(&self, state: &State, now: Timestamp, part: usize) -> LimitStatus {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -301,8 +314,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns when window number `part`, which denies `cost` now, would admit it. For
-            /// concurrency slots this is an estimate.
+            /// Returns the time after which the window with index `part`, which denies `cost` now,
+            /// would admit `cost`. For concurrency slots, the time is an estimate.
             pub(crate) fn retry(
                 &self,
                 state: &State,
@@ -318,8 +331,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns how far the count exceeds the limit. Only the count of a fixed window can
-            /// exceed the limit.
+            /// Returns the number of units by which the count exceeds the limit; only a fixed
+            /// window returns more than 0.
             pub(crate) fn excess(&self, state: &State, now: Timestamp) -> u64 {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -329,8 +342,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the current wait of a queue minus `longest`, or zero if the wait is shorter.
-            /// The cost does not matter.
+            /// Returns by how much the current wait in a queueing leaky bucket exceeds `longest`,
+            /// or zero if the wait is shorter. The wait does not depend on the cost of the request.
             pub(crate) fn excess_delay(
                 &self,
                 state: &State,
@@ -358,9 +371,9 @@ macro_rules! kernels {
 
         impl State {
             /// Moves every instant in the state back by the duration `span`. At any instant, the
-            /// moved state has the spent units that the original state has `span` later.
-            /// Sub-windows and weighted windows are aligned to the epoch, so they move by whole
-            /// windows only, and by up to one window too little.
+            /// moved state has as many spent units as the original state has `span` later.
+            /// Sub-windows and weighted windows are aligned to the epoch, so these windows move by
+            /// `span` rounded down to whole windows.
             pub(crate) fn move_back(&mut self, span: Span) {
                 match self {
                     $(Self::$variant(state) => state.move_back(span),)*
@@ -375,14 +388,15 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the heap bytes owned by the state.
+            /// Returns the number of heap bytes that the state owns.
             pub(crate) fn heap_bytes(&self) -> usize {
                 match self {
                     $(Self::$variant(state) => state.heap_bytes(),)*
                 }
             }
 
-            /// Passes the number of the kernel and the numbers of the state to `put`.
+            /// Serializes the state: passes the tag of its kernel, and then the numbers of the
+            /// state, to `put`.
             pub(crate) fn write(&self, put: &mut dyn FnMut(u64)) {
                 match self {
                     $(Self::$variant(state) => {
@@ -392,8 +406,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Creates a state from the numbers that [`Self::write`] has passed. Returns `None` if
-            /// the numbers are not valid.
+            /// Deserializes a state from the numbers that [`Self::write`] produced. Returns `None`
+            /// if the numbers are not valid.
             pub(crate) fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
                 type StateOf<C> = <C as Counter>::State;
                 match next()? {
@@ -413,10 +427,11 @@ macro_rules! kernels {
     };
 }
 
-/// [`Kernel::is_compatible`] has checked the state when it was loaded.
+/// The panic message if a kernel gets a state of another kernel. This cannot happen, because every
+/// state is checked with [`Kernel::is_compatible`] when it is loaded.
 const MISMATCH: &str = "a state that the kernel cannot use is converted when it is loaded";
 
-// The numbers identify the kernels in snapshots.
+// The number at the start of each line identifies the kernel in snapshots.
 kernels! {
     0 Gcra: Gcra => Exact,
     1 Interval: Interval => IntervalState,

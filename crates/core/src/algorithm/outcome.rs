@@ -5,16 +5,17 @@ use crate::time::Span;
 /// The time after which a denied request would be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RetryAfter {
-    /// After this time, exact to the microsecond if no other request is charged. Zero if the
-    /// request is allowed. For [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is an
-    /// estimate of when a slot becomes free.
+    /// The request would be admitted after this time, which is zero if the request is allowed. The
+    /// time is exact to the microsecond if no other request is charged. For
+    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency), the time is an estimate of when a
+    /// slot becomes free.
     After(Span),
-    /// Never, because the cost exceeds the maximum of the limit.
+    /// The request is never admitted, because its cost exceeds the maximum of the limit.
     Never,
 }
 
 impl RetryAfter {
-    /// Immediately: the request is admitted now.
+    /// A wait of zero, because the request is admitted now.
     pub const NOW: Self = Self::After(Span::ZERO);
 
     /// Returns the wait, or `None` for [`Self::Never`].
@@ -36,20 +37,21 @@ pub struct Outcome {
     pub over_limit: bool,
     /// The quota: the most units that an idle key can spend at once.
     pub limit: u64,
-    /// The units that can still be spent immediately after this decision, including the soft
-    /// allowance.
+    /// The number of units that can still be spent immediately after this decision, including the
+    /// soft allowance.
     pub remaining: u64,
     /// The time until the key has fully recovered, if no other request is charged. For
-    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is the time until the last
-    /// lease ends, although released slots become free earlier.
+    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency), the time until the last lease
+    /// expires; slots that are released become free earlier.
     pub reset_after: Span,
     /// The time until the same request would be admitted; zero if the request is allowed.
     pub retry_after: RetryAfter,
-    /// How long to delay an admitted request. Only a queue returns more than zero.
+    /// The time by which to delay an admitted request. Only a leaky bucket that queues requests
+    /// returns more than zero.
     pub delay: Span,
-    /// By how much the count exceeds the limit after this decision. The excess is above 0 only for
-    /// a fixed window that counts [in full](crate::Limit::counting_in_full) or whose limit was
-    /// lowered.
+    /// The number of units by which the count exceeds the limit after this decision. The excess is
+    /// above 0 only for a fixed window that counts denied requests [in
+    /// full](crate::Limit::counting_in_full) or whose limit was lowered.
     pub excess: u64,
 }
 

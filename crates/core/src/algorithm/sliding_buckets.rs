@@ -1,7 +1,7 @@
-//! Buckets: a sliding window counter with sub-windows.
+//! Buckets: a sliding window counter that divides the window into sub-windows, called buckets.
 //!
-//! This kernel implements `sliding_window_counter` with `buckets: k`. Time is divided into buckets
-//! of `w = W / k`, aligned to the epoch.
+//! This module implements the algorithm `sliding_window_counter` with `buckets: k`. A window of
+//! length `W` is divided into `k` buckets of length `w = W / k`, aligned to the epoch.
 //!
 //! ```text
 //!   k = 3         │  b-3  │  b-2  │  b-1  │   b   │
@@ -10,15 +10,17 @@
 //!   loose sums            ├───────────────────────┤   k buckets: as little as W - w before now
 //! ```
 //!
-//! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`. Under
-//!   saturation, a key gets `L` per `W + w`, which is `k / (k + 1)` of the limit. Loose: at most
-//!   `L` in any `k` consecutive buckets.
-//! - **Memory.** 8 bytes per bucket, plus about 70; independent of the limit.
-//! - **Work.** A decision reads each bucket once or twice; there are at most 1,001.
-//! - **Weakness.** Loose: up to `2 * L` in an interval of `W`. Strict: a key waits up to one bucket
-//!   longer than with a log.
-//! - **Source.** Folklore; Figma 2017, "An alternative approach to rate limiting". .NET's
-//!   `SlidingWindowRateLimiter` is the loose form.
+//! - **Guarantee.** In strict mode, every half-open interval of length `W` admits at most `L`
+//!   units. Under saturation, a key in strict mode gets `L` units per `W + w`, which is
+//!   `k / (k + 1)` of the limit. In loose mode, any `k` consecutive buckets admit at most `L`
+//!   units.
+//! - **Memory.** The state takes 8 bytes per bucket, plus about 70 bytes. The size does not depend
+//!   on the limit.
+//! - **Work.** A decision reads each bucket once or twice. A state has at most 1,001 buckets.
+//! - **Weakness.** In loose mode, an interval of length `W` can admit up to `2 * L` units. In
+//!   strict mode, a client waits up to one bucket length longer than with a sliding log.
+//! - **Source.** Figma 2017, "An alternative approach to rate limiting". The class
+//!   `SlidingWindowRateLimiter` of .NET implements the loose mode.
 
 use crate::{
     algorithm::{
@@ -43,10 +45,10 @@ pub(crate) struct BucketsState {
 }
 
 impl BucketsState {
-    /// Creates a state from the counts of its buckets, the newest last. The state has at least one
-    /// bucket.
+    /// Creates a state from the counts of its buckets, in order from the oldest to the newest. The
+    /// state has at least one bucket, even if `counts` is empty.
     pub(crate) fn from_counts(newest: u64, width: u64, counts: &[u64]) -> Self {
-        // No limit has more buckets, and the sum of this many counts does not overflow.
+        // No limit has more than `most` buckets, and the sum of `most` counts does not overflow.
         let most = bounds::MAX_BUCKETS as usize + 1;
         let counts = &counts[counts.len().saturating_sub(most)..];
         let mut state = Self {
@@ -63,14 +65,15 @@ impl BucketsState {
         state
     }
 
-    /// Returns the counts, the newest last. In the ring, the slot after the newest is the oldest.
+    /// Returns the counts of the buckets, from the oldest to the newest. In the ring buffer, the
+    /// oldest bucket follows the newest bucket.
     pub(crate) fn oldest_first(&self) -> impl Iterator<Item = u64> {
         let buckets = (self.newest + 1..).take(self.counts.len());
         buckets.map(|bucket| self.count(bucket))
     }
 
     fn slot(&self, bucket: u64) -> usize {
-        // The remainder is less than the length of a slice, so it fits in a usize.
+        // The remainder is less than `counts.len()`, so the remainder fits in a usize.
         usize::try_from(bucket % self.counts.len() as u64).unwrap_or(0)
     }
 
@@ -78,7 +81,7 @@ impl BucketsState {
         self.counts[self.slot(bucket)]
     }
 
-    /// Drops the oldest `units`.
+    /// Removes the oldest `units` from the buckets.
     fn drop_oldest(&mut self, mut units: u64) {
         self.total -= units;
         let len = self.counts.len() as u64;
@@ -90,7 +93,7 @@ impl BucketsState {
         }
     }
 
-    /// Drops the newest `units`, or all units if there are fewer.
+    /// Removes the newest `units` from the buckets, or all units if the state has fewer.
     fn drop_newest(&mut self, mut units: u64) {
         let len = self.counts.len() as u64;
         for bucket in ((self.newest + 1).saturating_sub(len)..=self.newest).rev() {
@@ -102,7 +105,8 @@ impl BucketsState {
         }
     }
 
-    /// Makes the bucket of `now` the newest, and drops buckets that have left the ring.
+    /// Makes the bucket that contains `now` the newest bucket, and drops the buckets that no longer
+    /// fit in the ring buffer.
     fn advance(&mut self, now: Timestamp) {
         let bucket = now.as_micros() / self.width;
         if bucket <= self.newest {
@@ -137,7 +141,7 @@ impl CounterState for BucketsState {
         size_of::<Self>() + self.counts.len() * size_of::<u64>()
     }
 
-    /// Moves every bucket back by `span`, rounded down to whole buckets.
+    /// Moves every bucket back in time by `span`, rounded down to whole buckets.
     fn move_back(&mut self, span: Span) {
         let counts: Vec<u64> = self.oldest_first().collect();
         let newest = self.newest.saturating_sub(span.as_micros() / self.width);
@@ -171,7 +175,8 @@ impl CounterState for BucketsState {
 pub(crate) struct Buckets {
     limit: u64,
     width: u64,
-    /// The number of buckets that are summed: those of a window, and one more in strict mode.
+    /// The number of buckets that are summed: the buckets of one window, plus one more bucket in
+    /// strict mode.
     summed: usize,
 }
 
@@ -240,8 +245,8 @@ impl Counter for Buckets {
         state.width == self.width && state.counts.len() == self.summed
     }
 
-    /// Converts a state: moves all units that the old buckets still count into the newest of the
-    /// new buckets.
+    /// Converts a state that was written with other buckets: moves all units that the old buckets
+    /// still count into the newest of the new buckets.
     fn adopt(&self, _old: Option<&Self>, state: &mut BucketsState, now: Timestamp) {
         state.advance(now);
         if self.is_compatible(state) {
@@ -260,9 +265,8 @@ impl Counter for Buckets {
         cost <= self.limit && state.total <= self.limit - cost
     }
 
-    /// Charges `cost`. If a denied cost is counted, it replaces the oldest units, because units
-    /// beyond the newest `limit` cannot affect a decision. So a client that keeps sending stays
-    /// denied.
+    /// Charges `cost`. After the charge, the total is at most the limit: if the cost of a denied
+    /// request is charged, the oldest units are dropped. A client that keeps sending stays denied.
     fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
         state.advance(now);
         let cost = cost.min(self.limit);
@@ -274,15 +278,15 @@ impl Counter for Buckets {
         }
     }
 
-    /// Moves the counts of all buckets later than that of `at` into the bucket of `at`.
+    /// Moves the counts of all buckets later than `at` into the bucket that contains `at`.
     fn clamp(&self, state: &mut BucketsState, at: Timestamp) {
         let newest = at.as_micros() / state.width;
         let len = state.counts.len() as u64;
         let oldest = (state.newest + 1).saturating_sub(len);
         for later in oldest.max(newest + 1)..=state.newest {
             let (from, to) = (state.slot(later), state.slot(newest));
-            // In the ring, a later bucket may occupy the slot of the bucket of `at`, so take the
-            // count of the later bucket out first.
+            // A later bucket can occupy the ring buffer slot of the bucket that contains `at`, so
+            // first take the count of the later bucket out.
             let count = std::mem::take(&mut state.counts[from]);
             state.counts[to] += count;
         }
@@ -298,7 +302,8 @@ impl Counter for Buckets {
         Mark::Numbered(state.newest)
     }
 
-    /// Removes the units from the bucket of the mark, if the ring still contains it.
+    /// Removes up to `units` from the bucket that contains the charge, if the ring buffer still
+    /// contains this bucket.
     fn refund_charge(
         &self,
         state: &mut BucketsState,
@@ -327,7 +332,7 @@ impl Counter for Buckets {
         }
     }
 
-    /// Returns the wait until enough of the oldest buckets have expired.
+    /// Returns the time until enough of the oldest buckets have expired to admit `cost`.
     fn retry(&self, state: &BucketsState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;

@@ -1,9 +1,11 @@
-//! Weighted counter: a sliding window counter over two windows.
+//! Weighted counter: a sliding window counter that approximates the window with the counts of two
+//! fixed windows.
 //!
-//! This kernel implements `sliding_window_counter` without `buckets`. The count of the previous
-//! window is treated as if it had been spread evenly. When `e` of the current window has elapsed,
-//! `prev * (W - e) / W` of the previous count still applies. The comparison uses whole numbers:
-//! `prev * (W - e) + (cur + n) * W <= L * W`.
+//! This module implements the algorithm `sliding_window_counter` without `buckets`. The requests of
+//! the previous window are assumed to be spread evenly over that window. When the time `e` of the
+//! current window has elapsed, `prev * (W - e) / W` of the previous count still applies. A request
+//! of cost `n` is admitted if `prev * (W - e) + (cur + n) * W <= L * W`, which is computed with
+//! integers.
 //!
 //! ```text
 //!   │      prev       │   cur           │
@@ -11,14 +13,14 @@
 //!              now - W    e         now
 //! ```
 //!
-//! - **Promise.** At most `L` in each epoch-aligned window, and at most `2 * L - 1` in any
-//!   half-open interval of length `W`. The estimate exceeds the true count by at most `prev * (W -
-//!   e) / W`, and falls short of the true count by at most `prev * e / W`.
-//! - **Memory.** 32 bytes, plus about 30.
+//! - **Guarantee.** Each epoch-aligned window admits at most `L` units, and any half-open interval
+//!   of length `W` admits at most `2 * L - 1` units. The estimate exceeds the true count by at most
+//!   `prev * (W - e) / W`, and falls short of the true count by at most `prev * e / W`.
+//! - **Memory.** The state takes 32 bytes, plus about 30 bytes of overhead.
 //! - **Weakness.** A client reaches the bound of `2 * L - 1` if it spends its limit at the end of
-//!   one window and sends slowly during the next. Natural traffic stays far below this bound. If a
-//!   strict bound is needed, use `buckets`. A key that has been idle for almost `W` is still
-//!   limited by the units that it spent before.
+//!   one window and sends slowly during the next window. Ordinary traffic stays far below this
+//!   bound. If you need a strict bound, use `buckets`. A key that has been idle for almost `W` is
+//!   still limited by the units that it spent before.
 //! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of
 //!   domains".
 
@@ -58,7 +60,7 @@ impl WeightedState {
         self.index = index;
     }
 
-    /// Returns the remaining time of the current window in microseconds.
+    /// Returns the remaining time of the current window at `now`, in microseconds.
     fn left(&self, now: Timestamp) -> u64 {
         (self.index + 1)
             .saturating_mul(self.window)
@@ -77,7 +79,7 @@ impl CounterState for WeightedState {
         Timestamp::from_micros((self.index + windows).saturating_mul(self.window))
     }
 
-    /// Moves both windows back by `span`, rounded down to whole windows.
+    /// Moves both windows back in time by `span`, rounded down to whole windows.
     fn move_back(&mut self, span: Span) {
         self.index = self.index.saturating_sub(span.as_micros() / self.window);
     }
@@ -117,8 +119,8 @@ impl Weighted {
         })
     }
 
-    /// Returns the longest remaining time of a window at which the weighted count `weighed` still
-    /// fits into `free`.
+    /// Returns the longest remaining time of a window at which the weighted part of the count
+    /// `weighed` is at most `free`.
     fn most_left(&self, weighed: u64, free: u64) -> u64 {
         if weighed == 0 {
             return self.window;
@@ -152,7 +154,8 @@ impl Counter for Weighted {
         Terms::Digest(Digest::new().numbers(&[5, self.window]).folded())
     }
 
-    /// Spent units are lost if the state counts more than the limit.
+    /// Returns whether a conversion keeps all spent units. Spent units are lost if the state counts
+    /// more units than the limit.
     fn adopts_all(&self, _old: Option<&Self>, state: &WeightedState, now: Timestamp) -> bool {
         let mut state = *state;
         state.advance(now);
@@ -176,8 +179,8 @@ impl Counter for Weighted {
         state.window == self.window
     }
 
-    /// Converts a state: all units that the old windows still count are counted in the current new
-    /// window, up to the limit.
+    /// Converts a state that was written with another window length: moves all units that the old
+    /// windows still count into the current new window, up to the limit.
     fn adopt(&self, _old: Option<&Self>, state: &mut WeightedState, now: Timestamp) {
         state.advance(now);
         if self.is_compatible(state) {
@@ -202,8 +205,9 @@ impl Counter for Weighted {
             .min(self.limit.max(state.current));
     }
 
-    /// Merges the counts of all windows later than that of `at`, and of the window before them,
-    /// into the window of `at`, up to the limit.
+    /// If the current window of the state is later than the window that contains `at`, moves the
+    /// counts of the current and the previous window into the window that contains `at`, up to the
+    /// limit.
     fn clamp(&self, state: &mut WeightedState, at: Timestamp) {
         let index = at.as_micros() / self.window;
         if state.index > index {
@@ -224,7 +228,8 @@ impl Counter for Weighted {
         Mark::Numbered(state.index)
     }
 
-    /// Removes the units from the window of the mark, if it is the current or the previous one.
+    /// Removes `units` from the window that contains the charge, if that window is the current or
+    /// the previous window.
     fn refund_charge(
         &self,
         state: &mut WeightedState,
@@ -251,9 +256,9 @@ impl Counter for Weighted {
         }
     }
 
-    /// Returns the time until enough units of the previous window no longer count, if that happens
-    /// within the current window. Otherwise, returns the time until enough units of the current
-    /// window no longer count, during the next window.
+    /// Returns the time until enough units have left the sliding window. If the previous window has
+    /// enough units, they leave during the current window. Otherwise the units of the current
+    /// window must leave during the next window.
     fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;

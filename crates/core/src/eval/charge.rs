@@ -9,15 +9,15 @@ use crate::{eval::Limits, limit::bounds, time::Span};
 pub struct Cost(u64);
 
 impl Cost {
-    /// One unit, the cost of an ordinary request.
+    /// A cost of one unit, the cost of an ordinary request.
     pub const ONE: Self = Self(1);
 
     /// Creates a cost of `units`.
     ///
     /// # Errors
     ///
-    /// Rejects 0 (use [`Effect::Look`] to read limits without a cost) and more than
-    /// [`bounds::MAX_COUNT`].
+    /// Rejects 0 and more than [`bounds::MAX_COUNT`]. To read the state of limits without a cost,
+    /// use [`Effect::Look`].
     pub fn new(units: u64) -> Result<Self, RequestError> {
         if (1..=bounds::MAX_COUNT).contains(&units) {
             return Ok(Self(units));
@@ -41,10 +41,11 @@ impl Cost {
 pub struct RequestError {
     /// The field of the request, such as `key`, `cost` or `entries.ip`.
     pub field: String,
-    /// The problem, and a valid alternative.
+    /// The description of the problem, with a valid alternative.
     pub problem: String,
-    /// The rule that makes the value wrong, such as `it is part of the key of rule "login"`. Do not
-    /// send this cause to clients that must not know the rules.
+    /// The rule that makes the value wrong, as a text such as
+    /// `it is part of the key of rule "login"`. Do not send this text to clients that must not know
+    /// the rules.
     pub cause: Option<String>,
 }
 
@@ -77,7 +78,7 @@ impl RequestError {
         }
     }
 
-    /// Returns the problem, with its cause if there is one.
+    /// Returns the description of the problem, followed by the cause if there is one.
     #[must_use]
     pub fn explained(&self) -> String {
         match &self.cause {
@@ -97,18 +98,20 @@ impl std::error::Error for RequestError {}
 
 /// The limits of one rule, applied to one key at a given cost.
 ///
-/// All limits of a rule share the key, so they also share one state and one lookup.
+/// All limits of a rule use the same key, so their states are stored together and found with one
+/// lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
-    /// The key. Two charges with equal key bytes share their state, so a rule's key begins with
-    /// bytes that are unique to the rule.
+    /// The key as bytes. Two charges with equal key bytes share their state, so the keys of a rule
+    /// begin with bytes that are unique to the rule.
     pub key: &'a [u8],
     /// The limits.
     pub limits: &'a Limits,
-    /// The cost, the same for every limit.
+    /// The cost, which is the same for every limit.
     pub cost: Cost,
-    /// The longest time that a queue may delay the request. A request that would wait longer is
-    /// denied and does not enter the queue. With `None`, only the queue's capacity bounds the wait.
+    /// The maximum time by which a queueing limit delays the request. A request that would wait
+    /// longer is denied and does not enter the queue. With `None`, the wait is bounded only by the
+    /// queue's capacity.
     pub longest_wait: Option<Span>,
 }
 
@@ -135,9 +138,9 @@ impl<'a> Charge<'a> {
 
 /// Returns true if two of `charges` have the same key.
 ///
-/// A store reads all states before the decision and writes each state once after it. If a key
-/// occurred twice, the second write would overwrite the first, so a store rejects such a call as a
-/// whole.
+/// A store reads all states before the decision and writes each state once after the decision. If a
+/// key occurred twice, the second write would overwrite the first write. So a store rejects a call
+/// in which a key occurs twice.
 #[must_use]
 pub fn has_repeated_key(charges: &[Charge<'_>]) -> bool {
     let mut keys: Vec<&[u8]> = charges.iter().map(|charge| charge.key).collect();
@@ -162,22 +165,22 @@ pub enum Effect {
     Charge,
     /// Charges nothing and returns the same result as [`Effect::Charge`].
     Peek,
-    /// Charges nothing and reports the current state of the limits. The cost counts as 0, so
-    /// nothing denies the request, not even a manual block.
+    /// Charges nothing and reports the current state of the limits. The cost counts as 0, so the
+    /// request is never denied, even if its key is blocked manually.
     Look,
-    /// Refunds the cost: the most recent charges first, and never more than was charged. No limit
-    /// denies a refund, and every limit reports its state after the refund. The store can report
-    /// that it is full only if the limits were changed since the charge and the converted state
-    /// needs more memory.
+    /// Refunds the cost, beginning with the most recent charges. A refund never returns more than
+    /// was charged. No limit denies a refund, and every limit reports its state after the refund.
+    /// The store reports that it is full only if the limits were changed since the charge and the
+    /// converted state needs more memory.
     ///
-    /// A refund needs no receipt, so a caller that may send refunds can bypass the limits. Accept a
-    /// refund only from trusted callers that refund only their own charges, such as a proxy that
-    /// learns the true cost afterwards.
+    /// A refund needs no receipt, so a caller with the permission to send refunds can bypass the
+    /// limits. Accept refunds only from trusted callers that refund only their own charges, such as
+    /// a proxy that learns the true cost of a request from the response.
     Refund,
 }
 
 impl Effect {
-    /// Returns true if the limits are evaluated and may deny the request.
+    /// Returns true if the limits can deny the request.
     #[must_use]
     #[inline]
     pub fn can_deny(self) -> bool {
@@ -187,7 +190,7 @@ impl Effect {
         }
     }
 
-    /// Returns true if the state may change.
+    /// Returns true if a decision with this effect can change the state.
     #[must_use]
     #[inline]
     pub fn can_write(self) -> bool {

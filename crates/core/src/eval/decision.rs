@@ -1,33 +1,35 @@
-//! The decision of a store.
+//! The decision of a store about a request.
 
 use crate::{algorithm::RetryAfter, time::Timestamp};
 
-/// The decision of a store, with the reason.
+/// The decision of a store about a request, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Every enforced limit admits the request, and all limits were charged.
+    /// The request is admitted by every enforced limit, and was charged to the limits.
     Admitted,
-    /// At least one enforced limit denies the request. Only limits that count denied requests were
-    /// charged.
+    /// The request is denied by at least one enforced limit, and was charged only to limits that
+    /// count denied requests.
     Limited,
     /// The key of charge number `charge` is blocked manually. Nothing was charged, and no limit was
     /// evaluated.
     Blocked {
-        /// The index of the charge.
+        /// The index of the charge whose key is blocked.
         charge: usize,
-        /// When the block ends; `None` if the block lasts until an operator removes it.
+        /// The instant at which the block ends; `None` if the block lasts until an operator removes
+        /// it.
         until: Option<Timestamp>,
         /// The time from now until the block ends.
         retry_after: RetryAfter,
     },
-    /// The store is full and none of the sampled entries may be evicted. Or the store is
-    /// unreachable, and the rule's fallback policy is to deny. Nothing was charged.
+    /// The request is denied because the store is full and no sampled entry can be evicted, or
+    /// because the store is unreachable and the rule's fallback policy is to deny. Nothing was
+    /// charged.
     ///
     /// A call with two charges on the same key also gets this decision, with [`RetryAfter::Never`],
-    /// because no store can decide such a call ([`has_repeated_key`](crate::has_repeated_key)).
+    /// because stores do not support repeated keys ([`has_repeated_key`](crate::has_repeated_key)).
     Full {
-        /// The time until the first of the sampled entries expires. `Never` if the new entry is too
-        /// large for the store.
+        /// The time until the first of the sampled entries expires, or `Never` if the new entry is
+        /// too large for the store.
         retry_after: RetryAfter,
     },
 }
@@ -38,7 +40,8 @@ impl Decision {
         retry_after: RetryAfter::Never,
     };
 
-    /// Returns the decision of the limits, given whether all enforced limits admit the request.
+    /// Returns `Admitted` if all enforced limits admit the request (`admitted`), and `Limited`
+    /// otherwise.
     #[must_use]
     #[inline]
     pub fn of_limits(admitted: bool) -> Self {
@@ -49,8 +52,8 @@ impl Decision {
         }
     }
 
-    /// Returns the decision for a blocked key, which is the key of charge number `charge`. The
-    /// block ends at `until`, or never if `until` is `None`.
+    /// Returns the decision for a request whose charge number `charge` has a blocked key. The block
+    /// ends at `until`, or never if `until` is `None`.
     #[must_use]
     pub fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
         let retry_after = until.map_or(RetryAfter::Never, |until| {

@@ -1,4 +1,4 @@
-//! The evaluation of one charge, step by step. The steps are the same wherever the state is stored.
+//! The evaluation of one charge, step by step. The steps are the same for every store.
 
 use crate::{
     algorithm::Outcome,
@@ -6,7 +6,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// One charge while it is evaluated.
+/// A charge that is being evaluated.
 #[derive(Debug)]
 pub(crate) struct Evaluation<'a> {
     limits: &'a Limits,
@@ -18,8 +18,8 @@ pub(crate) struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    /// Starts with the state of the charge's key, which must match the limits of the charge. A
-    /// refund is applied here.
+    /// Starts the evaluation with the state of the charge's key, which must be compatible with the
+    /// limits of the charge. If the effect is a refund, applies the refund to the state.
     #[inline]
     pub(crate) fn open(
         charge: &Charge<'a>,
@@ -47,27 +47,28 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Evaluates the limits. Returns true if the limits admit the request; the limits of a shadow
-    /// rule always admit it.
+    /// Evaluates the limits. Returns true if the limits admit the request. The limits of a rule in
+    /// shadow mode always admit the request.
     #[inline]
     pub(crate) fn evaluate(&mut self, now: Timestamp) -> bool {
         let mut denied = self.limits.denied(&mut self.key_state, now, self.cost);
         if let Some(longest) = self.longest_wait {
             denied |= self.limits.exceeds_max_delay(&self.key_state, now, longest);
         }
-        // A cost of 0 always fits, even if the count exceeds a limit that was lowered.
+        // A cost of 0 is always admitted, even if the count exceeds the limit because the limit was
+        // lowered.
         self.denied = if self.cost == 0 { 0 } else { denied };
         self.denied == 0 || self.limits.is_shadow()
     }
 
-    /// Returns whether [`Self::apply`] writes the state, even if the state does not change.
-    /// `admitted` is the decision on the request as a whole.
+    /// Returns whether [`Self::apply`] writes the state, even if the write does not change the
+    /// state. `admitted` is the decision on the whole request.
     pub(crate) fn is_written(&self, admitted: bool) -> bool {
         admitted && self.denied == 0
             || admitted == self.limits.is_shadow() && self.limits.counts_denials()
     }
 
-    /// Charges the cost. `admitted` is the decision on the request as a whole. Returns true if the
+    /// Charges the cost, given the decision on the whole request (`admitted`). Returns true if the
     /// state changed.
     #[inline]
     pub(crate) fn apply(&mut self, admitted: bool, now: Timestamp) -> bool {
@@ -76,8 +77,9 @@ impl<'a> Evaluation<'a> {
             self.charged = self.cost > 0;
             self.charged
         } else if admitted == self.limits.is_shadow() {
-            // The request is denied, by these limits or by others. A shadow rule counts a denial
-            // only if its own limits denied the request, and ignores denials by other limits.
+            // The request is denied by these limits or by the limits of another charge. A rule in
+            // shadow mode counts a denial only if its own limits denied the request, and ignores
+            // denials by other limits.
             let (cost, denied) = (self.cost, self.denied);
             self.limits
                 .charge_denied(&mut self.key_state, now, cost, denied)
@@ -86,8 +88,8 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Returns the location of the charge in the state, if the charge was made. If a shadow rule
-    /// would have denied the request, the request is not charged to that rule.
+    /// Returns the position of the charge in the state, or `None` if the charge was not made. If a
+    /// rule in shadow mode would have denied the request, the request is not charged to that rule.
     pub(crate) fn charge_record(
         &self,
         at: Timestamp,
@@ -104,7 +106,7 @@ impl<'a> Evaluation<'a> {
         })
     }
 
-    /// Appends the outcome of every limit.
+    /// Appends the outcome of every limit of the charge to `outcomes`.
     #[inline]
     pub(crate) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) {
         let result = EvaluationResult {

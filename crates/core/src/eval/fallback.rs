@@ -1,5 +1,5 @@
-//! The fallback policy of a rule while the store is unreachable, and a node's local share of the
-//! limits.
+//! The fallback policy of a rule, which applies while the store is unreachable, and the share of
+//! each limit that one node enforces locally.
 
 use crate::{
     algorithm::gcd,
@@ -7,14 +7,14 @@ use crate::{
     time::Span,
 };
 
-/// The fallback policy of a rule: how to decide while the store is unreachable.
+/// The fallback policy of a rule: how a request is decided while the store is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFailure {
-    /// Fails open: admits requests and does not count them.
+    /// Fails open: requests are admitted and not counted.
     Open,
-    /// Fails closed: denies requests.
+    /// Fails closed: requests are denied.
     Closed,
-    /// Decides locally, with this node's [`FallbackShare`] of the limits.
+    /// Requests are decided locally, with this node's [`FallbackShare`] of the limits.
     #[default]
     Local,
 }
@@ -31,13 +31,14 @@ impl OnFailure {
     }
 }
 
-/// The fraction of every limit that one node admits on its own; the default is one half.
+/// The fraction of every limit that one node enforces locally while the store is unreachable; the
+/// default is one half.
 ///
 /// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. If a limit is
-/// so small that its share would be 0, each node admits 1 unit.
+/// so small that the share rounds down to 0, each node admits 1 unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FallbackShare {
-    /// The fraction is in lowest terms and at most 1.
+    /// The numerator of the fraction, which is a reduced fraction of at most 1.
     numerator: u32,
     denominator: u32,
 }
@@ -52,7 +53,7 @@ impl Default for FallbackShare {
 }
 
 impl FallbackShare {
-    /// Returns a share of `percent`, or `None` unless it is between 1 and 100.
+    /// Returns a share of `percent`, or `None` if `percent` is not between 1 and 100.
     #[must_use]
     pub const fn percent(percent: u32) -> Option<Self> {
         match percent {
@@ -67,7 +68,7 @@ impl FallbackShare {
         }
     }
 
-    /// Returns a share of 1 / `nodes`, or `None` for 0 nodes.
+    /// Returns a share of 1 / `nodes`, or `None` if `nodes` is 0.
     #[must_use]
     pub const fn one_of(nodes: u32) -> Option<Self> {
         match nodes {
@@ -79,8 +80,7 @@ impl FallbackShare {
         }
     }
 
-    /// Returns this share of `limit`, rounded down. A count above 0 stays at least 1: a limit of 1
-    /// stays 1.
+    /// Returns this share of `limit`, rounded down. A count above 0 is never reduced below 1.
     #[must_use]
     pub fn of(self, limit: &Limit) -> Limit {
         let scaled = match limit.algorithm().clone() {
@@ -108,8 +108,8 @@ impl FallbackShare {
                 leak,
                 queue,
             } => Algorithm::LeakyBucket {
-                // A queue holds one more request than its capacity: the request that is being
-                // served.
+                // The quota of a queue is its capacity plus one: the capacity counts only waiting
+                // requests and not the request that is being served.
                 capacity: self.of_count(capacity.saturating_add(u64::from(queue)))
                     - u64::from(queue),
                 leak: self.of_rate(leak),
@@ -139,8 +139,8 @@ impl FallbackShare {
         };
         let scaled =
             Limit::new(scaled).and_then(|scaled| scaled.with_soft_percent(limit.soft_percent()));
-        // If the original limit is valid, so is the scaled limit, except after rounding at an
-        // extreme value. In that case, the whole limit is used.
+        // The scaled limit is valid, except if rounding an extreme value makes the limit invalid.
+        // If the scaled limit is invalid, use the unscaled limit.
         let Ok(scaled) = scaled else {
             return limit.clone();
         };
@@ -154,17 +154,17 @@ impl FallbackShare {
 
     fn floor(self, count: u64) -> u64 {
         let share = u128::from(count) * u128::from(self.numerator) / u128::from(self.denominator);
-        // The share is at most 1, so the result fits in a u64, like `count`.
+        // The fraction is at most 1, so the result is at most `count` and fits in a u64.
         u64::try_from(share).unwrap_or(count)
     }
 
-    /// Scales a count: 0 stays 0, and any other count stays at least 1.
+    /// Scales a count. A count of 0 stays 0, and the result for any other count is at least 1.
     fn of_count(self, count: u64) -> u64 {
         self.floor(count).max(count.min(1))
     }
 
-    /// Scales a rate exactly: a third of 10/s is 10 in 3 seconds. If the exact rate is out of
-    /// bounds, only the count is scaled.
+    /// Scales a rate exactly, if necessary with a longer period: a third of 10/s is 10/3s. If the
+    /// count or the period of the exact rate is over its maximum, scales only the count.
     fn of_rate(self, rate: Rate) -> Rate {
         let (times, over) = (u64::from(self.numerator), u64::from(self.denominator));
         let common = gcd(rate.count.max(1), over);
@@ -189,7 +189,7 @@ impl FallbackShare {
     }
 }
 
-/// Returns the greatest common divisor of two numbers; neither is 0.
+/// Returns the greatest common divisor of two numbers greater than 0.
 const fn gcd32(one: u32, other: u32) -> u32 {
     let (mut one, mut other) = (one, other);
     while other != 0 {
@@ -258,8 +258,8 @@ mod tests {
         assert_eq!(of(10, bucket(1, per_second(1))), bucket(1, slow));
     }
 
-    /// Regression test for two bugs: the share of a queue had room for one request too many on
-    /// every node, and the option to count in full was lost on all nodes.
+    /// Regression test for two bugs: on every node, the share of a queue admitted one request too
+    /// many, and the share of a limit lost the option to count denied requests in full.
     #[test]
     fn the_shares_of_all_nodes_sum_to_at_most_the_limit() {
         for capacity in 0..40 {

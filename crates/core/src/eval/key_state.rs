@@ -6,7 +6,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// The state of one key: one [`State`] for each limit, except that sliding logs share one.
+/// The state of one key: one [`State`] for each limit, except that sliding logs share one
+/// [`State`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyState {
     One(State),
@@ -39,9 +40,10 @@ impl KeyState {
         }
     }
 
-    /// Converts the state for other limits. Each of `kernels` adopts the first remaining state of
-    /// its kind, or starts with a fresh state if no state of its kind is left. `adopt` also gets
-    /// the index of the state.
+    /// Converts the state for other limits. Each kernel (algorithm) in `kernels` takes over the
+    /// first state of the same algorithm that no other kernel has taken over. If there is none, the
+    /// kernel starts with the state of a new key. The function `adopt` converts one state, and also
+    /// gets the index of this state.
     pub(crate) fn converted<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,
@@ -77,15 +79,15 @@ impl KeyState {
             .unwrap_or_default()
     }
 
-    /// Returns the instant from which no unit counts as spent. Concurrency slots are not units.
+    /// Returns the instant from which no unit counts as spent, ignoring concurrency slots.
     pub(crate) fn units_expire(&self) -> Timestamp {
         let states = self.states().iter();
         let units = states.filter(|state| !matches!(state, State::Lease(_)));
         units.map(State::expires).max().unwrap_or_default()
     }
 
-    /// Returns true if all concurrency slots of `charged` are still held and if renewing them takes
-    /// no additional memory.
+    /// Returns true if all concurrency slots of `charged` are still held and can be renewed without
+    /// additional memory.
     pub(crate) fn renews_in_place(&self, charged: &ChargeRecord) -> bool {
         let mut states = self.states().iter().zip(&charged.marks);
         states.all(|(state, mark)| match (state, mark) {
@@ -96,7 +98,7 @@ impl KeyState {
         })
     }
 
-    /// Returns the heap memory of the state in bytes, if the state itself is on the heap.
+    /// Returns the heap size of the state in bytes, for a state that is itself stored on the heap.
     pub(crate) fn boxed_bytes(&self) -> usize {
         let states = self.states();
         let outside = if let Self::Many(_) = self {

@@ -1,5 +1,5 @@
-//! A group of a rule's limits that share one state. Only sliding logs share a state; each other
-//! limit is a group by itself.
+//! A group of limits of a rule that share one state. Only sliding log limits share a state; every
+//! other limit is a group by itself.
 
 use crate::{
     algorithm::{Kernel, Outcome, RetryAfter, State},
@@ -8,12 +8,13 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The limits of a rule that share one state, compiled into one kernel.
+/// The limits of a rule that share one state, compiled into one kernel (the implementation of the
+/// algorithm).
 #[derive(Clone, Debug)]
 pub(crate) struct LimitGroup {
     pub(crate) kernel: Kernel,
-    /// For each part of the kernel, the index of its limit in the rule's list. In a sliding log,
-    /// each window is a part.
+    /// The index of each limit of the group in the rule's list of limits. In a sliding log, each
+    /// limit is one window of the log.
     pub(crate) parts: Vec<usize>,
     pub(crate) denials: DenialCounting,
 }
@@ -23,9 +24,11 @@ pub(crate) struct LimitGroup {
 pub enum DenialCounting {
     /// A denied request is not counted.
     Forgotten,
-    /// The cost is counted up to the limit, no matter which limit denied the request.
+    /// The cost of a denied request is counted up to the limit, no matter which limit denied the
+    /// request.
     Counted,
-    /// The full cost is counted, if this limit itself denied the request.
+    /// The full cost of a denied request is counted, but only if this limit itself denied the
+    /// request.
     InFull,
 }
 
@@ -39,21 +42,22 @@ impl DenialCounting {
     }
 }
 
-/// The evaluation of one key's limits: the input and its result.
+/// The input and the result of evaluating the limits of one charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvaluationResult {
     pub(crate) now: Timestamp,
     pub(crate) cost: u64,
-    /// The longest time that a queue may delay the request.
+    /// The maximum time by which a queueing limit delays the request.
     pub(crate) longest_wait: Option<Span>,
-    /// The limits that denied the request.
+    /// The limits that denied the request, as a bit mask.
     pub(crate) denied: Mask,
     /// Whether the cost was charged.
     pub(crate) charged: bool,
 }
 
 impl LimitGroup {
-    /// Returns true if the limit of `kernel` can share this group's log.
+    /// Returns true if a limit with this `kernel` and this counting of denied requests can share
+    /// the group's log.
     pub(crate) fn shares_log(&self, kernel: &Kernel, denials: DenialCounting) -> bool {
         self.denials == denials
             && matches!((&self.kernel, kernel), (Kernel::Log(_), Kernel::Log(_)))
@@ -78,8 +82,8 @@ impl LimitGroup {
         let status = self.kernel.status(state, now, part);
         let allowed = result.denied & 1 == 0;
         let soft = limit.soft_allowance();
-        // If the delay would exceed the maximum, the request cannot spend anything, so `remaining`
-        // is 0.
+        // If the delay would exceed the maximum, no request can be admitted now, so `remaining` is
+        // 0.
         let excess_delay = match result.longest_wait {
             Some(longest) if !allowed => self.kernel.excess_delay(state, now, longest),
             _ => Span::ZERO,

@@ -1,5 +1,5 @@
-//! Evaluation: checks and charges the limits of a rule on the state of one key, in the same way for
-//! every store.
+//! Evaluation: code that checks and charges the limits of a rule on the state of one key. All
+//! stores use the same code.
 
 mod charge;
 mod decision;

@@ -1,52 +1,52 @@
-//! Receipts: the location of a charge in the state of its key. With a receipt, a store can refund
-//! exactly the charge of one request.
+//! Receipts. A receipt records the position of each charge of a request in the state of its key, so
+//! that a store can refund exactly the charges of this request.
 //!
-//! A refund without a receipt can refund too much: the bucket may have drained since the charge, so
-//! that units charged by later requests are refunded instead. With a receipt, a store refunds only
-//! units that this request was charged and that are still in the state.
+//! A refund without a receipt can refund too much: if the bucket has drained since the charge, the
+//! refund removes units that were charged by later requests. With a receipt, a store refunds only
+//! units that were charged by this request and that are still in the state.
 //!
 //! ```text
 //!   reserve ──▶ admitted, with a receipt ──▶ the request runs ──▶ settle: its leases end, and
 //!                                                                unused units are refunded
 //! ```
 //!
-//! - **Windows, buckets, logs.** The units are removed where they were counted, if they are still
-//!   there.
-//! - **Schedules (GCRA).** The state is an instant, the theoretical arrival time, and part of a
-//!   charge is used up as time passes. The schedule is like a queue of work that is served in order
-//!   of arrival: only the part of the charge that is not yet served can be refunded. Two lower
-//!   bounds of that part are known, and the larger one is refunded. The first bound is
-//!   `cost - (now - time of the charge)`, because no more than the elapsed time can have been
-//!   served since the charge. The second bound is
-//!   `min(cost, arrival after the charge - refunds to others since - now)`. The charge ends at that
-//!   arrival time, and only refunds of earlier charges move this end; a refund of the last charge
-//!   moves no other charge. In a queue that delays requests, only the last request can be refunded,
-//!   because later requests already have their start times.
-//! - **Tokens refilled by intervals.** The refills since the charge may have returned part of the
-//!   charge; that part is not refunded again.
-//! - **Changed limits.** Once the state has been converted to other limits, only concurrency slots
-//!   are released, even if the limits were changed back: under the other limits, the charge may
-//!   have drained faster or may have been dropped.
-//! - **Concurrency slots.** A request that runs longer than its lease renews the lease. The slot
-//!   then counts as acquired at the time of the renewal. A slot can be missing because the renewal
-//!   was late or the store lost the slot. A missing slot is acquired again if a slot is free, and
-//!   is lost otherwise. A renewal of a slot that is still held never fails for lack of a free slot.
+//! - **Windows, sub-windows, logs.** The units are removed from the window, sub-window or log entry
+//!   in which they were counted, if the state still contains it.
+//! - **GCRA.** The state is one instant, the theoretical arrival time (TAT). GCRA is equivalent to
+//!   a FIFO queue of work, in which a charge is served as time passes. Only the part of a charge
+//!   that has not been served can be refunded. Two lower bounds of the unserved part are known, and
+//!   the larger bound is refunded. The first bound is `cost - (now - time of the charge)`, because
+//!   the part served since the charge is at most the elapsed time. The second bound is
+//!   `min(cost, TAT after the charge - refunds to others since - now)`. Without refunds, the charge
+//!   ends at the TAT after the charge. Only refunds of earlier charges move the end of the charge.
+//!   A refund of the last charge moves no other charge. In a queue that delays requests, only the
+//!   last request can be refunded, because the other requests already have their start times.
+//! - **Buckets refilled at intervals.** Tokens that the refills may have returned since the charge
+//!   are not refunded again.
+//! - **Changed limits.** If the state has been converted to other limits since the charge, only
+//!   concurrency slots are released, because the other limits may have drained or dropped the
+//!   charge. The same is true if the limits have been changed back.
+//! - **Concurrency slots.** A request that runs longer than its lease must renew the lease. After a
+//!   renewal, the slot counts as acquired at the time of the renewal. If the renewal is late or the
+//!   store has lost the slot, the renewal acquires a free slot instead. If no slot is free, the
+//!   slot is lost. A renewal of a slot that is still held does not need a free slot.
 //!
-//! Dropping a receipt refunds nothing. That is safe: the charge stays, and leases expire.
+//! Dropping a receipt refunds nothing. Dropping a receipt is safe, because the charge stays counted
+//! and leases expire.
 
 use crate::{algorithm::Mark, time::Timestamp};
 
-/// The charges of one decision, with their locations.
+/// The charges of one decision, with the position of each charge in the state of its key.
 ///
-/// A receipt is valid once, for the charges that it was returned with, in the store that created
-/// it.
+/// A receipt can be used once, with the same charges for which it was returned, in the store that
+/// created the receipt.
 #[derive(Debug, Default)]
 pub struct Receipt {
     pub(crate) charged: Vec<Option<ChargeRecord>>,
 }
 
 impl Receipt {
-    /// Returns true if nothing was charged, so there is nothing to refund.
+    /// Returns true if nothing was charged, so that there is nothing to refund.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.charged.iter().all(Option::is_none)
@@ -56,21 +56,21 @@ impl Receipt {
 /// The settlement of one charge after its request has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settlement {
-    /// The number of units to refund, at most the cost; with 0 the whole cost stays charged. Leases
-    /// end in either case.
+    /// The number of units to refund, at most the cost. With 0, the whole cost stays charged. All
+    /// concurrency slots are released, whatever this number is.
     pub unused: u64,
 }
 
 /// The result of renewing the leases of a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// All slots are held, and their leases have been renewed.
+    /// All concurrency slots are held, and their leases have been renewed.
     Held,
-    /// At least one slot was no longer held, because its lease had expired or the store had lost
-    /// the slot, and no slot was free to acquire instead.
+    /// At least one concurrency slot is lost: its lease had expired or the store had lost the slot,
+    /// and no other slot was free.
     Lost,
-    /// The result is not known: the store was unreachable, the state is not available, or the store
-    /// has no memory to acquire a slot again. The leases have not changed and may be renewed later.
+    /// The result is unknown: the store was unreachable, the state is not available, or the store
+    /// has no memory to acquire a slot again. The caller can try to renew the leases again later.
     Unknown,
 }
 
@@ -80,7 +80,8 @@ impl Renewal {
         if are_held { Self::Held } else { Self::Lost }
     }
 
-    /// Combines two results. A lost slot takes precedence, then an unknown result.
+    /// Combines the results of two renewals: `Lost` takes precedence over `Unknown`, and `Unknown`
+    /// over `Held`.
     pub(crate) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Lost, _) | (_, Self::Lost) => Self::Lost,
@@ -90,30 +91,31 @@ impl Renewal {
     }
 }
 
-/// The location of one charge.
+/// The position of one charge in the state of its key.
 #[derive(Clone, Debug)]
 pub(crate) struct ChargeRecord {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
-    /// The fingerprint of the limits.
+    /// The fingerprint of the limits that were charged.
     pub(crate) fingerprint: u32,
     /// The position of the charge in the state of each group of limits; `None` for a group that
-    /// counts denied requests as well.
+    /// also counts denied requests.
     pub(crate) marks: Box<[Option<Mark>]>,
-    /// For each group of limits, the total shift by refunds that the ledger had recorded at the
-    /// time of the charge, in microseconds.
+    /// For each group of limits, by how many microseconds refunds had moved later charges forward,
+    /// as recorded in the refund ledger at the time of the charge.
     pub(crate) shifts: Box<[u64]>,
-    /// The number of the latest conversion of the state that the ledger had recorded at the time of
-    /// the charge; 0 for none.
+    /// The number of the latest conversion of the state, as recorded in the refund ledger at the
+    /// time of the charge; 0 if no conversion was recorded.
     pub(crate) conversion: u64,
 }
 
 impl ChargeRecord {
-    /// Adjusts the charge record after the clock had been ahead of `now` and the state was clamped
-    /// to `rewound`.
+    /// Adjusts the charge record after the clock was set back. The clock had been ahead of `now`,
+    /// and the state was clamped to the instant `rewound`.
     ///
-    /// A slot counts as held since `rewound`. All other charges whose instant is in the future are
-    /// not refunded, because it is unknown how many of their units are still in the state.
+    /// A concurrency slot whose start is in the future counts as held since `rewound`. Any other
+    /// charge whose instant is in the future is not refunded, because the number of its units that
+    /// are still in the state is unknown.
     pub(crate) fn clamp(&mut self, now: Timestamp, rewound: Timestamp) {
         let is_ahead = self.at > now;
         for mark in &mut self.marks {

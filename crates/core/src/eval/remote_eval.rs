@@ -1,9 +1,9 @@
-//! Support for stores that keep and charge their states remotely, such as in Redis.
+//! Support for stores that keep and charge the states of keys in a remote database such as Redis.
 //!
-//! Such a store sends [`numbers`] to the remote side, where a few additions and comparisons decide.
-//! The reply contains the state before the decision. A [`Replay`] repeats the decision on that
-//! state with the same algorithms that the memory store uses, so every number that a caller sees is
-//! computed here.
+//! A remote store sends the parameters of the limits ([`numbers`]) to the database. The database
+//! decides with a few additions and comparisons, and replies with the state before the decision. A
+//! [`Replay`] repeats the decision on this state with the same algorithms that the memory store
+//! uses. So all numbers that are reported to a caller are computed in this module.
 //!
 //! ```text
 //!   numbers(limits, cost) ──▶  remote: admit or deny, charge, keep  ──▶  state before, now
@@ -25,23 +25,23 @@ pub use crate::{
     time::CLOCK_JUMP,
 };
 
-/// The parameters of one group of limits, and how denied requests are counted.
+/// The parameters of one group of limits that share a state, and how denied requests are counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupNumbers<'l> {
-    /// The parameters of the limits.
+    /// The precomputed parameters of the limits.
     pub numbers: Numbers<'l>,
-    /// How a denied request affects the count.
+    /// How a denied request affects the count of the limits.
     pub denials: DenialCounting,
 }
 
-/// Returns the terms (units) of the states of `limits`, one for each group of limits that share a
-/// state, in the order of [`numbers`].
+/// Returns the units ([`Terms`]) in which the states of `limits` are counted, for each group of
+/// limits that share a state. The order of the groups is the same as in [`numbers`].
 pub fn terms(limits: &Limits) -> impl ExactSizeIterator<Item = Terms> {
     limits.groups().iter().map(|group| group.kernel.terms())
 }
 
-/// Returns the parameters of each group of `limits` at `cost`. The order is the same for all limits
-/// with the same [`terms`].
+/// Returns the parameters, for a request of `cost`, of each group of `limits` that share a state.
+/// Limits with the same [`terms`] have their groups in the same order.
 pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = GroupNumbers<'_>> {
     limits.groups().iter().map(move |group| GroupNumbers {
         numbers: group.kernel.numbers(cost.units()),
@@ -50,33 +50,33 @@ pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = Gro
 }
 
 /// Returns a 28-bit digest of `limits`. Limits that decide differently have different digests,
-/// except for rare collisions. The digest of the same limits is the same in every process.
+/// except for rare collisions. Equal limits have the same digest in every process.
 #[must_use]
 pub fn fingerprint(limits: &Limits) -> u32 {
     limits.numbers_fingerprint()
 }
 
-/// The state of one group of limits for one key as plain numbers. Instants are in microseconds
-/// since the epoch.
+/// The state of one key for one group of limits, as plain numbers. Instants are in microseconds
+/// since the epoch, and durations are in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemoteState {
-    /// The theoretical arrival time.
+    /// GCRA: the theoretical arrival time.
     Gcra(Exact),
-    /// A bucket that is refilled by intervals.
+    /// A token bucket that is refilled at intervals.
     Interval {
-        /// When the bucket is full again.
+        /// The instant at which the bucket is full again.
         full_at: u64,
-        /// The number of tokens that the last refill returns.
+        /// The number of tokens that the last refill adds before the bucket is full.
         last: u64,
     },
-    /// A window.
+    /// A fixed window.
     Window {
         /// The units spent in the window.
         count: u64,
-        /// When the window ends.
+        /// The instant at which the window ends.
         end: u64,
     },
-    /// Two windows: the previous window and the current window.
+    /// A sliding window counter over two fixed windows: the previous window and the current window.
     Weighted {
         /// The index of the current window since the epoch.
         index: u64,
@@ -87,45 +87,48 @@ pub enum RemoteState {
         /// The length of a window.
         window: u64,
     },
-    /// Sub-windows.
+    /// A sliding window counter with sub-windows.
     Buckets {
         /// The index of the newest sub-window since the epoch.
         newest: u64,
         /// The length of a sub-window.
         width: u64,
-        /// The units spent in each sub-window, the newest last.
+        /// The units spent in each sub-window, from the oldest to the newest.
         counts: Vec<u64>,
     },
-    /// The admitted requests.
+    /// A sliding log: the admitted requests.
     Log {
-        /// The longest window with which the log was last used.
+        /// The length of the longest window with which the log was last used.
         longest: u64,
-        /// Instants and costs, oldest first. A cost is at most 2,047.
+        /// The instant and the cost of each entry, oldest first. The cost of an entry is at most
+        /// 2,047.
         stamps: Vec<(u64, u64)>,
     },
     /// The held concurrency slots.
     Lease {
-        /// The lease: how long a slot is held without renewal.
+        /// The lease: how long a slot stays held without a renewal.
         longest: u64,
-        /// Instants and costs, oldest first. A cost is at most 2,047.
+        /// The instant and the cost of each entry, oldest first. The cost of an entry is at most
+        /// 2,047.
         stamps: Vec<(u64, u64)>,
     },
 }
 
-/// One charge, evaluated again on the state that a remote store returned. The steps and their order
-/// are the same as in the memory store.
+/// A charge that is evaluated again on the state that a remote store returned. The steps and their
+/// order are the same as in the memory store.
 #[derive(Debug)]
 pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
-    /// The limits whose state exceeds the limit, so that the conversion of the state loses spent
-    /// units. With each limit: the time until the original state would admit the cost.
+    /// The limits for which the conversion of the state lost spent units, by index in the rule. For
+    /// each limit, the second value is the time until the original state would admit the cost.
     inexact: Vec<(usize, RetryAfter)>,
 }
 
 impl<'a> Replay<'a> {
-    /// Starts with the state that was found for the charge's key: one state for each group of
-    /// limits, each with its terms, or `None` for an unknown key. A state in other terms is
-    /// converted as of `now`. A refund is applied here.
+    /// Starts with the state of the charge's key, as returned by the remote store: for each group
+    /// of limits, one state with its [`Terms`], or `None` for an unknown key. A state that was
+    /// written in other terms is converted at `now`. If the effect is a refund, applies the refund
+    /// to the state.
     #[must_use]
     pub fn open(
         charge: &Charge<'a>,
@@ -155,10 +158,10 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Starts with a state that was written by a clock ahead of `now`: the state is converted and
-    /// then clamped. Afterwards, no limit has more units spent than a limit that was charged to its
-    /// maximum at `now`. Apart from this maximum, no limit has fewer units spent than in the
-    /// original state.
+    /// Starts with a state that was written while the clock was ahead of `now`: converts the state
+    /// and then clamps it. After clamping, no limit has more spent units than a limit that was
+    /// charged to its maximum at `now`. If the spent units of a limit do not exceed this maximum,
+    /// clamping does not reduce them.
     #[must_use]
     pub fn open_clamped(
         charge: &Charge<'a>,
@@ -185,26 +188,26 @@ impl<'a> Replay<'a> {
         self.inexact.is_empty()
     }
 
-    /// Returns the limits, by index in the rule, whose state was not converted exactly because the
-    /// state exceeds the limit. The second value is the time until the original state would admit
-    /// the cost.
+    /// Returns the limits for which the conversion of the state lost spent units, by index in the
+    /// rule. For each limit, the second value is the time until the original state would admit the
+    /// cost.
     #[must_use]
     pub fn inexact(&self) -> &[(usize, RetryAfter)] {
         &self.inexact
     }
 
-    /// Evaluates the limits. Returns true if the limits admit the request; the limits of a shadow
-    /// rule always admit it.
+    /// Evaluates the limits. Returns true if the limits admit the request. The limits of a rule in
+    /// shadow mode always admit the request.
     pub fn evaluate(&mut self, now: Timestamp) -> bool {
         self.evaluation.evaluate(now)
     }
 
-    /// Charges the cost. `admitted` is the decision on the request as a whole.
+    /// Charges the cost, given the decision on the whole request (`admitted`).
     pub fn apply(&mut self, admitted: bool, now: Timestamp) {
         self.evaluation.apply(admitted, now);
     }
 
-    /// Appends the outcome of every limit.
+    /// Appends the outcome of every limit of the charge to `outcomes`.
     pub fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) {
         self.evaluation.report(now, outcomes);
     }

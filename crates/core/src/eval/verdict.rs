@@ -1,4 +1,4 @@
-//! The verdict on a request, summarized from the outcomes of all its limits.
+//! The verdict on a request: a summary of the outcomes of all limits that apply to the request.
 
 use std::ops::Deref;
 
@@ -11,19 +11,19 @@ use crate::{
     time::Span,
 };
 
-/// Why a request was denied.
+/// The reason why a request was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// A limit is exhausted.
     Limit,
     /// The key is blocked manually.
     Blocked,
-    /// The store is full or unreachable, and its policy is to deny.
+    /// The store is full, or the store is unreachable and the fallback policy is to deny.
     Store,
 }
 
 impl Reason {
-    /// Returns the reason as it appears in verdicts and metric labels.
+    /// Returns the name of the reason, as used in verdicts and metric labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -34,20 +34,22 @@ impl Reason {
     }
 }
 
-/// How exact a verdict is.
+/// The exactness of a verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Exactness {
-    /// Decided on the authoritative state.
+    /// The request was decided with the authoritative state.
     #[default]
     Exact,
-    /// Decided with this node's share of the limits, because the store was unreachable.
+    /// The request was decided with this node's share of the limits, because the store was
+    /// unreachable.
     Local,
-    /// Nothing was counted: the store was unreachable, and the rule's fallback policy decided.
+    /// The request was decided by the rule's fallback policy and was not counted, because the store
+    /// was unreachable.
     None,
 }
 
 impl Exactness {
-    /// Returns the exactness as it appears in verdicts.
+    /// Returns the name of the exactness, as used in verdicts.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -58,15 +60,16 @@ impl Exactness {
     }
 }
 
-/// The component that decided.
+/// The component that decided a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// The memory store, if it is the only store.
+    /// The memory store, in a configuration without Redis.
     #[default]
     Memory,
     /// Redis.
     Redis,
-    /// The denial cache: Redis denied the key earlier, and the time to retry has not come yet.
+    /// The denial cache: Redis denied an earlier request for the key, and its retry time has not
+    /// been reached.
     Cache,
     /// This node's share of the limits, because Redis was unreachable.
     Local,
@@ -75,7 +78,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Returns the source as it appears in verdicts and metric labels.
+    /// Returns the name of the source, as used in verdicts and metric labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -88,7 +91,7 @@ impl Source {
     }
 }
 
-/// One limit in a verdict.
+/// One limit in a verdict, with its outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'r> {
     /// The rule's name; `None` if the limit was sent with the request.
@@ -101,8 +104,8 @@ pub struct Line<'r> {
     pub outcome: Outcome,
 }
 
-/// The limits in a verdict, as a slice. Most requests are charged to one limit, so a single limit
-/// takes no heap memory.
+/// The limits in a verdict, with their outcomes, as a slice. A single limit, which is the most
+/// common case, takes no heap memory.
 #[derive(Clone, Debug, Default)]
 pub struct Lines<'r>(SmallVec<[Line<'r>; 1]>);
 
@@ -128,31 +131,32 @@ impl<'a, 'r> IntoIterator for &'a Lines<'r> {
 pub struct Verdict<'r> {
     /// Whether the request is admitted.
     pub allowed: bool,
-    /// Why the request was denied; `None` if the request was admitted.
+    /// The reason why the request was denied; `None` if the request was admitted.
     pub reason: Option<Reason>,
-    /// The rule of the tightest limit. The tightest limit is the limit that denies longest, or if
-    /// no limit denies, the limit with the fewest remaining units. For a blocked key, this is the
-    /// rule of the key. `None` if no rule matched, the limit was sent with the request, or the
-    /// store was full.
+    /// The name of the rule of the tightest limit. The tightest limit is the limit with the longest
+    /// retry time or, if no limit denies the request, the limit with the fewest remaining units.
+    /// For a blocked key, this field contains the name of the key's rule. `None` if no rule
+    /// matched, the limit was sent with the request, or the store was full.
     pub rule: Option<&'r str>,
-    /// The time until the same request would be admitted: the longest wait of the denying limits,
-    /// the time until the manual block ends, or the time until a full store may have room. Zero if
-    /// the request is admitted.
+    /// The time until the same request would be admitted, or zero if the request is admitted. For a
+    /// denied request, this is the longest retry time of the limits, the time until the manual
+    /// block ends, or the estimated time until a full store can store a new key.
     pub retry_after: RetryAfter,
-    /// How long to delay an admitted request: the longest delay of the queues that it waits in.
+    /// The time by which to delay an admitted request: the longest delay of the queueing limits
+    /// that apply to the request.
     pub delay: Span,
-    /// How exact the decision is.
+    /// The exactness of the decision.
     pub exactness: Exactness,
-    /// Which component decided.
+    /// The component that decided the request.
     pub source: Source,
-    /// Every evaluated limit, in the order of the rules. There are no lines if no rule matched, a
-    /// key is blocked, or the store was full.
+    /// The evaluated limits with their outcomes, in the order of the rules. The list is empty if no
+    /// rule matched, a key is blocked, or the store was full.
     pub lines: Lines<'r>,
     leading: Option<usize>,
 }
 
 impl<'r> Verdict<'r> {
-    /// Returns the verdict for a request to which no rule applies: admitted.
+    /// Returns the verdict for a request to which no rule applies; the request is admitted.
     #[must_use]
     pub fn unlimited() -> Self {
         Self {
@@ -169,9 +173,9 @@ impl<'r> Verdict<'r> {
     }
 
     /// Summarizes the decision of a store about `charges`. The request is denied if any enforced
-    /// limit denies it. The rule of the verdict is that of the tightest limit.
+    /// limit denies it. The verdict names the rule of the tightest limit.
     ///
-    /// `outcomes` contains the outcomes of all limits of all charges, in order, as
+    /// `outcomes` must contain the outcomes of all limits of all charges, in the order in which
     /// [`MemoryStore::check`] returns them.
     ///
     /// [`MemoryStore::check`]: crate::MemoryStore::check
@@ -186,7 +190,7 @@ impl<'r> Verdict<'r> {
 
     /// Summarizes the decision of a store like [`Self::of`], given only the limits of the charges.
     ///
-    /// The verdict refers only to the limits, so the verdict may outlive the keys of the charges.
+    /// The verdict borrows only the limits, so the verdict can outlive the keys of the charges.
     #[must_use]
     pub fn on(
         decision: &Decision,
@@ -229,7 +233,8 @@ impl<'r> Verdict<'r> {
         verdict
     }
 
-    /// Returns the same verdict as [`Self::of`], for a charge on a single limit that is enforced.
+    /// Returns the same verdict as [`Self::of`], for a request with a single charge on a single
+    /// enforced limit.
     #[inline]
     pub(crate) fn of_one(limits: &'r Limits, outcome: Outcome) -> Self {
         debug_assert!(!limits.is_shadow(), "only `of` knows shadow mode");
@@ -257,8 +262,8 @@ impl<'r> Verdict<'r> {
         }
     }
 
-    /// Returns the number of units that the tightest limit still admits at this instant, or `None`
-    /// if no limit was evaluated.
+    /// Returns the number of units that the tightest limit still admits immediately after the
+    /// decision, or `None` if no limit was evaluated.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         self.leading().map(|line| line.outcome.remaining)
@@ -271,7 +276,7 @@ impl<'r> Verdict<'r> {
         self.leading().map(|line| line.outcome.reset_after)
     }
 
-    /// Returns the tightest limit, whose numbers are reported for the request as a whole.
+    /// Returns the tightest limit, whose numbers are reported for the whole request.
     #[must_use]
     pub fn leading(&self) -> Option<&Line<'r>> {
         self.leading.and_then(|index| self.lines.get(index))
@@ -296,10 +301,11 @@ impl<'r> Verdict<'r> {
             .unwrap_or(RetryAfter::NOW)
     }
 
-    /// Selects the tightest limit and sets the rule and the delay. The tightest limit is the
-    /// enforced limit that denies longest. If no enforced limit denies, the tightest limit is the
-    /// enforced limit with the fewest remaining units. If several limits have equally few units, it
-    /// is the limit that takes longest to recover.
+    /// Selects the tightest limit, and sets the rule and the delay of the verdict. If a limit
+    /// denies the request, the tightest limit is the enforced limit with the longest retry time. If
+    /// no enforced limit denies the request, the tightest limit is the enforced limit with the
+    /// fewest remaining units. If several limits have the same number of remaining units, the
+    /// tightest limit is the limit that takes longest to recover.
     fn lead_with(&mut self, denied_for: Option<RetryAfter>) {
         let lines = self
             .lines

@@ -1,5 +1,5 @@
-//! Leases: a log of the held concurrency slots. The log has one window, and the length of this
-//! window is the lease.
+//! Concurrency limits: a log of the held concurrency slots. The log has one window, whose length is
+//! the lease of a slot.
 
 use super::{Log, LogState};
 use crate::{
@@ -12,15 +12,15 @@ use crate::{
 const MIN_RETRY_HINT: Span = Span::from_millis(100);
 
 /// The longest retry hint for a concurrency slot. Retries at this interval cause little load, even
-/// if requests take longer.
+/// if requests hold their slots for longer.
 const MAX_RETRY_HINT: Span = Span::from_secs(10);
 
-/// A limit of concurrency slots.
+/// A limit on the number of concurrency slots in use.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease(Log);
 
 impl Lease {
-    /// Creates a limit of `limit` slots, each held for up to `lease`.
+    /// Creates a limit of `limit` slots. Each slot is held for up to `lease` without a renewal.
     pub(crate) fn new(limit: u64, lease: Span) -> Result<Self, LimitError> {
         Log::of_field(limit, ("lease", lease)).map(Self)
     }
@@ -80,7 +80,7 @@ impl Counter for Lease {
         Mark::HeldSince(state.newest())
     }
 
-    /// Releases all slots of the charge.
+    /// Releases all slots of the charge at `position`.
     fn refund_charge(
         &self,
         state: &mut LogState,
@@ -103,17 +103,18 @@ impl Counter for Lease {
         self.0.status(state, now, part)
     }
 
-    /// Returns when to retry for `cost` concurrency slots, of which too few are free now.
+    /// Returns the retry hint for a request that needs `cost` concurrency slots while too few slots
+    /// are free.
     ///
-    /// The next slot becomes free when a request ends, which cannot be predicted; only the expiry
-    /// of a lease is known. The hint is based on the age of the held slots. Assume that requests
-    /// take about as long as the age of the oldest slot, and start at regular intervals. Then one
-    /// of `n` slots becomes free every `age / n`, which is the hint for each missing slot. The hint
-    /// is short if requests are short. While no request ends, the hint grows with the age, so
-    /// clients that follow it retry less and less often.
+    /// A slot becomes free when its request ends or its lease expires. The end of a request cannot
+    /// be predicted, so the hint is an estimate. The estimate assumes that requests start at
+    /// regular intervals and take as long as the current age of the oldest slot. Under this
+    /// assumption, one of `n` held slots becomes free every `age / n`, so the hint is `age / n` for
+    /// each missing slot. The hint is short if requests are short. While no request ends, the hint
+    /// grows, so clients that follow the hint retry less and less often.
     ///
-    /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`], and never later than
-    /// the expiry of the leases that have to end.
+    /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`]. The hint never
+    /// exceeds the time until enough leases have expired.
     fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> RetryAfter {
         let RetryAfter::After(leases) = self.0.retry(state, now, part, cost) else {
             return RetryAfter::Never;

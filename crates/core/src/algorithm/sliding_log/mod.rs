@@ -1,10 +1,11 @@
-//! Sliding log: the instants of admitted requests.
+//! Sliding log: a rate limit that stores the instant of every admitted request.
 //!
-//! This kernel implements `sliding_window_log`. The sliding log limits of a rule share one log,
-//! unless they count denied requests differently. Each window keeps its start position in the log
-//! and the sum of the entries from that position on. [`Lease`] implements `concurrency`, with a log
-//! of the held concurrency slots. A slot is removed when its request ends, and no longer counts
-//! once its lease has expired.
+//! This module implements the algorithm `sliding_window_log`. The sliding log limits of a rule
+//! share one log, unless they count denied requests differently. For each window, the state
+//! contains the position in the log at which the window starts, and the sum of the entries from
+//! that position on. [`Lease`] implements the algorithm `concurrency`, with a log of the held
+//! concurrency slots. A slot is removed from the log when its request ends, and does not count
+//! after its lease has expired.
 //!
 //! ```text
 //!   expired      1/min window            1/s window
@@ -14,20 +15,22 @@
 //!   an entry at `t` counts while t > now - W
 //! ```
 //!
-//! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`, at any offset.
-//!   For `concurrency`: at any instant, at most `L` slots are held. A slot is held if it was
-//!   acquired or renewed within the last lease, and has not been released. The waits of
-//!   `concurrency` are estimates, because it is unknown when a request will end (see [`Lease`]).
-//! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for
-//!   a cost above 2,047): at most `L`, plus an eighth of spare capacity. The capacity of a busy
-//!   period is kept until the key has been idle for a whole window.
-//! - **Work.** Each window moves past each entry once, so a decision has a constant amortized cost.
-//!   The first decision after a long idle time moves past all entries. A denied cost of `n` reads
-//!   at most `n` entries to compute its wait. A peek or a look charges the log itself and then
-//!   undoes the charge. The log is copied only if the limits have changed or count denied requests.
-//! - **Weakness.** Memory grows with the limit. A limit above 100,000 is refused; use a counter
-//!   instead.
-//! - **Source.** Folklore; ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", for two
+//! - **Guarantee.** Every half-open interval of length `W` admits at most `L` units. For
+//!   `concurrency`, at most `L` slots are held at any instant. A slot is held if it was acquired or
+//!   renewed less than one lease ago, and has not been released. The retry times of `concurrency`
+//!   are estimates, because the end of a request cannot be predicted (see [`Lease`]).
+//! - **Memory.** Each admission that is still inside the longest window takes 8 bytes. A request
+//!   with a cost above 2,047 takes 8 bytes for every 2,047 units. There are at most `L` entries,
+//!   plus an eighth of spare capacity. The capacity does not shrink until the key has been idle for
+//!   a whole window.
+//! - **Work.** The start of each window moves past each entry once, so a decision takes constant
+//!   amortized time. The first decision after a long idle time moves past all entries. For a denied
+//!   request of cost `n`, computing the retry time reads at most `n` entries. A decision that must
+//!   not change the state (a peek or a look) charges the log and then undoes the charge. For such a
+//!   decision, the log is copied only if the limits have changed or count denied requests.
+//! - **Weakness.** Memory grows with the limit. A limit above 100,000 is rejected; use
+//!   `sliding_window_counter` for larger limits.
+//! - **Source.** ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", describes two
 //!   windows over one log.
 
 mod lease;
@@ -88,15 +91,15 @@ impl Log {
         })
     }
 
-    /// Adds the windows of `other` to this log.
+    /// Adds the windows of `other` to this log, so that both limits share one state.
     pub(crate) fn join(&mut self, other: &Self) {
         self.windows.extend_from_slice(&other.windows);
         self.longest = self.longest.max(other.longest);
         self.largest = self.largest.max(other.largest);
     }
 
-    /// Advances every window to its start at `now`, and drops entries that have left the longest
-    /// window.
+    /// Advances the start position of every window to its start at `now`, and drops the entries
+    /// that have left all windows.
     fn expire(&self, state: &mut LogState, now: Timestamp) {
         for (window, place) in self.windows.iter().zip(&mut state.places) {
             while let Some(stamp) = state.stamps.get(place.head)
@@ -137,7 +140,7 @@ impl Counter for Log {
         Terms::Digest(spans.fold(Digest::new(), Digest::number).folded())
     }
 
-    /// Returns the heap bytes of a new log after `cost` is charged.
+    /// Returns the heap size, in bytes, of a new log after `cost` is charged.
     fn new_entry_bytes(&self, cost: u64) -> usize {
         let stamps = grown(0, stamps_for(cost.min(self.largest)));
         size_of::<LogState>()
@@ -145,8 +148,8 @@ impl Counter for Log {
             + self.windows.len() * size_of::<Place>()
     }
 
-    /// Returns the maximum number of bytes that charging `cost` adds. A cost above the limit is not
-    /// charged.
+    /// Returns the maximum number of bytes by which the log grows when `cost` is charged. Only the
+    /// part of the cost up to the limit is ever charged.
     fn growth_bytes(&self, state: &LogState, cost: u64) -> usize {
         state.growth_bytes(cost.min(self.largest))
     }
@@ -163,8 +166,8 @@ impl Counter for Log {
         state.places.len() == self.windows.len() && state.longest == self.longest
     }
 
-    /// Converts a state: keeps the entries that are still inside the old longest window, and
-    /// computes the position of every window.
+    /// Converts a state that was written with other windows: keeps the entries that are still
+    /// inside the longest of the old windows, and computes the start position of every new window.
     fn adopt(&self, _old: Option<&Self>, state: &mut LogState, now: Timestamp) {
         let old = state.longest;
         while state
@@ -195,9 +198,9 @@ impl Counter for Log {
         denied
     }
 
-    /// Charges `cost`. Drops the oldest entries beyond the newest `largest` units, because these
-    /// entries cannot affect a decision. So a log that counts denied requests stays as small as any
-    /// other log.
+    /// Charges `cost`. Keeps only the newest `largest` units, where `largest` is the largest limit,
+    /// and drops older entries, because they cannot affect a decision. So a log that counts denied
+    /// requests stays as small as any other log.
     fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
         let cost = cost.min(self.largest);
         if cost == 0 {
@@ -211,8 +214,9 @@ impl Counter for Log {
         }
     }
 
-    /// Drops the oldest units beyond the newest `largest`, for limits that charge denied requests.
-    /// These units affect no decision, and must not be refunded.
+    /// Drops all units except the newest `largest` units, where `largest` is the largest limit. The
+    /// dropped units affect no decision and must not be refunded. Only limits that count denied
+    /// requests can have such units.
     fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
         let mut beyond = state.units().saturating_sub(self.largest);
@@ -254,7 +258,8 @@ impl Counter for Log {
         Mark::Stamped
     }
 
-    /// Removes the units that were charged at the instant of the charge, newest entry first.
+    /// Removes up to `units` from the log entries at the instant of the charge, beginning with the
+    /// newest entry.
     fn refund_charge(
         &self,
         state: &mut LogState,

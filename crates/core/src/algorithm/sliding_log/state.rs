@@ -1,5 +1,5 @@
-//! The state of a sliding log: the instant of each admission, and the position at which each window
-//! begins.
+//! The state of a sliding log: the instant of each admission, and the position in the log at which
+//! each window begins.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// An admission: its instant in microseconds in the low 53 bits, and its cost in the high 11.
+/// A log entry for an admission. The low 53 bits contain the instant in microseconds, and the high
+/// 11 bits contain the cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp(u64);
 
@@ -25,7 +26,8 @@ impl Stamp {
         Self(cost << Self::AT_BITS | at.as_micros())
     }
 
-    /// Creates a stamp from untrusted numbers. A cost that does not fit is reduced to the maximum.
+    /// Creates a log entry from untrusted numbers. A cost over 2,047 is reduced to 2,047, the
+    /// largest cost that fits in 11 bits.
     pub(crate) fn of(at: u64, cost: u64) -> Self {
         Self::new(Timestamp::from_micros(at), cost.min(Self::MAX_COST))
     }
@@ -51,7 +53,8 @@ impl Stamp {
     }
 }
 
-/// The start of a window in the log (`head`), and the units inside it (`sum`).
+/// A window of a sliding log: the position of its first entry (`head`), and the sum of the units
+/// from that entry on (`sum`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) head: usize,
@@ -62,7 +65,7 @@ pub(super) struct Place {
 pub(crate) struct LogState {
     pub(super) stamps: VecDeque<Stamp>,
     pub(super) places: Box<[Place]>,
-    /// The longest of the windows that the log was last used with.
+    /// The length of the longest window with which the log was last used.
     pub(super) longest: Span,
 }
 
@@ -73,7 +76,7 @@ impl CounterState for LogState {
             .map_or_else(Timestamp::default, |last| last.at().after(self.longest))
     }
 
-    /// Moves every entry back by `span`.
+    /// Moves the instant of every entry back by `span`.
     fn move_back(&mut self, span: Span) {
         for stamp in &mut self.stamps {
             *stamp = Stamp::new(stamp.at().before(span), stamp.cost());
@@ -106,8 +109,8 @@ impl CounterState for LogState {
 }
 
 impl LogState {
-    /// Creates a log of `stamps`, oldest first, for windows of up to `longest`. The window
-    /// positions are set when the log is converted.
+    /// Creates a log of the entries `stamps`, oldest first, whose longest window is `longest`. The
+    /// log has no window positions until it is converted for a limit.
     pub(crate) fn from_stamps(stamps: VecDeque<Stamp>, longest: Span) -> Self {
         Self {
             stamps,
@@ -128,7 +131,7 @@ impl LogState {
         self.stamps.capacity()
     }
 
-    /// Reduces the capacity to `capacity`, or to the length of the log if the log is longer.
+    /// Reduces the capacity to `capacity`, but not below the length of the log.
     pub(crate) fn shrink_to(&mut self, capacity: usize) {
         self.stamps.shrink_to(capacity);
     }
@@ -143,7 +146,7 @@ impl LogState {
         }
     }
 
-    /// Removes up to `units` that were charged at `at`, newest entry first.
+    /// Removes up to `units` that were charged at `at`, beginning with the newest entry.
     pub(crate) fn refund_at(&mut self, at: Timestamp, mut units: u64) {
         let mut behind = self.stamps.partition_point(|stamp| stamp.at() <= at);
         while units > 0 && behind > 0 && self.stamps[behind - 1].at() == at {
@@ -154,8 +157,9 @@ impl LogState {
         }
     }
 
-    /// Moves `units` that were charged at `since` to `now`. Missing units are charged again if the
-    /// total does not exceed `limit`; otherwise returns false and changes nothing.
+    /// Renews a lease: moves `units` that were charged at `since` to `now`. Units that are missing
+    /// from the log are charged again. If the total would then exceed `limit`, returns false and
+    /// moves nothing.
     pub(crate) fn renew(
         &mut self,
         now: Timestamp,
@@ -178,9 +182,9 @@ impl LogState {
         is_renewed
     }
 
-    /// Returns whether all `units` charged at `since` are present and moving them to another
-    /// instant does not grow the log. Moving can grow the log, because requests charged at the same
-    /// instant share an entry.
+    /// Returns whether the log contains all `units` charged at `since`, and has the capacity to
+    /// move them to another instant. A move can need additional entries, because requests charged
+    /// at the same instant share an entry.
     pub(crate) fn renews_in_place(&self, since: Timestamp, units: u64) -> bool {
         let first = self.stamps.partition_point(|stamp| stamp.at() < since);
         let behind = self.stamps.partition_point(|stamp| stamp.at() <= since);
@@ -211,9 +215,9 @@ impl LogState {
         held.map(|stamp| stamp.cost()).sum()
     }
 
-    /// Sets entries later than `at` to `at`. All windows start at the front of the log again,
-    /// because a window may have moved past entries that it now covers. The next decision advances
-    /// the windows.
+    /// Sets the instant of all entries later than `at` to `at`. Resets the start position of every
+    /// window to the front of the log, because a window can have moved past entries that it now
+    /// contains again. The next decision advances the start positions.
     pub(crate) fn clamp(&mut self, at: Timestamp) {
         for stamp in &mut self.stamps {
             if stamp.at() > at {
@@ -224,14 +228,15 @@ impl LogState {
         self.places.fill(Place { head: 0, sum });
     }
 
-    /// Returns the units of the whole log: the sum of the window that starts at the front of the
-    /// log. If the log has no window positions, adds up its entries.
+    /// Returns the number of units in the whole log. This number is the largest sum of a window,
+    /// because the longest window starts at the front of the log. If the log has no window
+    /// positions, adds up its entries.
     pub(super) fn units(&self) -> u64 {
         let longest = self.places.iter().map(|place| place.sum).max();
         longest.unwrap_or_else(|| self.stamps.iter().map(|stamp| stamp.cost()).sum())
     }
 
-    /// Adds `units` to the log and to every window.
+    /// Adds `units` at `now` to the log and to the sum of every window.
     pub(super) fn enter(&mut self, now: Timestamp, units: u64) {
         self.push(now, units);
         for place in &mut self.places {
@@ -259,8 +264,8 @@ impl LogState {
         }
     }
 
-    /// Removes `units` from entry `number`, which must have at least that many units. Removes the
-    /// entry if no units are left in it.
+    /// Removes `units` from the entry with index `number`, which must have at least `units` units.
+    /// Removes the entry if it has no units left.
     pub(super) fn take(&mut self, number: usize, units: u64) {
         let stamp = self.stamps[number];
         let left = Stamp::new(stamp.at(), stamp.cost() - units);
@@ -281,7 +286,8 @@ impl LogState {
         }
     }
 
-    /// Drops the oldest entry from the log, and from every window that contains it.
+    /// Drops the oldest entry from the log, and subtracts its units from every window that contains
+    /// the entry.
     pub(super) fn drop_oldest(&mut self) {
         let Some(oldest) = self.stamps.pop_front() else {
             return;
@@ -300,8 +306,8 @@ pub(super) fn stamps_for(cost: u64) -> usize {
     usize::try_from(cost.div_ceil(Stamp::MAX_COST)).unwrap_or(usize::MAX)
 }
 
-/// Returns the new capacity: an eighth more than before, so that a full log wastes little memory
-/// and is rarely reallocated.
+/// Returns the new capacity of a log that needs `needed` entries: an eighth more than the old
+/// capacity, so that a full log wastes little memory and is rarely reallocated.
 pub(super) fn grown(capacity: usize, needed: usize) -> usize {
     needed.max(capacity + capacity / 8 + 4)
 }

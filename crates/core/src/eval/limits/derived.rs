@@ -1,5 +1,5 @@
-//! Limits that are derived from others: stretched limits (elastic limits while they are raised),
-//! one node's share, and former limits.
+//! Limits that are derived from other limits: stretched limits (elastic limits while they are
+//! raised), one node's share of the limits, and former limits (the limits before a change).
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,20 +11,21 @@ use crate::{
 };
 
 impl Limits {
-    /// The number of former sets of limits that are kept, so that states written under them are
-    /// converted exactly.
+    /// The number of former sets of limits that are kept. States that were written under a kept set
+    /// can be converted exactly.
     const MAX_FORMER: usize = 4;
 
     /// Makes the limits elastic. While there is headroom (the rule's condition for spare capacity
-    /// holds), requests are charged with [`Self::stretched`], which admits `percent` more and marks
-    /// the additional requests. Both sets of limits share one state, so units that were admitted
-    /// beyond the original limits still count once there is no headroom.
+    /// holds), requests are charged with [`Self::stretched`] limits. The stretched limits admit
+    /// `percent` more units and mark the additional requests. The original and the stretched limits
+    /// share one state, so units that were admitted beyond the original limits still count when
+    /// there is no more headroom.
     ///
     /// # Errors
     ///
-    /// The error names the field `elastic`. Rejects a percentage that is invalid for a soft
-    /// allowance. Also rejects limits that count denied requests, because their state drops units
-    /// beyond the limits.
+    /// Returns an error for the field `elastic` if the percentage is invalid for a soft allowance.
+    /// Also rejects limits that count denied requests, because their state drops units beyond the
+    /// limits.
     pub fn stretching(mut self, percent: u32) -> Result<Self, LimitError> {
         if self
             .groups
@@ -45,14 +46,16 @@ impl Limits {
         Ok(self)
     }
 
-    /// Returns the limits that apply while there is headroom, if these limits are elastic.
+    /// Returns the stretched limits, which apply while there is headroom, or `None` if these limits
+    /// are not elastic.
     #[must_use]
     pub fn stretched(&self) -> Option<&Self> {
         let build = || Arc::new(self.build_stretched().unwrap_or_else(|_| self.clone()));
         (self.stretch > 0).then(|| &**self.stretched.get_or_init(build))
     }
 
-    /// Returns by how many percent the limits are raised while there is headroom.
+    /// Returns the percentage by which elastic limits are raised while there is headroom; 0 if the
+    /// limits are not elastic.
     #[must_use]
     pub fn stretch(&self) -> u32 {
         self.stretch
@@ -64,11 +67,11 @@ impl Limits {
         self.unstretched.is_some()
     }
 
-    /// Makes these limits the successors of `old`: if the state of a key was written under `old`,
-    /// its spent units stay spent when the key is next charged under the new limits.
+    /// Makes these limits the successors of `old`. If the state of a key was written under `old`,
+    /// the spent units stay spent when the key is next charged under the new limits.
     ///
-    /// Limits are matched by algorithm and order: the second fixed window takes over the state of
-    /// the second fixed window.
+    /// Old and new limits are matched by algorithm and order. For example, the second fixed window
+    /// of the new limits takes over the state of the second fixed window of the old limits.
     #[must_use]
     pub fn inheriting_from(mut self, old: &Arc<Self>) -> Self {
         self.predecessor = Some(Arc::new(old.truncated(Self::MAX_FORMER)));
@@ -77,15 +80,15 @@ impl Limits {
         self
     }
 
-    /// Returns one node's share of every limit, for local decisions. The share is built on first
-    /// use.
+    /// Returns one node's share of every limit, for local decisions while the store is unreachable.
+    /// The share is built on first use.
     #[must_use]
     pub fn share(&self, share: FallbackShare) -> Arc<Self> {
         self.shares.get(share, || self.build_share(share))
     }
 
-    /// Builds the same limits with a wider soft allowance. The two forms can read each other's
-    /// states.
+    /// Builds the stretched limits, which are the same limits with a larger soft allowance. The
+    /// states of the original and the stretched limits are compatible.
     fn build_stretched(&self) -> Result<Self, LimitError> {
         let wider = |limit: &Limit| {
             let percent = limit.soft_percent().saturating_add(self.stretch);
@@ -112,7 +115,8 @@ impl Limits {
             return scaled.build_stretched().unwrap_or(scaled);
         }
         let limits = self.limits.iter().map(|limit| share.of(limit)).collect();
-        // A share of valid limits is valid, and has the same number of limits.
+        // A share of valid limits is valid and contains the same number of limits, so `new` does
+        // not fail.
         let scaled = Self::new(limits).unwrap_or_else(|_| self.clone());
         let scaled = Self {
             name: self.name.clone(),
@@ -126,7 +130,8 @@ impl Limits {
         }
     }
 
-    /// Returns the limits that have this `fingerprint`: these limits, or one of the former sets.
+    /// Returns the limits with this `fingerprint`, which are these limits or one of the former sets
+    /// of limits, or `None` if no known limits have this fingerprint.
     pub(super) fn former(&self, fingerprint: u32) -> Option<&Self> {
         let mut limits = Some(self);
         while let Some(candidate) = limits {
@@ -138,8 +143,8 @@ impl Limits {
         None
     }
 
-    /// Copies the limits with at most `generations` former sets, including this one. Derived limits
-    /// are dropped, because they refer to all former sets.
+    /// Copies these limits and their former sets, at most `generations` sets in total. Cached
+    /// shares and stretched limits are not copied, because they refer to all former sets.
     fn truncated(&self, generations: usize) -> Self {
         let predecessor = self.predecessor.as_ref().filter(|_| generations > 1);
         Self {

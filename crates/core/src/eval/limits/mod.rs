@@ -1,4 +1,5 @@
-//! The compiled limits of a rule. All limits of a rule share one key, and so one state.
+//! The compiled limits of a rule. All limits of a rule use the same key, so the states of these
+//! limits are stored together.
 
 mod derived;
 mod shares;
@@ -18,7 +19,7 @@ use crate::{
     time::Span,
 };
 
-/// The limits of a rule on one key, compiled. Each limit has its own state, except that sliding
+/// The compiled limits of a rule. For each key, every limit has its own state, except that sliding
 /// logs share one state.
 ///
 /// # Examples
@@ -42,15 +43,16 @@ pub struct Limits {
     on_failure: Option<OnFailure>,
     /// One node's shares of the limits, built when first needed.
     shares: ShareCache,
-    /// By how many percent elastic limits are raised while there is headroom.
+    /// The percentage by which elastic limits are raised while there is headroom; 0 if the limits
+    /// are not elastic.
     stretch: u32,
     /// The stretched limits, built when first needed.
     stretched: OnceLock<Arc<Self>>,
-    /// For stretched limits, the original ones.
+    /// The original limits, if these limits are stretched limits.
     unstretched: Option<Arc<Self>>,
 }
 
-/// A set of limits as bits, in the order of the rule's list.
+/// A set of limits of a rule as a bit mask, with one bit per limit in the order of the rule's list.
 pub(crate) type Mask = u16;
 
 const _: () = assert!(
@@ -63,8 +65,8 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// Refuses an empty list, a list of more than [`bounds::MAX_LIMITS_PER_RULE`], and invalid
-    /// numbers.
+    /// Rejects an empty list, a list of more than [`bounds::MAX_LIMITS_PER_RULE`] limits, and
+    /// limits with invalid numbers.
     pub fn new(limits: Vec<Limit>) -> Result<Self, LimitError> {
         if limits.is_empty() {
             return Err(LimitError::new("limits", "must name at least one limit"));
@@ -119,7 +121,8 @@ impl Limits {
         self
     }
 
-    /// Sets shadow mode: the limits count and report, but never deny.
+    /// Turns shadow mode on or off. In shadow mode, the limits count and report requests, but never
+    /// deny them.
     #[must_use]
     pub fn in_shadow(mut self, shadow: bool) -> Self {
         self.shadow = shadow;
@@ -128,7 +131,8 @@ impl Limits {
         self
     }
 
-    /// Sets the policy while the store is unreachable. With `None`, the store's own policy applies.
+    /// Sets the fallback policy, which applies while the store is unreachable. With `None`, the
+    /// store's own policy applies.
     #[must_use]
     pub fn failing(mut self, policy: Option<OnFailure>) -> Self {
         self.on_failure = policy;
@@ -142,14 +146,15 @@ impl Limits {
         self.name.as_deref()
     }
 
-    /// Returns whether the limits are in shadow mode: they count and report, but never deny.
+    /// Returns whether the limits are in shadow mode, in which they count and report requests, but
+    /// never deny them.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// Returns the policy while the store is unreachable. With `None`, the store's own policy
-    /// applies.
+    /// Returns the fallback policy, which applies while the store is unreachable. With `None`, the
+    /// store's own policy applies.
     #[must_use]
     pub fn on_failure(&self) -> Option<OnFailure> {
         self.on_failure
@@ -162,7 +167,7 @@ impl Limits {
 
     /// Returns the first limit.
     pub(crate) fn first(&self) -> &Limit {
-        // There is always at least one limit.
+        // The list always has at least one limit.
         &self.limits[0]
     }
 
@@ -176,15 +181,16 @@ impl Limits {
         self.limits.len()
     }
 
-    /// Returns whether a charge holds a concurrency slot until its receipt is settled.
+    /// Returns whether one of the limits is a concurrency limit. A charge to a concurrency limit
+    /// holds a slot until its receipt is settled.
     #[must_use]
     pub fn has_slots(&self) -> bool {
         let mut groups = self.groups.iter();
         groups.any(|group| matches!(group.kernel, Kernel::Lease(_)))
     }
 
-    /// Returns how long a concurrency slot is held without renewal: the shortest lease of the
-    /// limits.
+    /// Returns the shortest lease of the concurrency limits, which is how long a slot stays held
+    /// without a renewal. Returns `None` if there is no concurrency limit.
     #[must_use]
     pub fn lease(&self) -> Option<Span> {
         let leases = self
@@ -197,9 +203,9 @@ impl Limits {
         leases.min()
     }
 
-    /// Returns a digest of the units in which the states are counted. Different units have
-    /// different digests, except for rare collisions. A state with the same fingerprint needs no
-    /// conversion.
+    /// Returns a digest of the units in which the states of these limits are counted. Different
+    /// units have different digests, except for rare collisions. A state that was written under
+    /// limits with the same fingerprint needs no conversion.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
     }
@@ -215,8 +221,9 @@ impl Limits {
         &self.groups
     }
 
-    /// Returns the GCRA schedule if it is the rule's only limit and has no soft allowance, and if
-    /// the rule is not in shadow mode. This is the most common case, and has a fast path.
+    /// Returns the GCRA limit if it is the rule's only limit, has no soft allowance and does not
+    /// count denied requests, and if the rule is not in shadow mode. A rule with such a limit has a
+    /// fast path, because it is the most common case.
     #[inline]
     pub(crate) fn sole_gcra(&self) -> Option<&Gcra> {
         self.sole_gcra.as_ref().filter(|_| !self.shadow)
@@ -229,8 +236,8 @@ impl From<Limit> for Limits {
     }
 }
 
-/// Returns the GCRA schedule if it is the rule's only limit and its state always fits inline in an
-/// entry.
+/// Returns the GCRA limit if it is the rule's only limit, has no soft allowance, does not count
+/// denied requests, and has a state that always fits inline in an entry of the memory store.
 fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     let ([limit], [group]) = (limits, groups) else {
         return None;
@@ -244,7 +251,7 @@ fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     is_plain.then_some(*gcra)
 }
 
-/// Returns a digest of the units in which the states of these groups are counted.
+/// Returns a digest of the units in which the states of these groups of limits are counted.
 fn terms_digest(groups: &[LimitGroup]) -> u32 {
     let digest = groups.iter().fold(Digest::new(), |digest, group| {
         group.kernel.terms().digest(digest)
@@ -252,7 +259,7 @@ fn terms_digest(groups: &[LimitGroup]) -> u32 {
     digest.bits_28()
 }
 
-/// Returns a digest of all numbers of these limits.
+/// Returns a digest of all parameters of these limits.
 fn fingerprint(limits: &[Limit]) -> u32 {
     let digest = limits
         .iter()

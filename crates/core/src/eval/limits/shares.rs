@@ -1,4 +1,4 @@
-//! A cache of one node's shares of the limits; each share is built once.
+//! A cache of a node's shares of the limits. Each share is built once.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,11 +6,12 @@ use super::Limits;
 use crate::eval::FallbackShare;
 
 /// The maximum number of shares that are cached per rule. There is one share for each number of
-/// servers that the cluster has had. If there are more shares, each further share is built again on
-/// every call.
+/// servers that the cluster has had. A share that does not fit in the cache is built again on every
+/// call.
 const MAX_SHARES: usize = 256;
 
-/// A linked list that only grows, so that decisions can read it without a lock.
+/// A linked list of cached shares that only grows, so that decisions can read the list without a
+/// lock.
 #[derive(Debug, Default)]
 pub(super) struct ShareCache(OnceLock<Box<CachedShare>>);
 
@@ -22,7 +23,7 @@ struct CachedShare {
 }
 
 impl ShareCache {
-    /// Returns the limits of `share`, which `build` creates on first use.
+    /// Returns the limits for `share`. Calls `build` to create the limits on first use.
     pub(super) fn get(&self, share: FallbackShare, build: impl Fn() -> Limits) -> Arc<Limits> {
         let mut shares = self;
         for _ in 0..MAX_SHARES {
@@ -33,7 +34,7 @@ impl ShareCache {
                     next: Self::default(),
                 })
             });
-            // Another thread may have stored a different share here first.
+            // Another thread can have stored a different share in this list element first.
             if cached.share == share {
                 return Arc::clone(&cached.limits);
             }
@@ -43,7 +44,8 @@ impl ShareCache {
     }
 }
 
-/// A clone starts with an empty cache, because its limits may be about to change.
+/// A clone starts with an empty cache, because the limits of the clone are usually changed after
+/// cloning.
 impl Clone for ShareCache {
     fn clone(&self) -> Self {
         Self::default()

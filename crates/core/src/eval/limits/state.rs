@@ -1,4 +1,4 @@
-//! Operations of a rule's limits on the state of one key. Each limit works on its own part of the
+//! Operations of a rule's limits on the state of one key. Each limit uses its own part of the
 //! state, except that sliding logs share one part.
 
 use super::{Limits, Mask};
@@ -14,22 +14,22 @@ pub(crate) enum UndoRecord {
     /// A copy of the state.
     State(State),
     /// The former capacity of a log. The log itself is not copied, because the charge can be
-    /// removed from it again.
+    /// removed from the log again.
     LogOfCapacity(usize),
 }
 
-/// A key's state that the limits can evaluate.
+/// A key's state that is ready to be evaluated by the limits.
 #[derive(Debug)]
 pub(crate) struct LoadedState {
     pub(crate) key_state: KeyState,
-    /// The state before its conversion, if the conversion kept nothing of this state.
+    /// The state before its conversion, if the conversion did not keep any spent units.
     pub(crate) former: Option<Box<FormerState>>,
 }
 
-/// A key's state that was written under other limits and that these limits cannot evaluate.
+/// A key's state that was written under other limits and that the current limits cannot evaluate.
 ///
 /// If a decision writes nothing, this state is restored. So a denial does not lose the state of the
-/// other limits, which may be configured again or may still be in use on another server.
+/// other limits, which can be configured again later or can still be in use on another server.
 #[derive(Debug)]
 pub(crate) struct FormerState {
     pub(crate) key_state: KeyState,
@@ -46,8 +46,8 @@ impl Limits {
         }
     }
 
-    /// Returns `key_state`, which is converted if it was not written under these limits.
-    /// `fingerprint` identifies the limits under which the state was written.
+    /// Prepares `key_state` for these limits: converts the state if it was written under other
+    /// limits. `fingerprint` identifies the limits under which the state was written.
     #[inline]
     pub(crate) fn load(
         &self,
@@ -65,19 +65,20 @@ impl Limits {
         }
     }
 
-    /// Clamps each state in `key_state` to the state of a limit whose whole capacity was spent at
-    /// `at`. `key_state` must be compatible with these limits.
+    /// Clamps `key_state`, which was written while the clock was ahead: afterwards, each limit has
+    /// at most as many spent units as if its whole capacity had been spent at `at`. `key_state`
+    /// must be compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
-        // Elastic limits and their stretched form share one state. This state may hold units that
-        // only the stretched form admits, so clamp to the stretched limits.
+        // Elastic limits and their stretched limits share one state. The state can contain units
+        // that only the stretched limits admit, so clamp to the stretched limits.
         let widest = self.stretched().unwrap_or(self);
         for (group, state) in widest.groups.iter().zip(key_state.states_mut()) {
             group.kernel.clamp(state, at);
         }
     }
 
-    /// Returns the limits that deny `cost` now.
+    /// Returns the limits that deny `cost` now, as a bit mask.
     #[inline]
     pub(crate) fn denied(&self, key_state: &mut KeyState, now: Timestamp, cost: u64) -> Mask {
         let mut denied = 0;
@@ -91,7 +92,8 @@ impl Limits {
         denied
     }
 
-    /// Returns the limits that would delay a request by more than `longest`.
+    /// Returns the queueing limits that would delay a request by more than `longest`, as a bit
+    /// mask.
     pub(crate) fn exceeds_max_delay(
         &self,
         key_state: &KeyState,
@@ -119,8 +121,9 @@ impl Limits {
         groups.any(|group| group.denials != DenialCounting::Forgotten)
     }
 
-    /// Returns whether a charge on `key_state` can be undone without a full copy. Undoing is
-    /// worthwhile if the state contains a log, and possible if denied requests are not counted.
+    /// Returns whether a charge on `key_state` can and should be undone without a full copy of the
+    /// state. Undoing a charge is useful if the state contains a log, and possible if denied
+    /// requests are not counted.
     pub(crate) fn can_undo(&self, key_state: &KeyState) -> bool {
         let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
         let mut groups = self.groups.iter();
@@ -129,8 +132,8 @@ impl Limits {
             && groups.all(|group| group.denials == DenialCounting::Forgotten)
     }
 
-    /// Returns the information that [`Self::undo`] needs, before `key_state` is charged: a copy of
-    /// each state, except logs, which may be long.
+    /// Returns the information that [`Self::undo`] needs: a copy of each state, except logs, which
+    /// can be long. This function must be called before `key_state` is charged.
     pub(crate) fn before_charge(key_state: &KeyState) -> Vec<UndoRecord> {
         let before = |state: &State| match state {
             State::Log(log) | State::Lease(log) => UndoRecord::LogOfCapacity(log.capacity()),
@@ -141,9 +144,9 @@ impl Limits {
 
     /// Restores `key_state` to its state `before` the last charge, which was of `units` at `now`.
     ///
-    /// For a log, this function removes the newest entries. The charge cannot have removed entries
-    /// at the old end: a log drops entries only beyond its largest limit, and an admitted charge is
-    /// within all limits.
+    /// For a log, this function removes the newest entries. The charge did not drop old entries,
+    /// because a log drops entries only beyond its largest limit, and an admitted charge is within
+    /// all limits.
     pub(crate) fn undo(
         &self,
         key_state: &mut KeyState,
@@ -175,24 +178,25 @@ impl Limits {
         }
     }
 
-    /// Returns the position in `key_state` of the charge that was just made, for each group of
-    /// limits. The position is `None` for groups that do not support refunds by receipt.
+    /// Returns the position of the most recent charge in `key_state`, for each group of limits. The
+    /// position is `None` for groups that do not support refunds by receipt.
     pub(crate) fn marks(&self, key_state: &KeyState) -> Box<[Option<Mark>]> {
         let groups = self.groups.iter().zip(key_state.states());
-        // A limit without a mark also counts denied requests, and its state does not distinguish
-        // them from admitted requests.
+        // A limit that counts denied requests has no mark, because its state does not distinguish
+        // denied requests from admitted requests.
         let keeps = |group: &LimitGroup| group.denials == DenialCounting::Counted && !self.shadow;
         groups
             .map(|(group, state)| (!keeps(group)).then(|| Kernel::mark(state)))
             .collect()
     }
 
-    /// Removes the unused part of a charge from `key_state` and releases its concurrency slots.
+    /// Refunds the unused part of a charge to `key_state` and releases the concurrency slots of the
+    /// charge.
     ///
     /// Returns, for each group of limits, by how many microseconds the refund moved later charges
-    /// forward in a GCRA limit. The value is 0 for other algorithms, and if the charge was the last
-    /// charge. `shift` returns by how much earlier refunds have moved the charge of a group
-    /// forward; see `memory::refund_ledger`.
+    /// forward. The value is 0 if the algorithm is not GCRA or if no later charge exists. The
+    /// function `shift` returns by how many microseconds earlier refunds have moved the charge of a
+    /// group forward; see `memory::refund_ledger`.
     pub(crate) fn refund_unused(
         &self,
         key_state: &mut KeyState,
@@ -218,7 +222,7 @@ impl Limits {
         settled.collect()
     }
 
-    /// Releases the concurrency slots that `charged` holds in `key_state`, although the state has
+    /// Releases the concurrency slots that `charged` holds in `key_state`, for a state that has
     /// since been written under other limits. A slot is found by its start time. Nothing is
     /// released if the state has been written by other algorithms.
     pub(crate) fn release_slots(&self, key_state: &mut KeyState, charged: &ChargeRecord) {
@@ -232,8 +236,9 @@ impl Limits {
         }
     }
 
-    /// Renews the leases of `charged` in `key_state`, if the state was written by the same
-    /// algorithms; their parameters may differ. Returns true if all concurrency slots are held.
+    /// Renews the leases of `charged` in `key_state`. Returns true if all concurrency slots are
+    /// held. Returns false and renews nothing if the state was written by other algorithms; the
+    /// same algorithms with other parameters are supported.
     pub(crate) fn renew(
         &self,
         key_state: &mut KeyState,
@@ -255,7 +260,8 @@ impl Limits {
         are_held
     }
 
-    /// Returns whether `key_state` was written by the same algorithms, with any parameters.
+    /// Returns whether `key_state` was written by the same algorithms as these limits, with any
+    /// parameters.
     fn is_alike(&self, key_state: &KeyState) -> bool {
         let states = key_state.states();
         let mut groups = self.groups.iter().zip(states);
@@ -263,7 +269,8 @@ impl Limits {
             && groups.all(|(group, state)| group.kernel.is_kind_of(state))
     }
 
-    /// Returns whether less than half of any limit remains.
+    /// Returns whether the key is hot, which means that less than half of at least one limit
+    /// remains.
     pub(crate) fn is_hot(&self, key_state: &KeyState, now: Timestamp) -> bool {
         self.groups
             .iter()
@@ -276,8 +283,9 @@ impl Limits {
             })
     }
 
-    /// Charges a denied `cost` to the limits that count denied requests. Returns true if there are
-    /// any such limits. `denied` are the limits that denied the request.
+    /// Charges the `cost` of a denied request to the limits that count denied requests. Returns
+    /// true if the cost was charged to any limit. `denied` is the set of limits that denied the
+    /// request.
     #[inline]
     pub(crate) fn charge_denied(
         &self,
@@ -301,7 +309,7 @@ impl Limits {
         charged
     }
 
-    /// Appends the outcome of every limit.
+    /// Appends the outcome of every limit to `outcomes`, in the order of the rule's list.
     #[inline]
     pub(crate) fn report(
         &self,
@@ -326,7 +334,7 @@ impl Limits {
         }
     }
 
-    /// Returns the maximum number of heap bytes of a new key's state after `cost` is charged.
+    /// Returns the maximum heap size, in bytes, of a new key's state after `cost` is charged.
     pub(crate) fn new_entry_bytes(&self, cost: u64) -> usize {
         match self.groups.as_slice() {
             [group] if group.kernel.is_small() => 0,
@@ -349,8 +357,8 @@ impl Limits {
                 .map(|(group, state)| group.kernel.growth_bytes(state, cost))
                 .sum()
         } else {
-            // A converted state has the size of a new one, plus the entries kept from existing
-            // logs.
+            // A converted state has the size of a new state, plus the entries that are kept from
+            // existing logs.
             let kept = key_state.states().iter().map(State::log_growth_bytes);
             self.new_entry_bytes(cost) + kept.sum::<usize>()
         }
@@ -366,10 +374,12 @@ impl Limits {
                 .all(|(group, state)| group.kernel.is_compatible(state))
     }
 
-    /// Converts `key_state`, in which the states are counted in `terms`, for these limits.
+    /// Converts `key_state` for these limits. `terms` contains the units in which each of its
+    /// states is counted.
     ///
-    /// Returns the converted state, and a list of the limits that lost part of the spent units.
-    /// Each entry has the time until the unconverted state admits `cost`.
+    /// Returns the converted state, and a list of the limits for which the conversion lost spent
+    /// units. Each list entry contains the index of the limit, and the time until the unconverted
+    /// state admits `cost`.
     pub(crate) fn convert(
         &self,
         key_state: KeyState,
@@ -403,17 +413,17 @@ impl Limits {
         (key_state, inexact)
     }
 
-    /// Converts states that were written under other limits.
+    /// Converts a state that was written under other limits, which `fingerprint` identifies.
     ///
-    /// If the other limits are not among the known former limits, the conversion uses only the
-    /// states themselves.
+    /// If these limits are not among the known former limits, the conversion uses only the state
+    /// itself.
     #[cold]
     fn load_converted(&self, former: KeyState, fingerprint: u32, now: Timestamp) -> LoadedState {
         let groups = self.former(fingerprint).map(|former| &former.groups[..]);
         let terms = groups.unwrap_or_default().iter();
         let terms: Vec<Terms> = terms.map(|group| group.kernel.terms()).collect();
-        // First convert a copy with short logs, because the shard is locked during the conversion.
-        // The copy expires at the same instant as the whole state.
+        // First convert a copy in which each log has only its newest entry, because the shard is
+        // locked during the conversion. The copy expires at the same instant as the whole state.
         let (key_state, _) = self.convert(with_short_logs(&former), &terms, now, 0);
         let is_lost = key_state.expires() <= now && former.expires() > now;
         if !is_lost {
@@ -423,7 +433,7 @@ impl Limits {
                 former: None,
             };
         }
-        // The conversion kept no entry of any log, so the converted copy equals the converted whole
+        // The conversion kept no entry of any log, so the result is the same as for the whole
         // state.
         let former = FormerState {
             key_state: former,
@@ -460,7 +470,8 @@ mod tests {
         time::Span,
     };
 
-    /// A log may be large, and the shard is locked while the log is loaded.
+    /// Copying a large log would take too long, because the shard is locked while the log is
+    /// loaded.
     #[test]
     fn loading_a_log_under_other_limits_does_not_copy_it() {
         let limits = |algorithm| Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap();
@@ -490,19 +501,20 @@ mod tests {
             let at = address(&cell);
             (cell, at)
         };
-        // A different algorithm keeps nothing of the log, so the log is returned unchanged.
+        // A different algorithm cannot use the log, so `load` returns the log unchanged as the
+        // former state.
         let (cell, at) = left();
         let before = cell.clone();
         let loaded = gcra.load(cell, hourly.fingerprint(), now);
         let kept = loaded.former.unwrap();
         assert_eq!((address(&kept.key_state), &kept.key_state), (at, &before));
         assert_eq!(loaded.key_state, gcra.fresh());
-        // A log with other parameters keeps the entries.
+        // A sliding log limit with other parameters keeps the entries.
         let (cell, at) = left();
         let loaded = log(50, 600).load(cell, hourly.fingerprint(), now);
         assert!(loaded.former.is_none());
         assert_eq!(address(&loaded.key_state), at);
-        // Entries outside a shorter window are not lost.
+        // All entries are outside the shorter window, so `load` also returns the former state.
         let (cell, at) = left();
         let later = now.after(Span::from_secs(61));
         let minute = log(50, 60);
@@ -512,8 +524,8 @@ mod tests {
         assert_eq!(minute.denied(&mut cell, later, 50), 0);
     }
 
-    /// Redis keeps a state under its old numbers if the conversion would lose spent units, so the
-    /// conversion has to name the limits that lose spent units.
+    /// The Redis store keeps a state under its old parameters if the conversion would lose spent
+    /// units, so the conversion must report the limits that lose spent units.
     #[test]
     fn converting_names_the_limits_that_lose_spent_units() {
         let bucket = |capacity, count, secs| {
@@ -532,12 +544,13 @@ mod tests {
         let terms = [old.groups[0].kernel.terms()];
         let mut empty = old.fresh();
         old.charge(&mut empty, now, 1_000);
-        // In the new bucket, refilling 1,000 tokens would take 1,000 s. But at most 10 tokens can
-        // be missing from the new bucket, which refills these in 10 s.
+        // Refilling 1,000 tokens at the new rate would take 1,000 s. But at most 10 tokens can be
+        // missing from the new bucket, and refilling 10 tokens takes 10 s, so spent units are lost.
         let (_, lost) = bucket(10, 1, 1).convert(empty.clone(), &terms, now, 1);
-        // With the old refill, 991 of the 1,000 missing tokens have to return first.
+        // At the old rate, 991 of the 1,000 missing tokens must be refilled before the new capacity
+        // of 10 admits a request.
         assert_eq!(lost, [(0, RetryAfter::After(Span::from_secs(10)))]);
-        // With a faster or equal refill, all missing tokens stay missing.
+        // With a faster or equal refill rate, no missing tokens are lost.
         for (capacity, count) in [(1_000, 200), (500, 100)] {
             let new = bucket(capacity, count, 1);
             let (_, lost) = new.convert(empty.clone(), &terms, now, 1);
@@ -546,7 +559,7 @@ mod tests {
         // Nothing is missing from a full bucket.
         let (_, lost) = bucket(10, 1, 1).convert(old.fresh(), &terms, now, 1);
         assert_eq!(lost, []);
-        // The same for a bucket that is refilled continuously.
+        // Test a bucket that is refilled continuously in the same way.
         let gcra = |burst, count| {
             let rate = Rate {
                 count,
@@ -564,7 +577,7 @@ mod tests {
         };
         assert_eq!(lost_by(10, 1), [0]);
         assert_eq!(lost_by(1_000, 200), [0; 0]);
-        // A weighted counter keeps two sums. A conversion to a smaller limit lowers both.
+        // A weighted counter loses spent units if the new limit is smaller.
         let weighted = |limit, secs| {
             let algorithm = Algorithm::SlidingWindowCounter {
                 limit,
@@ -585,8 +598,8 @@ mod tests {
         assert_eq!(lost_by(100), [0; 0]);
     }
 
-    /// The memory that is reserved for a charge is at least the growth of the state. No memory is
-    /// reserved for states of a fixed size.
+    /// The number of bytes that is reserved for a charge is at least the growth of the state. No
+    /// bytes are reserved for states of a fixed size.
     #[test]
     fn a_charge_grows_a_state_by_at_most_the_reserved_bytes() {
         let window = Span::from_secs(60);
@@ -636,8 +649,8 @@ mod tests {
                 assert!(is_log || reserved == 0, "{algorithm:?}");
             }
             if !is_log {
-                // A conversion needs the bytes of a new state. A state of a fixed size adds no
-                // bytes to these.
+                // A conversion needs as many bytes as a new state. The old state adds no bytes,
+                // because its size is fixed.
                 let converted = other.growth_bytes(&state, other.fingerprint ^ 1, 1);
                 assert_eq!(converted, other.new_entry_bytes(1), "{algorithm:?}");
             }
@@ -646,8 +659,8 @@ mod tests {
         assert!(buckets.boxed_bytes() >= 60 * size_of::<u64>());
     }
 
-    /// With a refill above `u32::MAX`, the state may contain a number that does not fit in 32 bits,
-    /// so heap space has to be reserved for a new key.
+    /// With a refill above `u32::MAX`, the state can contain a number that does not fit in 32 bits,
+    /// so heap memory must be reserved for a new key.
     #[test]
     fn a_large_interval_refill_is_stored_on_the_heap() {
         let new_entry_bytes = |refill: u64| {
