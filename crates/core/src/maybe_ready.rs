@@ -1,4 +1,5 @@
-//! [`MaybeReady`]: the result of an operation, or a future that returns the result.
+//! The type [`MaybeReady`], which is the result of an operation or a future that returns the
+//! result.
 
 use std::{
     convert::Infallible,
@@ -12,15 +13,15 @@ use pin_project_lite::pin_project;
 
 /// The result of an operation that may have to wait for a remote store.
 ///
-/// A caller that must not wait matches [`Ready`](Self::Ready). Every other caller writes `.await`,
-/// which does not suspend if the result is ready.
+/// Synchronous code uses the result only if it is [`Ready`](Self::Ready). Async code writes
+/// `.await`, which does not suspend if the result is ready.
 #[must_use = "a pending operation has no effect until it is awaited"]
 #[derive(Debug)]
 pub enum MaybeReady<T, F> {
     /// The operation is complete.
     Ready(T),
-    /// The operation has to wait. Until this future is polled, nothing is changed and nothing is
-    /// sent.
+    /// The operation must wait for a remote store. Until this future is first polled, nothing is
+    /// changed and nothing is sent.
     Pending(F),
 }
 
@@ -43,8 +44,8 @@ impl<T, F> MaybeReady<T, F> {
         matches!(self, Self::Ready(_))
     }
 
-    /// Returns the result if the operation is complete. Otherwise the operation is abandoned and
-    /// has no effect.
+    /// Returns the result if the operation is complete. Otherwise drops the pending operation,
+    /// which then has no effect.
     #[must_use]
     #[inline]
     pub fn ready(self) -> Option<T> {
@@ -54,7 +55,7 @@ impl<T, F> MaybeReady<T, F> {
         }
     }
 
-    /// Applies `wrap` to the future if the operation has to wait.
+    /// Applies `wrap` to the future if the operation is pending.
     #[inline]
     pub fn map_pending<G>(self, wrap: impl FnOnce(F) -> G) -> MaybeReady<T, G> {
         match self {
@@ -65,7 +66,8 @@ impl<T, F> MaybeReady<T, F> {
 }
 
 impl<T, F: Future<Output = T>> MaybeReady<T, F> {
-    /// Applies `convert` to the result, now or when it is ready.
+    /// Applies `convert` to the result: immediately if the result is ready, otherwise when the
+    /// future completes.
     #[inline]
     pub fn map<U>(self, convert: impl FnOnce(T) -> U) -> MaybeReady<U, impl Future<Output = U>> {
         match self {

@@ -1,9 +1,8 @@
-//! The interface of a store. A store keeps its state in this process, or in a remote database that
-//! several servers share.
+//! The interface of a store, which holds the state of the limits of every key. A store keeps its
+//! state in this process, or in a remote database that several servers share.
 //!
-//! [`Store`] separates the callers from the state. A store always returns a decision. A store that
-//! can become unreachable has a fallback policy for that, and [`StoreDecision`] says how the
-//! decision was made.
+//! A [`Store`] always returns a decision. If a remote database is unreachable, the decision is made
+//! by a fallback policy. The [`StoreDecision`] reports how the decision was made.
 
 use std::{fmt, time::Duration};
 
@@ -17,24 +16,24 @@ use crate::{
     time::Timestamp,
 };
 
-/// The input of a decision.
+/// The input of a store's decision.
 #[derive(Debug)]
 pub struct StoreRequest<'q, 'c> {
-    /// The charges of the request: either all of them are made, or none. If two charges have the
+    /// The charges of the request. Either all charges are made, or none. If two charges have the
     /// same key, nothing is charged and the decision is [`Decision::REPEATED_KEY`]. If the fallback
-    /// policy of a rule admits or denies without checking the rule's limits, the store removes the
-    /// rule's charge from the list, so that the outcomes always belong to the remaining charges.
+    /// policy of a rule decides without checking the rule's limits, the store removes the rule's
+    /// charge from the list. So the outcomes always belong to the charges that remain in the list.
     pub charges: &'q mut Vec<Charge<'c>>,
-    /// The current time, as read by the caller. A remote store uses its own clock.
+    /// The current time according to the caller's clock. A remote store uses its own clock instead.
     pub now: Timestamp,
-    /// The effect on the state.
+    /// The effect of the decision on the state.
     pub effect: Effect,
-    /// The time limit for a remote store, if it is shorter than the store's own.
+    /// The timeout for a remote store, if it is shorter than the store's own timeout.
     pub within: Option<Duration>,
     /// Whether a remote store searches its denial cache.
     pub cache_search: CacheSearch,
-    /// Whether this is the rest of the cost of a request that has been decided before. A store that
-    /// counts requests does not count it again.
+    /// Whether this is the rest of the cost of a request that has already been decided. A store
+    /// that counts requests does not count such a request again.
     pub is_excess: bool,
 }
 
@@ -51,7 +50,7 @@ pub enum CacheSearch {
 }
 
 impl<'q, 'c> StoreRequest<'q, 'c> {
-    /// Creates a request with no time limit other than the store's own.
+    /// Creates a request with the store's own timeout.
     #[must_use]
     pub fn new(charges: &'q mut Vec<Charge<'c>>, now: Timestamp, effect: Effect) -> Self {
         Self {
@@ -64,8 +63,8 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
         }
     }
 
-    /// Creates a request that charges the rest of the cost of a request that has been decided
-    /// before.
+    /// Creates a request that charges the rest of the cost of a request that has already been
+    /// decided.
     #[must_use]
     pub fn excess(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
         Self {
@@ -74,7 +73,8 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
         }
     }
 
-    /// Creates a request that reads the current state of `charges` and charges nothing.
+    /// Creates a request that reads the current state of the limits of `charges` and charges
+    /// nothing.
     #[must_use]
     pub fn look(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
         Self::new(charges, now, Effect::Look)
@@ -86,14 +86,15 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
 pub struct StoreDecision {
     /// The decision: admitted, limited, blocked or full.
     pub decision: Decision,
-    /// How exact the decision is.
+    /// The exactness of the decision.
     pub exactness: Exactness,
-    /// Which component decided.
+    /// The component that decided the request.
     pub source: Source,
 }
 
 impl StoreDecision {
-    /// Returns `decision` as an exact decision of a memory store that is the only store.
+    /// Returns `decision` as an exact decision of the memory store, in a configuration without
+    /// Redis.
     #[must_use]
     pub fn in_memory(decision: Decision) -> Self {
         Self {
@@ -103,13 +104,13 @@ impl StoreDecision {
         }
     }
 
-    /// Returns the verdict on `charges`, given their `outcomes`.
+    /// Returns the verdict on a request with these `charges`, given the `outcomes` of their limits.
     #[must_use]
     pub fn verdict<'r>(&self, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Verdict<'r> {
         self.verdict_on(charges.iter().map(|charge| charge.limits), outcomes)
     }
 
-    /// Returns the verdict on charges with these limits, given their `outcomes`.
+    /// Returns the verdict on a request that was charged to these `limits`, given their `outcomes`.
     #[must_use]
     pub fn verdict_on<'r>(
         &self,
@@ -123,36 +124,36 @@ impl StoreDecision {
     }
 }
 
-/// A decision, and a receipt if anything was charged.
+/// A decision, with a receipt if anything was charged.
 pub type DecisionAndReceipt<R> = (StoreDecision, Option<R>);
 
-/// A store of limit states with atomic decisions.
+/// A store of the states of limits. Decisions are atomic.
 ///
-/// A decision charges all charges of a request or none. A decision clears `outcomes` and then fills
-/// it with one outcome for each limit, in the order of the charges and their limits. `outcomes`
-/// stays empty if no limit was evaluated.
+/// A decision makes either all charges of a request or none. A decision replaces the contents of
+/// `outcomes` with one outcome for each limit, in the order of the charges and their limits. If no
+/// limit was evaluated, `outcomes` is empty.
 ///
 /// The result of an operation is [ready](MaybeReady::Ready) if no remote store had to be called. If
-/// the result is [pending](MaybeReady::Pending), nothing has changed yet: neither the state, nor
-/// the arguments. Dropping a future that was never polled changes nothing either. If a future is
-/// dropped while it waits, the operation may or may not have been made.
+/// the result is [pending](MaybeReady::Pending), neither the state nor the arguments have changed
+/// yet. Dropping a future that was never polled changes nothing. If a future is dropped after it
+/// was polled, it is unknown whether the operation takes effect.
 pub trait Store: Send + Sync {
-    /// The receipt with which charges are settled. Dropping a receipt refunds nothing. That is
-    /// safe: the charge stays, and leases expire.
+    /// The receipt of a decision, with which its charges are settled. Dropping a receipt refunds
+    /// nothing. Dropping a receipt is safe, because the charges stay counted and leases expire.
     type Receipt: fmt::Debug + Send + Sync + 'static;
 
-    /// Decides the request.
+    /// Decides `request` and makes its charges, depending on its effect.
     fn decide(
         &self,
         request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send>;
 
-    /// Decides and charges, and returns a receipt. With the receipt, the charges that remain in
-    /// `request.charges` can be [settled](Self::settle). There is no receipt if nothing was
-    /// charged.
+    /// Decides `request`, makes its charges if it is admitted, and returns a receipt. With the
+    /// receipt, the charges that remain in `request.charges` can be [settled](Self::settle). The
+    /// receipt is `None` if nothing was charged.
     ///
-    /// The limits are always evaluated, whatever the effect of the request.
+    /// This method ignores `request.effect`, and always decides with [`Effect::Charge`].
     fn reserve(
         &self,
         request: StoreRequest<'_, '_>,
@@ -162,10 +163,11 @@ pub trait Store: Send + Sync {
         impl Future<Output = DecisionAndReceipt<Self::Receipt>> + Send,
     >;
 
-    /// Settles `charges`, which must be those that [`reserve`](Self::reserve) left in its request,
-    /// with one settlement each. The leases of these charges end, and unused units are refunded if
-    /// the state still contains them. The call takes the receipt out of the option. Without a
-    /// receipt there is nothing to settle.
+    /// Settles `charges`, which must be the charges that [`reserve`](Self::reserve) left in its
+    /// request. `settlements` contains one settlement for each charge. Settling releases the
+    /// concurrency slots of the charges, and refunds the unused units that the state still
+    /// contains. The method takes the receipt out of the option, and does nothing if the option is
+    /// `None`.
     ///
     /// If a remote store is unreachable, nothing is refunded there.
     fn settle(
@@ -176,8 +178,8 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> MaybeReady<(), impl Future<Output = ()> + Send>;
 
-    /// Renews the leases of `charges`, which must be those that [`reserve`](Self::reserve) left in
-    /// its request. The new leases start now. A request that runs longer than its
+    /// Renews the leases of `charges`, which must be the charges that [`reserve`](Self::reserve)
+    /// left in its request. The new leases start at `now`. A request that runs longer than its
     /// [lease](crate::Limits::lease) must renew the lease before it expires. Charges without
     /// concurrency slots are not affected.
     fn renew(
@@ -187,7 +189,7 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send>;
 
-    /// Clears the denial cache. Callers do this after activating other rules.
+    /// Clears the denial cache. Callers call this method after they have activated other rules.
     fn forget_denials(&self) {}
 }
 

@@ -1,4 +1,4 @@
-//! The methods that compute the next limit from a measurement window.
+//! The methods that compute the next adaptive limit from the results of a measurement window.
 
 use super::{
     AdaptiveLimit, Completion, check,
@@ -13,9 +13,9 @@ use crate::{
 /// The method that computes an adaptive limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Based on failures and a fixed latency threshold.
+    /// AIMD, based on failures and a fixed latency threshold.
     Aimd(Aimd),
-    /// Based on the current latency, compared with the latency without queueing.
+    /// Gradient, based on the ratio of the latency without queueing to the current latency.
     Gradient(Gradient),
 }
 
@@ -28,10 +28,10 @@ impl Default for Method {
 /// AIMD: additive increase, multiplicative decrease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aimd {
-    /// The percentage of the limit that is kept after a window in which more than 1% of the
+    /// The percentage to which the limit is reduced after a window in which more than 1% of the
     /// requests failed or were too slow: 50 to 99; default 90.
     pub backoff: u32,
-    /// A request with this latency or more counts as failed; longer than zero; default 5 s.
+    /// The latency from which a request counts as failed: longer than zero; default 5 s.
     pub too_slow: Span,
 }
 
@@ -44,19 +44,19 @@ impl Default for Aimd {
     }
 }
 
-/// Gradient: scales the limit by the ratio of latency without queueing to current latency, plus
-/// some headroom to allow growth.
+/// Gradient: a method that scales the limit by the ratio of the latency without queueing to the
+/// current latency, and adds some headroom for growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gradient {
     /// The latency above which the limit shrinks, in percent of the latency without queueing: 100
     /// to 1,000; default 150.
     pub tolerance: u32,
-    /// The headroom for growth: the number of requests that may queue in addition to those being
-    /// served, up to 1,000, but at most a quarter of the limit. The limit grows by up to this
-    /// number per window. Default 4.
+    /// The headroom for growth, as a number of requests: up to 1,000; default 4. The service can
+    /// queue this number of requests in addition to the requests that it serves. The headroom is
+    /// never more than a quarter of the limit. The limit grows by at most this number per window.
     pub queue: u32,
-    /// How far the limit moves towards its new value after each window, in percent: 1 to 100;
-    /// default 20.
+    /// The smoothing of the limit: by which percentage of the difference the limit moves towards
+    /// its new value after each window; 1 to 100; default 20.
     pub smoothing: u32,
 }
 
@@ -91,8 +91,9 @@ impl Method {
         mistakes.into_iter().flatten()
     }
 
-    /// Returns the load sample of an ended request; `None` if the result of the request says
-    /// nothing about load. `min_latency` is the latency without queueing, in microseconds.
+    /// Converts the result of an ended request to a sample for the measurement window. Returns
+    /// `None` if the result gives no information about load. `min_latency` is the latency without
+    /// queueing, in microseconds.
     pub(super) fn sample(&self, ended: Completion, min_latency: Option<u64>) -> Option<Sample> {
         match (self, ended) {
             (_, Completion::Ignored) => None,
@@ -103,8 +104,9 @@ impl Method {
                 Some(Sample::Failed)
             }
             (_, Completion::Served(took)) => Some(Sample::Served(took)),
-            // The request would have taken even longer. If abandoned requests did not count, a
-            // window in which all requests are slow would have no samples.
+            // If the client had not disconnected, the request would have taken even longer. Without
+            // this sample, a window in which clients abandon all slow requests would have no
+            // samples.
             (Self::Gradient(_), Completion::Abandoned(took)) if min_latency? < took.as_micros() => {
                 Some(Sample::Served(took))
             }
@@ -112,9 +114,9 @@ impl Method {
         }
     }
 
-    /// Returns the limit after a window that ended at `now`, in fixed-point format. The limit grows
-    /// only if at least half of it was used, because otherwise the window says nothing about a
-    /// higher limit.
+    /// Returns the limit, in fixed-point format, after a measurement window. The limit grows only
+    /// if at least half of the limit was used. With less use, the window gives no information about
+    /// a higher limit.
     pub(super) fn next(
         &self,
         limit: &CurrentLimit,
@@ -142,7 +144,7 @@ impl Method {
     }
 }
 
-/// A limit at the end of a measurement window.
+/// The state of an adaptive limit at the end of a measurement window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CurrentLimit {
     /// The limit in fixed-point format.
@@ -158,12 +160,12 @@ impl Gradient {
         let kept = match min_latency.micros().zip(stats.average) {
             Some((long, short)) => {
                 let long = u128::from(long) * u128::from(self.tolerance) / 100;
-                // At least half of the limit, and at most all of it.
+                // The result is at least half of the limit and at most the whole limit.
                 (long * limit / u128::from(short)).clamp(limit / 2, limit)
             }
             None => limit,
         };
-        // Reduce the limit by the share of failed requests.
+        // Reduce the limit at least by the percentage of failed requests.
         let kept =
             kept.min(limit * u128::from(stats.ended - stats.failed) / u128::from(stats.ended));
         let waiting = (u128::from(self.queue) * u128::from(AdaptiveLimit::PARTS)).min(limit / 4);

@@ -1,7 +1,9 @@
-//! Measures the latency of requests without queueing (minimum latency, as Envoy's minRTT).
+//! A probe that measures the latency of requests without queueing (the minimum latency, called
+//! minRTT in Envoy).
 //!
-//! This latency cannot be observed while a limit is fully used. So the limit is periodically halved
-//! for a short time, and halved again as long as halving makes requests faster.
+//! The latency without queueing cannot be observed while the limit is fully used. So the limit is
+//! periodically halved for a short time, and halved again as long as halving the limit makes
+//! requests faster.
 //!
 //! ```text
 //! resting ─▶ draining: fewer admitted ─▶ measuring ──┬─▶ faster: halve again, drain
@@ -14,26 +16,26 @@ use crate::time::{Span, Timestamp};
 /// The latency of requests without queueing, and the state of the probe that measures it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MinLatency {
-    /// The latency in fixed-point format, [`MinLatency::PARTS`] per microsecond; zero if the
-    /// latency is unknown.
+    /// The latency without queueing in fixed-point format, [`MinLatency::PARTS`] per microsecond;
+    /// zero if the latency is unknown.
     latency: u128,
     phase: Phase,
-    /// When the current or most recent probe began.
+    /// The instant at which the current or the most recent probe began.
     began: Timestamp,
-    /// The earliest start of the next probe.
+    /// The earliest instant at which the next probe can start.
     not_before: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Not probing. The value counts the windows since the last probe in which the limit was in
-    /// use.
+    /// No probe is running. The value is the number of measurement windows since the last probe in
+    /// which at least half of the limit was in use.
     Resting(u32),
-    /// Waiting until the requests in flight are within the reduced limit. `halved` is how many
-    /// times the limit was halved; `before` is the average latency in microseconds before the limit
-    /// was last halved.
+    /// The probe is waiting until the number of requests in flight is at most the reduced limit.
+    /// `halved` is the number of times that the limit was halved. `before` is the average latency,
+    /// in microseconds, before the limit was last halved.
     Draining { halved: u32, before: u64 },
-    /// Measuring requests that started after `since`.
+    /// The probe is measuring the requests that started at `since` or later.
     Measuring {
         halved: u32,
         before: u64,
@@ -41,7 +43,8 @@ enum Phase {
     },
 }
 
-/// The first probe is due as soon as the limit is in use.
+/// The initial phase, in which the first probe is due as soon as at least half of the limit is in
+/// use.
 impl Default for Phase {
     fn default() -> Self {
         Self::Resting(MinLatency::PROBE_INTERVAL)
@@ -51,29 +54,33 @@ impl Default for Phase {
 impl MinLatency {
     const PARTS: u128 = 1 << 16;
 
-    /// The number of windows in which the limit was in use, after which the next probe is due.
+    /// The minimum number of measurement windows between two probes. Only windows in which at least
+    /// half of the limit was in use are counted.
     const PROBE_INTERVAL: u32 = 100;
 
     /// The pause after a probe, as a multiple of the probe's duration.
     const PAUSE_FACTOR: u64 = 50;
 
-    /// The time constant, in windows, of the exponential moving average with which the known
-    /// latency follows the measured latency while the limit is not in use.
+    /// The time constant, in measurement windows, of an exponential moving average. While less than
+    /// half of the limit is in use, the known minimum latency follows the measured latency with
+    /// this average.
     const SMOOTHING_WINDOWS: u128 = 50;
 
-    /// Requests count as faster if their latency is below this percentage of the former latency.
+    /// Halving the limit made requests faster if the latency is below this percentage of the former
+    /// latency.
     const FASTER_PERCENT: u64 = 90;
 
-    /// The maximum number of times that the limit is halved.
+    /// The maximum number of times that one probe halves the limit.
     const MAX_HALVINGS: u32 = 20;
 
-    /// Returns the latency without queueing in microseconds; `None` if it is unknown.
+    /// Returns the latency without queueing in microseconds, or `None` if the latency is unknown.
     pub(super) fn micros(&self) -> Option<u64> {
         let micros = u64::try_from(self.latency / Self::PARTS).unwrap_or(u64::MAX);
         (self.latency > 0).then_some(micros.max(1))
     }
 
-    /// Returns how many times the limit is halved now.
+    /// Returns the number of times that the current probe has halved the limit; 0 if no probe is
+    /// running.
     pub(super) fn halved(&self) -> u32 {
         match self.phase {
             Phase::Resting(_) => 0,
@@ -85,8 +92,8 @@ impl MinLatency {
         self.halved() > 0
     }
 
-    /// Records the in-flight count. Once it drops to the limit, requests that start from `now` on
-    /// are measured.
+    /// Records the number of requests in flight. When this number is at most the reduced `limit`,
+    /// starts to measure the requests that start at `now` or later.
     pub(super) fn record_in_flight(&mut self, now: Timestamp, in_flight: u32, limit: u32) {
         if let Phase::Draining { halved, before } = self.phase
             && in_flight <= limit
@@ -99,8 +106,10 @@ impl MinLatency {
         }
     }
 
-    /// Returns whether a request that ends at `now` belongs to the current measurement. While
-    /// measuring, only requests that started after the limit was reduced are counted.
+    /// Returns whether a request that ends at `now` after the time `took` belongs to the current
+    /// measurement. In the measuring phase, a request with a latency is counted only if it started
+    /// after the phase began. A failed request, for which `took` is `None`, is always counted in
+    /// this phase.
     pub(super) fn is_measured(&self, now: Timestamp, took: Option<Span>) -> bool {
         match self.phase {
             Phase::Resting(_) => true,
@@ -109,10 +118,10 @@ impl MinLatency {
         }
     }
 
-    /// Updates the known latency and the probe from a window with an `average` latency in
-    /// microseconds. Returns false if the window is part of a probe and must not change the limit.
-    /// `is_used`: at least half of the limit was in use. `can_halve`: the limit may be halved once
-    /// more.
+    /// Updates the known latency and the probe after a measurement window with an `average` latency
+    /// in microseconds. Returns false if the window is part of a probe and must not change the
+    /// limit. `is_used` says whether at least half of the limit was in use. `can_halve` says
+    /// whether the limit can be halved once more without falling below its minimum.
     pub(super) fn record_window(
         &mut self,
         now: Timestamp,
@@ -165,7 +174,8 @@ impl MinLatency {
         }
     }
 
-    /// Ends the current probe, if there is one, and restarts the count of windows.
+    /// Ends the current probe, if there is one, and resets the count of measurement windows until
+    /// the next probe.
     pub(super) fn end_probe(&mut self, now: Timestamp) {
         if self.is_probing() {
             let pause = now

@@ -1,10 +1,10 @@
-//! Adaptive concurrency limits: the number of requests that a service can handle at the same time,
-//! measured by latency.
+//! Adaptive concurrency limits. An adaptive limit estimates from the measured latency how many
+//! requests a service can handle at the same time.
 //!
 //! A fixed limit becomes wrong as soon as the service, its database or its traffic changes. An
-//! adaptive limit follows the measured latency. While latency stays low, more requests can run concurrently. When
-//! latency rises, requests are queueing behind each other, and a lower concurrency would give the
-//! same throughput.
+//! adaptive limit follows the measured latency. While latency stays low, the limit grows. When
+//! latency rises, requests are queueing in the service, and a lower limit gives the same
+//! throughput.
 //!
 //! ```text
 //!   request ─▶ admitted? ─▶ in flight ─▶ ended: latency or failure ─▶ learn
@@ -12,21 +12,23 @@
 //! ```
 //!
 //! The caller counts the requests in flight, and reports each request that has ended. This module
-//! reads no clock and uses integers only.
+//! reads no clock and uses only integer arithmetic.
 //!
-//! - **[`Method::Aimd`]** (additive increase, multiplicative decrease) raises the limit by one
-//!   after each window without problems in which at least half of the limit was used. AIMD lowers
-//!   the limit to 90% (by default) if more than 1 % of the requests failed or were too slow.
-//!   **Promise.** The limit never exceeds the maximum, and after such a window it is at most 90 %
-//!   of its former value. **Weakness.** The latency that counts as too high must be configured, and
-//!   overload is detected only once requests take that long. **Source.** Chiu and Jain 1989.
-//! - **[`Method::Gradient`]** compares current latency with the latency without queueing, and
-//!   scales the limit by the ratio. This method measures the latency without queueing by probing:
-//!   periodically, for at most 2% of the time, it reduces the limit to a half or less. A share of
-//!   failed requests reduces the limit by the same share in each window. **Weakness.** This method
-//!   needs homogeneous traffic. With a mix of slow and fast requests, a change of the mix looks
-//!   like a change of load. A service that always fails 1% of its requests, under any load, gets at
-//!   most 100 times `queue`. **Source.** Netflix concurrency-limits (Gradient2), where the
+//! - **[`Method::Aimd`]** (additive increase, multiplicative decrease) lowers the limit to 90% (by
+//!   default) after each measurement window in which more than 1% of the requests failed or were
+//!   too slow. After any other window in which at least half of the limit was used, AIMD raises the
+//!   limit by one. **Guarantee.** The limit never exceeds the maximum. After a window with too many
+//!   failed or slow requests, the limit is at most 90% (by default) of its former value, but never
+//!   below the minimum. **Weakness.** The latency threshold must be configured, and overload is
+//!   detected only when latency exceeds the threshold. **Source.** Chiu and Jain 1989.
+//! - **[`Method::Gradient`]** compares the current latency with the latency without queueing, and
+//!   scales the limit by the ratio. The latency without queueing is measured by probing:
+//!   periodically, for at most 2% of the time, the limit is reduced to a half or less. Failed
+//!   requests also reduce the limit: before headroom and smoothing are applied, the limit is
+//!   reduced by at least the percentage of failed requests. **Weakness.** This method needs
+//!   homogeneous traffic. With a mix of slow and fast requests, a change of the mix looks like a
+//!   change of load. If 1% of the requests fail independently of the load, the limit never grows
+//!   above 100 times `queue`. **Source.** Netflix concurrency-limits (Gradient2), in which the
 //!   long-term average drifts upwards under permanent load; Envoy's adaptive concurrency filter,
 //!   which probes the minimum latency (minRTT).
 
@@ -46,25 +48,25 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The maximum of an adaptive limit.
+/// The largest valid maximum of an adaptive limit.
 pub const MAX_ADAPTIVE: u32 = 1_000_000;
 
 /// The settings of an adaptive limit: its bounds and its method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdaptiveSettings {
-    /// The method that computes the limit from measurements.
+    /// The method that computes the limit from the measurements.
     pub method: Method,
-    /// The minimum limit, from 1; default 1.
+    /// The minimum of the limit, at least 1; default 1.
     pub min: u32,
     /// The initial limit; default 20.
     pub initial: u32,
-    /// The maximum limit, up to [`MAX_ADAPTIVE`]; default 1,000.
+    /// The maximum of the limit, up to [`MAX_ADAPTIVE`]; default 1,000.
     pub max: u32,
     /// The length of a measurement window, after which the limit is updated: 1 ms to 1 min; default
     /// 100 ms. A window lasts at least as long as the average request.
     pub window: Span,
-    /// The minimum number of ended requests per window, from 1; default 10. The window is extended
-    /// until this number is reached.
+    /// The minimum number of ended requests per measurement window, at least 1; default 10. A
+    /// window is extended until this number is reached.
     pub samples: u32,
 }
 
@@ -84,14 +86,15 @@ impl Default for AdaptiveSettings {
 /// The result of a request, as input for an adaptive limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// The request was served, with this latency.
+    /// The request was served with this latency.
     Served(Span),
     /// The request failed in a way that indicates overload, such as a timeout or a refused
     /// connection.
     Dropped,
-    /// The client disconnected after this time.
+    /// The client disconnected before the end of the request, after this time.
     Abandoned(Span),
-    /// The result does not depend on load: for example, the request itself was rejected as invalid.
+    /// The result of the request does not depend on load; for example, the request was rejected as
+    /// invalid.
     Ignored,
 }
 
@@ -119,20 +122,21 @@ pub struct AdaptiveLimit {
     limit: u64,
     window: Window,
     min_latency: MinLatency,
-    /// The average latency in the last window, in microseconds.
+    /// The average latency in the last measurement window, in microseconds.
     recent: Option<u64>,
 }
 
 impl AdaptiveLimit {
-    /// The fixed-point scale, so that the limit can grow by less than one.
+    /// The fixed-point scale of the limit. With fixed-point numbers, the limit can grow by less
+    /// than one.
     const PARTS: u64 = 1 << 16;
 
-    /// Creates a limit without measurements.
+    /// Creates an adaptive limit without measurements.
     ///
     /// # Errors
     ///
-    /// The error names the first field that is out of the range documented in [`AdaptiveSettings`]
-    /// and [`Method`].
+    /// Returns an error for the first field that is out of the range documented in
+    /// [`AdaptiveSettings`] and [`Method`].
     pub fn new(settings: AdaptiveSettings) -> Result<Self, LimitError> {
         if let Some(mistake) = settings.mistakes().into_iter().next() {
             return Err(mistake);
@@ -146,13 +150,13 @@ impl AdaptiveLimit {
         })
     }
 
-    /// Changes the settings and keeps the measurements, unless the method changes. The limit
-    /// changes only as far as needed to be within the new bounds; [`AdaptiveSettings::initial`] has
-    /// no effect.
+    /// Changes the settings. The measurements are kept, unless the method changes. The limit
+    /// changes only as far as needed to be within the new bounds, and [`AdaptiveSettings::initial`]
+    /// has no effect.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`AdaptiveLimit::new`]. In case of an error, nothing changes.
+    /// Returns the same errors as [`AdaptiveLimit::new`]. If there is an error, nothing changes.
     pub fn change(&mut self, settings: AdaptiveSettings) -> Result<(), LimitError> {
         let fresh = Self::new(settings)?;
         let (was, is) = (&self.settings.method, &settings.method);
@@ -164,26 +168,26 @@ impl AdaptiveLimit {
         Ok(())
     }
 
-    /// Returns the current limit: the maximum number of concurrent requests, at least the minimum.
-    /// During a probe, this is the reduced limit.
+    /// Returns the current limit, which is the maximum number of concurrent requests. During a
+    /// probe, returns the reduced limit.
     #[must_use]
     pub fn limit(&self) -> u32 {
         let parts = (self.limit >> self.min_latency.halved()).max(self.least());
         u32::try_from(parts / Self::PARTS).unwrap_or(u32::MAX)
     }
 
-    /// Returns the average latency of the last window, in percent of the latency without queueing.
-    /// `None` until both latencies are known, and always with [`Method::Aimd`], which does not
-    /// measure the latency without queueing.
+    /// Returns the average latency of the last measurement window, in percent of the latency
+    /// without queueing. Returns `None` if either latency is unknown. With [`Method::Aimd`], the
+    /// result is always `None`, because AIMD does not measure the latency without queueing.
     #[must_use]
     pub fn slowness(&self) -> Option<u64> {
         let percent = u128::from(self.recent?) * 100 / u128::from(self.min_latency.micros()?);
         Some(u64::try_from(percent).unwrap_or(u64::MAX))
     }
 
-    /// Records that a request ended at `now`. `in_flight` is the number of requests in flight,
-    /// including this one. If `now` is earlier than in a previous call, the `now` of the former call
-    /// is used.
+    /// Records that a request ended at `now`, and updates the limit at the end of a measurement
+    /// window. `in_flight` is the number of requests in flight, including the ended request. If
+    /// `now` is earlier than in a previous call, the elapsed time counts as zero.
     pub fn learn(&mut self, now: Timestamp, in_flight: u32, ended: Completion) {
         let limit = self.limit();
         self.min_latency
@@ -223,7 +227,7 @@ impl AdaptiveLimit {
 }
 
 impl AdaptiveSettings {
-    /// Returns an error for every field that is out of its documented range.
+    /// Returns an error for each field that is out of its documented range.
     #[must_use]
     pub fn mistakes(&self) -> Vec<LimitError> {
         let (min, max) = (self.min, self.max);
@@ -249,7 +253,8 @@ impl AdaptiveSettings {
     }
 }
 
-/// Returns an error if `value`, measured in `unit`, is not within `least` and `most`.
+/// Returns an error for `field` if `value` is not between `least` and `most`. The unit of the
+/// value, such as `%`, is used in the error text.
 fn check(
     field: &'static str,
     value: u32,

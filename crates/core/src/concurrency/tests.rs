@@ -1,4 +1,4 @@
-//! Simulations in virtual time of a service with a number of workers. These tests check the
+//! Tests that simulate a service with a number of workers in virtual time. The tests check the
 //! resulting limit and the latency that clients see.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
@@ -7,12 +7,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A service with `workers` workers that each serve one request in `latency` microseconds. Other
-/// requests wait in a queue.
+/// A simulated service with `workers` workers. A worker serves one request at a time, in `latency`
+/// microseconds. Other requests wait in a queue.
 struct Service {
     workers: usize,
     latency: u64,
-    /// When each worker becomes free.
+    /// The time at which each worker becomes free, in microseconds.
     free: BinaryHeap<Reverse<u64>>,
 }
 
@@ -26,7 +26,7 @@ impl Service {
         }
     }
 
-    /// Returns when a request that arrives at `now` is finished.
+    /// Returns the time at which a request that arrives at `now` is finished.
     fn serve(&mut self, now: u64) -> u64 {
         let Reverse(free) = self.free.pop().expect("there is a worker");
         let done = free.max(now) + self.latency;
@@ -53,7 +53,8 @@ struct Run {
     slowest: u64,
 }
 
-/// Simulates a request every `every` microseconds. Requests over the limit are shed.
+/// Simulates a service that gets one request every `every` microseconds. Requests over the limit
+/// are rejected.
 fn run(
     limit: &mut AdaptiveLimit,
     service: &mut Service,
@@ -118,7 +119,8 @@ fn aimd(too_slow: u64) -> AdaptiveLimit {
 
 #[test]
 fn double_load_does_not_slow_the_service_down() {
-    // Ten workers at 10 ms per request serve 1,000 requests a second; 2,000 arrive.
+    // Ten workers at 10 ms per request serve 1,000 requests per second, and 2,000 requests per
+    // second arrive.
     for (name, mut limit) in [("gradient", gradient()), ("aimd", aimd(20))] {
         let mut service = Service::new(10, 10_000);
         let run = run(&mut limit, &mut service, 500, 60, &[]);
@@ -129,7 +131,7 @@ fn double_load_does_not_slow_the_service_down() {
     }
 }
 
-/// Holds for any latency and any number of workers.
+/// Tests several latencies and numbers of workers.
 #[test]
 fn queueing_time_stays_close_to_the_service_time() {
     for (workers, latency) in [
@@ -145,7 +147,7 @@ fn queueing_time_stays_close_to_the_service_time() {
     ] {
         let mut service = Service::new(workers, latency);
         let mut limit = gradient();
-        // Twice the capacity.
+        // The request rate is twice the capacity of the service.
         let every = latency / workers as u64 / 2;
         let seconds = (latency / 1_000).max(120);
         let run = run(&mut limit, &mut service, every, seconds, &[]);
@@ -248,7 +250,7 @@ fn abandoned_requests_shrink_the_limit_of_a_hanging_service() {
             after(Completion::Served(Span::from_millis(10)), &mut limit);
         }
         let before = limit.limit();
-        // A request whose client disconnects early says nothing about load.
+        // A request whose client disconnects early gives no information about load.
         for _ in 0..1_000 {
             after(Completion::Abandoned(Span::from_millis(1)), &mut limit);
         }
@@ -351,7 +353,7 @@ fn invalid_settings_are_refused_by_field() {
 }
 
 proptest! {
-    /// The limit stays within its bounds for any sequence of results, however extreme.
+    /// Tests that the limit stays within its bounds for arbitrary sequences of results.
     #[test]
     fn the_limit_stays_within_its_bounds(
         is_gradient in any::<bool>(),

@@ -1,11 +1,12 @@
-//! A measurement window: average latency and failures.
+//! A measurement window, which collects the average latency and the failures of requests.
 
 use super::AdaptiveSettings;
 use crate::time::{Span, Timestamp};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Window {
-    /// The instant at which the first request after the previous window ended.
+    /// The instant at which the first request of this window ended; `None` if no request has ended
+    /// since the previous window.
     began: Option<Timestamp>,
     served: u64,
     failed: u64,
@@ -14,14 +15,14 @@ pub(super) struct Window {
     most_in_flight: u32,
 }
 
-/// The outcome of a request, as a measure of load.
+/// The result of a request, as a sample of the load of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sample {
     Served(Span),
     Failed,
 }
 
-/// The result of a closed window.
+/// The result of a closed measurement window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowStats {
     /// The average latency of served requests in microseconds, at least 1; `None` if no requests
@@ -47,9 +48,10 @@ impl Window {
         self.most_in_flight = self.most_in_flight.max(in_flight);
     }
 
-    /// Closes the window and returns its result, if it is long enough and has enough samples. The
-    /// next window begins with the next request. A window lasts at least as long as the average
-    /// request, because the effect of the last change of the limit is not visible earlier.
+    /// Closes the window and returns its result, or returns `None` if the window is too short or
+    /// has too few samples. The next window begins when the next request ends. A window lasts at
+    /// least as long as the average request, because the effect of the last change of the limit is
+    /// not visible earlier.
     pub(super) fn close(
         &mut self,
         now: Timestamp,
@@ -84,8 +86,8 @@ impl Window {
 }
 
 impl WindowStats {
-    /// Returns whether more than 1% of the requests failed. Fewer failures may have other causes
-    /// than overload.
+    /// Returns whether more than 1% of the requests failed. A lower percentage of failures can have
+    /// other causes than overload.
     pub(super) fn has_failed(&self) -> bool {
         self.failed * 100 > self.ended
     }

@@ -1,4 +1,4 @@
-//! The algorithms of limits, with their numbers.
+//! The rate limit algorithms, with their parameters.
 
 use super::Rate;
 use crate::{
@@ -6,13 +6,13 @@ use crate::{
     time::{Calendar, Span},
 };
 
-/// How a token bucket is refilled.
+/// The way in which a token bucket is refilled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RefillMode {
     /// Tokens are added continuously, one by one at the rate of the refill.
     #[default]
     Continuous,
-    /// All tokens of an interval are added together at its end.
+    /// All tokens of an interval are added together at the end of the interval.
     Interval,
 }
 
@@ -27,12 +27,12 @@ impl RefillMode {
 /// The start and the length of the windows of a fixed window limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// Windows start at whole multiples of this duration since the Unix epoch.
+    /// Windows of this length start at whole multiples of the length since the Unix epoch.
     Epoch(Span),
-    /// A window starts with the first request of a key. The next window starts with the first
-    /// request after its end.
+    /// A window of this length starts with the first request of a key. The next window starts with
+    /// the first request after the end of the window.
     FirstRequest(Span),
-    /// Windows are the days, weeks or months of a calendar.
+    /// Each day, week or month of a calendar is a window.
     Calendar(Calendar),
 }
 
@@ -46,83 +46,92 @@ impl Window {
     }
 }
 
-/// The algorithms, by their usual names. Each algorithm is compiled into one of the implementations
-/// in `src/algorithm/`, whose documentation states its guarantee, its weakness and its source.
+/// A rate limit algorithm with its parameters. The modules in `src/algorithm/` implement the
+/// algorithms, and their documentation states the guarantee, the weakness and the source of each
+/// algorithm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// One request every `rate.period / rate.count`, plus a burst of `burst` requests.
+    /// GCRA (generic cell rate algorithm): one request every `rate.period / rate.count`, plus a
+    /// burst of `burst` requests.
     Gcra {
         /// The steady rate.
         rate: Rate,
-        /// How many requests are admitted at the same instant in addition to the regular request; 0
-        /// enforces strict spacing.
+        /// The number of requests that are admitted at the same instant in addition to the regular
+        /// request; 0 enforces even spacing of requests.
         burst: u64,
     },
-    /// A bucket of `capacity` tokens, refilled by `refill.count` each `refill.period`.
+    /// A bucket of `capacity` tokens, to which `refill.count` tokens are added every
+    /// `refill.period`.
     TokenBucket {
         /// The maximum number of tokens in the bucket; a new bucket is full.
         capacity: u64,
-        /// The number of tokens added per period.
+        /// The number of tokens that are added per period.
         refill: Rate,
-        /// Whether tokens are added one by one, or all at the end of an interval.
+        /// Whether tokens are added one by one, or all together at the end of each period.
         mode: RefillMode,
     },
-    /// A bucket of `capacity` that drains by `leak.count` every `leak.period`.
+    /// A leaky bucket of size `capacity`, from which `leak.count` units drain every `leak.period`.
     LeakyBucket {
-        /// The size of the bucket. For a queue: how many requests may wait behind the request that
-        /// is being served.
+        /// The size of the bucket. For a queue, the maximum number of requests that wait behind the
+        /// request that is being served.
         capacity: u64,
         /// The drain rate.
         leak: Rate,
-        /// False: a meter that denies requests that would overflow. True: a shaper that admits them
-        /// with a delay.
+        /// If false, the bucket is a meter, and a request that would overflow the bucket is denied.
+        /// If true, the bucket is a queue, and admitted requests are delayed so that they leave at
+        /// the drain rate.
         queue: bool,
     },
-    /// At most `limit` in each fixed window.
+    /// At most `limit` units in each fixed window.
     FixedWindow {
-        /// The maximum in one window; 0 denies every request.
+        /// The maximum number of units in one window; 0 denies every request.
         limit: u64,
         /// The start and the length of the windows.
         window: Window,
     },
-    /// At most `limit` in any `window`, exactly.
+    /// At most `limit` units in any interval of length `window`, computed exactly.
     SlidingWindowLog {
-        /// The maximum in any window; 0 denies every request.
+        /// The maximum number of units in any window; 0 denies every request.
         limit: u64,
         /// The length of the window.
         window: Span,
     },
-    /// At most `limit` requests at the same time. An admitted request holds a concurrency slot
-    /// until it is [settled](crate::MemoryStore::settle), or until `lease` has elapsed.
+    /// At most `limit` requests in progress at the same time. An admitted request holds a
+    /// concurrency slot until the request is [settled](crate::MemoryStore::settle), or until
+    /// `lease` has elapsed.
     Concurrency {
         /// The maximum number of slots in use; 0 denies every request.
         limit: u64,
-        /// The lease of a slot. Choose a lease longer than any request takes, because a request is
-        /// no longer counted once its lease has expired. The slot of a crashed client becomes free
-        /// when the lease expires.
+        /// The lease of a slot: how long a slot stays held without a renewal. Choose a lease longer
+        /// than any request takes, because a request is not counted after its lease has expired.
+        /// The slot of a crashed client becomes free when the lease expires.
         lease: Span,
     },
-    /// At most `limit` in a sliding `window`, approximated with counters.
+    /// At most `limit` units in a sliding `window`, approximated with counters.
     SlidingWindowCounter {
-        /// The maximum in a window; 0 denies every request.
+        /// The maximum number of units in a window; 0 denies every request.
         limit: u64,
         /// The length of the window.
         window: Span,
-        /// How the window is approximated.
+        /// The way in which the window is approximated.
         counting: Counting,
     },
 }
 
-/// How a sliding window counter approximates its window.
+/// The way in which a sliding window counter approximates its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Counting {
-    /// The current and the previous window, weighted by their overlap with the sliding window.
+    /// The counts of the current and the previous fixed window are weighted by their overlap with
+    /// the sliding window.
     Weighted,
-    /// A number of sub-windows.
+    /// The window is divided into sub-windows, and the counts of the latest sub-windows are added
+    /// up.
     Buckets {
-        /// The number of sub-windows; the window must be a whole multiple of it.
+        /// The number of sub-windows. The length of the window in microseconds must be a multiple
+        /// of this number.
         buckets: u32,
-        /// True: sums one additional bucket, so that no window ever exceeds the limit.
+        /// If true, one additional sub-window is added up, so that no window ever exceeds the
+        /// limit.
         strict: bool,
     },
 }

@@ -1,18 +1,19 @@
-//! Named maximums. Every constructor that rejects a number checks it against a constant of this
-//! module.
+//! The maximums of all numbers, as named constants. Every constructor that validates a number uses
+//! the constants of this module.
 
 use crate::{error::LimitError, limit::Rate, time::Span};
 
-/// The largest count, cost, burst or capacity: 10^15 - 1. This is the largest integer of an HTTP
-/// structured field. A Lua double represents this number, and small sums of such counts, exactly.
+/// The largest count, cost, burst or capacity: 10^15 - 1. This number is the largest integer that
+/// an HTTP structured field can contain. A Lua number (a double) represents this number, and the
+/// sum of a few such numbers, exactly.
 pub const MAX_COUNT: u64 = 999_999_999_999_999;
 
 pub use crate::time::MAX_PERIOD;
 
-/// The longest time in which a bucket may fill or drain: 100 years of 365.25 days.
+/// The longest time that a bucket may take to fill or drain completely: 100 years of 365.25 days.
 pub const MAX_DRAIN: Span = Span::from_secs(3_155_760_000);
 
-/// The largest limit of a sliding log. This constant bounds the memory of one key.
+/// The largest limit of a sliding log. This maximum bounds the memory of one key.
 pub const MAX_LOG_LIMIT: u64 = 100_000;
 
 /// The maximum number of sub-windows of a sliding counter.
@@ -24,10 +25,10 @@ pub const MAX_LIMITS_PER_RULE: usize = 16;
 /// The maximum number of charges (matching rules) of one request.
 pub const MAX_CHARGES: usize = 64;
 
-/// The maximum number of pattern evaluations to find the rules of one request. A pattern that scans
-/// the whole value counts once more for each KiB of the value. A rule set is rejected if an
-/// ordinary request could need more evaluations. A request that was crafted to need more
-/// evaluations is rejected, too.
+/// The maximum number of pattern evaluations that are made to find the rules of one request. A
+/// pattern that scans the whole value counts as one more evaluation for each KiB of the value. A
+/// rule set is rejected if an ordinary request could need more evaluations. A request that needs
+/// more evaluations is rejected.
 pub const MAX_EVALUATIONS: usize = 4_096;
 
 /// The maximum number of entries of one request.
@@ -39,7 +40,7 @@ pub const MAX_ENTRY_NAME_BYTES: usize = 256;
 /// The longest value of an entry, in bytes.
 pub const MAX_ENTRY_VALUE_BYTES: usize = 8_192;
 
-/// The maximum length of a key in bytes: all values of the rule's key entries, joined.
+/// The maximum length of a key in bytes. A key contains the values of all key entries of the rule.
 pub const MAX_KEY_BYTES: usize = 1_024;
 
 /// The maximum number of entries in the key of one rule.
@@ -57,7 +58,7 @@ pub const MAX_WILDCARDS: usize = 16;
 /// The deepest nesting of lists and negations in one condition.
 pub const MAX_PATTERN_DEPTH: usize = 8;
 
-/// The maximum number of time ranges in one schedule.
+/// The maximum number of time ranges in the time-of-day condition of one rule.
 pub const MAX_HOURS: usize = 16;
 
 /// The memory limit of one compiled regular expression, in bytes.
@@ -72,7 +73,7 @@ pub const MAX_BLOCKS: usize = 100_000;
 /// The longest reason of a manual block, in bytes.
 pub const MAX_REASON_BYTES: usize = 1_024;
 
-/// Checks that `count` is between `least` and [`MAX_COUNT`], inclusive.
+/// Returns an error if `count` is not between `least` and [`MAX_COUNT`], inclusive.
 pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result<(), LimitError> {
     if count < least {
         return Err(LimitError::new(
@@ -89,13 +90,13 @@ pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result
     Ok(())
 }
 
-/// Returns the smallest valid capacity of a leaky bucket: 0 for a queue, 1 otherwise. In a queue
-/// with capacity 0 no request can wait, but one request at a time is still served.
+/// Returns the smallest valid capacity of a leaky bucket: 0 for a queue, 1 otherwise. A queue with
+/// capacity 0 serves one request at a time, and no other request can wait.
 pub(crate) fn least_capacity(queue: bool) -> u64 {
     u64::from(!queue)
 }
 
-/// Checks that `span` is longer than zero and at most [`MAX_PERIOD`].
+/// Returns an error if `span` is zero or longer than [`MAX_PERIOD`].
 pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitError> {
     if span == Span::ZERO {
         return Err(LimitError::new(field, "must be longer than zero"));
@@ -109,7 +110,7 @@ pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitE
     Ok(())
 }
 
-/// Checks the count and the period of a rate.
+/// Returns an error if the count or the period of `rate` is invalid.
 pub(crate) fn check_rate(field: &'static str, rate: Rate) -> Result<(), LimitError> {
     if rate.count == 0 {
         let problem = "a rate must be at least 1, got 0; to deny everything, use a window: \

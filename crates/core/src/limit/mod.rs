@@ -1,4 +1,4 @@
-//! A limit: an algorithm with its numbers, validated on construction.
+//! A limit: an algorithm with its parameters, which are validated on construction.
 
 mod algorithm;
 pub mod bounds;
@@ -17,9 +17,9 @@ pub use self::{
 
 use crate::{digest::Digest, error::LimitError, time::Span};
 
-/// A limit: an algorithm with its numbers and its options.
+/// A limit: an algorithm with its parameters and its options.
 ///
-/// The constructors validate all numbers. With any value of this type, every decision is computed
+/// The constructors validate all numbers. As a result, every decision on a valid limit is computed
 /// exactly and without overflow.
 ///
 /// # Examples
@@ -67,7 +67,7 @@ pub(crate) fn check_soft_percent(percent: u32) -> Result<(), LimitError> {
 }
 
 impl Limit {
-    /// Creates a limit whose numbers are not validated yet.
+    /// Creates a limit without validating its numbers.
     pub(crate) fn unvalidated(algorithm: Algorithm) -> Self {
         let policy = policy_text(&algorithm).into();
         Self {
@@ -80,7 +80,7 @@ impl Limit {
         }
     }
 
-    /// Sets the soft allowance; the result is not validated yet.
+    /// Sets the soft allowance without validating the resulting limit.
     pub(crate) fn with_unvalidated_soft_percent(mut self, percent: u32) -> Self {
         let allowance = u128::from(self.quota()) * u128::from(percent) / 100;
         self.soft_percent = percent;
@@ -88,9 +88,9 @@ impl Limit {
         self
     }
 
-    /// Counts denied requests as well, so that a client that does not back off stays denied. This
-    /// option has no effect on [`Algorithm::Concurrency`], because a denied request does not hold a
-    /// slot.
+    /// If `count_denied` is true, counts denied requests as well, so that a client that does not
+    /// back off stays denied. This option has no effect on [`Algorithm::Concurrency`], because a
+    /// denied request does not hold a slot.
     #[must_use]
     pub fn counting_denied(mut self, count_denied: bool) -> Self {
         let has_slots = matches!(self.algorithm, Algorithm::Concurrency { .. });
@@ -98,15 +98,16 @@ impl Limit {
         self
     }
 
-    /// Counts the full cost of requests that this limit denies, so that the count may exceed the
-    /// limit; [`Outcome::excess`] reports by how much. Requests that only other limits deny are not
-    /// counted. Rate limit services that charge each descriptor of a request separately count in
-    /// this way. This option overrides [`Self::counting_denied`].
+    /// Counts the full cost of each request that this limit denies, so that the count can exceed
+    /// the limit. [`Outcome::excess`] reports by how many units the count exceeds the limit. A
+    /// denied request is not counted if only other limits denied it. Rate limit services that
+    /// charge each descriptor of a request separately, such as Envoy's `ratelimit`, count in this
+    /// way. This option overrides [`Self::counting_denied`].
     ///
     /// # Errors
     ///
-    /// Rejects every algorithm except the fixed window, because only its count can exceed the
-    /// limit.
+    /// Rejects every algorithm except the fixed window, because only the count of a fixed window
+    /// can exceed the limit.
     ///
     /// [`Outcome::excess`]: crate::Outcome::excess
     pub fn counting_in_full(mut self) -> Result<Self, LimitError> {
@@ -118,8 +119,8 @@ impl Limit {
         Ok(self)
     }
 
-    /// Hashes everything that affects a decision. The encoding is explicit, and `Digest` has a
-    /// version number for the encoding.
+    /// Adds everything that affects a decision to `digest`. The encoding is explicit, and `Digest`
+    /// contains a version number of the encoding.
     pub(crate) fn digest(&self, digest: Digest) -> Digest {
         let digest = match &self.algorithm {
             Algorithm::Gcra { rate, burst } => {
@@ -173,7 +174,7 @@ impl Limit {
         ])
     }
 
-    /// Returns the algorithm and its numbers.
+    /// Returns the algorithm with its parameters.
     #[must_use]
     pub fn algorithm(&self) -> &Algorithm {
         &self.algorithm
@@ -185,19 +186,19 @@ impl Limit {
         self.soft_percent
     }
 
-    /// Returns true if denied requests are charged.
+    /// Returns true if denied requests are counted.
     #[must_use]
     pub fn count_denied(&self) -> bool {
         self.count_denied
     }
 
-    /// Returns true if the full cost of denied requests is counted.
+    /// Returns true if the full cost of each request that this limit denies is counted.
     #[must_use]
     pub fn counts_in_full(&self) -> bool {
         self.in_full
     }
 
-    /// Returns the limit in short notation: `20/min`, `100/s burst 5`.
+    /// Returns the limit in short notation, such as `20/min` or `100/s burst 5`.
     #[must_use]
     pub fn policy(&self) -> &Arc<str> {
         &self.policy
@@ -220,7 +221,8 @@ impl Limit {
         }
     }
 
-    /// Returns the number of units over the quota that are admitted and marked as over the limit.
+    /// Returns the soft allowance in units: how many units over the quota are admitted and marked
+    /// as over the limit.
     #[must_use]
     pub fn soft_allowance(&self) -> u64 {
         self.soft_allowance
@@ -232,14 +234,15 @@ impl Limit {
         self.quota().saturating_add(self.soft_allowance)
     }
 
-    /// Returns true if less than half of the hard quota remains.
+    /// Returns true if `remaining` is less than half of the quota plus the soft allowance.
     pub(crate) fn is_hot(&self, remaining: u64) -> bool {
         remaining.saturating_mul(2) < self.hard_quota()
     }
 
-    /// Returns the length of the window. For a bucket, returns the time to refill the whole quota;
-    /// for calendar windows, the length of the longest window. A key of a sliding counter may take
-    /// longer to recover completely.
+    /// Returns the length of the window. For GCRA and buckets, returns the time to refill the whole
+    /// quota. For calendar windows, returns the maximum length of a window. For a concurrency
+    /// limit, returns the lease. With a sliding window counter, a key can take longer than the
+    /// window to recover completely.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.algorithm {
@@ -282,8 +285,8 @@ fn fill_time(quota: u64, rate: Rate) -> Span {
 
 fn policy_text(algorithm: &Algorithm) -> String {
     match algorithm {
-        // Write `burst 0` too, because a bare rate is the policy of windows, which admit the whole
-        // count at once.
+        // Write the burst even if it is 0. A rate without a burst is the policy of a window limit,
+        // which admits the whole count at once.
         Algorithm::Gcra { rate, burst } => format!("{rate} burst {burst}"),
         Algorithm::TokenBucket {
             capacity, refill, ..

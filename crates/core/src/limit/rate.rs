@@ -1,4 +1,4 @@
-//! A rate, and its notation: `20/min`, `5/10s`.
+//! A rate, and its notation, such as `20/min` or `5/10s`.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::time::{
     notation::{NotationError, leading_digits, span, unit_micros},
 };
 
-/// A number of units per period.
+/// A rate: a number of units per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     /// The number of units.
@@ -17,7 +17,8 @@ pub struct Rate {
     pub period: Span,
 }
 
-/// Formats the rate as `20/min` if the period is exactly one unit, else as `5/10s`.
+/// Formats the rate as `20/min` if the period is exactly one unit of time, and otherwise as
+/// `5/10s`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let period = self.period.to_string();
@@ -25,7 +26,8 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Removes the leading 1 from a period such as `1min`, but not from `11min`.
+/// Removes the number 1 from a period such as `1min`, but leaves a period such as `11min`
+/// unchanged.
 fn bare_unit(period: &str) -> &str {
     match period.strip_prefix('1') {
         Some(unit) if !unit.starts_with(|c: char| c.is_ascii_digit()) => unit,
@@ -33,12 +35,13 @@ fn bare_unit(period: &str) -> &str {
     }
 }
 
-/// Parses a rate, `count/period`. The period is a unit (`min`) or a duration (`10s`).
+/// Parses a rate in the notation `count/period`. The period is a unit, such as `min`, or a
+/// duration, such as `10s`.
 ///
 /// # Errors
 ///
-/// Rejects any other text, a count over [`bounds::MAX_COUNT`], and a period over
-/// [`bounds::MAX_PERIOD`].
+/// Rejects a text in any other notation, a count over [`bounds::MAX_COUNT`], a period of zero, and
+/// a period over [`bounds::MAX_PERIOD`].
 ///
 /// # Examples
 ///
@@ -82,7 +85,7 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
     })
 }
 
-/// Parses the two parts of a rate. Returns `None`, without an error text, if they are not a rate.
+/// Parses the count and the period of a rate. Returns `None` if either of them is invalid.
 pub(super) fn strict(count: &str, period: &str) -> Option<Rate> {
     let is_number = !count.is_empty() && leading_digits(count).len() == count.len();
     let count = count.parse::<u64>().ok().filter(|_| is_number)?;
@@ -93,7 +96,8 @@ pub(super) fn strict(count: &str, period: &str) -> Option<Rate> {
     (count <= bounds::MAX_COUNT).then_some(Rate { count, period })
 }
 
-/// Parses the period of the rate `text`: a unit or a duration.
+/// Parses `period`, the period of the rate `text`, which is a unit or a duration. `count` and
+/// `text` are used in errors.
 fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationError> {
     let digits = leading_digits(period);
     let unit = period[digits.len()..].trim();
@@ -144,7 +148,7 @@ fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationErro
     Err(malformed(text, &why, Some(units)))
 }
 
-/// Returns the error about a rate without a slash.
+/// Returns the error about the rate `text`, which has no slash.
 fn without_slash(text: &str) -> NotationError {
     let count = text.trim();
     if !count.is_empty() && leading_digits(count).len() == count.len() {
@@ -159,8 +163,8 @@ fn units_advice(count: &str, number: &str) -> String {
     format!("write {count}/{number}s, {count}/{number}min or {count}/{number}h")
 }
 
-/// Returns the error about a malformed rate, with the rate that was probably meant, or otherwise
-/// with `advice`.
+/// Returns the error about the malformed rate `text`. The error suggests the rate that was probably
+/// meant, or contains `advice` if no rate can be guessed.
 fn malformed(text: &str, why: &str, advice: Option<String>) -> NotationError {
     let meant = probably_meant(text).map(|rate| format!("write {rate}"));
     let advice = meant.or(advice);
@@ -171,7 +175,8 @@ fn malformed(text: &str, why: &str, advice: Option<String>) -> NotationError {
     ))
 }
 
-/// Converts a rate with a fractional count to whole units: `1.5/s` becomes `3/2s`.
+/// Converts a rate with a fractional count to a rate with a whole count: `1.5/s` becomes `3/2s`.
+/// Returns `None` if the count has no fraction or the rate is invalid.
 pub(super) fn in_whole_units(count: &str, period: &str) -> Option<Rate> {
     let (whole, fraction) = count.split_once('.')?;
     let digits = format!("{whole}{fraction}");
@@ -192,7 +197,7 @@ pub(super) fn in_whole_units(count: &str, period: &str) -> Option<Rate> {
     (rate.count > 0 && rate.period <= bounds::MAX_PERIOD).then_some(rate)
 }
 
-/// Returns the greatest common divisor; `b` is not zero.
+/// Returns the greatest common divisor of `a` and `b`, where `b` is not zero.
 fn common_divisor(mut a: u64, mut b: u64) -> u64 {
     while a > 0 {
         (a, b) = (b % a, a);

@@ -1,22 +1,25 @@
-//! Guesses the rate that a malformed text means: `5 per minute` is `5/min`.
+//! Suggestions for error messages: guesses the rate that a malformed text means. For example,
+//! `5 per minute` means `5/min`.
 
 use super::rate::{Rate, in_whole_units, strict};
 
-/// The maximum length of a text for which a rate is guessed, in bytes.
+/// The maximum length, in bytes, of a text for which a rate is guessed.
 const MAX_GUESSED_BYTES: usize = 64;
 
-/// Words between the count and the period.
+/// Words that can stand between the count and the period, such as `per` in `5 per minute`.
 const SEPARATORS: [&str; 6] = ["per", "a", "an", "each", "every", "in"];
 
-/// Words after the count. No word is the beginning of a later word in this list.
+/// Words that can stand after the count, such as `requests` in `5 requests`. No word of this list
+/// ends with another word of this list.
 const COUNTED: [&str; 9] = [
     "requests", "request", "reqs", "req", "times", "calls", "hits", "r", "x",
 ];
 
-/// Abbreviations of whole rates, and their periods.
+/// Abbreviations that follow the count, such as `rps` in `5rps`, each with the period that it
+/// stands for.
 const ABBREVIATIONS: [(&str, &str); 4] = [("rps", "s"), ("qps", "s"), ("rpm", "min"), ("rph", "h")];
 
-/// Names of units that the notation does not have, and the periods that these names stand for.
+/// Names of units that the notation does not accept, each with the period that it stands for.
 const UNITS: [(&str, &str); 10] = [
     ("secs", "s"),
     ("mins", "min"),
@@ -30,7 +33,7 @@ const UNITS: [(&str, &str); 10] = [
     ("y", "365d"),
 ];
 
-/// Returns the rate that `text`, which is not a rate, probably means.
+/// Returns the rate that the malformed `text` probably means, or `None` if there is no good guess.
 pub(super) fn probably_meant(text: &str) -> Option<Rate> {
     if text.len() > MAX_GUESSED_BYTES {
         return None;
@@ -58,7 +61,8 @@ fn guess(count: &str, period: &str) -> Option<Rate> {
     strict(&count, &period).or_else(|| in_whole_units(&count, &period))
 }
 
-/// Returns a count in digits: `1000` for `1k`, `1_000` and `1e3`, and `5` for `5 requests`.
+/// Converts a count to digits, for example `1k`, `1_000` and `1e3` to `1000`, and `5 requests` to
+/// `5`.
 fn count_text(text: &str) -> Option<String> {
     let number = COUNTED
         .iter()
@@ -73,12 +77,13 @@ fn count_text(text: &str) -> Option<String> {
         (None, Some((mantissa, exponent))) => (mantissa, exponent.parse::<usize>().ok()?),
         (None, None) => return Some(digits),
     };
-    // Appending zeros to a fraction would not multiply the number.
+    // The number is multiplied by appending zeros, which is correct only for whole numbers.
     let is_whole = mantissa.bytes().all(|byte| byte.is_ascii_digit());
     (is_whole && zeros <= 15).then(|| format!("{mantissa}{}", "0".repeat(zeros)))
 }
 
-/// Removes the separators of groups of three digits. The comma of `1,5` is not such a separator.
+/// Removes the separators between groups of three digits. The comma in `1,5` does not separate
+/// groups of three digits, so it is kept.
 fn without_separators(number: &str) -> String {
     let separators = ['_', ',', '\''];
     let mut later_groups = number.split(separators).skip(1);
@@ -88,13 +93,14 @@ fn without_separators(number: &str) -> String {
     number.to_owned()
 }
 
-/// Returns a period with a unit of the notation: `10min` for `10mins`, `1500ms` for `1.5s`.
+/// Converts a period to a valid period, for example `10mins` to `10min`, and `1.5s` to `1500ms`.
 fn period_text(text: &str) -> Option<String> {
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.')?;
     let (number, name) = text.split_at(end);
     let other = UNITS.iter().find(|(known, _)| *known == name);
     let unit = match other {
-        // The period of this unit already begins with a number.
+        // The replacement, such as `365d`, already begins with a number, so no other number can
+        // precede it.
         Some((_, unit)) if unit.starts_with('3') && !number.is_empty() => return None,
         Some((_, unit)) => unit,
         None => name,
@@ -102,7 +108,7 @@ fn period_text(text: &str) -> Option<String> {
     let Some((whole, fraction)) = number.split_once('.') else {
         return Some(format!("{number}{unit}"));
     };
-    // `1.5s` is 1500 ms.
+    // Convert a fraction to the next smaller unit: `1.5s` becomes `1500ms`.
     let unit = match unit {
         "s" => "ms",
         "ms" => "us",

@@ -1,8 +1,8 @@
-//! A limit as written by a user: every field is optional, and nothing is validated yet.
+//! A limit as a user writes it, in which every field is optional and no field has been validated.
 //!
-//! The rules file, the HTTP listener and the test vectors all fill in a [`LimitSpec`] and build a
-//! limit from it. So the meaning of the fields, the fields of each algorithm and the error texts
-//! are defined only in this module.
+//! The parser of the rules file, the HTTP listener and the test vectors all fill in a [`LimitSpec`]
+//! and build a limit from it. So only this module defines the meaning of the fields, the fields of
+//! each algorithm and the error texts.
 
 use crate::{
     error::LimitError,
@@ -16,13 +16,13 @@ use crate::{
 };
 
 impl Limit {
-    /// Builds a limit from a shorthand such as `20/min` under `algorithm`, as
-    /// [`LimitSpec::shorthand`] defines it.
+    /// Builds a limit with the given algorithm from a shorthand such as `20/min`, as described at
+    /// [`LimitSpec::shorthand`].
     ///
     /// # Errors
     ///
-    /// Returns an error for the field `rate` if the text is not a rate, or for a number that is
-    /// invalid for the algorithm.
+    /// Returns an error for the field `rate` if the text is not a rate, or for the field whose
+    /// number is invalid for the algorithm.
     ///
     /// # Examples
     ///
@@ -36,8 +36,8 @@ impl Limit {
     /// ```
     pub fn shorthand(algorithm: AlgorithmName, rate: &str) -> Result<Self, LimitError> {
         let built = LimitSpec::parse_shorthand(rate, Some(algorithm))?.build();
-        // `build` never returns an empty list of errors, and only one number of a shorthand can be
-        // invalid.
+        // If `build` fails, it returns at least one error. The first error is enough, because only
+        // one number of a shorthand can be invalid.
         built.map_err(|mut wrong| wrong.swap_remove(0))
     }
 }
@@ -67,7 +67,7 @@ impl AlgorithmName {
         ("concurrency", Self::Concurrency),
     ];
 
-    /// Returns the algorithm with this name.
+    /// Returns the algorithm with this name in the rules file, or `None` if the name is unknown.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL
@@ -76,10 +76,10 @@ impl AlgorithmName {
             .map(|(_, algorithm)| *algorithm)
     }
 
-    /// Returns the name in the rules file.
+    /// Returns the name of the algorithm in the rules file.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        // Every variant is in ALL; a test checks that.
+        // Every variant is in `ALL`, which a test checks.
         Self::ALL
             .iter()
             .find(|(_, algorithm)| *algorithm == self)
@@ -87,15 +87,16 @@ impl AlgorithmName {
     }
 }
 
-/// The start of the windows of a fixed window limit.
+/// The time at which the windows of a fixed window limit start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Anchor {
-    /// Windows start at whole multiples of their length since the Unix epoch.
+    /// Windows start at whole multiples of the window length since the Unix epoch.
     #[default]
     Epoch,
     /// A window starts with the first request of a key.
     FirstRequest,
-    /// Windows are the days, weeks or months of a calendar. This replaces `window`.
+    /// Each day, week or month of a calendar is a window. A limit with this anchor must not have
+    /// the field `window`.
     Calendar(Calendar),
 }
 
@@ -120,9 +121,10 @@ pub struct LimitSpec {
     pub anchor: Option<Anchor>,
     pub buckets: Option<u32>,
     pub strict: Option<bool>,
-    /// Defaults to [`LimitSpec::LEASE`].
+    /// The lease of a concurrency slot, which defaults to [`LimitSpec::LEASE`].
     pub lease: Option<Span>,
-    /// The soft allowance: how many percent over the limit are admitted and marked.
+    /// The soft allowance: the percentage over the limit that is admitted and marked as over the
+    /// limit.
     pub soft: Option<u32>,
     pub count_denied: Option<bool>,
 }
@@ -131,7 +133,7 @@ impl LimitSpec {
     /// The default lease of a concurrency slot: one minute.
     pub const LEASE: Span = Span::from_secs(60);
 
-    /// The names of the fields, in the order of their definition.
+    /// The names of all fields, in the order of their definition.
     pub const FIELDS: [&'static str; 16] = [
         "algorithm",
         "rate",
@@ -152,25 +154,26 @@ impl LimitSpec {
     ];
 
     /// The largest count for which a shorthand without an algorithm uses a log. A log takes 8 bytes
-    /// for each admission: 8 kB per key at this count. Above this count, a counter of sub-windows
-    /// is used, which takes about 550 bytes per key.
+    /// for each admission, which is 8 kB per key at this count. For a larger count, a shorthand
+    /// uses a counter with sub-windows, which takes about 550 bytes per key.
     pub const MAX_DEFAULT_LOG: u64 = 1_000;
 
-    /// The maximum number of sub-windows for a shorthand that uses a counter. Under saturation, a
-    /// key gets `k / (k + 1)` of its limit with `k` sub-windows: 98 % with 60.
+    /// The maximum number of sub-windows for a shorthand that uses a counter. With `k` sub-windows,
+    /// a key under saturation gets `k / (k + 1)` of its limit, which is 98% with 60 sub-windows.
     pub const DEFAULT_BUCKETS: u32 = 60;
 
-    /// Parses a shorthand such as `20/min` and interprets it as [`Self::shorthand`] does.
+    /// Parses a shorthand such as `20/min`, and returns its spec as described at
+    /// [`Self::shorthand`].
     ///
-    /// A shorthand may also have the burst of a GCRA or the capacity of a bucket: `100/s burst 20`,
-    /// `100/s capacity 20`. Without an algorithm, a burst selects a GCRA and a capacity selects a
-    /// token bucket.
+    /// A shorthand can also contain the burst of a GCRA limit (`100/s burst 20`) or the capacity of
+    /// a bucket (`100/s capacity 20`). If `algorithm` is `None`, a burst selects GCRA and a
+    /// capacity selects a token bucket.
     ///
     /// # Errors
     ///
-    /// Returns an error for `rate`, `burst`, `capacity` or the whole `limit` if the text has
-    /// another form, if the algorithm has no such field, or if the count is 0 and the algorithm
-    /// does not support a count of 0.
+    /// Returns an error for the field `rate`, `burst`, `capacity` or `limit` (the whole text) if
+    /// the text is malformed, if the algorithm does not have the field, or if the count is 0 and
+    /// the algorithm does not support a count of 0.
     ///
     /// # Examples
     ///
@@ -213,16 +216,16 @@ impl LimitSpec {
         })
     }
 
-    /// Returns the spec for a shorthand such as `20/min` under `algorithm`.
+    /// Returns the spec for a shorthand such as `20/min` with the given algorithm.
     ///
-    /// The count becomes the capacity and the refill of a bucket, the limit of a window, or the
-    /// rate of a GCRA without burst. For `concurrency` the count is the limit and the period is the
-    /// lease.
+    /// The rate is used as the rate of a GCRA limit without burst, as the limit and the length of a
+    /// window, or as the refill of a bucket whose capacity is the count. For `concurrency`, the
+    /// count is the limit and the period is the lease.
     ///
-    /// Without an algorithm, the limit is exact: no interval of that period ever admits more than
-    /// the count. A count of up to [`Self::MAX_DEFAULT_LOG`] uses a `sliding_window_log`. A higher
-    /// count uses a strict `sliding_window_counter` with up to [`Self::DEFAULT_BUCKETS`]
-    /// sub-windows.
+    /// Without an algorithm, the limit is strict: no interval as long as the period ever admits
+    /// more than the count. A count of up to [`Self::MAX_DEFAULT_LOG`] selects a
+    /// `sliding_window_log`. A higher count selects a strict `sliding_window_counter` with up to
+    /// [`Self::DEFAULT_BUCKETS`] sub-windows.
     ///
     /// # Examples
     ///
@@ -275,8 +278,8 @@ impl LimitSpec {
         }
     }
 
-    /// Returns a sliding window that never admits more than `limit`, as a log or as a counter
-    /// depending on the limit.
+    /// Returns the spec of a sliding window that never admits more than `limit`. A small limit uses
+    /// a log, and a large limit uses a counter.
     fn sliding(limit: u64, window: Span) -> Self {
         let spec = Self {
             limit: Some(limit),
@@ -297,8 +300,9 @@ impl LimitSpec {
         }
     }
 
-    /// Returns a copy of a spec without an algorithm, with the algorithm filled in. A spec with
-    /// only `limit` and `window` is a shorthand; most other fields belong to only one algorithm.
+    /// Returns a copy of this spec, which has no algorithm, with an algorithm filled in. A spec
+    /// with only `limit` and `window` is handled like a shorthand. For any other spec, the
+    /// algorithm is deduced from the fields.
     fn with_default_algorithm(&self) -> Result<Self, LimitError> {
         if let (Some(limit), Some(window)) = (self.limit, self.window)
             && self.fields_written() == ["limit", "window"]
@@ -324,14 +328,15 @@ impl LimitSpec {
 
     /// Validates every field and builds the limit.
     ///
-    /// Without an algorithm, a spec with only `limit` and `window` is a shorthand: `{limit: 20,
-    /// window: 1min}` is `20/min`. For any other fields without an algorithm, the only algorithm
-    /// that takes all of them is used. For example, `rate` and `burst` select `gcra`.
+    /// If the field `algorithm` is `None`, the other fields select the algorithm. A spec with only
+    /// `limit` and `window` is handled like a shorthand: `{limit: 20, window: 1min}` is the same as
+    /// `20/min`. Any other fields select the only algorithm that takes all these fields. For
+    /// example, `rate` and `burst` select `gcra`.
     ///
     /// # Errors
     ///
-    /// Returns all errors: missing fields, fields that the algorithm does not take, and invalid
-    /// numbers.
+    /// Returns all errors of the spec: missing fields, fields that the algorithm does not take, and
+    /// invalid numbers.
     pub fn build(&self) -> Result<Limit, Vec<LimitError>> {
         let Some(name) = self.algorithm else {
             let spec = self.with_default_algorithm();
@@ -354,7 +359,8 @@ impl LimitSpec {
         Ok(built.counting_denied(self.count_denied.unwrap_or(false)))
     }
 
-    /// Returns the names of the fields that were given, except those that every algorithm takes.
+    /// Returns the names of the fields that were given, except the fields that every algorithm
+    /// takes.
     #[must_use]
     pub fn fields_written(&self) -> Vec<&'static str> {
         let fields = [
@@ -376,12 +382,12 @@ impl LimitSpec {
         written.map(|(field, _)| field).collect()
     }
 
-    /// Returns an error for each given field that the algorithm does not take.
+    /// Returns an error for each given field that the algorithm `name` does not take.
     fn unexpected_fields(&self, name: AlgorithmName) -> Vec<LimitError> {
         let (taken, mut written) = (fields_of(name), self.fields_written());
         let all = written.join(" and ");
         written.retain(|field| !taken.contains(field));
-        // The advice concerns the whole limit, so only the first error contains it.
+        // The advice is about the whole limit, so only the first error contains the advice.
         let mut advice = self
             .only_fit()
             .map(|fit| format!("; {all} are fields of `algorithm: {}`", fit.as_str()));
@@ -410,8 +416,8 @@ impl LimitSpec {
         fitting.next().is_none().then_some(only)
     }
 
-    /// Returns an error for each number that is invalid for the algorithm by itself, regardless of
-    /// the other numbers.
+    /// Returns an error for each number that is invalid for the algorithm `name`, regardless of the
+    /// other numbers.
     fn out_of_range(&self, name: AlgorithmName) -> Vec<LimitError> {
         let queue = name == AlgorithmName::LeakyBucket && self.queue == Some(true);
         let count = |field, count: Option<u64>, least| {
@@ -548,7 +554,8 @@ impl LimitSpec {
 }
 
 /// Returns the algorithm of a shorthand with a burst or a capacity. `algorithm` is the algorithm
-/// that the rule or the request names.
+/// that the rule or the request names, if any. Returns an error if this algorithm has no burst or
+/// capacity.
 fn sized_algorithm(
     rate: Rate,
     size: Size,
@@ -571,9 +578,9 @@ fn sized_algorithm(
     Err(LimitError::new(field, problem))
 }
 
-/// Returns the number of sub-windows for a shorthand. The result is the largest number up to
-/// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into whole microseconds. If `window` is a
-/// whole number of milliseconds, the result is at least 50.
+/// Returns the number of sub-windows for a shorthand. This number is the largest number up to
+/// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into sub-windows of whole microseconds. If
+/// `window` is a whole number of milliseconds, the result is at least 50.
 fn default_buckets(window: Span) -> u32 {
     let divides = |buckets: &u32| window.as_micros().is_multiple_of(u64::from(*buckets));
     let most = LimitSpec::DEFAULT_BUCKETS;
@@ -647,8 +654,8 @@ mod tests {
             algorithm: Some(AlgorithmName::TokenBucket),
             capacity: Some(0),
             refill: Some(nothing),
-            // `limit` is not a field of a bucket. The error that says so must be the only error
-            // about this field.
+            // A bucket has no field `limit`. The error about the unexpected field must be the only
+            // error about `limit`.
             limit: Some(u64::MAX),
             soft: Some(2_000),
             ..LimitSpec::default()
@@ -678,8 +685,8 @@ mod tests {
         let instants = std::iter::successors(Some(start), |now| Some(now.after(step)));
         let mut admitted = Vec::new();
         for now in instants.take(900) {
-            // Send more requests than the limit at each instant, so that no admissible request is
-            // missing.
+            // Send more requests than the limit at each instant, so that every unit that the limit
+            // can admit is used.
             for _ in 0..13 {
                 let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
                 let decision = store.check(&[charge], now, Effect::Charge, &mut Vec::new());
@@ -718,8 +725,7 @@ mod tests {
                 .map(|start| most_in_three_seconds(&limit, start))
                 .max();
             let seen = seen.unwrap();
-            // The weighted counter comes close to its bound, but this request pattern does not
-            // reach it.
+            // This request pattern does not reach the bound of the weighted counter.
             let is_bound = algorithm != Some(AlgorithmName::SlidingWindowCounter);
             assert!(seen <= most, "{algorithm:?} admitted {seen}");
             assert!(
@@ -765,8 +771,8 @@ mod tests {
         }
     }
 
-    /// Without `burst 0`, the policy of a GCRA would look like the shorthand `5/min`, which is a
-    /// window.
+    /// Without `burst 0`, the policy of a GCRA limit would look like the shorthand `5/min`, which
+    /// is the policy of a window limit.
     #[test]
     fn the_policy_of_a_gcra_without_burst_differs_from_that_of_a_window() {
         let policy = |algorithm| {

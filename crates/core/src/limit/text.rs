@@ -1,11 +1,11 @@
-//! A limit as text: `20/min`, `100/s burst 20`.
+//! Parsing of limits that are written as text, such as `20/min` or `100/s burst 20`.
 
 use std::str::FromStr;
 
 use super::{Limit, LimitSpec, Rate, rate};
 use crate::error::LimitError;
 
-/// Parses a limit as [`Limit::policy`] writes it.
+/// Parses a limit in the notation that [`Limit::policy`] returns.
 ///
 /// | text | limit |
 /// | --- | --- |
@@ -32,24 +32,24 @@ impl FromStr for Limit {
     type Err = LimitError;
 
     fn from_str(text: &str) -> Result<Self, LimitError> {
-        // `build` never returns an empty list of errors.
+        // If `build` fails, it returns at least one error.
         let built = LimitSpec::parse_shorthand(text, None)?.build();
         built.map_err(|mut wrong| wrong.swap_remove(0))
     }
 }
 
-/// A limit in one line: a rate, and the burst or the capacity.
+/// A limit in shorthand notation: a rate, and an optional burst or capacity.
 pub(super) struct LimitText {
     pub(super) rate: Rate,
     pub(super) size: Option<Size>,
 }
 
-/// The number of requests that a limit admits at once, in one of its two notations.
+/// The number of requests that a limit admits at once, written as a burst or as a capacity.
 #[derive(Clone, Copy)]
 pub(super) enum Size {
-    /// `burst 20`: 21 requests at once.
+    /// A burst, such as `burst 20`, which admits 21 requests at once.
     Burst(u64),
-    /// `capacity 20`: 20 requests at once.
+    /// A capacity, such as `capacity 20`, which admits 20 requests at once.
     Capacity(u64),
 }
 
@@ -63,7 +63,7 @@ impl Size {
     }
 }
 
-/// Parses a rate, `RATE burst N` or `RATE capacity N`.
+/// Parses a limit in the notation `RATE`, `RATE burst N` or `RATE capacity N`.
 pub(super) fn parse(text: &str) -> Result<LimitText, LimitError> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let (rate_words, size) = match &words[..] {
@@ -86,7 +86,7 @@ pub(super) fn parse(text: &str) -> Result<LimitText, LimitError> {
             [count, word, ..] if is_concurrency(count, word) => {
                 LimitError::new("limit", expected_concurrency(text, count))
             }
-            // The rate is right, but the words after the rate are wrong.
+            // The first word is a valid rate, but the words after the rate are invalid.
             [first, ..] if rate(first).is_ok() => LimitError::new("limit", expected(text)),
             _ => LimitError::new("limit", error.to_string()),
         })
@@ -96,7 +96,7 @@ fn expected(text: &str) -> String {
     format!("expected a limit such as 20/min, 100/s burst 20 or 100/s capacity 20, got \"{text}\"")
 }
 
-/// Returns whether the words limit the number of concurrent requests: `10 concurrent`.
+/// Returns whether the words mean a concurrency limit, such as `10 concurrent`.
 fn is_concurrency(count: &str, word: &str) -> bool {
     let is_number = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
     let words = [

@@ -1,9 +1,9 @@
 //! Calendar windows: days, weeks and months in a time zone, with daylight saving time.
 //!
-//! A day lasts from midnight to midnight in local time, so it has 23 or 25 hours when the clocks
-//! change. If midnight does not exist on a date, the day begins at the first instant after the gap.
-//! If a month does not have the anchor day, its window begins on its last day: with anchor 31, on
-//! January 31 and on April 30.
+//! A day lasts from midnight to midnight in local time, so a day on which the clocks change has 23
+//! or 25 hours. If midnight does not exist on a date, the day begins at the first instant after the
+//! gap. If a month does not have the anchor day, the window begins on the last day of the month.
+//! For example, with the anchor day 31, windows begin on January 31 and on April 30.
 
 use std::{
     fmt,
@@ -24,11 +24,11 @@ use crate::{
 /// The length of a calendar window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CalendarUnit {
-    /// From midnight to midnight.
+    /// A day, from midnight to midnight in local time.
     Day,
-    /// Seven days from the anchor weekday.
+    /// Seven days, starting on the anchor weekday.
     Week,
-    /// From the anchor day of one month to the anchor day of the next month.
+    /// A month, from the anchor day of one month to the anchor day of the next month.
     Month,
 }
 
@@ -41,7 +41,7 @@ impl CalendarUnit {
     ];
 }
 
-/// The calendar windows of a limit: their unit, their time zone, and the day on which they begin.
+/// The calendar windows of a limit: the unit, the time zone, and the day on which a window begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
     unit: CalendarUnit,
@@ -49,7 +49,7 @@ pub struct Calendar {
     day: i8,
 }
 
-/// The hash contains the name of the zone instead of its rules, which cannot be hashed.
+/// The hash uses the name of the time zone, because the rules of a time zone cannot be hashed.
 impl Hash for Calendar {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.unit, self.zone.name(), self.day).hash(state);
@@ -57,14 +57,15 @@ impl Hash for Calendar {
 }
 
 impl Calendar {
-    /// Creates windows of one `unit` in the IANA time zone `zone`. A window begins on `day`: for a
-    /// month the day of the month (1 to 31, default 1), for a week the weekday (1 is Monday, 7 is
-    /// Sunday, default 1). A day window accepts only 1 or `None`.
+    /// Creates windows of one `unit` in the IANA time zone `zone`. `day` is the day on which a
+    /// window begins. For a month, `day` is the day of the month (1 to 31, default 1). For a week,
+    /// `day` is the weekday (1 is Monday, 7 is Sunday, default 1). For a day, `day` must be 1 or
+    /// `None`.
     ///
     /// # Errors
     ///
-    /// Returns an error for the field `zone` if the zone is unknown, or for `day` if the day is out
-    /// of range.
+    /// Returns an error for the field `zone` if the time zone is unknown, or for the field `day` if
+    /// the day is out of range.
     ///
     /// # Examples
     ///
@@ -126,16 +127,18 @@ impl Calendar {
     pub fn window(&self, now: Timestamp) -> (Timestamp, Timestamp) {
         let start = self.start_on_or_before(self.zone.wall(now).date());
         let (mut start, mut end) = (start, self.next(start));
-        // If midnight does not exist on a date, the start of the date may be later than `now`, so
-        // step forward until `now` is before the end. The check against `Timestamp::MAX` ends the
-        // loop at the last representable instant, at which all further windows start and end.
+        // If the clocks are set back across midnight, midnight occurs twice and a new window begins
+        // at the first midnight. Between the first and the second midnight, the local date is again
+        // the last date of the former window. Step forward until `now` is before the end of the
+        // window. The check against `Timestamp::MAX` ends the loop at the last representable
+        // instant, at which all further windows start and end.
         while self.zone.start_of(end) <= now && now < Timestamp::MAX {
             (start, end) = (end, self.next(end));
         }
         (self.zone.start_of(start), self.zone.start_of(end))
     }
 
-    /// Returns the maximum length of one window.
+    /// Returns the maximum length of one window, including an hour for a change of the clocks.
     pub(crate) fn longest(&self) -> Span {
         let hours = match self.unit {
             CalendarUnit::Day => 25,

@@ -1,8 +1,8 @@
 //! Instants and spans in whole microseconds.
 //!
-//! Core never reads a clock. Every decision takes `now` as an argument, and the caller reads its
-//! clock once per request. Until the year 2255, both a `u64` in Rust and a double in Lua represent
-//! an instant in microseconds exactly.
+//! This crate never reads a clock. Every decision takes the current time `now` as an argument, and
+//! the caller reads its clock once per request. Until the year 2255, both a `u64` in Rust and a
+//! double in Lua represent an instant in microseconds exactly.
 
 mod calendar;
 pub(crate) mod notation;

@@ -2,7 +2,8 @@
 
 use super::{MAX_PERIOD, Span};
 
-/// Units in microseconds with their names, the canonical name first. The longest unit comes first.
+/// The units of time, longest first. Each unit has its length in microseconds and its names, of
+/// which the first is the canonical name.
 const UNITS: [(u64, &[&str]); 7] = [
     (604_800_000_000, &["w", "week", "weeks"]),
     (86_400_000_000, &["d", "day", "days"]),
@@ -13,7 +14,7 @@ const UNITS: [(u64, &[&str]); 7] = [
     (1, &["us", "µs", "microsecond", "microseconds"]),
 ];
 
-/// An error about invalid notation. The text names the expected notation.
+/// An error about invalid notation. The text of the error describes the expected notation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotationError(pub(crate) String);
 
@@ -25,12 +26,12 @@ impl std::fmt::Display for NotationError {
 
 impl std::error::Error for NotationError {}
 
-/// Parses a duration with a unit.
+/// Parses a duration, which is a number with a unit.
 ///
 /// # Errors
 ///
-/// Rejects a missing number or unit, an unknown unit, zero, and a duration over
-/// [`MAX_PERIOD`].
+/// Rejects a text without a number or a unit, an unknown unit, a duration of zero, and a duration
+/// over [`MAX_PERIOD`].
 ///
 /// # Examples
 ///
@@ -51,7 +52,8 @@ pub fn span(text: &str) -> Result<Span, NotationError> {
     in_range(micros, text)
 }
 
-/// Returns the largest unit that divides `micros`, and its name. Weeks are not used.
+/// Returns the longest unit that divides `micros` without a remainder, and its name. Weeks are not
+/// used.
 pub(crate) fn largest_unit(micros: u64) -> (u64, &'static str) {
     let whole =
         |unit: u64| unit != 604_800_000_000 && micros >= unit && micros.is_multiple_of(unit);

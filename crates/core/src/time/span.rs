@@ -1,4 +1,4 @@
-//! A length of time in whole microseconds.
+//! A duration in whole microseconds.
 
 use std::{fmt, time::Duration};
 
@@ -7,28 +7,29 @@ use super::notation;
 /// The longest period, window or interval: 10 years of 365.25 days.
 pub const MAX_PERIOD: Span = Span::from_secs(315_576_000);
 
-/// A length of time in microseconds.
+/// A duration in whole microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(u64);
 
-/// A stored instant may be ahead of the clock by up to this duration, which is treated as normal.
-/// If a stored instant is ahead by more, the clock was wrong and has been set back, and states are
-/// clamped.
+/// The threshold above which a stored instant that is ahead of the clock means that the clock was
+/// set back. If a stored instant is ahead of the clock by more than this duration, states are
+/// clamped. A smaller difference is treated as normal.
 ///
 /// In a remote store, the stored instant is the time at which a state was written. In the memory
 /// store, the stored instant is the latest instant that a shard has seen. A caller's time can be
-/// earlier than the latest instant, because other decisions finished after the caller had read the
-/// clock and before the caller got the shard's lock. That delay is normally a few microseconds, a
-/// tenth of a second if the kernel throttles the process, and a few seconds on a machine that
-/// swaps. All of these delays are far below ten seconds, and the latest seen instant is used. If a
-/// clock was ahead by less than this constant, keys that were charged during that time are delayed
-/// by at most the time by which the clock was ahead.
+/// earlier than the stored instant, because a caller reads the clock before it gets the shard's
+/// lock, and other decisions can finish in between. The delay between reading the clock and getting
+/// the lock is normally a few microseconds. The delay can be a tenth of a second if the operating
+/// system throttles the process, and a few seconds on a machine that swaps. All these delays are
+/// far below ten seconds. For such a caller, the store uses the stored instant as the current time.
+/// If a clock was ahead by less than this constant, keys that were charged during that time are
+/// delayed by at most the time by which the clock was ahead.
 ///
-/// The delay can be longer in one case: a process is stopped (`SIGSTOP`, a frozen container, a
-/// suspended guest) between reading the clock and deciding. The caller's time is then the time of
-/// the stop, and states are clamped to that time. All charges made before the stop remain. Charges
-/// that other threads make within a few microseconds after the process resumes may be dated back to
-/// the time of the stop.
+/// The delay can be longer than this constant if the process is stopped (by `SIGSTOP`, a frozen
+/// container or a suspended virtual machine) between reading the clock and getting the lock. In
+/// this case, the caller's time is the time of the stop, and states are clamped to the time of the
+/// stop. All charges that were made before the stop remain. Charges that other threads make within
+/// a few microseconds after the process resumes can be moved back to the time of the stop.
 pub const CLOCK_JUMP: Span = Span::from_secs(10);
 
 impl Span {
@@ -41,13 +42,13 @@ impl Span {
         Self(micros)
     }
 
-    /// Returns a span of `millis` milliseconds; saturates.
+    /// Returns a span of `millis` milliseconds; saturates at the maximum of `u64` microseconds.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000))
     }
 
-    /// Returns a span of `secs` seconds; saturates.
+    /// Returns a span of `secs` seconds; saturates at the maximum of `u64` microseconds.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1_000_000))

@@ -10,7 +10,8 @@ impl Timestamp {
     /// The latest instant that Rust and Lua both represent exactly: 2^53 - 1 µs, in the year 2255.
     pub const MAX: Self = Self((1 << 53) - 1);
 
-    /// Returns the instant `micros` microseconds after the Unix epoch, at most [`Self::MAX`].
+    /// Returns the instant that is `micros` microseconds after the Unix epoch, but at most
+    /// [`Self::MAX`].
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         if micros < Self::MAX.0 {
@@ -20,25 +21,25 @@ impl Timestamp {
         }
     }
 
-    /// Returns the microseconds since the Unix epoch.
+    /// Returns the number of microseconds since the Unix epoch.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// Returns the time from `earlier` to `self`; zero if `earlier` is later.
+    /// Returns the duration from `earlier` to `self`, or zero if `earlier` is after `self`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Span {
         Span::from_micros(self.0.saturating_sub(earlier.0))
     }
 
-    /// Returns the instant that is `span` earlier, but not before the epoch.
+    /// Returns the instant that is `span` earlier than `self`, but not before the epoch.
     #[must_use]
     pub const fn before(self, span: Span) -> Self {
         Self(self.0.saturating_sub(span.as_micros()))
     }
 
-    /// Returns the instant that is `span` later, at most [`Self::MAX`].
+    /// Returns the instant that is `span` later than `self`, but at most [`Self::MAX`].
     #[must_use]
     pub const fn after(self, span: Span) -> Self {
         Self::from_micros(self.0.saturating_add(span.as_micros()))
@@ -49,7 +50,7 @@ impl Timestamp {
 mod tests {
     use super::*;
 
-    /// A log stores an instant in 53 bits, and other states and stores may also use 53 bits.
+    /// A sliding log stores an instant in 53 bits, so no instant may exceed 53 bits.
     #[test]
     fn time_arithmetic_saturates_at_the_maximum() {
         let late = Timestamp::from_micros(u64::MAX);

@@ -1,4 +1,4 @@
-//! A time zone, and conversion to its local time.
+//! A time zone, with conversions between instants and local time.
 
 use jiff::{
     SignedDuration,
@@ -16,7 +16,8 @@ pub(crate) struct Zone {
 }
 
 impl Zone {
-    /// Looks up a zone by name. An unknown name returns the text of an error message.
+    /// Looks up a time zone by its IANA name. Returns the text of an error message if the name is
+    /// unknown.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let zone = TimeZone::get(name).map_err(|_| {
             format!("\"{name}\" is not an IANA time zone such as UTC or Europe/Berlin")
