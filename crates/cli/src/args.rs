@@ -530,6 +530,24 @@ pub(crate) struct Serve {
     /// info]
     #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,
+    /// The format of the log: lines of text, or one JSON object per line [default: text]
+    #[arg(
+        long,
+        env = "TIDEGATE_LOG_FORMAT",
+        value_name = "FORMAT",
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub(crate) log_format: Option<LogFormatName>,
+}
+
+/// The format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormatName {
+    /// Lines of text.
+    Text,
+    /// One JSON object per line.
+    Json,
 }
 
 fn name_the_option(file: &str) -> Result<Infallible, String> {

@@ -9,11 +9,13 @@ use tracing_subscriber::{
     EnvFilter,
     fmt::{
         FmtContext, FormatEvent, FormatFields,
-        format::{Format, Writer},
+        format::{Format, JsonFields, Writer},
         time::{FormatTime, SystemTime},
     },
     registry::LookupSpan,
 };
+
+use crate::args::LogFormatName;
 
 /// Libraries that log peer input at `warn` and above. Such a library is silent unless the
 /// operator's filter names it. Otherwise, a client could cause one record for every 17 bytes that
@@ -36,8 +38,8 @@ const UNTHROTTLED: [&str; 3] = [
     tidegate_envoy::CONFIG_LOG_TARGET,
 ];
 
-/// Starts logging to standard error with this `filter`.
-pub(crate) fn to_stderr(filter: &str) -> Result<(), String> {
+/// Starts logging to standard error with this `filter`, in this `format`.
+pub(crate) fn to_stderr(filter: &str, format: LogFormatName) -> Result<(), String> {
     // Parse the operator's filter alone first, so that error messages do not show the additions.
     let parse = |filter: &str| {
         EnvFilter::try_new(filter).map_err(|error| {
@@ -47,15 +49,37 @@ pub(crate) fn to_stderr(filter: &str) -> Result<(), String> {
         })
     };
     parse(filter)?;
-    tracing_subscriber::fmt()
+    let logger = tracing_subscriber::fmt()
         .with_env_filter(parse(&with_quiet_libraries(filter))?)
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .event_format(ThrottledFormat {
-            format: Format::default(),
-            throttle: LogThrottle::real(),
-        })
-        .init();
+        .with_ansi(format == LogFormatName::Text && std::io::stderr().is_terminal());
+    let throttle = LogThrottle::real();
+    match format {
+        LogFormatName::Text => {
+            let format = Format::default();
+            let note = note_as_text;
+            logger
+                .event_format(ThrottledFormat {
+                    format,
+                    note,
+                    throttle,
+                })
+                .init();
+        }
+        LogFormatName::Json => {
+            let format = Format::default().json().flatten_event(true);
+            let note = note_as_json;
+            let format = ThrottledFormat {
+                format,
+                note,
+                throttle,
+            };
+            logger
+                .fmt_fields(JsonFields::new())
+                .event_format(format)
+                .init();
+        }
+    }
     Ok(())
 }
 
@@ -74,16 +98,54 @@ fn with_quiet_libraries(filter: &str) -> String {
     })
 }
 
+/// Writes the number of suppressed records of a log target.
+type WriteNote = fn(&mut Writer<'_>, Suppressed<'_>) -> fmt::Result;
+
+/// The number of records of one log target that were suppressed since the last one.
+#[derive(Clone, Copy, Debug)]
+struct Suppressed<'t> {
+    records: u64,
+    target: &'t str,
+}
+
+const SUPPRESSED: &str = "suppressed records like the next one";
+
+fn note_as_text(writer: &mut Writer<'_>, suppressed: Suppressed<'_>) -> fmt::Result {
+    let Suppressed { records, target } = suppressed;
+    SystemTime.format_time(writer)?;
+    writeln!(
+        writer,
+        "  INFO tidegate::log: {SUPPRESSED} suppressed={records} target={target}"
+    )
+}
+
+fn note_as_json(writer: &mut Writer<'_>, suppressed: Suppressed<'_>) -> fmt::Result {
+    let Suppressed { records, target } = suppressed;
+    let mut time = String::new();
+    SystemTime.format_time(&mut Writer::new(&mut time))?;
+    let note = serde_json::json!({
+        "timestamp": time,
+        "level": "INFO",
+        "message": SUPPRESSED,
+        "suppressed": records,
+        "suppressed_target": target,
+        "target": "tidegate::log",
+    });
+    writeln!(writer, "{note}")
+}
+
 /// A formatter that writes only the records that a [`LogThrottle`] admits.
-struct ThrottledFormat {
-    format: Format,
+struct ThrottledFormat<F> {
+    format: F,
+    note: WriteNote,
     throttle: LogThrottle<Identifier>,
 }
 
-impl<S, N> FormatEvent<S, N> for ThrottledFormat
+impl<S, N, F> FormatEvent<S, N> for ThrottledFormat<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
 {
     fn format_event(
         &self,
@@ -102,12 +164,12 @@ where
             ThrottleDecision::Suppress => Ok(()),
             ThrottleDecision::Write { suppressed } => {
                 if suppressed > 0 {
-                    SystemTime.format_time(&mut writer)?;
-                    writeln!(
-                        writer,
-                        "  INFO tidegate::log: suppressed records like the next one suppressed={suppressed} target={}",
-                        metadata.target()
-                    )?;
+                    let target = metadata.target();
+                    let suppressed = Suppressed {
+                        records: suppressed,
+                        target,
+                    };
+                    (self.note)(&mut writer, suppressed)?;
                 }
                 self.format.format_event(context, writer, event)
             }
@@ -142,19 +204,43 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_next_record_reports_how_many_were_suppressed() {
+    /// Logs 100 records at once and another later. Returns the log.
+    fn flooded(format: LogFormatName) -> String {
         let at_secs = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
         let (log, clock) = (Log::default(), Clock::manual(at_secs(1_000)));
         let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
+        let throttle = LogThrottle::new(clock.clone());
+        let logger = tracing_subscriber::fmt()
             .with_writer(move || writer.clone())
-            .with_ansi(false)
-            .event_format(ThrottledFormat {
-                format: Format::default(),
-                throttle: LogThrottle::new(clock.clone()),
-            })
-            .finish();
+            .with_ansi(false);
+        let subscriber: Box<dyn Subscriber + Send + Sync> = match format {
+            LogFormatName::Text => {
+                let (format, note) = (Format::default(), note_as_text as WriteNote);
+                Box::new(
+                    logger
+                        .event_format(ThrottledFormat {
+                            format,
+                            note,
+                            throttle,
+                        })
+                        .finish(),
+                )
+            }
+            LogFormatName::Json => {
+                let format = Format::default().json().flatten_event(true);
+                let format = ThrottledFormat {
+                    format,
+                    note: note_as_json,
+                    throttle,
+                };
+                Box::new(
+                    logger
+                        .fmt_fields(JsonFields::new())
+                        .event_format(format)
+                        .finish(),
+                )
+            }
+        };
         let attack = || tracing::warn!("wrong");
         tracing::subscriber::with_default(subscriber, || {
             (0..100).for_each(|_| attack());
@@ -162,7 +248,36 @@ mod tests {
             clock.set(at_secs(2_000));
             attack();
         });
-        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let log = log.0.lock().unwrap().clone();
+        String::from_utf8(log).unwrap()
+    }
+
+    #[test]
+    fn every_line_of_a_json_log_is_an_object() {
+        let log = flooded(LogFormatName::Json);
+        let lines: Vec<serde_json::Value> = log
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(lines.len(), 33, "{log}");
+        let note = &lines[31];
+        assert_eq!(note["suppressed"], 70);
+        assert_eq!(note["suppressed_target"], "tidegate::log::tests");
+        for line in &lines {
+            assert!(
+                line["timestamp"].is_string() && line["message"].is_string(),
+                "{line}"
+            );
+        }
+        assert_eq!(
+            (&lines[32]["level"], &lines[32]["message"]),
+            (&"WARN".into(), &"wrong".into())
+        );
+    }
+
+    #[test]
+    fn the_next_record_reports_how_many_were_suppressed() {
+        let log = flooded(LogFormatName::Text);
         let lines: Vec<&str> = log.lines().collect();
         // The burst of 30 records, the record of another call site, the number of suppressed
         // records, and the late record.

@@ -6,15 +6,19 @@ use tidegate_config::{AdminToken, Config, KeyPrivacy, Password, RedisConfig};
 use tidegate_envoy::{self as envoy, Variables};
 use tidegate_server::serve::{self as server, Secrets};
 
-use crate::{args::Serve, complain, log};
+use crate::{
+    args::{LogFormatName, Serve},
+    complain, log,
+};
 
 pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     let StartSettings {
         config,
         log,
+        log_format,
         ignored,
     } = read_settings(args)?;
-    log::to_stderr(&log)?;
+    log::to_stderr(&log, log_format)?;
     for line in ignored {
         complain(&line);
     }
@@ -49,10 +53,11 @@ fn log_active_rules(args: &Serve, rules: usize, quotas: usize) {
     }
 }
 
-/// The configuration to serve, and the log filter.
+/// The configuration to serve, and the filter and the format of the log.
 struct StartSettings {
     config: Config,
     log: String,
+    log_format: LogFormatName,
     /// Settings that have no effect, each with the reason.
     ignored: Vec<String>,
 }
@@ -65,9 +70,16 @@ fn read_settings(args: &Serve) -> Result<StartSettings, String> {
         let log = log
             .or_else(|| read.log.map(str::to_owned))
             .unwrap_or_else(default_log);
+        let json_log = read.json_log.unwrap_or_default();
+        let of_envoy = if json_log {
+            LogFormatName::Json
+        } else {
+            LogFormatName::Text
+        };
         return Ok(StartSettings {
             config: read.config,
             log,
+            log_format: args.log_format.unwrap_or(of_envoy),
             ignored: read.ignored,
         });
     }
@@ -78,6 +90,7 @@ fn read_settings(args: &Serve) -> Result<StartSettings, String> {
     Ok(StartSettings {
         config,
         log: log.unwrap_or_else(default_log),
+        log_format: args.log_format.unwrap_or(LogFormatName::Text),
         ignored: Vec::new(),
     })
 }

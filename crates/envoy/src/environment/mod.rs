@@ -34,6 +34,9 @@ pub struct FromEnvironment {
     /// The log level of `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if
     /// `LOG_LEVEL` is not set.
     pub log: Option<&'static str>,
+    /// `LOG_FORMAT`: whether the log has one JSON object per line; `None` if the variable is not
+    /// set.
+    pub json_log: Option<bool>,
     /// The variables that are set and have no effect, each with the reason.
     pub ignored: Vec<String>,
 }
@@ -103,7 +106,6 @@ const IGNORED: &[(&str, &str)] = &[
         "DISABLE_STATS",
         "metrics cost nothing until they are scraped",
     ),
-    ("LOG_FORMAT", "logs are text"),
     ("TRACING_", "tracing is not supported"),
     ("OTEL_", "tracing is not supported"),
     ("CONFIG_GRPC_XDS_", "rules are read from files only"),
@@ -126,11 +128,13 @@ pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<St
     grpc(&mut config, &mut reader);
     warn_of_open(&mut config);
     let log = log_level(&mut reader);
+    let json_log = json_log(&mut reader);
     if reader.problems.is_empty() {
         let ignored = ignored(variables, &config);
         Ok(FromEnvironment {
             config,
             log,
+            json_log,
             ignored,
         })
     } else {
@@ -273,6 +277,16 @@ fn log_level(reader: &mut Reader<'_>) -> Option<&'static str> {
             "info" => Some("info"),
             "debug" => Some("debug"),
             "trace" => Some("trace"),
+            _ => None,
+        }
+    })
+}
+
+fn json_log(reader: &mut Reader<'_>) -> Option<bool> {
+    reader.parsed("LOG_FORMAT", "one of text, json", |text| {
+        match text.to_lowercase().as_str() {
+            "json" => Some(true),
+            "text" => Some(false),
             _ => None,
         }
     })

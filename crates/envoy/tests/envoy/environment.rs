@@ -63,7 +63,7 @@ const VARIABLES: &[Row] = &[
     ("GRPC_CLIENT_TLS_CACERT", "c", Honoured, TLS),
     ("GRPC_CLIENT_TLS_SAN", "client", Refused, TLS),
     ("LOG_LEVEL", "debug", Honoured, &[]),
-    ("LOG_FORMAT", "json", Ignored, &[]),
+    ("LOG_FORMAT", "json", Honoured, &[]),
     ("CONFIG_TYPE", "GRPC_XDS_SOTW", Refused, &[]),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true", Honoured, &[]),
     ("RUNTIME_ROOT", "/x", Honoured, &[]),
