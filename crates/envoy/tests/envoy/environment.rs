@@ -206,8 +206,11 @@ fn fate((name, value, _, beside): &Row) -> Option<Fate> {
         return Some(Refused);
     };
     let told = |line: &String| line.starts_with(&format!("{name} is ignored: "));
-    let is_the_same = format!("{:?}{:?}", with.config, with.log)
-        == format!("{:?}{:?}", without.config, without.log);
+    let is_the_same = format!("{:?}{:?}{:?}", with.config, with.log, with.json_log)
+        == format!(
+            "{:?}{:?}{:?}",
+            without.config, without.log, without.json_log
+        );
     match (with.ignored.iter().any(told), is_the_same) {
         (true, true) => Some(Ignored),
         (false, false) => Some(Honoured),
