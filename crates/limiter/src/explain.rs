@@ -94,9 +94,9 @@ struct Evaluation<'c> {
 }
 
 impl ServerLimiter {
-    /// Returns how `request` would be decided now under `rules`, and why. Charges nothing.
-    /// The decision is made as for a check: with the same charges, store and fallback policy. The
-    /// only difference is that no cached denial is used.
+    /// Returns how `request` would be decided now under `rules`, and why, without charging any
+    /// limit. The decision is made as for a check: with the same charges, store and fallback
+    /// policy. The only difference is that no cached denial is used.
     ///
     /// # Errors
     ///

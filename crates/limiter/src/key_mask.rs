@@ -8,8 +8,8 @@ use ring::{
     rand::SystemRandom,
 };
 
-/// The number of bytes of a hash that are shown. With these 64 bits, the probability that any two
-/// of a million keys have the same hash is about 3 in 100,000,000.
+/// The number of bytes of a hash that are shown. The bytes have 64 bits, so the probability that
+/// any two of a million keys have the same hash is about 3 in 100,000,000.
 const SHOWN_BYTES: usize = 8;
 
 /// A mask that shows the values of keys unchanged or hashed.

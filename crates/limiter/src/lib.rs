@@ -54,7 +54,7 @@ use crate::{
 /// A request for a decision, independent of the backend that decides it.
 #[derive(Clone, Copy, Debug)]
 pub struct DecisionRequest<'a> {
-    /// The charges. Either all charges are made, or none.
+    /// The charges of the request. Either all charges are made, or none.
     pub charges: &'a [Charge<'a>],
     /// The current time, read by the caller.
     pub now: Timestamp,
@@ -87,7 +87,7 @@ impl<'a> DecisionRequest<'a> {
 pub struct ThrottledRequest<'a> {
     /// The charge.
     pub charge: &'a Charge<'a>,
-    /// The outcomes of its limits.
+    /// The outcomes of the charge's limits.
     pub outcomes: &'a [Outcome],
     /// The time of the decision.
     pub now: Timestamp,
@@ -230,8 +230,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the memory store of this process. With Redis, it is the fallback while Redis is
-    /// unreachable. To decide a request, use the limiter itself as a [`Store`].
+    /// Returns the memory store of this process. With Redis, the memory store is the fallback while
+    /// Redis is unreachable. To decide a request, use the limiter itself as a [`Store`].
     #[must_use]
     pub fn local_store(&self) -> &MemoryStore {
         match &self.backend {
@@ -345,9 +345,9 @@ impl ServerLimiter {
         }
     }
 
-    /// Decides `request`. The result is ready if it needs no call to Redis. Clears `outcomes`, a
-    /// buffer that the caller can reuse, and fills it with the outcomes. `outcomes` stays empty if
-    /// the fallback policy `open` or `closed` decides.
+    /// Decides `request`. The result is ready if the decision needs no call to Redis. Clears
+    /// `outcomes`, a buffer that the caller can reuse, and fills it with the outcomes. `outcomes`
+    /// stays empty if the fallback policy `open` or `closed` decides.
     pub fn decide(
         &self,
         request: DecisionRequest<'_>,
@@ -526,8 +526,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Encodes a key in the same way as [`Self::throttle_key_in`] does for database 0.
-    /// `/v1/throttle` uses this database, too.
+    /// Encodes a key in the same way as [`Self::throttle_key_in`] does for database 0. The endpoint
+    /// `/v1/throttle` uses database 0, too.
     ///
     /// # Errors
     ///

@@ -211,12 +211,12 @@ pub fn try_out(path: &Path) -> io::Result<()> {
     fs::remove_file(trial)
 }
 
-/// Restores the file at `path` into `store`. The clock may have been far ahead of `now` when the
-/// file was written. In this case, the keys and blocks are moved back by the difference.
+/// Restores the file at `path` into `store`. If the clock was far ahead of `now` when the file was
+/// written, the keys and blocks are moved back by the difference.
 ///
 /// # Errors
 ///
-/// Returns the error of the file system. A corrupt file is not an error. In this case the result is
+/// Returns the error of the file system. A corrupt file is not an error, but gives the result
 /// [`RestoreOutcome::SetAside`].
 pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<RestoreOutcome> {
     let bytes = match fs::read(path) {

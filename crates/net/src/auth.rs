@@ -99,7 +99,7 @@ impl Authenticator {
                 .map(|secret| Sha256::digest(secret).into()),
             clock,
             // The constants are within all bounds, so creating the limit never fails. A test
-            // verifies that.
+            // verifies that the constants are valid.
             limits: limit.and_then(|limit| Limits::new(vec![limit])).ok(),
             guesses: MemoryStore::new(bounds),
             wrong: AtomicU64::new(0),

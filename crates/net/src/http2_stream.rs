@@ -33,7 +33,7 @@ pub struct Http2Stream<S> {
 }
 
 impl<S> Http2Stream<S> {
-    /// Wraps `stream`. Floods are reported to `activity`.
+    /// Wraps `stream`. Floods of control frames are reported to `activity`.
     pub fn new(stream: S, timeouts: StreamTimeouts, activity: Activity) -> Self {
         Self {
             stream: TimedStream::new(stream, timeouts),

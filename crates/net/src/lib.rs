@@ -8,8 +8,8 @@
 //!
 //! One accept loop per listener distributes connections to the workers round-robin. With
 //! `SO_REUSEPORT`, each worker could accept connections itself, but the kernel would choose the
-//! worker by a hash of the addresses. Of 50 pooled connections on two workers, 30 could then be on
-//! one worker. Connection pools connect rarely and keep connections for long, so an even
+//! worker by a hash of the addresses. With this choice, 30 of 50 pooled connections could be on one
+//! of two workers. Connection pools connect rarely and keep connections for long, so an even
 //! distribution matters more than a cheaper `accept`.
 //!
 //! All resources are bounded. The listener bounds the number of connections. The handler enforces

@@ -7,8 +7,8 @@
 //! limit is refused.
 //!
 //! Idleness is measured in accepted connections instead of time. Whenever a connection's task is
-//! polled, the task stores the number of connections that the listener has accepted so far. This
-//! takes one load and one store, and avoids reading the clock.
+//! polled, the task stores the number of connections that the listener has accepted so far. Storing
+//! this number takes one load and one store, and avoids reading the clock.
 
 use std::{
     collections::HashMap,

@@ -51,9 +51,9 @@ impl Shutdown {
 
     /// Polls `serving` to completion. When the shutdown begins, calls `finish` on `serving`.
     ///
-    /// The shutdown notification is polled only once, to register the waker. After that, only a
-    /// flag is checked, because polling the notification is expensive compared with the rest of a
-    /// request. So the returned future must run in its own task, whose waker stays the same.
+    /// The shutdown notification is polled only once, to register the waker. Later polls only check
+    /// a flag, because polling the notification is expensive compared with the rest of a request.
+    /// So the returned future must run in its own task, whose waker stays the same.
     pub async fn serve<F: Future>(
         &self,
         mut serving: Pin<&mut F>,

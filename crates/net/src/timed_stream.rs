@@ -297,8 +297,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
             is_response_due.store(false, Ordering::Relaxed);
         }
         // Starts the idle timeout at the end of the response. This is necessary because hyper may
-        // already know that there is nothing to read. In this case it polls for reading again only
-        // when data arrives.
+        // already know that there is nothing to read, and then polls for reading again only when
+        // data arrives.
         if phase == IDLE && !self.phase.is_timed() {
             // The timer was set just now, so it cannot have expired.
             let _ = self.poll_read_timeout::<()>(cx);

@@ -163,9 +163,9 @@ impl RedisStore {
     }
 }
 
-/// Returns whether a conversion of `stored` to the limits of `charge` would lose all counts. If it
-/// would, a refund leaves the value unchanged, because the counts are still valid under the limits
-/// with which they were stored.
+/// Returns whether a conversion of `stored` to the limits of `charge` would lose all counts. If all
+/// counts would be lost, a refund leaves the value unchanged, because the counts are still valid
+/// under the limits with which they were stored.
 fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> bool {
     !stored.encoded_states.starts_with(&encode::head(charge))
         && stored

@@ -471,7 +471,7 @@ pub(crate) fn renewals(reply: Reply, charges: usize) -> Option<Vec<ChargeRenewal
 pub(crate) struct ScanPage {
     /// The cursor of the next page.
     pub(crate) next: Vec<u8>,
-    /// Keys and values.
+    /// The keys and values on the page.
     pub(crate) entries: Vec<(Vec<u8>, Vec<u8>)>,
 }
 

@@ -86,8 +86,8 @@ pub(crate) const CLAMPED: u8 = 0x80;
 /// to other parameters.
 pub(crate) const CONVERTED: u8 = 0x40;
 
-/// Number of calendar windows in a program. The first is the window at the latest known instant.
-/// Further windows follow because the server's clock may have passed the end of the first one.
+/// Number of calendar windows in a program. The first window contains the latest known instant.
+/// Further windows follow because the server's clock may have passed the end of the first window.
 const CALENDAR_WINDOWS: usize = 3;
 
 /// The numbers of the algorithms in the scripts.

@@ -18,11 +18,11 @@ const SCANS_PER_CALL: usize = 100;
 /// take as many commands as the server has keys.
 const MIN_KEYS_PER_SCAN: usize = 100;
 
-/// A position in a listing of keys. The default is the beginning.
+/// A position in a listing of keys. The default position is the beginning of the listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScanPosition {
-    /// The server at which the listing continues. In a cluster, this is its address. Empty for the
-    /// first server.
+    /// The server at which the listing continues. In a cluster, this is its address. The address is
+    /// empty for the first server.
     pub server: String,
     /// The cursor of `SCAN`.
     pub cursor: u64,
@@ -93,7 +93,7 @@ impl RedisStore {
         Ok(page)
     }
 
-    /// Sends one `SCAN`. Returns the next cursor and the keys found.
+    /// Sends one `SCAN` command. Returns the next cursor and the keys found.
     async fn scan(
         &self,
         server: &str,

@@ -15,9 +15,10 @@
 //!   only exception is a key under a block that lasts until it is lifted.
 //! - **One clock.** Each decision reads the server's `TIME` once. A clock that is set back creates
 //!   no tokens: a state from the future counts in full until the clock has caught up.
-//! - **A changed rule keeps its counts.** A value records the parameters of its states. If they
-//!   differ from those of the charge, the client converts the state as the memory store does. The
-//!   script decides on the converted state, unless the value has changed in between.
+//! - **A changed rule keeps its counts.** A value records the parameters of its states. If the
+//!   stored parameters differ from those of the charge, the client converts the state as the memory
+//!   store does. The script decides on the converted state, unless the value has changed in
+//!   between.
 //!
 //! # Cost
 //!

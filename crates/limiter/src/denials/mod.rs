@@ -37,7 +37,7 @@ pub struct Denial {
     pub listener: ListenerKind,
     /// Whether the rule denied the request, or would have denied it in shadow mode.
     pub mode: Mode,
-    /// Why the request was denied.
+    /// The reason why the request was denied.
     pub reason: Reason,
     /// The time from `at` until the same request would be admitted by this rule.
     pub retry_after: RetryAfter,
@@ -53,7 +53,7 @@ pub struct Denial {
     pub entries: Vec<(String, String)>,
 }
 
-/// A filter that selects denials.
+/// A filter that selects recent denials.
 #[derive(Clone, Debug, Default)]
 pub struct DenialFilter<'a> {
     /// The name of the rule; `None` selects every rule.
@@ -67,7 +67,7 @@ pub struct DenialFilter<'a> {
 /// Recent denials, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DenialList {
-    /// The denials.
+    /// The selected denials, newest first.
     pub denials: Vec<Denial>,
     /// The number of denials since the start of the process that are no longer in memory. The
     /// filter does not affect this number.

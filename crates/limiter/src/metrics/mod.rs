@@ -150,7 +150,7 @@ pub const SAMPLE_EVERY: u32 = 64;
 pub enum ListenerKind {
     /// The HTTP listener: checks, throttles and forward-auth.
     Http,
-    /// Envoy's rate limit service.
+    /// The gRPC listener with Envoy's rate limit service.
     Grpc,
     /// The Redis protocol listener.
     Resp,

@@ -1,7 +1,7 @@
 //! The traffic of the last 15 minutes by rule, in buckets of five seconds.
 //!
 //! The counts are differences between samples of the counters that each decision updates anyway. So
-//! they add no work to a decision. The server takes a sample every second.
+//! a decision does no extra work for the traffic. The server takes a sample every second.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,7 +14,7 @@ use tidegate_core::{Span, Timestamp};
 /// The length of a bucket.
 pub const TRAFFIC_BUCKET: Span = Span::from_secs(5);
 
-/// The number of buckets that are kept. Together they cover 15 minutes.
+/// The number of buckets that are kept, which together cover 15 minutes.
 pub const TRAFFIC_BUCKETS: usize = 180;
 
 /// The numbers of decisions in a period.

@@ -37,7 +37,7 @@ const BYTES: Metric = Metric::gauge(
 const MAX_SHARDS: usize = 16;
 
 /// The number of ended time slices that a shard keeps until [`TopTalkers::collect`] takes them. If
-/// that method is not called, the worker itself moves the slices to the history.
+/// [`TopTalkers::collect`] is not called, the worker itself moves the slices to the history.
 const MAX_CLOSED: usize = 2;
 
 /// A query for the keys with the most requests, denials or cost.
@@ -47,7 +47,7 @@ pub struct TopQuery {
     pub rule: Option<String>,
     /// The measure by which keys are ranked.
     pub by: Measure,
-    /// The period.
+    /// The period over which requests are counted.
     pub over: Period,
     /// The maximum number of rows.
     pub count: usize,
@@ -89,7 +89,7 @@ pub struct TopRow {
 /// The reason why a query has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TopError {
-    /// Top talkers are off.
+    /// Lists of top talkers are off.
     #[error(
         "top talkers are off: the rules file has `top: off`; remove that, and restart the server"
     )]
@@ -97,7 +97,7 @@ pub enum TopError {
     /// There is no rule of this name.
     #[error("there is no rule \"{0}\"")]
     UnknownRule(String),
-    /// The rule has no list.
+    /// The rule exists, but has no list of top talkers.
     #[error(
         "rule \"{0}\" has no list: only the first {MAX_TOP_RULES} rules of the rules file have one; move it up"
     )]

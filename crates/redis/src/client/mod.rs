@@ -45,7 +45,7 @@ enum Routes {
     Cluster(Cluster),
 }
 
-/// Current health of the servers.
+/// The current health of the Redis servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Number of known servers.

@@ -26,8 +26,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// calls, so that the load on Redis stays small.
 const BLOCKS_PER_CALL: usize = 1_000;
 
-/// Makes local copies of blocks, and lifts the copies of blocks that were lifted in Redis. Stops
-/// when it is dropped.
+/// Makes local copies of blocks, and lifts the copies of blocks that were lifted in Redis. Dropping
+/// the value stops the synchronisation.
 #[derive(Debug)]
 pub(super) struct BlockSync {
     copies: Arc<LocalCopies>,

@@ -49,8 +49,8 @@ pub struct FallbackSettings {
     pub on_failure: OnFailure,
     /// This node's share of every limit while Redis is unreachable; default [`NodeShare::Auto`].
     pub share: NodeShare,
-    /// Maximum time to live of a cached denial; zero disables the cache. Default 1 s. This node may
-    /// take up to that time to notice a reset or a lifted block on another node.
+    /// Maximum time to live of a cached denial; zero disables the cache. The default is 1 s. This
+    /// node may take up to that time to notice a reset or a lifted block on another node.
     pub denial_ttl: Span,
 }
 
@@ -210,7 +210,7 @@ impl FallbackStore {
     }
 
     /// Waits for Redis, at most for the timeout of a decision (which may need several calls), and
-    /// at most for `within`. If this time has already passed, Redis is not called, because the
+    /// at most for `within`. If `within` has already passed, Redis is not called, because the
     /// caller would never learn of the charge.
     async fn with_timeout<T>(
         &self,

@@ -68,8 +68,8 @@ impl Default for Phase {
 struct OngoingOutage {
     since: Timestamp,
     latest: Timestamp,
-    /// When `latest` was recorded. The current time is `latest` plus the time that has elapsed
-    /// since.
+    /// The time at which `latest` was recorded. The current time is `latest` plus the time that has
+    /// elapsed since.
     recorded: Instant,
     /// The last instant at which Redis was known to be unreachable.
     down_until: Timestamp,
@@ -86,8 +86,8 @@ struct OngoingOutage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OutageSummary {
     /// The duration of the outage, from the first fallback decision. The outage ends when Redis has
-    /// recovered after the last fallback decision. If it is earlier, the outage ends [`STEADY`]
-    /// after Redis was last known to be unreachable.
+    /// recovered after the last fallback decision, or [`STEADY`] after Redis was last known to be
+    /// unreachable, if that is earlier.
     pub(super) lasted: Span,
     /// Number of decisions during the outage on this server's share of the limits.
     pub(super) local: u64,

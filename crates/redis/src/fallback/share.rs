@@ -15,7 +15,7 @@ impl FallbackStore {
     /// far as the share has room for them. Refunds the units that Redis refunded, as far as they
     /// were charged to the share.
     ///
-    /// `now` is when Redis answered.
+    /// `now` is the time at which Redis answered.
     pub(super) fn update_share(
         &self,
         request: &StoreRequest<'_, '_>,

@@ -24,8 +24,8 @@ use crate::{
 pub struct RedisReceipt {
     /// One receipt per charge; empty if nothing was charged.
     pub(crate) charges: Vec<Vec<u8>>,
-    /// Whether the outcome of a renewal since the last reply is unknown. In this case the leases
-    /// may have been renewed at an instant that is not in this receipt.
+    /// Whether the outcome of a renewal since the last reply is unknown. If it is unknown, the
+    /// leases may have been renewed at an instant that is not in this receipt.
     pub(crate) has_unknown_renewal: bool,
 }
 

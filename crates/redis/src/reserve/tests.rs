@@ -239,7 +239,8 @@ fn counts_units(kind: Kind) -> bool {
 }
 
 /// Returns whether the first charge after a pause determines when the next refill or window begins.
-/// If that charge is refunded, the charges that were kept would have been admitted at other times.
+/// If the first charge is refunded, the charges that were kept would have been admitted at other
+/// times.
 fn has_own_grid(kind: Kind) -> bool {
     matches!(kind, Kind::Interval | Kind::FirstRequestWindow)
 }

@@ -2,7 +2,7 @@
 -- The script is much cheaper than check.lua, because it is assembled for a sequence of algorithms.
 -- One call unpacks the parameters of all members, another call unpacks all states, and a third call
 -- packs all states. The names in capitals are replaced, and the code of each member is inserted. In
--- that code the number of the member takes the place of N in names such as `cost_N`.
+-- the code of a member, the number of the member takes the place of N in names such as `cost_N`.
 --
 -- KEYS[1]  the key
 -- ARGV[1]  the header of its value; and the parameters of each member

@@ -2,8 +2,8 @@
 -- written. A lead takes one byte, and is rounded up by less than one eighth plus half a second. The
 -- fast path always stores the lead of a completely charged key. A state that is ahead by more than
 -- its lead plus JUMP was written by a clock that was ahead of this clock. That can be the clock of
--- a former primary, or this clock before it was set back. Until this clock has caught up, the limit
--- would deny all requests, so the store clamps the state.
+-- a former primary, or this clock before it was set back. The store clamps such a state, because
+-- the limit would otherwise deny all requests until the clock has caught up.
 local JUMP = 10000000
 
 -- Returns the lead for `ahead` microseconds: the upper five bits are an exponent, the lower three a

@@ -198,9 +198,9 @@ local function refunded_time(ledger, ledger_then, since, number)
   return now - since < LEDGER_MICROS and shift >= 0 and sum < MOST_MOVED and shift or nil
 end
 
--- Returns whether the states were converted to other parameters since the charge. If they were, the
--- charge may have been drained or dropped. The ledger of a conversion is kept as long as the charge
--- might be refunded.
+-- Returns whether the states were converted to other parameters since the charge. If the states
+-- were converted, the charge may have been drained or dropped. The ledger of a conversion is kept
+-- as long as the charge might be refunded.
 local function is_converted_since(ledger, ledger_then)
   return ledger ~= '' and fmod(byte(ledger), CLAMPED) >= CONVERTED
     and ledger_start(ledger) ~= ledger_start(ledger_then)

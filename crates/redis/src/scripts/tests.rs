@@ -120,7 +120,7 @@ fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::LuaString> {
     let mut bytes = Vec::new();
     for ((size, is_text), value) in sizes(&format.as_bytes()).into_iter().zip(values) {
         match &value {
-            // `c0` is the whole text.
+            // The format `c0` stands for the whole text.
             LuaValue::String(text) if is_text && size == 0 => {
                 bytes.extend_from_slice(&text.as_bytes());
             }
@@ -750,7 +750,8 @@ fn a_charge_that_is_always_overtaken_is_denied() {
     assert_eq!(decision, Decision::Admitted);
 }
 
-/// 1,000 sub-windows hold one request each. Later, all but one of the sub-windows have expired.
+/// Each of 1,000 sub-windows counts one request. Later, all but one of the sub-windows have
+/// expired.
 #[test]
 fn the_maximum_of_buckets_is_scanned_once_per_decision() {
     let counter = Algorithm::SlidingWindowCounter {

@@ -44,7 +44,7 @@ async fn a_killed_server_delays_nothing_and_is_used_again_after_its_restart() {
         began.elapsed()
     );
     server.restart();
-    // The counts are lost: the server stores nothing on disk.
+    // The counts are lost, because the server stores nothing on disk.
     assert_eq!(fixture.until_decided("k").await, Decision::Admitted);
     assert_eq!(fixture.admitted("k", 12).await, 9);
 }

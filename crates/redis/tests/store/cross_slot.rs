@@ -199,8 +199,8 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     let asked = store.reserve(&charges, &mut outcomes);
     let given_up = tokio::time::timeout(Duration::from_millis(100), asked).await;
     assert!(given_up.is_err(), "Redis is paused");
-    // The server runs this request after the first one, so both slots have charged the first one by
-    // now.
+    // The server runs this request after the abandoned request, so both slots have charged the
+    // abandoned request by now.
     let next = store.check(&charges, Effect::Charge, &mut outcomes).await;
     assert_eq!(next, Ok(Decision::Admitted));
     let remaining = |outcomes: &[Outcome]| -> Vec<u64> {

@@ -476,8 +476,8 @@ async fn an_abandoned_slot_is_released() {
     let (decided, receipt) = node.reserve(request, &mut Vec::new()).await;
     assert_eq!(decided.source, Source::Local, "Redis has not answered");
     drop(receipt);
-    // The server runs these requests after the first one. So when it answers them, it has charged
-    // the first one.
+    // The server runs these requests after the abandoned request. So once the server has answered
+    // them, the abandoned request is charged.
     let held: Vec<_> = [
         reserve(&node, &limits).await,
         reserve(&node, &limits).await,

@@ -208,8 +208,7 @@ async fn reservations_are_exact_while_their_slot_moves() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);
     reserve_through(&cluster, Kind::TokenBucket, &["one"]).await;
     reserve_through(&cluster, Kind::EpochWindow, &["two"]).await;
-    // The keys of several rules have the same hash tag. During the migration these keys are on two
-    // nodes.
+    // The keys of several rules have the same hash tag, and are on two nodes during the migration.
     reserve_through(&cluster, Kind::TokenBucket, &["{x}one", "{x}two"]).await;
     reserve_through(&cluster, Kind::Log, &["{y}one", "{y}two", "{y}new"]).await;
 }

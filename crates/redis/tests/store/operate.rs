@@ -8,8 +8,8 @@ use tidegate_redis::{RedisStore, ScanPosition};
 
 use crate::{START, limits, server::Server};
 
-/// The script reads every state before it writes the first one, so a key that occurs twice would
-/// lose a charge.
+/// The script reads all states before it writes any state, so a key that occurs twice would lose a
+/// charge.
 #[tokio::test]
 async fn one_key_twice_in_one_call_is_refused() {
     for server in Server::each() {

@@ -37,8 +37,8 @@ struct Case {
     /// The lease is renewed when the limit with this index has reset. If there is no limit with
     /// this index, the lease is renewed after this number of half leases.
     which: usize,
-    /// The offset of the renewal from that instant: 0 is one microsecond before it, 1 is exactly at
-    /// it, and 2 is one microsecond after it.
+    /// Whether the lease is renewed one microsecond before the instant that `which` selects (0),
+    /// exactly at the instant (1), or one microsecond after it (2).
     nudge: u64,
 }
 

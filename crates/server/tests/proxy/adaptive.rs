@@ -242,8 +242,8 @@ fn an_unreachable_upstream_lowers_its_limit() {
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
 }
 
-/// The maximum number of connections is a setting of the proxy. If it is reached, this does not
-/// mean that the upstream is overloaded.
+/// The maximum number of connections is a setting of the proxy. Reaching this maximum does not mean
+/// that the upstream is overloaded.
 #[test]
 fn a_missing_free_connection_does_not_lower_the_limit() {
     let mut gated = GatedUpstream::start();

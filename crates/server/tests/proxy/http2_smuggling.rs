@@ -26,8 +26,8 @@ pub(crate) const END_HEADERS: u8 = 4;
 /// The result of the first request on a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestResult {
-    /// A response. The value is the first byte of its header block, which encodes the status as an
-    /// index into HPACK's static table.
+    /// A response. The value is the first byte of the response's header block, which encodes the
+    /// status as an index into HPACK's static table.
     Response(u8),
     /// The stream was reset, or the connection closed.
     Reset,

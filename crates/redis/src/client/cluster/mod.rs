@@ -2,9 +2,9 @@
 //! changed.
 //!
 //! The client library has a cluster client too, but it pipelines only one slot at a time, and has a
-//! single retry counter for redirections and lost connections. In this client, a batch may contain
-//! commands for all slots of a node. A command is sent again only if the reply says that it was not
-//! executed.
+//! single retry counter for redirections and lost connections. Tidegate's cluster client can put
+//! commands for all slots of a node into one batch. A command is sent again only if the reply says
+//! that it was not executed.
 
 mod slot_map;
 mod view;

@@ -55,10 +55,10 @@ struct CachedDenial {
     hash: u64,
     charges: Box<[ChargeKey]>,
     epoch: Epoch,
-    /// When the request was sent. Redis decided at this time or later.
+    /// The time at which the request was sent. Redis decided at this time or later.
     sent_at: Timestamp,
-    /// When the reply arrived. Redis decided at this time or earlier. Waits are measured from this
-    /// time, so they are never understated.
+    /// The time at which the reply arrived. Redis decided at this time or earlier. Waits are
+    /// measured from this time, so they are never understated.
     received_at: Timestamp,
     expires_at: Timestamp,
     outcomes: Box<[Outcome]>,

@@ -142,8 +142,8 @@ impl Readiness {
 }
 
 /// Serialises the state of Redis. A node that cannot reach Redis stays ready, because the
-/// `on_failure` policy of each rule still decides. If it were not ready, an outage of Redis would
-/// take all nodes out of service at the same time.
+/// `on_failure` policy of each rule still decides. If such a node were not ready, an outage of
+/// Redis would take all nodes out of service at the same time.
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "unreachable; the rules' `on_failure` policies apply",

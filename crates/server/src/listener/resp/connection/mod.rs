@@ -188,9 +188,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.pending = worker.executor.take_pending(&self.limiter);
         self.send(cx, &mut worker.executor.output)?;
         self.account()?;
-        // Without this bound, a client that sends faster than it gets replies would occupy the
-        // worker, because every read would succeed. The bytes of several reads are added up,
-        // because with TLS a read returns at most 16 KiB.
+        // The number of bytes per turn is bounded. Without a bound, a client that sends faster than
+        // it gets replies would occupy the worker, because every read would succeed. The bytes of
+        // several reads are added up, because with TLS a read returns at most 16 KiB.
         let is_over = self.more || turn.read_bytes >= READ_BYTES;
         Poll::Ready(Ok(if is_over { Step::Yield } else { Step::Go }))
     }
@@ -203,9 +203,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     ) -> Poll<Result<usize, Closed>> {
         let WorkerBuffers { input, executor } = worker;
         input.resize(SMALL_BYTES + READ_BYTES, 0);
-        // If an incomplete command is short, it is copied to the front of the new bytes. If it is
-        // long, the new bytes are appended to it instead, because copying a long command at each
-        // read would take quadratic time.
+        // If an incomplete command is short, it is copied to the front of the new bytes. If an
+        // incomplete command is long, the new bytes are appended to the command instead, because
+        // copying a long command at each read would take quadratic time.
         let small = self.unread.len() <= SMALL_BYTES;
         let start = if small { self.unread.len() } else { 0 };
         let mut buffer = ReadBuf::new(&mut input[start..start + READ_BYTES]);
