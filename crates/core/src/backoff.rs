@@ -82,8 +82,8 @@ impl Backoff {
     ///
     /// The result is `server_wait` plus a backoff wait. Unless jitter is off, the backoff wait
     /// before jitter is at least half of `server_wait`. The server sends the same `server_wait` to
-    /// all clients, and a jitter of milliseconds after a wait of seconds would not spread their
-    /// retries.
+    /// all clients. A jitter of milliseconds after a wait of seconds would not spread the retries
+    /// of the clients.
     #[must_use]
     pub fn wait_after(&self, server_wait: Span, retry: u32, random: u64) -> Span {
         let longest = match self.jitter {

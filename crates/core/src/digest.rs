@@ -1,7 +1,7 @@
 //! A hash of numbers and texts with an explicit encoding, so that the hash is the same in every
 //! process and with every compiler.
 
-/// The version of the encoding. Increment it when the encoding of any hashed type changes.
+/// The version of the encoding. Increment the version when the encoding of any hashed type changes.
 const VERSION: u64 = 1;
 
 /// An FNV-1a hash over 8-byte numbers and length-prefixed texts.
@@ -45,7 +45,7 @@ impl Digest {
 mod tests {
     use super::*;
 
-    /// Redis stores digests. If one of these values changes, increment [`VERSION`].
+    /// Digests are stored in Redis. If a digest in this test changes, increment [`VERSION`].
     #[test]
     fn the_encoding_is_the_same_as_in_stored_values() {
         let digest = Digest::new()

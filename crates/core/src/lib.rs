@@ -38,7 +38,7 @@ mod rules;
 mod store;
 mod time;
 
-/// The notation of rates and durations: `20/min`, `5/10s`, `1d`, `500ms`.
+/// Parsers for the notation of rates and durations: `20/min`, `5/10s`, `1d`, `500ms`.
 pub mod notation {
     pub use crate::{
         limit::rate,

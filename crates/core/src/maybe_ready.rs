@@ -11,7 +11,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-/// The result of an operation that may have to wait for a remote store.
+/// The result of an operation that possibly has to wait for a remote store.
 ///
 /// Synchronous code uses the result only if it is [`Ready`](Self::Ready). Async code writes
 /// `.await`, which does not suspend if the result is ready.
@@ -44,8 +44,8 @@ impl<T, F> MaybeReady<T, F> {
         matches!(self, Self::Ready(_))
     }
 
-    /// Returns the result if the operation is complete. Otherwise drops the pending operation,
-    /// which then has no effect.
+    /// Returns the result if the operation is complete. Drops a pending operation, so that it has
+    /// no effect, and returns `None`.
     #[must_use]
     #[inline]
     pub fn ready(self) -> Option<T> {

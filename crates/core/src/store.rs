@@ -19,10 +19,10 @@ use crate::{
 /// The input of a store's decision.
 #[derive(Debug)]
 pub struct StoreRequest<'q, 'c> {
-    /// The charges of the request. Either all charges are made, or none. If two charges have the
+    /// The charges of the request, of which a decision makes all or none. If two charges have the
     /// same key, nothing is charged and the decision is [`Decision::REPEATED_KEY`]. If the fallback
     /// policy of a rule decides without checking the rule's limits, the store removes the rule's
-    /// charge from the list. So the outcomes always belong to the charges that remain in the list.
+    /// charge from the list. The outcomes always belong to the charges that remain in the list.
     pub charges: &'q mut Vec<Charge<'c>>,
     /// The current time according to the caller's clock. A remote store uses its own clock instead.
     pub now: Timestamp,
@@ -32,8 +32,8 @@ pub struct StoreRequest<'q, 'c> {
     pub within: Option<Duration>,
     /// Whether a remote store searches its denial cache.
     pub cache_search: CacheSearch,
-    /// Whether this is the rest of the cost of a request that has already been decided. A store
-    /// that counts requests does not count such a request again.
+    /// Whether the charges are the rest of the cost of a request that has already been decided. A
+    /// store that counts requests does not count an already decided request again.
     pub is_excess: bool,
 }
 
@@ -43,9 +43,9 @@ pub enum CacheSearch {
     /// The store searches its denial cache.
     #[default]
     Due,
-    /// The store does not search its denial cache. Either the store has just returned a pending
-    /// result for the same request, so there is no cached denial; or the caller needs the current
-    /// state of the limits.
+    /// The store does not search its denial cache. The search is unnecessary if the store has just
+    /// returned a pending result for the same request, because then there is no cached denial. A
+    /// caller that needs the current state of the limits also skips the search.
     Skip,
 }
 
@@ -169,7 +169,7 @@ pub trait Store: Send + Sync {
     /// contains. The method takes the receipt out of the option, and does nothing if the option is
     /// `None`.
     ///
-    /// If a remote store is unreachable, nothing is refunded there.
+    /// If a remote store is unreachable, nothing is refunded in that store.
     fn settle(
         &self,
         charges: &[Charge<'_>],

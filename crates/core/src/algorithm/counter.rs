@@ -65,8 +65,8 @@ pub(crate) trait Counter: Sized {
 
     fn mark(state: &Self::State) -> Mark;
 
-    /// Refunds up to `units` of the charge at `position`, if the mark of `position` belongs to this
-    /// kernel.
+    /// Refunds up to `units` of the charge at `position`. Refunds nothing if another kernel created
+    /// the mark of `position`.
     fn refund_charge(
         &self,
         state: &mut Self::State,
@@ -126,7 +126,7 @@ pub(crate) trait CounterState: Sized {
     fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self>;
 }
 
-/// Returns whether `number` is a count that a limit can have.
+/// Returns whether `number` is at most [`bounds::MAX_COUNT`], so that it can be a count of units.
 pub(super) fn is_count(number: &u64) -> bool {
     *number <= bounds::MAX_COUNT
 }

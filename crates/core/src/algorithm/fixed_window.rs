@@ -11,8 +11,8 @@
 //!   `L` just before the boundary and `L` just after the boundary. In general, a half-open interval
 //!   of length `t` admits up to `L * (ceil(t / W) + 1)` units with windows of length `W`. All keys
 //!   with epoch-aligned or calendar windows are reset at the same instant.
-//! - **Source.** The algorithm has no known author. Its descriptions usually mention the burst at
-//!   the window boundary.
+//! - **Source.** The algorithm has no known author. Descriptions of fixed windows usually mention
+//!   the burst at the window boundary.
 
 use crate::{
     algorithm::{
@@ -201,8 +201,8 @@ impl Counter for FixedWindow {
         let end = self.end_at(at).as_micros();
         state.end = match self.grid {
             Window::FirstRequest(_) => state.end.min(end),
-            // The new end must be a window boundary. Otherwise the count would be reset in the
-            // middle of an aligned window, and this window could admit twice the limit.
+            // The new end must be a window boundary. If the count were reset in the middle of an
+            // aligned window, the window could admit twice the limit.
             Window::Epoch(_) | Window::Calendar(_) => end,
         };
     }

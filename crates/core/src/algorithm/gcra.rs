@@ -3,8 +3,8 @@
 //!
 //! This module implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a
 //! meter and as a queue. GCRA, the token bucket and the leaky bucket are the same algorithm. The
-//! time by which the TAT is ahead of the clock corresponds to the spent tokens of a token bucket of
-//! capacity `B`, or to the water in a leaky bucket of capacity `B`.
+//! time by which the TAT is ahead of the clock corresponds to the spent tokens of a token bucket,
+//! or to the water in a leaky bucket. `B` is the capacity of the bucket.
 //!
 //! ```text
 //!           now                TAT         now + tau
@@ -103,7 +103,8 @@ pub(crate) struct Gcra {
     p: u64,
     l: u64,
     unit: Exact,
-    /// The capacity as a duration: the maximum time by which the TAT may be ahead of the clock.
+    /// The capacity as a duration, which is the maximum time by which the TAT can be ahead of the
+    /// clock.
     tau: Exact,
     /// Half of the capacity as a duration. A key with less than this duration remaining counts as
     /// hot (`is_hot`).
@@ -260,7 +261,7 @@ impl Gcra {
     }
 
     /// Converts a TAT that was written under `old`. Returns the TAT at which each spent unit lasts
-    /// as long as a unit of this limit, and the latest TAT that [`Self::adopt`] may set.
+    /// as long as a unit of this limit, and the latest TAT that [`Self::adopt`] is allowed to set.
     fn converted(&self, old: &Self, tat: Exact, now: Timestamp) -> (Exact, Exact) {
         let ends = old.base(tat, now);
         let debt = old.minus(ends, Exact::at(now));
@@ -268,7 +269,7 @@ impl Gcra {
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
         // An earlier conversion can have kept the duration of spent units instead of their number.
-        // The duration can correspond to more units than were ever spent, so the product can
+        // A kept duration can correspond to more units than were ever spent, so the product can
         // overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(Exact::at(ends.ceil()));
@@ -411,9 +412,9 @@ impl Counter for Gcra {
     /// Converts a TAT that was computed under the limit `old`. The number of spent units does not
     /// change, but each unit now lasts as long as a unit of this limit.
     ///
-    /// The spent units can exceed this limit's capacity, because servers with the old limit may
-    /// still use the key. The new TAT is at most the later one of the old TAT and the TAT of an
-    /// empty token bucket.
+    /// The spent units can exceed this limit's capacity, because the key can still be in use by
+    /// servers with the old limit. The new TAT is at most the later one of the old TAT and the TAT
+    /// of an empty token bucket.
     fn adopt(&self, old: Option<&Self>, tat: &mut Exact, now: Timestamp) {
         let Some(old) = old else {
             // If the old limit is unknown, the spent units keep their duration. The denominator of
@@ -559,7 +560,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Tests any state, including invalid states.
+        /// Compares the combined decision with the separate methods for any state, including
+        /// invalid states.
         #[test]
         fn the_combined_decision_equals_the_separate_methods(
             (count, period) in prop::sample::select(vec![(1, 60_000_000), (1_000, 1_000_000), (7, 1_000_000), (u64::from(u32::MAX), 999_983)]),
@@ -573,7 +575,7 @@ mod tests {
             let rate = Rate { count, period: Span::from_micros(period) };
             let gcra = Gcra::new(("rate", rate), ("capacity", capacity), queue).unwrap();
             let now = Timestamp::from_micros(1_700_000_000_000_000);
-            // The range includes the largest valid fraction and the smallest invalid one.
+            // The range includes the largest valid fraction and the smallest invalid fraction.
             let part = over.map_or(part, |over| gcra.largest_number() + over);
             let tat = Exact { whole: now.as_micros().saturating_add_signed(ahead), part };
             let cost = cost.min(capacity + 1);

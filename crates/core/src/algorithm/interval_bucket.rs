@@ -3,8 +3,8 @@
 //!
 //! This module implements `token_bucket` with `refill_mode: interval`. At the end of every interval
 //! `I`, `R` tokens are added, up to the capacity `B`. While the bucket is full, no interval is
-//! running, and the next charge starts an interval. So dropping the state of a full bucket changes
-//! no decision.
+//! running, and the next charge starts an interval. Dropping the state of a full bucket therefore
+//! changes no decision.
 //!
 //! The state consists of the instant at which the bucket will be full again, and the number of
 //! tokens that the last refill adds at that instant. The number of tokens that are missing now is
@@ -110,7 +110,8 @@ impl Interval {
     }
 
     /// Converts a state that was written under `old`. Returns a state with the same number of
-    /// missing tokens, and the state with the latest `full_at` that [`Self::adopt`] may set.
+    /// missing tokens, and the state with the latest `full_at` that [`Self::adopt`] is allowed to
+    /// set.
     fn converted(
         &self,
         old: &Self,
@@ -206,9 +207,10 @@ impl Counter for Interval {
     }
 
     /// Converts a state that was written under `old`. The number of missing tokens does not change,
-    /// even if it exceeds the capacity, because servers with the old limit may still use the key.
-    /// The next refill happens at its former time or earlier. The bucket is full no later than at
-    /// the former time or when an empty bucket would be full, whichever is later.
+    /// even if it exceeds the capacity, because the key can still be in use by servers with the old
+    /// limit. If no spent units are lost, the next refill happens at its old time or earlier. The
+    /// new `full_at` is at most the later one of the old `full_at` and the instant at which an
+    /// empty bucket would be full.
     fn adopt(&self, old: Option<&Self>, state: &mut IntervalState, now: Timestamp) {
         if state.full_at <= now.as_micros() {
             *state = IntervalState::default();
@@ -261,7 +263,7 @@ impl Counter for Interval {
         };
     }
 
-    /// Refunds up to `units` of the charge at `position`. Tokens that refills may already have
+    /// Refunds up to `units` of the charge at `position`. Tokens that refills have possibly
     /// returned since the charge are not refunded again. The position of a charge is the instant,
     /// computed right after the charge, at which the bucket would be full again.
     fn refund_charge(

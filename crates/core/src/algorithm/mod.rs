@@ -20,9 +20,9 @@
 //! The documentation of each kernel states its guarantee under **Guarantee**. In a guarantee, the
 //! limit `L` and the capacity `B` include the soft allowance, as in
 //! [`Limit::hard_quota`](crate::limit::Limit::hard_quota). The guarantees do not hold if a caller
-//! requests an [`Effect::Refund`](crate::Effect::Refund), so only a trusted caller may request
-//! refunds. **Memory** is the size of the kernel's state for one key. In addition, the memory store
-//! needs an entry of 48 bytes per key, which can hold 16 bytes of state inline.
+//! requests an [`Effect::Refund`](crate::Effect::Refund), so only trusted callers should be allowed
+//! to request refunds. **Memory** is the size of the kernel's state for one key. In addition, the
+//! memory store needs an entry of 48 bytes per key, which can hold 16 bytes of state inline.
 
 mod charge_position;
 mod compile;
@@ -183,9 +183,9 @@ macro_rules! kernels {
             /// of the rules. `old` is the kernel that wrote the state, if that kernel is known.
             ///
             /// Spent units stay spent, and units whose status is unknown count as spent. A state
-            /// that exceeds the new limit is not reduced, because servers that still use the old
-            /// parameters may share the state. A denial under the new limit must not change the
-            /// count that those servers see.
+            /// that exceeds the new limit is not reduced, because the state can be shared with
+            /// servers that still use the old parameters. A denial under the new limit must not
+            /// change the count for servers with the old parameters.
             pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(mut state)) => {
@@ -212,7 +212,7 @@ macro_rules! kernels {
             }
 
             /// Charges `cost`. The cost of a denied request is also charged if the limit counts
-            /// denied requests, but the state never exceeds its maximum. So a client that keeps
+            /// denied requests, but the state never exceeds its maximum. A client that keeps
             /// sending stays denied, but never has to wait longer than after spending the whole
             /// limit.
             pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
@@ -238,8 +238,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Drops units that affect no decision. Only limits that count denied requests can have
-            /// such units.
+            /// Drops units that affect no decision. Only limits that count denied requests have
+            /// units that affect no decision.
             pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.trim(state, now),)*
@@ -372,8 +372,8 @@ macro_rules! kernels {
         impl State {
             /// Moves every instant in the state back by the duration `span`. At any instant, the
             /// moved state has as many spent units as the original state has `span` later.
-            /// Sub-windows and weighted windows are aligned to the epoch, so these windows move by
-            /// `span` rounded down to whole windows.
+            /// Sub-windows and weighted windows are aligned to the epoch, so `span` is rounded down
+            /// to whole windows or sub-windows.
             pub(crate) fn move_back(&mut self, span: Span) {
                 match self {
                     $(Self::$variant(state) => state.move_back(span),)*
@@ -427,8 +427,8 @@ macro_rules! kernels {
     };
 }
 
-/// The panic message if a kernel gets a state of another kernel. This cannot happen, because every
-/// state is checked with [`Kernel::is_compatible`] when it is loaded.
+/// The panic message if a kernel gets the state of another kernel, which is impossible because
+/// every state is checked with [`Kernel::is_compatible`] when it is loaded.
 const MISMATCH: &str = "a state that the kernel cannot use is converted when it is loaded";
 
 // The number at the start of each line identifies the kernel in snapshots.

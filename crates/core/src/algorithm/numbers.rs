@@ -15,9 +15,9 @@ pub enum Numbers<'l> {
         fraction: u64,
         /// The cost as a duration; `None` if the cost exceeds the capacity.
         duration: Option<Exact>,
-        /// The maximum time by which the theoretical arrival time may be ahead of the clock.
+        /// The maximum time by which the theoretical arrival time can be ahead of the clock.
         tau: Exact,
-        /// Whether this is a queue, which delays admitted requests. In a queue, each admitted
+        /// Whether the limit is a queue, which delays admitted requests. In a queue, each admitted
         /// request already has its start time, so a refund must not move a request forward.
         queue: bool,
     },
@@ -35,7 +35,7 @@ pub enum Numbers<'l> {
     Window {
         /// The maximum number of units admitted in one window.
         limit: u64,
-        /// The maximum number of units counted in one window. This number exceeds `limit` if denied
+        /// The maximum number of units counted in one window, which exceeds `limit` if denied
         /// requests are counted in full.
         most: u64,
         /// The start and the length of the windows.

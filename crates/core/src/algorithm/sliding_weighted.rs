@@ -17,10 +17,10 @@
 //!   of length `W` admits at most `2 * L - 1` units. The estimate exceeds the true count by at most
 //!   `prev * (W - e) / W`, and falls short of the true count by at most `prev * e / W`.
 //! - **Memory.** The state takes 32 bytes, plus about 30 bytes of overhead.
-//! - **Weakness.** A client reaches the bound of `2 * L - 1` if it spends its limit at the end of
-//!   one window and sends slowly during the next window. Ordinary traffic stays far below this
-//!   bound. If you need a strict bound, use `buckets`. A key that has been idle for almost `W` is
-//!   still limited by the units that it spent before.
+//! - **Weakness.** A client that spends its limit at the end of one window and sends slowly during
+//!   the next window reaches the bound of `2 * L - 1`. Ordinary traffic stays far below this bound.
+//!   If you need a strict bound, use `buckets`. A key that has been idle for almost `W` is still
+//!   limited by the units that it spent before.
 //! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of
 //!   domains".
 
@@ -79,7 +79,8 @@ impl CounterState for WeightedState {
         Timestamp::from_micros((self.index + windows).saturating_mul(self.window))
     }
 
-    /// Moves both windows back in time by `span`, rounded down to whole windows.
+    /// Moves the current and the previous window back in time by `span`, rounded down to whole
+    /// windows.
     fn move_back(&mut self, span: Span) {
         self.index = self.index.saturating_sub(span.as_micros() / self.window);
     }
@@ -205,9 +206,8 @@ impl Counter for Weighted {
             .min(self.limit.max(state.current));
     }
 
-    /// If the current window of the state is later than the window that contains `at`, moves the
-    /// counts of the current and the previous window into the window that contains `at`, up to the
-    /// limit.
+    /// If the current window of the state begins after `at`, moves the counts of the current and
+    /// the previous window into the window that contains `at`, up to the limit.
     fn clamp(&self, state: &mut WeightedState, at: Timestamp) {
         let index = at.as_micros() / self.window;
         if state.index > index {
@@ -257,8 +257,8 @@ impl Counter for Weighted {
     }
 
     /// Returns the time until enough units have left the sliding window. If the previous window has
-    /// enough units, they leave during the current window. Otherwise the units of the current
-    /// window must leave during the next window.
+    /// enough units, these units leave during the current window. If the previous window has too
+    /// few units, units of the current window leave during the next window.
     fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;

@@ -28,7 +28,7 @@ impl Default for Method {
 /// AIMD: additive increase, multiplicative decrease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aimd {
-    /// The percentage to which the limit is reduced after a window in which more than 1% of the
+    /// The percentage of the limit that remains after a window in which more than 1% of the
     /// requests failed or were too slow: 50 to 99; default 90.
     pub backoff: u32,
     /// The latency from which a request counts as failed: longer than zero; default 5 s.
@@ -104,9 +104,9 @@ impl Method {
                 Some(Sample::Failed)
             }
             (_, Completion::Served(took)) => Some(Sample::Served(took)),
-            // If the client had not disconnected, the request would have taken even longer. Without
-            // this sample, a window in which clients abandon all slow requests would have no
-            // samples.
+            // If the client had not disconnected, the request would have taken even longer. If
+            // abandoned requests were ignored, a window in which clients abandon all requests would
+            // have no samples.
             (Self::Gradient(_), Completion::Abandoned(took)) if min_latency? < took.as_micros() => {
                 Some(Sample::Served(took))
             }

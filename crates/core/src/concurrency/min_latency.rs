@@ -1,9 +1,8 @@
 //! A probe that measures the latency of requests without queueing (the minimum latency, called
 //! minRTT in Envoy).
 //!
-//! The latency without queueing cannot be observed while the limit is fully used. So the limit is
-//! periodically halved for a short time, and halved again as long as halving the limit makes
-//! requests faster.
+//! The latency without queueing cannot be observed while the limit is fully used. A probe therefore
+//! halves the limit for a short time, and halves it again as long as requests become faster.
 //!
 //! ```text
 //! resting ─▶ draining: fewer admitted ─▶ measuring ──┬─▶ faster: halve again, drain
@@ -13,7 +12,7 @@
 
 use crate::time::{Span, Timestamp};
 
-/// The latency of requests without queueing, and the state of the probe that measures it.
+/// The latency of requests without queueing, and the state of the probe that measures this latency.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MinLatency {
     /// The latency without queueing in fixed-point format, [`MinLatency::PARTS`] per microsecond;
@@ -58,7 +57,7 @@ impl MinLatency {
     /// half of the limit was in use are counted.
     const PROBE_INTERVAL: u32 = 100;
 
-    /// The pause after a probe, as a multiple of the probe's duration.
+    /// The length of the pause after a probe, as a multiple of the probe's duration.
     const PAUSE_FACTOR: u64 = 50;
 
     /// The time constant, in measurement windows, of an exponential moving average. While less than
@@ -66,8 +65,8 @@ impl MinLatency {
     /// this average.
     const SMOOTHING_WINDOWS: u128 = 50;
 
-    /// Halving the limit made requests faster if the latency is below this percentage of the former
-    /// latency.
+    /// The threshold, in percent, at which requests count as faster: the latency must be below this
+    /// percentage of the latency before the limit was halved.
     const FASTER_PERCENT: u64 = 90;
 
     /// The maximum number of times that one probe halves the limit.

@@ -15,17 +15,17 @@
 //! reads no clock and uses only integer arithmetic.
 //!
 //! - **[`Method::Aimd`]** (additive increase, multiplicative decrease) lowers the limit to 90% (by
-//!   default) after each measurement window in which more than 1% of the requests failed or were
-//!   too slow. After any other window in which at least half of the limit was used, AIMD raises the
-//!   limit by one. **Guarantee.** The limit never exceeds the maximum. After a window with too many
-//!   failed or slow requests, the limit is at most 90% (by default) of its former value, but never
-//!   below the minimum. **Weakness.** The latency threshold must be configured, and overload is
-//!   detected only when latency exceeds the threshold. **Source.** Chiu and Jain 1989.
+//!   default) after each measurement window with more than 1% of failed or slow requests. After any
+//!   other window in which at least half of the limit was used, AIMD raises the limit by one.
+//!   **Guarantee.** The limit never exceeds the maximum. After a window with more than 1% of failed
+//!   or slow requests, the limit is at most 90% (by default) of its former value, but never below
+//!   the minimum. **Weakness.** The latency threshold must be configured, and overload is detected
+//!   only when latency exceeds the threshold. **Source.** Chiu and Jain 1989.
 //! - **[`Method::Gradient`]** compares the current latency with the latency without queueing, and
 //!   scales the limit by the ratio. The latency without queueing is measured by probing:
 //!   periodically, for at most 2% of the time, the limit is reduced to a half or less. Failed
 //!   requests also reduce the limit: before headroom and smoothing are applied, the limit is
-//!   reduced by at least the percentage of failed requests. **Weakness.** This method needs
+//!   reduced by at least the percentage of failed requests. **Weakness.** The gradient method needs
 //!   homogeneous traffic. With a mix of slow and fast requests, a change of the mix looks like a
 //!   change of load. If 1% of the requests fail independently of the load, the limit never grows
 //!   above 100 times `queue`. **Source.** Netflix concurrency-limits (Gradient2), in which the
@@ -83,7 +83,7 @@ impl Default for AdaptiveSettings {
     }
 }
 
-/// The result of a request, as input for an adaptive limit.
+/// The result of a request, which is the input of an adaptive limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
     /// The request was served with this latency.

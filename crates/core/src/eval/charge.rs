@@ -139,8 +139,8 @@ impl<'a> Charge<'a> {
 /// Returns true if two of `charges` have the same key.
 ///
 /// A store reads all states before the decision and writes each state once after the decision. If a
-/// key occurred twice, the second write would overwrite the first write. So a store rejects a call
-/// in which a key occurs twice.
+/// key occurred twice, the second write would overwrite the first write. A store therefore rejects
+/// a call in which a key occurs twice.
 #[must_use]
 pub fn has_repeated_key(charges: &[Charge<'_>]) -> bool {
     let mut keys: Vec<&[u8]> = charges.iter().map(|charge| charge.key).collect();

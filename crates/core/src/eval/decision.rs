@@ -21,9 +21,9 @@ pub enum Decision {
         /// The time from now until the block ends.
         retry_after: RetryAfter,
     },
-    /// The request is denied because the store is full and no sampled entry can be evicted, or
-    /// because the store is unreachable and the rule's fallback policy is to deny. Nothing was
-    /// charged.
+    /// The request is denied because the store is full and no sampled entry can be evicted. A
+    /// request is also `Full` if the store is unreachable and the rule's fallback policy is to
+    /// deny. Nothing was charged.
     ///
     /// A call with two charges on the same key also gets this decision, with [`RetryAfter::Never`],
     /// because stores do not support repeated keys ([`has_repeated_key`](crate::has_repeated_key)).

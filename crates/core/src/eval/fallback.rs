@@ -258,8 +258,8 @@ mod tests {
         assert_eq!(of(10, bucket(1, per_second(1))), bucket(1, slow));
     }
 
-    /// Regression test for two bugs: on every node, the share of a queue admitted one request too
-    /// many, and the share of a limit lost the option to count denied requests in full.
+    /// Regression test for two bugs. The share of a queue admitted one request too many on every
+    /// node. The share of a limit lost the option to count denied requests in full.
     #[test]
     fn the_shares_of_all_nodes_sum_to_at_most_the_limit() {
         for capacity in 0..40 {

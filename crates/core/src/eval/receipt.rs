@@ -1,5 +1,5 @@
-//! Receipts. A receipt records the position of each charge of a request in the state of its key, so
-//! that a store can refund exactly the charges of this request.
+//! Receipts. A receipt records the position of each charge of a request in the state of its key.
+//! With a receipt, a store can refund exactly the charges of one request.
 //!
 //! A refund without a receipt can refund too much: if the bucket has drained since the charge, the
 //! refund removes units that were charged by later requests. With a receipt, a store refunds only
@@ -21,11 +21,11 @@
 //!   ends at the TAT after the charge. Only refunds of earlier charges move the end of the charge.
 //!   A refund of the last charge moves no other charge. In a queue that delays requests, only the
 //!   last request can be refunded, because the other requests already have their start times.
-//! - **Buckets refilled at intervals.** Tokens that the refills may have returned since the charge
+//! - **Buckets refilled at intervals.** Tokens that refills have possibly returned since the charge
 //!   are not refunded again.
 //! - **Changed limits.** If the state has been converted to other limits since the charge, only
-//!   concurrency slots are released, because the other limits may have drained or dropped the
-//!   charge. The same is true if the limits have been changed back.
+//!   concurrency slots are released, even if the limits have been changed back. Under other limits,
+//!   the charge can have drained or can have been dropped.
 //! - **Concurrency slots.** A request that runs longer than its lease must renew the lease. After a
 //!   renewal, the slot counts as acquired at the time of the renewal. If the renewal is late or the
 //!   store has lost the slot, the renewal acquires a free slot instead. If no slot is free, the

@@ -3,7 +3,7 @@
 //! A remote store sends the parameters of the limits ([`numbers`]) to the database. The database
 //! decides with a few additions and comparisons, and replies with the state before the decision. A
 //! [`Replay`] repeats the decision on this state with the same algorithms that the memory store
-//! uses. So all numbers that are reported to a caller are computed in this module.
+//! uses. All numbers that are reported to a caller are therefore computed in this module.
 //!
 //! ```text
 //!   numbers(limits, cost) ──▶  remote: admit or deny, charge, keep  ──▶  state before, now
@@ -125,10 +125,10 @@ pub struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    /// Starts with the state of the charge's key, as returned by the remote store: for each group
-    /// of limits, one state with its [`Terms`], or `None` for an unknown key. A state that was
-    /// written in other terms is converted at `now`. If the effect is a refund, applies the refund
-    /// to the state.
+    /// Starts with `states`, the state of the charge's key that the remote store returned. `states`
+    /// contains one state with its [`Terms`] for each group of limits, or is `None` for an unknown
+    /// key. A state that was written in other terms is converted at `now`. If the effect is a
+    /// refund, applies the refund to the state.
     #[must_use]
     pub fn open(
         charge: &Charge<'a>,

@@ -71,9 +71,9 @@ pub enum Source {
     /// The denial cache: Redis denied an earlier request for the key, and its retry time has not
     /// been reached.
     Cache,
-    /// This node's share of the limits, because Redis was unreachable.
+    /// This node's share of the limits, which decides while Redis is unreachable.
     Local,
-    /// The rule's fallback policy, because Redis was unreachable.
+    /// The rule's fallback policy, which decides while Redis is unreachable.
     Policy,
 }
 
@@ -98,7 +98,8 @@ pub struct Line<'r> {
     pub rule: Option<&'r str>,
     /// The limit.
     pub limit: &'r Limit,
-    /// Whether the rule is in shadow mode, which counts and reports but never denies.
+    /// Whether the rule is in shadow mode. A rule in shadow mode counts and reports requests, but
+    /// never denies them.
     pub shadow: bool,
     /// The limit's outcome.
     pub outcome: Outcome,
@@ -138,9 +139,10 @@ pub struct Verdict<'r> {
     /// For a blocked key, this field contains the name of the key's rule. `None` if no rule
     /// matched, the limit was sent with the request, or the store was full.
     pub rule: Option<&'r str>,
-    /// The time until the same request would be admitted, or zero if the request is admitted. For a
-    /// denied request, this is the longest retry time of the limits, the time until the manual
-    /// block ends, or the estimated time until a full store can store a new key.
+    /// The time until the same request would be admitted, or zero if the request is admitted. If
+    /// limits deny the request, this field contains the longest retry time of these limits. For a
+    /// blocked key, this field contains the time until the block ends. For a full store, this field
+    /// contains the estimated time until the store can store a new key.
     pub retry_after: RetryAfter,
     /// The time by which to delay an admitted request: the longest delay of the queueing limits
     /// that apply to the request.

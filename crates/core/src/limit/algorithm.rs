@@ -9,7 +9,7 @@ use crate::{
 /// The way in which a token bucket is refilled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RefillMode {
-    /// Tokens are added continuously, one by one at the rate of the refill.
+    /// Tokens are added one by one, evenly spread over the refill period.
     #[default]
     Continuous,
     /// All tokens of an interval are added together at the end of the interval.

@@ -3,14 +3,14 @@
 
 use crate::{error::LimitError, limit::Rate, time::Span};
 
-/// The largest count, cost, burst or capacity: 10^15 - 1. This number is the largest integer that
-/// an HTTP structured field can contain. A Lua number (a double) represents this number, and the
-/// sum of a few such numbers, exactly.
+/// The largest count, cost, burst or capacity: 10^15 - 1, the largest integer that an HTTP
+/// structured field can contain. A Lua number (a double) represents this count, and the sum of up
+/// to nine counts, exactly.
 pub const MAX_COUNT: u64 = 999_999_999_999_999;
 
 pub use crate::time::MAX_PERIOD;
 
-/// The longest time that a bucket may take to fill or drain completely: 100 years of 365.25 days.
+/// The maximum time in which a bucket fills or drains completely: 100 years of 365.25 days.
 pub const MAX_DRAIN: Span = Span::from_secs(3_155_760_000);
 
 /// The largest limit of a sliding log. This maximum bounds the memory of one key.
@@ -31,7 +31,7 @@ pub const MAX_CHARGES: usize = 64;
 /// more evaluations is rejected.
 pub const MAX_EVALUATIONS: usize = 4_096;
 
-/// The maximum number of entries of one request.
+/// The maximum number of entries (named values, such as `ip`) of one request.
 pub const MAX_ENTRIES: usize = 64;
 
 /// The longest name of an entry, in bytes.
@@ -55,7 +55,7 @@ pub const MAX_PATTERN_BYTES: usize = 1_024;
 /// The maximum number of wildcards (`*` or `**`) in one glob.
 pub const MAX_WILDCARDS: usize = 16;
 
-/// The deepest nesting of lists and negations in one condition.
+/// The maximum nesting depth of lists and negations in one condition.
 pub const MAX_PATTERN_DEPTH: usize = 8;
 
 /// The maximum number of time ranges in the time-of-day condition of one rule.

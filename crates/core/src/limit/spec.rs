@@ -1,7 +1,7 @@
 //! A limit as a user writes it, in which every field is optional and no field has been validated.
 //!
 //! The parser of the rules file, the HTTP listener and the test vectors all fill in a [`LimitSpec`]
-//! and build a limit from it. So only this module defines the meaning of the fields, the fields of
+//! and build a limit from it. Only this module defines the meaning of the fields, the fields of
 //! each algorithm and the error texts.
 
 use crate::{
@@ -171,9 +171,9 @@ impl LimitSpec {
     ///
     /// # Errors
     ///
-    /// Returns an error for the field `rate`, `burst`, `capacity` or `limit` (the whole text) if
-    /// the text is malformed, if the algorithm does not have the field, or if the count is 0 and
-    /// the algorithm does not support a count of 0.
+    /// Returns an error if the text is malformed, if the algorithm does not have the field, or if
+    /// the algorithm does not support a count of 0. The error is about the field `rate`, `burst`,
+    /// `capacity` or `limit`, which stands for the whole text.
     ///
     /// # Examples
     ///
@@ -218,9 +218,10 @@ impl LimitSpec {
 
     /// Returns the spec for a shorthand such as `20/min` with the given algorithm.
     ///
-    /// The rate is used as the rate of a GCRA limit without burst, as the limit and the length of a
-    /// window, or as the refill of a bucket whose capacity is the count. For `concurrency`, the
-    /// count is the limit and the period is the lease.
+    /// For `gcra`, the rate is the rate of a limit without burst. For a bucket, the rate is the
+    /// refill or the drain rate, and the count is the capacity. For a window, the count is the
+    /// limit and the period is the length of the window. For `concurrency`, the count is the limit
+    /// and the period is the lease.
     ///
     /// Without an algorithm, the limit is strict: no interval as long as the period ever admits
     /// more than the count. A count of up to [`Self::MAX_DEFAULT_LOG`] selects a
@@ -578,7 +579,7 @@ fn sized_algorithm(
     Err(LimitError::new(field, problem))
 }
 
-/// Returns the number of sub-windows for a shorthand. This number is the largest number up to
+/// Returns the number of sub-windows for a shorthand. The result is the largest number up to
 /// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into sub-windows of whole microseconds. If
 /// `window` is a whole number of milliseconds, the result is at least 50.
 fn default_buckets(window: Span) -> u32 {
@@ -676,8 +677,8 @@ mod tests {
         assert_eq!(fields(queue), ["leak"]);
     }
 
-    /// Returns the maximum number of requests admitted in any half-open interval of 3 s, if one
-    /// key sends 13 requests of cost 1 every 10 ms from `start` on.
+    /// Simulates one key that sends 13 requests of cost 1 every 10 ms from `start` on. Returns the
+    /// maximum number of requests that are admitted in any half-open interval of 3 s.
     fn most_in_three_seconds(limit: &Limit, start: Timestamp) -> usize {
         let limits = Limits::new(vec![limit.clone()]).unwrap();
         let store = MemoryStore::new(MemoryBounds::default());
@@ -725,7 +726,7 @@ mod tests {
                 .map(|start| most_in_three_seconds(&limit, start))
                 .max();
             let seen = seen.unwrap();
-            // This request pattern does not reach the bound of the weighted counter.
+            // The simulated request pattern does not reach the bound of the weighted counter.
             let is_bound = algorithm != Some(AlgorithmName::SlidingWindowCounter);
             assert!(seen <= most, "{algorithm:?} admitted {seen}");
             assert!(

@@ -54,7 +54,7 @@ pub(super) enum Size {
 }
 
 impl Size {
-    /// Returns the name of the field, and its value.
+    /// Returns the name and the value of the field.
     pub(super) fn field(self) -> (&'static str, u64) {
         match self {
             Self::Burst(burst) => ("burst", burst),

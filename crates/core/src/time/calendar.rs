@@ -1,4 +1,4 @@
-//! Calendar windows: days, weeks and months in a time zone, with daylight saving time.
+//! Calendar windows: days, weeks and months in a time zone, with support for daylight saving time.
 //!
 //! A day lasts from midnight to midnight in local time, so a day on which the clocks change has 23
 //! or 25 hours. If midnight does not exist on a date, the day begins at the first instant after the
@@ -97,7 +97,8 @@ impl Calendar {
         digest.numbers(&[unit, day]).text(self.zone.name())
     }
 
-    /// Returns every error of these arguments; [`Self::new`] returns only the first error.
+    /// Returns all errors of the arguments `zone` and `day`; [`Self::new`] returns only the first
+    /// error.
     #[must_use]
     pub fn mistakes(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Vec<LimitError> {
         let of_zone = Zone::named(zone).err();

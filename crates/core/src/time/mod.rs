@@ -1,4 +1,4 @@
-//! Instants and spans in whole microseconds.
+//! Instants and durations (spans) in whole microseconds.
 //!
 //! This crate never reads a clock. Every decision takes the current time `now` as an argument, and
 //! the caller reads its clock once per request. Until the year 2255, both a `u64` in Rust and a

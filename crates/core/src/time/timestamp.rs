@@ -2,12 +2,13 @@
 
 use super::Span;
 
-/// An instant: microseconds since the Unix epoch.
+/// An instant, as the number of microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The latest instant that Rust and Lua both represent exactly: 2^53 - 1 µs, in the year 2255.
+    /// The latest supported instant: 2^53 - 1 µs after the Unix epoch, in the year 2255. A `u64` in
+    /// Rust and a double in Lua can both represent this instant exactly.
     pub const MAX: Self = Self((1 << 53) - 1);
 
     /// Returns the instant that is `micros` microseconds after the Unix epoch, but at most
@@ -50,7 +51,7 @@ impl Timestamp {
 mod tests {
     use super::*;
 
-    /// A sliding log stores an instant in 53 bits, so no instant may exceed 53 bits.
+    /// A sliding log stores an instant in 53 bits, so every instant must fit in 53 bits.
     #[test]
     fn time_arithmetic_saturates_at_the_maximum() {
         let late = Timestamp::from_micros(u64::MAX);

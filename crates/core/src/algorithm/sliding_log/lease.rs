@@ -108,10 +108,11 @@ impl Counter for Lease {
     ///
     /// A slot becomes free when its request ends or its lease expires. The end of a request cannot
     /// be predicted, so the hint is an estimate. The estimate assumes that requests start at
-    /// regular intervals and take as long as the current age of the oldest slot. Under this
-    /// assumption, one of `n` held slots becomes free every `age / n`, so the hint is `age / n` for
-    /// each missing slot. The hint is short if requests are short. While no request ends, the hint
-    /// grows, so clients that follow the hint retry less and less often.
+    /// regular intervals and take as long as the current age of the oldest slot. If the oldest slot
+    /// has the age `age`, the estimate is that one of `n` held slots becomes free every `age / n`.
+    /// So the hint is `age / n` for each missing slot. If requests take little time, the retry hint
+    /// is short. While no request ends, the hint grows, so clients that follow the hint retry less
+    /// and less often.
     ///
     /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`]. The hint never
     /// exceeds the time until enough leases have expired.

@@ -26,8 +26,8 @@
 //! - **Work.** The start of each window moves past each entry once, so a decision takes constant
 //!   amortized time. The first decision after a long idle time moves past all entries. For a denied
 //!   request of cost `n`, computing the retry time reads at most `n` entries. A decision that must
-//!   not change the state (a peek or a look) charges the log and then undoes the charge. For such a
-//!   decision, the log is copied only if the limits have changed or count denied requests.
+//!   not change the state (a peek or a look) charges the log and then undoes the charge. A peek or
+//!   a look copies the log only if the limits have changed or count denied requests.
 //! - **Weakness.** Memory grows with the limit. A limit above 100,000 is rejected; use
 //!   `sliding_window_counter` for larger limits.
 //! - **Source.** ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", describes two
@@ -166,8 +166,8 @@ impl Counter for Log {
         state.places.len() == self.windows.len() && state.longest == self.longest
     }
 
-    /// Converts a state that was written with other windows: keeps the entries that are still
-    /// inside the longest of the old windows, and computes the start position of every new window.
+    /// Converts a state that was written with other windows. Keeps the entries that are still
+    /// inside the longest old window, and computes the start position of every new window.
     fn adopt(&self, _old: Option<&Self>, state: &mut LogState, now: Timestamp) {
         let old = state.longest;
         while state
@@ -199,8 +199,8 @@ impl Counter for Log {
     }
 
     /// Charges `cost`. Keeps only the newest `largest` units, where `largest` is the largest limit,
-    /// and drops older entries, because they cannot affect a decision. So a log that counts denied
-    /// requests stays as small as any other log.
+    /// and drops older entries, because they cannot affect a decision. A log that counts denied
+    /// requests therefore stays as small as any other log.
     fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
         let cost = cost.min(self.largest);
         if cost == 0 {
@@ -216,7 +216,7 @@ impl Counter for Log {
 
     /// Drops all units except the newest `largest` units, where `largest` is the largest limit. The
     /// dropped units affect no decision and must not be refunded. Only limits that count denied
-    /// requests can have such units.
+    /// requests have units beyond the newest `largest`.
     fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
         let mut beyond = state.units().saturating_sub(self.largest);

@@ -228,9 +228,9 @@ impl LogState {
         self.places.fill(Place { head: 0, sum });
     }
 
-    /// Returns the number of units in the whole log. This number is the largest sum of a window,
-    /// because the longest window starts at the front of the log. If the log has no window
-    /// positions, adds up its entries.
+    /// Returns the number of units in the whole log, which is the largest sum of a window, because
+    /// the longest window starts at the front of the log. If the log has no window positions, adds
+    /// up its entries.
     pub(super) fn units(&self) -> u64 {
         let longest = self.places.iter().map(|place| place.sum).max();
         longest.unwrap_or_else(|| self.stamps.iter().map(|stamp| stamp.cost()).sum())
@@ -306,8 +306,8 @@ pub(super) fn stamps_for(cost: u64) -> usize {
     usize::try_from(cost.div_ceil(Stamp::MAX_COST)).unwrap_or(usize::MAX)
 }
 
-/// Returns the new capacity of a log that needs `needed` entries: an eighth more than the old
-/// capacity, so that a full log wastes little memory and is rarely reallocated.
+/// Returns the new capacity of a log that needs `needed` entries. The capacity grows by an eighth,
+/// so that a full log wastes little memory and is rarely reallocated.
 pub(super) fn grown(capacity: usize, needed: usize) -> usize {
     needed.max(capacity + capacity / 8 + 4)
 }

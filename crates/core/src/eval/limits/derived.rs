@@ -1,5 +1,6 @@
-//! Limits that are derived from other limits: stretched limits (elastic limits while they are
-//! raised), one node's share of the limits, and former limits (the limits before a change).
+//! Limits that are derived from other limits. Stretched limits are elastic limits while they are
+//! raised. A share is the part of the limits that one node enforces while the store is unreachable.
+//! Former limits are the limits before a change of the rules.
 
 use std::sync::{Arc, OnceLock};
 
@@ -24,7 +25,7 @@ impl Limits {
     /// # Errors
     ///
     /// Returns an error for the field `elastic` if the percentage is invalid for a soft allowance.
-    /// Also rejects limits that count denied requests, because their state drops units beyond the
+    /// Limits that count denied requests are rejected, because their state drops units beyond the
     /// limits.
     pub fn stretching(mut self, percent: u32) -> Result<Self, LimitError> {
         if self
@@ -61,7 +62,7 @@ impl Limits {
         self.stretch
     }
 
-    /// Returns whether these are stretched limits.
+    /// Returns whether these limits are stretched limits.
     #[must_use]
     pub fn is_stretched(&self) -> bool {
         self.unstretched.is_some()
@@ -130,8 +131,8 @@ impl Limits {
         }
     }
 
-    /// Returns the limits with this `fingerprint`, which are these limits or one of the former sets
-    /// of limits, or `None` if no known limits have this fingerprint.
+    /// Returns the current or former limits with this `fingerprint`, or `None` if no known limits
+    /// have this fingerprint.
     pub(super) fn former(&self, fingerprint: u32) -> Option<&Self> {
         let mut limits = Some(self);
         while let Some(candidate) = limits {

@@ -41,12 +41,12 @@ pub struct Limits {
     sole_gcra: Option<Gcra>,
     predecessor: Option<Arc<Self>>,
     on_failure: Option<OnFailure>,
-    /// One node's shares of the limits, built when first needed.
+    /// One node's shares of the limits, which are built when they are first needed.
     shares: ShareCache,
     /// The percentage by which elastic limits are raised while there is headroom; 0 if the limits
     /// are not elastic.
     stretch: u32,
-    /// The stretched limits, built when first needed.
+    /// The stretched limits, which are built when they are first needed.
     stretched: OnceLock<Arc<Self>>,
     /// The original limits, if these limits are stretched limits.
     unstretched: Option<Arc<Self>>,
@@ -221,9 +221,9 @@ impl Limits {
         &self.groups
     }
 
-    /// Returns the GCRA limit if it is the rule's only limit, has no soft allowance and does not
-    /// count denied requests, and if the rule is not in shadow mode. A rule with such a limit has a
-    /// fast path, because it is the most common case.
+    /// Returns the GCRA limit of a rule that is not in shadow mode and has only a plain GCRA limit
+    /// (no soft allowance, no counting of denied requests). A rule with only a plain GCRA limit has
+    /// a fast path, because it is the most common case.
     #[inline]
     pub(crate) fn sole_gcra(&self) -> Option<&Gcra> {
         self.sole_gcra.as_ref().filter(|_| !self.shadow)
@@ -236,8 +236,9 @@ impl From<Limit> for Limits {
     }
 }
 
-/// Returns the GCRA limit if it is the rule's only limit, has no soft allowance, does not count
-/// denied requests, and has a state that always fits inline in an entry of the memory store.
+/// Returns the GCRA limit of a rule that has only a plain GCRA limit (no soft allowance, no
+/// counting of denied requests). The state of the limit must always fit inline in an entry of the
+/// memory store.
 fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     let ([limit], [group]) = (limits, groups) else {
         return None;

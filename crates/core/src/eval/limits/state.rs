@@ -28,8 +28,8 @@ pub(crate) struct LoadedState {
 
 /// A key's state that was written under other limits and that the current limits cannot evaluate.
 ///
-/// If a decision writes nothing, this state is restored. So a denial does not lose the state of the
-/// other limits, which can be configured again later or can still be in use on another server.
+/// If a decision writes nothing, the former state is restored, because the limits under which it
+/// was written can be configured again later or can still be in use on another server.
 #[derive(Debug)]
 pub(crate) struct FormerState {
     pub(crate) key_state: KeyState,
@@ -65,8 +65,8 @@ impl Limits {
         }
     }
 
-    /// Clamps `key_state`, which was written while the clock was ahead: afterwards, each limit has
-    /// at most as many spent units as if its whole capacity had been spent at `at`. `key_state`
+    /// Clamps `key_state`, which was written while the clock was ahead. After clamping, each limit
+    /// has at most as many spent units as if its whole capacity had been spent at `at`. `key_state`
     /// must be compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
@@ -133,7 +133,7 @@ impl Limits {
     }
 
     /// Returns the information that [`Self::undo`] needs: a copy of each state, except logs, which
-    /// can be long. This function must be called before `key_state` is charged.
+    /// can be long. Call this function before charging `key_state`.
     pub(crate) fn before_charge(key_state: &KeyState) -> Vec<UndoRecord> {
         let before = |state: &State| match state {
             State::Log(log) | State::Lease(log) => UndoRecord::LogOfCapacity(log.capacity()),
@@ -415,7 +415,7 @@ impl Limits {
 
     /// Converts a state that was written under other limits, which `fingerprint` identifies.
     ///
-    /// If these limits are not among the known former limits, the conversion uses only the state
+    /// If `fingerprint` belongs to no known former limits, the conversion uses only the state
     /// itself.
     #[cold]
     fn load_converted(&self, former: KeyState, fingerprint: u32, now: Timestamp) -> LoadedState {
@@ -446,8 +446,8 @@ impl Limits {
     }
 }
 
-/// Returns a copy of `key_state` in which each log has only its newest entry. The newest entry
-/// decides when a log expires.
+/// Returns a copy of `key_state` in which each log has only its newest entry. The expiry of a log
+/// depends only on its newest entry.
 fn with_short_logs(key_state: &KeyState) -> KeyState {
     let short = |log: &LogState| {
         let newest = (log.stamps().len() > 0).then(|| Stamp::of(log.newest().as_micros(), 1));
@@ -544,8 +544,8 @@ mod tests {
         let terms = [old.groups[0].kernel.terms()];
         let mut empty = old.fresh();
         old.charge(&mut empty, now, 1_000);
-        // Refilling 1,000 tokens at the new rate would take 1,000 s. But at most 10 tokens can be
-        // missing from the new bucket, and refilling 10 tokens takes 10 s, so spent units are lost.
+        // Refilling 1,000 tokens at the new rate would take 1,000 s. The new bucket refills within
+        // 10 s, because at most 10 tokens can be missing, so spent units are lost.
         let (_, lost) = bucket(10, 1, 1).convert(empty.clone(), &terms, now, 1);
         // At the old rate, 991 of the 1,000 missing tokens must be refilled before the new capacity
         // of 10 admits a request.
@@ -556,7 +556,7 @@ mod tests {
             let (_, lost) = new.convert(empty.clone(), &terms, now, 1);
             assert_eq!(lost, [], "{capacity}, {count}/s");
         }
-        // Nothing is missing from a full bucket.
+        // A full bucket has no missing tokens, so a conversion loses nothing.
         let (_, lost) = bucket(10, 1, 1).convert(old.fresh(), &terms, now, 1);
         assert_eq!(lost, []);
         // Test a bucket that is refilled continuously in the same way.
