@@ -27,15 +27,15 @@ use writer::Text;
 const OUTCOMES: [&str; 4] = ["allowed", "limit", "blocked", "store"];
 
 const NAME: &str = "tidegate_rule_decisions_total";
-const HELP: &str = "Decisions by deciding rule and outcome.";
+const HELP: &str = "Decisions by outcome and by the rule that decided.";
 const DECISIONS: Metric<2> = Metric::counter(NAME, ["rule", "outcome"], HELP);
 
 const SHADOW_NAME: &str = "tidegate_rule_shadow_denials_total";
-const SHADOW_HELP: &str = "Times that a shadow limit would have denied.";
+const SHADOW_HELP: &str = "Times that a limit in shadow mode would have denied a request.";
 const SHADOW: Metric<1> = Metric::counter(SHADOW_NAME, ["rule"], SHADOW_HELP);
 
 const SOFT_NAME: &str = "tidegate_rule_soft_admissions_total";
-const SOFT_HELP: &str = "Times that a limit admitted within its soft allowance.";
+const SOFT_HELP: &str = "Times that a limit admitted a request within its soft allowance.";
 const SOFT: Metric<1> = Metric::counter(SOFT_NAME, ["rule"], SOFT_HELP);
 
 struct Rule {

@@ -47,7 +47,7 @@ impl AdminAddress {
         // either.
         if rest.contains(['/', '?', '#']) {
             return Err(format!(
-                "\"{}\" is not an address; leave out what follows the host and the port; {FORMS}",
+                "\"{}\" is not an address; remove everything after the host and port; {FORMS}",
                 shown(given)
             ));
         }
@@ -68,7 +68,7 @@ impl AdminAddress {
         match (host, port) {
             (Some(host), Some(port)) => Ok(Self { host, port, scheme }),
             (Some(_), None) => Err(format!(
-                "\"{}\" has no port from 1 to 65535; {}",
+                "the port in \"{}\" is not a number from 1 to 65535; {}",
                 shown(given),
                 FORMS
             )),
@@ -137,7 +137,7 @@ fn is_number(text: &str) -> bool {
 }
 
 const FORMS: &str = "pass HOST:PORT with --admin or TIDEGATE_ADMIN, such as 127.0.0.1:8082; PORT, HOST and \
-    http://HOST:PORT are possible too";
+    http://HOST:PORT are accepted too";
 
 fn not_an_address(given: &str) -> String {
     format!("\"{}\" is not an address; {FORMS}", shown(given))
@@ -183,23 +183,35 @@ mod tests {
         for (given, begins) in [
             ("", "\"\" is not an address; pass HOST:PORT"),
             (":18082", "\":18082\" is not an address; pass HOST:PORT"),
-            ("0", "\"0\" has no port from 1 to 65535; pass HOST:PORT"),
-            ("99999", "\"99999\" has no port from 1 to 65535; "),
-            ("a:", "\"a:\" has no port from 1 to 65535; "),
-            ("a:b", "\"a:b\" has no port from 1 to 65535; "),
-            ("a:99999", "\"a:99999\" has no port from 1 to 65535; "),
+            (
+                "0",
+                "the port in \"0\" is not a number from 1 to 65535; pass HOST:PORT",
+            ),
+            (
+                "99999",
+                "the port in \"99999\" is not a number from 1 to 65535; ",
+            ),
+            ("a:", "the port in \"a:\" is not a number from 1 to 65535; "),
+            (
+                "a:b",
+                "the port in \"a:b\" is not a number from 1 to 65535; ",
+            ),
+            (
+                "a:99999",
+                "the port in \"a:99999\" is not a number from 1 to 65535; ",
+            ),
             ("127.1:9", "\"127.1:9\" is not an address; "),
             ("http://8082", "\"http://8082\" is not an address; "),
             ("http://a/x", "\"http://a/x\" is not an address; "),
             ("http://", "\"http://\" is not an address; "),
             (
                 "http://a:9/metrics",
-                "\"http://a:9/metrics\" is not an address; leave out what follows the host and the port; ",
+                "\"http://a:9/metrics\" is not an address; remove everything after the host and port; ",
             ),
-            ("a:9/x", "\"a:9/x\" is not an address; leave out"),
+            ("a:9/x", "\"a:9/x\" is not an address; remove everything"),
             (
                 "http://a:9?x",
-                "\"http://a:9?x\" is not an address; leave out",
+                "\"http://a:9?x\" is not an address; remove everything",
             ),
             ("redis://a", "\"redis://a\" is not an address; "),
             ("no address", "\"no address\" is not an address; "),

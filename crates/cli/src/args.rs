@@ -16,9 +16,9 @@ Examples:
 All commands but `serve`, `check`, `simulate` and `version` need the admin listener of a running server (`listen.admin`).
 
 Exit codes:
-  0  success, or the answer is yes
-  1  the answer is no: mistakes in a file, no such rule, no such block
-  2  error: the command could not be executed or understood";
+  0  success
+  1  negative result: a file has mistakes, a rule or block does not exist, or the server is not ready
+  2  error: the arguments are invalid, or the command could not be executed";
 
 const SERVE_HELP: &str = "\
 Examples:
@@ -41,11 +41,11 @@ Examples:
   tidegate simulate rules.yaml --log access.log --what-if api.limit=200/min --suggest
   kubectl logs deploy/web | tidegate simulate rules.yaml --log - --format '$remote_addr [$msec] \"$request\"'
 
-The known formats are detected: combined, common and main (nginx, Apache), caddy, tidegate, traefik,
+These log formats are detected: combined, common and main (nginx, Apache), caddy, tidegate, traefik,
 envoy, haproxy, JSON lines, and CSV with a header. Files may be compressed with gzip or zstd.
 
-Exit codes: 0 if the logs were simulated, 2 if the rules or a log cannot be read, 3 if more is denied
-than --fail-over allows, 130 after Ctrl-C.";
+Exit codes: 0 if the logs were simulated, 2 if the rules or a log cannot be read, 3 if more
+requests are denied than --fail-over allows, 130 after Ctrl-C.";
 
 /// Explains the arguments of all commands with a key.
 macro_rules! key_help {
@@ -53,8 +53,9 @@ macro_rules! key_help {
         concat!(
             "Examples:\n",
             $examples,
-            "\n\n`tidegate rules` shows the key of each rule. A rule without a key takes no values. Options go \
-             before `--` if a value begins with a dash: `tidegate inspect api -- -1`."
+            "\n\n`tidegate rules` shows the key of each rule. For a rule without a key, pass no \
+             values. If a value begins with a dash, write `--` before the values, and the options before `--`: \
+             `tidegate inspect api -- -1`."
         )
     };
 }
@@ -67,7 +68,7 @@ const BLOCK_HELP: &str = key_help!(
 
 const UNBLOCK_HELP: &str = key_help!(
     "  tidegate unblock login 203.0.113.9
-  tidegate unblock OLD-NAME 203.0.113.9    the block of a rule that no longer exists"
+  tidegate unblock OLD-NAME 203.0.113.9    lifts a block of a rule that no longer exists"
 );
 
 const INSPECT_HELP: &str = key_help!("  tidegate inspect login 203.0.113.9");
@@ -78,15 +79,15 @@ Examples:
   tidegate top login --by denied --over 1h
   tidegate top --watch
 
-The true number of a key is at most AT MOST and at least AT LEAST. The totals are exact.";
+The numbers of a key are estimates: its exact number is between AT LEAST and AT MOST. The totals are exact.";
 
 const KEYS_HELP: &str = "\
 Examples:
   tidegate keys login
   tidegate keys login -n 1000
 
-A key is listed from its first charge until nothing of it is spent. With Redis, the servers visit all \
-their keys to find those of the rule, so this takes time on a large Redis, and a key may be listed twice.";
+A key is listed from its first charge until all its units are available again. With Redis, the command \
+scans all keys of the Redis servers. The scan takes time on a large Redis, and can list a key twice.";
 
 const DENIALS_HELP: &str = "\
 Examples:
@@ -94,15 +95,15 @@ Examples:
   tidegate denials --rule login --since 1h
   tidegate denials --rule api --key acme --key /v1/export
 
-Each server lists the denials of its own listeners since its start, for as long as they are in memory \
-(`denials.max_bytes` in the rules file).";
+A server lists the denials of its own listeners since it started. The rules file limits the memory for \
+denials (`denials.max_bytes`); beyond this limit, the server forgets the oldest denials.";
 
 const EXPLAIN_HELP: &str = "\
 Examples:
   tidegate explain path=/login method=POST ip=203.0.113.9
   tidegate explain --cost 5 path=/api/export customer=acme
 
-Nothing is charged. The entries are normalised as those of /v1/check.";
+Nothing is charged. The entries are normalised like the entries of /v1/check.";
 
 const PREVIEW_HELP: &str = "\
 Examples:
@@ -128,7 +129,8 @@ const RESET_HELP: &str = key_help!(
 
 const KEY_USAGE: &str = "[OPTIONS] <RULE> [VALUES]...";
 
-/// A rate limiter: decides for every request whether it may pass now and, if not, exactly when.
+/// A rate limiter that decides whether each request is allowed now and, if not, exactly when to
+/// retry.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, arg_required_else_help = true, after_help = ROOT_HELP)]
 pub(crate) struct Args {
@@ -185,18 +187,18 @@ pub(crate) enum Command {
         /// The reason, shown in the list of blocks
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,
-        /// Accept values in a form that the listeners never count, for services that send their
+        /// Accept values that the listeners would normalise or reject, for services that send their
         /// entries with `raw`
         #[arg(long)]
         raw: bool,
-        /// Let the block end earlier than the block that the key already has; without this, such a
-        /// block is refused. A block that lasts longer always replaces the earlier one
+        /// Let the new block end earlier than the current block of the key. Without this option,
+        /// the server refuses a shorter block. A longer block always replaces the current block
         #[arg(long)]
         shorten: bool,
         #[command(flatten)]
         admin: Admin,
     },
-    /// Lift the block on a key, also of a rule that no longer exists
+    /// Lift the block on a key, even if the rule no longer exists
     #[command(after_help = UNBLOCK_HELP, override_usage = key_usage("unblock"))]
     Unblock {
         #[command(flatten)]
@@ -209,7 +211,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Show what remains of each limit of a rule for a key, and its block
+    /// Show how much of each limit of a rule a key has left, and the block on the key
     #[command(after_help = INSPECT_HELP, override_usage = key_usage("inspect"))]
     Inspect {
         #[command(flatten)]
@@ -217,7 +219,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// List the keys of a rule, with what remains of each limit
+    /// List the keys of a rule, and how much of each limit every key has left
     #[command(after_help = KEYS_HELP)]
     Keys {
         #[command(flatten)]
@@ -241,7 +243,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Reset the counters of a key; a block on it stays
+    /// Reset the counters of a key, but keep a block on the key
     #[command(after_help = RESET_HELP, override_usage = reset_usage())]
     Reset {
         #[command(flatten)]
@@ -269,7 +271,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Print the version of this program; `status` shows that of the server
+    /// Print the version of this program; `status` shows the version of the server
     Version,
 }
 
@@ -308,8 +310,8 @@ pub(crate) struct TopOptions {
     /// The number of rows, 1 to 1000
     #[arg(short = 'n', long = "count", default_value = "20", value_name = "N")]
     pub(crate) count: String,
-    /// Repeat the list every 2 seconds until interrupted. On a terminal, each list replaces the one
-    /// before
+    /// Repeat the list every 2 seconds until interrupted. On a terminal, each list replaces the
+    /// previous list
     #[arg(long)]
     pub(crate) watch: bool,
 }
@@ -319,10 +321,10 @@ pub(crate) struct TopOptions {
 pub(crate) struct KeysOptions {
     /// The rule's name
     pub(crate) rule: String,
-    /// The number of keys after which the list ends
+    /// The maximum number of keys to list
     #[arg(short = 'n', default_value = "100", value_name = "N")]
     pub(crate) count: usize,
-    /// Where to continue, as printed after the last key of an earlier list
+    /// The position to continue from, as printed at the end of an earlier list
     #[arg(long, value_name = "POSITION")]
     pub(crate) after: Option<String>,
 }
@@ -403,10 +405,10 @@ pub(crate) struct Admin {
         value_name = "ADDRESS"
     )]
     pub(crate) address: String,
-    /// Connect over TLS, and trust the authorities in this PEM file
+    /// Connect over TLS, and trust the CA certificates in this PEM file
     #[arg(long, env = "TIDEGATE_ADMIN_CA", value_name = "FILE")]
     pub(crate) admin_ca: Option<PathBuf>,
-    /// The client certificate for that connection, a PEM file
+    /// The client certificate for the TLS connection, a PEM file
     #[arg(
         long,
         env = "TIDEGATE_ADMIN_CERT",
@@ -415,7 +417,7 @@ pub(crate) struct Admin {
         requires = "admin_key"
     )]
     pub(crate) admin_cert: Option<PathBuf>,
-    /// The key of that certificate, a PEM file
+    /// The private key of the client certificate, a PEM file
     #[arg(
         long,
         env = "TIDEGATE_ADMIN_KEY",
@@ -451,15 +453,15 @@ pub(crate) struct Check {
     /// The file or folder with envoyproxy/ratelimit's configuration
     #[arg(long, value_name = "DIR")]
     pub(crate) envoy: Option<PathBuf>,
-    /// Allow several of these files to define the same domain
+    /// Allow several files of the Envoy configuration to define the same domain
     #[arg(long, requires = "envoy")]
     pub(crate) merge_domains: bool,
-    /// Exit with 1 on warnings, as on mistakes; notes about files and variables that this machine
-    /// lacks do not count
+    /// Exit with 1 if there are warnings. Notes about files and variables that this machine lacks
+    /// do not count as warnings
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Exit with 1 also if this machine lacks a file or variable without which the server would not
-    /// start
+    /// Exit with 1 also if this machine lacks a file or environment variable that the server needs
+    /// to start
     #[arg(long)]
     pub(crate) this_machine: bool,
     /// The output format of the findings
@@ -480,22 +482,22 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "FORMAT", value_parser = LogFormat::parse)]
     pub(crate) format: Option<LogFormat>,
     /// Take an entry from another field of the log, such as customer=user.id; `time=FIELD` names
-    /// the time. Can be repeated
+    /// the field of the time. Can be repeated
     #[arg(long = "entry", value_name = "ENTRY=FIELD", value_parser = EntryMapping::parse)]
     pub(crate) entries: Vec<EntryMapping>,
-    /// Compare with another rules file, such as the one in force: which requests are newly denied,
-    /// and which no longer
+    /// Compare with another rules file, such as the active rules file, and report which requests
+    /// are newly denied and which requests are no longer denied
     #[arg(long, value_name = "OTHER_RULES")]
     pub(crate) against: Option<PathBuf>,
     /// Replace the limits of a rule, such as api.limit=200/min or api.limit=10/s,200/min, and
-    /// compare with the file as it is. Can be repeated
+    /// compare with the unchanged file. Can be repeated
     #[arg(long, value_name = "RULE.limit=LIMIT", conflicts_with = "against")]
     pub(crate) what_if: Vec<WhatIf>,
     /// Suggest limits that deny at most this share of the keys of each rule
     #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "1%")]
     pub(crate) suggest: Option<Share>,
-    /// Exit with 3 if a larger share of the requests is denied; with --against and --what-if, newly
-    /// denied
+    /// Exit with 3 if a larger share of the requests is denied. With --against and --what-if, only
+    /// newly denied requests count
     #[arg(long, value_name = "SHARE")]
     pub(crate) fail_over: Option<Share>,
     /// Write the report, with charts, to this HTML file

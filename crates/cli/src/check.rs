@@ -278,7 +278,7 @@ impl Findings {
             ));
         } else if warnings > 0 && self.is_strict {
             complain(&format!(
-                "{file}: {content}, {warned}; --strict allows none"
+                "{file}: {content}, {warned}; --strict allows no warnings"
             ));
         } else if warnings > 0 {
             answer(&format!("{file}: {content}, no mistakes, {warned}"));

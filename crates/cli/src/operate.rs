@@ -363,14 +363,14 @@ impl AdminRequest<'_> {
         match address.scheme {
             Some(Scheme::Https) if tls.is_none() => {
                 return Err(format!(
-                    "https://{address} needs the authority of its certificate; pass it with --admin-ca or \
-                     TIDEGATE_ADMIN_CA"
+                    "https://{address} needs the CA certificate of the server; pass the CA certificate with --admin-ca \
+                     or TIDEGATE_ADMIN_CA"
                 ));
             }
             Some(Scheme::Http) if tls.is_some() => {
                 return Err(format!(
-                    "http://{address} is without TLS, and --admin-ca or TIDEGATE_ADMIN_CA asks for TLS; write \
-                     https://, or leave out the authority"
+                    "http://{address} does not use TLS, but --admin-ca or TIDEGATE_ADMIN_CA requires TLS; write \
+                     https://, or remove the CA certificate"
                 ));
             }
             _ => {}
@@ -408,7 +408,7 @@ impl AdminRequest<'_> {
         let body = response.body_mut().with_config().limit(MAX_RESPONSE_BYTES);
         let text = body.read_to_string().map_err(|error| {
             let problem = describe(&error);
-            format!("cannot read the response of {address}: {problem}; try again, and see the log of the server")
+            format!("cannot read the response of {address}: {problem}; try again, and check the log of the server")
         })?;
         answered(admin, &address, response.status().as_u16(), &text)
     }
@@ -431,8 +431,8 @@ fn answered(
             Ok(AdminResponse::Problems(vec![problem]))
         }
         404 if detail.contains("/v1/status") => Err(format!(
-            "the server at {address} does not know this command; its version differs from that of this program, \
-             {}: see `tidegate status`",
+            "the server at {address} does not know this command, because its version differs from the version of this \
+             program, {}; see `tidegate status`",
             env!("CARGO_PKG_VERSION")
         )),
         // A file has mistakes. Each mistake is printed on its own line.
@@ -444,20 +444,20 @@ fn answered(
             ))
         }
         401 => Err(match admin.token() {
-            None => "the server requires its admin token; pass it with --token, or in TIDEGATE_ADMIN_TOKEN",
+            None => "the server requires its admin token; pass the token with --token, or in TIDEGATE_ADMIN_TOKEN",
             Some(_) => {
-                "the server has a different admin token than that of --token or TIDEGATE_ADMIN_TOKEN; see `admin` in \
-                 its rules file"
+                "the token of --token or TIDEGATE_ADMIN_TOKEN is not the admin token of the server; see `admin` in the \
+                 server's rules file"
             }
         }
         .to_owned()),
         403 if is_problem && admin.token().is_none() => Err(format!(
             "the server at {address} has no admin token, so it serves only requests to 127.0.0.1, [::1] or \
-             localhost; pass such an address with --admin, or set `admin.token_env` in its rules file"
+             localhost; pass one of these addresses with --admin, or set `admin.token_env` in the server's rules file"
         )),
         429 => Err(
-            "the server has received too many wrong admin tokens from this address, and checks only one a second from \
-             it; check --token or TIDEGATE_ADMIN_TOKEN, and try again in a second"
+            "the server has received too many wrong admin tokens from this address, and now checks only one token a \
+             second from this address; check --token or TIDEGATE_ADMIN_TOKEN, and try again in a second"
                 .to_owned(),
         ),
         200..=299 | 404 => Err(not_admin(address)),
@@ -471,7 +471,8 @@ fn answered(
 
 fn not_admin(address: &AdminAddress) -> String {
     format!(
-        "{address} is not a Tidegate admin endpoint; pass its address with --admin or TIDEGATE_ADMIN"
+        "{address} is not a Tidegate admin endpoint; pass the address of the admin endpoint with --admin or \
+         TIDEGATE_ADMIN"
     )
 }
 
@@ -493,7 +494,10 @@ mod tests {
         let Err(problem) = answered(&admin, &address, 429, "") else {
             panic!("429 is an error");
         };
-        assert!(problem.contains("checks only one a second"), "{problem}");
+        assert!(
+            problem.contains("checks only one token a second"),
+            "{problem}"
+        );
         assert!(!problem.contains("minute") && !problem.contains("guess"));
     }
 }

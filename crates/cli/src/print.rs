@@ -26,12 +26,14 @@ pub(crate) fn status(status: &Value) -> String {
     let kept = match (&store["persistent"], text(&store["kind"]).as_str()) {
         (Value::Bool(true), "memory") => "persistent across restarts",
         (Value::Bool(true), _) => "kept as long as Redis keeps its data",
-        (_, "memory") if has_snapshot => "snapshot failing: a restart loses later changes",
+        (_, "memory") if has_snapshot => {
+            "snapshot failing: a restart loses changes since the last snapshot"
+        }
         (_, "memory") => "lost on restart: set store.memory.snapshot to keep counters and blocks",
         _ => "not persistent across restarts",
     };
     let rules = match (&status["rules_file"], &status["promoted"]) {
-        (Value::Null, _) => "no rules file: only limits sent with requests".to_owned(),
+        (Value::Null, _) => "no rules file: only limits sent with requests apply".to_owned(),
         (file, Value::String(promoted)) => format!(
             "{} active, promoted from {} until the next reload of {}",
             number(&status["rules"]),
@@ -230,7 +232,7 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     let has_inactive = list(&blocks["blocks"]).any(|block| block["inactive"].is_string());
     let mut out = headed(&head, rows);
     if has_inactive {
-        out.push_str("note: a block of a former rule or key is inactive; lift it with `tidegate unblock`, the name of that rule and the key\n");
+        out.push_str("note: an inactive block denies no requests, because its rule was removed or has another key; lift the block with `tidegate unblock`, the name of the rule and the key\n");
     }
     if let Some(hint) = hint(blocks) {
         out.push_str(&hint);
@@ -273,7 +275,7 @@ pub(crate) fn denials(denials: &Value) -> String {
         "RULE",
         "KEY",
         "LIMIT",
-        "PASSED AFTER",
+        "RETRY AFTER",
         "LISTENER",
         "MODE",
     ];
@@ -397,7 +399,11 @@ pub(crate) fn keys(keys: &Value) -> String {
         headed(&head, rows)
     };
     if let Some(next) = keys["next"].as_str() {
-        let _ = writeln!(out, "note: more keys follow: --after {}", printable(next));
+        let _ = writeln!(
+            out,
+            "note: more keys follow; to list them, pass --after {}",
+            printable(next)
+        );
     }
     out
 }

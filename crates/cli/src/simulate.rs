@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
         .iter()
         .filter(|source| **source == LogSource::Stdin);
     if stdin.count() > 1 {
-        return Err("`-` (standard input) is given twice to --log".to_owned());
+        return Err("--log: `-` (standard input) is given more than once; give it once".to_owned());
     }
     let control = Arc::new(Control::default());
     interrupt_on_signal(&control);
@@ -108,7 +108,9 @@ fn excess(args: &Simulate, report: &Report) -> Option<String> {
     };
     most.is_exceeded(denied, all).then(|| {
         let share = percent(denied, all);
-        format!("{denied} of {all} requests ({share}) are {what}, more than --fail-over {most}")
+        format!(
+            "{denied} of {all} requests ({share}) are {what}, more than --fail-over {most} allows"
+        )
     })
 }
 
@@ -120,7 +122,7 @@ fn read_rules(file: &Path) -> Result<RulesUnderTest, String> {
     }
     if !config.geoip.is_empty() {
         let geoip = GeoIp::open(&config.geoip).map_err(|error| {
-            format!("{error}; the rules use it, so they cannot be simulated without it")
+            format!("{error}; the rules use this database, so they cannot be simulated without it")
         })?;
         config.identity.geoip = Some(geoip.source());
     }
@@ -258,7 +260,7 @@ fn text(report: &Report) -> String {
             .collect();
         let _ = writeln!(
             out,
-            "{} that the proxy would answer with 400: {}",
+            "{} that the proxy would reject with status 400: {}",
             counted(requests.refused, "request"),
             reasons.join("; ")
         );

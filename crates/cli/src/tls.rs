@@ -29,7 +29,7 @@ fn client_certificate(certificate: &Path, key: &Path) -> Result<ClientCert, Stri
     let parsed = PrivateKey::from_pem(&read("--admin-key", key)?);
     let key = parsed.map_err(|error| {
         let key = key.display();
-        format!("--admin-key: cannot use {key}: {error}; name a PEM file with a private key")
+        format!("--admin-key: cannot use {key}: {error}; pass a PEM file with a private key")
     })?;
     let certificates = certificates("--admin-cert", certificate)?;
     Ok(ClientCert::new_with_certs(&certificates, key))
@@ -40,7 +40,7 @@ fn certificates(option: &str, path: &Path) -> Result<Vec<Certificate<'static>>, 
     let text = read(option, path)?;
     let unusable = |error| {
         let path = path.display();
-        format!("{option}: cannot use {path}: {error}; name a PEM file with certificates")
+        format!("{option}: cannot use {path}: {error}; pass a PEM file with certificates")
     };
     let found = parse_pem(&text).filter_map(|item| match item {
         Ok(PemItem::Certificate(certificate)) => Some(Ok(certificate)),
@@ -50,7 +50,7 @@ fn certificates(option: &str, path: &Path) -> Result<Vec<Certificate<'static>>, 
     let found: Vec<_> = found.collect::<Result<_, _>>()?;
     if found.is_empty() {
         return Err(format!(
-            "{option}: there is no certificate in {}; name a PEM file with one",
+            "{option}: there is no certificate in {}; pass a PEM file with a certificate",
             path.display()
         ));
     }

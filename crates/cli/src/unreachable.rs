@@ -11,7 +11,7 @@ use rustls::{AlertDescription, CertificateError};
 use crate::{admin_address::AdminAddress, operate::TIMEOUT};
 
 const OTHER_ADDRESS: &str =
-    "if its admin listener has another address, pass that with --admin or TIDEGATE_ADMIN";
+    "if the admin listener has another address, pass that address with --admin or TIDEGATE_ADMIN";
 
 /// The timeout of the connection that finds out whether a listener has TLS.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,17 +28,19 @@ fn explain(address: &AdminAddress, error: &ureq::Error, is_tls: bool) -> (String
     }
     if is_unknown(address, error) {
         return (
-            format!("the host \"{}\" is not known", address.host),
+            format!("the host name \"{}\" cannot be resolved", address.host),
             "check the host of --admin or TIDEGATE_ADMIN".to_owned(),
         );
     }
     let is_running = format!("is the server running? {OTHER_ADDRESS}");
     let advice = match kind(error) {
         Some(ErrorKind::ConnectionRefused) => format!(
-            "{is_running}; it is `listen.admin` in its rules file, and with `off` there is no admin listener"
+            "{is_running}; the address is `listen.admin` in the server's rules file, and `off` disables the admin listener"
         ),
         Some(ErrorKind::TimedOut) => {
-            format!("{is_running}; if it is, a firewall may drop the connection")
+            format!(
+                "{is_running}; if the server is running, a firewall could be dropping the connection"
+            )
         }
         Some(ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable) => {
             "check the address of --admin or TIDEGATE_ADMIN, and the network of this machine"
@@ -46,8 +48,8 @@ fn explain(address: &AdminAddress, error: &ureq::Error, is_tls: bool) -> (String
         }
         _ if !is_tls && has_tls(address) => {
             return (
-                "the listener there uses TLS".to_owned(),
-                "if it is the admin listener, pass the authority of its certificate with --admin-ca; else pass the \
+                "the listener at this address uses TLS".to_owned(),
+                "if this is the admin listener, pass the CA of its certificate with --admin-ca; otherwise pass the \
                  address of the admin listener with --admin"
                     .to_owned(),
             );
@@ -60,12 +62,14 @@ fn explain(address: &AdminAddress, error: &ureq::Error, is_tls: bool) -> (String
 /// Describes what happened, in plain words.
 pub(crate) fn describe(error: &ureq::Error) -> String {
     match (kind(error), error) {
-        (Some(ErrorKind::ConnectionRefused), _) => "no program accepts connections there",
+        (Some(ErrorKind::ConnectionRefused), _) => {
+            "connection refused: no program listens on this address"
+        }
         (Some(ErrorKind::TimedOut), _) => {
             return format!("no response within {} s", TIMEOUT.as_secs());
         }
         (Some(ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable), _) => {
-            "this machine has no route to that address"
+            "this machine has no route to this address"
         }
         (
             Some(
@@ -77,7 +81,7 @@ pub(crate) fn describe(error: &ureq::Error) -> String {
             _,
         ) => "the connection was closed before the response was complete",
         (_, ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..)) => {
-            "the program there does not answer with HTTP"
+            "the program at this address does not respond with HTTP"
         }
         (_, ureq::Error::Io(error)) => return system_error(error),
         (_, error) => return format!("the request failed ({error})"),
@@ -140,19 +144,19 @@ fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
 /// search engines know that name.
 fn explain_tls(address: &AdminAddress, error: &rustls::Error) -> (String, String) {
     use CertificateError as Invalid;
-    let authority = "pass the authority that issued it with --admin-ca or TIDEGATE_ADMIN_CA";
-    let renew = "renew it, and check the clock of this machine";
+    let authority = "pass the CA that issued the certificate with --admin-ca or TIDEGATE_ADMIN_CA";
+    let renew = "renew the certificate, and check the clock of this machine";
     let (problem, advice) = match error {
         rustls::Error::InvalidCertificate(invalid) => match invalid {
             Invalid::UnknownIssuer => (
-                "the server's certificate is not from an authority in --admin-ca (UnknownIssuer)",
+                "the server's certificate is not from a CA in --admin-ca (UnknownIssuer)",
                 authority,
             ),
             Invalid::NotValidForName | Invalid::NotValidForNameContext { .. } => {
                 let host = &address.host;
                 return (
                     format!("the server's certificate is not for the host \"{host}\""),
-                    "pass a host that its certificate names with --admin or TIDEGATE_ADMIN"
+                    "pass a host name that is in the certificate with --admin or TIDEGATE_ADMIN"
                         .to_owned(),
                 );
             }
@@ -164,14 +168,14 @@ fn explain_tls(address: &AdminAddress, error: &rustls::Error) -> (String, String
             }
             invalid => {
                 return (
-                    format!("the server's certificate is not accepted ({invalid:?})"),
+                    format!("the server's certificate is invalid ({invalid:?})"),
                     "check the certificate of the listener, and --admin-ca".to_owned(),
                 );
             }
         },
         rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => (
             "the listener requires a client certificate",
-            "pass one with --admin-cert and --admin-key",
+            "pass a client certificate with --admin-cert and --admin-key",
         ),
         rustls::Error::AlertReceived(
             AlertDescription::UnknownCA
@@ -181,11 +185,11 @@ fn explain_tls(address: &AdminAddress, error: &rustls::Error) -> (String, String
             | AlertDescription::CertificateUnknown,
         ) => (
             "the listener rejected the client certificate",
-            "pass one that is from its `client_ca` and still valid with --admin-cert and --admin-key",
+            "pass a valid certificate from the listener's `client_ca` with --admin-cert and --admin-key",
         ),
         rustls::Error::InvalidMessage(_) => (
-            "the listener there does not use TLS",
-            "leave out --admin-ca and TIDEGATE_ADMIN_CA, or pass the address of a listener with TLS",
+            "the listener at this address does not use TLS",
+            "remove --admin-ca and TIDEGATE_ADMIN_CA, or pass the address of a listener with TLS",
         ),
         error => {
             return (
@@ -213,15 +217,15 @@ mod tests {
             ),
             (
                 invalid(CertificateError::Expired),
-                "the server's certificate has expired; renew it",
+                "the server's certificate has expired; renew the certificate",
             ),
             (
                 invalid(CertificateError::UnknownIssuer),
-                "the server's certificate is not from an authority in --admin-ca (UnknownIssuer); pass",
+                "the server's certificate is not from a CA in --admin-ca (UnknownIssuer); pass",
             ),
             (
                 rustls::Error::AlertReceived(AlertDescription::CertificateRequired),
-                "the listener requires a client certificate; pass one",
+                "the listener requires a client certificate; pass a client certificate",
             ),
         ] {
             // ureq returns a TLS error either directly or inside an I/O error.
@@ -240,7 +244,7 @@ mod tests {
         for (number, expected) in [
             (
                 errno::ENETUNREACH,
-                "this machine has no route to that address; check the address",
+                "this machine has no route to this address; check the address",
             ),
             (
                 errno::EACCES,
@@ -252,7 +256,7 @@ mod tests {
             ),
             (
                 errno::ECONNREFUSED,
-                "no program accepts connections there; is the server running? ",
+                "connection refused: no program listens on this address; is the server running? ",
             ),
         ] {
             let error = ureq::Error::Io(io::Error::from_raw_os_error(number));

@@ -56,7 +56,7 @@ pub enum Error {
     },
     /// The cost of the request is higher than the client's own limits can ever admit. Nothing was
     /// sent. Split the request.
-    #[error("not sent: a cost of {cost} exceeds what the client's own limits can ever admit")]
+    #[error("not sent: the cost of {cost} is more than the client's own limits can admit at once")]
     NeverFits {
         /// The cost of the request.
         cost: u64,

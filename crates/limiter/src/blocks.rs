@@ -85,8 +85,8 @@ impl InactiveBlocks {
             named = format!("{named} and {more} more");
         }
         Some(format!(
-            "{blocks} {are} inactive, because {rules} another key: {named}; list them with `tidegate blocks`, lift them with \
-             `tidegate unblock`, and block the keys again under the new rule"
+            "{blocks} {are} inactive, because {rules} another key: {named}; list inactive blocks with `tidegate blocks`, lift them \
+             with `tidegate unblock`, and block the keys again under the new rule"
         ))
     }
 }

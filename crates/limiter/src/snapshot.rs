@@ -40,7 +40,7 @@ const REMIND_EVERY: Span = Span::from_secs(3_600);
 
 /// The advice for a snapshot that cannot be written. The advice lists several causes, because some
 /// errors of the file system do not identify the cause.
-const ADVICE: &str = "check that the folder exists, that the server may write to it and that the disk has space; \
+const ADVICE: &str = "check that the folder exists, that the server is allowed to write to it and that the disk has space; \
     the server retries, so no restart is needed";
 
 /// The status of the snapshots, with the error if they fail. Because of snapshots, the counters of
@@ -85,7 +85,7 @@ impl SnapshotHealth {
     pub fn fail(&self, error: &str, now: Timestamp) {
         match self.note_failure(error, now) {
             Some(Report::News) => tracing::error!(
-                "{error}; keeping the previous snapshot; a restart now would lose later changes; next report in an hour"
+                "{error}; keeping the previous snapshot; a restart now would lose the changes since that snapshot; next report in an hour"
             ),
             Some(Report::Reminder { attempts, since }) => {
                 let failing_for_s = seconds(now.since(since));
@@ -137,7 +137,7 @@ impl SnapshotHealth {
             let failures = failure.attempts;
             tracing::info!(
                 failures,
-                "the snapshot is written again; earlier attempts failed"
+                "the snapshot was written after earlier attempts had failed"
             );
         }
     }
@@ -157,7 +157,7 @@ impl SnapshotHealth {
         let begun = date(*since).map(|date| format!("since {date}, "));
         let begun = begun.unwrap_or_default();
         Some(format!(
-            "{error} ({begun}{attempts} attempts in {secs} s); a restart would lose later changes; {ADVICE}"
+            "{error} ({begun}{attempts} attempts in {secs} s); a restart would lose the changes since the last snapshot; {ADVICE}"
         ))
     }
 

@@ -37,7 +37,7 @@ pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
 }
 
 /// The text that messages show in place of a value that may hold a secret.
-pub const HIDDEN: &str = "(not shown: it may hold a secret)";
+pub const HIDDEN: &str = "(not shown: it could contain a secret)";
 
 /// Returns whether a text looks like a URL with a password.
 pub fn may_hold_secret(text: &str) -> bool {

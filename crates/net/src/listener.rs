@@ -163,7 +163,7 @@ where
                 Ok((stream, peer)) => self.dispatch(stream, peer, turns.next().unwrap_or(0)),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    tracing::warn!(%error, address = %self.listener.local_addr(), "cannot accept a connection; closing the longest idle one");
+                    tracing::warn!(%error, address = %self.listener.local_addr(), "cannot accept a connection; closing the connection that has been idle longest");
                     self.listener.evict();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }

@@ -38,7 +38,7 @@ const LOADS: Metric<2> = Metric::counter(
 const LAST_LOAD_SUCCESS: Metric<1> = Metric::gauge(
     "tidegate_last_certificate_load_success",
     ["listener"],
-    "1 unless the last load of the listener's certificate failed.",
+    "0 if the last load of the listener's certificate failed, otherwise 1.",
 );
 
 /// TLS files in PEM format. Paths are relative to the working directory of the server.

@@ -19,12 +19,12 @@ use super::error::ProxyError;
 const REASONS: [(StatusCode, &str); 3] = [
     (
         StatusCode::BAD_REQUEST,
-        "the head is not valid HTTP/1.1, or is ambiguous",
+        "the request head is not valid HTTP/1.1, or is ambiguous",
     ),
-    (StatusCode::URI_TOO_LONG, "the target is too long"),
+    (StatusCode::URI_TOO_LONG, "the request target is too long"),
     (
         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-        "the head is too large, or has too many lines",
+        "the request head is too large, or has too many lines",
     ),
 ];
 
@@ -131,7 +131,7 @@ mod tests {
             let (head, body) = response.split_once("\r\n\r\n").unwrap();
             let length = format!("content-length: {}", body.len());
             assert_eq!(head.matches(&length).count(), 1, "{response}");
-            assert!(body.contains("the head is too large"), "{response}");
+            assert!(body.contains("the request head is too large"), "{response}");
         }
         let counted = "tidegate_proxy_rejected_total{status=\"431\"} 2\n";
         assert!(page_of(bad_requests).contains(counted));

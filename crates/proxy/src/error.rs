@@ -84,14 +84,16 @@ impl ProxyError {
         let detail = match self {
             Self::Tunnel => "CONNECT tunnels are not supported; request the resource itself",
             Self::Host(problem) | Self::Framing(problem) | Self::Malformed(problem) => problem,
-            Self::Loop => "the request has passed this proxy several times: `Via` shows a loop",
+            Self::Loop => {
+                "the request has passed through this proxy several times: the `Via` header shows a loop"
+            }
             Self::ClientFull(max) => {
                 return format!("{max} requests from this address are in flight; retry in 1s");
             }
             Self::TooManyHeaders(max) => {
                 return format!("the number of header lines is over the maximum of {max}");
             }
-            Self::DotSegments => "the path has segments `.` or `..`; send it with these resolved",
+            Self::DotSegments => "the path has segments `.` or `..`; send the resolved path",
             Self::Unroutable => "the path or the host is too long",
             Self::NoUpstream => "no upstream matches this host and path",
             Self::TooLarge(max) => {

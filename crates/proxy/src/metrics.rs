@@ -37,7 +37,7 @@ const RESPONSES: Metric<2> = Metric::counter(
 const FAILURES: Metric<2> = Metric::counter(
     "tidegate_proxy_failures_total",
     ["upstream", "failure"],
-    "Requests without a response from the upstream, by failure.",
+    "Requests that got no response from the upstream, by failure.",
 );
 const RETRIES: Metric<1> = Metric::counter(
     "tidegate_proxy_retries_total",
@@ -47,7 +47,7 @@ const RETRIES: Metric<1> = Metric::counter(
 const ENDPOINT_UP: Metric<2> = Metric::gauge(
     "tidegate_proxy_endpoint_up",
     ["upstream", "endpoint"],
-    "Endpoint health: 1 = healthy, 0 = ejected or failing health checks, and used only if no other endpoint is healthy.",
+    "Endpoint health: 1 = healthy, 0 = ejected or failing health checks. An unhealthy endpoint is used only if no endpoint is healthy.",
 );
 const EJECTIONS: Metric<2> = Metric::counter(
     "tidegate_proxy_ejections_total",
@@ -62,7 +62,7 @@ const ENDPOINT_FAILURES: Metric<3> = Metric::counter(
 const INCOMPLETE_RESPONSES: Metric<3> = Metric::counter(
     "tidegate_proxy_incomplete_responses_total",
     ["upstream", "endpoint", "failure"],
-    "Responses that an endpoint cut off, or that timed out, after their headers had been received.",
+    "Responses of an endpoint that ended early or timed out after their headers had arrived.",
 );
 const HEALTH_CHECKS: Metric<3> = Metric::counter(
     "tidegate_proxy_health_checks_total",
@@ -115,7 +115,7 @@ const CONCURRENCY_GAUGES: [ConcurrencyGauge; 2] = [
         Metric::gauge(
             "tidegate_proxy_adaptive_in_flight",
             ["upstream"],
-            "Requests that hold a concurrency slot of the upstream, until their responses begin.",
+            "Requests that hold a concurrency slot of the upstream because their responses have not begun.",
         ),
         |load| load.in_flight,
     ),

@@ -45,8 +45,10 @@ impl fmt::Display for BodyError {
         match self {
             Self::IdleTimeout => f.write_str("the body did not arrive in time"),
             Self::TooLarge => f.write_str("the body is too large"),
-            Self::SlowClient => f.write_str("the client read the body too slowly"),
-            Self::Unwanted => f.write_str("the response was complete before the request body"),
+            Self::SlowClient => f.write_str("the client read the response body too slowly"),
+            Self::Unwanted => {
+                f.write_str("the response was complete before the request body was sent")
+            }
             Self::Aborted(error) => write!(f, "the body ended early: {error}"),
         }
     }

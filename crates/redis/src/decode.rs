@@ -183,7 +183,7 @@ impl Input<'_> {
             |shift: u32, count: u32| u8::try_from(kind >> shift & ((1 << count) - 1)).unwrap_or(0);
         let (kernel, form) = (bits(0, KERNEL_BITS), bits(KERNEL_BITS, FORM_BITS));
         if kind >> (KERNEL_BITS + FORM_BITS) != 0 {
-            return Err("its kind of value is not known");
+            return Err("its kind of value is unknown");
         }
         let terms = match (kernel, form) {
             (kernel::SCHEDULE, 0) => Terms::Gcra {
@@ -222,7 +222,7 @@ impl Input<'_> {
             (kernel::WINDOW..=kernel::LEASE, 0) => {
                 Terms::Digest(u32::try_from(self.number(4)?).unwrap_or(0))
             }
-            _ => return Err("its kind of value is not known"),
+            _ => return Err("its kind of value is unknown"),
         };
         match terms {
             Terms::Gcra { numerator: 0, .. }
@@ -273,7 +273,7 @@ impl Input<'_> {
                 let (longest, stamps) = self.log()?;
                 Ok(RemoteState::Lease { longest, stamps })
             }
-            _ => Err("its kind of state is not known"),
+            _ => Err("its kind of state is unknown"),
         }
     }
 

@@ -7,18 +7,18 @@
 pub enum StoreError {
     /// The script did not run: the connection was down, or the server temporarily refused it.
     /// Nothing was charged.
-    #[error("Redis did not decide: {0}")]
+    #[error("Redis did not execute the request: {0}")]
     NotExecuted(String),
     /// No reply arrived, so the script may or may not have run. The call is never sent again.
-    #[error("no reply from Redis, so the decision may or may not have been made: {0}")]
+    #[error("no reply from Redis, so it is unknown whether the request was executed: {0}")]
     Unknown(String),
     /// The server refuses the call, and will refuse it until an operator intervenes. Nothing was
     /// charged.
-    #[error("Redis rejected the decision: {0}")]
+    #[error("Redis rejected the request: {0}")]
     Refused(String),
     /// The value under the key was not written by this store.
     #[error(
-        "the value under the key \"{key}\" was not written by Tidegate ({problem}): `tidegate reset` deletes it; if another program writes such keys, give the store its own prefix"
+        "the value under the key \"{key}\" was not written by Tidegate ({problem}): `tidegate reset` deletes the value; if another program writes keys with the prefix of the store, set another `store.prefix`"
     )]
     Foreign {
         /// The key in Redis, with bytes outside of printable ASCII escaped.
@@ -42,7 +42,8 @@ impl StoreError {
     }
 
     pub(crate) fn unexpected_reply() -> Self {
-        let problem = "unexpected reply from the script; is there a proxy in between?";
+        let problem =
+            "unexpected reply from the script; check whether a proxy changes the replies of Redis";
         Self::Unknown(problem.to_owned())
     }
 }

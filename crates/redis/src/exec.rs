@@ -112,7 +112,7 @@ pub(crate) fn parse_reply(reply: Value) -> Result<Reply, ExecError> {
         return Err(ExecError::WrongType);
     }
     let advice = if says("OOM") {
-        "; raise its `maxmemory`, and use it for nothing else"
+        "; raise the `maxmemory` of Redis, and use this Redis only for Tidegate"
     } else if says("NOPERM") || says("The user executing the script") {
         "; grant the store's user the ACL in docs/fleet.md (ACL SETUSER), with the prefix of this store"
     } else {

@@ -124,7 +124,7 @@ fn store_error(error: ExecError) -> StoreError {
 
 fn unknown_server(name: &str) -> StoreError {
     StoreError::NotExecuted(format!(
-        "{name} is not a primary of the cluster any more; start the listing again"
+        "{name} is no longer a primary of the cluster; start the listing again"
     ))
 }
 

@@ -30,7 +30,7 @@ const LOADS: Metric<2> = Metric::counter(
 const LAST_LOAD_SUCCESS: Metric<1> = Metric::gauge(
     "tidegate_last_geoip_load_success",
     ["database"],
-    "1 unless the last load of the GeoIP database failed.",
+    "0 if the last load of the GeoIP database failed, otherwise 1.",
 );
 
 /// A GeoIP database that cannot be used, and the reason.

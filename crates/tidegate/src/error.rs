@@ -38,15 +38,15 @@ impl fmt::Display for AcquireError {
                 retry_after: Some(span),
             } => write!(
                 f,
-                "the request would wait at least {span}, which is more than its longest wait"
+                "the request would wait at least {span}, which is more than its maximum wait"
             ),
             Self::Timeout { retry_after: None } => {
-                f.write_str("the longest wait of the request is over")
+                f.write_str("the request was not admitted within its maximum wait")
             }
             Self::TooManyWaiters { max } => {
                 write!(
                     f,
-                    "{max} requests wait already; retry later or raise the maximum"
+                    "{max} requests are already waiting, which is the maximum; retry later or raise the maximum"
                 )
             }
             Self::Request(error) => error.fmt(f),

@@ -292,7 +292,7 @@ fn the_last_line_agrees_with_the_exit_code() {
             rule,
             &["--strict"],
             1,
-            "1 rule, 1 warning; --strict allows none",
+            "1 rule, 1 warning; --strict allows no warnings",
         ),
         (secret, &["--strict"], 0, "0 rules, no mistakes"),
         (
@@ -311,7 +311,7 @@ fn the_last_line_agrees_with_the_exit_code() {
             snapshot,
             &["--this-machine", "--strict"],
             1,
-            "0 rules, 1 warning; --strict allows none",
+            "0 rules, 1 warning; --strict allows no warnings",
         ),
     ] {
         let file = scratch.write("rules.yaml", file);

@@ -57,7 +57,7 @@ fn denials_are_listed_as_a_table() {
     assert_eq!(
         lines[0],
         [
-            "AT", "RULE", "KEY", "LIMIT", "PASSED", "AFTER", "LISTENER", "MODE"
+            "AT", "RULE", "KEY", "LIMIT", "RETRY", "AFTER", "LISTENER", "MODE"
         ],
         "{table}"
     );
@@ -234,13 +234,13 @@ fn keys_are_listed_with_what_remains() {
     assert_eq!(listed.len(), 30);
     let first = printed(&server.operate(&["keys", "api", "-n", "1"]));
     assert!(
-        first.contains("\nnote: more keys follow: --after "),
+        first.contains("\nnote: more keys follow; to list them, pass --after "),
         "{first}"
     );
     let refused = server.operate(&["keys", "api", "--after", "1.2.3"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        said.contains("after: is not a `next` of this list"),
+        said.contains("after: is not a `next` value of this list"),
         "{said}"
     );
 }

@@ -79,7 +79,8 @@ fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
         "{blocks}"
     );
     assert!(
-        blocks.contains("\nnote: a block of a former rule or key is inactive; lift it with"),
+        blocks
+            .contains("\nnote: an inactive block denies no requests, because its rule was removed"),
         "{blocks}"
     );
     let lifted = printed(&server.operate(&[&["unblock"], &key[..]].concat()));
@@ -279,8 +280,8 @@ fn blocks_of_a_program_that_sends(response: &'static [u8]) -> String {
 /// about TLS misleads an operator with a different problem.
 #[test]
 fn connection_errors_are_in_plain_words() {
-    let is_it = "does the admin listener have this address? if its admin listener has another address, pass that \
-        with --admin or TIDEGATE_ADMIN\n";
+    let is_it = "does the admin listener have this address? if the admin listener has another address, pass that \
+        address with --admin or TIDEGATE_ADMIN\n";
     for (response, expected) in [
         (
             &b""[..],
@@ -288,13 +289,13 @@ fn connection_errors_are_in_plain_words() {
         ),
         (
             b"-ERR unknown command 'GET'\r\n",
-            format!("the program there does not answer with HTTP; {is_it}"),
+            format!("the program at this address does not respond with HTTP; {is_it}"),
         ),
         (
             // A TLS alert: unexpected message.
             b"\x15\x03\x01\x00\x02\x02\x0a",
-            "the listener there uses TLS; if it is the admin listener, pass the authority of its certificate with \
-             --admin-ca; else pass the address of the admin listener with --admin\n"
+            "the listener at this address uses TLS; if this is the admin listener, pass the CA of its certificate \
+             with --admin-ca; otherwise pass the address of the admin listener with --admin\n"
                 .to_owned(),
         ),
     ] {
@@ -304,7 +305,7 @@ fn connection_errors_are_in_plain_words() {
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),
         "tidegate: cannot list the blocks: cannot reach the admin endpoint at nowhere.invalid:1: the host \
-         \"nowhere.invalid\" is not known; check the host of --admin or TIDEGATE_ADMIN\n"
+         name \"nowhere.invalid\" cannot be resolved; check the host of --admin or TIDEGATE_ADMIN\n"
     );
 }
 
@@ -326,7 +327,7 @@ fn a_response_that_is_cut_off_is_an_error_in_plain_words() {
         String::from_utf8_lossy(&output.stderr),
         format!(
             "tidegate: cannot list the blocks: cannot read the response of {address}: the connection was closed \
-             before the response was complete; try again, and see the log of the server\n"
+             before the response was complete; try again, and check the log of the server\n"
         )
     );
 }
@@ -457,7 +458,7 @@ fn the_admin_token_is_required() {
         (&["blocks"][..], "--token, or in TIDEGATE_ADMIN_TOKEN"),
         (
             &["blocks", "--token", "wrong"],
-            "has a different admin token",
+            "is not the admin token of the server",
         ),
     ] {
         let output = server.operate(arguments);
@@ -646,8 +647,8 @@ fn status_says_why_the_snapshot_fails_and_what_to_do() {
     for part in [
         "cannot write the snapshot nowhere/counters.snapshot: its folder nowhere: No such file",
         "(since 2",
-        "check that the folder exists, that the server may write to it and that the disk has space",
-        "memory, 0 keys in this process, snapshot failing: a restart loses later changes",
+        "check that the folder exists, that the server is allowed to write to it and that the disk has space",
+        "memory, 0 keys in this process, snapshot failing: a restart loses changes since the last snapshot",
     ] {
         assert!(status.contains(part), "no {part:?} in {status}");
     }
@@ -661,7 +662,7 @@ fn status_says_why_the_snapshot_fails_and_what_to_do() {
     );
     let blocks = printed(&server.operate(&["blocks"]));
     assert!(
-        blocks.contains("note: a restart removes the latest blocks: cannot write"),
+        blocks.contains("note: a restart of the server removes the latest blocks: cannot write"),
         "{blocks}"
     );
     assert!(!blocks.contains("set `store.memory.snapshot`"), "{blocks}");
@@ -675,8 +676,8 @@ fn a_block_that_can_never_deny_is_refused() {
     assert_eq!(
         String::from_utf8_lossy(&refused.stderr),
         "tidegate: cannot block login 10.0.0.0/8: key: the listeners keep no counter and no block for a network of \
-         this size: match it with `cidr` in a rule's `when`; if services send this form with `raw`, pass --raw \
-         (`\"raw\": true`)\n"
+         this size: match the network with `cidr` in the `when` of a rule; if services send the given form with \
+         `raw`, pass --raw (`\"raw\": true`)\n"
     );
     let raw = printed(&server.operate(&["block", "login", "unix", "--raw"]));
     assert!(raw.starts_with("blocked login unix until"), "{raw}");
@@ -697,8 +698,9 @@ fn errors_say_what_was_asked_and_what_to_do() {
     let http = server.http.to_string();
     let another = format!("cannot list the rules: {http} is not a Tidegate admin endpoint");
     let refused = format!(
-        "cannot reset user:1: cannot reach the admin endpoint at {free}: no program accepts connections there; is \
-         the server running? if its admin listener has another address, pass that with --admin or TIDEGATE_ADMIN"
+        "cannot reset user:1: cannot reach the admin endpoint at {free}: connection refused: no program listens on \
+         this address; is the server running? if the admin listener has another address, pass that address with \
+         --admin or TIDEGATE_ADMIN"
     );
     for (arguments, address, expected) in [
         (&["rules"][..], &http, another.as_str()),
@@ -731,7 +733,7 @@ fn errors_say_what_was_asked_and_what_to_do() {
         (
             &["block", "203.0.113.9", "api"],
             &admin,
-            "there is no rule \"203.0.113.9\"; \"api\" is a rule: write it first",
+            "there is no rule \"203.0.113.9\"; \"api\" is a rule: write the rule before the key",
         ),
         (
             &["blocks", "--token", "a\nb"],
@@ -850,7 +852,8 @@ fn the_admin_listener_speaks_tls() {
     assert!(metrics.contains(loaded), "{metrics}");
 
     let in_the_clear = status(&server, "");
-    let expected = "the listener there uses TLS; if it is the admin listener, pass the authority";
+    let expected =
+        "the listener at this address uses TLS; if this is the admin listener, pass the CA";
     assert!(
         !in_the_clear.0 && in_the_clear.1.contains(expected),
         "{in_the_clear:?}"
@@ -882,7 +885,7 @@ fn a_listener_without_tls_is_recognized() {
     let server = Server::start(RULES);
     authority(server.directory(), "ours");
     let (is_reached, said) = status(&server, "--admin-ca ours.pem");
-    let expected = "the listener there does not use TLS; leave out --admin-ca";
+    let expected = "the listener at this address does not use TLS; remove --admin-ca";
     assert!(!is_reached && said.contains(expected), "{said}");
 }
 
@@ -896,10 +899,12 @@ fn a_client_ca_of_the_admin_listener_requires_a_certificate() {
     let (is_reached, said) = shown("operator");
     assert!(is_reached, "{said}");
     let stranger = shown("stranger");
-    let expected = "the listener rejected the client certificate; pass one that is from its";
+    let expected =
+        "the listener rejected the client certificate; pass a valid certificate from the";
     assert!(!stranger.0 && stranger.1.contains(expected), "{stranger:?}");
     let none = status(&server, "--admin-ca ours.pem");
-    let expected = "the listener requires a client certificate; pass one with --admin-cert";
+    let expected =
+        "the listener requires a client certificate; pass a client certificate with --admin-cert";
     assert!(!none.0 && none.1.contains(expected), "{none:?}");
     server.stop();
 }

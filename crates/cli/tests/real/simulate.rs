@@ -589,7 +589,7 @@ fn a_larger_share_than_allowed_exits_with_3() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(
         said,
-        "tidegate: 3 of 6 requests (50%) are denied, more than --fail-over 49.9%\n"
+        "tidegate: 3 of 6 requests (50%) are denied, more than --fail-over 49.9% allows\n"
     );
     // In a comparison, only newly denied requests count.
     assert_eq!(

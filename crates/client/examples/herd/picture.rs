@@ -54,7 +54,8 @@ fn draw(svg: &mut String, herds: &[Herd]) -> fmt::Result {
         svg,
         "<rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>"
     )?;
-    let title = format!("{CLIENTS} clients at once, and a server that takes 100 a second");
+    let title =
+        format!("{CLIENTS} clients at once, and a server that admits 100 requests a second");
     label(svg, Point::new(20, 26), 17, INK, &title)?;
     legend(svg)?;
     for (number, herd) in (0..).zip(herds) {
@@ -168,7 +169,7 @@ fn summary(herd: &Herd) -> String {
     let returning = herd.bars.iter().skip(1).map(|bar| bar.requests());
     let tenths = herd.done.as_millis_ceil().div_ceil(100);
     format!(
-        "{} refused; at most {} come back together; done in {}.{} s",
+        "{} refused; at most {} retries at once; all admitted after {}.{} s",
         herd.refused,
         returning.max().unwrap_or(0),
         tenths / 10,

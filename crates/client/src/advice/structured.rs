@@ -91,7 +91,7 @@ struct LastMember<'m, 'a> {
 
 /// The error for a field that is valid, but that this module does not support.
 #[derive(Debug, thiserror::Error)]
-#[error("an inner list, or too many members or parameters")]
+#[error("the field has an inner list, or too many members or parameters")]
 pub(super) struct Unsupported;
 
 impl<'a> Members<'a> {

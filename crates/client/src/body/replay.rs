@@ -127,7 +127,9 @@ where
         let mut source = lock(&this.source);
         debug_assert!(this.number <= source.latest);
         if source.latest != this.number {
-            return Poll::Ready(Some(Err("the body is being sent again".into())));
+            return Poll::Ready(Some(Err(
+                "the request body is already being sent again".into()
+            )));
         }
         if let Some(frame) = source.buffered.get(this.sent) {
             this.sent += 1;

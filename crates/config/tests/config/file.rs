@@ -294,7 +294,7 @@ fn invalid_yaml_is_reported_with_its_line() {
         ),
         (
             "store: disk",
-            "store (line 1): expected `memory`, or a map such as {redis: \"redis://127.0.0.1:6379\"}, got (not shown: it may hold a secret)",
+            "store (line 1): expected `memory`, or a map such as {redis: \"redis://127.0.0.1:6379\"}, got (not shown: it could contain a secret)",
         ),
     ];
     for (text, expected) in cases {

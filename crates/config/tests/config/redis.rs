@@ -85,7 +85,7 @@ fn a_login_in_the_file_overrides_the_url() {
 #[test]
 fn mistakes_about_redis_are_reported() {
     let one_of = "expected a URL such as redis://127.0.0.1:6379, {cluster: [URL, …]} or {sentinel: [URL, …], primary: NAME}";
-    let url = "expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with user:password@ before the host if there is one";
+    let url = "expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with an optional user:password@ before the host";
     let cases = [
         ("store: {redis: localhost}", format!("store.redis (line 1): {url}")),
         ("store: {redis: {cluster: [nowhere]}}", format!("store.redis.cluster[0] (line 1): {url}")),
@@ -106,7 +106,7 @@ fn mistakes_about_redis_are_reported() {
         ("store: {redis: 'redis://a', connections: 65}", "store.connections (line 1): must be at most 64, got 65".into()),
         (
             "store: {redis: 'redis://a', prefix: 'a b'}",
-            "store.prefix (line 1): expected letters, digits, `-`, `_`, `.` or `:`, at most 64 of them, got (not shown: it may hold a secret)".into(),
+            "store.prefix (line 1): expected letters, digits, `-`, `_`, `.` or `:`, at most 64 of them, got (not shown: it could contain a secret)".into(),
         ),
         (
             "store: {redis: 'redis://a', password: x, password_env: Y}",

@@ -207,7 +207,7 @@ impl EntryAudit {
                 requests,
                 listener,
                 entries,
-                "requests matched no rule: they were allowed and not counted; `entries` are those of the last one"
+                "requests matched no rule, so they were allowed and not counted; `entries` lists the entries of the last request"
             );
         }
     }
@@ -231,7 +231,7 @@ impl EntryAudit {
                 count,
                 listener,
                 entries,
-                "requests have entries that no rule uses; entry names are case-sensitive"
+                "requests have entries that no rule uses; check the entry names, which are case-sensitive"
             );
         }
     }
@@ -259,7 +259,7 @@ impl EntryAudit {
             entries,
             rules = idle,
             requests = REQUESTS_WITHOUT_KEY,
-            "no request has had these entries since the rules were loaded, so the rules keyed by them have limited nothing"
+            "no request has had these entries since the rules were loaded, so the rules keyed by these entries have limited no request"
         );
     }
 }

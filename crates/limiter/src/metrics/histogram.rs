@@ -25,7 +25,7 @@ const BOUNDS: [(u64, f64); 12] = [
 
 const LATENCY: Metric = Metric::histogram(
     "tidegate_decision_duration_seconds",
-    "Decision latency, measured on one decision in 64 of each thread.",
+    "Decision latency. Each thread measures one in 64 of its decisions.",
 );
 
 #[derive(Debug, Default)]

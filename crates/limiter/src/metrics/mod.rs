@@ -43,7 +43,7 @@ const UPTIME: Metric = Metric::gauge("tidegate_uptime_seconds", [], "Seconds sin
 const DECISIONS: Metric<2> = Metric::counter(
     "tidegate_decisions_total",
     ["listener", "outcome"],
-    "Decisions by listener and outcome; peeks are not counted.",
+    "Decisions by listener and outcome. Read-only checks (/v1/peek) are not counted.",
 );
 const BAD_REQUESTS: Metric<1> = Metric::counter(
     "tidegate_bad_requests_total",
@@ -58,12 +58,12 @@ const UNMATCHED: Metric<1> = Metric::counter(
 const UNKNOWN_ENTRIES: Metric<1> = Metric::counter(
     "tidegate_unknown_entries_total",
     ["listener"],
-    "Entries of requests that no rule uses; their names may be misspelt.",
+    "Request entries that no rule uses, for example because their names are misspelt.",
 );
 const MISSING_KEY_ENTRIES: Metric = Metric::gauge(
     "tidegate_missing_key_entries",
     [],
-    "Entries that rules are keyed by and that no checked request has had since the rules were loaded.",
+    "Key entries of rules that no checked request has contained since the rules were loaded.",
 );
 const LEASE_RENEWALS: Metric<1> = Metric::counter(
     "tidegate_lease_renewals_total",
@@ -78,17 +78,17 @@ const RELOADS: Metric<1> = Metric::counter(
 const LAST_RELOAD_SUCCESS: Metric = Metric::gauge(
     "tidegate_last_reload_success",
     [],
-    "1 unless the last reload failed.",
+    "0 if the last reload of the rules file failed, otherwise 1.",
 );
 const SNAPSHOTS: Metric<1> = Metric::counter(
     "tidegate_snapshots_total",
     ["result"],
-    "Snapshots of the counters by result.",
+    "Attempts to write a snapshot of the counters, by result.",
 );
 const LAST_SNAPSHOT_SUCCESS: Metric = Metric::gauge(
     "tidegate_last_snapshot_success",
     [],
-    "1 unless the last snapshot could not be written.",
+    "0 if the last attempt to write a snapshot failed, otherwise 1.",
 );
 
 /// A metric of a listener, and the function that reads it.
@@ -112,7 +112,7 @@ const LISTENER_METRICS: [ListenerMetric; 6] = [
         Metric::counter(
             "tidegate_connections_refused_total",
             ["listener"],
-            "Connections refused because the listener was full and no other connection was idle.",
+            "Connections refused because the listener was at its connection limit and no connection was idle.",
         ),
         Listener::refused,
     ),
@@ -120,7 +120,7 @@ const LISTENER_METRICS: [ListenerMetric; 6] = [
         Metric::counter(
             "tidegate_connections_refused_to_client_total",
             ["listener"],
-            "Connections refused because their client was at its connection limit.",
+            "Connections refused because the client already had its maximum number of connections.",
         ),
         Listener::refused_to_client,
     ),
@@ -136,7 +136,7 @@ const LISTENER_METRICS: [ListenerMetric; 6] = [
         Metric::counter(
             "tidegate_http2_floods_total",
             ["listener"],
-            "Connections closed because they sent almost nothing but HTTP/2 control frames.",
+            "Connections closed because the client sent almost only HTTP/2 control frames.",
         ),
         Listener::floods,
     ),

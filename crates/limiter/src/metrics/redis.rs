@@ -16,7 +16,7 @@ const FAILURES: Metric<1> = Metric::counter(
 const FLEET_SERVERS: Metric = Metric::gauge(
     "tidegate_fleet_servers",
     [],
-    "Tidegate servers that share this Redis, as last counted; 0 if they are not counted.",
+    "Tidegate servers that share this Redis, at the last count; 0 if there was no count.",
 );
 const SERVERS: Metric = Metric::gauge("tidegate_redis_servers", [], "Known Redis servers.");
 const SERVERS_UP: Metric = Metric::gauge(
@@ -27,12 +27,12 @@ const SERVERS_UP: Metric = Metric::gauge(
 const SLOTS_UNDECIDED: Metric = Metric::gauge(
     "tidegate_redis_slots_undecided",
     [],
-    "Redis Cluster slots that no known node serves.",
+    "Redis Cluster hash slots that no reachable node serves.",
 );
 const CIRCUIT_OPENS: Metric = Metric::counter(
     "tidegate_redis_circuit_opens_total",
     [],
-    "Circuit breaker openings.",
+    "Times that the circuit breaker of a Redis server opened.",
 );
 const BATCHES: Metric = Metric::counter(
     "tidegate_redis_batches_total",

@@ -27,17 +27,17 @@ const OTHER: &str = "other";
 const DECISIONS: Metric<2> = Metric::counter(
     "tidegate_rule_decisions_total",
     ["rule", "outcome"],
-    "Decisions by deciding rule and outcome.",
+    "Decisions by outcome and by the rule that decided.",
 );
 const SHADOW_DENIALS: Metric<1> = Metric::counter(
     "tidegate_rule_shadow_denials_total",
     ["rule"],
-    "Times that a shadow limit would have denied.",
+    "Times that a limit in shadow mode would have denied a request.",
 );
 const SOFT_ADMISSIONS: Metric<1> = Metric::counter(
     "tidegate_rule_soft_admissions_total",
     ["rule"],
-    "Times that a limit admitted within its soft allowance.",
+    "Times that a limit admitted a request within its soft allowance.",
 );
 
 #[derive(Debug, Default)]

@@ -28,7 +28,7 @@ const EVICTED: Metric = Metric::counter(
 const FULL: Metric<1> = Metric::counter(
     "tidegate_store_full_total",
     ["outcome"],
-    "Charges on new keys, or on logs that had to grow, while the store was full.",
+    "Charges that found no memory for a new key or a larger log, by outcome.",
 );
 
 pub(super) fn collect(store: &MemoryStats, page: &mut Page<'_>) {

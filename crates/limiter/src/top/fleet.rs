@@ -34,7 +34,7 @@ const SCOPE_BYTES: usize = 8;
 const PUBLICATIONS: Metric<1> = Metric::counter(
     "tidegate_top_publications_total",
     ["result"],
-    "Publications of slices of top talkers in Redis, by result.",
+    "Attempts to write the top talkers of this server to Redis, by result.",
 );
 
 /// The state of the publications of this server.
@@ -94,11 +94,11 @@ impl Publisher {
         let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
         match result {
             Err(error) if !was_failing => tracing::warn!(
-                "publication of top talkers in Redis failed, so other servers do not list the latest requests of this \
-                 one: {error}; it is retried, and further failures are not logged until one succeeds"
+                "failed to write top talkers to Redis, so other servers do not list the latest requests of this server: \
+                 {error}; retrying (further failures are not logged until an attempt succeeds)"
             ),
             Ok(()) if was_failing => {
-                tracing::info!("publication of top talkers in Redis succeeded again");
+                tracing::info!("writing top talkers to Redis succeeded again");
             }
             _ => {}
         }

@@ -91,7 +91,7 @@ pub struct TopRow {
 pub enum TopError {
     /// Lists of top talkers are off.
     #[error(
-        "top talkers are off: the rules file has `top: off`; remove that, and restart the server"
+        "top talkers are off: the rules file has `top: off`; remove this setting, and restart the server"
     )]
     Off,
     /// There is no rule of this name.
@@ -99,7 +99,7 @@ pub enum TopError {
     UnknownRule(String),
     /// The rule exists, but has no list of top talkers.
     #[error(
-        "rule \"{0}\" has no list: only the first {MAX_TOP_RULES} rules of the rules file have one; move it up"
+        "rule \"{0}\" has no list of top talkers: only the first {MAX_TOP_RULES} rules of the rules file have a list; move the rule up in the file"
     )]
     Unlisted(String),
 }

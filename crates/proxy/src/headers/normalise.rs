@@ -102,14 +102,14 @@ fn remove_names(
                 b'_' => has_underscore = true,
                 // The `http` crate allows `"` in HTTP/2 names, but `"` is not a token character
                 // (RFC 9110, section 5.6.2).
-                b'"' => return Err(ProxyError::Malformed("a header name has a `\"`")),
+                b'"' => return Err(ProxyError::Malformed("a header name contains `\"`")),
                 _ => {}
             }
         }
         let is_removed = match (has_underscore, underscores) {
             (true, Underscores::Refuse) => {
                 return Err(ProxyError::Malformed(
-                    "a header name has a `_`; spell it with `-`",
+                    "a header name contains `_`; use `-` instead",
                 ));
             }
             (true, Underscores::Drop) => true,

@@ -60,7 +60,9 @@ pub(crate) fn normalise_target(head: &mut Parts) -> Result<(), ProxyError> {
         return Err(ProxyError::Tunnel);
     }
     if lookup::is_repeated(&head.headers, &HOST) {
-        return Err(ProxyError::Host("there must be exactly one `Host`"));
+        return Err(ProxyError::Host(
+            "the request must have exactly one `Host` header",
+        ));
     }
     // The host of an HTTP/2 target, or of an absolute-form target, takes precedence over `Host`.
     if let Some(authority) = head.uri.authority() {
@@ -69,7 +71,7 @@ pub(crate) fn normalise_target(head: &mut Parts) -> Result<(), ProxyError> {
         }
         if authority.as_str().contains('@') {
             return Err(ProxyError::Host(
-                "the request target must not contain user information",
+                "the request target must not contain a user name or password",
             ));
         }
         let host = HeaderValue::from_str(authority.as_str());

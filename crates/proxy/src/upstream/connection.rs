@@ -282,7 +282,10 @@ impl UpstreamConnection {
         })?;
         connection.mark_alive();
         if !connection.accepts(&response) {
-            return Err(bad_response("too many header lines, or several content lengths").into());
+            return Err(bad_response(
+                "the response has too many header lines, or several content lengths",
+            )
+            .into());
         }
         Ok(response.map(ResponseSource::Http2))
     }

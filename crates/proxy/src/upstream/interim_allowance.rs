@@ -24,7 +24,9 @@ pub(super) struct InterimAllowance {
 
 /// The error for an upstream that sends too many interim responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("over {MAX_INTERIM_RESPONSES} interim responses (1xx) before the response")]
+#[error(
+    "the upstream sent more than {MAX_INTERIM_RESPONSES} interim responses (1xx) before the final response"
+)]
 pub(super) struct TooManyInterim;
 
 impl InterimAllowance {

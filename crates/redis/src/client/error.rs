@@ -7,7 +7,9 @@ use super::settings::Address;
 #[non_exhaustive]
 pub enum ConnectError {
     /// The server does not accept connections at this address.
-    #[error("cannot reach Redis at {address}: {problem}; is it running, and is the address right?")]
+    #[error(
+        "cannot reach Redis at {address}: {problem}; check that Redis is running, and that the address is right"
+    )]
     Unreachable {
         /// The server's address.
         address: Address,
@@ -39,7 +41,7 @@ pub enum ConnectError {
     },
     /// The user lacks permissions that a decision needs.
     #[error(
-        "Redis at {address} denies this user permissions that decisions need ({problem}); grant the ACL in docs/fleet.md"
+        "Redis at {address} denies this user permissions that Tidegate needs ({problem}); grant the ACL in docs/fleet.md"
     )]
     Permission {
         /// The server's address.
@@ -48,9 +50,7 @@ pub enum ConnectError {
         problem: String,
     },
     /// The server's version cannot run our scripts.
-    #[error(
-        "Redis at {address} is version {version}; Redis 7.0 or later, or Valkey, is needed: upgrade it"
-    )]
+    #[error("Redis at {address} is version {version}; upgrade to Redis 7.0 or later, or to Valkey")]
     TooOld {
         /// The server's address.
         address: Address,
@@ -99,7 +99,7 @@ pub enum ConnectError {
     },
     /// Some slots of the cluster have no node that serves them.
     #[error(
-        "the Redis Cluster does not serve {0} of 16384 slots; check `CLUSTER INFO` and `CLUSTER NODES` on its primaries"
+        "the Redis Cluster does not serve {0} of its 16384 hash slots; check `CLUSTER INFO` and `CLUSTER NODES` on its primaries"
     )]
     UnservedSlots(u32),
     /// The TLS certificates cannot be used.

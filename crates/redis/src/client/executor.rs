@@ -38,7 +38,9 @@ impl Executor for Redis {
                 let nodes = nodes.ok_or_else(|| {
                     let problem = match self.health().error {
                         Some(error) => error.to_string(),
-                        None => "the owners of some slots of the cluster are unknown".to_owned(),
+                        None => {
+                            "the nodes of some hash slots of the cluster are unknown".to_owned()
+                        }
                     };
                     ExecError::NotExecuted(problem)
                 })?;
@@ -111,7 +113,9 @@ impl Redis {
     fn why_not_sent(&self) -> String {
         match self.health().error {
             Some(error) => error.to_string(),
-            None => "too many requests are waiting, or the connection was just lost".to_owned(),
+            None => {
+                "too many requests are queued for Redis, or the connection was just lost".to_owned()
+            }
         }
     }
 }

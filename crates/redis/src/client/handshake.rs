@@ -136,7 +136,7 @@ async fn say_hello(
         Some(Value::ServerError(error)) => Err(ConnectError::from_library(address, &error.into())),
         other => Err(ConnectError::UnexpectedReply {
             address: address.clone(),
-            problem: format!("{other:?} to HELLO"),
+            problem: format!("the reply to HELLO is {other:?}"),
         }),
     }
 }
@@ -240,9 +240,12 @@ mod tests {
         for (found, advice) in [
             (
                 refused("6.2.14", "standalone", "master", ServerKind::Primary),
-                "upgrade it",
+                "upgrade to Redis 7.0",
             ),
-            (refused("", "", "", ServerKind::Primary), "upgrade it"),
+            (
+                refused("", "", "", ServerKind::Primary),
+                "upgrade to Redis 7.0",
+            ),
             (
                 refused("7.0.0", "standalone", "replica", ServerKind::Primary),
                 "configure the primary",

@@ -312,7 +312,7 @@ async fn connect(
 fn warn_of_eviction(state: &NodeState, address: &Address, policy: Option<String>) {
     let warning = policy.map(|policy| {
         format!(
-            "Redis at {address} evicts keys when its memory is full (maxmemory-policy {policy}), which loses counts; set `maxmemory-policy noeviction`"
+            "Redis at {address} evicts keys when its memory is full (maxmemory-policy {policy}), so counters would be lost; set `maxmemory-policy noeviction`"
         )
     });
     let mut last = lock(&state.warning);
@@ -349,7 +349,7 @@ async fn serve(
     tokio::select! {
         () = state.circuit_opened.notified() => {}
         () = source.wait_until_replaced(address) => {
-            tracing::warn!(%address, "Sentinels report a new primary; connecting to it");
+            tracing::warn!(%address, "Sentinels report a new primary; connecting to the new primary");
             state.connections.store(None);
         }
     }

@@ -84,7 +84,9 @@ impl Sentinels {
             None => Err(ConnectError::NoPrimary {
                 primary: self.primary.clone(),
                 problem: problem.unwrap_or_else(|| {
-                    format!("all reports are older than configuration epoch {known}")
+                    format!(
+                        "all reports of the Sentinels are older than configuration epoch {known}"
+                    )
                 }),
             }),
         }
@@ -171,7 +173,7 @@ fn parse_report(sentinel: &Address, replies: &[Value]) -> Result<Report, String>
             [host, port] => as_text(host).zip(as_text(port).and_then(|port| port.parse().ok())),
             _ => None,
         },
-        Some(Value::Nil) => return Err(format!("{sentinel} does not know it")),
+        Some(Value::Nil) => return Err(format!("{sentinel} has no primary of this name")),
         Some(Value::ServerError(error)) => {
             let details = error.details().unwrap_or_default();
             return Err(format!("{sentinel}: {} {details}", error.code()));

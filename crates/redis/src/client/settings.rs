@@ -152,7 +152,7 @@ impl Address {
     /// A message that says what is wrong with the text, and what is expected.
     pub fn parse(url: &str) -> Result<(Self, Login), String> {
         let expected = || {
-            "expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with user:password@ before the host if there is one".to_owned()
+            "expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with an optional user:password@ before the host".to_owned()
         };
         let info = url.into_connection_info().map_err(|_| expected())?;
         let (host, port, transport) = match info.addr() {

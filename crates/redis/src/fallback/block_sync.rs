@@ -117,7 +117,7 @@ async fn keep_synced(store: RedisStore, copies: Arc<LocalCopies>) {
         let pause = match lift_batch(&store, &copies, &mut unchecked).await {
             Ok(()) => SYNC_INTERVAL,
             Err(problem) => {
-                tracing::debug!("failed to ask Redis which blocks are in force: {problem}");
+                tracing::debug!("failed to query the active blocks in Redis: {problem}");
                 RETRY_INTERVAL
             }
         };

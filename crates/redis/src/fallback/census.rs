@@ -125,7 +125,7 @@ async fn keep_counting(store: RedisStore, latest: Arc<LatestCount>) {
                 if servers != before {
                     tracing::info!(
                         servers,
-                        "number of servers on this Redis changed; each enforces its share of every limit while Redis is unreachable"
+                        "number of Tidegate servers on this Redis changed; while Redis is unreachable, each server enforces its share of every limit"
                     );
                 }
                 HEARTBEAT_INTERVAL
@@ -148,7 +148,7 @@ async fn send_heartbeat(store: &RedisStore, id: &str) -> Option<u32> {
         Ok(Value::Int(counted)) => Some(u32::try_from(counted).unwrap_or(MAX_SERVERS)),
         Ok(_) => None,
         Err(problem) => {
-            tracing::debug!("failed to count the servers on this Redis: {problem}");
+            tracing::debug!("failed to count the Tidegate servers on this Redis: {problem}");
             None
         }
     }

@@ -220,7 +220,7 @@ impl FallbackStore {
     ) -> Result<T, StoreError> {
         let longest = self.redis.timeout();
         let within = within.map_or(longest, |within| within.min(longest));
-        let too_late = "it takes longer than the timeout of a decision";
+        let too_late = "the timeout of the decision has expired";
         let result = if within.is_zero() {
             Err(StoreError::NotExecuted(too_late.to_owned()))
         } else {

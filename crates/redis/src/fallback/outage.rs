@@ -198,7 +198,7 @@ impl OutageSummary {
             outage_ms,
             local,
             policy,
-            "Redis recovered and decisions are exact again; local and policy are the numbers of requests that the local share and on_failure decided meanwhile"
+            "Redis recovered, and decisions are exact again; during the outage, the local share decided `local` requests and `on_failure` decided `policy` requests"
         );
     }
 }

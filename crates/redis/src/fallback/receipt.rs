@@ -160,7 +160,7 @@ impl FallbackStore {
         }
         let call = self.store.settle(charges, redis, settlements);
         if let Err(error) = self.with_timeout(call, None, now).await {
-            tracing::debug!("refund failed, and unused units stay charged: {error}");
+            tracing::debug!("refund failed, so the unused units stay charged: {error}");
         }
     }
 

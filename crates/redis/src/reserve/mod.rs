@@ -186,7 +186,7 @@ impl RedisStore {
                 tokio::spawn(async move {
                     if let Err(error) = store.run_refund(&call).await {
                         tracing::debug!(
-                            "refund of an abandoned request failed, and it stays charged: {error}"
+                            "refund of an abandoned request failed, so the request stays charged: {error}"
                         );
                     }
                 });
@@ -264,7 +264,9 @@ async fn reserve_all_or_refund(
 async fn run_refunds(store: &RedisStore, refunds: &[Call]) {
     for result in join_all(refunds.iter().map(|call| store.run_refund(call))).await {
         if let Err(error) = result {
-            tracing::debug!("refund of a denied request failed, and it may stay charged: {error}");
+            tracing::debug!(
+                "refund of a denied request failed, so the request can stay charged: {error}"
+            );
         }
     }
 }

@@ -80,7 +80,7 @@ async fn unserved_slots_are_reported() {
         })
         .await;
     let error = health.error.unwrap().to_string();
-    assert!(error.contains("16384 of 16384 slots"), "{error}");
+    assert!(error.contains("16384 of its 16384 hash slots"), "{error}");
 }
 
 /// The keys of a rule are spread over all servers, and a listing continues from one server to the

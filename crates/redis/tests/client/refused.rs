@@ -97,7 +97,7 @@ async fn an_old_server_is_reported() {
         pretender(b"%3\r\n+version\r\n+6.2.14\r\n+mode\r\n+standalone\r\n+role\r\n+master\r\n");
     reports_error(
         standalone(&url),
-        "is version 6.2.14; Redis 7.0 or later, or Valkey, is needed",
+        "is version 6.2.14; upgrade to Redis 7.0 or later, or to Valkey",
     )
     .await;
 }

@@ -67,7 +67,7 @@ pub(super) fn check_host(headers: &HeaderMap, hosts: &[String]) -> Result<(), Pr
     }
     Err(Problem::new(
         StatusCode::FORBIDDEN,
-        "browsers may use this listener by address, as localhost, or by a name listed in `hosts` of the listener; add the name of `Host` there",
+        "browsers can use this listener only by IP address, as localhost, or by a name in `hosts` of the listener; add the name in the `Host` header to `hosts`",
     ))
 }
 

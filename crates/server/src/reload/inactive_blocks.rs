@@ -9,7 +9,7 @@ use super::LOG_TARGET;
 /// An error that means that the blocks could not be read, so it is unknown whether some are
 /// inactive.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot tell whether each block belongs to an active rule: {0}")]
+#[error("cannot check whether each block belongs to an active rule: {0}")]
 pub struct UnknownBlocks(StoreError);
 
 /// Finds the blocks that the active rules do not enforce, and logs them.

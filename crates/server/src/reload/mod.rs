@@ -50,7 +50,9 @@ pub enum LoadError {
     #[error(transparent)]
     Proxy(#[from] TrustAnchorError),
     /// A section that takes effect only at startup has changed, and the rules may depend on it.
-    #[error("{0}: has changed, but is read only at startup; restart the server to apply this file")]
+    #[error(
+        "{0}: has changed, but takes effect only at startup; restart the server to apply this file"
+    )]
     Start(&'static str),
 }
 
@@ -215,7 +217,7 @@ impl Reloader {
             let count = rules.len();
             if count == 0 && !former.is_empty() {
                 let file = self.path.display();
-                tracing::warn!(%file, rules_before = former.len(), "the file has no rules any more: requests are not limited by rules");
+                tracing::warn!(%file, rules_before = former.len(), "the file has no rules any more, so no rule limits requests");
             }
             let rules = candidate::with_extra_entries(rules, &candidate, &self.limiter);
             self.limiter.swap_rules(rules);
@@ -233,7 +235,7 @@ impl Reloader {
                 let settings = restart_required.join(", ");
                 tracing::warn!(
                     settings,
-                    "changes to these settings take effect after a restart"
+                    "changes to these settings take effect after a restart of the server"
                 );
             }
             last.restart_required = restart_required;

@@ -349,7 +349,9 @@ fn start_watcher(
     match watch.load() {
         Ok(_) => watch.log_start(),
         Err(error) if envoy.start_without_config => {
-            tracing::error!("started without a rate limit service configuration: {error}");
+            tracing::error!(
+                "started without the configuration of Envoy's rate limit service: {error}"
+            );
         }
         Err(error) => return Err(error),
     }
@@ -634,7 +636,7 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
         }
         RestoreOutcome::SetAside(aside) => tracing::error!(
             file = %path.display(), kept_as = %aside.display(),
-            "snapshot damaged and set aside; starting with empty counters"
+            "snapshot is damaged and was renamed to `kept_as`; starting with empty counters"
         ),
     }
     Ok(())

@@ -67,7 +67,7 @@ fn an_address_in_an_uncounted_form_is_refused_unless_services_send_it() {
         let expected = counted.map(|counted| format!("count this address as `{counted}`:"));
         if let Some(expected) = &expected {
             let problem = refused.problem();
-            let begins = format!("key: the listeners {expected} use that instead");
+            let begins = format!("key: the listeners {expected} use the normalised form");
             assert!(problem.starts_with(&begins), "{written}: {problem}");
         }
         for (method, path, body) in [("PUT", &block, r#"{"raw": true}"#), ("GET", &key, "")] {
@@ -99,17 +99,17 @@ fn a_key_that_no_request_has_is_refused() {
     for (path, problem) in [
         (
             "/v1/blocks/r/%2Fa/nobody",
-            "key: \"nobody\" is not an IP address: a key of rule \"r\" is (path, ip), and ip is an address such \
+            "key: \"nobody\" is not an IP address: a key of rule \"r\" consists of (path, ip), and ip is an address such \
              as 203.0.113.9",
         ),
         (
             "/v1/blocks/r/%2Fa/1.2.3.4%2Fx",
-            "key: \"1.2.3.4/x\" is not an IP address: a key of rule \"r\" is (path, ip), and ip is an address \
+            "key: \"1.2.3.4/x\" is not an IP address: a key of rule \"r\" consists of (path, ip), and ip is an address \
              such as 203.0.113.9",
         ),
         (
             "/v1/blocks/r/%2Fa%3Fx=1/192.0.2.1",
-            "key: the listeners count this path as `/a`: use that instead",
+            "key: the listeners count this path as `/a`: use the normalised form",
         ),
         (
             "/v1/blocks/r/%2Fa%2F..%2Fb/192.0.2.1",
@@ -117,7 +117,7 @@ fn a_key_that_no_request_has_is_refused() {
         ),
     ] {
         let refused = listener.ask("PUT", path, "");
-        let raw = "; if services send this form with `raw`, pass --raw (`\"raw\": true`)";
+        let raw = "; if services send the given form with `raw`, pass --raw (`\"raw\": true`)";
         let expected = (400, format!("{problem}{raw}"));
         assert_eq!((refused.status, refused.problem()), expected);
         // A service that sends entries with `raw` could send this key.
@@ -130,8 +130,9 @@ fn a_key_that_no_request_has_is_refused() {
         assert!(blocked.starts_with(&raw), "{blocked}");
         assert_eq!(listener.ask("DELETE", path, "").status, 200);
         let nothing = listener.ask("DELETE", path, "").problem();
-        let expected =
-            format!("this key is not blocked; {hint}, unless services send this form with `raw`");
+        let expected = format!(
+            "this key is not blocked; {hint}, unless services send the given form with `raw`"
+        );
         assert_eq!(nothing, expected);
     }
     let wrong = listener.ask("PUT", &path(), r#"{"raw": 1}"#);
@@ -151,7 +152,7 @@ fn a_key_that_the_rule_excludes_is_refused() {
     assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
     for body in ["", r#"{"raw": true}"#] {
         let refused = listener.ask("PUT", "/v1/blocks/post/post", body);
-        let problem = "key: rule \"post\" applies only to requests with {method: POST}, so none has the method \"post\"";
+        let problem = "key: rule \"post\" applies only to requests with {method: POST}, so none of these requests has the method \"post\"";
         assert_eq!((refused.status, refused.problem().as_str()), (400, problem));
     }
     assert_eq!(listener.ask("PUT", "/v1/blocks/post/POST", "").status, 200);
@@ -314,7 +315,7 @@ fn the_number_of_blocks_is_limited() {
         (refused.status, refused.problem().as_str()),
         (
             409,
-            "the maximum of 100000 blocks is reached; lift some first"
+            "the maximum of 100000 blocks is reached; lift some blocks first"
         )
     );
     assert!(listener.spend(), "an unblocked key still passes");

@@ -390,7 +390,7 @@ fn wrong_parameters_are_named_with_what_is_accepted() {
             "/v1/keys/r?after=7",
             "",
             400,
-            "after: is not a `next` of this list",
+            "after: is not a `next` value of this list",
         ),
         (
             "GET",

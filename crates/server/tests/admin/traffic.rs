@@ -45,7 +45,10 @@ fn fifteen_minutes_are_returned_unless_less_is_asked_for() {
     assert_eq!(buckets("?over=1ms"), 1);
     assert_eq!(buckets("?over=6s"), 2);
     for (query, problem) in [
-        ("?over=16min", "over: the server keeps 15min of traffic"),
+        (
+            "?over=16min",
+            "over: the server keeps the traffic of the last 15min",
+        ),
         ("?over=ages", "over: expected a duration"),
         (
             "?ower=1min",

@@ -173,7 +173,10 @@ fn a_redis_error_is_shown_for_a_minute() {
     redis.ask(&["CONFIG", "SET", "maxmemory", "1"]);
     assert_eq!(node.spend("closed", "u").reason, Some("store"));
     let problem = shown()["problem"].as_str().unwrap().to_owned();
-    assert!(problem.contains("raise its `maxmemory`"), "{problem}");
+    assert!(
+        problem.contains("raise the `maxmemory` of Redis"),
+        "{problem}"
+    );
     redis.ask(&["CONFIG", "SET", "maxmemory", "0"]);
     redis.ask(&["ACL", "SETUSER", "default", "-time"]);
     assert_eq!(node.spend("local", "u").source, Source::Local);
@@ -206,7 +209,10 @@ fn a_reset_repairs_a_key_written_by_another_program() {
             .unwrap()
             .last_server_error(node.limiter.now());
         let problem = refusal.unwrap();
-        assert!(problem.contains("`tidegate reset` deletes it"), "{problem}");
+        assert!(
+            problem.contains("`tidegate reset` deletes the value"),
+            "{problem}"
+        );
         assert_eq!(node.run(node.limiter.reset(&key)), Ok(true));
     }
     assert_eq!(node.spend("local", "u").source, Source::Redis);

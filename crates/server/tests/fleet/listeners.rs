@@ -297,7 +297,7 @@ fn an_explanation_without_redis_names_the_fallback_policy() {
             rule[0].clone(),
         )
     };
-    let because = "Redis is unreachable, and the `on_failure` policy decides without the limits";
+    let because = "Redis is unreachable, so the `on_failure` policy decides instead of the limits";
     let (allowed, source, rule) = explain("/closed");
     assert_eq!((&allowed, &source), (&false.into(), &"policy".into()));
     assert_eq!(

@@ -48,8 +48,7 @@ fn undecided_slots_are_reported_by_readyz_the_status_and_the_metrics() {
             (&json!(1), &json!(1)),
             "{seen}"
         );
-        let state =
-            "some slots of the cluster have no node; the rules' `on_failure` policies apply there";
+        let state = "some hash slots of the cluster have no node; the rules' `on_failure` policies apply to the keys in these slots";
         assert_eq!(seen["state"], state);
     }
     let metrics = Client::connect(node.open_admin()).ask("GET", "/metrics", &[], b"");

@@ -232,7 +232,7 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     ),
     (
         r#""limits": ["1/s"], "burst": 5"#,
-        "burst: is outside `limits`; move it into one of them",
+        "burst: is outside `limits`; move this field into one of the limits",
     ),
 ];
 
@@ -262,7 +262,7 @@ fn keys_are_bounded() {
     let with_key = |key: &str| format!("{{\"key\": {key}, {limit}}}");
     assert_eq!(
         refused(&listener, "/v1/throttle", &format!("{{{limit}}}")),
-        "key: is missing; it is the key to count by"
+        "key: is missing; give the key to count by"
     );
     assert_eq!(
         refused(&listener, "/v1/throttle", r#"{"key": "k"}"#),

@@ -109,7 +109,7 @@ fn a_head_that_is_too_large_is_431() {
         assert_eq!(answer.status, 431);
         assert_eq!(
             answer.problem(),
-            "the head is too large, or has too many lines"
+            "the request head is too large, or has too many lines"
         );
     }
     assert_eq!(upstream.connections(), 0);
@@ -131,7 +131,7 @@ fn an_invalid_head_is_400() {
     assert_eq!(answer.status, 400);
     assert_eq!(
         answer.problem(),
-        "the head is not valid HTTP/1.1, or is ambiguous"
+        "the request head is not valid HTTP/1.1, or is ambiguous"
     );
     assert_eq!(client.until_closed(), "");
     let metrics = listener.runtime.exposition();

@@ -55,7 +55,7 @@ fn a_header_name_with_an_underscore_is_dropped_rejected_or_forwarded() {
     assert_eq!(answer.status, 400);
     assert_eq!(
         answer.problem(),
-        "a header name has a `_`; spell it with `-`"
+        "a header name contains `_`; use `-` instead"
     );
     assert_eq!(upstream.heads().len(), 0);
     let (upstream, listener) = limited(KEYED, "underscores: pass,");

@@ -101,7 +101,7 @@ fn a_change_of_the_client_identity_requires_a_restart() {
         ),
     ] {
         let refused = reloaded.reload(&file(&upstream, &settings)).unwrap_err();
-        let said = format!("{section}: has changed, but is read only at startup");
+        let said = format!("{section}: has changed, but takes effect only at startup");
         assert!(refused.to_string().starts_with(&said), "{refused}");
         let denied = client.ask("GET", "/", &[("host", "h"), ("x-a", "acme.x")], b"");
         assert_eq!(denied.status, 429, "{section}");

@@ -50,7 +50,7 @@ fn the_first_upstream_whose_conditions_match_is_used() {
     for path in ["/x/../api/x", "/api/%2e%2e/x", "/api/..;/x"] {
         let answer = client.ask("GET", path, &[("host", "admin.example")], b"");
         assert_eq!(answer.status, 400, "{path}");
-        let problem = "the path has segments `.` or `..`; send it with these resolved";
+        let problem = "the path has segments `.` or `..`; send the resolved path";
         assert_eq!(answer.problem(), problem);
     }
 }

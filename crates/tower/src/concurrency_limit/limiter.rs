@@ -47,7 +47,7 @@ impl SlotShare {
     /// Returns an error for `shares` if `percent` is out of range.
     pub fn new(percent: u32) -> Result<Self, LimitError> {
         if !(1..=100).contains(&percent) {
-            let problem = format!("each must be from 1 to 100 percent, got {percent}");
+            let problem = format!("each share must be from 1 to 100 percent, got {percent}");
             return Err(LimitError::new("shares", problem));
         }
         Ok(Self(percent))

@@ -111,7 +111,7 @@ impl ConcurrencyLimitLayer {
         class: impl Fn(&Parts) -> usize + Send + Sync + 'static,
     ) -> Result<Self, LimitError> {
         let problem = match shares.len() {
-            0 => "must name the share of at least one class".to_owned(),
+            0 => "must have the share of at least one class".to_owned(),
             count if count > Self::MAX_CLASSES => {
                 format!(
                     "{count} classes are over the maximum of {}",

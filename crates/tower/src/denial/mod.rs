@@ -181,7 +181,7 @@ fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
             None => format!("blocked; {again}"),
         },
         (_, Some(line)) if verdict.retry_after == RetryAfter::Never => format!(
-            "the cost of the request exceeds what {}{of_rule} can ever admit; {again}",
+            "the cost of the request is more than {}{of_rule} can admit at once; {again}",
             line.limit.policy()
         ),
         (_, Some(line)) => format!("{}{of_rule} exceeded; {again}", line.limit.policy()),

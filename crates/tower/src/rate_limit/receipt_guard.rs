@@ -102,7 +102,9 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
         }
         drop(charges);
         let Some(runtime) = self.runtime.clone() else {
-            tracing::debug!("unused units stay charged: there is no runtime to refund them on");
+            tracing::debug!(
+                "unused units stay charged, because there is no Tokio runtime to refund them"
+            );
             return;
         };
         runtime.spawn(async move {

@@ -219,7 +219,7 @@ fn warn_of_gaps(request: &RequestEntries<'_>, rules: &RuleSet) {
     if !NO_PEER.is_completed() && !request.has_peer() && counts_by_ip() {
         NO_PEER.call_once(|| {
             tracing::error!(
-                "no-peer: rules use `ip`, but the peer address of a request is unknown, so they do not apply to it; insert a `Peer` into its extensions, or set the extension with `RateLimitLayer::peer`; logged once"
+                "no-peer: rules use `ip`, but the peer address of a request is unknown, so these rules do not apply to the request; insert a `Peer` into the extensions of the request, or set the extension with `RateLimitLayer::peer`; logged once"
             );
         });
     }

@@ -232,13 +232,17 @@ impl RetryPolicy {
 impl fmt::Display for GiveUpReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotIdempotent => f.write_str("it may have been processed, and is not idempotent"),
-            Self::Permanent => f.write_str("the server will never accept it"),
+            Self::NotIdempotent => {
+                f.write_str("the request is not idempotent, and the server could have processed it")
+            }
+            Self::Permanent => f.write_str("the server would reject the request every time"),
             Self::Tries => f.write_str("the policy allows no more tries"),
-            Self::Body => f.write_str("its body is too long to be buffered for another try"),
+            Self::Body => {
+                f.write_str("the request body is too long to be buffered for another try")
+            }
             Self::MaxWait { server_wait } => write!(
                 f,
-                "the server asks to wait {server_wait}, longer than the policy allows"
+                "the server asks for a wait of {server_wait}, which is longer than the policy allows"
             ),
             Self::Deadline => f.write_str("the deadline would pass before another try"),
             Self::Budget => f.write_str("the retry budget is exhausted"),

@@ -350,7 +350,7 @@ impl Http1Connection {
                 return Err(error);
             }
             Poll::Ready(Err(WriteError::Stream(error))) => {
-                tracing::debug!("request not fully sent to the upstream: {error}");
+                tracing::debug!("failed to send the whole request to the upstream: {error}");
                 self.keeps_alive = false;
                 self.writer.discard();
             }
@@ -421,13 +421,13 @@ impl fmt::Debug for Http1Connection {
 enum Malformed {
     #[error("the response is not HTTP/1.1: {0}")]
     Head(httparse::Error),
-    #[error("the head of the response is too large")]
+    #[error("the response head is too large")]
     HeadTooLarge,
     #[error("the length of the response is ambiguous")]
     Framing,
     #[error("invalid chunk")]
     Chunk,
-    #[error("101 before the request was fully sent")]
+    #[error("the upstream sent 101 before the request was fully sent")]
     EarlySwitch,
     #[error("{0}")]
     TooManyInterim(TooManyInterim),

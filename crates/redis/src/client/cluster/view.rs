@@ -76,7 +76,7 @@ pub(super) async fn read(
     let replies = replies.unwrap_or_else(|_| {
         Err(ConnectError::Slow {
             address: node.clone(),
-            problem: "it did not report its slots".to_owned(),
+            problem: "no reply to the CLUSTER commands".to_owned(),
         })
     })?;
     parse_view(node, replies)
@@ -88,19 +88,21 @@ fn parse_view(node: &Address, replies: Vec<Value>) -> Result<View, ConnectError>
         problem,
     };
     let [slots, nodes, info] = <[Value; 3]>::try_from(replies)
-        .map_err(|_| nonsense("three commands did not get three replies".to_owned()))?;
+        .map_err(|_| nonsense("expected three replies to three commands".to_owned()))?;
     for reply in [&slots, &nodes, &info] {
         if let Value::ServerError(error) = reply {
             return Err(ConnectError::from_library(node, &error.clone().into()));
         }
     }
     let nodes = as_text(&nodes).and_then(|text| NodeTable::parse(&text));
-    let nodes = nodes.ok_or_else(|| nonsense("CLUSTER NODES cannot be read".to_owned()))?;
-    let info = as_text(&info).ok_or_else(|| nonsense("CLUSTER INFO cannot be read".to_owned()))?;
+    let nodes =
+        nodes.ok_or_else(|| nonsense("the reply to CLUSTER NODES is invalid".to_owned()))?;
+    let info = as_text(&info)
+        .ok_or_else(|| nonsense("the reply to CLUSTER INFO is invalid".to_owned()))?;
     let claims = parse_claims(&slots, &nodes, node)
-        .ok_or_else(|| nonsense("CLUSTER SLOTS cannot be read".to_owned()))?;
+        .ok_or_else(|| nonsense("the reply to CLUSTER SLOTS is invalid".to_owned()))?;
     if claims.is_empty() {
-        let problem = "no node has any slot yet; create the cluster first";
+        let problem = "no node of the cluster has hash slots; create the cluster first";
         return Err(nonsense(problem.to_owned()));
     }
     let state = if info.lines().any(|line| line.trim() == "cluster_state:ok") {

@@ -94,7 +94,7 @@ impl Access {
         match self.authenticator.check(peer, token) {
             AuthOutcome::Accepted => Ok(()),
             AuthOutcome::Wrong => Err(unauthorized(
-                "wrong admin token; send the one of `admin` in the rules file: `Authorization: Bearer TOKEN`",
+                "wrong admin token; send the token that `admin` sets in the rules file: `Authorization: Bearer TOKEN`",
             )),
             AuthOutcome::Limited { retry_after } => Err(Problem::too_many_guesses(retry_after)),
         }

@@ -48,7 +48,8 @@ pub(super) async fn list(limiter: &ServerLimiter) -> Result<Answer, Problem> {
         .problem(limiter.now())
         .filter(|_| !blocks.is_empty())
     {
-        list["hint"] = format!("a restart removes the latest blocks: {problem}").into();
+        list["hint"] =
+            format!("a restart of the server removes the latest blocks: {problem}").into();
     }
     Ok(json(StatusCode::OK, &list))
 }
@@ -110,7 +111,7 @@ pub(super) async fn put(
         .map_err(store_problem)?
     {
         let most = tidegate_core::bounds::MAX_BLOCKS;
-        let detail = format!("the maximum of {most} blocks is reached; lift some first");
+        let detail = format!("the maximum of {most} blocks is reached; lift some blocks first");
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
     let block = limiter.block_on(&key).await.map_err(store_problem)?;
@@ -231,7 +232,7 @@ pub(super) async fn lift(
 /// Explains why blocks do not survive a restart of this server, and how to change that.
 fn not_kept(limiter: &ServerLimiter) -> String {
     match limiter.snapshots().problem(limiter.now()) {
-        Some(problem) => format!("a restart removes this block: {problem}"),
+        Some(problem) => format!("a restart of the server removes this block: {problem}"),
         None => {
             "a restart of the server removes this block: its memory store has no snapshot; set \
                  `store.memory.snapshot` to keep blocks and counters"

@@ -67,7 +67,7 @@ fn check_key(rule: &Rule, key: &[String]) -> Result<(), Problem> {
         return Ok(());
     }
     let problem = format!(
-        "rule \"{}\" has a key of {} values ({}), got {}; repeat `key` for each value, in their order",
+        "rule \"{}\" has a key of {} values ({}), got {}; repeat `key` for each value, in this order",
         shown(rule.name()),
         names.len(),
         names.join(", "),
@@ -83,7 +83,7 @@ fn document(limiter: &ServerLimiter, list: &DenialList) -> Value {
     let mut document = json!({"rows": rows, "lost": list.lost});
     if !limiter.denials().is_kept() {
         document["hint"] =
-            "denials are not kept; remove `denials: off` from the rules file, and restart".into();
+            "denials are not kept; remove `denials: off` from the rules file, and restart the server".into();
     }
     document
 }

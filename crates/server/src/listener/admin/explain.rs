@@ -152,7 +152,7 @@ impl View<'_> {
         }
         if charge.source == Source::Policy {
             document["because"] =
-                "Redis is unreachable, and the `on_failure` policy decides without the limits"
+                "Redis is unreachable, so the `on_failure` policy decides instead of the limits"
                     .into();
         }
         document

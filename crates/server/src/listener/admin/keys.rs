@@ -147,7 +147,7 @@ pub(super) async fn list(
     let page = page.map_err(|error| match error {
         ListError::Position => Problem::bad(
             "after",
-            "is not a `next` of this list, or is one from before a restart; leave it out to start again",
+            "is not a `next` value of this list, or is from before a restart of the server; omit `after` to start again",
         ),
         ListError::Store(error) => store_problem(error),
     })?;

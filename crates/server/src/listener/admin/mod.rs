@@ -337,9 +337,7 @@ impl Admin {
 #[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
 fn store_problem(error: StoreError) -> Problem {
     let done = match error {
-        StoreError::Unknown(_) => {
-            "the operation may or may not have been done: check before you repeat it"
-        }
+        StoreError::Unknown(_) => "check whether the operation was done before you repeat it",
         _ => "nothing was done",
     };
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; {done}"))

@@ -101,7 +101,7 @@ impl KeyTarget<'_> {
         let entry = rule.contradicted_key(self.key)?;
         let (_, value) = self.pairs(rule).find(|(name, _)| *name == entry)?;
         Some(format!(
-            "rule \"{}\" applies only to requests with {}, so none has the {entry} \"{}\"",
+            "rule \"{}\" applies only to requests with {}, so none of these requests has the {entry} \"{}\"",
             rule.name(),
             rule.applies_when(),
             shown(value)
@@ -126,7 +126,7 @@ impl KeyTarget<'_> {
                 Ok(counted) if counted == value => None,
                 Ok(counted) => Some(ForeignValue {
                     problem: format!("the listeners count this {what} as `{}`", shown(&counted)),
-                    instead: "use that instead".to_owned(),
+                    instead: "use the normalised form".to_owned(),
                 }),
                 Err("path") => Some(ForeignValue {
                     problem: "the listeners reject a path with the segments `.` or `..`".to_owned(),
@@ -136,7 +136,7 @@ impl KeyTarget<'_> {
                     problem:
                         "the listeners keep no counter and no block for a network of this size"
                             .to_owned(),
-                    instead: "match it with `cidr` in a rule's `when`".to_owned(),
+                    instead: "match the network with `cidr` in the `when` of a rule".to_owned(),
                 }),
                 Err(_) => Some(not_an_address(rule, name, value)),
             }
@@ -150,7 +150,7 @@ impl KeyTarget<'_> {
             let is_unlikely = matches!(name, "method" | "country") && usual != value;
             is_unlikely.then(|| {
                 format!(
-                    "the proxy and forward-auth give the {name} in upper case: use `{}` instead, unless services send this form",
+                    "the proxy and forward-auth send the {name} in upper case: use `{}` instead, unless services send the given form",
                     shown(&usual)
                 )
             })
@@ -200,7 +200,7 @@ impl ForeignValue {
     fn refusal(self) -> String {
         let Self { problem, instead } = self;
         format!(
-            "{problem}: {instead}; if services send this form with `raw`, pass --raw (`\"raw\": true`)"
+            "{problem}: {instead}; if services send the given form with `raw`, pass --raw (`\"raw\": true`)"
         )
     }
 
@@ -213,7 +213,7 @@ impl ForeignValue {
     /// Returns the hint for a key that was looked up.
     fn lookup_hint(self) -> String {
         let Self { problem, instead } = self;
-        format!("{problem}: {instead}, unless services send this form with `raw`")
+        format!("{problem}: {instead}, unless services send the given form with `raw`")
     }
 }
 
@@ -227,7 +227,9 @@ pub(super) fn no_rule(rules: &RuleSet, wanted: &str, key: &[&str]) -> Problem {
     let names: Vec<&str> = rules.iter().map(Rule::name).collect();
     let swapped = key.iter().find(|value| rules.rule(value).is_some());
     let hint = match nearest(wanted, &names) {
-        None if let Some(rule) = swapped => format!("\"{rule}\" is a rule: write it first"),
+        None if let Some(rule) = swapped => {
+            format!("\"{rule}\" is a rule: write the rule before the key")
+        }
         Some(near) => format!("did you mean \"{near}\"?"),
         None if names.is_empty() => "no rules are loaded".to_owned(),
         None if names.len() <= MAX_NAMED => format!("the rules are {}", names.join(", ")),
@@ -246,7 +248,7 @@ fn not_an_address(rule: &Rule, name: &str, value: &str) -> ForeignValue {
     ForeignValue {
         problem: format!("\"{}\" is not an IP address", shown(value)),
         instead: format!(
-            "a key of rule \"{}\" is ({}), and {name} is an address such as 203.0.113.9",
+            "a key of rule \"{}\" consists of ({}), and {name} is an address such as 203.0.113.9",
             rule.name(),
             key.join(", ")
         ),

@@ -46,7 +46,7 @@ impl ReloadTargets {
                 .map_err(|error| refused(detail, error.problems()))
         });
         let domains = self.envoy.map(|envoy| {
-            let detail = "the configuration of the rate limit service cannot be used; the old one stays active";
+            let detail = "the configuration of Envoy's rate limit service cannot be used; the old configuration stays active";
             let reloaded = envoy.reload();
             reloaded
                 .map(|domains| (domains, envoy.warnings()))
@@ -58,13 +58,13 @@ impl ReloadTargets {
             .iter()
             .map(|tls| {
                 let detail =
-                    "the certificate of a listener cannot be used; the old one stays active";
+                    "the certificate of a listener cannot be used; the old certificate stays active";
                 tls.reload()
                     .map_err(|error| refused(detail, vec![error.to_string()]))
             })
             .collect();
         let geoip = self.geoip.map(|geoip| {
-            let detail = "a GeoIP database cannot be used; the old one stays active";
+            let detail = "a GeoIP database cannot be used; the old database stays active";
             geoip
                 .reload()
                 .map_err(|errors| refused(detail, errors.iter().map(ToString::to_string).collect()))

@@ -148,14 +148,16 @@ fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "unreachable; the rules' `on_failure` policies apply",
         (_, true, _) if health.unserved_slots > 0 => {
-            "some slots of the cluster have no node; the rules' `on_failure` policies apply there"
+            "some hash slots of the cluster have no node; the rules' `on_failure` policies apply to the keys in these slots"
         }
         (_, true, None) if health.warnings.is_empty() => "ok",
         (_, true, None) => "ok, with warnings",
         (_, true, Some(_)) => {
             "some decisions failed in the last minute; the rules' `on_failure` policies applied"
         }
-        (_, false, _) => "partly unreachable; the rules' `on_failure` policies apply there",
+        (_, false, _) => {
+            "some servers are unreachable; the rules' `on_failure` policies apply to the keys on these servers"
+        }
     };
     let problem = health.error.as_ref().map(ToString::to_string).or(refusal);
     json!({

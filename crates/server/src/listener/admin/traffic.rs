@@ -52,7 +52,7 @@ fn bucket_count(query: Option<&str>) -> Result<usize, Problem> {
     }
     if over > whole_ring() {
         let problem = format!(
-            "the server keeps {} of traffic; ask for that or less",
+            "the server keeps the traffic of the last {}; request at most this time",
             whole_ring()
         );
         return Err(Problem::bad("over", problem));

@@ -124,7 +124,7 @@ fn warn_of_gaps(forwarded: &ForwardAuthRequest<'_>, rules: &RuleSet) {
     if !forwarded.has_path() {
         NO_PATH.call_once(|| {
             tracing::warn!(
-                "a forward-auth request has no path (X-Original-URI or X-Forwarded-Uri), so rules with a path do not apply to it; logged once"
+                "a forward-auth request has no path (X-Original-URI or X-Forwarded-Uri), so rules that use the path do not apply to it; logged once"
             );
         });
     }

@@ -203,7 +203,7 @@ impl ConnectionContext {
         let is_forward_auth = path == "/v1/authorize";
         let missing = || {
             let advice = if is_forward_auth {
-                "let the proxy overwrite `Tidegate-Token` with the token of this listener"
+                "configure the proxy to overwrite `Tidegate-Token` with the token of this listener"
             } else {
                 "send the token of this listener: `Authorization: Bearer TOKEN`, or `Tidegate-Token: TOKEN`"
             };

@@ -156,7 +156,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<ThrottleRequest<'j>, Problem> {
         }
     }
     if !members.iter().any(|(name, _)| name == "key") {
-        problems.push(Problem::bad("key", "is missing; it is the key to count by"));
+        problems.push(Problem::bad("key", "is missing; give the key to count by"));
     }
     let has_limit_fields = members.iter().any(|(name, _)| is_field(name));
     let location: fn(usize) -> FieldLocation = if list.is_some() {
@@ -200,7 +200,7 @@ fn specs_of(
     problems: &mut Vec<Problem>,
 ) -> Vec<LimitSpec> {
     for field in beside {
-        let problem = "is outside `limits`; move it into one of them";
+        let problem = "is outside `limits`; move this field into one of the limits";
         field.wrong::<()>(problem, problems);
     }
     read_list(list, spec.algorithm, problems)

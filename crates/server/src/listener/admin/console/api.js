@@ -66,7 +66,7 @@ export async function request(method, path, body) {
   } catch {
     throw new ApiError(
       0,
-      "the server cannot be reached; is it running, and the tunnel to it open?",
+      "the server cannot be reached; check that it is running, and that the tunnel to it is open",
     );
   }
   const document = await response.json().catch(() => ({}));
@@ -78,10 +78,11 @@ export async function request(method, path, body) {
     onLogout("The server does not accept this token. Check it, and log in again.");
   }
   const after = Number(response.headers.get("retry-after")) || undefined;
-  throw new ApiError(response.status, document.detail ?? `the server answered ${response.status}`, {
-    ...document,
-    after,
-  });
+  throw new ApiError(
+    response.status,
+    document.detail ?? `the server responded with status ${response.status}`,
+    { ...document, after },
+  );
 }
 
 // Reads a document. If the value of a parameter is a list, the parameter is repeated. A parameter

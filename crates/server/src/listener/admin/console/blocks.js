@@ -98,13 +98,17 @@ export async function blockDialog(app, target, done) {
     "p",
     { class: "check" },
     shorten,
-    el("label", { for: "shorten" }, "Let the block end earlier than the current one"),
+    el("label", { for: "shorten" }, "Let the block end earlier than the current block"),
   );
   const rawLine = el(
     "p",
     { class: "check" },
     raw,
-    el("label", { for: "raw" }, "Services send this form of the key with raw: block it as it is"),
+    el(
+      "label",
+      { for: "raw" },
+      "Services send this form of the key with raw: block the key unchanged",
+    ),
   );
   show(shortenLine, false);
   show(rawLine, false);

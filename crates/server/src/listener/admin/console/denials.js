@@ -96,7 +96,9 @@ export function denials(app) {
       { rule: chosen, since: since.node.value, n: SHOWN },
       `No denials${chosen ? ` of rule ${chosen}` : ""} in the ${time}.`,
     );
-    const lost = found?.lost ? ` ${plural(found.lost, "denial")} could not be recorded.` : "";
+    const lost = found?.lost
+      ? ` Not listed: ${plural(found.lost, "denial")} no longer in memory.`
+      : "";
     text(
       note,
       found?.rows.length ? `${count(found.rows.length)} shown, at most ${SHOWN}.${lost}` : lost,

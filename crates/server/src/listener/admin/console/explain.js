@@ -51,7 +51,7 @@ export function explain(app) {
   const nothing = panel(
     "Result",
     {},
-    el("p", { class: "empty" }, "Which rules apply, and what each limit says, appears here."),
+    el("p", { class: "empty" }, "The rules that apply, and the result of each limit, appear here."),
   );
 
   function addRow(name, value) {
@@ -128,7 +128,7 @@ export function explain(app) {
     const notes = [
       listed && `The allow list has ${listed}, so no rule charges it.`,
       !listed && applying.length === 0 && "No rule applies to it.",
-      exactness && exactness !== "exact" && "Redis is unreachable: the fallback policy decides.",
+      exactness && exactness !== "exact" && "Redis is unreachable, so the fallback policy decides.",
     ]
       .filter(Boolean)
       .map((note) => el("p", { class: "hint" }, note));

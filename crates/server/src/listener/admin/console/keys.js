@@ -69,7 +69,7 @@ export function keys(app) {
       };
       return { cells: [keyLink(rule, key), used.node, next], update };
     },
-    empty: "The rule has counted no key, or all have expired.",
+    empty: "The rule has counted no request yet, or all its keys have expired.",
   });
   const first = button("First page", () => turn(null));
   const following = button("Next page", () => turn(page.next));
@@ -197,7 +197,9 @@ export function keys(app) {
     const document = await get(keyPath("keys", name, []), { n: 50, after });
     if (after !== page.after || name !== rule.node.value || target) return;
     page.next = document.next;
-    const end = after ? "No more keys." : "The rule has counted no key, or all have expired.";
+    const end = after
+      ? "No more keys."
+      : "The rule has counted no request yet, or all its keys have expired.";
     list.say(document.next === null ? end : "No key of the rule is on this page.");
     list.update(document.keys.map((key) => ({ rule: name, ...key })));
     show(first, after !== null);
@@ -264,7 +266,7 @@ export function keys(app) {
     await ask(
       app,
       "Reset the counters?",
-      `${keyText(key)} can then use the limits of rule ${rule} in full again. A block stays.`,
+      `${keyText(key)} can then use the limits of rule ${rule} in full again. A block on the key is kept.`,
       "Reset",
       async () => {
         await request("DELETE", keyPath("keys", rule, key));

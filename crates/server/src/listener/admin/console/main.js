@@ -249,7 +249,7 @@ function showLogin(words) {
     el(
       "p",
       { class: "hint" },
-      "The token is that of admin.token or admin.token_env in the rules file. It stays in this tab until you log out or close the tab.",
+      "Enter the token that admin.token or admin.token_env sets in the rules file. The token stays in this tab until you log out or close the tab.",
     ),
   );
   main.replaceChildren(form);

@@ -128,7 +128,7 @@ impl<'a> CheckCommand<'a> {
         let entries = room.get_mut(..count).ok_or_else(|| {
             RequestError::new(
                 "entries",
-                format!("{count} are over the maximum of {MAX_ENTRIES}"),
+                format!("{count} entries are over the maximum of {MAX_ENTRIES}"),
             )
         })?;
         for (index, entry) in entries.iter_mut().enumerate() {

@@ -99,7 +99,7 @@ static COMMANDS: [Command; 23] = [
         flags: &["write"],
         keyed: true,
         group: "module",
-        summary: "Resets the counters that limits given in commands have for keys",
+        summary: "Resets the counters of keys for limits given in commands",
         run: reset::reset,
     },
     Command {
@@ -117,7 +117,7 @@ static COMMANDS: [Command; 23] = [
         flags: &["write"],
         keyed: true,
         group: "generic",
-        summary: "The same as TIDEGATE.RESET",
+        summary: "Resets counters in the same way as TIDEGATE.RESET",
         run: reset::reset,
     },
     Command {
@@ -126,7 +126,7 @@ static COMMANDS: [Command; 23] = [
         flags: &["write"],
         keyed: true,
         group: "generic",
-        summary: "The same as TIDEGATE.RESET",
+        summary: "Resets counters in the same way as TIDEGATE.RESET",
         run: reset::reset,
     },
     Command {
