@@ -31,7 +31,7 @@ Examples:
   tidegate check rules.yaml --strict --format json
   tidegate check --envoy /etc/ratelimit/config
 
-Exit codes: 0 if the file can be used, 1 if it has mistakes, 2 if it cannot be read.";
+Exit codes: 0 if the file is valid, 1 if it has mistakes, 2 if it cannot be read.";
 
 const SIMULATE_HELP: &str = "\
 Examples:

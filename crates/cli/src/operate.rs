@@ -209,7 +209,7 @@ pub(crate) fn candidate(
 /// Waits until the next list is due.
 #[expect(
     clippy::disallowed_methods,
-    reason = "the command line has nothing else to do"
+    reason = "the command has no other work while it waits"
 )]
 fn pause(time: Duration) {
     std::thread::sleep(time);

@@ -176,7 +176,7 @@ fn redis_password(redis: Option<&RedisConfig>) -> Result<Option<String>, String>
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the command line reads the environment"
+    reason = "secrets are read from environment variables here"
 )]
 fn secret(field: &str, name: &str, what: &str) -> Result<String, String> {
     match std::env::var(name) {

@@ -156,7 +156,7 @@ struct Progress {
 impl Progress {
     #[expect(
         clippy::disallowed_methods,
-        reason = "shows how long the simulation has run; decides nothing"
+        reason = "the clock is used only to show the progress"
     )]
     fn start(logs: &Logs, control: &Arc<Control>) -> Self {
         if !io::stderr().is_terminal() {

@@ -129,7 +129,7 @@ fn rejection_probability(counts: Counts, k: Fraction) -> Fraction {
     };
     debug_assert!(
         probability.numerator < probability.denominator,
-        "some requests are always sent, as probes"
+        "the rejection probability is always below 1, so some requests are sent as probes"
     );
     probability
 }

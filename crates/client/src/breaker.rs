@@ -150,7 +150,10 @@ impl CircuitBreaker {
     }
 
     /// Records the result of a request.
-    #[expect(clippy::needless_pass_by_value, reason = "a permit is for one request")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a permit can be used only once"
+    )]
     pub fn record(&mut self, permit: BreakerPermit, signal: HealthSignal, now: Timestamp) {
         // The result of a request that was sent before the last change of state says nothing about
         // the current health of the server.
@@ -160,7 +163,7 @@ impl CircuitBreaker {
         match self.state {
             BreakerState::Closed => self.record_closed(signal, now),
             BreakerState::HalfOpen(probes) => self.record_probe(signal, probes, now),
-            BreakerState::Open { .. } => debug_assert!(false, "an open breaker gives no permit"),
+            BreakerState::Open { .. } => debug_assert!(false, "an open breaker issues no permit"),
         }
     }
 
@@ -192,7 +195,10 @@ impl CircuitBreaker {
     }
 
     fn record_probe(&mut self, signal: HealthSignal, mut probes: ProbeCounts, now: Timestamp) {
-        debug_assert!(probes.in_flight > 0, "the permit is of this era");
+        debug_assert!(
+            probes.in_flight > 0,
+            "the permit was issued in the current era of the breaker"
+        );
         probes.in_flight = probes.in_flight.saturating_sub(1);
         match signal {
             HealthSignal::Success => probes.succeeded += 1,

@@ -76,7 +76,8 @@ impl RequestSender for MiddlewareSender<'_> {
         let copy = self.request.as_ref().and_then(Request::try_clone);
         // A request that cannot be copied is sent only once.
         let request = copy.or_else(|| self.request.take());
-        let request = request.ok_or("a body that cannot be sent twice")?;
+        let request = request
+            .ok_or("the request body is a stream, so the request cannot be sent a second time")?;
         let next = self.next.clone();
         next.run(request, self.extensions)
             .await

@@ -17,7 +17,7 @@ use super::ServerLimiter;
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "a process has only one, and a box would cost every decision a pointer"
+    reason = "a process has only one backend, and a box would add an indirection to every decision"
 )]
 pub enum Backend {
     /// The memory store of this process.

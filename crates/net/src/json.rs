@@ -132,7 +132,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
         #[expect(
             clippy::cast_precision_loss,
-            reason = "negative numbers only appear in messages"
+            reason = "negative numbers are used only in error messages"
         )]
         Ok(u64::try_from(number).map_or(Json::Number(number as f64), Json::Whole))
     }

@@ -188,7 +188,7 @@ impl OpenConnections {
         }
         debug_assert!(
             index < self.slots.len(),
-            "a slot that is not GONE must be listed"
+            "the index of a slot that is not GONE must be in the list"
         );
         self.slots.swap_remove(index);
         if let Some(moved) = self.slots.get(index) {

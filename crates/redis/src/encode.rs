@@ -299,7 +299,10 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Tim
     let is_converted = !is_same || was_converted;
     let flags = CLAMPED | if is_converted { CONVERTED } else { 0 };
     let mut ledger = Vec::new();
-    debug_assert!(count < u64::from(CONVERTED), "a rule has few limits");
+    debug_assert!(
+        count < u64::from(CONVERTED),
+        "the number of limits must fit into the count bits"
+    );
     put(&mut ledger, count | u64::from(flags), 1);
     put(&mut ledger, until.as_micros(), 7);
     put(&mut ledger, now.as_micros(), 7);

@@ -148,7 +148,7 @@ impl Clock {
     #[must_use]
     #[expect(
         clippy::disallowed_methods,
-        reason = "only this crate reads the system clocks, once, to anchor the counter"
+        reason = "only this function reads the wall clock, to anchor the monotonic counter"
     )]
     pub fn real() -> Self {
         let clock = quanta::Clock::new();

@@ -247,7 +247,7 @@ impl<S: Store> CurrentRules<'_, S> {
         charges: &[Charge<'_>],
         outcomes: &[Outcome],
     ) -> Verdict<'_> {
-        const OWN: &str = "a charge has the key of a rule of its set";
+        const OWN: &str = "the key of a charge belongs to a rule of the same rule set";
         let limits = charges.iter().map(|charge| -> &Limits {
             let limits = self.rules.rule_of(charge.key).expect(OWN).limits();
             let stretched = limits.stretched().filter(|_| charge.limits.is_stretched());

@@ -253,7 +253,7 @@ impl Ticket<'_> {
     fn is_first_or_wakes(&self, waker: Option<&Waker>) -> bool {
         let mut queues = self.waiters.lock();
         let Some(queue) = queues.by_key.get_mut(self.key) else {
-            debug_assert!(false, "a queue exists as long as it has tickets");
+            debug_assert!(false, "the queue of a key exists while requests wait in it");
             return true;
         };
         if queue

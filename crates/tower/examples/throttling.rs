@@ -67,13 +67,13 @@ async fn main() {
             "soft: 20% more, marked",
             boxed(limiter(&clock, soft()).layer(service())),
         ),
-        ("elastic: 50% more while there is room", elastic(&clock)),
+        ("elastic: 50% more while capacity is free", elastic(&clock)),
         (
             "concurrency: 15 at once",
             boxed(limiter(&clock, concurrency()).layer(service())),
         ),
         (
-            "adaptive: as many as it bears",
+            "adaptive: as many as the service can handle",
             boxed(shed(&clock).layer(service())),
         ),
     ];
@@ -219,9 +219,9 @@ fn picture(runs: &[(&str, Vec<Served>)]) -> String {
     let mut svg = format!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">
 <rect width="100%" height="100%" fill="#fff"/>
-<text x="30" y="24" font-size="14">A service that can serve 1,000 a second is offered 500, 2,000 and 500 a second</text>
-<text x="30" y="42" fill="#2a7">served a second (top: 1,500)</text>
-<text x="220" y="42" fill="#c33">95th percentile of the time in it (top: 100 ms and more)</text>
+<text x="30" y="24" font-size="14">A service with a capacity of 1,000 requests per second receives 500, 2,000 and 500 per second</text>
+<text x="30" y="42" fill="#2a7">served per second (top: 1,500)</text>
+<text x="220" y="42" fill="#c33">95th-percentile latency (top: 100 ms and more)</text>
 "##
     );
     for (number, (name, served)) in runs.iter().enumerate() {

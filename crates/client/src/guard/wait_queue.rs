@@ -120,7 +120,10 @@ impl WaitQueue {
             let Err(wait) = self.with_pacer(|pacer| pacer.try_admit(now)) else {
                 return;
             };
-            debug_assert!(wait > Span::ZERO, "a wait of zero would spin");
+            debug_assert!(
+                wait > Span::ZERO,
+                "with a wait of zero, the loop would spin"
+            );
             // Check again after the wait, or after a change of the pacer.
             let _ = timeout(to_duration(wait), self.changed()).await;
         }

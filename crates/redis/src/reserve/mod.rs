@@ -219,7 +219,7 @@ fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call
     // The programs directly follow the first three arguments. Conversions can come after the
     // programs, and are not needed here.
     let [instant, _, _, programs @ ..] = args else {
-        unreachable!("the arguments begin with an instant, an intent and a slack");
+        unreachable!("the arguments begin with the time, the effect and the expiry slack");
     };
     let mut args = vec![instant.clone()];
     for (program, receipt) in programs.iter().zip(receipts) {

@@ -36,7 +36,10 @@ impl Signals {
     ///
     /// Returns the error of the operating system if a handler cannot be installed.
     // Signal handlers register with the current runtime, so this function is async.
-    #[expect(clippy::unused_async, reason = "it must run inside a runtime")]
+    #[expect(
+        clippy::unused_async,
+        reason = "signal handlers must be installed inside a runtime"
+    )]
     pub async fn install() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,

@@ -220,7 +220,7 @@ impl OwnedCharges {
     }
 
     pub(super) fn rules(&self) -> impl Iterator<Item = &Rule> {
-        const OWN: &str = "a charge has the key of a rule of its set";
+        const OWN: &str = "the key of a charge belongs to a rule of the same rule set";
         let rule = |charge: &OwnedCharge| self.rules.rule_of(&charge.key).expect(OWN);
         self.list.iter().map(rule)
     }

@@ -168,7 +168,7 @@ impl RetryPolicy {
         let after = self.backoff.wait_after(server_wait, retry, random);
         debug_assert!(
             after >= server_wait,
-            "a retry is never earlier than the server allows"
+            "a retry must not be sent earlier than the server allows"
         );
         if now.after(after) < attempt.call_started_at.after(self.deadline) {
             Ok(after)

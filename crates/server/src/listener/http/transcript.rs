@@ -29,7 +29,8 @@ pub fn transcript(limiter: &Arc<ServerLimiter>, endpoint: Endpoint, body: &[u8])
         authenticator: Arc::new(Authenticator::new("http", None, limiter.clock().clone())),
         hosts: Arc::default(),
     };
-    let alone = "a decision by Redis must be awaited";
+    let alone =
+        "only the memory store can decide here, because a decision by Redis must be awaited";
     let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
     // A decision in memory completes without waiting, so one poll is sufficient.
     let answer = context.answer_body(endpoint, body).now_or_never();
