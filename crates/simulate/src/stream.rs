@@ -12,6 +12,7 @@ use std::{
     sync::Arc,
 };
 
+use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 use tidegate_core::{Cost, Span, Timestamp};
 
 use crate::{
@@ -19,13 +20,16 @@ use crate::{
     field::EntryMapping,
     format::{Format, LogFormat, SAMPLE_LINES},
     input::{Control, InputError, Line, LogReader, LogSource, MAX_LINE_BYTES},
-    record::NoRequest,
     report::DamagedLine,
     request::{EntryExtractor, EntryValues},
 };
 
 /// Lines are sorted by time within this window.
 pub const SORT_WINDOW: Span = Span::from_secs(60);
+
+/// The maximum number of lines, and of bytes, that are parsed together.
+const BATCH_LINES: usize = 1_024;
+const BATCH_BYTES: usize = 1 << 20;
 
 /// The maximum number of lines of one log that are held back for sorting.
 pub const MAX_HELD: usize = 65_536;
@@ -121,7 +125,10 @@ struct Log {
     ahead: VecDeque<(Line, Vec<u8>)>,
     /// A lower bound of the times in the log, estimated from the first lines.
     earliest: Timestamp,
+    /// The number of lines that were read.
     line_number: u64,
+    /// Lines that were parsed, and have not been processed yet.
+    parsed: VecDeque<ParsedLine>,
     held: BinaryHeap<Reverse<Held>>,
     latest: Timestamp,
     decided: Timestamp,
@@ -231,7 +238,7 @@ impl LogStream {
             }
             log.decided = log.decided.max(request.time);
             self.logs
-                .retain(|log| !log.has_ended || !log.held.is_empty());
+                .retain(|log| !log.has_ended || !log.held.is_empty() || !log.parsed.is_empty());
             return Some(request);
         }
     }
@@ -306,6 +313,7 @@ impl Log {
             ahead,
             earliest,
             line_number: 0,
+            parsed: VecDeque::new(),
             held: BinaryHeap::new(),
             latest: Timestamp::default(),
             decided: Timestamp::default(),
@@ -336,26 +344,59 @@ impl Log {
 
     /// Reads lines until the earliest request of the log is known.
     fn fill(&mut self, extraction: &Extraction<'_>, control: &Control, counts: &mut LineCounts) {
-        let mut line = Vec::new();
-        while self.reader.is_some() && !control.is_interrupted() {
+        while !control.is_interrupted() {
+            // The window by which lines may be out of order is full.
             if let Some(Reverse(first)) = self.held.peek()
                 && (self.held.len() >= MAX_HELD
                     || self.latest.since(first.request.time) >= SORT_WINDOW)
             {
                 return;
             }
+            match self.parsed.pop_front() {
+                Some(line) => self.take_line(line, counts),
+                None if self.reader.is_some() => self.parse_lines(extraction, counts),
+                None => return,
+            }
+        }
+    }
+
+    /// Reads the next lines, and parses them on all cores.
+    fn parse_lines(&mut self, extraction: &Extraction<'_>, counts: &mut LineCounts) {
+        let (mut lines, mut bytes) = (Vec::new(), 0);
+        while lines.len() < BATCH_LINES && bytes < BATCH_BYTES {
+            let mut line = Vec::new();
             match self.read_line(&mut line) {
-                Ok(Line::End) => self.end(),
-                Ok(kind) => self.take_line(kind, &line, extraction, counts),
+                Ok(Line::End) => {
+                    self.end();
+                    break;
+                }
+                Ok(kind) => {
+                    self.line_number += 1;
+                    let is_header = self.line_number == 1 && self.format.has_header();
+                    let is_blank = kind == Line::Whole && line.iter().all(u8::is_ascii_whitespace);
+                    if !is_header && !is_blank {
+                        bytes += line.len();
+                        lines.push((self.line_number, kind, line));
+                    }
+                }
                 Err(error) => {
                     let (name, at) = (self.source.name(), self.line_number);
                     counts
                         .cut_off
                         .push(format!("{name}: cannot be read after line {at}: {error}"));
                     self.end();
+                    break;
                 }
             }
         }
+        let format = &self.format;
+        let parsed = lines
+            .into_par_iter()
+            .map(|(number, kind, line)| ParsedLine {
+                number,
+                content: Content::parse(format, extraction, kind, &line),
+            });
+        self.parsed = parsed.collect::<Vec<ParsedLine>>().into();
     }
 
     fn end(&mut self) {
@@ -374,80 +415,118 @@ impl Log {
         }
     }
 
-    fn take_line(
-        &mut self,
-        kind: Line,
-        line: &[u8],
-        extraction: &Extraction<'_>,
-        counts: &mut LineCounts,
-    ) {
-        self.line_number += 1;
-        let is_header = self.line_number == 1 && self.format.has_header();
-        if is_header || (kind == Line::Whole && line.iter().all(u8::is_ascii_whitespace)) {
-            return;
-        }
+    fn take_line(&mut self, line: ParsedLine, counts: &mut LineCounts) {
         counts.read += 1;
-        let text = String::from_utf8_lossy(line);
-        if kind == Line::TooLong {
-            let problem = format!("is longer than {} KiB", MAX_LINE_BYTES >> 10);
-            return self.note_damaged(&text, problem, counts);
-        }
-        let record = match self.format.parse(&text) {
-            Ok(record) => record,
-            Err(error) => {
-                let problem = format!("column {}: {}", error.column, error.problem);
-                return self.note_damaged(&text, problem, counts);
+        let line_number = line.number;
+        let record = match line.content {
+            Content::Record(record) => record,
+            Content::Damaged { text, problem } => {
+                return self.note_damaged(line_number, text, problem, counts);
             }
         };
-        let Some(time) = record.arrival() else { return };
-        counts.finest = counts
-            .finest
-            .max(record.time().map_or(Finest::Second, Finest::of));
-        counts.only_completion += u64::from(record.has_only_completion());
-        counts.no_peer += u64::from(!record.has_peer());
+        let time = record.time;
+        counts.finest = counts.finest.max(record.finest);
+        counts.only_completion += u64::from(record.has_only_completion);
+        counts.no_peer += u64::from(!record.has_peer);
         counts.backwards += u64::from(time < self.latest);
         self.latest = self.latest.max(time);
         counts.from = Some(counts.from.map_or(time, |from| from.min(time)));
         counts.to = Some(counts.to.map_or(time, |to| to.max(time)));
-        let response = extraction
-            .response
-            .iter()
-            .filter_map(|name| Some((name.clone(), record.response(name)?.into())));
-        let response = response.collect();
-        let cost = record.cost();
-        let parts = match record.into_parts() {
-            Ok(parts) => parts,
-            Err(NoRequest(_)) => {
-                counts.no_request += 1;
-                return;
-            }
-        };
-        let extractors = extraction.extractors.iter();
-        let request = LogRequest {
-            time,
-            entries: extractors
-                .map(|extractor| extractor.extract(&parts))
-                .collect(),
-            cost,
-            response,
-        };
-        let line_number = self.line_number;
-        self.held.push(Reverse(Held {
-            line_number,
-            request,
-        }));
+        match record.request {
+            Some(request) => self.held.push(Reverse(Held {
+                line_number,
+                request,
+            })),
+            None => counts.no_request += 1,
+        }
     }
 
-    fn note_damaged(&self, line: &str, problem: String, counts: &mut LineCounts) {
+    fn note_damaged(&self, line: u64, text: String, problem: String, counts: &mut LineCounts) {
         counts.damaged += 1;
         if counts.shown.len() < SHOWN_DAMAGED {
             counts.shown.push(DamagedLine {
                 file: self.source.name(),
-                line: self.line_number,
+                line,
                 problem,
-                text: shown(line),
+                text,
             });
         }
+    }
+}
+
+/// A line that was parsed.
+struct ParsedLine {
+    /// The number of the line, from 1.
+    number: u64,
+    content: Content,
+}
+
+enum Content {
+    Record(Box<ParsedRecord>),
+    Damaged {
+        /// The start of the line.
+        text: String,
+        problem: String,
+    },
+}
+
+/// The content of a line that matches the format.
+struct ParsedRecord {
+    time: Timestamp,
+    finest: Finest,
+    has_only_completion: bool,
+    has_peer: bool,
+    /// The request; `None` if the line has no valid request.
+    request: Option<LogRequest>,
+}
+
+impl Content {
+    /// Parses a line, and extracts the entries of its request.
+    fn parse(format: &Format, extraction: &Extraction<'_>, kind: Line, line: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(line);
+        let damaged = |problem| Self::Damaged {
+            text: shown(&text),
+            problem,
+        };
+        if kind == Line::TooLong {
+            return damaged(format!("is longer than {} KiB", MAX_LINE_BYTES >> 10));
+        }
+        let record = match format.parse(&text) {
+            Ok(record) => record,
+            Err(error) => {
+                return damaged(format!("column {}: {}", error.column, error.problem));
+            }
+        };
+        // The format rejects a line without a time.
+        let time = record.arrival().unwrap_or_default();
+        let response = extraction
+            .response
+            .iter()
+            .filter_map(|name| Some((name.clone(), record.response(name)?.into())));
+        let (response, cost) = (response.collect(), record.cost());
+        let (finest, has_only_completion, has_peer) = (
+            record.time().map_or(Finest::Second, Finest::of),
+            record.has_only_completion(),
+            record.has_peer(),
+        );
+        let parts = record.into_parts().ok();
+        let request = parts.map(|parts| LogRequest {
+            time,
+            entries: extraction
+                .extractors
+                .iter()
+                .map(|extractor| extractor.extract(&parts))
+                .collect(),
+            cost,
+            response,
+        });
+        Self::Record(Box::new(ParsedRecord {
+            time,
+            finest,
+            has_only_completion,
+            has_peer,
+            request,
+        }))
     }
 }
 

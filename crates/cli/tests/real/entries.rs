@@ -26,7 +26,7 @@ fn a_misspelt_entry_is_logged_with_the_intended_one() {
     let line = server.wait_for(&["WARN", "entries that no rule uses"]);
     let named = "IP (did you mean ip?), custmer (did you mean customer?), plan";
     assert!(
-        line.contains(named) && line.contains("names are case-sensitive"),
+        line.contains(named) && line.contains("which are case-sensitive"),
         "{line}"
     );
     assert!(!line.contains("acme"), "{line}");
