@@ -14,6 +14,7 @@ mod file;
 mod geoip;
 mod grpc;
 mod identity;
+mod key_mask;
 pub mod limits;
 mod lint;
 mod listen;
@@ -55,6 +56,7 @@ pub use conditions::entry_name;
 pub use denials::DenialsConfig;
 pub use envoy::Envoy;
 pub use file::ReadError;
+pub use key_mask::{KeyMask, NoRandomBytes};
 pub use listen::open_listener;
 pub use privacy::KeyPrivacy;
 pub use proxy::{

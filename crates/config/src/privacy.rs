@@ -1,7 +1,7 @@
 //! `privacy`: whether the server shows keys unchanged.
 
 use super::{
-    AdminToken, Password, listen,
+    AdminToken, KeyMask, NoRandomBytes, Password, listen,
     report::Report,
     value::{Fields, Value},
 };
@@ -18,6 +18,23 @@ pub enum KeyPrivacy {
         /// generates a random secret at each start.
         secret: Password,
     },
+}
+
+impl KeyPrivacy {
+    /// Returns the mask with which keys are shown. `secret` is the secret that [`Self::Hashed`]
+    /// configures, if any.
+    ///
+    /// # Errors
+    ///
+    /// Fails if keys are hashed without a secret, and the operating system provides no random
+    /// bytes.
+    pub fn mask(&self, secret: Option<&str>) -> Result<KeyMask, NoRandomBytes> {
+        match (self, secret) {
+            (Self::Plain, _) => Ok(KeyMask::plain()),
+            (Self::Hashed { .. }, Some(secret)) => Ok(KeyMask::hashed(secret.as_bytes())),
+            (Self::Hashed { .. }, None) => KeyMask::random(),
+        }
+    }
 }
 
 pub(super) fn privacy(file: &Fields<'_>, has_redis: bool, report: &mut Report) -> KeyPrivacy {

@@ -12,7 +12,6 @@ pub mod date;
 pub mod denials;
 pub mod entries;
 mod explain;
-mod key_mask;
 mod listing;
 pub mod metrics;
 mod record;
@@ -37,7 +36,6 @@ use tidegate_redis::{FallbackStore, StoreError};
 pub use self::{
     build_cache::BuildCache,
     explain::{ExplainError, ExplainedCharge, Explanation},
-    key_mask::{KeyMask, NoRandomBytes},
     listing::{KeyListing, ListError},
     record::Recorder,
     store::{Backend, LimiterReceipt},
@@ -50,6 +48,7 @@ use crate::{
     snapshot::SnapshotHealth,
     top::TopTalkers,
 };
+pub use tidegate_config::{KeyMask, NoRandomBytes};
 
 /// A request for a decision, independent of the backend that decides it.
 #[derive(Clone, Copy, Debug)]

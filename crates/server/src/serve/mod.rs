@@ -21,9 +21,7 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
-use tidegate_config::{
-    Config, Envoy, Identity, KeyPrivacy, Listeners, Proxy, RecordConfig, Snapshot,
-};
+use tidegate_config::{Config, Envoy, Identity, Listeners, Proxy, RecordConfig, Snapshot};
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_envoy::{
     ConfigFilesError, ConfigWatcher, RateLimitService,
@@ -265,7 +263,7 @@ fn build_limiter(
         Some(candidate) => rules.with_extra_entries_of(&candidate.rules),
         None => rules,
     };
-    let key_mask = key_mask(&config.key_privacy, key_secret)?;
+    let key_mask = config.key_privacy.mask(key_secret.as_deref())?;
     let record = config.record.take();
     let recorder = record.map(|record| open_recorder(record, &key_mask));
     let limiter = ServerLimiter::new(rules, backend, clock.clone())
@@ -281,16 +279,6 @@ fn build_limiter(
         try_snapshot(snapshot, &limiter);
     }
     Ok(limiter)
-}
-
-/// Returns the mask that determines whether keys are shown in plain text or hashed. `secret` is the
-/// value of the environment variable that `privacy` names, if any.
-fn key_mask(privacy: &KeyPrivacy, secret: Option<String>) -> Result<KeyMask, NoRandomBytes> {
-    match (privacy, secret) {
-        (KeyPrivacy::Plain, _) => Ok(KeyMask::plain()),
-        (KeyPrivacy::Hashed { .. }, Some(secret)) => Ok(KeyMask::hashed(secret.as_bytes())),
-        (KeyPrivacy::Hashed { .. }, None) => KeyMask::random(),
-    }
 }
 
 /// Opens the file for recorded requests. The values of entries are hashed with `key_mask` or, if
