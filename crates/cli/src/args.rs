@@ -3,7 +3,7 @@
 use std::{convert::Infallible, path::PathBuf};
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
-use tidegate_simulate::{EntryMapping, LogFormat, Share, WhatIf};
+use tidegate_simulate::{EntryMapping, LogFormat, Share, Sweep, WhatIf};
 
 use crate::print;
 
@@ -39,6 +39,7 @@ Examples:
   tidegate simulate rules.yaml --log access.json --entry customer=user.id --json
   tidegate simulate new.yaml --against rules.yaml --log access.log --fail-over 0.1%
   tidegate simulate rules.yaml --log access.log --what-if api.limit=200/min --suggest
+  tidegate simulate rules.yaml --log access.log --sweep api.limit=50/min,100/min,200/min --report report.html
   kubectl logs deploy/web | tidegate simulate rules.yaml --log - --format '$remote_addr [$msec] \"$request\"'
 
 These log formats are detected: combined, common and main (nginx, Apache), caddy, tidegate, traefik,
@@ -493,6 +494,10 @@ pub(crate) struct Simulate {
     /// compare with the unchanged file. Can be repeated
     #[arg(long, value_name = "RULE.limit=LIMIT", conflicts_with = "against")]
     pub(crate) what_if: Vec<WhatIf>,
+    /// Count the denials under several limits of a rule, such as api.limit=50/min,100/min or
+    /// "api.limit=50..200/min step 50", in one pass over the logs; at most 32 limits
+    #[arg(long, value_name = "RULE.limit=LIMITS")]
+    pub(crate) sweep: Option<Sweep>,
     /// Suggest limits that deny at most this share of the keys of each rule
     #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "1%")]
     pub(crate) suggest: Option<Share>,

@@ -63,6 +63,8 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
     if stdin.count() > 1 {
         return Err("--log: `-` (standard input) is given more than once; give it once".to_owned());
     }
+    let sweep = args.sweep.as_ref();
+    let sweep = sweep.map(|sweep| rules.candidates(sweep)).transpose()?;
     let control = Arc::new(Control::default());
     interrupt_on_signal(&control);
     let progress = Progress::start(&logs, &control);
@@ -70,6 +72,7 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
         rules: &rules,
         against: against.as_ref(),
         suggest: args.suggest,
+        sweep: sweep.as_ref(),
     };
     let report = simulation.run(&logs, &control);
     drop(progress);
@@ -269,6 +272,7 @@ fn text(report: &Report) -> String {
     out.push_str(&rules_table(report));
     out.push_str(&worst_table(report));
     out.push_str(&comparison(report));
+    out.push_str(&sweep(report));
     out.push_str(&suggestions(report));
     out.push_str(&notes(report));
     out
@@ -373,6 +377,46 @@ fn comparison(report: &Report) -> String {
         ));
     }
     out
+}
+
+/// Formats the denials under several limits of a rule.
+fn sweep(report: &Report) -> String {
+    let Some(sweep) = &report.sweep else {
+        return String::new();
+    };
+    let head = [
+        "LIMIT",
+        "DENIED",
+        "SHARE",
+        "KEYS DENIED",
+        "SHARE",
+        "ALL DENIED",
+        "SHARE",
+        "ALL KEYS DENIED",
+        "SHARE",
+    ];
+    let rows = sweep.values.iter().map(|value| {
+        let mut row = vec![value.limit.clone()];
+        for (part, whole) in [
+            (value.denied, sweep.asked),
+            (value.keys_denied, sweep.keys),
+            (value.all_denied, sweep.decided),
+            (value.all_keys_denied, sweep.all_keys),
+        ] {
+            row.extend([part.to_string(), percent(part, whole)]);
+        }
+        row
+    });
+    let shadow = if sweep.mode == "shadow" {
+        ", which is in shadow mode"
+    } else {
+        ""
+    };
+    format!(
+        "\nDenials of rule {}{shadow}, and of all enforced rules, by the limit of the rule:\n{}",
+        printable(&sweep.rule),
+        headed(&head, rows.collect())
+    )
 }
 
 /// Formats suggested limits as a table and as part of a rules file.

@@ -4,15 +4,17 @@
 use std::fmt::Write as _;
 
 use crate::{
+    curve::{Curves, Point, Series, round_top},
     report::{Report, RuleReport, percent},
+    sweep::{Axis, SweepReport, SweepValue},
     timeline::Timeline,
 };
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d1d9e0; --page: #fff;
-  --ok: #5b8db8; --bad: #c4442f; }
+  --ok: #5b8db8; --bad: #c4442f; --other: #8250df; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --page: #0d1117; --ok: #5b9bd0; --bad: #f0705a; }
+  :root { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --page: #0d1117; --ok: #5b9bd0; --bad: #f0705a; --other: #b083f0; }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
   max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -24,14 +26,17 @@ th { color: var(--soft); font-weight: 600; } td.n, th.n { text-align: right; fon
 code { overflow-wrap: anywhere; }
 svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
 .ok { fill: var(--ok); } .bad { fill: var(--bad); } .axis { stroke: var(--line); }
+.curve { fill: none; stroke-width: 2; } .curve.c1 { stroke-dasharray: 6 3; } .curve.c2 { stroke-dasharray: 2 3; }
+.curve.c0 { stroke: var(--bad); } .curve.c1 { stroke: var(--ok); } .curve.c2 { stroke: var(--other); }
+.dot.c0 { fill: var(--bad); } .dot.c1 { fill: var(--ok); } .dot.c2 { fill: var(--other); }
 ";
 
 /// The size of a chart and of the space for its labels, in pixels.
-const WIDTH: u64 = 900;
-const HEIGHT: u64 = 220;
-const LEFT: u64 = 70;
-const TOP: u64 = 34;
-const BOTTOM: u64 = 40;
+pub(crate) const WIDTH: u64 = 900;
+pub(crate) const HEIGHT: u64 = 220;
+pub(crate) const LEFT: u64 = 70;
+pub(crate) const TOP: u64 = 34;
+pub(crate) const BOTTOM: u64 = 40;
 
 /// Returns the report as an HTML document.
 #[must_use]
@@ -54,6 +59,7 @@ pub fn as_html(report: &Report) -> String {
     chart(&mut out, "Requests over time", &report.timeline);
     rules(&mut out, report);
     comparison(&mut out, report);
+    sweep(&mut out, report);
     suggestions(&mut out, report);
     notes(&mut out, report);
     out.push_str("</body>\n</html>\n");
@@ -248,6 +254,79 @@ fn comparison(out: &mut String, report: &Report) {
     }
 }
 
+fn sweep(out: &mut String, report: &Report) {
+    let Some(sweep) = &report.sweep else {
+        return;
+    };
+    let title = format!("Denials of rule {} by its limit", sweep.rule);
+    let _ = writeln!(out, "<h2>{}</h2>", escaped(&title));
+    sweep_chart(out, &title, sweep);
+    out.push_str("<table><tr><th>limit</th><th class=\"n\">denied</th><th class=\"n\">share</th><th class=\"n\">keys denied</th><th class=\"n\">share</th><th class=\"n\">all denied</th><th class=\"n\">share</th><th class=\"n\">all keys denied</th><th class=\"n\">share</th></tr>\n");
+    for value in &sweep.values {
+        let _ = write!(out, "<tr><td>{}</td>", escaped(&value.limit));
+        for (part, whole) in [
+            (value.denied, sweep.asked),
+            (value.keys_denied, sweep.keys),
+            (value.all_denied, sweep.decided),
+            (value.all_keys_denied, sweep.all_keys),
+        ] {
+            let share = escaped(&percent(part, whole));
+            let _ = write!(
+                out,
+                "<td class=\"n\">{part}</td><td class=\"n\">{share}</td>"
+            );
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table>\n");
+}
+
+/// Draws the shares of denied requests and keys against the limit.
+fn sweep_chart(out: &mut String, title: &str, sweep: &SweepReport) {
+    let mut values: Vec<&SweepValue> = sweep.values.iter().collect();
+    values.sort_by_key(|value| value.position);
+    // In hundredths of a percent, rounded up so that a small share differs from zero.
+    let share = |part: u64, whole: u64| {
+        let share = (u128::from(part) * 10_000).div_ceil(u128::from(whole.max(1)));
+        u64::try_from(share).unwrap_or(10_000)
+    };
+    let series = |name: &'static str, whole: u64, part: fn(&SweepValue) -> u64| {
+        let values = values.iter().map(|value| {
+            let part = part(value);
+            let text = format!("{part} of {whole} denied ({})", percent(part, whole));
+            (share(part, whole), text)
+        });
+        Series {
+            name,
+            values: values.collect(),
+        }
+    };
+    let series = vec![
+        series("requests of the rule", sweep.asked, |value| value.denied),
+        series("keys of the rule", sweep.keys, |value| value.keys_denied),
+        series("all requests", sweep.decided, |value| value.all_denied),
+    ];
+    let heights = series.iter().flat_map(|series| &series.values);
+    let highest = heights.map(|(height, _)| *height).max().unwrap_or(0);
+    let top = round_top(highest.max(100)).min(10_000);
+    let points = values.iter().map(|value| Point {
+        position: value.position,
+        label: value.limit.clone(),
+    });
+    let curves = Curves {
+        title,
+        horizontal: &match &sweep.axis {
+            Axis::Count(unit) => format!("limit ({unit})"),
+            Axis::Order => "limit (in the order given, at equal distances)".to_owned(),
+        },
+        vertical: "share denied (percent)",
+        points: points.collect(),
+        series,
+        top: (top, percent(top, 10_000)),
+    };
+    curves.draw(out);
+}
+
 fn suggestions(out: &mut String, report: &Report) {
     if report.suggestions.is_empty() {
         return;
@@ -293,7 +372,7 @@ fn key_text(values: &[String]) -> String {
 }
 
 /// Escapes text for HTML. Control characters are shown as escapes.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {

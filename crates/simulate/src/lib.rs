@@ -9,12 +9,14 @@
 //! record   a record becomes the head of a request  request  the entries that the rules use
 //! stream   sorts and merges the logs by time       replay   rules, memory store, counts
 //! compare  the decisions of two rules files        suggest  limits for the traffic of the log
-//! report   the result                              html     the result with charts
+//! sweep    the denials under several limits        report   the result
+//! html     the result with charts                  curve    charts of one number against another
 //! ```
 //!
 //! Memory grows with the number of keys, not with the number of lines.
 
 mod compare;
+mod curve;
 mod field;
 mod format;
 mod html;
@@ -26,6 +28,7 @@ mod request;
 mod share;
 mod stream;
 mod suggest;
+mod sweep;
 mod timeline;
 mod timestamp;
 mod what_if;
@@ -50,6 +53,7 @@ pub use self::{
     share::Share,
     stream::{MAX_HELD, SORT_WINDOW},
     suggest::{Suggestion, as_yaml},
+    sweep::{Candidates, MAX_SWEEP_VALUES, Sweep, SweepReport, SweepValue},
     timeline::Timeline,
     what_if::WhatIf,
 };
@@ -123,6 +127,8 @@ pub struct Simulation<'r> {
     pub against: Option<&'r RulesUnderTest>,
     /// If set, the report suggests limits that deny at most this share of the keys.
     pub suggest: Option<Share>,
+    /// If set, the requests are also decided with each of these limits of one rule.
+    pub sweep: Option<&'r Candidates>,
 }
 
 impl<'r> Simulation<'r> {
@@ -133,6 +139,7 @@ impl<'r> Simulation<'r> {
             rules,
             against: None,
             suggest: None,
+            sweep: None,
         }
     }
 
@@ -159,6 +166,10 @@ impl<'r> Simulation<'r> {
             replay.watch_peaks();
         }
         let mut other = self.against.map(Replay::new);
+        let mut candidates: Vec<Replay<'_>> = self
+            .sweep
+            .map(|sweep| sweep.replays(self.rules))
+            .unwrap_or_default();
         let mut differences = Differences::default();
         let mut now = Timestamp::default();
         while let Some(request) = stream.next(&extraction) {
@@ -166,6 +177,9 @@ impl<'r> Simulation<'r> {
             // current time.
             now = now.max(request.time);
             let decided = replay.decide(&request, 0, now);
+            for candidate in &mut candidates {
+                candidate.decide(&request, 0, now);
+            }
             let other = other
                 .as_mut()
                 .and_then(|other| other.decide(&request, 1, now));
@@ -180,6 +194,7 @@ impl<'r> Simulation<'r> {
         report.comparison = self
             .against
             .map(|other| differences.report(self.rules, other));
+        report.sweep = self.sweep.map(|sweep| sweep.report(&candidates));
         if let Some(share) = self.suggest {
             report.suggestions = suggest::suggestions(&replay, share);
         }

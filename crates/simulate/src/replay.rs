@@ -93,6 +93,8 @@ pub(crate) struct RuleCounts {
 #[derive(Debug)]
 pub(crate) struct Replay<'p> {
     pub(crate) plan: &'p RulesUnderTest,
+    /// The rules of the plan, or the same rules with other limits.
+    pub(crate) rule_set: &'p RuleSet,
     pub(crate) store: MemoryStore,
     scratch: Scratch,
     outcomes: Vec<Outcome>,
@@ -123,7 +125,11 @@ pub(crate) struct Decided {
 
 impl<'p> Replay<'p> {
     pub(crate) fn new(plan: &'p RulesUnderTest) -> Self {
-        let rules = plan.rules();
+        Self::with_rules(plan, plan.rules())
+    }
+
+    /// Creates a replay that decides with `rules`, which are the rules of `plan` with other limits.
+    pub(crate) fn with_rules(plan: &'p RulesUnderTest, rules: &'p RuleSet) -> Self {
         let counts = |rule: &Rule| RuleCounts {
             denied_by: vec![0; rule.limits().len()],
             ..RuleCounts::default()
@@ -131,6 +137,7 @@ impl<'p> Replay<'p> {
         let names = rules.iter().enumerate();
         Self {
             plan,
+            rule_set: rules,
             store: MemoryStore::new(plan.config.memory),
             scratch: Scratch::default(),
             outcomes: Vec::new(),
@@ -221,7 +228,7 @@ impl<'p> Replay<'p> {
         request: &LogRequest,
         now: Timestamp,
     ) -> Result<Decided, RequestError> {
-        let rules = self.plan.rules();
+        let rules = self.rule_set;
         let mut charges = rules.charges(described, now, &mut self.scratch)?;
         let index_of = |charge: &Charge<'_>| {
             let name = charge.limits.name().unwrap_or_default();

@@ -8,6 +8,7 @@ use crate::{
     replay::{KeyCounts, Replay},
     stream::{Finest, LineCounts, MAX_HELD, SORT_WINDOW},
     suggest::Suggestion,
+    sweep::SweepReport,
     timeline::Timeline,
 };
 
@@ -39,6 +40,9 @@ pub struct Report {
     /// Suggested limits, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub suggestions: Vec<Suggestion>,
+    /// The denials under several limits of one rule, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<SweepReport>,
     /// Notes on the precision of the log, and on what was not simulated.
     pub notes: Vec<String>,
     /// All requests over time.
@@ -173,6 +177,7 @@ impl Report {
             notes: notes(&counts, replay),
             comparison: None,
             suggestions: Vec::new(),
+            sweep: None,
             timeline: replay.timeline.clone(),
             requests: Requests {
                 decided: replay.decided,

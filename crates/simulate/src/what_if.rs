@@ -42,14 +42,9 @@ impl RulesUnderTest {
     /// Returns a description of the problem if there is no such rule, or if a limit is not valid.
     pub fn with_limits(mut self, what_if: &WhatIf) -> Result<Self, String> {
         let WhatIf { rule: name, limits } = what_if;
-        let Some(rule) = self.config.rules.rule(name) else {
-            let names: Vec<&str> = self.config.rules.iter().map(Rule::name).collect();
-            return Err(format!(
-                "--what-if: {} has no rule `{name}`; its rules are {}",
-                self.name,
-                names.join(", ")
-            ));
-        };
+        let rule = self
+            .rule(name)
+            .map_err(|problem| format!("--what-if: {problem}"))?;
         let like = rule.limits().iter().next();
         let limits = limits.iter().map(|limit| {
             parse(limit, like)
@@ -62,10 +57,26 @@ impl RulesUnderTest {
         self.config.rules = rules.map_err(|error| format!("--what-if {name}.limit: {error}"))?;
         Ok(self)
     }
+
+    /// Returns the rule with this name.
+    ///
+    /// # Errors
+    ///
+    /// Returns a description of the problem, with the names of all rules, if there is no such rule.
+    pub(crate) fn rule(&self, name: &str) -> Result<&Rule, String> {
+        self.rules().rule(name).ok_or_else(|| {
+            let names: Vec<&str> = self.rules().iter().map(Rule::name).collect();
+            format!(
+                "{} has no rule `{name}`; its rules are {}",
+                self.name,
+                names.join(", ")
+            )
+        })
+    }
 }
 
 /// Parses a limit in short notation, with the algorithm and the options of `like`.
-fn parse(limit: &str, like: Option<&Limit>) -> Result<Limit, String> {
+pub(crate) fn parse(limit: &str, like: Option<&Limit>) -> Result<Limit, String> {
     let algorithm = match like.map(Limit::algorithm) {
         Some(Algorithm::Gcra { .. }) => Some(AlgorithmName::Gcra),
         Some(Algorithm::TokenBucket { .. }) => Some(AlgorithmName::TokenBucket),

@@ -574,6 +574,85 @@ fn a_limit_can_be_replaced_for_a_try() {
 }
 
 #[test]
+fn a_sweep_counts_the_denials_under_several_limits() {
+    let scratch = Scratch::new();
+    scratch.write("access.log", &log());
+    let sweep = |sweep: &'static str| ["--log", "access.log", "--sweep", sweep];
+    let report = json(&scratch, &sweep("api.limit=1/min,3/min,5/min"));
+    assert_eq!(
+        report["sweep"],
+        serde_json::json!({
+            "rule": "api", "mode": "enforce", "asked": 5, "keys": 1, "decided": 6, "all_keys": 1,
+            "values": [
+                {"limit": "1/min", "denied": 4, "keys_denied": 1, "all_denied": 4, "all_keys_denied": 1},
+                {"limit": "3/min", "denied": 2, "keys_denied": 1, "all_denied": 2, "all_keys_denied": 1},
+                {"limit": "5/min", "denied": 0, "keys_denied": 0, "all_denied": 0, "all_keys_denied": 0},
+            ],
+        })
+    );
+    assert_eq!(report["rules"][0]["denied"], 3);
+    let output = simulate(
+        &scratch,
+        &[
+            "--log",
+            "access.log",
+            "--sweep",
+            "watched.limit=1..5/min step 2",
+            "--report",
+            "report.html",
+        ],
+    );
+    let printed = out(&output);
+    for expected in [
+        "Denials of rule watched, which is in shadow mode, and of all enforced rules, by the limit of the rule:\n",
+        "LIMIT  DENIED  SHARE  KEYS DENIED  SHARE  ALL DENIED  SHARE  ALL KEYS DENIED  SHARE\n",
+        "1/min  4       66.6%  1            50%    3           50%    1                100%\n",
+        "5/min  0       0%     0            0%     3           50%    1                100%\n",
+    ] {
+        assert!(printed.contains(expected), "no {expected:?} in:\n{printed}");
+    }
+    let html = fs::read_to_string(scratch.join("report.html")).unwrap();
+    for expected in [
+        "<h2>Denials of rule watched by its limit</h2>",
+        "share denied (percent)",
+        "limit (units per min)",
+        ">requests of the rule</text>",
+        ">all requests</text>",
+        "<title>1/min: keys of the rule, 1 of 2 denied (50%)</title>",
+        "<td>3/min</td>",
+    ] {
+        assert!(html.contains(expected), "no {expected:?} in:\n{html}");
+    }
+    for (value, expected) in [
+        (
+            "api=1/s",
+            "'--sweep <RULE.limit=LIMITS>': expected RULE.limit=LIMITS",
+        ),
+        (
+            "api.limit=1..9/s",
+            "'--sweep <RULE.limit=LIMITS>': expected a range",
+        ),
+        (
+            "api.limit=1..40/s step 1",
+            "'--sweep <RULE.limit=LIMITS>': has more than 32 limits",
+        ),
+        (
+            "other.limit=1/s",
+            "--sweep: rules.yaml has no rule `other`; its rules are api,",
+        ),
+        (
+            "api.limit=often",
+            "--sweep api.limit=often: expected a rate",
+        ),
+        ("api.limit=1/s,1/s", "--sweep api.limit=1/s: is given twice"),
+        ("flights.limit=1/s", "a concurrency limit is not simulated"),
+    ] {
+        let said = error(&scratch, &sweep(value));
+        assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+    }
+}
+
+#[test]
 fn a_larger_share_than_allowed_exits_with_3() {
     let scratch = Scratch::new();
     scratch.write("access.log", &log());
@@ -795,7 +874,13 @@ rules: [{name: api, when: {path: /api/**}, key: [ip], limits: [3/h]}]
 fn the_help_names_the_formats_and_exit_codes() {
     let output = run(&mut tidegate(&["simulate", "--help"]));
     let help = out(&output);
-    for expected in ["caddy", "--entry", "LogFormat", "130 after Ctrl-C"] {
+    for expected in [
+        "caddy",
+        "--entry",
+        "LogFormat",
+        "--sweep",
+        "130 after Ctrl-C",
+    ] {
         assert!(help.contains(expected), "{help}");
     }
     assert!(repository().join("docs/simulate.md").exists());

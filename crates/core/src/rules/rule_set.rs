@@ -80,7 +80,7 @@ struct DueCharge {
 /// let (rule, values) = rules.decode_key(charges[0].key).unwrap();
 /// assert_eq!((rule.name(), values), ("api-per-customer", vec!["c1"]));
 /// ```
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct RuleSet {
     rules: Vec<Rule>,
     index: Index,
