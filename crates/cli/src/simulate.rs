@@ -274,6 +274,7 @@ fn text(report: &Report) -> String {
     out.push_str(&comparison(report));
     out.push_str(&sweep(report));
     out.push_str(&suggestions(report));
+    out.push_str(&frontier(report));
     out.push_str(&notes(report));
     out
 }
@@ -454,6 +455,38 @@ fn suggestions(report: &Report) -> String {
         "\nThe busiest window of each key, and suggested limits:\n{}\n{}",
         headed(&head, rows.collect()),
         as_yaml(&report.suggestions)
+    )
+}
+
+/// Formats the smallest bursts of token buckets for several rates.
+fn frontier(report: &Report) -> String {
+    let Some(first) = report.frontier.first() else {
+        return String::new();
+    };
+    let rows = report.frontier.iter().flat_map(|frontier| {
+        frontier.points.iter().map(|point| {
+            vec![
+                printable(&frontier.rule),
+                frontier.limit.clone(),
+                point.rate.clone(),
+                point.burst.to_string(),
+                point.limit.clone(),
+                point.keys_denied.to_string(),
+            ]
+        })
+    });
+    let head = [
+        "RULE",
+        "IN THE FILE",
+        "RATE",
+        "BURST",
+        "LIMIT",
+        "KEYS DENIED",
+    ];
+    format!(
+        "\nThe smallest burst for several rates that denies at most {} of the keys:\n{}",
+        first.share,
+        headed(&head, rows.collect())
     )
 }
 

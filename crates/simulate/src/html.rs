@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use crate::{
     curve::{Curves, Point, Series, round_top},
+    frontier::Frontier,
     report::{Report, RuleReport, percent},
     sweep::{Axis, SweepReport, SweepValue},
     timeline::Timeline,
@@ -61,6 +62,7 @@ pub fn as_html(report: &Report) -> String {
     comparison(&mut out, report);
     sweep(&mut out, report);
     suggestions(&mut out, report);
+    frontiers(&mut out, report);
     notes(&mut out, report);
     out.push_str("</body>\n</html>\n");
     out
@@ -349,6 +351,62 @@ fn suggestions(out: &mut String, report: &Report) {
         );
     }
     out.push_str("</table>\n");
+}
+
+fn frontiers(out: &mut String, report: &Report) {
+    if report.frontier.is_empty() {
+        return;
+    }
+    out.push_str("<h2>Suggested bursts</h2>\n");
+    for frontier in &report.frontier {
+        let (rule, limit) = (&frontier.rule, &frontier.limit);
+        let title = format!("Rule {rule}, {limit}: the smallest burst for each rate");
+        let _ = writeln!(
+            out,
+            "<h3>{}</h3>\n<p>Each burst denies at most {} of the {} keys.</p>",
+            escaped(&title),
+            frontier.share,
+            frontier.keys
+        );
+        frontier_chart(out, &title, frontier);
+        out.push_str("<table><tr><th>rate</th><th class=\"n\">burst</th><th>limit</th><th class=\"n\">keys denied</th></tr>\n");
+        for point in &frontier.points {
+            let _ = writeln!(
+                out,
+                "<tr><td>{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td></tr>",
+                point.rate, point.burst, point.limit, point.keys_denied
+            );
+        }
+        out.push_str("</table>\n");
+    }
+}
+
+/// Draws the smallest burst against the rate.
+fn frontier_chart(out: &mut String, title: &str, frontier: &Frontier) {
+    let points = frontier.points.iter();
+    let values = points.clone().map(|point| {
+        let text = format!("{}, which denies {} keys", point.limit, point.keys_denied);
+        (point.burst, text)
+    });
+    let highest = points.clone().map(|point| point.burst).max().unwrap_or(0);
+    let top = round_top(highest);
+    let curves = Curves {
+        title,
+        horizontal: "rate (units per time)",
+        vertical: "burst (units)",
+        points: points
+            .map(|point| Point {
+                position: point.position,
+                label: point.rate.clone(),
+            })
+            .collect(),
+        series: vec![Series {
+            name: "smallest burst",
+            values: values.collect(),
+        }],
+        top: (top, top.to_string()),
+    };
+    curves.draw(out);
 }
 
 fn notes(out: &mut String, report: &Report) {

@@ -9,8 +9,9 @@
 //! record   a record becomes the head of a request  request  the entries that the rules use
 //! stream   sorts and merges the logs by time       replay   rules, memory store, counts
 //! compare  the decisions of two rules files        suggest  limits for the traffic of the log
-//! sweep    the denials under several limits        report   the result
-//! html     the result with charts                  curve    charts of one number against another
+//! sweep    the denials under several limits        frontier bursts for several rates
+//! report   the result                              html     the result with charts
+//! curve    charts of one number against another
 //! ```
 //!
 //! Memory grows with the number of keys, not with the number of lines.
@@ -19,6 +20,7 @@ mod compare;
 mod curve;
 mod field;
 mod format;
+mod frontier;
 mod html;
 mod input;
 mod record;
@@ -46,6 +48,7 @@ pub use self::{
     compare::{ChangedKey, Comparison},
     field::EntryMapping,
     format::LogFormat,
+    frontier::{Frontier, FrontierPoint},
     html::as_html,
     input::{Control, InputError, LogSource, MAX_LINE_BYTES},
     replay::RulesUnderTest,
@@ -197,6 +200,7 @@ impl<'r> Simulation<'r> {
         report.sweep = self.sweep.map(|sweep| sweep.report(&candidates));
         if let Some(share) = self.suggest {
             report.suggestions = suggest::suggestions(&replay, share);
+            report.frontier = frontier::frontiers(&replay, share);
         }
         Ok(report)
     }

@@ -11,6 +11,7 @@ use tidegate_core::{
 use tidegate_tower::charge_excess;
 
 use crate::{
+    frontier::{Backlog, TriedRate, tried_rates},
     request::EntryExtractor,
     stream::LogRequest,
     suggest::{Peak, windows},
@@ -68,6 +69,9 @@ pub(crate) struct KeyCounts {
     pub(crate) last_denied: Timestamp,
     /// The units in the busiest window, for each window length.
     pub(crate) peaks: Vec<Peak>,
+    /// The time of the last request, and the backlog after it at each tried rate.
+    pub(crate) last_asked: Timestamp,
+    pub(crate) backlogs: Vec<Backlog>,
 }
 
 /// The counts of one rule.
@@ -87,6 +91,9 @@ pub(crate) struct RuleCounts {
     pub(crate) timeline: Timeline,
     /// The lengths of the windows. For each length, the busiest window of each key is recorded.
     pub(crate) windows: Vec<Span>,
+    /// The rates for which a burst is suggested. For each rate, the largest backlog of each key is
+    /// recorded.
+    pub(crate) tried_rates: Vec<TriedRate>,
 }
 
 /// One rule set and its state.
@@ -157,11 +164,16 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// Starts to record the busiest windows of the keys, for suggestions.
+    /// Starts to record the busiest windows and the backlogs of the keys, for suggestions.
     pub(crate) fn watch_peaks(&mut self) {
         for (rule, counts) in self.plan.rules().iter().zip(&mut self.rules) {
             if !rule.has_slots() {
                 counts.windows = windows(rule.limits());
+                // A cost that depends on the response is partly refunded, so the backlog would be
+                // too high.
+                if rule.response_cost().is_settled() {
+                    counts.tried_rates = tried_rates(rule.limits());
+                }
             }
         }
     }
@@ -346,6 +358,15 @@ impl RuleCounts {
         }
         for (peak, window) in key.peaks.iter_mut().zip(&self.windows) {
             peak.count(now, *window, charge.cost.units());
+        }
+        if !self.tried_rates.is_empty() {
+            let elapsed = now.since(key.last_asked);
+            key.last_asked = now;
+            key.backlogs
+                .resize_with(self.tried_rates.len(), Backlog::default);
+            for (backlog, rate) in key.backlogs.iter_mut().zip(&self.tried_rates) {
+                backlog.count(rate, elapsed, charge.cost.units());
+            }
         }
         self.timeline.count(now, is_denied);
         if is_denied {

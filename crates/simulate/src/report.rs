@@ -5,6 +5,7 @@ use tidegate_core::{CostSource, Mode, RuleSet, Span, Timestamp};
 
 use crate::{
     compare::Comparison,
+    frontier::{Frontier, tried_rates},
     replay::{KeyCounts, Replay},
     stream::{Finest, LineCounts, MAX_HELD, SORT_WINDOW},
     suggest::Suggestion,
@@ -40,6 +41,9 @@ pub struct Report {
     /// Suggested limits, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub suggestions: Vec<Suggestion>,
+    /// Suggested bursts of token buckets for several rates, if requested.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub frontier: Vec<Frontier>,
     /// The denials under several limits of one rule, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sweep: Option<SweepReport>,
@@ -177,6 +181,7 @@ impl Report {
             notes: notes(&counts, replay),
             comparison: None,
             suggestions: Vec::new(),
+            frontier: Vec::new(),
             sweep: None,
             timeline: replay.timeline.clone(),
             requests: Requests {
@@ -415,6 +420,12 @@ fn rule_notes(replay: &Replay<'_>, at: usize, finest: Finest) -> Vec<String> {
                 missing.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
             )
         });
+    }
+    let is_suggesting = !replay.rules[at].windows.is_empty();
+    if is_suggesting && !cost.is_settled() && !tried_rates(rule.limits()).is_empty() {
+        notes.push(
+            "no burst is suggested, because the response changes what a request costs".to_owned(),
+        );
     }
     let is_short = |window: Span| window < COARSE_FOR && window > Span::ZERO;
     let coarse = rule

@@ -2,44 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
-use std::{fmt::Write as _, fs, sync::Arc};
+mod trace;
 
 use proptest::prelude::*;
 use tidegate_config::Config;
-use tidegate_simulate::{
-    Control, EntryMapping, LogFormat, LogSource, Logs, Report, RulesUnderTest, Simulation, WhatIf,
-};
+use tidegate_simulate::{RulesUnderTest, Simulation, WhatIf};
 
-/// A request: the delay after the request before, the number of the client, and the cost.
-type Step = (u64, u8, u64);
-
-fn log(steps: &[Step]) -> String {
-    let mut now = 1_795_325_114_000_000_u64;
-    let mut log = String::new();
-    for (delay, client, units) in steps {
-        now += delay;
-        writeln!(
-            log,
-            r#"{{"time":{now},"client":"203.0.113.{client}","path":"/{}","units":{units}}}"#,
-            client % 3
-        )
-        .unwrap();
-    }
-    log
-}
-
-fn simulate(simulation: Simulation<'_>, log: &str) -> Report {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("log.json");
-    fs::write(&path, log).unwrap();
-    let logs = Logs {
-        sources: vec![LogSource::File(path)],
-        format: LogFormat::Detect,
-        mappings: vec![EntryMapping::parse("units=units").unwrap()],
-    };
-    let control = Arc::new(Control::default());
-    simulation.run(&logs, &control).unwrap()
-}
+use self::trace::{log, simulate};
 
 fn rules(algorithm: &str, mode: &str) -> RulesUnderTest {
     let file = format!(

@@ -731,6 +731,102 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
 }
 
 #[test]
+fn a_burst_is_suggested_for_several_rates() {
+    let scratch = Scratch::new();
+    scratch.write(
+        "rules.yaml",
+        "
+listen: {http: off, resp: off}
+proxy: {listen: 127.0.0.1:0, upstreams: [{name: app, urls: \"http://127.0.0.1:1\"}]}
+rules:
+  - {name: api, key: [ip], limits: [20/min burst 3]}
+  - {name: failures, key: [ip], algorithm: token_bucket, count: {status: 401}, limits: [5/min]}
+  - {name: window, key: [ip], limits: [5/min]}
+",
+    );
+    // Client number n sends n requests at once, and n requests a minute later.
+    let mut lines = Vec::new();
+    for client in 1..=10_u32 {
+        let ip = format!("203.0.113.{client}");
+        for minute in ["06:25", "06:26"] {
+            let line = line(20, &ip, "/x").replace("06:25", minute);
+            lines.extend((0..client).map(|_| line.clone()));
+        }
+    }
+    scratch.write("access.log", &lines.join("\n"));
+    let arguments = [
+        "--log",
+        "access.log",
+        "--suggest=10%",
+        "--report",
+        "report.html",
+    ];
+    let report = json(&scratch, &arguments);
+    let frontiers = report["frontier"].as_array().unwrap();
+    assert_eq!(frontiers.len(), 1, "{frontiers:?}");
+    let frontier = &frontiers[0];
+    assert_eq!(
+        (
+            &frontier["rule"],
+            &frontier["limit"],
+            &frontier["share"],
+            &frontier["keys"]
+        ),
+        (
+            &"api".into(),
+            &"20/min burst 3".into(),
+            &"10%".into(),
+            &10.into()
+        )
+    );
+    // One key of ten may be denied, but not that with 9 requests at once. At 5/min, the backlog of
+    // that key is 9 - 5 + 9 = 13 units after a minute, of which the burst is 12.
+    let points = frontier["points"].as_array().unwrap();
+    let limits: Vec<&str> = points
+        .iter()
+        .filter_map(|point| point["limit"].as_str())
+        .collect();
+    assert_eq!(
+        limits,
+        [
+            "5/min burst 12",
+            "10/min burst 8",
+            "15/min burst 8",
+            "20/min burst 8",
+            "30/min burst 8",
+            "40/min burst 8",
+            "80/min burst 8",
+        ]
+    );
+    assert!(points.iter().all(|point| point["keys_denied"] == 1));
+    assert!(
+        report["rules"][1]["notes"]
+            .to_string()
+            .contains("no burst is suggested"),
+        "{report}"
+    );
+    let output = simulate(&scratch, &arguments);
+    let printed = out(&output);
+    for expected in [
+        "The smallest burst for several rates that denies at most 10% of the keys:\n",
+        "RULE  IN THE FILE     RATE    BURST  LIMIT           KEYS DENIED\n",
+        "api   20/min burst 3  5/min   12     5/min burst 12  1\n",
+    ] {
+        assert!(printed.contains(expected), "no {expected:?} in:\n{printed}");
+    }
+    let html = fs::read_to_string(scratch.join("report.html")).unwrap();
+    for expected in [
+        "<h3>Rule api, 20/min burst 3: the smallest burst for each rate</h3>",
+        "burst (units)",
+        "rate (units per time)",
+        ">smallest burst</text>",
+        "<td>5/min burst 12</td>",
+    ] {
+        assert!(html.contains(expected), "no {expected:?} in:\n{html}");
+    }
+}
+
+#[test]
 fn the_html_report_is_one_file() {
     let scratch = Scratch::new();
     scratch.write("access.log", &log().replace("curl", "<script>"));
