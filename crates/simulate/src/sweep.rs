@@ -62,6 +62,11 @@ fn expand(range: &str, from: &str, rest: &str, limits: &mut Vec<Box<str>>) -> Re
     let number = |text: &str| text.trim().parse::<u64>().map_err(|_| expected());
     let (last, step) = rest.rsplit_once("step").ok_or_else(expected)?;
     let (from, step) = (number(from)?, number(step)?);
+    // A burst or a capacity after the rate is that of every limit.
+    let (last, size) = match last.trim().split_once(char::is_whitespace) {
+        Some((last, size)) => (last, format!(" {}", size.trim())),
+        None => (last, String::new()),
+    };
     let last = notation::rate(last).map_err(|error| format!("{}: {error}", expected()))?;
     if step == 0 {
         return Err(format!("{}; the step must be at least 1", expected()));
@@ -75,7 +80,7 @@ fn expand(range: &str, from: &str, rest: &str, limits: &mut Vec<Box<str>>) -> Re
     let mut count = from;
     while count <= last.count {
         let rate = Rate { count, ..last };
-        limits.push(rate.to_string().into());
+        limits.push(format!("{rate}{size}").into());
         count = count.saturating_add(step);
     }
     Ok(())
@@ -338,6 +343,10 @@ mod tests {
         assert_eq!(
             parsed("a.b.limit=1..6/10s step 4,9/10s"),
             ["1/10s", "5/10s", "9/10s"]
+        );
+        assert_eq!(
+            parsed("a.b.limit=1..2/s burst 5 step 1"),
+            ["1/s burst 5", "2/s burst 5"]
         );
         assert_eq!(parsed("a.b.limit=1..32/s step 1").len(), MAX_SWEEP_VALUES);
     }
