@@ -502,6 +502,10 @@ pub(crate) struct Simulate {
     /// the smallest burst for several rates
     #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "1%")]
     pub(crate) suggest: Option<Share>,
+    /// Show keyed hashes in place of the values of keys, as `privacy: {keys: hashed}` in the rules
+    /// file does. The secret of the hash is that of the file, otherwise random for each run
+    #[arg(long)]
+    pub(crate) hash_keys: bool,
     /// Exit with 3 if a larger share of the requests is denied. With --against and --what-if, only
     /// newly denied requests count
     #[arg(long, value_name = "SHARE")]

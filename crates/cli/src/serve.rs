@@ -146,7 +146,8 @@ fn admin_token(token: &AdminToken) -> Result<Option<String>, String> {
     }
 }
 
-fn key_secret(privacy: &KeyPrivacy) -> Result<Option<String>, String> {
+/// Returns the secret of the hash that `privacy` configures, if any.
+pub(crate) fn key_secret(privacy: &KeyPrivacy) -> Result<Option<String>, String> {
     match privacy {
         KeyPrivacy::Plain => Ok(None),
         KeyPrivacy::Hashed { secret } => {

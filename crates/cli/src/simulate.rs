@@ -14,11 +14,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_config::Config;
+use tidegate_config::{Config, KeyMask, KeyPrivacy, Password};
 use tidegate_server::geoip::GeoIp;
 use tidegate_simulate::{
     ChangedKey, Control, LogFormat, LogSource, Logs, Report, RuleReport, RulesUnderTest,
-    Simulation, as_html, as_yaml, percent,
+    SimulateError, Simulation, as_html, as_yaml, percent,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -27,6 +27,7 @@ use crate::{
     args::Simulate,
     complain,
     print::{headed, instant, printable, wait_ms},
+    serve::key_secret,
 };
 
 /// The exit code if more requests are denied than `--fail-over` allows.
@@ -65,6 +66,10 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
     }
     let sweep = args.sweep.as_ref();
     let sweep = sweep.map(|sweep| rules.candidates(sweep)).transpose()?;
+    let KeyHash {
+        mask,
+        note: key_note,
+    } = key_hash(args, &rules, against.as_ref())?;
     let control = Arc::new(Control::default());
     interrupt_on_signal(&control);
     let progress = Progress::start(&logs, &control);
@@ -76,7 +81,10 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
     };
     let report = simulation.run(&logs, &control);
     drop(progress);
-    let report = report.map_err(|error| printable_lines(&error.to_string()))?;
+    let mut report = report
+        .map_err(|error| printable_lines(&without_keys(error, &mask).to_string()))?
+        .masked(&mask);
+    report.notes.extend(key_note);
     if let Some(file) = &args.report {
         fs::write(file, as_html(&report))
             .map_err(|error| format!("cannot write the report to {}: {error}", file.display()))?;
@@ -130,6 +138,68 @@ fn read_rules(file: &Path) -> Result<RulesUnderTest, String> {
         config.identity.geoip = Some(geoip.source());
     }
     Ok(RulesUnderTest::new(file.display().to_string(), config))
+}
+
+/// How keys are shown, and the note about it.
+struct KeyHash {
+    mask: KeyMask,
+    note: Option<String>,
+}
+
+/// Hashes keys if `--hash-keys` or one of the rules files says so.
+fn key_hash(
+    args: &Simulate,
+    rules: &RulesUnderTest,
+    against: Option<&RulesUnderTest>,
+) -> Result<KeyHash, String> {
+    let files = [Some(rules), against].into_iter().flatten();
+    let hashed = KeyPrivacy::Hashed {
+        secret: Password::None,
+    };
+    let mut configured = files
+        .map(RulesUnderTest::key_privacy)
+        .filter(|privacy| **privacy != KeyPrivacy::Plain);
+    let configured = configured.next();
+    let Some(privacy) = configured.or_else(|| args.hash_keys.then_some(&hashed)) else {
+        return Ok(KeyHash {
+            mask: KeyMask::plain(),
+            note: None,
+        });
+    };
+    // A missing secret does not prevent the simulation, because the keys are hidden either way.
+    let (secret, problem) = match key_secret(privacy) {
+        Ok(secret) => (secret, None),
+        Err(problem) => (None, Some(problem)),
+    };
+    let mask = privacy
+        .mask(secret.as_deref())
+        .map_err(|error| error.to_string())?;
+    let note = match (&secret, problem) {
+        (Some(_), _) => {
+            "keys are hashed with the secret of the rules file, as in the lists of the server"
+                .to_owned()
+        }
+        (None, None) => {
+            "keys are hashed with a random secret, so the hashes differ in each run".to_owned()
+        }
+        (None, Some(problem)) => format!(
+            "keys are hashed with a random secret, so the hashes differ in each run: {problem}"
+        ),
+    };
+    Ok(KeyHash {
+        mask,
+        note: Some(note),
+    })
+}
+
+/// Removes the line of the log from an error, if keys are hashed.
+fn without_keys(mut error: SimulateError, mask: &KeyMask) -> SimulateError {
+    if let SimulateError::UnknownFormat { line, .. } = &mut error
+        && mask.is_hashed()
+    {
+        *line = "(not shown, because keys are hashed)".to_owned();
+    }
+    error
 }
 
 /// Ends the simulation on Ctrl-C, with the results so far. If the handler cannot be installed, the

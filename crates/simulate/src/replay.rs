@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tidegate::rate_limiter::stretch;
-use tidegate_config::Config;
+use tidegate_config::{Config, KeyPrivacy};
 use tidegate_core::{
     Charge, Cost, Decision, Effect, MemoryStore, Outcome, Receipt, Request, RequestError, Rule,
     RuleSet, Scratch, Settlement, Span, Timestamp,
@@ -47,6 +47,12 @@ impl RulesUnderTest {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns how the rules file wants keys to be shown.
+    #[must_use]
+    pub fn key_privacy(&self) -> &KeyPrivacy {
+        &self.config.key_privacy
     }
 
     pub(crate) fn rules(&self) -> &RuleSet {

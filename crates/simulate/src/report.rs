@@ -1,6 +1,7 @@
 //! The result of a simulation.
 
 use serde::Serialize;
+use tidegate_config::KeyMask;
 use tidegate_core::{CostSource, Mode, RuleSet, Span, Timestamp};
 
 use crate::{
@@ -27,6 +28,8 @@ pub struct Report {
     pub rules_file: String,
     /// Whether the simulation was interrupted, so that the end of the log is missing.
     pub interrupted: bool,
+    /// Whether the values of keys are hashed.
+    pub keys_hashed: bool,
     /// Problems of the log as a whole, the most serious first.
     pub warnings: Vec<String>,
     /// The lines of the log.
@@ -174,6 +177,7 @@ impl Report {
         Self {
             rules_file: replay.plan.name.clone(),
             interrupted: is_interrupted,
+            keys_hashed: false,
             warnings: warnings(&counts, replay),
             rules: reports
                 .map(|(at, _)| rule_report(replay, at, counts.finest))
@@ -208,6 +212,31 @@ impl Report {
                 formats,
             },
         }
+    }
+}
+
+impl Report {
+    /// Replaces the values of keys by their hashes, if `mask` hashes values. The text of damaged
+    /// lines, which may contain such values, is removed.
+    #[must_use]
+    pub fn masked(mut self, mask: &KeyMask) -> Self {
+        if !mask.is_hashed() {
+            return self;
+        }
+        self.keys_hashed = true;
+        for line in &mut self.lines.damaged_lines {
+            line.text = "(not shown, because keys are hashed)".to_owned();
+        }
+        let worst = self.rules.iter_mut().flat_map(|rule| &mut rule.worst);
+        let mut keys: Vec<&mut Vec<String>> = worst.map(|worst| &mut worst.key).collect();
+        if let Some(comparison) = &mut self.comparison {
+            let changed = comparison.newly.iter_mut().chain(&mut comparison.no_longer);
+            keys.extend(changed.map(|changed| &mut changed.key));
+        }
+        for value in keys.into_iter().flatten() {
+            *value = mask.value(value).into_owned();
+        }
+        self
     }
 }
 

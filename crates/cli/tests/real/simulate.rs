@@ -730,6 +730,100 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
     );
 }
 
+/// The values of keys occur in the table, the JSON report, the HTML report, damaged lines and
+/// errors.
+#[test]
+fn hashed_keys_occur_nowhere_in_the_reports() {
+    let scratch = Scratch::new();
+    scratch.write(
+        "access.log",
+        &(log() + "203.0.113.9 - - [22/Nov/2026:06:25:60\n"),
+    );
+    let simulated = |extra: &[&str]| {
+        let arguments = [
+            "--log",
+            "access.log",
+            "--what-if",
+            "api.limit=1/min",
+            "--report",
+            "report.html",
+        ];
+        let arguments = [&arguments[..], extra].concat();
+        let printed = out(&simulate(&scratch, &arguments)).to_owned();
+        let html = fs::read_to_string(scratch.join("report.html")).unwrap();
+        (json(&scratch, &arguments), printed + &html)
+    };
+    let keys = |report: &Value| -> Vec<String> {
+        let keys = [
+            &report["rules"][0]["worst"][0],
+            &report["comparison"]["newly"][0],
+        ];
+        keys.map(|key| key["key"][0].as_str().unwrap().to_owned())
+            .into()
+    };
+    let (plain, printed) = simulated(&[]);
+    assert_eq!(
+        (keys(&plain)[0].as_str(), &plain["keys_hashed"]),
+        ("203.0.113.9", &false.into())
+    );
+    assert!(printed.contains("203.0.113.9"), "{printed}");
+
+    // A random secret: equal values have equal hashes within a report.
+    let (hashed, printed) = simulated(&["--hash-keys"]);
+    let of_run = keys(&hashed);
+    assert!(
+        of_run[0].starts_with("hash:") && of_run[0].len() == 21,
+        "{of_run:?}"
+    );
+    assert_eq!(
+        (&of_run[0], &hashed["keys_hashed"]),
+        (&of_run[1], &true.into())
+    );
+    assert_eq!(hashed["rules"][0]["denied"], plain["rules"][0]["denied"]);
+    assert_ne!(keys(&simulated(&["--hash-keys"]).0), of_run);
+    for text in [&hashed.to_string(), &printed] {
+        assert!(
+            !text.contains("203.0.113.9") && !text.contains("06:25:60"),
+            "{text}"
+        );
+        assert!(
+            text.contains("keys are hashed with a random secret"),
+            "{text}"
+        );
+    }
+
+    // printf %s 203.0.113.9 | openssl dgst -sha256 -hmac the-secret-of-the-hash
+    let privacy = "privacy: {keys: hashed, secret: the-secret-of-the-hash}";
+    scratch.write("rules.yaml", &format!("{privacy}{RULES}"));
+    let (hashed, printed) = simulated(&[]);
+    assert_eq!(
+        keys(&hashed),
+        ["hash:b2d6e737a8b9bd98", "hash:b2d6e737a8b9bd98"]
+    );
+    assert!(
+        printed.contains("as in the lists of the server"),
+        "{printed}"
+    );
+    assert!(!printed.contains("203.0.113.9"), "{printed}");
+
+    let privacy = "privacy: {keys: hashed, secret_env: TIDEGATE_NO_SUCH_VARIABLE}";
+    scratch.write("rules.yaml", &format!("{privacy}{RULES}"));
+    let (hashed, printed) = simulated(&[]);
+    assert!(keys(&hashed)[0].starts_with("hash:"), "{hashed}");
+    assert!(
+        printed.contains("TIDEGATE_NO_SUCH_VARIABLE is not set"),
+        "{printed}"
+    );
+
+    scratch.write("odd.log", "203.0.113.9 hello\n");
+    let said = error(&scratch, &["--log", "odd.log"]);
+    assert!(!said.contains("203.0.113.9"), "{said}");
+    assert!(
+        said.contains("(not shown, because keys are hashed)"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_burst_is_suggested_for_several_rates() {
     let scratch = Scratch::new();
@@ -975,6 +1069,7 @@ fn the_help_names_the_formats_and_exit_codes() {
         "--entry",
         "LogFormat",
         "--sweep",
+        "--hash-keys",
         "130 after Ctrl-C",
     ] {
         assert!(help.contains(expected), "{help}");

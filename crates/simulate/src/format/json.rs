@@ -103,9 +103,15 @@ fn parse(line: &str) -> Result<Map<String, Value>, LineError> {
     serde_json::from_str(line).map_err(|error| {
         let problem = error.to_string();
         let problem = problem.split(" at line ").next().unwrap_or_default();
+        let problem = if error.is_data() {
+            // The line is another JSON value, which would be repeated in the message.
+            "not a JSON object".to_owned()
+        } else {
+            format!("not a JSON object: {problem}")
+        };
         LineError {
             column: error.column().max(1),
-            problem: format!("not a JSON object: {problem}"),
+            problem,
         }
     })
 }
