@@ -416,9 +416,10 @@ fn traefik() -> Result<Template, String> {
 }
 
 /// Envoy's default format. This format does not contain the address of the peer, but with
-/// `use_remote_address`, Envoy appends the peer's address to `X-Forwarded-For`.
+/// `use_remote_address`, Envoy appends the peer's address to `X-Forwarded-For`. Envoy writes quotation
+/// marks and backslashes of the client unchanged.
 fn envoy() -> Result<Template, String> {
-    Template::new(
+    let template = Template::new(
         "[",
         vec![
             variable("START_TIME", Some(Field::Arrival(TimeForm::Any)), "] \""),
@@ -443,7 +444,8 @@ fn envoy() -> Result<Template, String> {
             variable("AUTHORITY", Some(Field::Host), "\" \""),
             variable("UPSTREAM_HOST", None, "\""),
         ],
-    )
+    );
+    template.map(Template::without_escapes)
 }
 
 /// `option httplog` of HAProxy, after the header of syslog. Captured headers are not used.

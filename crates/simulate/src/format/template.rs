@@ -20,12 +20,23 @@ pub(crate) struct Variable {
     pub(crate) after: Box<str>,
 }
 
+/// How a server writes quotation marks, backslashes and control characters in a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Escapes {
+    /// With a backslash before them, as nginx and Apache do.
+    #[default]
+    Backslash,
+    /// Unchanged, as Envoy does.
+    None,
+}
+
 /// A compiled template.
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
     /// The two texts that mark variable text before the actual line, such as the header of syslog.
     /// If the first text occurs in a line, everything up to the second text is skipped.
     pub(crate) prefix: Option<(&'static str, &'static str)>,
+    escapes: Escapes,
     /// The text before the first variable.
     pub(crate) head: Box<str>,
     pub(crate) variables: Vec<Variable>,
@@ -53,6 +64,7 @@ impl Template {
         let fields = fields.filter_map(|(at, variable)| Some((at, variable.field.clone()?)));
         Ok(Self {
             prefix: None,
+            escapes: Escapes::default(),
             head: head.into(),
             fields: fields.collect(),
             variables,
@@ -63,6 +75,14 @@ impl Template {
     pub(crate) fn after_prefix(self, mark: &'static str, end: &'static str) -> Self {
         Self {
             prefix: Some((mark, end)),
+            ..self
+        }
+    }
+
+    /// Reads backslashes as part of the values.
+    pub(crate) fn without_escapes(self) -> Self {
+        Self {
+            escapes: Escapes::None,
             ..self
         }
     }
@@ -100,7 +120,11 @@ impl Template {
             if (value == "-" || value.is_empty()) && !field.is_time() {
                 continue;
             }
-            if !record.set(field, unescaped(value)) {
+            let value = match self.escapes {
+                Escapes::Backslash => unescaped(value),
+                Escapes::None => Cow::Borrowed(value),
+            };
+            if !record.set(field, value) {
                 let expected = field.expected();
                 return Err(LineError::at(line, start, format!("expected {expected}")));
             }
@@ -126,7 +150,7 @@ impl Template {
             let length = if after.is_empty() {
                 rest.len()
             } else {
-                end_of_value(rest, after).ok_or_else(|| {
+                end_of_value(rest, after, self.escapes).ok_or_else(|| {
                     LineError::at(line, at, format!("expected `{after}` after `{name}`"))
                 })?
             };
@@ -145,9 +169,9 @@ impl Template {
 }
 
 /// Returns the length of a value that ends before `after`. If a quotation mark ends the value, the
-/// value may contain other quotation marks after a backslash.
-fn end_of_value(rest: &str, after: &str) -> Option<usize> {
-    if !after.starts_with('"') {
+/// value may contain escaped quotation marks.
+fn end_of_value(rest: &str, after: &str, escapes: Escapes) -> Option<usize> {
+    if !after.starts_with('"') || escapes == Escapes::None {
         return rest.find(after);
     }
     let mut from = 0;
@@ -230,9 +254,11 @@ mod tests {
 
     #[test]
     fn an_escaped_quotation_mark_does_not_end_a_value() {
-        assert_eq!(end_of_value(r#"a\"b" c"#, "\" "), Some(4));
-        assert_eq!(end_of_value(r#"a\\" c"#, "\" "), Some(3));
-        assert_eq!(end_of_value(r#"a\""#, "\""), None);
-        assert_eq!(end_of_value("a b", " "), Some(1));
+        let escaped = |rest, after| end_of_value(rest, after, Escapes::Backslash);
+        assert_eq!(escaped(r#"a\"b" c"#, "\" "), Some(4));
+        assert_eq!(escaped(r#"a\\" c"#, "\" "), Some(3));
+        assert_eq!(escaped(r#"a\""#, "\""), None);
+        assert_eq!(escaped("a b", " "), Some(1));
+        assert_eq!(end_of_value(r#"a\" c"#, "\" ", Escapes::None), Some(2));
     }
 }

@@ -113,6 +113,10 @@ fn the_default_format_of_envoy() {
         detected(line),
         ("envoy".into(), 1_460_751_420_310, expected.into())
     );
+    // Envoy writes what the client sent.
+    let line = line.replace("nsq2http", r#"te"st\"#);
+    let expected = expected.replace("nsq2http", r#"te"st\"#);
+    assert_eq!(detected(&line).2, expected);
 }
 
 #[test]
