@@ -37,6 +37,7 @@ mod reload;
 mod resp_tls;
 mod secrets;
 mod serve;
+mod server_logs;
 mod simulate;
 mod snapshots;
 mod top;

@@ -31,7 +31,7 @@ impl Envoy {
             .replace(&port(8081), &port(tidegate.port()));
         let scratch = Scratch::new();
         scratch.write("envoy.yaml", &text);
-        let mut command = Command::new(program());
+        let mut command = Command::new(envoy_program());
         command
             .args(["-c", "envoy.yaml", "--config-yaml", ADMIN])
             .args(["--admin-address-path", "admin.txt", "--concurrency", "1"])
@@ -61,7 +61,7 @@ impl Envoy {
 }
 
 /// Returns the Envoy that `scripts/setup` installed, or the one of the system.
-fn program() -> PathBuf {
+pub(crate) fn envoy_program() -> PathBuf {
     let installed = repository().join("target/test-envoy/envoy");
     if installed.exists() {
         installed

@@ -11,7 +11,7 @@ mod server;
 pub(crate) use self::{
     authority::{authority, signed},
     browser::Browser,
-    envoy::Envoy,
+    envoy::{Envoy, envoy_program},
     http::{Answer, Ask},
     process::{Process, free_port, run, tool},
     scratch::Scratch,
