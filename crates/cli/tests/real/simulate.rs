@@ -390,7 +390,7 @@ fn an_unusable_log_is_an_error_that_says_what_to_do() {
         (&["--log", "."], &[".: is a directory"]),
         (
             &["--log", "-", "-"],
-            &["`-` (standard input) is given twice"],
+            &["`-` (standard input) is given more than once"],
         ),
         (
             &["--log", "access.log", "--format", "cady"],
