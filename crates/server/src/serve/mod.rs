@@ -188,7 +188,7 @@ pub fn start(
     }
     let start_redis = |redis| RedisRuntime::start(redis, password);
     let redis = config.redis.take().map(start_redis).transpose()?;
-    let limiter = build_limiter(&mut config, redis.as_ref(), &clock, key_secret)?;
+    let limiter = build_limiter(&mut config, redis.as_ref(), &clock, key_secret.as_deref())?;
     let quotas = Arc::<Quotas>::default();
     quotas.swap_rules(config.quotas, limiter.now());
     quotas.show_in(limiter.metrics());
@@ -250,7 +250,7 @@ fn build_limiter(
     config: &mut Config,
     redis: Option<&RedisRuntime>,
     clock: &Clock,
-    key_secret: Option<String>,
+    key_secret: Option<&str>,
 ) -> Result<Arc<ServerLimiter>, ServeError> {
     let store = memory(config.memory, config.snapshot.as_ref(), clock)?;
     let backend = match redis {
@@ -263,7 +263,7 @@ fn build_limiter(
         Some(candidate) => rules.with_extra_entries_of(&candidate.rules),
         None => rules,
     };
-    let key_mask = config.key_privacy.mask(key_secret.as_deref())?;
+    let key_mask = config.key_privacy.mask(key_secret)?;
     let record = config.record.take();
     let recorder = record.map(|record| open_recorder(record, &key_mask));
     let limiter = ServerLimiter::new(rules, backend, clock.clone())
