@@ -43,7 +43,7 @@ impl Curves<'_> {
         let (title, bottom) = (escaped(self.title), HEIGHT - BOTTOM);
         let _ = write!(
             out,
-            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>\n\
+            "<div class=\"chart\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>\n\
              <text x=\"0\" y=\"14\">{}</text>",
             escaped(self.vertical)
         );
@@ -76,7 +76,7 @@ impl Curves<'_> {
             escaped(self.horizontal)
         );
         self.labels(out);
-        out.push_str("\n</svg>\n");
+        out.push_str("\n</svg></div>\n");
     }
 
     fn curve(&self, out: &mut String, number: usize, series: &Series) {
@@ -179,7 +179,7 @@ mod tests {
             label: format!("<{position}>"),
         });
         let curves = Curves {
-            title: "</svg><b>",
+            title: "</svg></div><b>",
             horizontal: "limit",
             vertical: "denied",
             points: points.into(),

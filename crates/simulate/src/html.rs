@@ -25,11 +25,14 @@ th, td { padding: .25rem .6rem; text-align: left; border-bottom: 1px solid var(-
 th { color: var(--soft); font-weight: 600; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .warning { border-left: 4px solid var(--bad); padding-left: .6rem; }
 code { overflow-wrap: anywhere; }
-svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
+svg { width: 100%; height: auto; } .chart { overflow-x: auto; } svg text { fill: var(--soft); font-size: 12px; }
 .ok { fill: var(--ok); } .bad { fill: var(--bad); } .axis { stroke: var(--line); }
 .curve { fill: none; stroke-width: 2; } .curve.c1 { stroke-dasharray: 6 3; } .curve.c2 { stroke-dasharray: 2 3; }
 .curve.c0 { stroke: var(--bad); } .curve.c1 { stroke: var(--ok); } .curve.c2 { stroke: var(--other); }
 .dot.c0 { fill: var(--bad); } .dot.c1 { fill: var(--ok); } .dot.c2 { fill: var(--other); }
+@media (max-width: 45rem) {
+  table { display: block; overflow-x: auto; } td, th { white-space: nowrap; } .chart svg { width: 44rem; }
+}
 ";
 
 /// The size of a chart and of the space for its labels, in pixels.
@@ -106,7 +109,7 @@ fn chart(out: &mut String, title: &str, timeline: &Timeline) {
     let bottom = TOP + plot_height;
     let _ = write!(
         out,
-        "<h2>{title}</h2>\n<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>\n"
+        "<h2>{title}</h2>\n<div class=\"chart\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>\n"
     );
     let unit = duration(timeline.interval_ms);
     let _ = writeln!(
@@ -156,7 +159,7 @@ fn chart(out: &mut String, title: &str, timeline: &Timeline) {
          <text x=\"{0}\" y=\"{bottom}\" text-anchor=\"end\">0</text>\
          <text x=\"{LEFT}\" y=\"{2}\">{3}</text>\
          <text x=\"{WIDTH}\" y=\"{2}\" text-anchor=\"end\">{4}</text>\
-         <text x=\"{5}\" y=\"{2}\" text-anchor=\"middle\">time (UTC)</text>\n</svg>\n",
+         <text x=\"{5}\" y=\"{2}\" text-anchor=\"middle\">time (UTC)</text>\n</svg></div>\n",
         LEFT - 6,
         TOP + 10,
         bottom + 18,
@@ -483,7 +486,7 @@ mod tests {
         timeline.count(now, false);
         timeline.count(now, true);
         let mut out = String::new();
-        chart(&mut out, "</svg><b>", &timeline);
+        chart(&mut out, "</svg></div><b>", &timeline);
         assert!(
             !out.contains("<b>") && out.contains("requests 2, denied 1"),
             "{out}"
