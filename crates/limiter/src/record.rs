@@ -94,7 +94,8 @@ impl Recorder {
             if at > 0 {
                 line.push(',');
             }
-            let is_hashed = self.settings.hash.iter().any(|hashed| hashed == name);
+            let is_hashed =
+                is_credential(name) || self.settings.hash.iter().any(|hashed| hashed == name);
             push_json(&mut line, name);
             line.push(':');
             if is_hashed {
@@ -120,6 +121,17 @@ impl Recorder {
     pub(crate) fn collect(&self, page: &mut Page<'_>) {
         page.single(&LOST, self.lines.lost());
     }
+}
+
+/// Returns whether values of the entry `name` usually are credentials, which must not be in a file.
+fn is_credential(name: &str) -> bool {
+    matches!(
+        name,
+        "header.authorization"
+            | "header.proxy-authorization"
+            | "header.cookie"
+            | "header.x-api-key"
+    ) || name.starts_with("cookie.")
 }
 
 /// Appends `text` as a JSON string.
@@ -194,6 +206,21 @@ mod tests {
         let hashed = recorded(|settings| settings.hash = vec!["ip".to_owned()], &ip);
         assert!(hashed[0].contains(r#""ip":"hash:"#), "{hashed:?}");
         assert!(!hashed[0].contains("203.0.113.9"), "{hashed:?}");
+    }
+
+    #[test]
+    fn credentials_are_always_hashed() {
+        for name in [
+            "header.authorization",
+            "header.cookie",
+            "cookie.session",
+            "header.x-api-key",
+        ] {
+            assert!(is_credential(name), "{name}");
+        }
+        for name in ["ip", "header.host", "customer", "query.page"] {
+            assert!(!is_credential(name), "{name}");
+        }
     }
 
     #[test]
