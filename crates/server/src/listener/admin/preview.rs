@@ -21,6 +21,10 @@ use super::{
 };
 use crate::reload::{Reloader, RuleChange, RulesPreview, preview as preview_rules};
 
+/// The maximum number of rules for which the requests of the last hour are counted. With Redis, each
+/// count reads the counts of all servers.
+const MAX_QUERIES: usize = 20;
+
 /// Returns what would change if the body were the rules file. For each rule that would begin to
 /// deny requests, the document has the requests that it would have denied in the last hour.
 pub(super) async fn preview(
@@ -43,10 +47,13 @@ pub(super) async fn preview(
     let preview =
         read.map_err(|problems| refused("the file cannot be used as the rules file", problems))?;
     let mut changed = Vec::new();
+    let mut queries = 0;
     for change in &preview.changed {
-        let would_deny = match change.begins_to_deny() {
-            true => shadow_denials(limiter, &change.rule).await,
-            false => None,
+        let would_deny = if change.begins_to_deny() && queries < MAX_QUERIES {
+            queries += 1;
+            shadow_denials(limiter, &change.rule).await
+        } else {
+            None
         };
         changed.push(change_document(change, would_deny));
     }
