@@ -54,7 +54,7 @@ enum LogCommand {
 #[derive(Default)]
 struct SharedState {
     lost: AtomicU64,
-    /// The number of lines ever queued, including the lines that are being queued now.
+    /// The number of lines ever queued. A line counts from just before it is queued.
     queued_lines: AtomicU64,
     queued_bytes: AtomicUsize,
     /// Whether `control` has a request. With this flag, the writer need not take the lock for each
@@ -63,16 +63,17 @@ struct SharedState {
     control: Mutex<ControlRequests>,
 }
 
-/// Requests to the writer that are not sent through the queue, because the queue may be full.
+/// Requests to the writer other than log lines. They bypass the queue, because the queue may be
+/// full.
 #[derive(Default)]
 struct ControlRequests {
     reopen: bool,
     finish: Vec<FinishRequest>,
 }
 
-/// A request to be notified when all lines that were queued before the request are written.
+/// A request to be notified when all lines that were queued earlier are written.
 struct FinishRequest {
-    /// The number of lines queued before the request.
+    /// The number of lines that were queued before this request.
     lines: u64,
     done: SyncSender<()>,
 }
@@ -196,7 +197,8 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes until all handles are dropped. Flushes once per batch of queued lines.
+    /// Writes lines until all handles are dropped, and flushes the file whenever the queue becomes
+    /// empty.
     fn run(mut self, queue: &Receiver<LogCommand>) {
         while let Ok(command) = queue.recv() {
             self.execute(command);
@@ -209,7 +211,7 @@ impl Writer {
         }
     }
 
-    /// Wakes the tasks that wait for the first `lines` lines, which have now been written.
+    /// Wakes the callers of `finish` that wait for no more than the first `lines` lines.
     fn notify_finished(&mut self, lines: u64) {
         let finished = self
             .finishing

@@ -1,12 +1,14 @@
 //! Admission control in front of the rate limits.
 //!
-//! Admission control normalises the head, and sheds requests that exceed the upstream's adaptive
-//! concurrency limit before the rate limits charge them. Admission control also adds the entries
-//! that tell elastic rules which upstreams have headroom.
+//! For each request, admission control does three things before the rate limits charge the request:
 //!
-//! A request that is admitted here has no concurrency permit yet. The handler acquires the permit
-//! when it forwards the request, because a rate limit queue may delay the request until then. The
-//! permit is paused while the client uploads, so that only the latency of the upstream is measured.
+//! - It normalises the request head.
+//! - It sheds the request if the upstream is at its adaptive concurrency limit.
+//! - It adds entries for elastic rules. The entries say which upstreams have spare capacity.
+//!
+//! Admission control does not acquire a concurrency permit. The handler acquires the permit when it
+//! forwards the request, because a rate limit queue may delay the request until then. The permit is
+//! paused while the client uploads, so that only the latency of the upstream is measured.
 
 use std::{
     convert::Infallible,
@@ -45,7 +47,8 @@ pub(crate) struct AdmissionContext {
     pub(crate) layer: RateLimitLayer<ProxyLimiter>,
 }
 
-/// A service behind rate limits, which sees only requests that the upstream has capacity for.
+/// A service that rejects requests for upstreams without free capacity, and passes all other
+/// requests to the rate limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Admission<S> {
     inner: S,
@@ -63,7 +66,8 @@ impl<S> Admission<S> {
 
 type AdmissionResult<R> = Result<Response<LimitedBody<R>>, Infallible>;
 
-/// A response that admission control returns itself. Boxed, because it is large and rare.
+/// A response that admission control generates itself. The response is boxed because it is large
+/// and rare.
 type LocalReply<R> =
     Map<Ready<Box<Response<Bytes>>>, fn(Box<Response<Bytes>>) -> AdmissionResult<R>>;
 
@@ -93,8 +97,9 @@ where
 }
 
 impl AdmissionContext {
-    /// Normalises `head`. Returns a response if the client has too many requests in flight, if the
-    /// request is malformed, or if the upstream is at its concurrency limit.
+    /// Normalises `head`. Returns a response if the request must not proceed: the client has too
+    /// many requests in flight, the request is malformed, or the upstream is at its concurrency
+    /// limit.
     fn check(&self, head: &mut Parts) -> Option<Box<Response<Bytes>>> {
         let current = self.runtime.load();
         let normalised = match head.extensions.get() {
@@ -109,7 +114,7 @@ impl AdmissionContext {
         // Fast path: most configurations have no adaptive limits.
         current.upstreams.concurrency_limits().next()?;
         self.add_headroom_entries(&current, head);
-        // The handler answers requests that match no upstream.
+        // If no upstream matches, the handler answers the request.
         let upstream = current.upstreams.route(head).ok()?;
         let concurrency = upstream.concurrency.as_ref()?;
         let classified = concurrency.classify(head, &self.layer, self.limiter.now());

@@ -1,8 +1,9 @@
 //! Explains hyper's replies to HTTP/1.1 heads that are too large or not valid HTTP.
 //!
 //! hyper writes these replies itself, without an explanation and without a callback. The proxy sees
-//! them only as bytes that are written to a client that awaits no other response.
-//! [`BadRequests::explain`] recognises and counts hyper's replies, and adds a problem document.
+//! them only as bytes that are written to a client while no response of the proxy is due.
+//! [`BadRequests::explain`] recognises and counts hyper's replies, and adds a problem document (RFC
+//! 9457).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,8 +29,8 @@ const REASONS: [(StatusCode, &str); 3] = [
     ),
 ];
 
-/// The reasons to refuse a request before any rule is evaluated, named as in
-/// [`ProxyError::as_str`].
+/// The errors for which the proxy refuses a request before any rule is evaluated. The names are
+/// those of [`ProxyError::as_str`].
 const EARLY_ERRORS: [&str; 7] = [
     "client_full",
     "framing",
@@ -59,8 +60,8 @@ pub(crate) struct BadRequests {
 }
 
 impl BadRequests {
-    /// Returns the reply with a problem document, and counts it, if `bytes` is exactly one of
-    /// hyper's rejections. Otherwise returns `None`.
+    /// Returns hyper's reply with a problem document added, and counts the reply. Returns `None` if
+    /// `bytes` is not exactly one of hyper's rejections.
     pub(crate) fn explain(&self, bytes: &[u8]) -> Option<Bytes> {
         const EMPTY: &str = "content-length: 0\r\n";
         let head = std::str::from_utf8(bytes).ok()?;
@@ -85,7 +86,7 @@ impl BadRequests {
         Some(response.freeze())
     }
 
-    /// Counts a request that is refused before any rule is evaluated.
+    /// Counts a request that the proxy refuses before any rule is evaluated.
     pub(crate) fn count(&self, error: ProxyError) {
         let at = EARLY_ERRORS
             .iter()

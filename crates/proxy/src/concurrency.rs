@@ -27,7 +27,7 @@ pub(crate) struct UpstreamConcurrency {
     settings: AdaptiveSettings,
     classes: Box<[Arc<PriorityClass>]>,
     headroom: Box<[HeadroomCondition]>,
-    /// The name of the entry from which rules learn whether the upstream has headroom.
+    /// The name of the entry that tells rules whether the upstream has headroom (spare capacity).
     pub(crate) entry: Box<str>,
 }
 
@@ -38,14 +38,15 @@ struct PriorityClass {
     shed: Arc<AtomicU64>,
 }
 
-/// The class of a request, stored as a request extension. The class is determined before the rate
-/// limits run.
+/// The priority class of a request, stored as a request extension. Admission control determines the
+/// class before the rate limits run.
 #[derive(Clone, Debug)]
 struct RequestClass(Arc<PriorityClass>);
 
 impl UpstreamConcurrency {
-    /// Builds the limit of `upstream` from `settings`. The limit inherits the counters, the permits
-    /// in use and the learnt limit from `previous`. The new numbers apply after [`Self::activate`].
+    /// Builds the concurrency limit of `upstream` from `settings`. The new limit inherits the
+    /// counters, the permits in use and the learnt limit from `previous`. The new settings take
+    /// effect in [`Self::activate`].
     ///
     /// # Errors
     ///
@@ -80,7 +81,7 @@ impl UpstreamConcurrency {
         })
     }
 
-    /// Applies the new numbers, including to requests in flight.
+    /// Applies the new settings, also to requests in flight.
     pub(crate) fn activate(&self) {
         if let Err(error) = self.limiter.change(self.settings) {
             tracing::error!("kept the old settings of `adaptive`: {error}");
@@ -100,7 +101,7 @@ impl UpstreamConcurrency {
     /// # Errors
     ///
     /// Returns the response to send if the class of the request is ambiguous, or if the request
-    /// would exceed the limit. A request that would exceed the limit counts as shed.
+    /// would exceed the limit. In the latter case, the request is counted as shed.
     pub(crate) fn classify(
         &self,
         head: &mut Parts,
@@ -127,8 +128,8 @@ impl UpstreamConcurrency {
 
     /// Acquires a permit for the request with these extensions; `None` if the limit is reached.
     pub(crate) fn acquire(&self, extensions: &mut Extensions) -> Option<ConcurrencyPermit> {
-        // Since the class was determined, a reload may have changed the classes, or routed the
-        // request to another upstream.
+        // Since the class was determined, a reload may have changed the classes or the request's
+        // upstream. So look the class up again by name.
         let class = extensions.remove().and_then(|RequestClass(known)| {
             let mut classes = self.classes.iter();
             classes.find(|class| class.settings.name == known.settings.name)
@@ -145,7 +146,7 @@ impl UpstreamConcurrency {
         self.limiter.load()
     }
 
-    /// Returns the number of shed requests by class name.
+    /// Returns the name and the number of shed requests of each class.
     pub(crate) fn shed(&self) -> impl Iterator<Item = (&str, u64)> {
         self.classes.iter().map(|class| {
             let shed = class.shed.load(Ordering::Relaxed);
@@ -160,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a limit fixed at 4 concurrent requests, with these classes.
+    /// Returns a limit fixed at 4 concurrent requests, with the given priority classes.
     fn upstream_concurrency(
         classes: [&str; 2],
         previous: Option<&UpstreamConcurrency>,

@@ -9,26 +9,27 @@ use tidegate_net::Problem;
 
 use super::response_body::ResponseBody;
 
-/// The name of a refusal in the access log, as a response extension.
+/// A response extension with the reason for a local reply, as the access log names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorReason(pub(crate) &'static str);
 
-/// Why there is no upstream response. The text sent to the client never names the upstream.
+/// The reason why the proxy has no upstream response. The text sent to the client never names the
+/// upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProxyError {
-    /// The client sent `CONNECT`.
+    /// The client sent a `CONNECT` request.
     Tunnel,
-    /// The host is missing or invalid; the text says what is wrong.
+    /// The host is missing or invalid. The text says what is wrong.
     Host(&'static str),
-    /// The body's framing is ambiguous or unsupported; the text says what is wrong.
+    /// The framing of the body is ambiguous or unsupported. The text says what is wrong.
     Framing(&'static str),
-    /// A header is malformed; the text says what is wrong.
+    /// A header is malformed. The text says what is wrong.
     Malformed(&'static str),
-    /// The request has passed this proxy too often: a forwarding loop.
+    /// The request is in a forwarding loop: it has passed this proxy too often.
     Loop,
-    /// The client has reached its limit of this many requests in flight.
+    /// The client has reached its limit of requests in flight. The value is the limit.
     ClientFull(usize),
-    /// The request has more than this many header lines.
+    /// The request has too many header lines. The value is the maximum number.
     TooManyHeaders(usize),
     /// The path has `.` or `..` segments, so the upstream cannot be determined reliably.
     DotSegments,
@@ -36,11 +37,11 @@ pub(crate) enum ProxyError {
     Unroutable,
     /// No upstream's conditions match the request.
     NoUpstream,
-    /// The body exceeds this many bytes.
+    /// The body exceeds the maximum size. The value is the maximum in bytes.
     TooLarge(u64),
     /// The request body did not arrive in time.
     BodyTooSlow,
-    /// The client's body ended early.
+    /// The client ended the request body early.
     BodyAborted,
     /// The upstream is at its adaptive concurrency limit.
     Overloaded,
@@ -112,7 +113,7 @@ impl ProxyError {
         detail.to_owned()
     }
 
-    /// Returns the name of this refusal in metrics and in the access log.
+    /// Returns the name of this error in metrics and in the access log.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Tunnel => "tunnel",
@@ -138,8 +139,8 @@ impl ProxyError {
         }
     }
 
-    /// The errors that an upstream causes, rather than the client or this machine. Outlier
-    /// detection and the adaptive concurrency limit count only these errors.
+    /// The errors that the upstream has caused, not the client or this machine. Outlier detection
+    /// and the adaptive concurrency limit count only these errors.
     pub(crate) const OF_UPSTREAM: [Self; 4] = [
         Self::Unreachable,
         Self::ConnectTimeout,
@@ -169,15 +170,15 @@ impl ProxyError {
         match status {
             StatusCode::NOT_FOUND | StatusCode::NOT_IMPLEMENTED => UNIMPLEMENTED,
             StatusCode::TOO_MANY_REQUESTS => RESOURCE_EXHAUSTED,
-            // A call in a loop will loop again, so the code must not invite a retry.
+            // A retried call would loop again. So the code must be one that clients do not retry.
             StatusCode::LOOP_DETECTED => INVALID_ARGUMENT,
             _ if status.as_u16() >= 500 => UNAVAILABLE,
             _ => INVALID_ARGUMENT,
         }
     }
 
-    /// Builds the reply to a gRPC call of this content type: gRPC has statuses, not problem
-    /// documents.
+    /// Builds the reply to a gRPC call with this content type. A gRPC reply has a gRPC status in
+    /// place of a problem document.
     fn grpc_response(self, content_type: &HeaderValue) -> Response<Bytes> {
         let grpc_code = HeaderValue::from(Self::grpc_code(self.status()));
         let mut response = Response::new(Bytes::new());
@@ -191,12 +192,13 @@ impl ProxyError {
         response
     }
 
-    /// Builds the reply: a problem document, or a gRPC status for a call of this content type.
+    /// Builds the reply. The body is a problem document. If `call` is the content type of a gRPC
+    /// call, the reply has a gRPC status instead.
     pub(crate) fn response(self, call: Option<&HeaderValue>) -> Response<ResponseBody> {
         self.response_bytes(call).map(ResponseBody::complete)
     }
 
-    /// Builds the same reply with a body of plain bytes.
+    /// Builds the same reply as [`Self::response`], with a body of plain bytes.
     pub(crate) fn response_bytes(self, call: Option<&HeaderValue>) -> Response<Bytes> {
         let mut response = match call {
             Some(content_type) => self.grpc_response(content_type),
@@ -219,13 +221,13 @@ impl ProxyError {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if self.leaves_unread_body() {
-            // hyper omits this header over HTTP/2.
+            // hyper omits `Connection` over HTTP/2.
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }
 
-    /// Returns whether the same request may succeed shortly.
+    /// Returns whether the same request may succeed if the client retries it shortly.
     fn is_retryable(self) -> bool {
         matches!(
             self.status(),

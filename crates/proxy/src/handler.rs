@@ -7,9 +7,11 @@
 //! ResponseBody        streams the response body; at its end the connection returns to the pool
 //! ```
 //!
-//! A request is retried in only two cases: the upstream received no part of the request; or a
-//! reused connection was closed before the first byte of the response, and the request is
-//! idempotent and has no body.
+//! A request is retried in only two cases:
+//!
+//! - The upstream received no part of the request.
+//! - A reused connection was closed before the first byte of the response, and the request is
+//!   idempotent and has no body.
 
 use std::{
     convert::Infallible,
@@ -58,12 +60,12 @@ pub(crate) struct ProxyHandler(Arc<HandlerContext>);
 pub(crate) struct HandlerContext {
     pub(crate) runtime: Arc<ProxyRuntime>,
     pub(crate) forwarding: Arc<ForwardingHeaders>,
-    /// Counts the client's requests in flight, if they are limited.
+    /// The counter of the client's requests in flight, if they are limited.
     pub(crate) in_flight: Option<Arc<ClientRequests>>,
     pub(crate) worker: usize,
-    /// Holds a tunnel that starts once the `101` response is sent.
+    /// The tunnel to start once the `101` response is sent.
     pub(crate) pending_tunnel: PendingTunnel,
-    /// Whether responses name their upstream, for the access log.
+    /// Whether responses carry the name of their upstream, for the access log.
     pub(crate) logs_upstream: bool,
 }
 
@@ -73,7 +75,7 @@ impl ProxyHandler {
     }
 }
 
-/// Always ready, and never fails: every error becomes a response.
+/// The handler is always ready. It never fails, because every error becomes a response.
 impl Service<Request<Incoming>> for ProxyHandler {
     type Response = Response<ResponseBody>;
     type Error = Infallible;
@@ -86,7 +88,7 @@ impl Service<Request<Incoming>> for ProxyHandler {
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let context = Arc::clone(&self.0);
         let call = tidegate_tower::grpc_content_type(request.method(), request.headers()).cloned();
-        // The synchronous part runs here, which keeps the future that waits for the response small.
+        // Run the synchronous part here, to keep the future that waits for the response small.
         let routed = context.start(request);
         Box::pin(async move {
             Ok(match routed {
@@ -97,24 +99,25 @@ impl Service<Request<Incoming>> for ProxyHandler {
     }
 }
 
-/// A request that has been routed, and sent if a pooled connection was available.
+/// A request for which an upstream is selected. The request is already sent if a pooled connection
+/// was available.
 struct RoutedRequest {
     dispatcher: Dispatcher,
     upstream: Arc<Upstream>,
-    /// Present if the client asks for a protocol upgrade.
+    /// The client side of the protocol upgrade, if the client asks for one.
     client: Option<OnUpgrade>,
     /// The progress of sending the request body.
     progress: UploadProgress,
-    /// The request's permit under the upstream's adaptive concurrency limit.
+    /// The request's permit under the upstream's adaptive concurrency limit, if there is one.
     permit: Option<Permit>,
     pending: PendingRequest,
     is_head: bool,
 }
 
-/// A request that is refused before it reaches an upstream.
+/// A request that is refused before it is sent to an upstream.
 struct RejectedRequest {
     error: ProxyError,
-    /// The upstream of the request, if it was routed.
+    /// The upstream of the request, if one was selected.
     upstream: Option<Arc<Upstream>>,
 }
 
@@ -254,12 +257,12 @@ impl HandlerContext {
     }
 }
 
-/// A response extension: the request had a body, which has arrived completely and without trailers.
-/// The next bytes on the client connection are the next request.
+/// A response extension for a request whose body has arrived completely and without trailers. The
+/// next bytes on the client connection are then the next request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompleteRequest;
 
-/// A response to return to the client, and the options for streaming its body.
+/// A response to return to the client, with the options for streaming its body.
 struct UpstreamResponse {
     response: Response<ResponseSource>,
     checkout: Checkout,
@@ -268,8 +271,8 @@ struct UpstreamResponse {
     is_head: bool,
 }
 
-/// Builds the response for the client. `client` is present if the client asked for an upgrade; its
-/// [`HandlerContext`] receives the tunnel.
+/// Builds the response for the client. `client` is present if the client asked for a protocol
+/// upgrade. The tunnel is then stored in the [`HandlerContext`] of `client`.
 fn build_response(
     upstream_response: UpstreamResponse,
     client: Option<(OnUpgrade, &HandlerContext)>,
@@ -310,7 +313,8 @@ fn build_response(
     let (mut head, body) = response.into_parts();
     hop_by_hop::strip_response(&mut head.headers);
     let body = if is_head {
-        // An HTTP/1.1 response has no body here. Dropping an HTTP/2 body resets its stream.
+        // Drop the upstream body: an HTTP/1.1 response has no body here, and dropping an HTTP/2
+        // body resets its stream.
         drop(body);
         response_body::finish(checkout, &options.progress);
         ResponseBody::complete(Bytes::new())
@@ -320,8 +324,8 @@ fn build_response(
     Ok(Response::from_parts(head, body))
 }
 
-/// Acquires the permit of a request at `upstream`, if it has an adaptive limit. Checks first that
-/// the declared body length does not exceed `max_bytes` bytes.
+/// Acquires the concurrency permit of a request at `upstream`, if the upstream has an adaptive
+/// limit. First checks that the declared body length is at most `max_bytes`.
 fn acquire_permit(
     upstream: &Upstream,
     head: &mut Parts,

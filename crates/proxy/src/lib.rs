@@ -1,11 +1,11 @@
-//! The reverse proxy: rate-limits requests and forwards the rest to upstreams.
+//! The reverse proxy: applies rate limits to requests, and forwards the permitted requests to
+//! upstreams.
 //!
 //! Like the other listeners, the proxy runs hyper on the workers of [`tidegate_net`]. A client
-//! connection, its requests and its upstream connections live on one thread; nothing moves between
-//! threads. Every buffer between client and upstream is bounded in bytes, and every wait is bounded
-//! in time.
+//! connection, its requests and its upstream connections stay on one thread. Every buffer between
+//! client and upstream is bounded in bytes, and every wait is bounded in time.
 //!
-//! A request passes these layers, outermost first:
+//! A request passes these layers, from the outermost to the innermost:
 //!
 //! ```text
 //! downstream    client connections: HTTP/1.1, HTTP/2, TLS, timeouts
@@ -59,18 +59,18 @@ use self::{
     tunnel::PendingTunnel,
 };
 
-/// The dependencies of the proxy.
+/// The parts of the server that the proxy needs.
 #[derive(Clone, Debug)]
 pub struct Dependencies {
     /// The limiter, which decides which requests are forwarded.
     pub limiter: Arc<ServerLimiter>,
-    /// The rate limit headers of responses.
+    /// The writer settings for the rate limit headers of responses.
     pub headers: Headers,
-    /// The settings and upstreams, which a reload swaps.
+    /// The rate limit headers to add to responses.
     pub runtime: Arc<ProxyRuntime>,
-    /// The trusted proxies in front of this one, and how clients are identified.
+    /// The identification of clients, including the trusted proxies in front of this proxy.
     pub identity: Arc<Identity>,
-    /// The server certificate; without one, clients connect in plaintext.
+    /// The server certificate. Without a certificate, clients connect in plaintext.
     pub tls: Option<Arc<Tls>>,
 }
 
@@ -78,7 +78,7 @@ pub struct Dependencies {
 ///
 /// # Errors
 ///
-/// The operating system's error if `socket` is not a listening socket.
+/// Returns the operating system's error if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -106,7 +106,7 @@ pub fn listen(
     })
 }
 
-/// The context from which the services of one client connection are built.
+/// The context from which the services for one client connection are built.
 struct ConnectionContext {
     dependencies: Dependencies,
     layer: RateLimitLayer<ProxyLimiter>,
@@ -129,7 +129,7 @@ impl ConnectionContext {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let is_trusted = identity.trust.is_trusted(peer);
         let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_trusted));
-        // A trusted proxy forwards requests of many clients, and limits each client itself.
+        // A trusted proxy forwards the requests of many clients, and limits each client itself.
         let in_flight = (!is_trusted).then(|| {
             let client = identity.trust.counted(peer.to_canonical());
             self.clients.counter(client)
@@ -175,7 +175,7 @@ impl ConnectionContext {
     }
 }
 
-/// Returns the headers that describe `client` to upstreams.
+/// Returns the forwarding headers that describe `client` to upstreams.
 fn forwarding_of(settings: &Proxy, client: ClientSide) -> Arc<ForwardingHeaders> {
     let via = settings.heads.via.clone();
     Arc::new(ForwardingHeaders::new(settings.forwarded, via, client))

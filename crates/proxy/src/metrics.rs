@@ -19,7 +19,7 @@ use super::{
 /// The status classes of responses, as metric labels.
 const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// The failures that are counted per upstream.
+/// The errors that are counted per upstream.
 const UPSTREAM_ERRORS: [ProxyError; 6] = [
     ProxyError::Full,
     ProxyError::Local,
@@ -125,8 +125,8 @@ const CONCURRENCY_GAUGES: [ConcurrencyGauge; 2] = [
 #[derive(Debug)]
 pub(crate) struct UpstreamMetrics(Box<[MetricsShard]>);
 
-// 128 bytes are two cache lines, because processors with adjacent-line prefetch fetch cache lines
-// in pairs.
+// Align to 128 bytes, which is two cache lines: processors with adjacent-line prefetch fetch cache
+// lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct MetricsShard {
@@ -271,7 +271,7 @@ impl Upstreams {
         page.family(&SHED, shed);
     }
 
-    /// Returns the upstreams that have an adaptive concurrency limit, by name.
+    /// Returns the name and the limit of each upstream that has an adaptive concurrency limit.
     fn with_concurrency_limit(&self) -> impl Iterator<Item = (&str, &UpstreamConcurrency)> {
         self.iter()
             .filter_map(|upstream| Some((&*upstream.name, upstream.concurrency.as_ref()?)))

@@ -2,7 +2,7 @@
 //! concurrency limit.
 //!
 //! The permit is paused while the proxy waits for the client to send more of the request body. A
-//! slow upload costs the upstream nothing; without the pause, a few slow clients could use up the
+//! slow upload costs the upstream nothing. Without the pause, a few slow clients could use up the
 //! limit.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,7 +18,7 @@ pub(crate) struct Permit(Arc<Slot>);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PermitHandle(Weak<Slot>);
 
-/// `None` once the response head has arrived.
+/// The concurrency permit of a request; `None` once the response head has arrived.
 type Slot = Mutex<Option<ConcurrencyPermit>>;
 
 impl Permit {
@@ -30,8 +30,8 @@ impl Permit {
         PermitHandle(Arc::downgrade(&self.0))
     }
 
-    /// Returns the permit when the response head has arrived or the request has failed. The
-    /// [`PermitHandle`] has no effect after that.
+    /// Takes the concurrency permit when the response head has arrived or the request has failed.
+    /// The [`PermitHandle`] then has no effect.
     pub(crate) fn take(self) -> Option<ConcurrencyPermit> {
         lock(&self.0).take()
     }
@@ -43,8 +43,8 @@ impl PermitHandle {
         self.change(ConcurrencyPermit::pause);
     }
 
-    /// Resumes the permit, even if that briefly exceeds the limit. The client has sent more of the
-    /// body, so the upstream has work again.
+    /// Resumes the permit, even if the number of requests in flight then briefly exceeds the limit.
+    /// The client has sent more of the body, so the upstream has work again.
     pub(crate) fn resume(&self) {
         self.change(ConcurrencyPermit::resume);
     }

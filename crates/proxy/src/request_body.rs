@@ -1,8 +1,8 @@
-//! Request bodies on their way to an upstream, with timeouts. Response bodies are in
-//! `response_body`.
+//! Request bodies that are sent to an upstream, with timeouts. The module `response_body` handles
+//! response bodies.
 //!
-//! Trailers are dropped, because rules have not seen them and some upstreams merge them into the
-//! headers. nginx drops them too, and Envoy does for HTTP/1.1.
+//! The proxy drops request trailers, because rules have not seen them and some upstreams merge them
+//! into the headers. nginx drops request trailers too, and so does Envoy for HTTP/1.1.
 
 use std::{
     error::Error,
@@ -60,7 +60,7 @@ impl Error for BodyError {}
 pub(crate) const EARLY_ENDS: [&str; 2] = ["broken_off", "idle_timeout"];
 
 impl BodyError {
-    /// Returns the index in [`EARLY_ENDS`].
+    /// Returns the index of this error in [`EARLY_ENDS`].
     pub(crate) const fn index(&self) -> usize {
         match self {
             Self::Aborted(_) | Self::TooLarge | Self::SlowClient | Self::Unwanted => 0,
@@ -68,7 +68,7 @@ impl BodyError {
         }
     }
 
-    /// Returns the name in the access log.
+    /// Returns the name of this error in the access log.
     pub(crate) const fn reason(&self) -> &'static str {
         match self {
             Self::SlowClient => "client_slow",
@@ -77,8 +77,8 @@ impl BodyError {
     }
 }
 
-/// The progress of sending a request body, for the task that waits for the response. `None` without
-/// a body.
+/// The progress of sending a request body, for the task that waits for the response. The value is
+/// `None` if the request has no body.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadProgress(Option<Arc<UploadState>>);
 
@@ -87,9 +87,10 @@ struct UploadState {
     state: AtomicU8,
     /// Whether the body had trailers.
     has_trailers: AtomicBool,
-    /// The task that sends the body; it is woken when the rest of the body is unwanted.
+    /// The task that sends the body. It is woken when the rest of the body is unwanted.
     sender: AtomicWaker,
-    /// Resets the stream of the body, even while the upstream's flow-control window is closed.
+    /// The handle that resets the stream of the body, even while the upstream's flow-control window
+    /// is closed.
     reset: Mutex<Option<StreamReset>>,
     /// The task that waits for the response, if another task sends the body.
     waiter: AtomicWaker,
@@ -116,12 +117,13 @@ impl UploadProgress {
         self.set(SENT);
     }
 
-    /// Returns whether more of the body may follow.
+    /// Returns whether the body is still being sent.
     pub(crate) fn is_sending(&self) -> bool {
         self.state() == SENDING
     }
 
-    /// Like [`Self::is_sending`]. Also wakes the task when the body ends or fails.
+    /// Returns the same as [`Self::is_sending`], and wakes the task of `cx` when the body ends or
+    /// fails.
     pub(crate) fn poll_is_sending(&self, cx: &Context<'_>) -> bool {
         if let Some(shared) = &self.0 {
             shared.waiter.register(cx.waker());
@@ -148,8 +150,8 @@ impl UploadProgress {
         }
     }
 
-    /// Returns the error of the body, if it has failed. `max_bytes` is the maximum size, for the
-    /// message.
+    /// Returns the error of the body, if it has failed. `max_bytes` is the maximum size that the
+    /// error names.
     pub(crate) fn error(&self, max_bytes: u64) -> Option<ProxyError> {
         match self.state() {
             TIMED_OUT => Some(ProxyError::BodyTooSlow),
@@ -179,18 +181,18 @@ impl UploadProgress {
     }
 }
 
-/// A request body on its way to an upstream.
+/// A request body that is sent to an upstream.
 #[derive(Debug)]
 pub(crate) struct Upload {
-    /// `None` after trailers, and for the proxy's own requests, which have no body.
+    /// The body from the client; `None` after trailers. The proxy's own requests have no body.
     body: Option<BoundedBody<Incoming>>,
     progress: UploadProgress,
-    /// The body's stream on a shared HTTP/2 connection, held until the body is sent.
+    /// The HTTP/2 stream on which the body is sent. It stays reserved until the body is sent.
     stream: Option<Arc<StreamSlot>>,
     permit: PermitHandle,
 }
 
-/// Limits of a request body.
+/// The limits of a request body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UploadLimits {
     /// The maximum size in bytes.
@@ -204,7 +206,7 @@ impl Upload {
     /// Wraps `body` with `limits`. `permit` pauses the concurrency permit while the proxy waits for
     /// more data from the client.
     pub(crate) fn new(body: Incoming, limits: UploadLimits, permit: PermitHandle) -> Self {
-        // Most requests have no body, so they need no allocation for shared progress.
+        // Most requests have no body. They need no allocation for the shared progress.
         let progress = (!body.is_end_stream()).then(Arc::default);
         let idle_timeout = IdleTimeout::with_min_rate(limits.idle, limits.min_rate);
         let body = BoundedBody::new(body, limits.max_bytes).with_idle_timeout(idle_timeout);
@@ -248,7 +250,7 @@ impl Upload {
     }
 }
 
-/// Counts a dropped body as sent. No more data will follow, so the response timeout starts.
+/// Counts a dropped body as sent. No more data will follow, so the timeout for the response starts.
 impl Drop for Upload {
     fn drop(&mut self) {
         if self.progress.is_sending() {
@@ -269,8 +271,7 @@ impl HttpBody for Upload {
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
         };
-        // Over HTTP/2, hyper sends the body in its own task, which does not end when the response
-        // does.
+        // Over HTTP/2, hyper sends the body in its own task, which does not end with the response.
         if let (Some(shared), Some(_)) = (&this.progress.0, &this.stream) {
             shared.sender.register(cx.waker());
             if shared.state.load(Ordering::Relaxed) == UNWANTED {
@@ -281,12 +282,12 @@ impl HttpBody for Upload {
             this.permit.pause();
             return Poll::Pending;
         };
-        // After a timeout, the permit stays paused, because the client has still sent nothing.
+        // After a timeout, the permit stays paused, because the client has sent nothing.
         if !matches!(frame, Some(Err(BodyReadError::IdleTimeout))) {
             this.permit.resume();
         }
         match frame {
-            // Nothing follows trailers.
+            // No frames follow the trailers.
             Some(Ok(frame)) if frame.is_trailers() => {
                 this.body = None;
                 this.progress.note_trailers();

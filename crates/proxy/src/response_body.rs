@@ -1,15 +1,17 @@
-//! Response bodies on their way from an upstream to a client.
+//! Response bodies that are sent from an upstream to a client.
 //!
 //! An upstream connection is held no longer than necessary. A body that has arrived completely
-//! releases the connection immediately. For other bodies, a task reads ahead of the client, up to
-//! `proxy.response_buffer`. The connection returns to the pool when its last byte has been read,
-//! even if the client is slow. A client that reads the rest more slowly than `proxy.min_rate` is
-//! disconnected.
+//! An upstream connection is held no longer than necessary. A body that has arrived completely
+//! releases the connection immediately. For any other body, a task reads up to
+//! `proxy.response_buffer` bytes ahead of the client. The connection returns to the pool when its
+//! last byte has been read, even if the client is slow. A client that reads the rest more slowly
+//! than `proxy.min_rate` is disconnected.
 //!
 //! ```text
-//! Complete    the body arrived with the head: the connection is free at once
-//! Frames      the same, for chunked bodies and trailers
-//! Streaming   a task reads from the upstream into a Pipe, from which the client connection takes
+//! Complete    the body arrived with the head, so the connection is released at once
+//! Frames      the body also arrived with the head, but is chunked or has trailers
+//! Streaming   a task reads from the upstream into a Pipe, and the client's task takes from the
+//! Pipe
 //! ```
 
 use std::{
@@ -33,8 +35,8 @@ use super::{
     upstream::checkout::Checkout,
 };
 
-/// The maximum number of bytes read ahead on one worker, for all clients together. Above the
-/// maximum, each body waits for its client.
+/// The maximum number of bytes read ahead on one worker, for all clients together. While the
+/// maximum is exceeded, no body is read ahead: each body waits for its client.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 20;
 
 thread_local! {
@@ -45,18 +47,18 @@ thread_local! {
 /// A response body.
 #[derive(Debug)]
 pub(crate) enum ResponseBody {
-    /// The complete body has arrived, with a known length.
+    /// A complete body of known length.
     Complete(Full<Bytes>, Option<ReadAheadBytes>),
-    /// The complete body has arrived, as a sequence of frames.
+    /// A complete body, as a sequence of frames.
     Frames(VecDeque<Frame<Bytes>>, ReadAheadBytes),
-    /// The upstream has more to send.
+    /// A body of which the upstream has more to send.
     Streaming(StreamingBody),
 }
 
 /// The source of a response body.
 #[derive(Debug)]
 pub(crate) enum ResponseSource {
-    /// The HTTP/1.1 connection itself, which carries nothing else.
+    /// The HTTP/1.1 connection, which carries no other request.
     Http1,
     /// An HTTP/2 stream.
     Http2(Incoming),
@@ -72,7 +74,7 @@ pub(crate) struct StreamingOptions {
     pub(crate) progress: UploadProgress,
 }
 
-/// A number of bytes that count as read ahead until the client takes them.
+/// The bytes that are counted as read ahead until the client takes them.
 #[derive(Debug, Default)]
 pub(crate) struct ReadAheadBytes(usize);
 
@@ -107,13 +109,13 @@ impl Drop for ReadAheadBytes {
 }
 
 impl ResponseBody {
-    /// Returns the body of a local reply.
+    /// Creates the body of a local reply from `bytes`.
     pub(crate) fn complete(bytes: Bytes) -> Self {
         Self::Complete(Full::new(bytes), None)
     }
 
-    /// Returns the body from `source`, on the connection of `checkout`. Releases the connection
-    /// immediately if the body is complete.
+    /// Creates the body that is read from `source`, on the connection of `checkout`. Releases the
+    /// connection immediately if the body is already complete.
     pub(crate) fn streaming(
         source: ResponseSource,
         mut checkout: Checkout,
@@ -172,11 +174,11 @@ impl ResponseBody {
     }
 }
 
-/// Ends the exchange on `checkout`, whose response is complete.
+/// Ends the use of the connection `checkout`, whose response is complete.
 ///
 /// If the upstream answered before it had received the whole request, the rest of the request is
-/// not sent. Otherwise the client could keep the connection busy with a request that no longer
-/// counts as in flight.
+/// not sent. Otherwise, the client could keep the connection busy with a request that is no longer
+/// counted as in flight.
 pub(crate) fn finish(checkout: Checkout, progress: &UploadProgress) {
     if progress.is_sending() {
         progress.abandon();
@@ -184,7 +186,8 @@ pub(crate) fn finish(checkout: Checkout, progress: &UploadProgress) {
     checkout.return_to_pool();
 }
 
-/// Removes `Content-Length` from trailers: it might contradict the length of the body already sent.
+/// Removes `Content-Length` from trailers, because it may contradict the length of the body that
+/// was already sent.
 fn strip_content_length(mut frame: Frame<Bytes>) -> Frame<Bytes> {
     if let Some(trailers) = frame.trailers_mut() {
         trailers.remove(CONTENT_LENGTH);
@@ -199,15 +202,15 @@ struct Pipe {
     read_ahead: ReadAheadBytes,
     /// The number of bytes of the body that the client has not taken yet, if known.
     remaining: Option<u64>,
-    /// The number of bytes that were passed on to the client's connection.
+    /// The number of bytes that were handed to the client's connection.
     delivered: usize,
     end: Option<Result<(), BodyError>>,
-    /// Whether the next poll returns the error at the end of the body: see
+    /// Whether the next poll may return the error that ended the body: see
     /// [`StreamingBody::poll_frame`].
     is_announced: bool,
-    /// Woken when frames have arrived.
+    /// The task that is woken when frames have arrived.
     reader: Option<Waker>,
-    /// Woken when frames have been taken.
+    /// The task that is woken when frames have been taken.
     writer: Option<Waker>,
 }
 
@@ -249,8 +252,8 @@ impl Pipe {
         is_empty && (self.remaining == Some(0) || matches!(self.end, Some(Ok(()))))
     }
 
-    /// Returns whether to read more, with `max_bytes` as the limit in bytes. An empty pipe always
-    /// has room.
+    /// Returns whether the reading task may read more. `max_bytes` is the limit of unread bytes,
+    /// but an empty pipe always has room.
     fn has_room(&self, max_bytes: usize) -> bool {
         self.frames.is_empty() || self.read_ahead.0 < max_bytes && ReadAheadBytes::has_room()
     }
@@ -262,8 +265,8 @@ fn lock(pipe: &SharedPipe) -> MutexGuard<'_, Pipe> {
     pipe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A body that is still being received. Dropping it stops the reading task and closes the
-/// connection, unless the upstream has sent everything.
+/// A body that the proxy is still receiving. Unless the upstream has sent the whole body, dropping
+/// this value stops the reading task and closes the connection.
 #[derive(Debug)]
 pub(crate) struct StreamingBody {
     pipe: SharedPipe,
@@ -283,7 +286,7 @@ impl StreamingBody {
             source,
             checkout: Some(checkout),
             idle_timeout: IdleTimeout::new(options.idle),
-            // A client that reads nothing at all is handled by the write timeout of its connection.
+            // If a client reads nothing at all, the write timeout of its connection applies.
             client_rate: IdleTimeout::with_min_rate(Duration::MAX, options.slow.min_rate),
             counted: 0,
             is_done: false,
@@ -304,8 +307,8 @@ impl StreamingBody {
                 Poll::Pending
             }
             Some(Ok(())) => Poll::Ready(None),
-            // hyper discards its unsent bytes when a body returns an error. Returning `Pending`
-            // once lets hyper flush the unsent bytes first.
+            // hyper discards its unsent bytes when a body returns an error. So return `Pending`
+            // once, which lets hyper flush the unsent bytes first.
             Some(Err(_)) if !pipe.is_announced => {
                 pipe.is_announced = true;
                 cx.waker().wake_by_ref();
@@ -320,8 +323,8 @@ impl Drop for StreamingBody {
     fn drop(&mut self) {
         let mut pipe = lock(&self.pipe);
         if matches!(pipe.end, Some(Ok(()))) {
-            // The upstream has sent everything. The task may be waiting until the last bytes are
-            // taken before it releases the connection. Dropping these bytes lets the task finish.
+            // The upstream has sent everything. The task may still hold the connection until the
+            // client has taken the last bytes. Drop these bytes, so that the task finishes.
             pipe.frames.clear();
             if let Some(writer) = pipe.writer.take() {
                 writer.wake();
@@ -338,7 +341,7 @@ struct BodyReader {
     pipe: SharedPipe,
     source: ResponseSource,
     checkout: Option<Checkout>,
-    /// The idle timeout of the upstream.
+    /// The idle timeout for the upstream.
     idle_timeout: IdleTimeout,
     /// The timeout for a client that reads more slowly than the minimum rate. This timeout runs
     /// only while the upstream has to wait for the client.
@@ -369,7 +372,8 @@ impl Future for BodyReader {
                 Some(Ok(frame)) => {
                     this.idle_timeout.record_bytes(0);
                     lock(&this.pipe).push(strip_content_length(frame));
-                    // An HTTP/2 frame may carry END_STREAM, so no further poll is needed.
+                    // Check for the end here: the frame may carry END_STREAM, and then no further
+                    // poll is needed.
                     this.is_done = this.is_source_over();
                 }
                 Some(Err(error)) => {
@@ -398,8 +402,8 @@ impl Future for BodyReader {
 }
 
 impl BodyReader {
-    /// Waits for room in the pipe. Also becomes ready after this function has disconnected a client
-    /// that is too slow.
+    /// Waits for room in the pipe. If the client is too slow, disconnects the client and becomes
+    /// ready.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut pipe = lock(&self.pipe);
         let delivered = pipe.delivered;
@@ -455,7 +459,7 @@ impl BodyReader {
         }
     }
 
-    /// Ends the body with an `error` of its upstream, and counts the error against the endpoint.
+    /// Ends the body with `error`, and counts the error against the endpoint.
     fn fail(&mut self, error: BodyError) {
         if let Some(checkout) = self.checkout.take() {
             let endpoint = checkout.active.endpoint();

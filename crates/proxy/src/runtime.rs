@@ -1,9 +1,10 @@
-//! The hot-swappable settings and upstreams of the proxy. A reload changes all of them or none.
+//! The settings and upstreams of the proxy, which a reload replaces. A reload replaces all of them
+//! or none.
 //!
-//! A request uses the settings that are current when it arrives, from start to finish. A client
-//! connection keeps the settings that were current when it was accepted. An endpoint that is
-//! unchanged keeps its connections, counters and health. A removed endpoint finishes its requests
-//! in flight, and is freed after the last one.
+//! A request uses the settings that are current when the request arrives, from start to finish. A
+//! client connection keeps the settings that were current when it was accepted. An unchanged
+//! endpoint keeps its connections, counters and health. A removed endpoint finishes its requests in
+//! flight, and is freed after the last of them.
 
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ const LOG_DROPPED: Metric = Metric::counter(
 /// The proxy's current settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]
 pub struct ProxyRuntime {
-    /// The settings at startup. Settings that a reload cannot change are in use until a restart.
+    /// The settings at startup. The settings that a reload cannot change apply until a restart.
     started: Arc<Proxy>,
     current: Arc<ArcSwap<RuntimeConfig>>,
     tasks: Tasks,
@@ -48,12 +49,12 @@ pub struct RuntimeConfig {
 }
 
 impl ProxyRuntime {
-    /// Activates `settings` on the workers of `server`. Requests are logged to `log`; `clock`
+    /// Activates `settings` on the workers of `server`. Requests are logged to `log`. `clock`
     /// measures the response times.
     ///
     /// # Errors
     ///
-    /// The trust anchors for TLS cannot be loaded.
+    /// Fails if the trust anchors for TLS cannot be loaded.
     pub fn new(
         settings: Proxy,
         server: &Server,
@@ -91,21 +92,22 @@ impl ProxyRuntime {
         &self.bad_requests
     }
 
-    /// Returns the current version.
+    /// Returns the current version of settings and upstreams.
     pub(crate) fn current(&self) -> Arc<RuntimeConfig> {
         self.current.load_full()
     }
 
-    /// Returns a short-lived reference to the current version; cheaper than [`Self::current`].
+    /// Returns a short-lived reference to the current version. This is cheaper than
+    /// [`Self::current`].
     pub(crate) fn load(&self) -> Guard<Arc<RuntimeConfig>> {
         self.current.load()
     }
 
-    /// Builds the next version from `settings`, without activating it.
+    /// Builds the next version from `settings` without activating it.
     ///
     /// # Errors
     ///
-    /// The trust anchors for TLS cannot be loaded.
+    /// Fails if the trust anchors for TLS cannot be loaded.
     pub fn prepare(&self, settings: Proxy) -> Result<RuntimeConfig, TrustAnchorError> {
         RuntimeConfig::new(
             settings,
@@ -115,8 +117,8 @@ impl ProxyRuntime {
         )
     }
 
-    /// Returns the settings that differ from the running settings and that only a restart can
-    /// change.
+    /// Returns the names of the settings that differ from the settings at startup and that only a
+    /// restart can change.
     #[must_use]
     pub fn restart_required(&self, settings: &Proxy) -> Vec<&'static str> {
         let started = &self.started;

@@ -25,10 +25,11 @@ use super::{
     access_log::Session, downstream::client_limit::ClientRequest, upstream::checkout::Checkout,
 };
 
-/// The buffer size for each direction.
+/// The buffer size for each direction, in bytes.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// The tunnel to start once the `101` response is sent, if the last request was an upgrade.
+/// The tunnel to start once the `101` response is sent; `None` unless the last request was an
+/// upgrade.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PendingTunnel(Arc<Mutex<Option<Tunnel>>>);
 
@@ -42,7 +43,7 @@ impl PendingTunnel {
     }
 }
 
-/// A client connection and an upstream connection to be joined.
+/// A client connection and an upstream connection between which the proxy copies bytes.
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     pub(crate) client: OnUpgrade,
@@ -51,15 +52,17 @@ pub(crate) struct Tunnel {
     pub(crate) checkout: Checkout,
     /// The byte counts for the tunnel's line in the access log.
     pub(crate) session: Session,
-    /// Keeps the request and its leases of concurrency slots until the tunnel ends.
+    /// The rate limit permit of the request. It keeps the leases of concurrency slots until the
+    /// tunnel ends.
     pub(crate) lasting: LongLivedPermit,
-    /// Keeps the tunnel counted as one of the client's requests in flight, if their number is
+    /// The count of this tunnel as one of the client's requests in flight, if their number is
     /// limited.
     pub(crate) in_flight: Option<ClientRequest>,
 }
 
 impl Tunnel {
-    /// Copies bytes both ways. Fails with `TimedOut` if no data was transferred for `idle_timeout`.
+    /// Copies bytes in both directions. Fails with `TimedOut` if no data is transferred for
+    /// `idle_timeout`.
     pub(crate) async fn run(self, idle_timeout: Duration) -> io::Result<()> {
         let Self {
             client,
@@ -98,8 +101,8 @@ impl Tunnel {
     }
 }
 
-/// One side of a tunnel. Counts the bytes that are read from this side, and records that data was
-/// transferred.
+/// One side of a tunnel. It counts the bytes that are read from this side, and records that data
+/// was transferred.
 struct MeteredStream<S> {
     stream: S,
     moved: Rc<Cell<bool>>,

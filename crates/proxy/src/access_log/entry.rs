@@ -1,4 +1,5 @@
-//! One access log entry, from the request head to the end of the response.
+//! The access log entry of a request. It covers the time from the request head to the end of the
+//! response.
 
 use std::{
     convert::Infallible,
@@ -30,16 +31,16 @@ use crate::{
 /// The maximum length of a logged text from the client, in bytes.
 const MAX_TEXT_BYTES: usize = 1_024;
 
-/// The upstream of a request, as a response extension.
+/// The upstream and the endpoint of a request, stored as a response extension.
 #[derive(Clone, Debug)]
 pub(crate) struct LoggedUpstream {
     pub(crate) upstream: Box<str>,
-    /// The endpoint that the request was sent to; the last one after retries.
+    /// The endpoint that the request was sent to. After retries, this is the last endpoint.
     pub(crate) endpoint: Option<Box<str>>,
 }
 
-/// An upgraded connection, as a response extension. The log entry of the connection is written when
-/// the connection ends for any reason.
+/// An upgraded connection (for example a WebSocket), stored as a response extension. The log entry
+/// of the upgraded connection is written when the connection ends for any reason.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Session(Arc<SessionState>);
 
@@ -52,12 +53,12 @@ struct SessionState {
 }
 
 impl Session {
-    /// Returns the number of bytes received from the client.
+    /// Returns the counter of the bytes received from the client.
     pub(crate) fn received(&self) -> &Arc<AtomicU64> {
         &self.0.received
     }
 
-    /// Returns the number of bytes sent to the client.
+    /// Returns the counter of the bytes sent to the client.
     pub(crate) fn sent(&self) -> &Arc<AtomicU64> {
         &self.0.sent
     }
@@ -129,7 +130,8 @@ where
             let mut response = response_future.await?;
             entry.line.status = Some(response.status().as_u16());
             entry.line.grpc_status = grpc_status(response.headers());
-            // hyper does not poll a body that is empty from the start.
+            // hyper does not poll a body that is empty from the start, so `poll_frame` cannot set
+            // this.
             entry.line.complete = response.body().is_end_stream();
             entry.take_extensions(response.extensions_mut());
             let entry = match response.extensions_mut().remove::<Session>() {
@@ -144,7 +146,8 @@ where
     }
 }
 
-/// A response body that writes the entry when it ends, unless a session follows.
+/// A response body that writes the log entry when the body ends. The body has no entry if the
+/// connection is upgraded: the [`Session`] then writes the entry.
 #[derive(Debug)]
 pub(crate) struct LoggedBody<B> {
     body: B,
@@ -218,21 +221,21 @@ struct LogLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     query: Option<Box<str>>,
     version: &'static str,
-    /// `None` if the client disconnected before the response.
+    /// The status of the response; `None` if the client disconnected before the response.
     status: Option<u16>,
     /// The status of a gRPC call; `None` if the call was aborted before the status arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     grpc_status: Option<u32>,
     bytes: u64,
-    /// The number of bytes received from the client after an upgrade.
+    /// The number of bytes that the client sent over an upgraded connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     received: Option<u64>,
     /// Whether the whole response was forwarded.
     complete: bool,
     duration_us: u64,
-    /// The upstream; `None` if the request was not routed.
+    /// The name of the upstream; `None` if no upstream matched the request.
     upstream: Option<Box<str>>,
-    /// The endpoint; `None` if the request was not sent to an endpoint.
+    /// The address of the endpoint; `None` if the request was not sent to an endpoint.
     address: Option<Box<str>>,
     /// The reason for a local reply or for an incomplete response; otherwise `None`.
     reason: Option<&'static str>,
@@ -280,7 +283,7 @@ impl Entry {
 }
 
 impl Entry {
-    /// Reads the fields that the proxy added to the response as `extensions`.
+    /// Moves the fields that the proxy added as response `extensions` into the entry.
     fn take_extensions(&mut self, extensions: &mut Extensions) {
         if let Some(LoggedUpstream { upstream, endpoint }) = extensions.remove() {
             (self.line.upstream, self.line.address) = (Some(upstream), endpoint);
@@ -300,7 +303,7 @@ impl Drop for Entry {
         let start = i64::try_from(self.start.as_micros()).ok();
         let start = start.and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
         self.line.time = start.map_or_else(String::new, |start| format!("{start:.6}"));
-        // Numbers and text always serialise.
+        // Serialising numbers and text cannot fail.
         if let Ok(mut line) = serde_json::to_string(&self.line) {
             line.push('\n');
             self.context.log.write(line);
@@ -318,7 +321,7 @@ fn text(headers: &HeaderMap, name: &HeaderName) -> Option<Box<str>> {
     Some(cut(&String::from_utf8_lossy(value.as_bytes())))
 }
 
-/// Returns `text`, cut to the maximum length.
+/// Returns `text`, cut to at most [`MAX_TEXT_BYTES`] bytes.
 fn cut(text: &str) -> Box<str> {
     text[..text.floor_char_boundary(MAX_TEXT_BYTES)].into()
 }

@@ -36,17 +36,18 @@ impl AccessLog {
         })
     }
 
-    /// Reopens the file before the next line is written, after log rotation has moved it.
+    /// Reopens the file before the next line is written. Call this method after log rotation has
+    /// moved the file.
     pub fn reopen(&self) {
         self.lines.reopen();
     }
 
-    /// Waits until the lines queued so far are written, for at most 2 seconds.
+    /// Waits until the lines queued so far are written, but for at most [`FINISH_TIMEOUT`].
     pub fn finish(&self) {
         self.lines.finish();
     }
 
-    /// Returns how many lines were dropped.
+    /// Returns the number of lines that were dropped.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lines.lost()

@@ -2,8 +2,8 @@
 //! upstream.
 //!
 //! A client is identified by the peer address of its socket: an IPv4 address or an IPv6 network.
-//! The counter of a client exists while the client has a connection, so there are never more
-//! counters than connections.
+//! The proxy keeps the counter of a client only while the client has a connection, so there are
+//! never more counters than connections.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -25,7 +25,7 @@ pub(crate) struct ClientRegistry {
     hasher: RandomState,
 }
 
-/// The number of requests that one client has in flight.
+/// The counter of one client's requests in flight.
 #[derive(Debug)]
 pub(crate) struct ClientRequests {
     count: AtomicUsize,
@@ -61,7 +61,7 @@ impl ClientRegistry {
 impl Drop for ClientRequests {
     fn drop(&mut self) {
         let mut shard = self.clients.shard(self.client);
-        // A new counter may already have replaced this one.
+        // Another connection of the same client may already have inserted a new counter.
         let is_gone = |counter: &Weak<Self>| counter.strong_count() == 0;
         if shard.get(&self.client).is_some_and(is_gone) {
             shard.remove(&self.client);
@@ -70,12 +70,12 @@ impl Drop for ClientRequests {
 }
 
 impl ClientRequests {
-    /// Counts a request as in flight until the result is dropped; `None` if `max` requests are
-    /// already in flight.
+    /// Counts a request as in flight until the returned value is dropped. Returns `None` if `max`
+    /// requests are already in flight.
     pub(crate) fn try_begin(self: &Arc<Self>, max: usize) -> Option<ClientRequest> {
         let request = self.begin_unlimited();
-        // Increments before comparing, so that two concurrent requests cannot both take the last
-        // slot.
+        // The counter was incremented before this comparison, so two concurrent requests cannot
+        // both take the last slot.
         (request.0.count.load(Ordering::Relaxed) <= max).then_some(request)
     }
 
@@ -86,11 +86,12 @@ impl ClientRequests {
     }
 }
 
-/// A request extension: this request exceeds the client's limit of this many requests in flight.
+/// A request extension that marks a request above the client's limit. The value is the limit: the
+/// maximum number of requests in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientLimitExceeded(pub(crate) usize);
 
-/// A request in flight.
+/// A request that counts as in flight until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ClientRequest(Arc<ClientRequests>);
 

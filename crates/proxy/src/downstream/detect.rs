@@ -5,7 +5,7 @@ use std::io;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
-/// A version of HTTP, as far as the proxy distinguishes them.
+/// The HTTP version of a connection. HTTP/1.0 and HTTP/1.1 are not distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     /// HTTP/1.0 or 1.1.
@@ -14,7 +14,7 @@ pub(super) enum Version {
     Http2,
 }
 
-/// The first bytes of the HTTP/2 connection preface; no HTTP/1 request begins with them.
+/// The first bytes of the HTTP/2 connection preface. No HTTP/1 request begins with these bytes.
 const PREFACE: &[u8] = b"PRI ";
 
 /// Detects the protocol of a plaintext connection. Peeks at the first bytes without consuming them.

@@ -1,4 +1,5 @@
-//! HTTP/1.1 with clients: one request at a time, perhaps followed by a tunnel.
+//! HTTP/1.1 connections from clients. A connection carries one request at a time, and becomes a
+//! tunnel after an upgrade.
 
 use std::{cell::RefCell, convert::Infallible, pin::pin, sync::Arc};
 
@@ -83,9 +84,9 @@ impl ClientConnection {
 /// Adds `Connection: close` to the response to a chunked request, unless the request was read
 /// completely and had no trailers.
 ///
-/// If trailers end in LF LF, hyper 1.12 reads on until the next CR LF CR LF, and drops the request
-/// that is in between. `Connection: close` tells the client that such a request was not processed
-/// (RFC 9112, section 9.6).
+/// If trailers end in LF LF, hyper 1.12 reads on until the next CR LF CR LF. hyper then drops any
+/// request within these bytes. `Connection: close` tells the client that the dropped request was
+/// not processed (RFC 9112, section 9.6).
 fn close_unless_complete<B>(response: &mut Response<B>) {
     let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if !is_switch && response.extensions().get::<CompleteRequest>().is_none() {

@@ -1,4 +1,4 @@
-//! HTTP/2 with clients: concurrent requests, pings, and an idle timeout.
+//! HTTP/2 connections from clients: concurrent requests, pings, and an idle timeout.
 
 use std::{cell::Cell, convert::Infallible, pin::pin, rc::Rc, time::Duration};
 
@@ -27,22 +27,24 @@ const MAX_STREAMS: u32 = 128;
 
 /// The send buffer per stream, in bytes.
 ///
-/// hyper polls a body again when one byte of the buffer is free. Up to two more frames, each of up
-/// to 64 KiB, the size of a read from an upstream, may then be buffered. The buffers of all streams
-/// of a connection may thus hold 18 MiB, in addition to the bytes that `response_body` reads ahead.
-/// A body that hyper has not polled for the `idle` timeout is dropped. The last frame of the body
-/// stays buffered until the connection has had no requests for the `idle` timeout.
+/// hyper polls a body again when one byte of the buffer is free. Two more frames may then be
+/// buffered; a frame has up to 64 KiB, the size of a read from an upstream. So the buffers of all
+/// streams of a connection hold at most 18 MiB, in addition to the bytes that `response_body` reads
+/// ahead.
+///
+/// If hyper does not poll a body for the `idle` timeout, the body is dropped. The last frame of a
+/// body stays buffered until the connection has had no requests for the `idle` timeout.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
 /// The flow-control windows in bytes, per stream and per connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
-/// The interval of pings to the client, and the timeout of the reply.
+/// The interval between pings to the client, and the timeout for the reply.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The maximum time during which a client sends nothing at all, not even ping replies.
+/// The maximum time without any bytes from the client. Even an idle client sends ping replies.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl ClientConnection {
@@ -94,8 +96,7 @@ impl ClientConnection {
             () = requests.wait_idle(timeouts.request_head, timeouts.keep_alive) => {}
         }
         serving.as_mut().graceful_shutdown();
-        // A client that has sent no request yet may be sending its first request, so it gets the
-        // head timeout.
+        // A new client may still be sending its first request, so it gets the head timeout.
         let timeout = if requests.count.get() > 0 {
             timeouts.idle
         } else {
@@ -104,10 +105,10 @@ impl ClientConnection {
         tokio::select! {
             biased;
             ended = serving => ended,
-            // The remaining response bytes are in hyper's buffers. hyper would wait forever for a
-            // client that does not read them.
+            // The remaining response bytes are in hyper's buffers. Without this timeout, hyper
+            // would wait forever for a client that does not read them.
             () = requests.wait_quiet(timeout) => Ok(()),
-            // A shutdown does not wait for clients that have received all responses.
+            // On shutdown, the connection closes as soon as the client has received all responses.
             () = requests.wait_delivered(&self.connection.activity), if is_shutdown => Ok(()),
         }
     }
@@ -119,16 +120,18 @@ impl ClientConnection {
 struct ConnectionRequests {
     count: Cell<u64>,
     in_flight: Cell<usize>,
-    /// When the last frame of the last response was handed to hyper.
+    /// The time when the last frame of the most recent response was handed to hyper.
     last_end: Cell<Option<Instant>>,
 }
 
-/// The time after the last frame until the response counts as delivered. hyper may hold bytes back
-/// until the client's flow-control window opens, and does not report this.
+/// The time from the last frame of a response until the response counts as delivered. hyper may
+/// hold bytes back until the client's flow-control window opens, and does not report when it has
+/// sent them.
 const DELIVERY_DELAY: Duration = Duration::from_secs(5);
 
 impl ConnectionRequests {
-    /// Waits until no request is in flight and the last response has had time to arrive.
+    /// Waits until no request is in flight and [`DELIVERY_DELAY`] has passed since the last
+    /// response.
     async fn wait_delivered(&self, activity: &Activity) {
         loop {
             activity.drained().await;
@@ -146,8 +149,8 @@ impl ConnectionRequests {
         }
     }
 
-    /// Waits until the connection has been idle for `timeout`, or until it has received no request
-    /// within `first`.
+    /// Waits until the connection has been idle for `timeout`. If no request arrives within
+    /// `first`, waits only for `first`.
     async fn wait_idle(&self, first: Duration, timeout: Duration) {
         sleep(first).await;
         if self.count.get() > 0 {
@@ -155,8 +158,8 @@ impl ConnectionRequests {
         }
     }
 
-    /// Waits until no request has arrived or been in flight for at least `timeout`, but less than
-    /// twice that time.
+    /// Waits until the connection has been without requests for `timeout`. The wait ends at most
+    /// one `timeout` later than that.
     async fn wait_quiet(&self, timeout: Duration) {
         let mut before = None;
         loop {
@@ -170,7 +173,8 @@ impl ConnectionRequests {
     }
 }
 
-/// A request in flight, until the last frame of its response is handed to hyper.
+/// A request on an HTTP/2 stream. The request counts as in flight until the last frame of its
+/// response is handed to hyper.
 struct StreamRequest(Rc<ConnectionRequests>);
 
 impl StreamRequest {

@@ -1,4 +1,4 @@
-//! A client connection: protocol detection, and its requests until either side closes.
+//! A client connection: detects the protocol, then serves requests until either side closes.
 
 pub(crate) mod client_limit;
 mod detect;
@@ -92,12 +92,12 @@ impl ClientConnection {
             Version::Http2 => self.serve_http2(stream, service).await,
         };
         if let Err(error) = ended {
-            // Debug level only: connections that clients abort are routine.
+            // Log at debug level only: clients abort connections routinely.
             tracing::debug!(%peer, "connection ended: {error}");
         }
     }
 
-    /// Counts `request` as in flight until the result is dropped. Marks it with
+    /// Counts `request` as in flight until the returned value is dropped. Marks the request with
     /// [`ClientLimitExceeded`] if the client is at its limit.
     fn count_request(&self, request: &mut Request<Incoming>) -> Option<ClientRequest> {
         let in_flight = self.in_flight.as_ref()?;
@@ -109,10 +109,10 @@ impl ClientConnection {
         counted
     }
 
-    /// Runs the tunnel, if the last request was upgraded.
+    /// Runs the tunnel, if the last request was an upgrade.
     async fn run_tunnel(&self, phase: &Phase) {
         if let Some(tunnel) = self.pending_tunnel.take() {
-            // Suspends the phase timeouts for the duration of the tunnel.
+            // This guard suspends the connection's phase timeouts for the duration of the tunnel.
             let _phase = phase.begin_response();
             let _in_flight = self.connection.activity.begin();
             if let Err(error) = tunnel.run(self.settings.timeouts.upgraded).await {

@@ -1,4 +1,5 @@
-//! mTLS identity: adds the name in a client's certificate to its requests, as an entry for rules.
+//! mTLS identity: adds the client name from a client certificate to each request, as an entry that
+//! rules can refer to.
 
 use std::task::{Context, Poll};
 
@@ -9,10 +10,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tower_service::Service;
 
-/// The entry with the client's name.
+/// The name of the entry that contains the client name.
 const NAME: &str = "tls.client";
 
-/// A service whose requests carry the client's name, if the client has presented a certificate.
+/// A service that adds the client name to requests, if the client has presented a certificate.
 #[derive(Clone)]
 pub(super) struct MtlsService<S> {
     inner: S,

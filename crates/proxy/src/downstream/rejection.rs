@@ -1,4 +1,4 @@
-//! Explains the rejections of HTTP/1.1 requests that hyper writes itself.
+//! Adds explanations to the rejections of HTTP/1.1 requests that hyper writes itself.
 
 use std::{
     io,
@@ -13,17 +13,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::bad_request::BadRequests;
 
-/// The stream of an HTTP/1.1 client. If hyper rejects a head, the reply gets an explanation.
+/// The stream of an HTTP/1.1 client. If hyper rejects a request head, this stream adds an
+/// explanation to hyper's reply.
 #[derive(Debug)]
 pub(super) struct RejectionStream<S> {
     stream: TimedStream<S>,
     bad_requests: Arc<BadRequests>,
-    /// The rest of an explained rejection, written in place of hyper's bare one.
+    /// The unwritten rest of an explained rejection. It is written in place of hyper's rejection.
     rejection: Option<Bytes>,
 }
 
 impl<S> RejectionStream<S> {
-    /// Wraps `stream`. Each response must have its response phase.
+    /// Wraps `stream`. The caller must begin a response phase of the stream for each response.
     pub(super) const fn new(stream: TimedStream<S>, bad_requests: Arc<BadRequests>) -> Self {
         Self {
             stream,

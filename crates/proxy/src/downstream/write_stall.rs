@@ -1,12 +1,12 @@
 //! A write timeout for HTTP/2 bodies whose receiver stops reading.
 //!
-//! hyper polls a body for its next frame only when the receiver's flow-control window is open,
-//! without a timeout. A receiver can keep the window closed and still answer pings. The body then
-//! holds its resources: an upstream connection, a concurrency permit.
+//! hyper polls a body for its next frame only when the receiver's flow-control window is open.
+//! hyper has no timeout for this wait. A receiver can keep the window closed and still answer
+//! pings. Meanwhile, the body holds an upstream connection and a concurrency permit.
 //!
-//! hyper offers no hook for such a timeout. So each body records whether it waits to be polled. The
-//! task of its stream polls the body. [`with_write_timeout`] wraps that task, and checks the state
-//! of the body after each poll.
+//! hyper offers no hook for a timeout. So each body records whether it waits to be polled. The task
+//! of the body's stream polls the body. [`with_write_timeout`] wraps this task, and checks the
+//! state of the body after each poll of the task.
 
 use std::{
     cell::RefCell,
@@ -27,13 +27,13 @@ use hyper::{
 use tidegate_net::LazyTimer;
 
 thread_local! {
-    /// The state of the body that was created or polled last on this thread. Right after a stream's
-    /// task was polled, it is the state of that stream's body.
+    /// The state of the body that was created or polled most recently on this thread. Directly
+    /// after a poll of a stream's task, this is the state of that stream's body.
     static LAST_POLLED: RefCell<Option<Arc<BodyPollState>>> = const { RefCell::new(None) };
 }
 
-/// Whether a body waits to be polled, and the number of waits that it has begun. The fields are
-/// atomic only because hyper requires `Send` requests.
+/// The state of a body: whether the body waits to be polled, and how many waits have begun. The
+/// fields are atomic only because hyper requires requests to be `Send`.
 #[derive(Debug, Default)]
 struct BodyPollState {
     is_waiting: AtomicBool,
@@ -61,8 +61,8 @@ pub(crate) struct WatchedBody<B> {
     wait: PollWait,
 }
 
-/// Resets the stream of a body whose rest is unwanted. The reset happens the next time the task of
-/// the stream is polled.
+/// A handle that resets the stream of a body when the rest of the body is unwanted. The reset
+/// happens when the task of the stream is next polled.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamReset(Arc<BodyPollState>);
 
@@ -72,7 +72,7 @@ impl StreamReset {
     }
 }
 
-/// The state of a body. Dropping it ends the wait.
+/// The state of a body. Dropping this value ends the wait.
 #[derive(Debug, Default)]
 struct PollWait(Arc<BodyPollState>);
 
@@ -91,7 +91,8 @@ impl<B> WatchedBody<B> {
         }
     }
 
-    /// Wraps `body`. The wait begins now. Call this function in the task of the body's stream.
+    /// Wraps `body`. The wait for the receiver begins now. Call this function in the task of the
+    /// body's stream.
     pub(crate) fn waiting_from_now(body: B) -> Self {
         let watched_body = Self::new(body);
         watched_body.wait.0.wait();
@@ -102,7 +103,7 @@ impl<B> WatchedBody<B> {
         &self.body
     }
 
-    /// Returns the handle that resets the stream before the receiver has read everything.
+    /// Returns a handle that can reset the stream before the receiver has read the whole body.
     pub(crate) fn reset_handle(&self) -> StreamReset {
         StreamReset(Arc::clone(&self.wait.0))
     }
@@ -151,9 +152,11 @@ where
     }
 }
 
-/// Runs `stream`. Drops it once its [`WatchedBody`] has waited for more than `timeout`, which
-/// resets the stream. A poll of the body just before this call counts too: hyper's client polls a
-/// body once before it spawns a task for it.
+/// Runs the stream task `stream`. If its [`WatchedBody`] has waited for more than `timeout`, drops
+/// the task, which resets the stream.
+///
+/// A wait that began just before this call counts too, because hyper's client polls a body once
+/// before it spawns a task for the body.
 pub(crate) fn with_write_timeout(
     stream: impl Future<Output = ()>,
     timeout: Duration,
@@ -164,12 +167,12 @@ pub(crate) fn with_write_timeout(
         let mut timer: Option<LazyTimer> = None;
         let mut seen_waits = 0;
         poll_fn(|cx| {
-            // Forget the body of another stream that ran before on this thread.
+            // Clear the state of another stream's body, whose task ran earlier on this thread.
             LAST_POLLED.take();
             if stream.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
             }
-            // If this poll did not reach the body, the previous state of the body is still correct.
+            // If this poll did not reach the body, keep the state from the previous poll.
             state = LAST_POLLED.take().or_else(|| state.take());
             let is_cancelled =
                 |state: &Arc<BodyPollState>| state.is_cancelled.load(Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! The headers that describe the client to an upstream: `X-Forwarded-*`, `Forwarded` and `Via`.
 //!
-//! Values from an untrusted client are removed; lists from a trusted proxy are extended. So the
-//! last element of a list always comes from this proxy, and all other elements come from trusted
-//! proxies. Names with `_` instead of `-` are also removed.
+//! The proxy removes values from an untrusted client, and extends lists from a trusted proxy. So
+//! the last element of a list always comes from this proxy, and all other elements come from
+//! trusted proxies. The proxy also removes forwarding headers that are spelt with `_` instead of
+//! `-`.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -21,7 +22,7 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 /// The prefix of the header names that only proxies may send.
 const PROXY_HEADER_PREFIX: &str = "x-forwarded-";
 
-/// More header names that only proxies may send.
+/// Further header names that only proxies may send.
 const PROXY_HEADERS: [&str; 7] = [
     "forwarded",
     "x-real-ip",
@@ -41,16 +42,16 @@ pub(crate) struct ForwardingHeaders {
     scheme: &'static str,
     /// The client's address in the `node` notation of RFC 7239, section 6.
     node: Box<str>,
-    /// The pseudonym of this proxy in `Via`, if configured.
+    /// The pseudonym of this proxy in the `Via` header, if configured.
     via: Option<Via>,
 }
 
-/// The client side of one connection.
+/// The client of a connection, as the forwarding headers describe it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientSide {
     pub(crate) peer: IpAddr,
     pub(crate) scheme: &'static str,
-    /// Whether the peer is a trusted proxy, whose forwarding headers are kept.
+    /// Whether the peer is a trusted proxy. The forwarding headers of a trusted proxy are kept.
     pub(crate) is_trusted: bool,
 }
 
@@ -65,7 +66,8 @@ impl ClientSide {
 }
 
 impl ForwardingHeaders {
-    /// Creates the forwarding headers for requests of `client`: the kinds in `headers`, and `via`.
+    /// Creates the forwarding headers for requests of `client`. `headers` selects which headers to
+    /// write.
     pub(crate) fn new(headers: ForwardedHeaders, via: Option<Via>, client: ClientSide) -> Self {
         let ClientSide {
             peer,
@@ -81,7 +83,8 @@ impl ForwardingHeaders {
         Self {
             headers,
             is_trusted,
-            // An address consists of digits, letters, dots and colons, so this never fails.
+            // An address consists of digits, letters, dots and colons, so the conversion never
+            // fails.
             address: address.unwrap_or_else(|_| HeaderValue::from_static("unknown")),
             scheme,
             node: node.into(),
@@ -94,8 +97,8 @@ impl ForwardingHeaders {
         self.is_trusted
     }
 
-    /// With `Forwarded` alone, removes `X-Forwarded-Proto` and `X-Forwarded-Host` unless they
-    /// belong to a trusted proxy's `X-Forwarded-For`.
+    /// Removes `X-Forwarded-Proto` and `X-Forwarded-Host` if this proxy writes only `Forwarded`.
+    /// Keeps them if a trusted proxy has sent `X-Forwarded-For` as well.
     pub(crate) fn remove_unpaired(&self, headers: &mut HeaderMap) {
         if !self.writes_x_forwarded() && !self.has_trusted(&X_FORWARDED_FOR, headers) {
             for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
@@ -118,8 +121,8 @@ impl ForwardingHeaders {
         )
     }
 
-    /// Adds the forwarding headers to the `headers` of a request that came over `version` and has
-    /// one `Host`.
+    /// Adds the forwarding headers to the `headers` of a request. The request was received over
+    /// HTTP `version` and has exactly one `Host`.
     pub(crate) fn write(&self, version: Version, headers: &mut HeaderMap) {
         let mut added = Vec::new();
         self.emit(version, headers, |name, value| {
@@ -128,12 +131,12 @@ impl ForwardingHeaders {
         headers.extend(added);
     }
 
-    /// Calls `line` with each forwarding header of a request that came over `version` and has one
-    /// `Host`.
+    /// Calls `line` with each forwarding header of a request. The request was received over HTTP
+    /// `version` and has exactly one `Host`.
     ///
-    /// Removes from `headers` the headers that are replaced by forwarding headers. The caller sends
-    /// the remaining `headers` as well. The values from an untrusted client must have been removed
-    /// before.
+    /// Removes from `headers` the headers that the forwarding headers replace. The caller sends the
+    /// remaining `headers` too. Before this call, the caller must remove the values of an untrusted
+    /// client.
     pub(crate) fn emit(
         &self,
         version: Version,
@@ -168,7 +171,8 @@ impl ForwardingHeaders {
         }
         let list = self.append_to_list(&X_FORWARDED_FOR, &self.address, headers);
         line(&X_FORWARDED_FOR, &list);
-        // A trusted proxy closer to the client has seen the original scheme and host.
+        // Keep values from a trusted proxy: it is closer to the client, and has seen the original
+        // scheme and host.
         if !self.has_trusted(&X_FORWARDED_PROTO, headers) {
             line(&X_FORWARDED_PROTO, &HeaderValue::from_static(self.scheme));
         }
@@ -184,8 +188,8 @@ impl ForwardingHeaders {
         self.is_trusted && headers.contains_key(name)
     }
 
-    /// Appends `element` to a trusted proxy's list, which is removed from `headers`. Without such a
-    /// list, returns `element` alone.
+    /// Appends `element` to the list that a trusted proxy has sent, and removes the list from
+    /// `headers`. Without a list, returns `element` alone.
     fn append_to_list<'e>(
         &self,
         name: &HeaderName,
@@ -210,12 +214,12 @@ impl ForwardingHeaders {
             }
             element.push('"');
         }
-        // Cannot fail: the host was a header value, and the rest is ASCII.
+        // This conversion cannot fail: the host was a header value, and the rest is ASCII.
         HeaderValue::try_from(element).unwrap_or_else(|_| self.address.clone())
     }
 }
 
-/// Appends `element` to the list in the header `name`, and removes that header.
+/// Returns the list in the header `name` with `element` appended, and removes the header.
 fn append_to_list<'e>(
     name: &HeaderName,
     element: &'e HeaderValue,
@@ -223,14 +227,14 @@ fn append_to_list<'e>(
 ) -> Cow<'e, HeaderValue> {
     let values = headers.get_all(name).iter().chain([element]);
     let list: Vec<&[u8]> = values.map(HeaderValue::as_bytes).collect();
-    // Joining valid header values with `, ` gives a valid one.
+    // Valid header values, joined with `, `, are a valid header value.
     let joined = HeaderValue::from_bytes(&list.join(&b", "[..]));
     headers.remove(name);
     joined.map_or(Cow::Borrowed(element), Cow::Owned)
 }
 
-/// Returns whether only proxies may send this header. Treats `_` as `-`, because many applications
-/// do.
+/// Returns whether only proxies may send the header `name`. Treats `_` as `-`, because many
+/// applications treat the two as equal.
 pub(crate) fn is_proxy_header(name: &str) -> bool {
     // Fast path: the first letter rules out most names.
     if !name.starts_with(['x', 'f', 't', 'c']) {

@@ -12,7 +12,8 @@ use super::{forwarded::is_proxy_header, lookup};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-/// The headers that are never forwarded, in addition to those that `Connection` names.
+/// The headers that are never forwarded. The headers that `Connection` names are not forwarded
+/// either.
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     TRANSFER_ENCODING,
@@ -26,11 +27,11 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
-/// Returns the protocol that a request offers to switch to: the first protocol in the `Upgrade`
-/// list, in lower case. The upstream gets only this protocol. Protocol names are case-insensitive
+/// Returns the protocol that a request offers to switch to: the first one in the `Upgrade` list, in
+/// lower case. Only this protocol is offered to the upstream. Protocol names are case-insensitive
 /// (RFC 9110, section 7.8).
 ///
-/// Upgrading to HTTP/2 (`h2c`) is deprecated by RFC 9113, so such an offer is ignored.
+/// RFC 9113 deprecates the upgrade to HTTP/2 (`h2c`), so an offer of `h2c` is ignored.
 pub(crate) fn offered_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
     if !has_token(headers, &CONNECTION, "upgrade") || has_token(headers, &UPGRADE, "h2c") {
         return None;
@@ -72,8 +73,8 @@ pub(crate) fn set_connection(headers: &mut HeaderMap) {
     headers.insert(CONNECTION, HeaderValue::from_static(named));
 }
 
-/// Removes the hop-by-hop headers of a request. Removes `Trailer` too, because request trailers are
-/// dropped, and keeps `TE: trailers`, because response trailers are forwarded.
+/// Removes the hop-by-hop headers of a request. Also removes `Trailer`, because request trailers
+/// are dropped. Keeps `TE: trailers`, because response trailers are forwarded.
 pub(crate) fn strip_request(headers: &mut HeaderMap) {
     lookup::remove(headers, &TRAILER);
     if !lookup::has_any(headers, &HOP_BY_HOP) {
@@ -113,19 +114,20 @@ fn strip(headers: &mut HeaderMap) {
     headers.remove(TE);
     headers.remove(UPGRADE);
     if headers.remove(TRANSFER_ENCODING).is_some() {
-        // The proxy determines the framing of the body itself. A `Content-Length` together with
-        // `Transfer-Encoding` is a smuggling vector.
+        // The proxy determines the framing of the body itself. A message with both `Content-Length`
+        // and `Transfer-Encoding` can be used for request smuggling.
         headers.remove(CONTENT_LENGTH);
     }
 }
 
-/// Removes `Connection` and the headers that it names.
+/// Removes `Connection` and the headers that `Connection` names.
 fn strip_named(headers: &mut HeaderMap) {
     let lines: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().cloned().collect();
     headers.remove(CONNECTION);
     for name in lines.iter().flat_map(tokens) {
-        // Without `Content-Length`, the message would end at a different byte. And a client must
-        // not be able to use `Connection` to remove the headers of a trusted proxy.
+        // Keep `Content-Length`: without it, the message would end at a different byte. Keep proxy
+        // headers too: a client must not be able to remove a trusted proxy's headers by naming
+        // them.
         if let Ok(name) = HeaderName::from_bytes(name)
             && !matches!(name, CONTENT_LENGTH | HOST | VIA)
             && !is_proxy_header(name.as_str())

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The number of header names up to which a scan is cheaper than one hash lookup.
+/// The maximum number of header names for which a scan is cheaper than a hash lookup.
 const SCAN_LIMIT: usize = 4;
 
 /// Returns whether any of these headers is present. A single scan is cheaper than several lookups.
@@ -32,7 +32,7 @@ pub(crate) fn is_repeated(headers: &HeaderMap, name: &HeaderName) -> bool {
     headers.len() > headers.keys_len() && headers.get_all(name).iter().nth(1).is_some()
 }
 
-/// Removes this header, which is rarely present.
+/// Removes this header. Optimised for a header that is rarely present.
 pub(crate) fn remove(headers: &mut HeaderMap, name: &HeaderName) {
     if has(headers, name) {
         headers.remove(name);

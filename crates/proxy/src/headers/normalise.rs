@@ -1,9 +1,10 @@
-//! Normalises a request head to what the upstream will receive, before any rule is evaluated.
+//! Normalises a request head before any rule is evaluated, so that rules see what the upstream will
+//! receive.
 //!
-//! If rules saw a different head, they could be bypassed: a header that the proxy removes later
-//! could be part of a key, and a header in another spelling would not match. So all headers that
-//! the proxy removes or rewrites are removed or rewritten here, once. Rules, `upstreams[].when` and
-//! classes of `adaptive` see the result. Headers that the proxy only adds come later:
+//! If rules saw a different head, clients could bypass the rules. For example, a key could use a
+//! header that the proxy removes later, or a condition could miss a header in another spelling. So
+//! this module applies every removal and rewrite of request headers once. Rules, `upstreams[].when`
+//! and the classes of `adaptive` see the result. Headers that the proxy only adds are added later:
 //! `X-Forwarded-*`, `Forwarded`, `Via`, and the framing headers.
 //!
 //! ```text
@@ -27,12 +28,12 @@ use super::{
 };
 use crate::{error::ProxyError, runtime::RuntimeConfig};
 
-/// The number of `Via` elements with our pseudonym that makes a request a loop. Two or three tiers
-/// of proxies may share a pseudonym.
+/// The number of `Via` elements with this proxy's pseudonym that makes a request a loop. The number
+/// is above 1 because two or three tiers of proxies may share a pseudonym.
 const MAX_PASSES: usize = 4;
 
-/// Normalises `head` by the settings of `current`. `forwarding` knows whether the client is a
-/// trusted proxy.
+/// Normalises `head` according to the settings of `current`. `forwarding` tells whether the client
+/// is a trusted proxy.
 ///
 /// # Errors
 ///
@@ -54,7 +55,7 @@ pub(crate) fn normalise(
     forwarding.remove_unpaired(&mut head.headers);
     target::normalise_target(head)?;
     trim_length(&mut head.headers);
-    // The proxy sends `100 Continue` itself when it reads the body.
+    // Remove `Expect`: the proxy sends `100 Continue` itself when it reads the body.
     lookup::remove(&mut head.headers, &EXPECT);
     // `Upgrade` is only defined in HTTP/1.1 (RFC 9110, section 7.8; RFC 9113, section 8.2.2).
     let is_http11 = head.version == Version::HTTP_11;
@@ -64,7 +65,7 @@ pub(crate) fn normalise(
     hop_by_hop::strip_request(&mut head.headers);
     if let Some(protocol) = protocol {
         let upstream = current.upstreams.route(head);
-        // An HTTP/2 upstream cannot switch protocols, so the offer is dropped.
+        // An HTTP/2 upstream cannot switch protocols, so the upgrade offer is dropped.
         if upstream.is_ok_and(|upstream| upstream.http2.is_none()) {
             head.headers.insert(UPGRADE, protocol);
         }
@@ -72,9 +73,9 @@ pub(crate) fn normalise(
     Ok(())
 }
 
-/// Refuses header values that begin or end with white space. Such values make an HTTP/2 request
-/// malformed (RFC 9113, section 8.2.1). They cannot occur in HTTP/1.1, where parsers strip the
-/// white space.
+/// Refuses header values that begin or end with white space. Such a value makes an HTTP/2 request
+/// malformed (RFC 9113, section 8.2.1). HTTP/1.1 parsers strip the white space, so HTTP/1.1
+/// requests have no such values.
 fn check_values(headers: &HeaderMap) -> Result<(), ProxyError> {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     for value in headers.values().map(HeaderValue::as_bytes) {
@@ -87,8 +88,8 @@ fn check_values(headers: &HeaderMap) -> Result<(), ProxyError> {
     Ok(())
 }
 
-/// Removes headers with `_` in their name according to `underscores`, and the forwarding headers of
-/// untrusted clients.
+/// Removes headers with `_` in their name, as `underscores` configures, and the forwarding headers
+/// of untrusted clients.
 fn remove_names(
     headers: &mut HeaderMap,
     underscores: Underscores,
@@ -128,7 +129,7 @@ fn remove_names(
     Ok(())
 }
 
-/// Refuses a request that has passed proxies with our pseudonym too often.
+/// Refuses a request that has passed proxies with this proxy's pseudonym too often.
 fn check_loop(headers: &HeaderMap, via: &Via) -> Result<(), ProxyError> {
     if !lookup::has(headers, &VIA) {
         return Ok(());
@@ -137,7 +138,7 @@ fn check_loop(headers: &HeaderMap, via: &Via) -> Result<(), ProxyError> {
         .get_all(VIA)
         .iter()
         .flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    // An element is a protocol, white space, a pseudonym, and optionally a comment.
+    // A `Via` element is a protocol, white space, a pseudonym, and optionally a comment.
     let is_ours = |element: &&[u8]| {
         let mut words = element
             .split(|byte| matches!(byte, b' ' | b'\t'))

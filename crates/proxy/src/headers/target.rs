@@ -17,9 +17,11 @@ const MAX_HOST_BYTES: usize = 253;
 ///
 /// # Errors
 ///
-/// Fails if there are more than `max_headers` header lines (hyper does not limit their number in
-/// HTTP/2), a transfer coding other than `chunked`, or a `Content-Length` that is not exactly one
-/// number.
+/// Fails in these cases:
+///
+/// - There are more than `max_headers` header lines. hyper does not limit their number in HTTP/2.
+/// - There is a transfer coding other than `chunked`.
+/// - There is a `Content-Length` that is not exactly one number.
 pub(crate) fn check_framing(headers: &HeaderMap, max_headers: usize) -> Result<(), ProxyError> {
     if headers.len() > max_headers {
         return Err(ProxyError::TooManyHeaders(max_headers));
@@ -48,12 +50,12 @@ pub(crate) fn check_framing(headers: &HeaderMap, max_headers: usize) -> Result<(
     Ok(())
 }
 
-/// Reduces the target to path and query, and moves its host to `Host`.
+/// Reduces the request target to path and query, and moves the host of the target to `Host`.
 ///
 /// # Errors
 ///
-/// Fails for a `CONNECT` request, which a reverse proxy does not serve, and for a missing, repeated
-/// or invalid host.
+/// Fails if the host is missing, repeated or invalid. Fails also for a `CONNECT` request, which a
+/// reverse proxy does not serve.
 pub(crate) fn normalise_target(head: &mut Parts) -> Result<(), ProxyError> {
     const NO_HOST: ProxyError = ProxyError::Host("`Host` is missing");
     if head.method == Method::CONNECT {
@@ -96,8 +98,8 @@ pub(crate) fn normalise_target(head: &mut Parts) -> Result<(), ProxyError> {
     Ok(())
 }
 
-/// Fast path: returns whether `host` is an ordinary name or IPv4 address, perhaps with a port. Such
-/// a host is valid without further parsing.
+/// Returns whether `host` is an ordinary name or IPv4 address, with or without a port. An ordinary
+/// host is valid without further parsing, so this check is the fast path.
 fn is_simple_host(host: &[u8]) -> bool {
     let mut parts = host.splitn(2, |byte| *byte == b':');
     let (name, port) = (parts.next().unwrap_or_default(), parts.next());
@@ -107,8 +109,9 @@ fn is_simple_host(host: &[u8]) -> bool {
     is_short && !name.is_empty() && name.iter().all(is_name_byte) && port.is_none_or(is_port)
 }
 
-/// Returns whether `host` is exactly one host, with a numeric port or none, and without user
-/// information. The grammar allows a comma in a host, but here it means two joined hosts.
+/// Returns whether `host` is exactly one host without user information. The port, if any, must be
+/// numeric. The grammar allows a comma in a host, but a comma here means that two hosts were
+/// joined.
 fn is_single_host(host: &Authority) -> bool {
     let port = host.as_str().strip_prefix(host.host());
     let is_port = |port: &str| {
@@ -118,7 +121,7 @@ fn is_single_host(host: &Authority) -> bool {
     !host.host().is_empty() && !host.as_str().contains(',') && port.is_some_and(is_port)
 }
 
-/// Inserts a `/` into a target without a path, so that the upstream sees the same path as the
+/// Adds the path `/` to a target without a path, so that the upstream sees the same path as the
 /// rules.
 fn ensure_path(method: &Method, uri: &mut Uri) -> Result<(), ProxyError> {
     const WRONG: ProxyError = ProxyError::Host("the request target is invalid");
@@ -132,8 +135,8 @@ fn ensure_path(method: &Method, uri: &mut Uri) -> Result<(), ProxyError> {
     is_valid.then_some(()).ok_or(WRONG)
 }
 
-/// Converts the head for an HTTP/2 upstream: moves `Host` back into the target, and drops
-/// `Upgrade`.
+/// Converts the head of a request for an HTTP/2 upstream: moves `Host` back into the target, and
+/// removes `Upgrade`.
 ///
 /// # Errors
 ///
@@ -147,13 +150,13 @@ pub(crate) fn to_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), ProxyErr
     uri.authority = Some(authority);
     head.uri = Uri::from_parts(uri).map_err(|_| WRONG)?;
     head.version = Version::HTTP_2;
-    // A reload may route the request to this upstream after the request was normalised for another
-    // upstream.
+    // A reload may have moved the request to this upstream after the request was normalised for an
+    // HTTP/1.1 upstream.
     lookup::remove(&mut head.headers, &UPGRADE);
     Ok(())
 }
 
-/// Joins the cookie lines that HTTP/2 allows into the single line of HTTP/1.1.
+/// Joins several `Cookie` lines, which HTTP/2 allows, into the single line that HTTP/1.1 requires.
 fn join_cookies(headers: &mut HeaderMap) {
     if !lookup::is_repeated(headers, &COOKIE) {
         return;
@@ -164,7 +167,7 @@ fn join_cookies(headers: &mut HeaderMap) {
         .map(HeaderValue::as_bytes)
         .filter(|line| !line.is_empty())
         .collect();
-    // Joining valid header values with `; ` gives a valid one.
+    // Valid header values, joined with `; `, are a valid header value.
     if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
         headers.insert(COOKIE, joined);
     }

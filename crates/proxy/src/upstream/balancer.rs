@@ -1,4 +1,5 @@
-//! Routing and load balancing: picks the upstream for a request, and its least loaded endpoint.
+//! Routing and load balancing: selects the upstream for a request, and the least loaded endpoint of
+//! the upstream.
 
 use std::{
     sync::{
@@ -33,8 +34,8 @@ pub(crate) struct Upstreams(Box<[Arc<Upstream>]>);
 pub(crate) struct Upstream {
     pub(crate) name: Box<str>,
     when: When,
-    /// The settings that the endpoints of this upstream take over once the configuration is
-    /// activated.
+    /// The new settings for the endpoints of this upstream. They take effect in
+    /// [`Upstreams::activate`].
     endpoint_settings: Arc<EndpointSettings>,
     pub(crate) endpoints: Box<[Arc<Endpoint>]>,
     /// The round robin position, for ties between equally loaded endpoints.
@@ -42,17 +43,17 @@ pub(crate) struct Upstream {
     pub(crate) metrics: Arc<UpstreamMetrics>,
     /// The adaptive concurrency limit, if configured.
     pub(crate) concurrency: Option<UpstreamConcurrency>,
-    /// The scheme of request targets, if the upstream speaks HTTP/2.
+    /// The scheme of request targets; `None` if the upstream speaks HTTP/1.1.
     pub(crate) http2: Option<Scheme>,
 }
 
 impl Upstreams {
-    /// Builds the upstreams of `settings` for this number of workers. Endpoints that are unchanged
-    /// since `previous` keep their connections, counters and health.
+    /// Builds the upstreams of `settings` for the given number of workers. An endpoint that already
+    /// exists in `previous` keeps its connections, counters and health.
     ///
     /// # Errors
     ///
-    /// The trust anchors for TLS cannot be loaded.
+    /// Fails if the trust anchors for TLS cannot be loaded.
     pub(crate) fn inheriting_from(
         settings: &[tidegate_config::Upstream],
         workers: usize,
@@ -71,8 +72,8 @@ impl Upstreams {
         upstreams.map(Self)
     }
 
-    /// Starts the active health checks that are configured for an endpoint and are not running yet.
-    /// The checks run until `current` no longer configures them.
+    /// Starts the configured active health checks that are not running yet. The checks of an
+    /// endpoint run until `current` no longer configures them.
     pub(crate) fn start_health_checks(&self, tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
         for endpoint in self.endpoints() {
             if endpoint.claim_health_checks() {
@@ -92,7 +93,7 @@ impl Upstreams {
         }
     }
 
-    /// Retires the endpoints that are not in `next`.
+    /// Retires the endpoints that are not part of `next`.
     pub(crate) fn retire_removed(&self, next: &Self) {
         for endpoint in self.endpoints() {
             if !next.endpoints().any(|kept| Arc::ptr_eq(kept, endpoint)) {
@@ -181,14 +182,13 @@ impl Upstream {
             endpoint_settings,
             next: AtomicUsize::new(0),
             metrics: metrics.unwrap_or_else(|| Arc::new(UpstreamMetrics::new(workers))),
-            // A parsed configuration contains no settings that are out of range.
+            // The conversion succeeds, because parsing has checked that the settings are in range.
             concurrency: concurrency.and_then(Result::ok),
             http2: settings.http2.then_some(scheme),
         })
     }
 
-    /// Returns the names of the upstream and of the endpoint that the request was sent to, if any,
-    /// for the access log.
+    /// Returns the names of this upstream and of `endpoint`, for the access log.
     pub(crate) fn for_access_log(&self, endpoint: Option<&Arc<Endpoint>>) -> LoggedUpstream {
         LoggedUpstream {
             upstream: self.name.clone(),
@@ -206,15 +206,16 @@ impl Upstream {
     }
 
     /// Returns the endpoint with the fewest requests in flight, and its index. Skips the endpoints
-    /// whose bit is set in `tried`. Among equally loaded endpoints, returns the first one from
-    /// `start` on.
+    /// whose bit is set in `tried`. If several endpoints have equal load, returns the first of
+    /// them, counted from the index `start`.
     pub(crate) fn least_loaded(&self, start: usize, tried: u64) -> Option<(usize, &Arc<Endpoint>)> {
         let count = self.endpoints.len();
         let candidates = (0..count)
             .map(|step| start.wrapping_add(step) % count)
             .filter(|at| tried & (1 << at) == 0)
             .map(|at| (at, &self.endpoints[at]));
-        // Unhealthy endpoints sort last: they are used only if no healthy one is left (panic mode).
+        // Sort unhealthy endpoints last, so that they are used only if no healthy endpoint is left
+        // (panic mode).
         candidates.min_by_key(|(_, endpoint)| (!endpoint.health.is_healthy(), endpoint.in_flight()))
     }
 

@@ -13,8 +13,9 @@ pub(crate) struct Checkout {
 }
 
 impl Checkout {
-    /// Returns the connection to the pool, if it can take another request. An HTTP/1.1 connection
-    /// is closed instead if the upstream answered before it had received the whole request.
+    /// Returns the connection to the pool if the connection can take another request. If the
+    /// upstream answered before it had received the whole request, closes the HTTP/1.1 connection
+    /// instead.
     pub(crate) fn return_to_pool(self) {
         // A shared HTTP/2 connection never left the pool.
         if self.active.endpoint().http2 {

@@ -1,4 +1,4 @@
-//! An upstream connection: sends a request and waits for the response head, with a timeout.
+//! An upstream connection: sends a request and waits for the response head.
 
 use std::{
     error::Error,
@@ -34,41 +34,43 @@ use crate::{
     response_body::ResponseSource,
 };
 
-/// An upstream connection that is used by one request.
+/// An upstream connection that carries the request of one caller.
 #[derive(Debug)]
 pub(crate) struct UpstreamConnection {
     protocol: Protocol,
-    /// The request's stream on an HTTP/2 connection; `None` for a pooled connection.
+    /// The HTTP/2 stream of the request; `None` if the connection speaks HTTP/1.1 or is in the
+    /// pool.
     stream: Option<Arc<StreamSlot>>,
-    /// The timeout for response heads. An HTTP/1.1 connection uses one timer for all of its
-    /// requests.
+    /// The timer of the timeout for response heads. An HTTP/1.1 connection reuses the timer for
+    /// each of its requests.
     timer: LazyTimer,
     slot: Arc<ConnectionSlot>,
 }
 
-/// The HTTP client on a connection.
+/// The HTTP client of a connection.
 #[derive(Debug)]
 pub(crate) enum Protocol {
-    /// Takes one request at a time.
+    /// A client for one request at a time.
     Http1(Box<Http1Connection>),
-    /// Takes many concurrent requests.
+    /// A client for many concurrent requests.
     Http2(Http2Connection),
 }
 
-/// A request to send, with the state after an earlier attempt.
+/// A request to send, with the state that an earlier attempt has left.
 pub(crate) enum OutgoingRequest {
-    /// Not sent at all yet.
+    /// A request of which nothing was sent yet.
     New(Box<Request<Upload>>),
-    /// Sent once on an HTTP/2 connection that ended before the response. The request is idempotent,
-    /// so it is sent a second time, but not a third time.
+    /// A request that was sent once on an HTTP/2 connection, which ended before the response. The
+    /// request is idempotent, so it is sent a second time, but not a third time.
     Resent(Box<Request<Upload>>),
-    /// Serialised for an HTTP/1.1 connection that turned out to be closed.
+    /// A request that was serialised for an HTTP/1.1 connection, which turned out to be closed.
     Serialised(Box<RequestWriter>),
 }
 
 /// The reason why a request has no response.
 pub(crate) enum SendError<R = OutgoingRequest> {
-    /// The connection was closed or about to close; the request may be sent on another connection.
+    /// The connection was closed or was about to close. The request may be sent on another
+    /// connection.
     Retryable(R),
     /// A reused connection was closed while the request was in flight. The upstream may have
     /// processed the request.
@@ -88,9 +90,10 @@ impl UpstreamConnection {
     ///
     /// # Errors
     ///
-    /// [`ProxyError::Full`] at the connection limit, [`ProxyError::Local`] if this machine is out
-    /// of resources, [`ProxyError::ConnectTimeout`] if there is no connection at `until`, otherwise
-    /// [`ProxyError::Unreachable`].
+    /// - [`ProxyError::Full`] if the endpoint is at its connection limit.
+    /// - [`ProxyError::Local`] if this machine is out of resources.
+    /// - [`ProxyError::ConnectTimeout`] if the connection is not open at the time `until`.
+    /// - [`ProxyError::Unreachable`] if the attempt fails for another reason.
     pub(crate) async fn open(
         endpoint: &Arc<Endpoint>,
         settings: &Proxy,
@@ -117,8 +120,8 @@ impl UpstreamConnection {
         })
     }
 
-    /// Returns whether the connection takes no more requests: the upstream has closed it, or no
-    /// longer responds.
+    /// Returns whether the connection takes no more requests, because the upstream has closed it or
+    /// no longer responds.
     pub(crate) fn is_unusable(&mut self) -> bool {
         match &mut self.protocol {
             Protocol::Http1(connection) => connection.is_closed(),
@@ -140,8 +143,8 @@ impl UpstreamConnection {
         matches!(&self.protocol, Protocol::Http2(connection) if connection.is_busy())
     }
 
-    /// Opens a stream for another request on an HTTP/2 connection, if the connection has a free
-    /// stream.
+    /// Opens a stream for another request on this HTTP/2 connection. Returns `None` if all streams
+    /// are in use.
     pub(crate) fn open_stream(&self, timeouts: &Timeouts) -> Option<Self> {
         let Protocol::Http2(connection) = &self.protocol else {
             return None;
@@ -154,17 +157,17 @@ impl UpstreamConnection {
         })
     }
 
-    /// Applies `settings` from the next request on. An HTTP/2 connection keeps the settings with
-    /// which it was opened.
+    /// Applies `settings` to later requests. An HTTP/2 connection keeps the settings with which it
+    /// was opened.
     pub(crate) fn update_settings(&mut self, settings: &Proxy) {
         if let Some(connection) = self.http1() {
             connection.update_settings(settings);
         }
     }
 
-    /// Starts to send `request` at `now` on an HTTP/1.1 connection;
-    /// [`Self::response_head`] then waits for the response. Returns the request if the connection
-    /// is HTTP/2.
+    /// Starts to send `request` on an HTTP/1.1 connection. The timeout for the response head begins
+    /// at `now`. [`Self::response_head`] then waits for the response. Returns the request unsent if
+    /// the connection speaks HTTP/2.
     pub(crate) fn start(
         &mut self,
         request: Request<Upload>,
@@ -180,7 +183,7 @@ impl UpstreamConnection {
         Ok(())
     }
 
-    /// Waits for the response head of the request that was started.
+    /// Waits for the response head of the request that [`Self::start`] has begun to send.
     pub(crate) async fn response_head(
         &mut self,
         progress: &UploadProgress,
@@ -207,8 +210,8 @@ impl UpstreamConnection {
         }
     }
 
-    /// Sends `outgoing` and waits for the response head. Over HTTP/2 the request already contains
-    /// the forwarding headers, so `forwarding` is not used.
+    /// Sends `outgoing` and waits for the response head. Over HTTP/2, `forwarding` is not used,
+    /// because the request already contains the forwarding headers.
     pub(crate) async fn send(
         &mut self,
         outgoing: OutgoingRequest,
@@ -239,8 +242,8 @@ impl UpstreamConnection {
             (Protocol::Http2(_), OutgoingRequest::Resent(request)) => {
                 return self.send_on_stream(*request, progress, timeouts).await;
             }
-            // The request was prepared for the other protocol. All endpoints of an upstream speak
-            // the same protocol, so this does not happen.
+            // The request was prepared for the other HTTP version. All endpoints of an upstream
+            // speak the same version, so this case does not occur.
             (_, outgoing) => return Err(SendError::Retryable(outgoing)),
         }
         self.timer.set(timeouts.head);
@@ -259,7 +262,8 @@ impl UpstreamConnection {
                 request,
             ))));
         };
-        // An upstream that has answered before may close the connection at any time.
+        // Once the upstream has answered a request on the connection, it may close the connection
+        // at any time.
         let was_used = connection.has_answered();
         request.body_mut().set_stream(self.stream.clone());
         self.timer.set(timeouts.head);
@@ -290,8 +294,8 @@ impl UpstreamConnection {
         Ok(response.map(ResponseSource::Http2))
     }
 
-    /// Records that more of a response has arrived on [`ResponseSource::Http2`], so the connection
-    /// is alive.
+    /// Records that more of a response has arrived from [`ResponseSource::Http2`], which shows that
+    /// the connection is alive.
     pub(crate) fn mark_alive(&self) {
         if let Protocol::Http2(connection) = &self.protocol {
             connection.mark_alive();
@@ -307,8 +311,8 @@ impl UpstreamConnection {
             .map_or(Poll::Ready(None), |connection| connection.poll_body(cx))
     }
 
-    /// Takes the response body from [`ResponseSource::Http1`], if it has arrived completely and is
-    /// plain bytes.
+    /// Takes the response body from [`ResponseSource::Http1`], if the whole body has arrived and is
+    /// not chunked.
     pub(crate) fn take_complete_body(&mut self) -> Option<Bytes> {
         self.http1()?.take_complete_body()
     }
@@ -347,7 +351,7 @@ const fn is_disconnect_kind(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// Returns whether `error` is the end of the connection, rather than of one stream.
+/// Returns whether `error` means that the whole connection has ended, not just one stream.
 fn is_disconnect(error: &hyper::Error) -> bool {
     let cause = error
         .source()
@@ -376,13 +380,13 @@ fn bad_response(error: impl Display) -> ProxyError {
 /// The task that sends the request body.
 #[derive(Clone, Copy, Debug)]
 enum BodySender {
-    /// The task that waits for the response.
+    /// The body is sent by the task that waits for the response.
     SameTask,
-    /// Another task, which has to wake the task that waits for the response.
+    /// The body is sent by another task. It must wake the task that waits for the response.
     OtherTask,
 }
 
-/// Waits for `future`, or fails with [`ProxyError::HeadTimeout`]. The timeout runs from the end of
+/// Waits for `future`, or fails with [`ProxyError::HeadTimeout`]. The timeout starts at the end of
 /// the request body.
 async fn with_head_timeout<A>(
     future: impl Future<Output = A>,
@@ -397,7 +401,7 @@ async fn with_head_timeout<A>(
         if let Poll::Ready(response) = future.as_mut().poll(cx) {
             return Poll::Ready(Ok(response));
         }
-        // An upstream that is still receiving the body does not owe a response yet.
+        // While the upstream is still receiving the body, no response is due.
         if is_sending {
             is_sending = match sender {
                 BodySender::SameTask => progress.is_sending(),

@@ -25,8 +25,8 @@ use crate::{
     runtime::RuntimeConfig,
 };
 
-/// The load balancing state of one request. The dispatcher keeps the settings that were current
-/// when the request arrived.
+/// The load balancing state of one request. It keeps the settings that were current when the
+/// request arrived.
 pub(crate) struct Dispatcher {
     pub(crate) current: Arc<RuntimeConfig>,
     worker: usize,
@@ -34,12 +34,13 @@ pub(crate) struct Dispatcher {
     last: AtomicUsize,
 }
 
-/// A request after the synchronous attempt to send it, with its round robin position.
+/// A request after the synchronous attempt to send it. The `usize` is the request's round robin
+/// position.
 pub(crate) enum PendingRequest {
-    /// The request is being sent on a pooled connection.
+    /// The request is being sent on a pooled HTTP/1.1 connection.
     Sent(Checkout, usize),
-    /// There was no pooled connection, or the upstream speaks HTTP/2. The asynchronous path sends
-    /// it.
+    /// The request was not sent, because no pooled connection was idle or because the upstream
+    /// speaks HTTP/2. The asynchronous path sends it.
     Unsent(OutgoingRequest, usize),
 }
 
@@ -95,7 +96,7 @@ impl Dispatcher {
     }
 
     /// Returns the response head for the request `pending`, and the connection on which the head
-    /// arrived. Retries the request if that is safe.
+    /// arrived. Retries the request if a retry is safe.
     pub(crate) async fn response_head(
         &self,
         upstream: &Upstream,
@@ -127,8 +128,8 @@ impl Dispatcher {
         Box::pin(self.send_with_retries(upstream, position, outgoing, forwarding, progress)).await
     }
 
-    /// Tries the endpoints of `upstream`, the least loaded first, until one has answered or the
-    /// request may not be sent again.
+    /// Tries the endpoints of `upstream` in order of load, the least loaded first. Stops when an
+    /// endpoint has answered or when the request may not be sent again.
     async fn send_with_retries(
         &self,
         upstream: &Upstream,
@@ -152,7 +153,7 @@ impl Dispatcher {
                 self.connection_to(endpoint, &outgoing, until)
             });
             let connected = connected.await;
-            // If there was no connection attempt, the endpoint does not count as tried.
+            // An endpoint counts as tried only after a connection attempt.
             if !matches!(
                 connected,
                 None | Some(Err(ProxyError::Full | ProxyError::Local))
@@ -192,9 +193,8 @@ impl Dispatcher {
         Err(error)
     }
 
-    /// Returns a connection to `endpoint`, and whether it came from the pool. If the upstream
-    /// closed a pooled HTTP/1.1 connection while `outgoing` was sent on it, a new connection is
-    /// opened for the retry.
+    /// Returns a connection to `endpoint`, and whether it came from the pool. Opens a new
+    /// connection if a pooled HTTP/1.1 connection was closed while `outgoing` was sent on it.
     async fn connection_to(
         &self,
         endpoint: &Arc<Endpoint>,
@@ -212,7 +212,8 @@ impl Dispatcher {
             return Ok((self.open(endpoint, until).await?, false));
         }
         let permission = timeout_at(until, endpoint.pool.opening(self.worker)).await;
-        // The task that opens the connection records the failure for outlier detection.
+        // Record no failure here: the task that opens the connection records it for outlier
+        // detection.
         let _permission = permission.map_err(|_| ProxyError::ConnectTimeout)?;
         if let Some(pooled) = take() {
             return Ok((pooled, true));
@@ -249,7 +250,8 @@ impl Dispatcher {
         }
     }
 
-    /// Wraps `connection` for this request, and applies the settings of the request.
+    /// Creates the checkout of `connection` for this request, and applies the settings of the
+    /// request.
     fn checkout(&self, mut connection: Box<UpstreamConnection>, active: ActiveRequest) -> Checkout {
         connection.update_settings(&self.current.settings);
         Checkout {
@@ -296,8 +298,8 @@ fn resend(
     }
 }
 
-/// The connect timeout budget of a request, shared by all attempts. Several unresponsive endpoints
-/// thus delay a request no longer than one unresponsive endpoint.
+/// The connect timeout budget of a request. All attempts share the budget, so several unresponsive
+/// endpoints delay a request no longer than one does.
 struct ConnectBudget {
     total: Duration,
     remaining: Duration,
@@ -311,8 +313,9 @@ impl ConnectBudget {
         }
     }
 
-    /// Runs `attempt` with a deadline: the last endpoint gets all of the remaining budget, another
-    /// endpoint gets half of it. Returns `None` if an eighth of the total budget or less is left.
+    /// Runs `attempt` with a deadline. An attempt at the last endpoint gets the whole remaining
+    /// budget. Any other attempt gets half of the remaining budget. Returns `None` if at most an
+    /// eighth of the total budget is left.
     async fn spend<T>(
         &mut self,
         is_last: bool,

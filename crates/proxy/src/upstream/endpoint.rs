@@ -26,7 +26,7 @@ pub(crate) struct Endpoint {
     /// Whether requests use HTTP/2.
     pub(crate) http2: bool,
     tls: Option<UpstreamTls>,
-    /// The current settings, which a reload replaces.
+    /// The current settings. A reload replaces them.
     settings: ArcSwap<EndpointSettings>,
     has_health_checks: AtomicBool,
     connections: AtomicUsize,
@@ -35,7 +35,7 @@ pub(crate) struct Endpoint {
     pub(crate) health: EndpointHealth,
 }
 
-/// The settings that an endpoint takes from its upstream; a reload may change them.
+/// The settings that an endpoint takes from its upstream. A reload may change them.
 #[derive(Debug)]
 pub(crate) struct EndpointSettings {
     /// The upstream's name.
@@ -59,8 +59,8 @@ impl EndpointSettings {
 }
 
 impl Endpoint {
-    /// Creates the endpoint at `url` of `upstream`, with these `settings` and a pool for each of
-    /// `workers`.
+    /// Creates the endpoint at `url` of `upstream`. The endpoint gets these `settings`, and a
+    /// connection pool for each of `workers`.
     pub(crate) fn new(
         url: Url,
         upstream: &Upstream,
@@ -81,7 +81,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the TLS settings for `https` endpoints.
+    /// Returns the TLS settings, if the endpoint is an `https` URL.
     pub(crate) fn tls(&self) -> Option<&Arc<ClientConfig>> {
         self.tls.as_ref().map(|tls| &tls.config)
     }
@@ -99,14 +99,14 @@ impl Endpoint {
         self.pool.set_idle_timeout(idle_timeout);
     }
 
-    /// Retires the endpoint: closes its idle connections and returns no more connections to the
-    /// pool. Requests in flight finish.
+    /// Retires the endpoint: closes its idle connections, and pools no more connections. Requests
+    /// in flight finish.
     pub(crate) fn retire(&self) {
         self.pool.retire();
     }
 
-    /// Returns whether this endpoint is `upstream`'s endpoint at `url`, with the same protocol and
-    /// the same trust anchors as `tls`.
+    /// Returns whether this endpoint equals `upstream`'s endpoint at `url`. Equal endpoints also
+    /// have the same protocol and the same trust anchors as `tls`.
     pub(crate) fn is_same(
         &self,
         url: &Url,
@@ -116,8 +116,8 @@ impl Endpoint {
         self.url == *url && self.http2 == upstream.http2 && self.tls.as_ref() == tls_of(url, tls)
     }
 
-    /// Marks active health checks as running, if they are configured. Returns true if they were not
-    /// running before, so that the caller must start them.
+    /// Marks active health checks as running, if they are configured. Returns true if the caller
+    /// must start them, because they were not running before.
     pub(crate) fn claim_health_checks(&self) -> bool {
         self.settings().health.is_some() && !self.has_health_checks.swap(true, Ordering::SeqCst)
     }
@@ -144,8 +144,8 @@ impl Endpoint {
         }
     }
 
-    /// Reserves one more connection. At the connection limit, closes an idle connection to make
-    /// room; returns `None` if no connection is idle.
+    /// Reserves a slot for a new connection. At the connection limit, closes an idle connection to
+    /// free a slot, and returns `None` if no connection is idle.
     pub(crate) fn reserve_connection(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let max_connections = self.settings().max_connections;
         let below = |count: usize| (count < max_connections).then_some(count + 1);
@@ -160,7 +160,7 @@ impl Endpoint {
         Some(ConnectionSlot(Arc::clone(self)))
     }
 
-    /// Counts a request as in flight until the result is dropped.
+    /// Counts a request as in flight until the returned value is dropped.
     pub(crate) fn begin_request(self: &Arc<Self>) -> ActiveRequest {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         ActiveRequest(Arc::clone(self))
@@ -172,7 +172,7 @@ fn tls_of<'t>(url: &Url, tls: Option<&'t UpstreamTls>) -> Option<&'t UpstreamTls
     tls.filter(|_| url.scheme == Scheme::Https)
 }
 
-/// A connection that counts towards the endpoint's maximum.
+/// A slot of the endpoint's connection limit, held by one connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot(Arc<Endpoint>);
 
@@ -182,7 +182,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// A request in flight to an endpoint.
+/// A request to an endpoint that counts as in flight until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ActiveRequest(Arc<Endpoint>);
 

@@ -1,6 +1,6 @@
-//! A log throttle for failing endpoints. The first failure and the recovery are logged, but not
-//! each failed request. Failure messages about an endpoint are at least a minute apart, even if the
-//! state of the endpoint changes often.
+//! A log throttle for failing endpoints. The first failure and the recovery are logged; the
+//! failures in between are not. Failure messages about an endpoint are at least a minute apart,
+//! even if the state of the endpoint changes often.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -12,24 +12,25 @@ use tokio::time::Instant;
 /// The minimum time between two failure messages about an endpoint.
 const MIN_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Whether an endpoint is failing, and when that was last logged.
+/// Whether an endpoint is failing, and when its last failure message was logged.
 #[derive(Debug, Default)]
 pub(crate) struct FailureLog(Mutex<FailureState>);
 
 #[derive(Clone, Copy, Debug, Default)]
 enum FailureState {
-    /// Not failing; no failure was ever logged.
+    /// The endpoint is not failing, and no failure was ever logged.
     #[default]
     Healthy,
-    /// Not failing; the last failure message was logged at this time.
+    /// The endpoint is not failing. The value is the time of the last failure message.
     HealthySince(Instant),
-    /// Failing; logged at this time.
+    /// The endpoint is failing. The failure was logged at this time.
     Logged(Instant),
-    /// Failing, but not logged yet: the last message, at this time, is less than a minute old.
+    /// The endpoint is failing, but this failure is not logged yet: the last failure message is
+    /// less than a minute old. The value is the time of that message.
     Suppressed(Instant),
 }
 
-/// Whether to log a message.
+/// The decision whether to log a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogDecision {
     Skip,

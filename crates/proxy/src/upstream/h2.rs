@@ -1,9 +1,9 @@
 //! An HTTP/2 connection to an upstream, shared by as many requests as the upstream allows.
 //!
 //! hyper would accept any number of requests and queue the requests above the upstream's
-//! `SETTINGS_MAX_CONCURRENT_STREAMS`. A queued request could not be distinguished from one that the
-//! upstream does not answer. So the streams are counted here, and another connection is opened when
-//! all streams are in use.
+//! `SETTINGS_MAX_CONCURRENT_STREAMS`. The proxy could not distinguish a queued request from a
+//! request that the upstream does not answer. So this module counts the streams, and another
+//! connection is opened when all streams are in use.
 
 use std::{
     future::{Future, poll_fn},
@@ -47,13 +47,14 @@ use crate::{
 pub(super) const MAX_STREAMS: usize = 100;
 
 /// The flow-control windows in bytes, per stream and per connection. The connection window exceeds
-/// [`MAX_STREAMS`] stream windows, so that unread responses never block other responses. Slow
-/// clients may therefore keep 25 MiB buffered per connection: 25 GiB for 1,024 connections to an
-/// upstream.
+/// [`MAX_STREAMS`] stream windows, so that unread responses never block other responses.
+///
+/// So slow clients can keep 25 MiB buffered per connection, which is 25 GiB for 1,024 connections
+/// to an upstream.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
 
-/// The interval of pings to the upstream, and the timeout of the reply.
+/// The interval between pings to the upstream, and the timeout for the reply.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -65,19 +66,20 @@ pub(crate) struct Http2Connection {
     max_headers: usize,
 }
 
-/// The concurrent streams of a connection: the number in use and the number allowed.
+/// The limit of concurrent streams on a connection, and the number in use.
 #[derive(Debug)]
 struct StreamSlots {
     /// The upstream's most recent `SETTINGS_MAX_CONCURRENT_STREAMS`.
     max_streams: watch::Receiver<usize>,
     streams: AtomicUsize,
-    /// Whether the connection is suspect: a response timed out, and nothing has arrived since.
+    /// Whether the connection is suspect: a response has timed out, and nothing has arrived since
+    /// the timeout.
     is_suspect: AtomicBool,
     /// Whether any response has ever arrived.
     has_answered: AtomicBool,
 }
 
-/// The reason why there is no response. Contains the request if sending has not begun.
+/// The reason why there is no response. It contains the request if sending has not begun.
 pub(crate) type Http2SendError = TrySendError<Request<WatchedBody<Upload>>>;
 
 /// The reservation of one stream, which is released on drop.
@@ -95,7 +97,7 @@ impl Http2Connection {
     ///
     /// # Errors
     ///
-    /// The peer does not speak HTTP/2.
+    /// Fails if the peer does not speak HTTP/2.
     pub(crate) async fn open<S>(stream: S, settings: &Proxy) -> io::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -137,8 +139,9 @@ impl Http2Connection {
         })
     }
 
-    /// Returns whether the connection takes no more requests: it is closed, or it is suspect and
-    /// has no request in flight whose response could clear the suspicion.
+    /// Returns whether the connection takes no more requests. This holds if the connection is
+    /// closed. It also holds if the connection is suspect and has no request in flight whose
+    /// response could show that it is alive.
     pub(crate) fn is_unusable(&self) -> bool {
         self.sender.is_closed() || self.is_suspect() && !self.is_busy()
     }
@@ -152,7 +155,7 @@ impl Http2Connection {
         self.slots.streams.load(Ordering::Relaxed) > 0
     }
 
-    /// Reserves a stream; `None` if all streams are in use or the connection is suspect.
+    /// Reserves a stream. Returns `None` if all streams are in use or the connection is suspect.
     pub(crate) fn reserve_stream(&self) -> Option<Arc<StreamSlot>> {
         if self.is_suspect() {
             return None;
@@ -167,7 +170,7 @@ impl Http2Connection {
     }
 
     /// Marks the connection as suspect, because it may be dead. A suspect connection takes no more
-    /// requests until part of a response to a request in flight arrives.
+    /// requests until a part of any response arrives.
     pub(crate) fn mark_suspect(&self) {
         self.slots.is_suspect.store(true, Ordering::Relaxed);
     }
@@ -182,8 +185,8 @@ impl Http2Connection {
         }
     }
 
-    /// Returns whether any response has ever arrived. After that, the upstream may close the
-    /// connection at any time.
+    /// Returns whether any response has ever arrived. After the first response, the upstream may
+    /// close the connection at any time.
     pub(crate) fn has_answered(&self) -> bool {
         self.slots.has_answered.load(Ordering::Relaxed)
     }
@@ -195,7 +198,7 @@ impl Http2Connection {
         headers.len() <= self.max_headers && !lookup::is_repeated(headers, &CONTENT_LENGTH)
     }
 
-    /// Sends a request for which a stream is reserved.
+    /// Sends a request for which a stream was reserved.
     pub(crate) fn send(
         &mut self,
         request: Request<Upload>,
@@ -233,12 +236,13 @@ async fn drive<S>(
     }
 }
 
-/// An executor that runs hyper's tasks of a connection on this thread.
+/// An executor that runs hyper's tasks for a connection on this thread.
 ///
 /// After each poll, the executor wakes [`drive`] if [`drive`] waits for the upstream's `SETTINGS`.
-/// Later changes of the `SETTINGS` need no wake, because each request polls the connection. The
-/// executor also drops the task of a body if the upstream accepts none of the body for
-/// `write_timeout`.
+/// Later changes of the `SETTINGS` need no wake, because each request polls the connection.
+///
+/// If the upstream accepts no bytes of a body for `write_timeout`, the executor drops the task of
+/// the body.
 #[derive(Clone, Debug)]
 struct SettingsWaker {
     waker: Arc<AtomicWaker>,

@@ -21,10 +21,9 @@ use tokio::time::{sleep, timeout};
 use super::{connect, connection::Protocol, endpoint::Endpoint, outlier::with_causes};
 use crate::{headers::target, request_body::Upload, runtime::RuntimeConfig};
 
-/// Runs active health checks of an endpoint, until the endpoint is removed or its checks are no
+/// Runs the active health checks of an endpoint, until the endpoint is removed or the checks are no
 /// longer configured. Each check uses the current settings.
 pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
-    // Consecutive good or bad results.
     let mut streak = CheckStreak::default();
     while let (Some(endpoint), Some(current)) = (endpoint.upgrade(), current.upgrade()) {
         let settings = Arc::clone(&current.load().settings);
@@ -33,7 +32,8 @@ pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeC
         let Some(check) = &endpoint_settings.health else {
             endpoint.health.clear_unconfigured(&endpoint_settings);
             endpoint.release_health_checks();
-            // A reload may have enabled checks again while this task was still marked as running.
+            // A reload may have enabled the checks again while this task was still marked as
+            // running.
             if endpoint.claim_health_checks() {
                 continue;
             }
@@ -42,7 +42,7 @@ pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeC
         let result = timeout(check.timeout, run_check(&endpoint, check, &settings)).await;
         let problem = match result {
             Ok(Ok(())) => None,
-            // A local error does not indicate a problem with the endpoint.
+            // An error of this machine does not indicate a problem with the endpoint.
             Ok(Err(error)) if connect::is_out_of_resources(&error) => {
                 tracing::warn!(upstream = %endpoint_settings.name, %error, "health check skipped: this host has no free file descriptor, port or memory");
                 let interval = check.interval;
@@ -59,7 +59,7 @@ pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeC
     }
 }
 
-/// Consecutive results of health checks.
+/// The numbers of consecutive good and bad results of health checks.
 #[derive(Default)]
 struct CheckStreak {
     good: u32,
@@ -67,7 +67,8 @@ struct CheckStreak {
 }
 
 impl CheckStreak {
-    /// Records a `check` of `endpoint`, which failed with `problem` or succeeded.
+    /// Records the result of a `check` of `endpoint`. `problem` is `None` if the check has
+    /// succeeded.
     fn record(&mut self, endpoint: &Endpoint, check: &HealthCheck, problem: Option<String>) {
         let health = &endpoint.health;
         health.count_check(problem.is_some());

@@ -1,13 +1,15 @@
 //! Bounds the interim responses (1xx) of an HTTP/2 upstream.
 //!
 //! h2 queues interim responses, and hyper's client drops them without showing them to its caller.
-//! So this module counts interim responses by their frames. The limit is the same as for HTTP/1.1
-//! upstreams.
+//! So this module counts interim responses by their HTTP/2 frames. The limit is the same as for
+//! HTTP/1.1 upstreams.
 //!
-//! To fail a stream that exceeds the limit, a `RST_STREAM` is inserted into the bytes from the
-//! upstream, before the first head above the limit. The other streams continue. h2 resets the
-//! stream towards the upstream when that head arrives. If the upstream ignores the reset, the
-//! connection fails, with an error that does not blame the endpoint for the other requests.
+//! To fail a stream that exceeds the limit, this module inserts a `RST_STREAM` into the bytes from
+//! the upstream. The inserted frame precedes the first response head above the limit. The other
+//! streams continue. When h2 then reads this head, it resets the stream towards the upstream.
+//!
+//! If the upstream ignores the reset, the connection fails. The error does not count as a failure
+//! of the endpoint for the other requests on the connection.
 
 use std::{
     collections::HashMap,
@@ -31,17 +33,18 @@ use super::{
 /// The maximum number of streams to remember, including streams that the proxy has reset.
 const MAX_COUNTERS: usize = 2 * MAX_STREAMS;
 
-/// The maximum number of response heads above the limit that reset no stream, because the stream
-/// was already reset or because h2 has read the first part of the frame header. h2 replies to each
-/// head after a reset, and would fail the connection itself after 1,024 heads.
+/// The maximum number of excess heads: response heads above the limit that do not reset their
+/// stream. A head does not reset its stream if the stream was already reset, or if h2 has read the
+/// first part of the frame header. h2 replies to each head after a reset, and would fail the
+/// connection itself after 1,024 heads.
 const MAX_EXCESS_HEADS: u32 = 500;
 
-/// A stream to an upstream, which resets HTTP/2 streams with too many interim responses.
+/// A stream to an upstream. It resets HTTP/2 streams with too many interim responses.
 #[derive(Debug)]
 pub(super) struct InterimLimitStream<S> {
     stream: S,
     counter: InterimCounter,
-    /// Bytes from the upstream, with inserted frames, that h2 has not read yet.
+    /// Bytes from the upstream, with inserted frames. h2 has not read these bytes yet.
     rewritten: BytesMut,
     has_failed: bool,
 }
@@ -50,9 +53,9 @@ pub(super) struct InterimLimitStream<S> {
 #[derive(Debug)]
 struct InterimCounter {
     parser: FrameParser,
-    /// The streams that have received a head, interim or not, and no body yet.
+    /// The streams that have received a response head, interim or final, but no body yet.
     heads: HashMap<u32, StreamHeads>,
-    /// See [`MAX_EXCESS_HEADS`].
+    /// The number of excess heads: see [`MAX_EXCESS_HEADS`].
     excess_heads: u32,
 }
 
@@ -63,7 +66,7 @@ struct StreamHeads {
     is_reset: bool,
 }
 
-/// A position in the bytes of a read, at which a stream is reset.
+/// A position in the bytes of a read at which a reset of `stream` is inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ResetAt {
     position: usize,
@@ -86,16 +89,18 @@ impl<S> InterimLimitStream<S> {
 }
 
 impl InterimCounter {
-    /// Counts the heads in `bytes`, and appends the resets to insert, in order of their positions.
+    /// Counts the response heads in `bytes`. Appends the resets to insert to `resets`, in order of
+    /// their positions.
     fn read(&mut self, bytes: &[u8], resets: &mut Vec<ResetAt>) -> Result<(), TooManyInterim> {
         let mut rest = bytes;
         while let Some(frame) = self.parser.next_header(&mut rest) {
             match frame.kind {
-                // The last of these heads is the response. A head with `END_STREAM` is the
-                // response, or trailers.
+                // Of several heads without `END_STREAM`, only the last can be the final response. A
+                // head with `END_STREAM` is the final response, or trailers.
                 FrameHeader::HEADERS if !frame.is_end_stream() => {
                     let read = bytes.len() - rest.len();
-                    // `None` if h2 has already read the beginning of the frame header.
+                    // The position is `None` if h2 has already read the beginning of the frame
+                    // header.
                     let position = read.checked_sub(FrameHeader::BYTES);
                     self.count(frame.stream, position, resets)?;
                 }
@@ -108,7 +113,8 @@ impl InterimCounter {
         Ok(())
     }
 
-    /// Counts a head of `stream`, and resets the stream at `position` if it has too many heads.
+    /// Counts a response head of `stream`. If the stream has too many heads, resets the stream at
+    /// `position`.
     fn count(
         &mut self,
         stream: u32,
@@ -128,7 +134,7 @@ impl InterimCounter {
             }
             return Ok(());
         };
-        // The head before this one was an interim response, as another one has followed.
+        // Another head has followed, so the previous head was an interim response.
         if !heads.is_reset && heads.allowance.spend(Instant::now()).is_ok() {
             return Ok(());
         }
@@ -146,7 +152,7 @@ impl InterimCounter {
 }
 
 impl<S> InterimLimitStream<S> {
-    /// Counts the `bytes` that were read. Returns false if [`Self::rewritten`] replaces them.
+    /// Counts the response heads in `bytes`. Returns false if [`Self::rewritten`] replaces `bytes`.
     fn meter(&mut self, bytes: &[u8]) -> io::Result<bool> {
         let mut resets = Vec::new();
         let counted = self.counter.read(bytes, &mut resets);
@@ -164,8 +170,8 @@ impl<S> InterimLimitStream<S> {
                 "upstream stream reset: {TooManyInterim}"
             );
         }
-        // If the connection fails, h2 first reads the resets of the streams that exceeded the
-        // limit.
+        // If the connection must fail, let h2 first read the resets of the streams that exceeded
+        // the limit.
         self.has_failed = counted.is_err();
         if !self.has_failed {
             self.rewritten.extend_from_slice(&bytes[from..]);
@@ -173,7 +179,7 @@ impl<S> InterimLimitStream<S> {
         Ok(false)
     }
 
-    /// Moves bytes of [`Self::rewritten`] to `buffer`.
+    /// Moves bytes from [`Self::rewritten`] to `buffer`.
     fn read_rewritten(&mut self, buffer: &mut ReadBuf<'_>) {
         let length = buffer.remaining().min(self.rewritten.len());
         buffer.put_slice(&self.rewritten[..length]);
@@ -189,7 +195,7 @@ fn rst_stream(stream: u32) -> [u8; 13] {
 }
 
 /// Returns an error that counts as the end of the connection. Other requests on the connection are
-/// retried if they are idempotent.
+/// retried if they are idempotent and have no body.
 fn aborted(error: TooManyInterim) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, error)
 }
@@ -212,8 +218,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for InterimLimitStream<S> {
             if let Ok(true) = metered {
                 return Poll::Ready(Ok(()));
             }
-            // The bytes are replaced, or an error is returned. A read that fails must not return
-            // bytes.
+            // Drop the bytes that were read: either other bytes replace them, or this function
+            // returns an error. A failed read must not return bytes.
             buffer.set_filled(before);
             metered?;
         }
@@ -261,7 +267,7 @@ mod tests {
     const HEADERS: u8 = FrameHeader::HEADERS;
     const END_STREAM: u8 = 1;
     const END_HEADERS: u8 = 4;
-    /// The number of heads that a stream may have before it is reset.
+    /// The number of response heads that a stream may have before it is reset.
     const MOST: usize = MAX_INTERIM_RESPONSES as usize + 1;
 
     fn frame(kind: u8, flags: u8, stream: u8) -> [u8; 9] {
@@ -272,7 +278,7 @@ mod tests {
         InterimLimitStream::new(()).counter
     }
 
-    /// Returns the streams to reset after `bytes`.
+    /// Returns the streams to reset after the counter has read `bytes`.
     fn resets(counter: &mut InterimCounter, bytes: &[u8]) -> Vec<u32> {
         let mut resets = Vec::new();
         counter.read(bytes, &mut resets).unwrap();
@@ -322,8 +328,8 @@ mod tests {
         assert_eq!(received, expected);
     }
 
-    /// A reset cannot be inserted in the middle of a frame header after h2 has read the first part
-    /// of the header.
+    /// Checks that no reset is inserted in the middle of a frame header of which h2 has already
+    /// read the first part.
     #[tokio::test(start_paused = true)]
     async fn a_reset_is_inserted_between_frames_however_reads_are_split() {
         let head = frame(HEADERS, END_HEADERS, 1);
@@ -345,7 +351,7 @@ mod tests {
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
     }
 
-    /// Returns a stream whose reads return up to `size` of `bytes`.
+    /// Returns a stream that yields `bytes` in reads of at most `size` bytes.
     fn split(bytes: &[u8], size: usize) -> impl AsyncRead + Unpin + use<> {
         let (mut upstream, stream) = tokio::io::duplex(size);
         let bytes = bytes.to_vec();
@@ -355,8 +361,8 @@ mod tests {
         stream
     }
 
-    /// The stream that exceeds the limit is reset first. Only then does the connection fail for the
-    /// other streams.
+    /// Checks the order of the errors: first the stream above the limit is reset, then the
+    /// connection fails for the other streams.
     #[tokio::test(start_paused = true)]
     async fn an_upstream_that_ignores_resets_loses_the_connection() {
         let sent = frame(HEADERS, END_HEADERS, 1).repeat(20_000);

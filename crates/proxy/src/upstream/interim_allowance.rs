@@ -1,24 +1,24 @@
 //! Bounds the interim responses (1xx) to one request, for HTTP/1.1 and HTTP/2 upstreams.
 //!
-//! Some services send a `102 Processing` every few seconds while they work, or a handful of `103
-//! Early Hints`. The proxy reads and drops these responses, so an upstream that sends nothing else
-//! would keep a worker busy until `timeouts.head`.
+//! Some services send a `102 Processing` every few seconds while they work, or a few `103 Early
+//! Hints`. The proxy reads and drops these interim responses. Without a bound, an upstream that
+//! sends only interim responses would keep a worker busy until `timeouts.head`.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The maximum number of interim responses in a burst. One more interim response is allowed every
-/// [`REFILL_INTERVAL`].
+/// The maximum number of interim responses in a burst. In addition, one interim response is allowed
+/// per [`REFILL_INTERVAL`].
 pub(super) const MAX_INTERIM_RESPONSES: u32 = 100;
 
 const REFILL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The interim responses that one request may still get.
+/// The number of interim responses that one request may still get.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InterimAllowance {
     left: u32,
-    /// When `left` was last refilled; `None` before the first interim response.
+    /// The time when `left` was last refilled; `None` before the first interim response.
     refilled: Option<Instant>,
 }
 
@@ -54,7 +54,8 @@ impl InterimAllowance {
 mod tests {
     use super::*;
 
-    /// Returns the number of interim responses, one every `interval`, before one is refused.
+    /// Returns the number of interim responses, sent one every `interval`, that are accepted before
+    /// one is refused.
     fn admitted(allowance: &mut InterimAllowance, from: Instant, interval: Duration) -> u32 {
         (0..10_000)
             .take_while(|number| allowance.spend(from + *number * interval).is_ok())
@@ -69,7 +70,7 @@ mod tests {
         assert_eq!(admitted(&mut allowance, later, Duration::ZERO), 2);
         let much_later = start + Duration::from_secs(3_600);
         assert_eq!(admitted(&mut allowance, much_later, Duration::ZERO), 100);
-        // At 2 interim responses per second, the refill of 1 per second covers half of the
+        // At 2 interim responses per second, the refill of 1 per second replaces half of the
         // responses.
         let mut allowance = InterimAllowance::FULL;
         let twice = admitted(&mut allowance, start, REFILL_INTERVAL / 2);

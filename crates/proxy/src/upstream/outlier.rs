@@ -8,8 +8,8 @@
 //! succeeded in the meantime.
 //!
 //! Ejected endpoints get no requests while the upstream has a healthy endpoint. If no endpoint is
-//! healthy, all of them get requests. The same holds for endpoints that fail their active health
-//! checks: see `health_check`.
+//! healthy, all of them get requests. Endpoints that fail their active health checks (see
+//! `health_check`) are treated in the same way.
 
 use std::{
     error::Error,
@@ -43,11 +43,11 @@ pub(crate) struct EndpointHealth {
     /// needs only one atomic load.
     has_failed: AtomicBool,
     ejections: AtomicU64,
-    /// Failed requests by kind, indexed as in [`ProxyError::OF_UPSTREAM`].
+    /// The numbers of failed requests by kind, indexed as in [`ProxyError::OF_UPSTREAM`].
     failed: [AtomicU64; ProxyError::OF_UPSTREAM.len()],
     log: FailureLog,
     checks: [AtomicU64; 2],
-    /// Responses that ended early, indexed as in [`EARLY_ENDS`].
+    /// The numbers of responses that ended early, indexed as in [`EARLY_ENDS`].
     early_ends: [AtomicU64; EARLY_ENDS.len()],
     /// The cause of the last failed connection attempt.
     cause: Mutex<String>,
@@ -60,13 +60,13 @@ pub(crate) const CHECK_RESULTS: [&str; 2] = ["good", "bad"];
 const MAX_CAUSE_CHARS: usize = 256;
 
 impl EndpointHealth {
-    /// Records the `error` of a failed connection attempt.
+    /// Records `error` as the cause of a failed connection attempt.
     pub(crate) fn record_connect_error(&self, error: &(dyn Error + 'static)) {
         let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
         *cause = with_causes(error);
     }
 
-    /// Returns the cause of `error`, if known.
+    /// Returns the cause of `error`, if the cause is known.
     fn cause(&self, error: ProxyError) -> Option<String> {
         let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
         (error == ProxyError::Unreachable).then(|| cause.clone())
@@ -80,28 +80,28 @@ impl EndpointHealth {
         self.ejections.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of checks with this result, indexed as in [`CHECK_RESULTS`].
+    /// Returns the number of health checks with this result, indexed as in [`CHECK_RESULTS`].
     pub(crate) fn checks(&self, result: usize) -> u64 {
         self.checks
             .get(result)
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Returns the number of responses that ended early in this way, indexed as in [`EARLY_ENDS`].
+    /// Returns the number of responses that ended early in the way at index `at` of [`EARLY_ENDS`].
     pub(crate) fn early_ends(&self, at: usize) -> u64 {
         self.early_ends
             .get(at)
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Counts a response that ended early.
+    /// Counts a response that ended early in the way at index `at` of [`EARLY_ENDS`].
     pub(crate) fn count_early_end(&self, at: usize) {
         if let Some(count) = self.early_ends.get(at) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Returns the number of requests that failed in this way, indexed as in
+    /// Returns the number of requests that failed with the error at index `at` of
     /// [`ProxyError::OF_UPSTREAM`].
     pub(crate) fn failures(&self, at: usize) -> u64 {
         self.failed
@@ -109,7 +109,7 @@ impl EndpointHealth {
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Records a successful request; returns whether to log a recovery.
+    /// Records a successful request. Returns whether to log a recovery.
     fn note_success(&self) -> LogDecision {
         if !self.has_failed.load(Ordering::Relaxed) {
             return LogDecision::Skip;
@@ -119,7 +119,7 @@ impl EndpointHealth {
         self.log.record_success()
     }
 
-    /// Records a failed request; returns whether to log it.
+    /// Records a failed request. Returns whether to log the failure.
     fn note_failure(&self) -> LogDecision {
         self.has_failed.store(true, Ordering::Relaxed);
         self.log.record_failure(Instant::now())
@@ -139,7 +139,7 @@ impl EndpointHealth {
         is_ejected
     }
 
-    /// Clears the reasons that `endpoint_settings` no longer configure.
+    /// Clears the causes of unavailability that `endpoint_settings` no longer configure.
     pub(crate) fn clear_unconfigured(&self, endpoint_settings: &EndpointSettings) {
         let ejected = endpoint_settings.eject.map_or(0, |_| EJECTED);
         let down = endpoint_settings.health.as_ref().map_or(0, |_| DOWN);
@@ -172,7 +172,7 @@ impl EndpointHealth {
     }
 }
 
-/// Records that `endpoint` has answered a request, with any status.
+/// Records that `endpoint` has answered a request, whatever the status of the response.
 pub(crate) fn record_success(endpoint: &Endpoint) {
     if endpoint.health.note_success() == LogDecision::Log {
         tracing::info!(upstream = %endpoint.settings().name, endpoint = %endpoint.url, "upstream endpoint recovered");
@@ -215,8 +215,8 @@ pub(crate) fn record_failure(endpoint: &Arc<Endpoint>, error: ProxyError) {
     });
 }
 
-/// Returns the messages of `error` and of its sources, without messages that an outer message
-/// repeats.
+/// Returns the message of `error` and the messages of its sources. Leaves out a message that an
+/// outer message repeats.
 pub(super) fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,8 +1,8 @@
 //! The connection pool of an endpoint.
 //!
-//! Every worker has its own share, because a connection lives on the worker that opened it. The
-//! lock around a share is therefore uncontended, with one exception: at the connection limit, a
-//! worker closes an idle connection of another worker to open its own.
+//! Every worker has its own shard of the pool, because a connection stays on the worker that opened
+//! it. So the lock of a shard is uncontended, with one exception. At the connection limit, a worker
+//! closes an idle connection of another worker to open a connection of its own.
 
 use std::{
     sync::{
@@ -17,35 +17,37 @@ use tokio::time::{Instant, sleep};
 
 use super::{connection::UpstreamConnection, endpoint::Endpoint};
 
-/// The longest interval between two runs of the idle reaper. A reload may shorten the idle timeout,
-/// and the reaper must apply it soon.
+/// The maximum interval between two runs of the idle reaper. The interval is short because a reload
+/// may shorten the idle timeout, and the reaper must apply the new timeout soon.
 const MAX_REAP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The connection pool of an endpoint, with a share for each worker.
+/// The connection pool of an endpoint, with a shard for each worker.
 #[derive(Debug)]
 pub(super) struct ConnectionPool {
-    /// Whether the connections use HTTP/2; requests share an HTTP/2 connection.
+    /// Whether the connections use HTTP/2. Several requests share an HTTP/2 connection.
     http2: bool,
-    /// Whether a reload has removed the endpoint; the pool then keeps no connections.
+    /// Whether a reload has removed the endpoint. If so, the pool keeps no connections.
     is_retired: AtomicBool,
     /// The idle timeout of pooled connections, in microseconds.
     idle_timeout: AtomicU64,
     workers: Box<[WorkerPool]>,
 }
 
-/// One worker's share of the pool.
+/// One worker's shard of the pool.
 #[derive(Debug, Default)]
 struct WorkerPool {
     pooled: Mutex<PooledConnections>,
-    /// Held while a worker opens an HTTP/2 connection; other requests wait for that connection.
+    /// A lock that a worker holds while it opens an HTTP/2 connection. Other requests wait for the
+    /// new connection.
     opening: tokio::sync::Mutex<()>,
 }
 
-/// Idle HTTP/1.1 connections, the most recently used last, and all HTTP/2 connections.
+/// The idle HTTP/1.1 connections, or all HTTP/2 connections. The most recently used HTTP/1.1
+/// connection is the last.
 #[derive(Debug, Default)]
 struct PooledConnections {
     idle: Vec<(Instant, Box<UpstreamConnection>)>,
-    /// Whether an idle reaper runs for this share.
+    /// Whether an idle reaper runs for this shard.
     has_reaper: bool,
 }
 
@@ -68,7 +70,7 @@ impl ConnectionPool {
         Duration::from_micros(self.idle_timeout.load(Ordering::Relaxed))
     }
 
-    /// Closes idle connections, and pools no connection from now on.
+    /// Closes the idle connections, and pools no connection from now on.
     pub(super) fn retire(&self) {
         // Set the flag before the pool is emptied, because `put_back` checks the flag under the
         // lock.
@@ -78,8 +80,9 @@ impl ConnectionPool {
         }
     }
 
-    /// Returns a pooled connection of `worker` that has not exceeded the idle timeout at `now`: the
-    /// most recently used HTTP/1.1 connection, or an HTTP/2 connection with a free stream.
+    /// Returns a pooled connection of `worker`. For HTTP/1.1, this is the most recently used
+    /// connection that has not exceeded the idle timeout at `now`. For HTTP/2, it is a connection
+    /// with a free stream.
     pub(super) fn take(
         &self,
         worker: usize,
@@ -91,28 +94,30 @@ impl ConnectionPool {
             pooled
                 .idle
                 .retain_mut(|(_, connection)| !connection.is_unusable());
-            // Prefers the first connection with a free stream, so that the later ones become idle.
+            // Prefer the first connection with a free stream, so that the last connections become
+            // idle.
             return pooled.idle.iter_mut().find_map(|(idle_since, connection)| {
                 let shared = connection.open_stream(timeouts)?;
                 *idle_since = now;
                 Some(Box::new(shared))
             });
         }
-        // Skips connections that the upstream has closed or is about to close.
+        // Skip connections that the upstream has closed or is about to close.
         std::iter::from_fn(|| pooled.idle.pop()).find_map(|(idle_since, mut connection)| {
             let is_fresh = now.duration_since(idle_since) < timeouts.pool;
             (is_fresh && !connection.is_unusable()).then_some(connection)
         })
     }
 
-    /// Waits for permission to open an HTTP/2 connection on `worker`. Permission is exclusive:
-    /// requests that arrive in the meantime share the new connection instead of opening more.
+    /// Waits for permission to open an HTTP/2 connection on `worker`. Only one request at a time
+    /// has permission. Requests that arrive in the meantime share the new connection, and do not
+    /// open more connections.
     pub(super) async fn opening(&self, worker: usize) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         Some(self.workers.get(worker)?.opening.lock().await)
     }
 
-    /// Returns `connection` to the share of `worker`. Returns true if the caller must start the
-    /// idle reaper of that share.
+    /// Returns `connection` to the shard of `worker`. The result is true if the caller must start
+    /// the idle reaper of the shard.
     pub(super) fn put_back(&self, worker: usize, connection: Box<UpstreamConnection>) -> bool {
         let Some(worker) = self.workers.get(worker) else {
             return false;
@@ -125,11 +130,12 @@ impl ConnectionPool {
         !std::mem::replace(&mut pooled.has_reaper, true)
     }
 
-    /// Removes the longest-idle connection of a worker from the pool, so that it can be closed.
+    /// Removes a connection of some worker from the pool, so that the connection can be closed.
+    /// Takes the worker's longest-idle connection.
     pub(super) fn evict_idle(&self) -> Option<Box<UpstreamConnection>> {
         self.workers.iter().find_map(|worker| {
             let mut pooled = lock(worker);
-            // The first connection has been idle longest.
+            // The first connection of a shard has been idle longest.
             let mut connections = pooled.idle.iter();
             let at = connections.position(|(_, connection)| !connection.is_busy())?;
             Some(pooled.idle.remove(at).1)
@@ -137,7 +143,7 @@ impl ConnectionPool {
     }
 
     /// Closes connections that have exceeded the idle timeout. Returns true if no connection is
-    /// left in the share of `worker`.
+    /// left in the shard of `worker`.
     fn close_expired(&self, worker: usize) -> bool {
         let idle_timeout = self.idle_timeout();
         let Some(worker) = self.workers.get(worker) else {
@@ -154,7 +160,8 @@ impl ConnectionPool {
     }
 }
 
-/// Runs the idle reaper of the share of `worker`, until the share is empty or the endpoint is gone.
+/// Runs the idle reaper for the shard of `worker`, until the shard is empty or the endpoint is
+/// gone.
 pub(super) async fn reap_idle(endpoint: Weak<Endpoint>, worker: usize) {
     let idle_timeout = |endpoint: &Weak<Endpoint>| Some(endpoint.upgrade()?.pool.idle_timeout());
     while let Some(idle_timeout) = idle_timeout(&endpoint) {

@@ -1,22 +1,22 @@
 //! The retry policy for requests that got no response.
 //!
-//! | the request | then it is |
+//! | the state of the request | the action |
 //! | --- | --- |
-//! | was not taken: its pooled connection was stale | sent again |
-//! | the same, after several stale connections | sent to another endpoint |
-//! | was not taken by a new connection | sent to another endpoint; the endpoint has failed |
-//! | may have been processed, and is not [repeatable](is_repeatable) | answered with an error |
-//! | failed because the client's body failed | answered with that error |
-//! | failed otherwise | answered with the error; the endpoint has failed |
+//! | not accepted: its pooled connection was stale | send it again |
+//! | not accepted: again a stale connection, after several | send it to another endpoint |
+//! | not accepted by a new connection | send it to another endpoint; the endpoint has failed |
+//! | possibly processed, and not [repeatable](is_repeatable) | answer with an error |
+//! | failed because the client's body failed | answer with the error of the body |
+//! | failed for another reason | answer with the error; the endpoint has failed |
 
 use http::Method;
 
 use super::connection::SendError;
 use crate::error::ProxyError;
 
-/// The number of stale pooled connections that a request may encounter, over all endpoints. The
-/// next stale connection rules out its endpoint. The number applies only to HTTP/2, because a new
-/// connection is opened after a stale HTTP/1.1 connection.
+/// The number of stale pooled connections that a request may encounter, over all endpoints. After
+/// the next stale connection, the request is sent to another endpoint. The number matters only for
+/// HTTP/2: after a stale HTTP/1.1 connection, a new connection is opened.
 const MAX_STALE: u32 = 3;
 
 /// The attempt that failed.
@@ -24,34 +24,34 @@ const MAX_STALE: u32 = 3;
 pub(super) struct FailedAttempt {
     /// Whether the connection came from the pool.
     pub(super) is_pooled: bool,
-    /// The number of stale pooled connections so far, including this one.
+    /// The number of stale pooled connections that the request has encountered, including this one.
     pub(super) stale: u32,
     /// The error of the request body, if it has failed.
     pub(super) upload_error: Option<ProxyError>,
 }
 
-/// The next action for the request `R`.
+/// The next action for the failed request `R`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Retry<R> {
-    /// Send it again, possibly to the same endpoint.
+    /// Send the request again, possibly to the same endpoint.
     AnyEndpoint(R),
-    /// Send it to another endpoint.
+    /// Send the request to another endpoint.
     OtherEndpoint {
         request: R,
         has_endpoint_failed: bool,
     },
-    /// Give up.
+    /// Give up, and answer the request with `error`.
     Never {
         error: ProxyError,
         has_endpoint_failed: bool,
     },
 }
 
-/// Decides whether and where to retry after `error` in this `attempt`.
+/// Decides whether and where to send the request again after `error` in this `attempt`.
 pub(super) fn retry<R>(error: SendError<R>, attempt: FailedAttempt) -> Retry<R> {
     match (error, attempt.upload_error) {
-        // A pooled connection may be stale. If a new connection accepts nothing, the endpoint has
-        // failed.
+        // A pooled connection may be stale. But if a new connection does not accept the request,
+        // the endpoint has failed.
         (SendError::Retryable(request), _) => {
             if attempt.is_pooled && attempt.stale <= MAX_STALE {
                 return Retry::AnyEndpoint(request);
@@ -61,7 +61,8 @@ pub(super) fn retry<R>(error: SendError<R>, attempt: FailedAttempt) -> Retry<R> 
                 has_endpoint_failed: !attempt.is_pooled,
             }
         }
-        // If the client aborted its request body, the abort is the reason why there is no response.
+        // If the client aborted its request body, this abort is the reason why there is no
+        // response.
         (_, Some(error)) => Retry::Never {
             error,
             has_endpoint_failed: false,
@@ -77,8 +78,8 @@ pub(super) fn retry<R>(error: SendError<R>, attempt: FailedAttempt) -> Retry<R> 
     }
 }
 
-/// Returns whether a request may be sent twice: it is idempotent and has no body. Such a request is
-/// sent again if a reused connection ends before any byte of the response.
+/// Returns whether a request may be sent twice: it must be idempotent and have no body. If a reused
+/// connection ends before any byte of the response, such a request is sent again.
 pub(super) fn is_repeatable(method: &Method, has_body: bool) -> bool {
     method.is_idempotent() && !has_body
 }

@@ -33,7 +33,7 @@ pub enum TrustAnchorError {
     Unusable(#[from] rustls::Error),
 }
 
-/// The TLS client settings of an upstream. Two settings are equal if they have the same trust
+/// The TLS client settings of an upstream. Two values are equal if they have the same trust
 /// anchors.
 #[derive(Clone, Debug)]
 pub(crate) struct UpstreamTls {
@@ -51,13 +51,13 @@ impl PartialEq for UpstreamTls {
 ///
 /// # Errors
 ///
-/// Returns the reason why they cannot be loaded.
+/// Returns the reason why the trust anchors cannot be loaded.
 pub fn check_trust_anchors(upstream: &tidegate_config::Upstream) -> Result<(), TrustAnchorError> {
     connector(upstream).map(drop)
 }
 
 /// Loads the trust anchors of an upstream, and returns the settings for TLS to the upstream.
-/// Returns `None` if all of the upstream's URLs are plain `http`.
+/// Returns `None` if no URL of the upstream uses `https`.
 pub(crate) fn connector(
     upstream: &tidegate_config::Upstream,
 ) -> Result<Option<UpstreamTls>, TrustAnchorError> {

@@ -18,7 +18,7 @@ pub(super) enum ChunkDecoder {
     /// Before a chunk-size line.
     #[default]
     Size,
-    /// Within a chunk, of which this many bytes are left.
+    /// Within a chunk. The value is the number of bytes left in the chunk.
     Data(u64),
     /// After a chunk's data, before its CR LF.
     DataEnd,
@@ -39,8 +39,8 @@ pub(super) enum Piece {
 }
 
 impl ChunkDecoder {
-    /// Decodes the next part from `received`. A trailer section of more than `max` bytes, with the
-    /// empty line at its end, is an error.
+    /// Decodes the next part of the body from `received`. A trailer section of more than `max`
+    /// bytes is an error. The empty line at its end counts towards `max`.
     pub(super) fn next(&mut self, received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
         loop {
             *self = match self {
@@ -73,7 +73,7 @@ impl ChunkDecoder {
     }
 }
 
-/// Takes a chunk-size line; `None` if it is not complete.
+/// Takes a chunk-size line and returns the size; `None` if the line is not complete.
 fn size(received: &mut BytesMut) -> Result<Option<u64>, Malformed> {
     let line = &received[..received.len().min(MAX_LINE_BYTES)];
     let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
@@ -85,11 +85,11 @@ fn size(received: &mut BytesMut) -> Result<Option<u64>, Malformed> {
         };
     };
     let line = line[..end].strip_suffix(b"\r").ok_or(Malformed::Chunk)?;
-    // Some parsers accept a bare CR as a line end (RFC 9112, section 2.2).
+    // Refuse a bare CR, because some parsers accept it as a line end (RFC 9112, section 2.2).
     if line.contains(&b'\r') {
         return Err(Malformed::Chunk);
     }
-    // A recipient ignores chunk extensions that it does not know.
+    // Ignore chunk extensions: a recipient must ignore extensions that it does not know.
     let digits = line.split(|byte| *byte == b';').next().unwrap_or_default();
     let digits = digits.trim_ascii_end();
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_hexdigit) {
@@ -127,7 +127,8 @@ fn trailers(received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
 mod tests {
     use super::*;
 
-    /// Decodes these bytes twice, all together and one by one, and checks that the results agree.
+    /// Decodes `bytes` twice, once all together and once byte by byte, and checks that the results
+    /// agree.
     fn read(bytes: &str) -> Result<(String, Piece), Malformed> {
         let whole = read_by(bytes, bytes.len());
         let byte_by_byte = read_by(bytes, 1);
@@ -188,7 +189,8 @@ mod tests {
         assert_eq!(read(&long), Err(Malformed::Chunk));
         let many = format!("0\r\na: {}", "x".repeat(64));
         assert_eq!(read(&many), Err(Malformed::Trailers));
-        // The bound is 64 bytes with the final empty line, even if all of them arrive together.
+        // A trailer section may have 64 bytes, including the final empty line, even if all bytes
+        // arrive together.
         let section = |length: usize| format!("0\r\na: {}\r\n\r\n", "x".repeat(length - 7));
         assert!(matches!(read(&section(64)), Ok((_, Piece::Trailers(_)))));
         assert_eq!(read(&section(65)), Err(Malformed::Trailers));

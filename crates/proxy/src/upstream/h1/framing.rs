@@ -13,34 +13,34 @@ use hyper::body::{Body, Frame};
 use super::Malformed;
 use crate::headers::{hop_by_hop, lookup};
 
-/// The way in which the end of a body is determined.
+/// The framing of a body, which determines where the body ends.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Framing {
-    /// There is no body.
+    /// No body.
     Nothing,
-    /// By `Content-Length`; the value is the number of bytes left.
+    /// A body with a `Content-Length`. The value is the number of bytes left.
     Length(u64),
     Chunked,
-    /// By the end of the connection; responses only.
+    /// A body that ends with the connection. Only responses have such bodies.
     Close,
 }
 
 impl Framing {
-    /// Returns the framing of this request body. The `headers` of the request contain no
+    /// Returns the framing of this request body. The `headers` of the request must not contain
     /// `Transfer-Encoding`.
     pub(super) fn of_request(headers: &HeaderMap, body: &impl Body) -> Self {
         if body.is_end_stream() {
             return Self::Nothing;
         }
-        // A `Content-Length` that is not a single number was refused before.
+        // Normalisation has refused any `Content-Length` that is not a single number.
         lookup::first(headers, &CONTENT_LENGTH)
             .and_then(number)
             .map_or(Self::Chunked, Self::Length)
     }
 
-    /// Returns the framing of a response, and removes `Content-Length` from a 204. Repeated
-    /// `Content-Length` headers are malformed even if their values agree; RFC 9110, section 8.6,
-    /// leaves that choice to the recipient.
+    /// Returns the framing of a response body, and removes `Content-Length` from a 204 response. A
+    /// repeated `Content-Length` is malformed even if its values agree. RFC 9110, section 8.6,
+    /// allows a recipient to accept or refuse equal values.
     pub(super) fn of_response(
         response: &mut Response<()>,
         has_no_body: bool,
@@ -63,8 +63,8 @@ impl Framing {
         }
         let mut codings = response.headers().get_all(TRANSFER_ENCODING).iter();
         match (codings.next(), codings.next()) {
-            // Only `chunked` is accepted. The proxy removes `Transfer-Encoding`, so a client would
-            // not know of any other coding.
+            // Only `chunked` is accepted. The proxy removes `Transfer-Encoding`, so the client
+            // could not decode any other coding.
             (Some(coding), None)
                 if coding.as_bytes().eq_ignore_ascii_case(b"chunked")
                     && response.version() == Version::HTTP_11 =>
@@ -75,7 +75,7 @@ impl Framing {
         }
     }
 
-    /// Writes a frame of a request body.
+    /// Writes a `frame` of a request body to the buffer `to`.
     pub(super) fn write(&mut self, frame: Frame<Bytes>, to: &mut BytesMut) -> io::Result<()> {
         let data = match (frame.into_data(), &mut *self) {
             (Ok(data), Self::Length(left)) => {
@@ -96,7 +96,7 @@ impl Framing {
         Ok(())
     }
 
-    /// Writes the end of a request body.
+    /// Writes the end of a request body to the buffer `to`.
     pub(super) fn finish(&self, to: &mut BytesMut) -> io::Result<()> {
         match self {
             Self::Length(left) if *left > 0 => {
@@ -123,8 +123,8 @@ pub(super) fn length_of(data: &[u8]) -> u64 {
     u64::try_from(data.len()).unwrap_or(u64::MAX)
 }
 
-/// Returns the `Content-Length` of a response. More than one `Content-Length`, or a value that is
-/// not a number, is an error.
+/// Returns the `Content-Length` of a response. It is an error if there is more than one
+/// `Content-Length`, or if the value is not a number.
 fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let Some(line) = lines.next() else {

@@ -30,13 +30,13 @@ impl HeadLimits {
     }
 }
 
-/// A cache of the header lines of the last response, except for long lines. The responses of an
-/// upstream resemble each other. A line that equals the line at the same position in the last
+/// A cache of the header lines of the last response, without long lines. The responses of an
+/// upstream have many equal lines. A line that equals the line at the same position in the last
 /// response is not parsed again.
 #[derive(Default)]
 pub(super) struct HeaderLineCache(Vec<Option<CachedHeaderLine>>);
 
-/// The maximum length of a cached line in bytes; it bounds the memory of idle connections.
+/// The maximum length of a cached line in bytes. It bounds the memory of idle connections.
 const MAX_CACHED_LINE_BYTES: usize = 256;
 
 struct CachedHeaderLine {
@@ -48,8 +48,8 @@ struct CachedHeaderLine {
 }
 
 impl HeaderLineCache {
-    /// Returns the name and value of `header`, which is line number `at` of `head`. Lines must be
-    /// read in order.
+    /// Returns the name and value of `header`, which is the line at index `at` of `head`. The
+    /// caller must read the lines of a head in order.
     fn read(
         &mut self,
         at: usize,
@@ -58,7 +58,7 @@ impl HeaderLineCache {
     ) -> Result<(HeaderName, HeaderValue), Malformed> {
         let start = header.name.as_ptr().addr() - head.as_ptr().addr();
         let value = header.value.as_ptr().addr() - head.as_ptr().addr();
-        // The slice from the first byte of the name to the last byte of the value.
+        // `octets` reaches from the first byte of the name to the last byte of the value.
         let octets = &head[start..value + header.value.len()];
         if let Some(Some(line)) = self.0.get(at)
             && line.octets == octets
@@ -85,10 +85,10 @@ impl HeaderLineCache {
 /// The number of headers that the proxy adds to most responses.
 const ADDED_HEADERS: usize = 4;
 
-/// The number of header lines that are parsed without a heap allocation.
+/// The number of header lines that can be parsed without a heap allocation.
 const FEW_HEADERS: usize = 100;
 
-/// Writes the head of a request with this body framing, and with the forwarding headers of
+/// Writes the head of a request with this body `framing`, and with the forwarding headers of
 /// `client`.
 pub(super) fn write(
     head: &mut Parts,
@@ -143,7 +143,7 @@ fn write_line(name: &HeaderName, value: &HeaderValue, to: &mut BytesMut) {
     to.put_slice(b"\r\n");
 }
 
-/// Parses a response head, and removes it from `received`; `None` if it is incomplete.
+/// Parses a response head and removes it from `received`. Returns `None` if the head is incomplete.
 pub(super) fn parse(
     received: &mut BytesMut,
     limits: HeadLimits,
@@ -160,8 +160,7 @@ pub(super) fn parse(
         read(received, limits.bytes, &mut room, cache)
     };
     let Some((length, response)) = head? else {
-        // An incomplete head that is already over the maximum is rejected without waiting for the
-        // rest.
+        // Reject an incomplete head that already exceeds the maximum, without waiting for its end.
         return if received.len() > limits.bytes {
             Err(Malformed::HeadTooLarge)
         } else {
@@ -172,7 +171,8 @@ pub(super) fn parse(
     Ok(Some(response))
 }
 
-/// Parses a response head of at most `bytes` bytes, and returns its length as well.
+/// Parses a response head of at most `bytes` bytes. Returns the response and the length of the
+/// head.
 fn read<'b>(
     received: &'b [u8],
     bytes: usize,
@@ -215,13 +215,13 @@ fn read<'b>(
     Ok(Some((length, response)))
 }
 
-/// Returns whether the line is `Connection: keep-alive`. This line is redundant in HTTP/1.1, yet
-/// most upstreams send it. If the parser skips this line, it need not be removed later.
+/// Returns whether the line is `Connection: keep-alive`. Most upstreams send this line, although it
+/// is redundant in HTTP/1.1. The parser skips this line, so the line need not be removed later.
 fn is_keep_alive(header: &Header<'_>) -> bool {
     header.name.eq_ignore_ascii_case("connection") && header.value == b"keep-alive"
 }
 
-/// Converts a header line without the cache.
+/// Converts a header line without using the cache.
 pub(super) fn read_line(header: &Header<'_>) -> Result<(HeaderName, HeaderValue), Malformed> {
     let value = HeaderValue::from_bytes(header.value);
     let value = value.map_err(|_| Malformed::Head(httparse::Error::HeaderValue))?;

@@ -1,11 +1,12 @@
 //! An HTTP/1.1 client connection to an upstream, driven by the task that handles the request.
 //!
 //! hyper's client runs each connection in its own task, and passes requests, responses and bodies
-//! through channels. Between two sockets of one thread, these channels and tasks are half of the
-//! work. Here the task of the client connection reads and writes the upstream's socket directly.
+//! through channels. If both sockets belong to one thread, these channels and tasks cause half of
+//! the work. So here the task of the client connection reads and writes the upstream's socket
+//! directly.
 //!
 //! ```text
-//! start      sets the request to send; its body follows as it arrives
+//! start      sets the request to send; the body is sent as it arrives
 //! poll_head  sends, and reads the response head
 //! poll_body  reads the response body, and keeps sending the request body
 //! ```
@@ -50,28 +51,28 @@ use crate::{
     request_body::Upload,
 };
 
-/// The minimum and maximum size of a read, in bytes: enough for a head with a small body, and
-/// enough for a fast download.
+/// The minimum and maximum size of a read, in bytes. The minimum is enough for a head with a small
+/// body. The maximum is enough for a fast download.
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
 
 /// A socket to an upstream, plaintext or TLS.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
     /// Returns true only if there is certainly nothing to read. Makes a system call only if the
-    /// async runtime has seen the socket become readable.
+    /// async runtime has recorded that the socket is readable.
     fn is_quiet(&self) -> bool;
 }
 
 impl Socket for TcpStream {
     fn is_quiet(&self) -> bool {
-        // A read into an empty buffer consumes nothing. Any result except `WouldBlock` means that a
-        // real read is necessary.
+        // A read into an empty buffer consumes no bytes. Any result except `WouldBlock` means that
+        // a real read is necessary.
         let read = self.try_read(&mut []);
         read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
 impl Socket for TlsStream<TcpStream> {
-    /// Always false: decrypted data may wait inside the TLS session.
+    /// Returns false, because decrypted data may wait inside the TLS session.
     fn is_quiet(&self) -> bool {
         false
     }
@@ -87,10 +88,10 @@ pub(crate) struct Http1Connection {
     state: ReadState,
     /// Whether the upstream keeps the connection open after this response.
     keeps_alive: bool,
-    /// Whether a response has arrived before. After that, the upstream may close the connection at
-    /// any time between requests.
+    /// Whether a response has arrived before. After the first response, the upstream may close the
+    /// connection at any time between requests.
     has_answered: bool,
-    /// Whether nothing has arrived since the last request began.
+    /// Whether nothing has arrived since the start of the last request.
     is_silent: bool,
     /// The interim responses that the last request may still get.
     interim_allowance: InterimAllowance,
@@ -98,16 +99,16 @@ pub(crate) struct Http1Connection {
     header_cache: head::HeaderLineCache,
 }
 
-/// The data that the upstream has to send next.
+/// The part of a response that the upstream has to send next.
 #[derive(Debug)]
 enum ReadState {
-    /// Nothing: no request is in flight, or its response is complete.
+    /// Nothing, because no request is in flight or the response is complete.
     Nothing,
-    /// The head of a response. `has_no_body` is set if the request was a `HEAD`.
+    /// The head of a response. `has_no_body` is true for the response to a `HEAD` request.
     Head {
         has_no_body: bool,
     },
-    /// This many more bytes of a body.
+    /// A body of known length. The value is the number of bytes left.
     Length(u64),
     Chunked(ChunkDecoder),
     /// A body that ends when the upstream closes the connection.
@@ -133,15 +134,15 @@ impl Http1Connection {
         }
     }
 
-    /// Applies `settings` from the next request on.
+    /// Applies `settings` to later requests.
     pub(crate) fn update_settings(&mut self, settings: &Proxy) {
         self.limits = head::HeadLimits::of(settings);
         let write_timeout = WriteTimeout::Stall(settings.timeouts.idle);
         self.stream.set_write_timeout(write_timeout);
     }
 
-    /// Returns whether the connection can take a request: the last response is complete, the last
-    /// request was sent, and neither side wants to close.
+    /// Returns whether the connection can take a request. The last response must be complete, the
+    /// last request must be sent, and neither side may want to close.
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.state, ReadState::Nothing)
             && self.keeps_alive
@@ -149,8 +150,8 @@ impl Http1Connection {
             && self.writer.is_over()
     }
 
-    /// Returns whether the upstream has closed the connection, or has sent data without a request.
-    /// A quiet connection costs no system call.
+    /// Returns whether the upstream has closed the connection or has sent data without a request.
+    /// This check makes no system call if the connection is quiet.
     pub(crate) fn is_closed(&mut self) -> bool {
         if self.stream.get_ref().is_quiet() {
             return false;
@@ -162,14 +163,14 @@ impl Http1Connection {
         read.is_ready() || !coop::has_budget_remaining()
     }
 
-    /// Sets `request` as the next one to send; the connection must be ready. `client` replaces the
-    /// forwarding headers that the client sent. `client` is `None` for the proxy's own requests.
+    /// Sets `request` as the next request to send. The connection must be ready. `client` replaces
+    /// the forwarding headers that the client sent; it is `None` for the proxy's own requests.
     pub(crate) fn start(&mut self, request: Request<Upload>, client: Option<&ForwardingHeaders>) {
         self.writer.start(request, client);
         self.await_head();
     }
 
-    /// Sets a request that got no response on another connection as the next one to send.
+    /// Sets the next request to send: one that got no response on another connection.
     pub(crate) fn resend(&mut self, request: RequestWriter) {
         self.writer = request;
         self.await_head();
@@ -183,19 +184,20 @@ impl Http1Connection {
         };
     }
 
-    /// Returns whether the connection was reused and has received nothing since the last request
-    /// began. If such a connection ends, the upstream had probably closed it before the request.
+    /// Returns whether the connection was reused and has received nothing since the start of the
+    /// last request. If a stale connection ends, the upstream has probably closed it before the
+    /// request.
     pub(crate) const fn is_stale(&self) -> bool {
         self.has_answered && self.is_silent
     }
 
-    /// Takes the last request for a retry on another connection, if that is safe.
+    /// Takes the last request for a retry on another connection, if a retry is safe.
     pub(crate) fn take_for_retry(&mut self) -> Option<RequestWriter> {
         self.writer.take_for_retry()
     }
 
-    /// Sends the request, and waits for the response head. Bytes of an upgraded protocol that
-    /// follow the head stay buffered: see the [`AsyncRead`] implementation.
+    /// Sends the request, and waits for the response head. If bytes of an upgraded protocol follow
+    /// the head, they stay buffered for the [`AsyncRead`] implementation.
     pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Response<()>>> {
         self.continue_sending(cx)?;
         loop {
@@ -206,8 +208,8 @@ impl Http1Connection {
                 let is_interim = response.status().is_informational()
                     && response.status() != StatusCode::SWITCHING_PROTOCOLS;
                 if !is_interim {
-                    // The upstream would read the rest of the request body as the new protocol (RFC
-                    // 9110, section 7.8).
+                    // A 101 response before the end of the request is an error: the upstream would
+                    // read the rest of the body as the new protocol (RFC 9110, section 7.8).
                     if response.status() == StatusCode::SWITCHING_PROTOCOLS
                         && !self.writer.is_over()
                     {
@@ -276,7 +278,7 @@ impl Http1Connection {
         }
     }
 
-    /// Takes the response body, if all of it has arrived and its length is known.
+    /// Takes the response body, if the whole body has arrived and its length is known.
     pub(crate) fn take_complete_body(&mut self) -> Option<Bytes> {
         match self.state {
             ReadState::Nothing => Some(Bytes::new()),
@@ -291,8 +293,8 @@ impl Http1Connection {
         }
     }
 
-    /// Takes the next frame of the response body that has already arrived. Ignores malformed data,
-    /// which [`Self::poll_body`] then reports.
+    /// Takes the next frame of the response body that has already arrived. Ignores malformed data:
+    /// [`Self::poll_body`] reports it.
     pub(crate) fn take_buffered_frame(&mut self) -> Option<Frame<Bytes>> {
         match self.take_piece() {
             Ok(Piece::Data(data)) => Some(Frame::data(data)),
@@ -309,7 +311,7 @@ impl Http1Connection {
         }
     }
 
-    /// Takes the next part of the body that has already arrived.
+    /// Takes the next piece of the body that has already arrived.
     fn take_piece(&mut self) -> Result<Piece, Malformed> {
         match &mut self.state {
             ReadState::Nothing | ReadState::Head { .. } => Ok(Piece::End),
@@ -338,8 +340,10 @@ impl Http1Connection {
     }
 
     /// Sends as much of the request as possible. Fails if the client aborts the body, or if the
-    /// upstream accepts nothing at all. An upstream that stops reading later may still have sent a
-    /// response. So that is not an error here: it is an error only if no response can be read.
+    /// upstream accepts no bytes at all.
+    ///
+    /// If the upstream stops reading later, it may still have sent a response. So this function
+    /// then returns no error. The request fails only if no response can be read.
     fn continue_sending(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.writer.is_sent() {
             return Ok(());
@@ -359,13 +363,14 @@ impl Http1Connection {
         Ok(())
     }
 
-    /// Reads more bytes into the buffer and returns their number; 0 at the end of the stream.
+    /// Reads more bytes into the buffer and returns their number, which is 0 at the end of the
+    /// stream.
     fn poll_read_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.received.reserve(self.read_bytes);
         let room = self.received.capacity() - self.received.len();
         let read = ready!(pin!(self.stream.read_buf(&mut self.received)).poll(cx))?;
         self.is_silent &= read == 0;
-        // A read that fills the buffer suggests a fast body: double the size of the next one.
+        // A read that fills the buffer suggests a fast body, so double the size of the next read.
         if read == room {
             self.read_bytes = (self.read_bytes * 2).min(*READ_BYTES.end());
         }
@@ -373,7 +378,7 @@ impl Http1Connection {
     }
 }
 
-/// Reads from an upgraded connection, beginning with the bytes that arrived after the response
+/// Reads from an upgraded connection. The first bytes are those that arrived after the response
 /// head.
 impl AsyncRead for Http1Connection {
     fn poll_read(
@@ -416,7 +421,7 @@ impl fmt::Debug for Http1Connection {
     }
 }
 
-/// The defects of a response.
+/// The ways in which a response can be malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Malformed {
     #[error("the response is not HTTP/1.1: {0}")]
@@ -458,7 +463,7 @@ mod tests {
         let (upstream, _) = listener.accept().await.unwrap();
         assert!(!connection.is_closed());
         drop(upstream);
-        // Waits until the async runtime has seen the end of the stream.
+        // Wait until the async runtime has recorded the end of the stream.
         assert!(connection.read_u8().await.is_err());
         let is_closed = poll_fn(|cx| {
             while coop::has_budget_remaining() {

@@ -19,9 +19,9 @@ use crate::{
 /// The number of unsent bytes at which the body is no longer polled.
 const WRITE_BYTES: usize = 16 << 10;
 
-/// The maximum size of the first write: one TLS record. TLS delivers a record to the upstream
-/// completely or not at all. If a write of several records fails, the first record may have been
-/// delivered.
+/// The maximum size of the first write, which is the size of one TLS record. TLS delivers a record
+/// to the upstream completely or not at all. If a write of several records failed, the first record
+/// could have been delivered.
 const RECORD_BYTES: usize = 16 << 10;
 
 /// The unsent part of a request.
@@ -50,7 +50,7 @@ pub(super) enum WriteError {
 }
 
 impl RequestWriter {
-    /// Sets `request` as the request to send, in place of any previous request. `client` writes the
+    /// Sets `request` as the request to send, and drops any previous request. `client` provides the
     /// forwarding headers.
     pub(super) fn start(&mut self, request: Request<Upload>, client: Option<&ForwardingHeaders>) {
         let (mut head, body) = request.into_parts();
@@ -84,8 +84,8 @@ impl RequestWriter {
         self.is_head
     }
 
-    /// Takes the request for another connection, if no part of the request was written or if it may
-    /// be sent twice.
+    /// Takes the request for another connection, if no part of it was written or if it may be sent
+    /// twice.
     pub(super) fn take_for_retry(&mut self) -> Option<Self> {
         (self.is_untouched || self.is_repeatable).then(|| Self {
             written: 0,
@@ -117,7 +117,7 @@ impl RequestWriter {
         }
     }
 
-    /// Writes some of the buffered bytes; `None` if all are written and flushed.
+    /// Writes some of the buffered bytes. Returns `None` if all bytes are written and flushed.
     fn poll_write(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -177,7 +177,7 @@ impl RequestWriter {
         Poll::Ready(Ok(()))
     }
 
-    /// Discards the unsent part.
+    /// Discards the unsent part of the request.
     pub(super) fn discard(&mut self) {
         self.buffer.clear();
         self.written = 0;
@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    /// A stream that accepts `room` bytes and then fails as a closed stream does.
+    /// A stream that accepts `room` bytes and then fails like a closed stream.
     struct Closing {
         room: usize,
         received: Vec<u8>,
@@ -225,8 +225,8 @@ mod tests {
         }
     }
 
-    /// Accepts one TLS record of 16 KiB. Reports an error instead of success if there was more to
-    /// write, as a TLS stream does.
+    /// A stream that accepts one TLS record of 16 KiB. If there is more to write, the stream
+    /// reports an error after the record, as a TLS stream does.
     struct Recording(Vec<u8>);
 
     impl AsyncWrite for Recording {
@@ -263,7 +263,8 @@ mod tests {
         writer
     }
 
-    /// Sends `writer` on a stream with this much room, and returns what the stream received.
+    /// Sends the request of `writer` on a stream with this much room, and returns the bytes that
+    /// the stream received.
     fn sent(writer: &mut RequestWriter, room: usize) -> String {
         let mut stream = Closing {
             room,

@@ -1,5 +1,5 @@
-//! An upstream connection without a socket, for fuzzing: it takes response bytes and returns a
-//! parsed response.
+//! An upstream connection without a socket, for fuzzing: takes response bytes and returns a parsed
+//! response.
 
 use std::{
     collections::VecDeque,
@@ -31,16 +31,16 @@ pub struct ScriptedConnection {
 pub struct ParsedResponse {
     /// The head as the client would receive it, if there was a valid one.
     pub head: Option<Response<()>>,
-    /// The body, as far as it was received.
+    /// The received part of the body.
     pub body: Vec<u8>,
-    /// The trailers, if any.
+    /// The trailers, if there are any.
     pub trailers: Option<HeaderMap>,
     /// The reason why the response is incomplete; `None` if it is complete.
     pub problem: Option<String>,
 }
 
 impl ScriptedConnection {
-    /// Opens a connection on which no request was sent.
+    /// Opens a connection on which no request was sent yet.
     #[must_use]
     pub fn open(settings: &Proxy) -> Self {
         let socket = ScriptedSocket::default();
@@ -57,8 +57,8 @@ impl ScriptedConnection {
         self.connection.is_ready() && self.socket.pieces().is_empty()
     }
 
-    /// Sends a request with `method` on a ready connection. The upstream sends `pieces`, one per
-    /// read, and then closes.
+    /// Sends a request with `method` on a ready connection. The scripted upstream sends `pieces`,
+    /// one per read, and then closes the connection.
     #[must_use]
     pub fn send(
         &mut self,
