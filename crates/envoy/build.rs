@@ -1,11 +1,11 @@
-//! Compiles the messages of the gRPC listener with a compiler that is written in Rust, so that
+//! Compiles the protobuf messages of the gRPC listener. The compiler is written in Rust, so that
 //! `protoc` need not be installed.
 
 use std::{env, error::Error, fs, path::Path};
 
 use prost::Message as _;
 
-/// The files with the services. The files that they import are compiled too.
+/// The `.proto` files that define the services. The files that they import are compiled too.
 const FILES: [&str; 4] = [
     "envoy/service/ratelimit/v3/rls.proto",
     "envoy/service/ratelimit/v2/rls.proto",
@@ -21,12 +21,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let mut descriptors = protox::compile(FILES, ["proto"])?;
     let out = env::var("OUT_DIR")?;
-    // The descriptors, for reflection.
+    // Write the descriptors of the messages, for gRPC reflection.
     fs::write(
         Path::new(&out).join("descriptors.bin"),
         descriptors.encode_to_vec(),
     )?;
-    // The v2 service uses the messages of v3.
+    // The v2 service uses the messages of the v3 service.
     descriptors
         .file
         .retain(|file| !file.name().contains("/v2/"));

@@ -1,9 +1,9 @@
 //! All-or-nothing charging: either all descriptors of a request are charged, or none of them.
 //!
-//! Rules in quota mode deny a request only if all of its quotas are over their limits. No store
-//! supports such a condition. One quota is therefore chosen as the leading quota: it denies like
-//! any other rule, while the other quotas only count. The first quota with remaining capacity
-//! leads.
+//! A quota is a rule in quota mode. Quotas deny a request only if all quotas of the request are
+//! over their limits. No store supports such a condition. So this module chooses one quota as the
+//! leading quota, which denies like any other rule, while the other quotas only count. The first
+//! quota with remaining capacity leads.
 //!
 //! ```text
 //! rules  ────────────────────────▶ deny ──┐
@@ -11,10 +11,10 @@
 //!         └─ the others ─────────▶ count ─┘
 //! ```
 //!
-//! If a request has only one quota, that quota leads, and no query is needed.
+//! If a request has only one quota, this quota leads, and no query is needed to choose it.
 //!
-//! Other requests may use up the capacity of the leading quota before the decision. Another quota
-//! is then chosen as the leading quota, in at most [`MAX_TURNS`] attempts.
+//! Other requests may use up the capacity of the leading quota before the decision. This module
+//! then chooses another quota as the leading quota, in at most [`MAX_TURNS`] attempts.
 
 use std::collections::HashMap;
 
@@ -31,34 +31,36 @@ use super::{
 /// the leading quota in every attempt, all quotas of the request are reported as over their limits.
 const MAX_TURNS: usize = 4;
 
-/// The descriptors of a request, grouped by the way in which they are decided.
+/// The descriptors of a request, grouped by the way in which they are decided: each alone, or all
+/// together.
 #[derive(Debug, Default)]
 struct GroupedDescriptors<'a, 'd> {
     alone: Vec<&'a mut AppliedLimit<'d>>,
     together: Vec<(&'a mut AppliedLimit<'d>, Cost)>,
-    /// Whether the cache contains a rule that is over its limit and that alone denies the request.
+    /// Whether the cache knows that a rule is over its limit, and this rule alone denies the
+    /// request.
     one_is_cached: bool,
 }
 
-/// The combined result of the quotas that are not decided together with the rest.
+/// The combined result of the quotas that are not part of the all-or-nothing decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OtherQuotas {
-    /// There are no such quotas.
+    /// No quota is outside the all-or-nothing decision.
     None,
-    /// One of these quotas has capacity, so the quotas do not deny the request.
+    /// At least one of these quotas has capacity, so the quotas do not deny the request.
     Pass,
     /// All of these quotas are over their limits.
     Over,
 }
 
-/// One counter to charge. A descriptor that occurs twice in a request is charged once, with the sum
-/// of the hits.
+/// A charge to one counter. If a descriptor occurs twice in a request, the counter is charged once,
+/// with the sum of the hits.
 #[derive(Debug)]
 struct CounterCharge<'a> {
     key: &'a [u8],
     limits: &'a Limits,
-    /// The same limits in shadow mode, for a quota that does not lead; `None` if the rule is not a
-    /// quota.
+    /// The limits of a quota in shadow mode, used if the quota does not lead; `None` if the rule is
+    /// not a quota.
     shadow_limits: Option<&'a Limits>,
     cost: Cost,
 }
@@ -77,13 +79,13 @@ impl<'a> CounterCharge<'a> {
         self.shadow_limits.is_some()
     }
 
-    /// Returns whether this counter alone denies the request if it is over.
+    /// Returns whether this counter alone denies the request when it is over its limit.
     fn denies(&self) -> bool {
         !self.is_quota() && !self.limits.is_shadow()
     }
 
-    /// Returns whether the counter was charged even though a quota denied the request. That is the
-    /// case if all limits of the counter count denied hits, including hits that another limit has
+    /// Returns whether the counter was charged even though a quota denied the request. The counter
+    /// was charged if all of its limits count denied hits, including hits that another limit has
     /// denied.
     fn counts_denied(&self) -> bool {
         let counts = |limit: &Limit| limit.count_denied() && !limit.counts_in_full();
@@ -91,13 +93,13 @@ impl<'a> CounterCharge<'a> {
     }
 }
 
-/// The result of a counter, and the exactness of the result.
+/// The result of a charge to a counter, and whether the result is exact.
 type CounterResult = (LimitResult, Exactness);
 
 impl Evaluator<'_> {
-    /// Decides all descriptors that charge hits in one decision. If the request is denied, none of
-    /// these descriptors is charged. The exceeded limits may still count the denied hits, depending
-    /// on their settings.
+    /// Decides all descriptors that charge hits, in one decision. If the request is denied, none of
+    /// these descriptors is charged, except that exceeded limits count denied hits if their
+    /// settings say so.
     ///
     /// # Errors
     ///
@@ -119,8 +121,8 @@ impl Evaluator<'_> {
             .await;
             alone.and(together)
         } else if alone.iter().any(|applied| applied.is_quota()) {
-            // These descriptors are decided first, because they also determine whether the quotas
-            // deny the request.
+            // Decide these descriptors first, because they also determine whether the quotas deny
+            // the request.
             match self.evaluate_separately(reborrowed(&mut alone)).await {
                 Ok(()) => {
                     let others = other_quotas(&alone, &together);
@@ -146,15 +148,16 @@ impl Evaluator<'_> {
         for applied in limited(matches) {
             match applied.hits {
                 Hits::Charge(_) if self.is_cached_over(applied) => {
-                    // Record the cached result now: the cache entry may expire before this
-                    // descriptor is decided, and the decision on the other descriptors already
-                    // depends on the cached result.
+                    // Record the cached result now, because the cache entry may expire before this
+                    // descriptor is decided. The decision on the other descriptors depends on the
+                    // same result.
                     applied.result = LimitResult::cached();
-                    // A rule in shadow mode never denies, and a quota does not deny by itself.
+                    // A rule in shadow mode never denies. A quota does not deny alone.
                     grouped.one_is_cached |= !applied.limits().is_shadow() && !applied.is_quota();
                     grouped.alone.push(applied);
                 }
-                // One key with two different limits cannot be charged in one decision.
+                // Decide this descriptor alone: one decision cannot charge a key with two different
+                // limits.
                 Hits::Charge(_)
                     if grouped
                         .together
@@ -170,7 +173,7 @@ impl Evaluator<'_> {
         grouped
     }
 
-    /// Queries the status of each descriptor in `together` without charging, because the request is
+    /// Queries the status of each descriptor in `together` without charging. The request is already
     /// known to be denied.
     async fn query_each(
         &self,
@@ -207,7 +210,7 @@ impl Evaluator<'_> {
         Ok(())
     }
 
-    /// Charges all of `counts` or none of them. Returns the result of each counter.
+    /// Charges all counters in `counts`, or none of them. Returns the result of each counter.
     async fn charge_counts(
         &self,
         counts: &[CounterCharge<'_>],
@@ -231,9 +234,9 @@ impl Evaluator<'_> {
             if !(denied_by_lead && another_has_room) {
                 return Ok(results);
             }
-            // The leading quota has no capacity left. Counters that counted this denial must not be
-            // charged again. If only some limits of a descriptor count denials, those limits are
-            // charged again.
+            // The leading quota has no capacity left. Do not charge the counters again that have
+            // counted this denial. If only some limits of a descriptor count denials, those limits
+            // do count twice.
             open.retain(|number| Some(*number) != lead && !counts[*number].counts_denied());
         }
         for number in open.iter().filter(|number| counts[**number].is_quota()) {
@@ -243,7 +246,7 @@ impl Evaluator<'_> {
     }
 
     /// Charges all of the `open` counters or none, with `lead` as the leading quota. Stores the
-    /// results in `found`.
+    /// results in `found`. The numbers are indices in `counts`.
     async fn charge_under(
         &self,
         lead: Option<usize>,
@@ -267,9 +270,9 @@ impl Evaluator<'_> {
         Ok(decided.decision)
     }
 
-    /// Returns the leading quota among the `open` counters: the first quota with capacity, or else
-    /// the first quota. Returns `None` if the quotas cannot deny the request, or if there are no
-    /// quotas.
+    /// Returns the leading quota among the `open` counters: the first quota with capacity. If no
+    /// quota has capacity, returns the first quota. Returns `None` if the quotas cannot deny the
+    /// request, or if there are no quotas.
     async fn lead(
         &self,
         counts: &[CounterCharge<'_>],
@@ -300,7 +303,7 @@ impl Evaluator<'_> {
     }
 }
 
-/// Returns the counters of `together`, and for each descriptor the index of its counter.
+/// Returns the counters that `together` charges, and for each descriptor the index of its counter.
 fn counts<'a>(
     together: &'a [(&mut AppliedLimit<'_>, Cost)],
 ) -> (Vec<CounterCharge<'a>>, Vec<usize>) {
@@ -322,7 +325,7 @@ fn counts<'a>(
     (counts, count_of)
 }
 
-/// Returns the combined result of the quotas that are decided on their own or are in shadow mode.
+/// Returns the combined result of the quotas that are decided alone or are in shadow mode.
 fn other_quotas(
     alone: &[&mut AppliedLimit<'_>],
     together: &[(&mut AppliedLimit<'_>, Cost)],
@@ -341,7 +344,8 @@ fn other_quotas(
     }
 }
 
-/// Returns the outcomes of each charge in `charges`; empty slices if the store was not queried.
+/// Returns the outcomes of each charge in `charges`. The slices are empty if the store was not
+/// queried.
 fn split_by_charge<'o>(
     charges: &[Charge<'_>],
     mut outcomes: &'o [Outcome],

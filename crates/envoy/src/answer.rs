@@ -9,14 +9,14 @@ use super::{Metadata, Unit};
 /// Whether a request or one of its descriptors is within its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// Within the limit.
+    /// The request or descriptor is within its limit.
     Ok,
-    /// Over the limit.
+    /// The request or descriptor is over its limit.
     OverLimit,
 }
 
 impl Code {
-    /// Returns the code in the form that responses use.
+    /// Returns the name of the code in responses.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -33,10 +33,11 @@ pub struct RateLimitAnswer {
     pub overall_code: Code,
     /// One status per descriptor, in the order of the request.
     pub statuses: Vec<DescriptorStatus>,
-    /// Headers that Envoy adds to its own response; empty unless enabled in the settings.
+    /// The headers that Envoy adds to its response to the client. The list is empty unless the
+    /// settings enable it.
     pub response_headers: Vec<ResponseHeader>,
-    /// The request, and the metadata of the rules that admitted it; `None` unless enabled in the
-    /// settings.
+    /// The request, and the metadata of the rules that admitted the request; `None` unless the
+    /// settings enable it.
     pub dynamic_metadata: Option<Metadata>,
 }
 
@@ -45,12 +46,12 @@ pub struct RateLimitAnswer {
 pub struct DescriptorStatus {
     /// Whether the descriptor is within its limit.
     pub code: Code,
-    /// The limit; `None` if no limit applies.
+    /// The limit that applies; `None` if there is none.
     pub current_limit: Option<CurrentLimit>,
-    /// The remaining hits; [`u32::MAX`] for an unlimited rule.
+    /// The number of remaining hits; [`u32::MAX`] for an unlimited rule.
     pub limit_remaining: u32,
-    /// The time until the limit is fully available again, in whole seconds, rounded up; `None` if
-    /// no limit applies.
+    /// The time until the whole limit is available again, rounded up to whole seconds; `None` if no
+    /// limit applies.
     pub duration_until_reset: Option<Span>,
 }
 
@@ -64,12 +65,12 @@ impl DescriptorStatus {
     };
 }
 
-/// The limit in a status.
+/// The limit in the status of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CurrentLimit {
     /// The number of hits per unit.
     pub requests_per_unit: u32,
-    /// The unit; [`Unit::Unknown`] if the window of the limit has a different length.
+    /// The unit of time; [`Unit::Unknown`] if the window of the limit has a different length.
     pub unit: Unit,
     /// The rule's name, if it has one.
     pub name: Option<Arc<str>>,
@@ -84,7 +85,7 @@ pub struct ResponseHeader {
     pub value: String,
 }
 
-/// The reason why a request could not be decided. A denial is not an error but a response.
+/// The reason why a request could not be decided. A denial is not an error: it is a response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RlsError {
@@ -94,25 +95,25 @@ pub enum RlsError {
     /// The request has no descriptors.
     #[error("rate limit descriptor list must not be empty")]
     EmptyDescriptors,
-    /// No configuration has been loaded yet. The operator must load one.
+    /// No configuration was loaded yet. The operator must load one.
     #[error("no rate limit configuration loaded")]
     NoConfiguration,
-    /// The store is unavailable, and the settings ask for an error in this case. The operator must
+    /// The store is unavailable, and the settings require an error in this case. The operator must
     /// repair the store. If several limits applied, some of them may have been charged.
     #[error("the store is unavailable")]
     Store,
     /// A field of the request is out of bounds. The client must correct the field.
     #[error("{field}: {problem}")]
     Invalid {
-        /// The field, such as `descriptors[2].limit.unit`.
+        /// The path of the field, such as `descriptors[2].limit.unit`.
         field: String,
-        /// A description of the problem, with a valid value.
+        /// A description of the problem, with an example of a valid value.
         problem: String,
     },
 }
 
 impl RlsError {
-    /// Returns whether the cause is on the server's side and not in the request.
+    /// Returns whether the cause of the error is the server and not the request.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         match self {

@@ -21,7 +21,8 @@ pub const CONFIG_LOG_TARGET: &str = module_path!();
 /// The maximum number of files in a folder.
 pub const MAX_FILES: usize = 10_000;
 
-/// The maximum number of attempts to read files that change during reading.
+/// The maximum number of attempts to read files. An attempt fails if the files change while they
+/// are read.
 const TRIES: usize = 3;
 
 /// The maximum nesting depth of folders.
@@ -35,15 +36,15 @@ pub enum ConfigFilesError {
     /// permissions.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
-        /// The error of the file system.
+        /// The error from the file system.
         source: io::Error,
     },
-    /// The files were read but contain mistakes.
+    /// The files were read, but contain mistakes.
     #[error("{} has {} mistake{}:\n{}", path.display(), mistakes.len(), plural(mistakes.len()), lines(mistakes))]
     Mistaken {
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
         /// Every mistake in the files.
         mistakes: Vec<FileMistake>,
@@ -62,7 +63,8 @@ impl ConfigFilesError {
         }
     }
 
-    /// Returns whether reading the files again may succeed even if the files look unchanged.
+    /// Returns whether the files should be read again even if they look unchanged, because the
+    /// error may be temporary.
     fn may_pass(&self) -> bool {
         matches!(self, Self::Unreadable { source, .. } if file_watch::may_pass(source))
     }
@@ -72,7 +74,7 @@ impl ConfigFilesError {
 ///
 /// # Errors
 ///
-/// [`ConfigFilesError`]; see its variants.
+/// Returns a [`ConfigFilesError`] if the files cannot be read or contain mistakes.
 pub fn load_files(folder: &ConfigFiles) -> Result<LoadedConfig, ConfigFilesError> {
     let path = &folder.path;
     let texts = read_unchanged(|| files(path), |files| texts(path, files))?;
@@ -100,7 +102,7 @@ fn files(folder: &Path) -> Result<Vec<ListedFile>, ConfigFilesError> {
     Ok(files)
 }
 
-/// Returns the name of a file in messages: its path relative to `folder`.
+/// Returns the name of a file in messages, which is its path relative to `folder`.
 fn name_of(folder: &Path, file: &Path) -> String {
     let inside = file
         .strip_prefix(folder)
@@ -110,9 +112,9 @@ fn name_of(folder: &Path, file: &Path) -> String {
     inside.or_else(alone).unwrap_or(file).display().to_string()
 }
 
-/// Calls `read` until `look` returns the same value before and after the call, at most [`TRIES`]
-/// times. If files are replaced during a read, the read may return a mixture of old and new
-/// content.
+/// Calls `read`, and calls `look` before and after it, until both calls of `look` return the same
+/// value. Makes at most [`TRIES`] attempts. If files are replaced while `read` runs, it may return
+/// a mixture of old and new content.
 fn read_unchanged<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,
@@ -129,7 +131,7 @@ fn read_unchanged<M: PartialEq, T, E>(
     read(&before)
 }
 
-/// A file and its metadata, which change when the file is written or replaced.
+/// A file and its metadata. The metadata changes when the file is written or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ListedFile {
     path: PathBuf,
@@ -194,13 +196,13 @@ fn text(path: &Path) -> Result<String, ConfigFilesError> {
     fs::read_to_string(path).map_err(unreadable)
 }
 
-/// Reloads the configuration on request or when its files change.
+/// A watcher that reloads the configuration on request or when its files change.
 #[derive(Debug)]
 pub struct ConfigWatcher {
     folder: ConfigFiles,
     service: Arc<RateLimitService>,
-    /// The lock is held until the result of a read is applied, so that concurrent reloads are
-    /// applied in order.
+    /// The state of the last check. A reload holds the lock until its result is applied, so that
+    /// concurrent reloads are applied in order.
     last: Mutex<Last>,
     loads: [AtomicU64; 2],
 }
@@ -214,7 +216,7 @@ struct Last {
 }
 
 impl ConfigWatcher {
-    /// Creates a watcher for `folder`, which has not been read yet.
+    /// Creates a watcher for the files in `folder`. The watcher reads no file yet.
     #[must_use]
     pub fn new(folder: ConfigFiles, service: Arc<RateLimitService>) -> Self {
         Self {
@@ -234,20 +236,23 @@ impl ConfigWatcher {
         &self.service
     }
 
-    /// Reads every file and applies the rules; counts are kept. Returns the number of domains.
+    /// Reads every file and applies the rules. Counts are kept. Returns the number of domains.
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigFilesError`]. The previous rules stay in effect.
+    /// Returns a [`ConfigFilesError`] if the files cannot be read or contain mistakes. The previous
+    /// rules stay in effect.
     pub fn reload(&self) -> Result<usize, ConfigFilesError> {
         let loaded = self.load();
         self.log_result(&loaded);
         loaded
     }
 
-    /// Reloads the configuration if its files changed. After a read error, every call reads the
-    /// files again, but reports a result only if it differs from the last result. Returns the
-    /// result, or `None` if there is nothing new to report.
+    /// Reloads the configuration if its files have changed. Returns the result of the reload, or
+    /// `None` if there is nothing new to report.
+    ///
+    /// After a read error, every call reads the files again. The result is reported only if it
+    /// differs from the last result.
     pub fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
         let mut last = self.last();
         let now = files(&self.folder.path).ok();
@@ -271,8 +276,8 @@ impl ConfigWatcher {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigFilesError`]. The previous rules stay in effect, and
-    /// [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
+    /// Returns a [`ConfigFilesError`] if the files cannot be read or contain mistakes. The previous
+    /// rules stay in effect. [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
     pub fn load(&self) -> Result<usize, ConfigFilesError> {
         let mut last = self.last();
         last.read.seen = files(&self.folder.path).ok();
@@ -338,20 +343,20 @@ impl ConfigWatcher {
         }
     }
 
-    /// Returns the problems of the last load; empty if the load succeeded.
+    /// Returns the problems of the last load. The list is empty if the load succeeded.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().read.mistakes.clone()
     }
 
-    /// Returns the warnings for the files in use. The warnings were logged when the files were
+    /// Returns the warnings about the files in use. The warnings were logged when the files were
     /// loaded.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.last().warnings.clone()
     }
 
-    /// Returns the number of successful and of failed loads.
+    /// Returns the number of successful loads and the number of failed loads.
     #[must_use]
     pub fn loads(&self) -> (u64, u64) {
         let [succeeded, failed] = &self.loads;
@@ -382,8 +387,8 @@ fn lines(mistakes: &[FileMistake]) -> String {
 mod tests {
     use super::*;
 
-    /// Returns the result of `read_unchanged` and the number of reads, for a folder that changes
-    /// `moves` times and whose reads return `found`.
+    /// Reads a folder that changes `moves` times, and whose reads return `found`. Returns the
+    /// result of `read_unchanged` and the number of reads.
     fn read_counted(moves: u32, found: Result<u32, &str>) -> (Result<u32, &str>, usize) {
         let (mut looks, mut readings) = (0, 0);
         let look = || {

@@ -8,19 +8,19 @@ use std::{
     },
 };
 
-/// The maximum number of paths with their own counters. All further paths are counted together as
-/// `other`. The maximum is necessary because a path may contain values from requests, and clients
-/// must not be able to exhaust memory or flood a dashboard.
+/// The maximum number of descriptor paths with their own counters. All further paths are counted
+/// together as `other`. The maximum is necessary because a path may contain values from requests.
+/// Clients must not be able to exhaust memory or flood a dashboard.
 pub const MAX_PATHS: usize = 4_096;
 
-/// The maximum length in bytes of a path with its own counters. The path of a limit override
+/// The maximum length of a path with its own counters, in bytes. The path of a limit override
 /// contains values from the request.
 const MAX_PATH_BYTES: usize = 512;
 
-/// The path of the shared counters.
+/// The path under which the shared counters appear.
 pub(super) const OTHER: &str = "other";
 
-/// A counter of a rule, in hits.
+/// A kind of counter. Each counter of a rule counts hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     missing_docs,
@@ -37,7 +37,7 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// All counters, each with the name of the equivalent counter in envoyproxy/ratelimit.
+    /// All kinds of counters, each with the name of the equivalent counter in envoyproxy/ratelimit.
     pub const ALL: [(&'static str, Self); 7] = [
         ("total_hits", Self::TotalHits),
         ("within_limit", Self::WithinLimit),
@@ -61,7 +61,7 @@ impl Counter {
     }
 }
 
-/// The counters of one path.
+/// The counters of one descriptor path.
 #[derive(Debug, Default)]
 pub(crate) struct Counters([AtomicU64; Counter::ALL.len()]);
 
@@ -77,14 +77,14 @@ impl Counters {
     }
 }
 
-/// The counters by domain and path. The counters survive reloads.
+/// The counters of all domains and descriptor paths. The counters survive reloads.
 #[derive(Debug, Default)]
 pub(super) struct Registry(RwLock<BTreeMap<DomainAndPath, Arc<Counters>>>);
 
 pub(super) type DomainAndPath = (Arc<str>, Arc<str>);
 
 impl Registry {
-    /// Returns the counters of `path` in `domain`.
+    /// Returns the counters of the descriptor path `path` in `domain`.
     pub(super) fn counters(&self, domain: &Arc<str>, path: &str) -> Arc<Counters> {
         let path = if path.len() > MAX_PATH_BYTES {
             OTHER
@@ -103,8 +103,8 @@ impl Registry {
         })
     }
 
-    /// Returns the existing counters of `key`, or the shared counters if the maximum number of
-    /// paths is reached.
+    /// Returns the counters of `key`, if they exist. Returns the shared counters if the maximum
+    /// number of paths is reached.
     fn known(&self, key: &DomainAndPath) -> Option<Arc<Counters>> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let others = || known.get(&(OTHER.into(), OTHER.into()));
@@ -115,8 +115,8 @@ impl Registry {
             .cloned()
     }
 
-    /// Returns every domain and path with its counters, in sorted order. The caller then reads the
-    /// counters without the lock, because decisions wait for the lock.
+    /// Returns every domain and path with its counters, in sorted order. The caller reads the
+    /// counters without holding the lock, because decisions wait for this lock.
     pub(super) fn all(&self) -> Vec<(DomainAndPath, Arc<Counters>)> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let entries = known.iter();
@@ -126,14 +126,14 @@ impl Registry {
     }
 }
 
-/// The number of descriptors in requests for unknown domains. A typo in a domain silently disables
-/// all limits of the domain. This metric reveals the typo.
+/// The number of descriptors in requests for each unknown domain. A typo in a domain silently
+/// disables all limits of the domain. This metric reveals the typo.
 #[derive(Debug, Default)]
 pub(super) struct UnknownDomains(Mutex<BTreeMap<Box<str>, u64>>);
 
 impl UnknownDomains {
-    /// The maximum number of domains that are counted separately. Clients choose the names, so
-    /// their number must be bounded.
+    /// The maximum number of domains that are counted separately. Clients choose the names of
+    /// domains, so the number of names must be bounded.
     const MOST: usize = 256;
 
     pub(super) fn count(&self, domain: &str, descriptors: usize) {
@@ -152,7 +152,7 @@ impl UnknownDomains {
         *count = count.saturating_add(descriptors);
     }
 
-    /// Returns every domain and its count, in sorted order.
+    /// Returns every unknown domain and its count, in sorted order.
     pub(super) fn all(&self) -> BTreeMap<Box<str>, u64> {
         self.lock().clone()
     }

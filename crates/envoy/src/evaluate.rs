@@ -58,17 +58,17 @@ pub(super) struct AppliedLimit<'d> {
     pub(super) key: Vec<u8>,
     pub(super) counters: Arc<Counters>,
     pub(super) hits: Hits,
-    /// The state of the cache of exceeded limits when the decision began.
+    /// The state of the over-limit cache when the decision began.
     pub(super) epoch: CacheEpoch,
     pub(super) result: LimitResult,
 }
 
-/// The result of a descriptor.
+/// The result of evaluating a descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LimitResult {
     /// Whether the descriptor is over its limit, even if the rule is in shadow mode.
     pub(super) over: bool,
-    /// Whether the cache answered, without a query to the store.
+    /// Whether the result came from the cache, without a query to the store.
     pub(super) was_cached: bool,
     /// The index of the limit that the status reports.
     pub(super) limit: usize,
@@ -84,8 +84,8 @@ impl<'d> AppliedLimit<'d> {
         }
     }
 
-    /// Returns whether the rule of this limit is in quota mode. Quotas deny a request only if all
-    /// quotas are over their limits.
+    /// Returns whether the rule of this limit is in quota mode. Rules in quota mode deny a request
+    /// only if all of the request's rules in quota mode are over their limits.
     pub(super) fn is_quota(&self) -> bool {
         self.rule().is_some_and(|rule| rule.quota)
     }
@@ -104,25 +104,25 @@ impl<'d> AppliedLimit<'d> {
     }
 }
 
-/// The context of a decision: the store, the settings and the time.
+/// The context of a decision, which includes the store, the settings and the time.
 #[derive(Debug)]
 pub(super) struct Evaluator<'s> {
     pub(super) limiter: &'s ServerLimiter,
     pub(super) store_failure: StoreFailure,
     pub(super) over: Option<&'s OverLimitCache>,
     pub(super) now: Timestamp,
-    /// The deadline for all store queries of the request together. If Redis has not answered a
-    /// query by the deadline, the store is treated as unavailable.
+    /// The common deadline for all store queries of the request. If Redis has not answered a query
+    /// by the deadline, the store is treated as unavailable.
     pub(super) until: Option<Instant>,
     pub(super) near_limit_ratio: Ratio,
 }
 
 impl Evaluator<'_> {
-    /// Decides every descriptor on its own; no result affects another.
+    /// Decides every descriptor on its own. No result affects the result of another descriptor.
     ///
     /// # Errors
     ///
-    /// [`RlsError::Store`]; see [`Self::query_store`].
+    /// Returns [`RlsError::Store`] under the conditions of [`Self::query_store`].
     pub(super) async fn evaluate_each(
         &self,
         matches: &mut [DescriptorMatch<'_>],
@@ -133,8 +133,9 @@ impl Evaluator<'_> {
     }
 
     /// Decides each of `descriptors` on its own. With Redis, descriptors with different keys are
-    /// queried concurrently, so that their commands are pipelined; descriptors with the same key
-    /// are decided in order. The memory store never waits, so concurrency has no benefit there.
+    /// queried concurrently, so that their commands are pipelined. Descriptors with the same key
+    /// are decided in order. With the memory store, descriptors are decided one after the other,
+    /// because this store never waits.
     pub(super) async fn evaluate_separately<'a, 'd: 'a>(
         &self,
         descriptors: impl Iterator<Item = &'a mut AppliedLimit<'d>>,
@@ -189,8 +190,8 @@ impl Evaluator<'_> {
                 LimitResult::of_charge(&decided.decision, &outcomes)
             }
             Hits::Refund(cost) => {
-                // When the guard is dropped, it removes the cached entry. The entry is thus also
-                // removed if the request is cancelled or the outcome of the refund is unknown.
+                // When the guard is dropped, it removes the cached entry. So the entry is also
+                // removed if the request is cancelled, or if the outcome of the refund is unknown.
                 let _invalidated = self
                     .over
                     .map(|cache| cache.invalidate_on_drop(&applied.key));
@@ -209,8 +210,8 @@ impl Evaluator<'_> {
 
     /// # Errors
     ///
-    /// Returns [`RlsError::Store`] if the store is unavailable and the settings ask for an
-    /// error in this case.
+    /// Returns [`RlsError::Store`] if the store is unavailable and the settings require an error in
+    /// this case.
     pub(super) async fn query_store(
         &self,
         charges: &[Charge<'_>],
@@ -238,10 +239,11 @@ impl Evaluator<'_> {
             .is_some_and(|cache| cache.is_over(&applied.key, self.now))
     }
 
-    /// Caches a descriptor if no hit can be admitted before its window ends. A descriptor is cached
-    /// only if the count exceeds the limit itself, and not just this node's share of the limit. The
-    /// cache does not notice refunds on other nodes until the entry expires; envoyproxy/ratelimit
-    /// has the same limitation.
+    /// Caches that a descriptor is over its limit, if no hit can be admitted before its window
+    /// ends. The count must exceed the limit itself, not just this node's share of the limit.
+    ///
+    /// The cache does not notice refunds on other nodes until the entry expires.
+    /// envoyproxy/ratelimit has the same limitation.
     pub(super) fn remember(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.result.outcome)
             && applied.result.over
@@ -255,7 +257,7 @@ impl Evaluator<'_> {
 }
 
 impl LimitResult {
-    /// Creates the result of a descriptor that the cache knows to be over its limit.
+    /// Creates the result of a descriptor that is over its limit according to the cache.
     pub(super) fn cached() -> Self {
         Self {
             over: true,
@@ -264,15 +266,15 @@ impl LimitResult {
         }
     }
 
-    /// Creates the result of a query without charge. The result is over if the count exceeds the
-    /// limit.
+    /// Creates the result of a query without charge. The descriptor is over its limit if the count
+    /// exceeds the limit.
     pub(super) fn of_query(outcomes: &[Outcome]) -> Self {
         let over = outcomes.iter().position(|outcome| outcome.excess > 0);
         Self::reporting(over, outcomes)
     }
 
-    /// Creates the result of a charge. The result is over if any limit denied the charge, or if the
-    /// store is full or the key is blocked.
+    /// Creates the result of a charge. The descriptor is over its limit if any limit denied the
+    /// charge, if the store is full, or if the key is blocked.
     pub(super) fn of_charge(decision: &Decision, outcomes: &[Outcome]) -> Self {
         if let Decision::Full { .. } | Decision::Blocked { .. } = decision {
             return Self {

@@ -1,23 +1,23 @@
-//! Builds the key of the counter that belongs to a descriptor.
+//! Builds the key of the counter to which the hits of a descriptor are charged.
 //!
 //! ```text
 //! | begin, 2 bytes | window in seconds | length | domain | length | key | length | value | … |
 //! ```
 //!
 //! Every part has a length prefix, so that `a` = `b_c` and `a_b` = `c` have different counters. The
-//! window length is part of the key, so that a limit per minute and a limit per hour on the same
-//! entries have different counters. The number of requests is not part of the key, so that a
+//! key contains the window length, so that a limit per minute and a limit per hour on the same
+//! entries have different counters. The key does not contain the number of requests, so that a
 //! changed limit keeps its count.
 
 use sha2::{Digest, Sha256};
 use tidegate_core::{DESCRIPTOR_KEY, bounds::MAX_KEY_BYTES};
 
-/// Marks a key that was too long and was replaced by its digest. No minimal varint has this
-/// encoding, so the marker cannot collide with a window length.
+/// The beginning of a key that is the digest of a longer key. No minimal varint has this encoding,
+/// so it cannot be confused with a window length.
 const DIGESTED: [u8; 2] = [0x80, 0];
 
-/// Writes the key of `domain` and `entries` into `key`. A key longer than [`MAX_KEY_BYTES`] is
-/// replaced by its SHA-256 digest.
+/// Writes the key of `domain` and `entries` into `key`. If the key is longer than
+/// [`MAX_KEY_BYTES`], its SHA-256 digest replaces it.
 pub(super) fn write<'e>(
     key: &mut Vec<u8>,
     domain: &str,
@@ -47,8 +47,8 @@ fn text(key: &mut Vec<u8>, text: &str) {
     key.extend_from_slice(text.as_bytes());
 }
 
-/// Appends a number as LEB128 varint: 7 bits per byte, lowest first; the high bit is set if more
-/// bytes follow.
+/// Appends a number as LEB128 varint: 7 bits per byte, the lowest bits first. The high bit of a
+/// byte is set if more bytes follow.
 fn number(key: &mut Vec<u8>, mut number: u64) {
     loop {
         let low = u8::try_from(number & 0x7F).unwrap_or(0);

@@ -10,9 +10,9 @@
 //! listener  render  RateLimitAnswer      -> bytes
 //! ```
 //!
-//! The service differs from the other listeners in two ways: each descriptor is charged on its own,
-//! and denied hits are counted too. Both differences are modes of the decision function that the
-//! other listeners also use.
+//! The rate limit service differs from Tidegate's other listeners in two ways: each descriptor is
+//! charged on its own, and denied hits are counted too. The decision function, which all listeners
+//! use, supports both behaviours.
 
 mod all_or_nothing;
 mod answer;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// A value that YAML, JSON and protobuf's `Struct` can all represent. Cloning is cheap.
+/// A value that YAML, JSON and protobuf's `Struct` can represent. Cloning is cheap.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Metadata {
     /// The null value.
@@ -26,13 +26,13 @@ impl Metadata {
         Self::Map(members.into_iter().collect())
     }
 
-    /// Creates a text.
+    /// Creates a text value.
     #[must_use]
     pub fn text(text: &str) -> Self {
         Self::Text(text.into())
     }
 
-    /// Returns the value with the key `name`, if this is a map that contains it.
+    /// Returns the value with the key `name`, if this value is a map that contains the key.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
         let Self::Map(members) = self else {
@@ -44,8 +44,8 @@ impl Metadata {
             .map(|(_, value)| value)
     }
 
-    /// Merges `other` into this value. Maps are merged recursively; if both maps have a value for a
-    /// key, the value in `self` wins.
+    /// Merges `other` into this value. Maps are merged recursively. If both maps have a value for a
+    /// key, the value in `self` has precedence.
     #[must_use]
     pub(super) fn or(&self, other: &Self) -> Self {
         let (Self::Map(first), Self::Map(second)) = (self, other) else {

@@ -8,7 +8,7 @@ use super::{
 
 impl Evaluator<'_> {
     /// Updates the counters of each descriptor in `matches`. If the decision failed, only the
-    /// requested hits are counted.
+    /// number of requested hits is counted.
     pub(super) fn count(
         &self,
         matches: &mut [DescriptorMatch<'_>],
@@ -45,7 +45,7 @@ impl Evaluator<'_> {
         }
     }
 
-    /// Splits `hits` into hits within the limit, near the limit and over the limit.
+    /// Splits `hits` by their position: within the limit, near the limit, and over the limit.
     ///
     /// ```text
     ///   0 ──────────── near ─────── limit ─────────▶ hits counted
@@ -75,7 +75,7 @@ impl Evaluator<'_> {
             };
         }
         // The hits of one request can be on both sides of the limit only if denied hits are
-        // counted.
+        // counted. Otherwise all of them are over.
         let counts_denied = outcome.excess > 0;
         if !counts_denied || before >= limit {
             return HitSplit {

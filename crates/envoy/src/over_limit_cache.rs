@@ -1,14 +1,13 @@
-//! The local cache of descriptors that are over their limit. Cached descriptors are denied without
-//! a query to the store until their window ends.
+//! The local cache of descriptors that are over their limit. A cached descriptor is denied without
+//! a store query until its window ends.
 //!
 //! The result of a decision may be outdated when it arrives: since the decision began, the limits
-//! may have changed or hits may have been refunded. Each decision therefore records the state of
-//! the cache before it starts. If entries were invalidated after the decision began, the result of
-//! the decision is not cached.
+//! may have changed, or hits may have been refunded. So each decision records the state of the
+//! cache before it starts. If entries were invalidated after the start, the result is not cached.
 //!
 //! ```text
-//! decision  ├─ since ──── the store says: over ─────────── remember: rejected
-//! refund            the store refunds ────── forget ┘
+//! decision  ├─ record state ─ the store says: over ─────── not cached
+//! refund               the store refunds ────── invalidate ┘
 //! ```
 
 use std::{
@@ -22,21 +21,21 @@ use tidegate_core::Timestamp;
 /// The estimated size of an entry without its key, in bytes.
 const ENTRY_BYTES: usize = 64;
 
-/// The number of hash classes of keys for which refunds are counted separately.
+/// The number of classes into which keys are hashed. Refunds are counted per class.
 const CLASSES: usize = 256;
 
 /// The state of the cache when a decision began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheEpoch {
-    /// The number of times that the whole cache was cleared.
+    /// How often the whole cache was cleared.
     pub(super) cleared: u64,
-    /// The number of refunds to keys of the same class.
+    /// How often hits were refunded to keys of the same class.
     pub(super) refunds: u64,
 }
 
-/// Keys that are over their limit, each with the end of its window. When the cache is full, the
-/// older generation of entries is dropped. Without its entry, a descriptor is decided by a store
-/// query again.
+/// A cache of keys that are over their limit, each with the end of its window. When the cache is
+/// full, the older half of the entries is dropped. A descriptor without a cached entry is decided
+/// by a store query.
 #[derive(Debug)]
 pub(super) struct OverLimitCache {
     most_bytes: usize,
@@ -54,7 +53,7 @@ struct Generations {
 }
 
 impl OverLimitCache {
-    /// Creates a cache of at most `bytes`; `None` if that is 0.
+    /// Creates a cache of at most `bytes` bytes; `None` if `bytes` is 0.
     pub(super) fn new(bytes: usize) -> Option<Self> {
         (bytes > 0).then(|| Self {
             most_bytes: bytes,
@@ -70,13 +69,13 @@ impl OverLimitCache {
     }
 
     /// Returns how often the cache was cleared. The caller must read this number before it looks up
-    /// the limits.
+    /// limits.
     pub(super) fn cleared(&self) -> u64 {
         self.lock().cleared
     }
 
-    /// Returns how often hits were refunded to the class of `key`. The caller must read this number
-    /// before it queries the store.
+    /// Returns how often hits were refunded to keys in the class of `key`. The caller must read
+    /// this number before it queries the store.
     pub(super) fn refunds(&self, key: &[u8]) -> u64 {
         self.lock().refunds[self.class(key)]
     }
@@ -90,8 +89,8 @@ impl OverLimitCache {
         until.is_some_and(|until| *until > now)
     }
 
-    /// Caches that `key` is over its limit until `until`, unless entries were invalidated after
-    /// `epoch`.
+    /// Caches until the time `until` that `key` is over its limit. Caches nothing if entries were
+    /// invalidated after `epoch`.
     pub(super) fn remember(&self, key: &[u8], until: Timestamp, epoch: CacheEpoch) {
         let class = self.class(key);
         let mut generations = self.lock();

@@ -8,11 +8,11 @@ use tidegate_limiter::BuildCache;
 
 use super::{LimitOverride, rules::RuleLimits};
 
-/// The number of cached limits. A typical Envoy configuration has only a few overrides; even
-/// per-tenant limits have few distinct values.
+/// The maximum number of cached limits. A typical Envoy configuration has only a few overrides.
+/// Even overrides per tenant have few distinct values.
 const CACHED_LIMITS: usize = 4_096;
 
-/// The cached limits by override and by how they count denied hits.
+/// A cache of limits. The keys are the override and the way in which the limits count denied hits.
 #[derive(Debug)]
 pub(super) struct Overrides(RwLock<BuildCache<(LimitOverride, Denied), Arc<RuleLimits>>>);
 
@@ -23,7 +23,7 @@ impl Default for Overrides {
 }
 
 impl Overrides {
-    /// Returns the limits of `limit_override`; `None` if its unit is unknown.
+    /// Returns the limits that `limit_override` describes; `None` if its unit is unknown.
     pub(super) fn limits(
         &self,
         limit_override: LimitOverride,
@@ -41,7 +41,7 @@ impl Overrides {
     }
 }
 
-/// How a window counts denied hits.
+/// The way in which a window counts denied hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Denied {
     /// Denied hits are counted in full.
@@ -59,7 +59,7 @@ pub(super) fn fixed_window(
     }: LimitOverride,
     denied: Denied,
 ) -> Result<RuleLimits, LimitError> {
-    // An unknown unit yields a zero-length window, which `Limit::new` rejects with a helpful
+    // An unknown unit gives a window of length zero, which `Limit::new` rejects with a helpful
     // message.
     let span = unit.span().unwrap_or_default();
     let limit = Limit::new(Algorithm::FixedWindow {

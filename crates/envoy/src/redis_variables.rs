@@ -1,7 +1,7 @@
 //! Reads the Redis settings from the environment variables of envoyproxy/ratelimit.
 //!
-//! The variables are converted to the `store` section of a rules file, which is then parsed.
-//! Servers, logins and certificates are thus validated in one place only.
+//! The variables are converted to the `store` section of a rules file, which is then parsed. So
+//! servers, logins and certificates are validated in only one place.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use tidegate_config::{Config, RedisConfig};
 
 use super::variables::Reader;
 
-/// The supported variables.
+/// The environment variables that are supported.
 pub(super) const HONOURED: &[&str] = &[
     "BACKEND_TYPE",
     "REDIS_URL",
@@ -24,7 +24,7 @@ pub(super) const HONOURED: &[&str] = &[
     "CACHE_KEY_PREFIX",
 ];
 
-/// Reads the Redis settings; `None` if the counts are kept in this process.
+/// Reads the Redis settings; `None` if the counts are kept in the memory of this process.
 pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
     let servers = servers(reader)?;
     if reader.flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
@@ -58,7 +58,7 @@ pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
             .text("CACHE_KEY_PREFIX")
             .map(|prefix| ("prefix".to_owned(), json!(prefix))),
     );
-    // JSON is valid YAML.
+    // The JSON text can be parsed as YAML, because JSON is valid YAML.
     match Config::parse(&json!({ "store": store }).to_string()) {
         Ok(config) => config.redis,
         Err(mistakes) => {
@@ -71,7 +71,7 @@ pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
     }
 }
 
-/// Returns the servers in the form of `store.redis`.
+/// Returns the Redis servers in the form of `store.redis`.
 fn servers(reader: &mut Reader<'_>) -> Option<Value> {
     let urls = reader.text("REDIS_URL")?;
     let scheme = if reader.flag("REDIS_TLS") {
@@ -106,7 +106,8 @@ fn servers(reader: &mut Reader<'_>) -> Option<Value> {
     }
 }
 
-/// Returns a server as a URL. `address` is a network address, the path of a Unix socket, or a URL.
+/// Returns the URL of a server. `address` is a network address, the path of a Unix socket, or a
+/// URL.
 fn url(scheme: &str, login: &str, address: &str) -> String {
     if address.contains("://") {
         address.to_owned()
@@ -117,7 +118,7 @@ fn url(scheme: &str, login: &str, address: &str) -> String {
     }
 }
 
-/// Returns `password` or `user:password` in URL encoding.
+/// Returns the login `auth` in URL encoding. The login is `password` or `user:password`.
 fn login(auth: &str) -> String {
     let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
     let (user, password) = auth.split_once(':').unwrap_or(("", auth));

@@ -1,7 +1,7 @@
 //! The requests of the rate limit service: a domain and its descriptors.
 //!
 //! These types are independent of the wire format. The gRPC listener and `POST /json` both convert
-//! requests to these types.
+//! requests to them.
 
 use super::{RlsError, Unit};
 
@@ -20,16 +20,16 @@ pub const MAX_DOMAIN_BYTES: usize = 1 << 10;
 /// A request for a rate limit decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RateLimitRequest {
-    /// The domain whose rules apply; an empty domain is an error.
+    /// The domain whose rules apply. An empty domain is an error.
     pub domain: String,
-    /// The descriptors of the request; an empty list is an error.
+    /// The descriptors of the request. An empty list is an error.
     pub descriptors: Vec<Descriptor>,
-    /// The hits of each descriptor without its own `hits_addend`; 0 counts as 1.
+    /// The hits of each descriptor without its own `hits_addend`. The value 0 counts as 1.
     pub hits_addend: u32,
 }
 
 impl RateLimitRequest {
-    /// Rejects invalid requests before anything is charged.
+    /// Returns an error if the request is invalid. The check runs before anything is charged.
     pub(super) fn check(&self) -> Result<(), RlsError> {
         if self.domain.is_empty() {
             return Err(RlsError::EmptyDomain);
@@ -56,22 +56,22 @@ impl RateLimitRequest {
 /// A descriptor: a path of entries from general to specific.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Keys and values, in the order in which rules are nested.
+    /// The keys and values, in the order in which the rules are nested.
     pub entries: Vec<(String, String)>,
-    /// A limit that overrides the rules.
+    /// A limit that takes precedence over the limits of the rules.
     pub limit: Option<LimitOverride>,
-    /// The hits of this descriptor; 0 queries the status without charging.
+    /// The hits of this descriptor. The value 0 queries the status without charging.
     pub hits_addend: Option<u64>,
     /// Whether the hits are refunded instead of charged.
     pub is_negative_hits: bool,
 }
 
-/// A limit override in a descriptor.
+/// A limit in a descriptor, which takes precedence over the limits of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LimitOverride {
     /// The number of hits per unit of time.
     pub requests_per_unit: u32,
-    /// The unit; [`Unit::Unknown`] is an error.
+    /// The unit of time. [`Unit::Unknown`] is an error.
     pub unit: Unit,
 }
 

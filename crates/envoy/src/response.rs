@@ -1,4 +1,4 @@
-//! Builds the response: statuses, overall code, headers and metadata.
+//! Builds the response: statuses, the overall code, headers and metadata.
 
 use std::sync::Arc;
 
@@ -74,13 +74,14 @@ fn limited(applied: &AppliedLimit<'_>, now: Timestamp) -> DescriptorStatus {
     }
 }
 
-/// Returns the time until the window ends. For an algorithm without windows, returns the wait of a
-/// denied request, or else the time until the charge expires. The time is in whole seconds, rounded
-/// up.
+/// Returns the time until the limit resets, rounded up to whole seconds. For a fixed window, this
+/// is the time until the window ends. For other algorithms, it is the wait of a denied request, or
+/// else the time until the charge expires.
 fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span {
     let reset_after = outcome.map_or(Span::ZERO, |outcome| outcome.reset_after);
     let span = match (limit.algorithm(), outcome) {
-        // The outcome of a window without hits has no reset time, but such a window also ends.
+        // The outcome of a window without hits has no reset time. So compute the end of the window
+        // here.
         (Algorithm::FixedWindow { window, .. }, _) if reset_after == Span::ZERO => {
             left_of(window, now)
         }
@@ -108,8 +109,8 @@ fn left_of(window: &Window, now: Timestamp) -> Span {
     }
 }
 
-/// Returns `OverLimit` if any descriptor is over its limit. Descriptors in quota mode are
-/// considered only if all descriptors in quota mode are over their limits.
+/// Returns `OverLimit` if any descriptor is over its limit. A descriptor in quota mode matters only
+/// if all descriptors in quota mode are over their limits.
 fn overall(
     matches: &[DescriptorMatch<'_>],
     statuses: &[DescriptorStatus],
@@ -142,8 +143,8 @@ fn is_quota(matched: &DescriptorMatch<'_>, settings: &RlsSettings) -> bool {
     }
 }
 
-/// Returns the status that headers report: the last status that is over its limit and not in quota
-/// mode, or else the first status with the fewest remaining hits.
+/// Returns the status that the headers report. This is the last status that is over its limit and
+/// not in quota mode. If there is none, it is the first status with the fewest remaining hits.
 fn leading<'s>(
     matches: &[DescriptorMatch<'_>],
     statuses: &'s [DescriptorStatus],
@@ -178,7 +179,8 @@ fn headers(status: &DescriptorStatus, names: &HeaderNames) -> Vec<ResponseHeader
     ]
 }
 
-/// Builds the dynamic metadata: the request, and the metadata of the rules that admitted it.
+/// Builds the dynamic metadata, which contains the request and the metadata of the rules that
+/// admitted the request.
 fn metadata(
     request: &RateLimitRequest,
     matches: &[DescriptorMatch<'_>],

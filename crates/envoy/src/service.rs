@@ -27,7 +27,7 @@ use super::{
     stat_names,
 };
 
-/// Envoy's rate limit service on top of a limiter.
+/// Envoy's rate limit service, which decides with the server's limiter.
 #[derive(Debug)]
 pub struct RateLimitService {
     limiter: Arc<ServerLimiter>,
@@ -42,14 +42,15 @@ pub struct RateLimitService {
     errors: AtomicU64,
 }
 
-/// The result of a descriptor.
+/// The result of matching a descriptor to a rule.
 #[derive(Debug)]
 pub(super) enum DescriptorMatch<'d> {
-    /// No rule applies to the descriptor, or another rule of the request replaces its rule.
+    /// No rule applies to the descriptor, or another rule of the request replaces the matching
+    /// rule.
     NoLimit,
     /// An unlimited rule applies.
     Unlimited(&'d Rule),
-    /// A limit applies, from a rule or from the descriptor itself.
+    /// A limit applies. It comes from a rule or from the descriptor itself.
     Limited(AppliedLimit<'d>),
 }
 
@@ -99,13 +100,14 @@ impl RateLimitService {
 
     /// Decides `request`.
     ///
-    /// Each descriptor is charged on its own and denied hits are counted too, unless the settings
-    /// or the domain say otherwise. All descriptors of a request are decided at the same instant
-    /// and by the same rules.
+    /// Each descriptor is charged on its own, and denied hits are counted, unless the settings or
+    /// the domain say otherwise. All descriptors of a request are decided at the same time and by
+    /// the same rules.
     ///
     /// # Errors
     ///
-    /// Returns [`RlsError`]. Nothing is charged, except if the store failed.
+    /// Returns an [`RlsError`] if the request cannot be decided. Nothing is charged in this case,
+    /// unless the store has failed.
     pub async fn should_rate_limit(
         &self,
         request: &RateLimitRequest,
@@ -113,8 +115,8 @@ impl RateLimitService {
         self.should_rate_limit_within(request, None).await
     }
 
-    /// Decides `request` like [`Self::should_rate_limit`], with a time limit for the store. If
-    /// Redis has not answered after `within`, Redis is treated as unavailable.
+    /// Decides `request` like [`Self::should_rate_limit`], but with a time limit for the store. If
+    /// Redis has not answered after the time `within`, Redis is treated as unavailable.
     ///
     /// # Errors
     ///
@@ -137,8 +139,8 @@ impl RateLimitService {
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RlsError> {
         request.check()?;
-        // Read this number before loading the rules, because a result under the old rules must not
-        // be cached under the new rules.
+        // Read this number before the rules are loaded. Otherwise a result under the old rules
+        // could be cached under the new rules.
         let cleared = self.over.as_ref().map_or(0, OverLimitCache::cleared);
         let domains = self.domains.load_full();
         let domains = domains.as_deref().ok_or(RlsError::NoConfiguration)?;
@@ -159,8 +161,8 @@ impl RateLimitService {
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         let is_one = self.settings.stop_increment || domain.charging == Charging::AllOrNothing;
-        // If all rules are in quota mode, no single rule can deny the request, so there is no
-        // reason not to charge the other rules.
+        // If all rules are in quota mode, no rule alone can deny the request. Then there is no
+        // reason to decide all rules together.
         if is_one && !self.settings.quota_mode {
             evaluator.evaluate_all_or_nothing(&mut matches).await?;
         } else {
@@ -169,7 +171,7 @@ impl RateLimitService {
         Ok(self.answer(request, &matches, evaluator.now))
     }
 
-    /// Returns the deadline for the store; `None` for the memory store, which never waits.
+    /// Returns the deadline for store queries; `None` for the memory store, which never waits.
     fn until(&self, within: Option<Duration>) -> Option<Instant> {
         let within = self.limiter.redis_store().and(within)?;
         Instant::now().checked_add(within)
@@ -203,7 +205,7 @@ impl RateLimitService {
         response::build(request, &matches, &self.settings, self.limiter.now())
     }
 
-    /// Looks up the limit of descriptor number `at`.
+    /// Looks up the limit of the descriptor at index `at`.
     fn match_descriptor<'d>(
         &self,
         domain: &'d Domain,
@@ -297,7 +299,7 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     let hits = descriptor
         .hits_addend
         .unwrap_or_else(|| request.hits_addend.max(1).into());
-    // The maximum count exceeds every limit, so larger numbers can be reduced to the maximum.
+    // Larger numbers are reduced to the maximum count, because it exceeds every limit.
     let cost = Cost::new(hits.min(tidegate_core::bounds::MAX_COUNT));
     match (cost, descriptor.is_negative_hits) {
         (Err(_), _) => Hits::None,
@@ -307,7 +309,7 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
 }
 
 /// Drops the rules that other rules of the same request replace. All replacements are collected
-/// first, so that a replaced rule still replaces other rules.
+/// first. So a replaced rule still replaces other rules.
 fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
     let replaced: Vec<Box<str>> = matches
         .iter()
@@ -325,7 +327,7 @@ fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
     }
 }
 
-/// Health and metrics.
+/// Methods for health and metrics.
 impl RateLimitService {
     /// Returns whether the service is healthy. If the settings require a domain, the service is
     /// healthy only while at least one domain is loaded.
@@ -348,7 +350,7 @@ impl RateLimitService {
         u64::try_from(count).unwrap_or(u64::MAX)
     }
 
-    /// Returns the number of descriptors in the active configuration, at every depth.
+    /// Returns the number of descriptors in the active configuration, at all depths.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         let domains = self.domains.load();
@@ -375,26 +377,28 @@ impl RateLimitService {
         self.registry.all()
     }
 
-    /// Returns the number of requests that were over their limits and were allowed because of
-    /// `shadow_mode`.
+    /// Returns the number of requests that were over their limits but were allowed because of the
+    /// setting `shadow_mode`.
     #[must_use]
     pub fn global_shadow_mode(&self) -> u64 {
         self.global_shadow_mode.load(Ordering::Relaxed)
     }
 
-    /// Calls `each` with every unknown domain that was requested and the number of its descriptors.
+    /// Calls `each` with every unknown domain that was requested, and with the number of
+    /// descriptors that were requested in the domain.
     pub fn for_each_unknown_domain(&self, mut each: impl FnMut(&str, u64)) {
         for (domain, count) in self.unknown_domains() {
             each(&domain, count);
         }
     }
 
-    /// Returns every unknown domain that was requested and the number of its descriptors.
+    /// Returns every unknown domain that was requested, with the number of descriptors that were
+    /// requested in it.
     pub(crate) fn unknown_domains(&self) -> BTreeMap<Box<str>, u64> {
         self.unknown_domains.all()
     }
 
-    /// Returns the number of requested descriptors in the unknown domain `domain`.
+    /// Returns the number of descriptors that were requested in the unknown domain `domain`.
     #[must_use]
     pub fn domain_not_found(&self, domain: &str) -> u64 {
         self.unknown_domains.count_of(domain)

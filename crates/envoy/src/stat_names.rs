@@ -6,8 +6,8 @@ use super::{
     rules::{Detail, Node, Rule},
 };
 
-/// Returns the path of a rule: its keys joined with dots, each with the value that the rule
-/// specifies or exposes.
+/// Returns the path of a rule, which is its keys joined with dots. A key is followed by its value
+/// if the rule specifies the value or exposes it in metrics.
 pub(super) fn rule_path(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -> String {
     if rule.detail == Detail::Full {
         return full_path(descriptor, nodes);
@@ -28,8 +28,8 @@ pub(super) fn rule_path(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -
     join_levels(levels)
 }
 
-/// Returns the path with all values from the request, except for levels whose values share one
-/// counter.
+/// Returns the path with all values from the request. If the values of a level share one counter,
+/// the path contains the pattern of the level instead.
 pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&Node]) -> String {
     let levels = descriptor
         .entries
@@ -45,8 +45,8 @@ pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&Node]) -> String {
 }
 
 /// Joins levels to a path. Like envoyproxy/ratelimit, replaces characters that have a meaning in
-/// metric names with `_`: `:`, `|`, and the dots of an IPv4 address, which would otherwise add
-/// three levels.
+/// metric names with `_`. These characters are `:`, `|`, and the dots of an IPv4 address, which
+/// would add three levels.
 fn join_levels(levels: impl Iterator<Item = String>) -> String {
     let path = levels.collect::<Vec<_>>().join(".");
     let mut written = String::with_capacity(path.len());
@@ -64,8 +64,9 @@ fn join_levels(levels: impl Iterator<Item = String>) -> String {
     written
 }
 
-/// Returns the length of the IPv4 address at the start of `bytes`, if there is one: four numbers of
-/// one to three digits. envoyproxy/ratelimit detects IPv4 addresses in the same way.
+/// Returns the length of the IPv4 address at the start of `bytes`, if there is one. An address is
+/// four numbers of one to three digits. envoyproxy/ratelimit detects IPv4 addresses in the same
+/// way.
 fn address(bytes: &[u8]) -> Option<usize> {
     let mut len = 0;
     for number in 0..4 {

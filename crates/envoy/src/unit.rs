@@ -5,27 +5,27 @@ use tidegate_core::Span;
 /// The window length of a limit. Windows are aligned to multiples of the unit since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
-    /// A window of a different length, or no window.
+    /// A window of another length, or no window.
     #[default]
     Unknown,
-    /// 1 second.
+    /// A window of 1 second.
     Second,
-    /// 60 seconds.
+    /// A window of 60 seconds.
     Minute,
-    /// 3,600 seconds.
+    /// A window of 3,600 seconds.
     Hour,
-    /// 86,400 seconds.
+    /// A window of 86,400 seconds.
     Day,
-    /// 7 days; starts on Thursday, because the Unix epoch was a Thursday.
+    /// A window of 7 days. It starts on Thursday, because the Unix epoch was a Thursday.
     Week,
-    /// 30 days.
+    /// A window of 30 days.
     Month,
-    /// 365 days.
+    /// A window of 365 days.
     Year,
 }
 
 impl Unit {
-    /// Every unit with its upper-case name, as used in responses.
+    /// Every unit with its upper-case name, which responses use.
     pub const ALL: [(&'static str, Self); 8] = [
         ("UNKNOWN", Self::Unknown),
         ("SECOND", Self::Second),
@@ -46,7 +46,7 @@ impl Unit {
         named.map(|(_, unit)| *unit)
     }
 
-    /// Returns the upper-case name.
+    /// Returns the upper-case name of the unit.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ impl Unit {
         }
     }
 
-    /// Returns the length of the unit; `None` for [`Self::Unknown`].
+    /// Returns the length of the unit in time; `None` for [`Self::Unknown`].
     #[must_use]
     pub const fn span(self) -> Option<Span> {
         let seconds = match self {
@@ -77,7 +77,7 @@ impl Unit {
         Some(Span::from_secs(seconds))
     }
 
-    /// Returns the unit whose length is `span`, if there is one.
+    /// Returns the unit whose length equals `span`, if there is one.
     #[must_use]
     pub fn of_span(span: Span) -> Option<Self> {
         let long = Self::ALL.iter().find(|(_, unit)| unit.span() == Some(span));

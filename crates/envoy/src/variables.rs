@@ -7,7 +7,7 @@ use tidegate_config::envoy::{HeaderNames, Ratio, RlsSettings};
 /// Environment variables by name.
 pub type Variables = BTreeMap<String, String>;
 
-/// Reads variables, and collects the problems with them.
+/// A reader of environment variables that collects the problems with them.
 #[derive(Debug)]
 pub(super) struct Reader<'v> {
     variables: &'v Variables,
@@ -30,7 +30,7 @@ impl<'v> Reader<'v> {
             .filter(|text| !text.is_empty())
     }
 
-    /// Reads a boolean variable; false if it is not set.
+    /// Reads a boolean variable. A variable that is not set counts as false.
     pub(super) fn flag(&mut self, name: &str) -> bool {
         self.parsed(name, "true or false", |text| match text {
             "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
@@ -59,7 +59,7 @@ impl<'v> Reader<'v> {
     }
 }
 
-/// Reads the settings of the service from `variables`, which have the names of
+/// Reads the settings of the service from `variables`. The variables have the same names as in
 /// envoyproxy/ratelimit.
 ///
 /// # Errors

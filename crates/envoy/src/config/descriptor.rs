@@ -1,4 +1,4 @@
-//! Reads the domain of a file and its descriptors.
+//! Reads the domain and the descriptors of a configuration file.
 
 use std::{
     collections::HashMap,
@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct Reader<'r, 'f> {
     pub(super) charging: &'r HashMap<String, Charging>,
     pub(super) merging: DomainFiles,
-    /// The file in which each domain occurred first.
+    /// The file that was the first to use each domain.
     pub(super) first_files: &'r mut HashMap<String, &'f str>,
     pub(super) file: &'f str,
 }
@@ -54,8 +54,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Reads the descriptors of `parent` into `level`. `path` is the path of the descriptors in
-/// messages.
+/// Reads the descriptors of `parent` into `level`. Messages refer to the descriptors by `path`.
 fn level(parent: &Value<'_>, path: &str, denied: Denied, level: &mut Level, report: &mut Report) {
     let Some(descriptors) = field(parent, "descriptors") else {
         return;
@@ -151,7 +150,7 @@ fn rule(item: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Rule> {
     })
 }
 
-/// Returns whether a file sets `all_or_nothing`, ignoring all mistakes in the file.
+/// Returns whether a file sets `all_or_nothing`. Ignores all mistakes in the file.
 pub(super) fn is_all_or_nothing(root: &Value<'_>) -> bool {
     flag(root, "all_or_nothing", &mut Report::default())
 }
@@ -171,7 +170,7 @@ pub(super) fn field<'n>(value: &Value<'n>, name: &str) -> Option<Value<'n>> {
         .next_back()
 }
 
-/// Returns the text of a scalar field, quoted or not; `None` if it is empty.
+/// Returns the text of a scalar field, quoted or not; `None` if the text is empty.
 pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Option<&'n str> {
     let value = field(value, name)?;
     match value.content() {
@@ -184,7 +183,7 @@ pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Op
     }
 }
 
-/// Reads a boolean in any notation of YAML 1.1. A missing value is false.
+/// Reads a boolean in any notation of YAML 1.1. A missing value counts as false.
 pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     let Some(value) = field(value, name) else {
         return false;
@@ -192,7 +191,7 @@ pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     match scalar::of(value.content()) {
         Some(Scalar::Truth(truth)) => truth,
         Some(Scalar::Null) => false,
-        // Fractions are reported when the keys are checked.
+        // The check of the keys reports fractions.
         Some(Scalar::Fraction(_)) => false,
         Some(Scalar::Whole(_) | Scalar::Text) | None => {
             unreadable(&value, "true or false", report);

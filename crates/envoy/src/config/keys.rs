@@ -1,9 +1,11 @@
-//! Checks that each key occurs only in places where it is allowed.
+//! Checks that each key is used only where it is allowed.
 //!
-//! envoyproxy/ratelimit has one list of keys for all places, and accepts a key even where the key
-//! has no effect; Tidegate warns about such keys. Tidegate's own keys are accepted only where they
-//! have an effect. envoyproxy/ratelimit rejects Tidegate's keys everywhere, so a file that is valid
-//! there has the same meaning here.
+//! envoyproxy/ratelimit has a single list of keys, and accepts a key even in a map where the key
+//! has no effect. Tidegate warns about a key without effect. Tidegate accepts its own keys only
+//! where they have an effect.
+//!
+//! envoyproxy/ratelimit rejects Tidegate's own keys everywhere. So a file that is valid for
+//! envoyproxy/ratelimit has the same meaning for Tidegate.
 
 use tidegate_config::{report::Report, value::Value, yaml::Content};
 use tidegate_core::LimitSpec;
@@ -59,14 +61,14 @@ impl MapKind {
                 "share_threshold",
                 "metadata",
             ],
-            // All fields of a limit are accepted as well.
+            // All fields of a limit are accepted here as well.
             Self::RateLimit => &["unit", "requests_per_unit", "unlimited", "name", "replaces"],
             Self::Replaces => &["name"],
             Self::Anchor => &["calendar", "zone", "day"],
         }
     }
 
-    /// Returns the fields of a limit, if this kind accepts them.
+    /// Returns the fields of a limit, if this kind of map accepts them.
     const fn fields(self) -> &'static [&'static str] {
         match self {
             Self::RateLimit => &LimitSpec::FIELDS,
@@ -78,7 +80,7 @@ impl MapKind {
         self.effective().contains(&key) || self.fields().contains(&key)
     }
 
-    /// Returns the kind of map under `key`; `None` if its content is not checked.
+    /// Returns the kind of the map under `key`; `None` if the content of this map is not checked.
     fn inside(self, key: &str) -> Option<Self> {
         match key {
             "metadata" => None,

@@ -41,8 +41,8 @@ pub(super) struct ParsedLimit {
 }
 
 impl ParsedLimit {
-    /// Applies shadow mode, in which the limits never deny, or quota mode, in which the limits deny
-    /// only if all quotas of the request are over their limits.
+    /// Applies a mode to the limits. In shadow mode, the limits never deny. In quota mode, the
+    /// limits deny only if all quotas of the request are over their limits.
     pub(super) fn denying(mut self, shadow: bool, quota: bool) -> Self {
         if let Allowance::Limited(limits) = &mut self.allowance {
             if shadow {
@@ -103,7 +103,7 @@ fn single(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Pars
     })
 }
 
-/// Reads several limits, all of which must admit a request. Denied hits are not counted.
+/// Reads several limits. A request must be within all of them. Denied hits are not counted.
 fn list(value: &Value<'_>, report: &mut Report) -> Option<ParsedLimit> {
     let items = value.one_or_more(report);
     if items.is_empty() {
@@ -157,7 +157,7 @@ fn compile(limits: Vec<Limit>, value: &Value<'_>, report: &mut Report) -> Option
     }
 }
 
-/// Returns the unit that is exactly as long as the window of a limit, or [`Unit::Unknown`].
+/// Returns the unit whose length equals the window of `limit`, or [`Unit::Unknown`].
 fn unit_of(limit: &Limit) -> Unit {
     match limit.algorithm() {
         Algorithm::FixedWindow {
@@ -189,7 +189,7 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
         return limits::limit(value, fallback, report);
     };
     let before = report.count();
-    // Unknown keys are reported by `keys::check`.
+    // `keys::check` reports unknown keys.
     let fields = value.fields_among(&LimitSpec::FIELDS)?;
     let (spec, algorithm) = limits::full_form(&fields, fallback.algorithm, report);
     let spec = with_unit(value, spec, report)?;
@@ -210,8 +210,8 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
     Some(limit.clone().counting_in_full().unwrap_or(limit))
 }
 
-/// Adds `unit` and `requests_per_unit` to the other fields. Returns `None` if the unit is missing
-/// or invalid.
+/// Adds `unit` and `requests_per_unit` to the other fields of the limit. Returns `None` if the unit
+/// is missing or invalid.
 fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<LimitSpec> {
     let is_original = spec
         == LimitSpec {
@@ -254,7 +254,7 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<
     })
 }
 
-/// Reports the fields of `spec` that repeat `unit` or `requests_per_unit`.
+/// Reports the fields of `spec` that set the same property as `unit` or `requests_per_unit`.
 fn check_said_once(value: &Value<'_>, said: &LimitSpec, spec: &LimitSpec, report: &mut Report) {
     let has_window = spec.window.is_some() || is_calendar(spec);
     let twice = [

@@ -1,8 +1,8 @@
 //! Reads the configuration files of envoyproxy/ratelimit, with Tidegate's extensions.
 //!
 //! All files are read as one configuration: if any file has a mistake, no file takes effect. All
-//! mistakes in all files are reported together, each with its path and line. If
-//! envoyproxy/ratelimit has a message for a mistake, the same message is used.
+//! mistakes in all files are reported together, each with its path and line. A mistake that
+//! envoyproxy/ratelimit also reports has the same message.
 
 mod descriptor;
 mod key_joining;
@@ -26,16 +26,16 @@ use tidegate_config::{
 /// A configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// The name in messages.
+    /// The name of the file in messages.
     pub name: String,
-    /// The content.
+    /// The content of the file.
     pub text: String,
 }
 
 /// A mistake in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileMistake {
-    /// The file.
+    /// The name of the file.
     pub file: String,
     /// The position in the file and the description.
     pub mistake: Mistake,
@@ -49,11 +49,11 @@ impl fmt::Display for FileMistake {
     }
 }
 
-/// The rules that were read, and warnings about the files.
+/// The rules that were read, with warnings about the files.
 #[derive(Debug, Default)]
 pub struct LoadedConfig {
     pub(super) domains: Domains,
-    /// Settings that are valid but probably do not do what their author expects.
+    /// Warnings about settings that are valid but probably do not have the intended effect.
     pub warnings: Vec<FileMistake>,
 }
 
@@ -154,8 +154,8 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
     }
 }
 
-/// Returns how the descriptors of each domain are charged. `all_or_nothing` takes effect for a
-/// domain if any file of the domain sets it.
+/// Returns how the descriptors of each domain are charged: each alone, or all or none.
+/// `all_or_nothing` takes effect for a domain if any file of the domain sets it.
 fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, Charging> {
     let mut charging = HashMap::new();
     for (_, document) in documents {

@@ -1,5 +1,5 @@
-//! Interprets scalars by the rules of YAML 1.1: `yes` is true and `0x10` is a number, even if the
-//! author intended a text.
+//! Interprets scalars by the rules of YAML 1.1. For example, `yes` is true and `0x10` is a number,
+//! even if the author intended a text.
 
 use tidegate_config::yaml::Content;
 
@@ -13,7 +13,7 @@ pub(super) enum Scalar {
     Text,
 }
 
-/// Returns the interpretation of `content`; `None` for a list or a map.
+/// Returns the interpretation of `content`; `None` if it is a list or a map.
 pub(super) fn of(content: &Content<'_>) -> Option<Scalar> {
     match content {
         Content::Empty => Some(Scalar::Null),
@@ -55,7 +55,7 @@ fn whole(text: &str) -> Option<i128> {
         [b'0', _, ..] => (8, &digits[1..]),
         _ => (10, digits.as_str()),
     };
-    // The sign was parsed above. `from_str_radix` would accept a second one.
+    // The code above has parsed the sign. `from_str_radix` would accept a second sign.
     if digits.starts_with(['+', '-']) {
         return None;
     }
@@ -69,7 +69,7 @@ fn fraction(text: &str) -> Option<f64> {
     match unsigned {
         ".inf" | ".Inf" | ".INF" if text.starts_with('-') => return Some(f64::NEG_INFINITY),
         ".inf" | ".Inf" | ".INF" => return Some(f64::INFINITY),
-        // YAML does not allow a sign before a NaN.
+        // YAML allows no sign before a NaN.
         ".nan" | ".NaN" | ".NAN" if text == unsigned => return Some(f64::NAN),
         unsigned if !unsigned.starts_with(|first: char| first.is_ascii_digit() || first == '.') => {
             return None;

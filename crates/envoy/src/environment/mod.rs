@@ -1,8 +1,8 @@
 //! Builds a configuration from the environment variables of envoyproxy/ratelimit.
 //!
-//! A deployment of envoyproxy/ratelimit can start Tidegate with the same variables. Unsupported
-//! variables are reported with the reason. The server does not start if an ignored variable would
-//! expose a listener or change its address.
+//! A deployment of envoyproxy/ratelimit can start Tidegate with the same environment variables.
+//! Unsupported variables are reported with the reason. The server does not start if ignoring a
+//! variable would expose a listener or change the address of a listener.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -22,14 +22,14 @@ use super::{
     variables::{self, Reader},
 };
 
-/// The variable with the admin token, which is required to reach the admin listener from other
-/// machines.
+/// The variable with the admin token. Without the token, other machines cannot reach the admin
+/// listener.
 pub const ADMIN_TOKEN: &str = "TIDEGATE_ADMIN_TOKEN";
 
 /// The result of reading the variables.
 #[derive(Debug)]
 pub struct FromEnvironment {
-    /// The configuration.
+    /// The configuration that the variables describe.
     pub config: Config,
     /// The log level of `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if
     /// `LOG_LEVEL` is not set.
@@ -37,14 +37,14 @@ pub struct FromEnvironment {
     /// `LOG_FORMAT`: whether the log has one JSON object per line; `None` if the variable is not
     /// set.
     pub json_log: Option<bool>,
-    /// The variables that are set and have no effect, each with the reason.
+    /// The variables that are set but have no effect, each with the reason.
     pub ignored: Vec<String>,
 }
 
 /// The reason why Redis variables have no effect without `REDIS_URL`.
 const WITHOUT_REDIS: &str = "without REDIS_URL, counts are kept in the memory of this process";
 
-/// The prefixes of variables without effect, each with the reason.
+/// The prefixes of variables that have no effect, each with the reason.
 const IGNORED: &[(&str, &str)] = &[
     (
         "REDIS_",
@@ -112,12 +112,12 @@ const IGNORED: &[(&str, &str)] = &[
     ("XDS_", "rules are read from files only"),
 ];
 
-/// Reads the `variables`.
+/// Builds the configuration from the `variables`.
 ///
 /// # Errors
 ///
-/// Returns every problem with the name of its variable: invalid values, and unsupported features
-/// that must not be ignored silently.
+/// Returns every problem with the name of its variable. Problems are invalid values, and
+/// unsupported features that must not be ignored silently.
 pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<String>> {
     let mut reader = Reader::new(variables);
     refuse(&mut reader);
@@ -142,7 +142,7 @@ pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<St
     }
 }
 
-/// Rejects variables whose feature is not supported and cannot be ignored safely.
+/// Rejects the variables of features that Tidegate does not support and cannot safely ignore.
 fn refuse(reader: &mut Reader<'_>) {
     if reader
         .text("CONFIG_TYPE")
@@ -246,8 +246,9 @@ fn grpc(config: &mut Config, reader: &mut Reader<'_>) {
     });
 }
 
-/// Warns about listeners that other machines can reach without authentication, as for a rules file.
-/// By default, the listeners accept connections on all addresses, as in envoyproxy/ratelimit.
+/// Warns about listeners that other machines can reach without authentication. The warnings are the
+/// same as for a rules file. By default, the listeners accept connections on all addresses, as in
+/// envoyproxy/ratelimit.
 fn warn_of_open(config: &mut Config) {
     let tls = config.grpc.tls.as_ref();
     let grpc_asks = tls.is_some_and(|tls| tls.client_ca.is_some());
@@ -294,7 +295,7 @@ fn json_log(reader: &mut Reader<'_>) -> Option<bool> {
 
 const SPAN: &str = "a duration such as 30s, 10m or 24h";
 
-/// Parses a duration in the notation of Go, such as `1h30m` or `500ms`.
+/// Parses a duration in Go's notation, such as `1h30m` or `500ms`.
 fn span(text: &str) -> Option<Duration> {
     let (mut rest, mut whole) = (text, Duration::ZERO);
     while !rest.is_empty() {

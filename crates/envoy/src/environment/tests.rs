@@ -1,4 +1,4 @@
-//! Configurations from environment variables.
+//! Tests of configurations from environment variables.
 
 use super::*;
 

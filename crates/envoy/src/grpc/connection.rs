@@ -1,4 +1,4 @@
-//! The HTTP/2 server for one connection: limits, keepalive, maximum connection age and graceful
+//! Serves one HTTP/2 connection, with limits, keepalive, a maximum connection age and graceful
 //! shutdown.
 
 use std::{sync::Arc, time::Duration};
@@ -23,7 +23,7 @@ const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// The maximum number of bytes that a connection buffers for sending.
 const MAX_SEND_BYTES: usize = 64 << 10;
 
-/// The HTTP/2 flow-control windows in bytes, for one call and for the whole connection.
+/// The HTTP/2 flow-control windows, per call and per connection, in bytes.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
@@ -41,8 +41,8 @@ impl Http2 {
         Self { settings, tls }
     }
 
-    /// Serves one connection until either side closes it, until it reaches its maximum age, or
-    /// until a shutdown has begun and the calls in flight are answered.
+    /// Serves one connection until either side closes it or it reaches its maximum age. After a
+    /// shutdown has begun, serves the connection until the calls in flight are answered.
     pub(super) async fn serve(
         &self,
         stream: TcpStream,
@@ -67,7 +67,7 @@ impl Http2 {
             let in_flight = connection.activity.begin();
             async move {
                 let answer = routes.answer(request, bounds.request).await;
-                // A streaming call is in flight until its last message is sent.
+                // A streaming call counts as in flight until its last message is sent.
                 answer.map(|answer| answer.map(|body| GuardedBody::new(body, in_flight)))
             }
         });
@@ -89,8 +89,8 @@ impl Http2 {
                 tokio::select! {
                     biased;
                     ended = serving => Ok(ended),
-                    // The client may never react to the GOAWAY, so the connection closes once no
-                    // call is in flight.
+                    // The client may never react to the GOAWAY. So the connection also closes when
+                    // no call is in flight.
                     () = connection.activity.drained() => Ok(Ok(())),
                 }
             }
@@ -101,7 +101,7 @@ impl Http2 {
         };
         match ended {
             Ok(Ok(())) => {}
-            // Debug level only: connections that clients abort are routine.
+            // Log at debug level only: clients abort connections routinely.
             Ok(Err(error)) => tracing::debug!(peer = %connection.peer, "connection ended: {error}"),
             Err(_) => {
                 tracing::debug!(peer = %connection.peer, "connection closed: it reached its maximum age")
@@ -124,12 +124,12 @@ impl Http2 {
         builder
     }
 
-    /// Returns the maximum age of this connection: the setting ±10 %. Clients that connected at the
-    /// same time thus do not all reconnect at the same time.
+    /// Returns the maximum age of this connection, which is the configured age ±10 %. The variation
+    /// prevents that clients which connected at the same time also reconnect at the same time.
     fn age(&self, connection: &Connection) -> Duration {
         let tenth = self.settings.max_connection_age / 10;
-        // From 0 to 20, for -10 % to +10 %. Clients choose ports in ascending order, so the port
-        // number spreads the ages of their connections evenly.
+        // A number from 0 to 20 stands for -10 % to +10 %. Clients choose ports in ascending order,
+        // so the port number spreads the ages of their connections evenly.
         let spread = u32::from(connection.peer.port()) % 21;
         self.settings.max_connection_age - tenth + tenth / 10 * spread
     }

@@ -1,4 +1,4 @@
-//! Reads the protobuf fields of a message in place.
+//! Reads the protobuf fields of a message without copying.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use tonic::Status;
 pub(super) enum Value<'m> {
     Number(u64),
     Octets(&'m [u8]),
-    /// A wire type that none of the supported messages uses.
+    /// A value with a wire type that no supported message uses.
     Other,
 }
 
@@ -75,7 +75,7 @@ impl<'m> Fields<'m> {
         let mut number = 0_u64;
         for (at, octet) in self.0.iter().enumerate().take(10) {
             let bits = u64::from(octet & 0x7f);
-            // The tenth byte has room for only one bit.
+            // The tenth byte of a varint has room for only one bit.
             if at == 9 && bits > 1 {
                 break;
             }
@@ -90,7 +90,7 @@ impl<'m> Fields<'m> {
 }
 
 impl<'m> Value<'m> {
-    /// Returns the bytes of a field; empty for a field of another type.
+    /// Returns the bytes of a field; empty if the field has another type.
     pub(super) const fn octets(self) -> &'m [u8] {
         match self {
             Self::Octets(octets) => octets,
@@ -109,7 +109,8 @@ impl<'m> Value<'m> {
         }
     }
 
-    /// Returns the low 32 bits of a number. All protobuf parsers truncate numbers in this way.
+    /// Returns the low 32 bits of a number. All protobuf parsers truncate numbers to 32 bits in
+    /// this way.
     pub(super) fn number_32(self) -> u32 {
         let [a, b, c, d, ..] = self.number().to_le_bytes();
         u32::from_le_bytes([a, b, c, d])

@@ -13,8 +13,8 @@ use super::proto::grpc::health::v1::{
 };
 use crate::RateLimitService;
 
-/// The names whose health can be queried: the whole server (the empty name), the name that Envoy
-/// health checks usually use, and the services of this listener.
+/// The names whose health clients can query. They are the empty name for the whole server, the name
+/// that Envoy health checks usually use, and the services of this listener.
 const SERVICES: [&str; 5] = [
     "",
     "ratelimit",
@@ -23,8 +23,8 @@ const SERVICES: [&str; 5] = [
     super::QUOTA,
 ];
 
-/// The health service. Services are healthy until a shutdown is announced. A service that depends
-/// on the rate limit service is healthy only while the rate limit service is healthy.
+/// The health service. Every name is healthy until a shutdown is announced. A name that depends on
+/// the rate limit service is healthy only while the rate limit service is healthy.
 #[derive(Clone, Debug)]
 pub(super) struct HealthService {
     shutdown: Shutdown,
@@ -74,7 +74,7 @@ impl Health for HealthService {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// Streams the current status and each change. Ends when a shutdown is announced.
+    /// Streams the current status and each change. The stream ends when a shutdown is announced.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,
@@ -95,7 +95,7 @@ impl Health for HealthService {
 struct Watcher {
     healthy: HealthService,
     service: String,
-    /// Health changes of the rate limit service, if there is one.
+    /// The health changes of the rate limit service, if there is one.
     changes: Option<watch::Receiver<bool>>,
     last_sent: Option<ServingStatus>,
 }
@@ -105,8 +105,8 @@ impl Watcher {
     /// last status before a shutdown.
     async fn next(mut self) -> Option<(ServingStatus, Self)> {
         loop {
-            // The shutdown is checked before the status is read, so that the last status is sent
-            // too.
+            // Check for the shutdown before the status is read, so that the last status is also
+            // sent.
             let is_last = self.healthy.shutdown.is_announced();
             let status = self.healthy.status(&self.service);
             if self.last_sent != Some(status) {
@@ -124,7 +124,7 @@ impl Watcher {
     }
 }
 
-/// Waits for a change, or forever if no change is possible.
+/// Waits for a change. Waits forever if no change is possible.
 async fn changed(changes: Option<&mut watch::Receiver<bool>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()

@@ -1,8 +1,8 @@
 //! The gRPC listener: Envoy's rate limit services, health and reflection.
 //!
-//! Connections run on the workers of [`tidegate_net`] like those of all other listeners. So hyper
+//! Connections run on the workers of [`tidegate_net`], like those of all other listeners. So hyper
 //! serves each connection directly. tonic's server is not used, because it has its own threads and
-//! listeners. Streaming calls use the services that tonic generates. `unary` handles
+//! listeners. The services that tonic generates handle streaming calls. The module `unary` handles
 //! `ShouldRateLimit`, which Envoy calls for each request.
 
 mod connection;
@@ -29,31 +29,32 @@ pub use self::transcript::{QuotaStream, rate_limit_transcript};
 
 use crate::{RateLimitService, quota::Quotas};
 
-/// The service that Envoy calls for each request, and its former name.
+/// The names of the service that Envoy calls for each request: the v3 name, and the former v2 name.
 const RATE_LIMIT: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
 
-/// The service that assigns quotas in advance.
+/// The name of the service that assigns quotas in advance.
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
 
-/// The maximum size of a message in bytes, the same as of a body on the HTTP listener. A connection
-/// may send one message per concurrent call, and a quota report takes 50 times its size in memory.
+/// The maximum size of a message in bytes, which is also the maximum size of a body on the HTTP
+/// listener. A connection may send one message per concurrent call, and a quota report takes 50
+/// times its size in memory.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
 /// The services behind the gRPC listener.
 #[derive(Clone, Debug)]
 pub struct GrpcContext {
-    /// The limiter.
+    /// The server's limiter.
     pub limiter: Arc<ServerLimiter>,
-    /// The quotas, which are divided among the Envoys that enforce them; empty if no rule defines a
-    /// quota.
+    /// The quotas that are divided among the Envoys that enforce them. There are none if no rule
+    /// defines a quota.
     pub quotas: Arc<Quotas>,
-    /// The rate limit service; without it, calls get the same responses as from a service without
-    /// configuration.
+    /// The rate limit service. If it is `None`, calls get the same responses as from a service
+    /// without a configuration.
     pub rate_limits: Option<Arc<RateLimitService>>,
 }
 
-/// Serves Envoy on `socket` with the settings in `http2`.
+/// Serves Envoy's calls on `socket` with the settings in `http2`.
 ///
 /// # Errors
 ///

@@ -28,27 +28,27 @@ use super::proto::envoy::{
 };
 use crate::quota::{Assignment, BucketAssignments, Quotas, StreamId, Usage};
 
-/// The time to live of an assignment, in seconds. Envoy reports every 5 seconds, so an assignment
-/// stays valid if a few reports are lost, but expires if this server is lost.
+/// The time to live of an assignment, in seconds. Envoy reports every 5 seconds. So an assignment
+/// stays valid if a few reports are lost, but expires if this server is unreachable.
 const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
 
-/// The refill interval of a budget, in seconds. The budget is effectively never refilled, because
-/// the assignment for the next window arrives long before the interval ends.
+/// The refill interval of a budget, in seconds. A budget is in effect never refilled, because the
+/// assignment for the next window arrives long before the interval ends.
 const NEVER_SECONDS: i64 = 366 * 86_400;
 
-/// The maximum number of entries of a bucket id, and the maximum total size of these entries in
-/// bytes.
+/// The limits of a bucket id: the maximum number of entries, and the maximum total size of the
+/// entries in bytes.
 const MAX_ID_ENTRIES: usize = 32;
 const MAX_ID_BYTES: usize = 4 << 10;
 
 /// The maximum length of a domain name, in bytes.
 const MAX_DOMAIN_BYTES: usize = 4 << 10;
 
-/// The maximum number of unsent messages of one stream.
+/// The maximum number of messages that wait to be sent on one stream.
 const MAX_UNSENT: usize = 16;
 
-/// The quota service. Each Envoy sends usage reports on a stream. The service replies on that
-/// stream with the part of each quota that is assigned to the stream.
+/// The quota service. Each Envoy sends usage reports on a stream. On the same stream, the service
+/// replies with the part of each quota that is assigned to the stream.
 #[derive(Debug)]
 pub(super) struct StreamedQuotas {
     quotas: Arc<Quotas>,
@@ -86,7 +86,7 @@ impl RateLimitQuotaService for StreamedQuotas {
                 () = outbox.closed() => {}
                 ended = session.hold(request.into_inner(), inbox, &outbox) => {
                     if let Err(status) = ended {
-                        // The send fails if the client has disconnected.
+                        // The send fails if the client has disconnected. This failure is ignored.
                         let _ = outbox.send(Err(status)).await;
                     }
                 }
@@ -122,7 +122,8 @@ impl QuotaSession {
         (session, inbox)
     }
 
-    /// Handles the stream until the client ends it or sends an invalid report.
+    /// Handles the reports of the stream, until the client ends the stream or sends an invalid
+    /// report.
     async fn hold(
         mut self,
         mut reports: Streaming<RateLimitQuotaUsageReports>,
@@ -176,8 +177,8 @@ impl QuotaSession {
         Ok(())
     }
 
-    /// Returns the time until the earliest window of the stream's buckets ends, or an hour if no
-    /// window ends.
+    /// Returns the time until the first of the stream's windows ends. Returns an hour if the stream
+    /// has no windows.
     fn until_next_window(&self) -> Duration {
         let end = self.quotas.next_window(self.stream);
         let wait = end.map(|end: Timestamp| end.since(self.clock.now()));
@@ -218,7 +219,7 @@ fn read(usage: BucketQuotaUsage) -> Result<(BucketId, Usage), Status> {
     Ok((id, usage))
 }
 
-/// Reads a duration that a client sent. A negative duration counts as zero.
+/// Converts a duration that a client sent. A negative duration counts as zero.
 fn elapsed(duration: prost_types::Duration) -> Span {
     let nanos = i128::from(duration.seconds) * 1_000_000_000 + i128::from(duration.nanos);
     Span::from_micros(u64::try_from(nanos.max(0) / 1_000).unwrap_or(u64::MAX))
@@ -254,14 +255,14 @@ fn strategy(assignment: Assignment) -> Strategy {
         Assignment::Rate { requests, period } => Strategy::TokenBucket(TokenBucket {
             max_tokens: requests,
             tokens_per_fill: Some(requests),
-            // A quota's period is in whole seconds and at most a year.
+            // A quota's period is a whole number of seconds, and at most a year.
             fill_interval: Some(seconds(
                 i64::try_from(period.as_secs_ceil()).unwrap_or(NEVER_SECONDS),
             )),
         }),
-        // Envoy keeps the current, spent token bucket if a new assignment for the same bucket is
-        // identical. To make each grant differ, the number of the grant is added to the refill
-        // interval, which never elapses.
+        // If a new assignment is identical to the current one, Envoy keeps the current token
+        // bucket, which may be empty. So the number of the grant is added to the refill interval,
+        // to make each grant differ. The refill interval never elapses.
         Assignment::Budget { requests, number } => Strategy::TokenBucket(TokenBucket {
             max_tokens: requests,
             tokens_per_fill: Some(1),

@@ -36,7 +36,7 @@ const UNITS: [(rate_limit::Unit, Unit); 8] = [
     (rate_limit::Unit::Week, Unit::Week),
 ];
 
-/// Decides the request in `message`. `within` limits the time that the store may take.
+/// Decides the request in `message`. The store may take at most the time `within`.
 pub(super) async fn decide(
     service: Option<&RateLimitService>,
     message: &[u8],
@@ -57,15 +57,15 @@ fn status(error: &RlsError) -> Status {
         RlsError::EmptyDomain | RlsError::EmptyDescriptors | RlsError::NoConfiguration => {
             Status::unknown(message)
         }
-        // For a store failure, envoyproxy/ratelimit returns UNKNOWN too, so its callers cannot
-        // distinguish a store failure from their own mistake. UNAVAILABLE makes the difference
-        // visible.
+        // For a store failure, envoyproxy/ratelimit returns UNKNOWN. Its callers then cannot
+        // distinguish a store failure from their own mistake. So Tidegate returns UNAVAILABLE
+        // instead.
         RlsError::Store => Status::unavailable(message),
         RlsError::Invalid { .. } => Status::invalid_argument(message),
     }
 }
 
-/// Decodes a request. Lists are cut off one element above their maximum length, so that a small
+/// Decodes a request. Cuts each list off one element above its maximum length, so that a small
 /// message cannot become a large request. The service then rejects the list as too long.
 fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     let mut request = RateLimitRequest::default();
@@ -113,7 +113,8 @@ fn entry(message: &[u8]) -> Result<(String, String), MalformedMessage> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// Decodes a limit. As in protobuf, a repeated message is merged: later fields win.
+/// Decodes a limit. If the message is repeated, the occurrences are merged as in protobuf: later
+/// fields win.
 fn limit(message: &[u8], before: Option<LimitOverride>) -> Result<LimitOverride, MalformedMessage> {
     let mut limit = before.unwrap_or(LimitOverride {
         requests_per_unit: 0,
@@ -185,7 +186,7 @@ fn current_limit(limit: CurrentLimit) -> RateLimit {
 }
 
 fn duration(span: Span) -> prost_types::Duration {
-    // A span is at most 585,000 years, so it fits in a protobuf duration.
+    // A span is at most 585,000 years, which fits in a protobuf duration.
     prost_types::Duration {
         seconds: i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX),
         nanos: 0,
@@ -200,7 +201,7 @@ fn header(header: ResponseHeader) -> HeaderValue {
     }
 }
 
-/// Encodes dynamic metadata, which is a map. Any other value yields a structure without fields.
+/// Encodes dynamic metadata, which is a map. Any other value becomes a structure without fields.
 fn structure(metadata: &Metadata) -> Struct {
     let Metadata::Map(members) = metadata else {
         return Struct::default();

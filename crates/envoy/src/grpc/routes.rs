@@ -1,4 +1,4 @@
-//! Routes each call to its service by the path.
+//! Routes each call to its service by the path of the request.
 
 use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ use super::{
     unary::{self, Reply},
 };
 
-/// The paths of `ShouldRateLimit`, the only method without streaming that bypasses tonic.
+/// The paths of `ShouldRateLimit`, the only non-streaming method that bypasses tonic.
 const SHOULD_RATE_LIMIT: [&str; 2] = [
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
     "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
@@ -40,7 +40,7 @@ struct Route {
     call: Box<dyn Fn(Request<Incoming>) -> RouteFuture + Send + Sync>,
 }
 
-/// All services of the listener.
+/// All services of the gRPC listener.
 pub(super) struct Routes {
     context: GrpcContext,
     streamed: Vec<Route>,
@@ -64,7 +64,7 @@ impl Routes {
             RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let health = HealthService::new(shutdown.clone(), context.rate_limits.clone());
         let health = HealthServer::new(health).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        // The descriptors are compiled into the binary, so they are valid.
+        // This cannot fail, because the descriptors are compiled into the binary.
         let reflection = || Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
         let v1 = reflection().build_v1().map_err(io::Error::other)?;
         let v1alpha = reflection().build_v1alpha().map_err(io::Error::other)?;
@@ -79,8 +79,8 @@ impl Routes {
         })
     }
 
-    /// Answers a call, or starts a streaming response, within the caller's timeout and at most
-    /// `most`.
+    /// Answers a call, or starts a streaming response. The timeout is the caller's timeout, but at
+    /// most `most`.
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
@@ -131,7 +131,7 @@ impl Routes {
                 metrics
                     .observe_answer(ListenerKind::Grpc, answer.overall_code() == Code::OverLimit);
             }
-            // A store failure is not the caller's mistake.
+            // Do not count a store failure as a bad request: it is not the caller's mistake.
             Err(status) if status.code() == tonic::Code::Unavailable => {}
             Err(_) => metrics.count_bad_request(ListenerKind::Grpc),
         }

@@ -1,11 +1,11 @@
-//! Call timeouts: the caller's `grpc-timeout`, capped by the listener's limit.
+//! Call timeouts: the `grpc-timeout` of the caller, capped by the limit of the listener.
 
 use std::time::Duration;
 
 use http::HeaderMap;
 
-/// Returns the timeout for a call with these headers, at most `most`. An invalid `grpc-timeout` is
-/// ignored.
+/// Returns the timeout for a call with these headers, which is at most `most`. An invalid
+/// `grpc-timeout` is ignored.
 pub(super) fn of(headers: &HeaderMap, most: Duration) -> Duration {
     let requested = headers
         .get("grpc-timeout")
@@ -13,19 +13,19 @@ pub(super) fn of(headers: &HeaderMap, most: Duration) -> Duration {
     requested.map_or(most, |requested| requested.min(most))
 }
 
-/// Returns the share of a call's remaining `time` that the store may use: three quarters, so that
-/// the fallback policy still has time to answer.
+/// Returns the part of a call's remaining `time` that the store may use. It is three quarters, so
+/// that the fallback policy still has time to answer.
 pub(super) fn for_store(time: Duration) -> Duration {
     time - time / 4
 }
 
-/// Parses one to eight digits and a unit, as specified by gRPC over HTTP/2.
+/// Parses one to eight digits and a unit of time, as specified by gRPC over HTTP/2.
 fn parse(value: &[u8]) -> Option<Duration> {
     let (unit, digits) = value.split_last()?;
     if !(1..=8).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    // Eight digits fit in a `u64`.
+    // A number of eight digits fits in a `u64`.
     let number = digits
         .iter()
         .fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));

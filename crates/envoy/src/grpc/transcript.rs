@@ -27,7 +27,7 @@ pub fn rate_limit_transcript(
     service: &RateLimitService,
     message: &[u8],
 ) -> Result<Vec<u8>, (i32, String)> {
-    // A decision in memory never suspends.
+    // A decision in the memory store never suspends.
     let decided = rate_limit::decide(Some(service), message, Duration::MAX).now_or_never();
     let Some(decided) = decided else {
         let alone = "a decision by Redis must be awaited";
@@ -37,7 +37,7 @@ pub fn rate_limit_transcript(
     encoded.map_err(|status| (status.code().into(), status.message().to_owned()))
 }
 
-/// A quota stream without a connection. Dropping it unregisters the stream.
+/// A quota stream without a connection. Dropping the value unregisters the stream.
 #[derive(Debug)]
 pub struct QuotaStream {
     quotas: Arc<Quotas>,
@@ -63,7 +63,7 @@ impl QuotaStream {
     ///
     /// # Errors
     ///
-    /// Returns the message of the status that would end the stream.
+    /// Returns the message of the gRPC status that would end the stream.
     pub fn report(&mut self, message: &[u8]) -> Result<(), String> {
         let reports = RateLimitQuotaUsageReports::decode(message);
         let reports = reports.map_err(|error| error.to_string())?;
@@ -80,7 +80,7 @@ impl QuotaStream {
         }
     }
 
-    /// Returns the messages sent since the last call.
+    /// Returns the messages that were sent since the previous call of this function.
     pub fn take_responses(&mut self) -> Vec<Vec<u8>> {
         std::iter::from_fn(|| self.inbox.try_recv().ok())
             .map(|assigned| quota::written(assigned).encode_to_vec())

@@ -1,8 +1,8 @@
-//! Unary calls without tonic.
+//! Handles unary calls without tonic.
 //!
-//! Each request to an Envoy causes one unary call, so the cost of these calls dominates. tonic
-//! prepares for streams, compression and metadata in both directions, which takes two buffers of 8
-//! KiB and about six allocations per call. A unary call does not need these buffers.
+//! Each request to an Envoy causes one unary call, so these calls dominate the cost. tonic prepares
+//! every call for streams, compression and metadata in both directions, which takes two buffers of
+//! 8 KiB and about six allocations. A unary call does not need these buffers.
 
 use std::{
     convert::Infallible,
@@ -24,16 +24,17 @@ use tonic::{Status, body::Body};
 
 use super::MAX_MESSAGE_BYTES;
 
-/// The length of the message prefix: the compression flag and the message length.
+/// The length of the message prefix, which contains the compression flag and the message length, in
+/// bytes.
 const PREFIX_BYTES: usize = 5;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// A response body.
+/// The body of a response.
 pub(super) enum Reply {
-    /// One message, followed by the trailers of a successful call.
+    /// One message. The trailers of a successful call follow it.
     Message(Option<Bytes>, Option<HeaderMap>),
-    /// A response of a tonic service.
+    /// The response of a tonic service.
     Streamed(Body),
 }
 
@@ -71,7 +72,7 @@ impl http_body::Body for Reply {
 }
 
 /// Answers a call with the result of `answer`. `answer` receives the request message, or the error
-/// from reading the message.
+/// that occurred while the message was read.
 pub(super) async fn call<M, F>(
     request: Request<Incoming>,
     answer: impl FnOnce(Result<Bytes, Status>) -> F,
@@ -87,12 +88,12 @@ where
     Ok(answered.map_or_else(|status| failure(&status), |message| success(&message)))
 }
 
-/// Builds the response to a failed call.
+/// Builds the response to a call that failed with `status`.
 pub(super) fn failure(status: &Status) -> Response<Reply> {
     status.clone().into_http().map(Reply::Streamed)
 }
 
-/// Builds the response to a request that is not gRPC. Returns `None` for a gRPC request.
+/// Builds the response to a request that is not gRPC; `None` for a gRPC request.
 fn refusal(request: &Request<Incoming>) -> Option<Response<Reply>> {
     let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(GRPC.as_bytes());
     let mut refusal = Response::new(Reply::Streamed(Body::empty()));
@@ -144,8 +145,8 @@ fn success(message: &impl Message) -> Response<Reply> {
     let length = message.encoded_len();
     let mut octets = BytesMut::with_capacity(PREFIX_BYTES + length);
     octets.put_u8(0);
-    // A response is at most a few bytes per descriptor longer than its request, so its length fits
-    // in 32 bits.
+    // A response is only a few bytes per descriptor longer than its request, so its length fits in
+    // 32 bits.
     octets.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     message.encode_raw(&mut octets);
     let mut trailers = HeaderMap::with_capacity(1);

@@ -21,7 +21,7 @@ pub(super) fn written(answer: &RateLimitAnswer) -> Value {
     Value::Object(members)
 }
 
-/// Serialises a status without the fields that have their default value.
+/// Serialises the status of a descriptor. Leaves out fields that have their default value.
 fn status(status: &DescriptorStatus) -> Value {
     let mut members = Map::new();
     members.insert("code".into(), json!(status.code.as_str()));
@@ -62,7 +62,7 @@ fn value(metadata: &Metadata) -> Value {
     match metadata {
         Metadata::Null => Value::Null,
         Metadata::Truth(truth) => json!(truth),
-        // protobuf writes integral numbers without a fraction.
+        // protobuf writes numbers that are integers without a fraction.
         #[expect(
             clippy::cast_possible_truncation,
             reason = "it is an integer, and small enough to be exact"
@@ -80,5 +80,5 @@ fn value(metadata: &Metadata) -> Value {
     }
 }
 
-/// The bound below which a double represents every integer exactly: 2^53.
+/// The number 2^53, below which a double represents every integer exactly.
 const EXACT: f64 = 9_007_199_254_740_992.0;

@@ -1,7 +1,7 @@
 //! `/json` and `/healthcheck`, compatible with envoyproxy/ratelimit over HTTP.
 //!
-//! Requests and responses are protobuf JSON: names are in camel case or as in the `.proto` file,
-//! and fields with their default value are omitted. The response to a bad request has the same
+//! Requests and responses are protobuf JSON. Names are in camel case or as in the `.proto` file,
+//! and fields with their default value are left out. The response to a bad request has the same
 //! two-word body as in envoyproxy/ratelimit. The header `x-tidegate-problem` describes the problem.
 
 mod answer;
@@ -25,7 +25,7 @@ use crate::{Code, RateLimitService, RlsError};
 /// The header that describes what is wrong with a bad request.
 const PROBLEM: HeaderName = HeaderName::from_static("x-tidegate-problem");
 
-/// Decides the request in `body`.
+/// Decides the request in the JSON text `body`.
 pub async fn decide(limiter: &ServerLimiter, service: &RateLimitService, body: &[u8]) -> Answer {
     let request = object(body).and_then(|members| request::read(&members));
     let request = match request {
@@ -48,7 +48,7 @@ pub async fn decide(limiter: &ServerLimiter, service: &RateLimitService, body: &
     }
 }
 
-/// Returns 200 if the service can decide and no shutdown has been announced, otherwise 500.
+/// Returns the status 200 if the service can decide and no shutdown was announced, otherwise 500.
 #[must_use]
 pub fn healthcheck(service: &RateLimitService, shutdown: &Shutdown) -> Answer {
     if service.is_healthy() && !shutdown.is_announced() {
@@ -72,10 +72,10 @@ fn bad(limiter: &ServerLimiter, problem: &str) -> Answer {
     bad_request(problem)
 }
 
-/// Builds a 400 response, which envoyproxy/ratelimit sends for server errors too.
+/// Builds a 400 response. envoyproxy/ratelimit also sends this status for server errors.
 fn bad_request(problem: &str) -> Answer {
     let mut answer = text(StatusCode::BAD_REQUEST, "Bad Request\n");
-    // The problem may quote the request; characters that are not allowed in a header are removed.
+    // `problem` may quote the request, so remove the characters that a header must not contain.
     let visible: String = problem.chars().filter(|c| matches!(c, ' '..='~')).collect();
     if let Ok(problem) = HeaderValue::try_from(visible) {
         answer.headers_mut().insert(PROBLEM, problem);
@@ -91,7 +91,7 @@ fn text(status: StatusCode, text: &'static str) -> Answer {
     answer
 }
 
-/// Reports an invalid field.
+/// Creates the description of a problem with a field.
 fn wrong(field: &str, problem: &str) -> Problem {
     Problem::bad(field, problem)
 }

@@ -105,7 +105,7 @@ fn unit(field: &str, value: &Json<'_>) -> Result<Unit, Problem> {
     })
 }
 
-/// Returns the members whose value is not null; null counts as absent.
+/// Returns the members whose value is not null, because null means the same as an absent member.
 fn set<'m, 'b>(members: &'m Members<'b>) -> impl Iterator<Item = (&'m str, &'m Json<'b>)> {
     let said = members
         .iter()

@@ -1,16 +1,16 @@
-//! Quotas: limits that are divided among the clients that enforce them.
+//! Quotas: limits that are divided among the Envoys that enforce them.
 //!
-//! Envoy's rate limit quota filter does not send a query for every request. Every few seconds, the
-//! filter reports the number of requests that it allowed in each of its *buckets*. In return, the
-//! server assigns the number of requests that the filter may allow next. When several Envoys share
-//! a limit, the limit is divided among their streams in proportion to recent demand.
+//! Envoy's rate limit quota filter does not send a query for every request. It groups requests into
+//! *buckets*. Every few seconds, the filter reports how many requests it allowed in each bucket.
+//! The server then assigns how many requests the filter may allow next. If several Envoys share a
+//! limit, the limit is divided among their streams in proportion to recent demand.
 //!
 //! ```text
-//! reports ──▶ Quotas ──▶ Bucket ──▶ share::divide ──▶ assignments, to one or all streams
-//!             rules and streams     division of the limit
+//! reports ──▶ Quotas ──▶ Bucket ──▶ share::divide ──▶ assignments to one or all streams
+//!             rules and streams     divides the limit
 //! ```
 //!
-//! This module does no I/O and reads no clock; callers pass the time. The gRPC listener sends and
+//! This module does no I/O and reads no clock: callers pass the time. The gRPC listener sends and
 //! receives the messages.
 
 mod bucket;

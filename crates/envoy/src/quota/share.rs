@@ -1,22 +1,23 @@
-//! The division of a whole number of requests into integer shares without remainder.
+//! Divides a whole number of requests into whole shares that add up to exactly this number.
 
-/// 1/`FLOOR` of the total is divided evenly, regardless of the demands, so that a new stream has a
-/// minimum share.
+/// The divisor of the evenly divided part: 1/`FLOOR` of the total is divided evenly, regardless of
+/// the demands. So a new stream has a minimum share.
 pub const FLOOR: u64 = 10;
 
-/// Demands are capped at this value, so that the products do not overflow.
+/// The cap of demands. It prevents that products overflow.
 const MAX_DEMAND: u64 = 1 << 40;
 
-/// Divides `total` among the `demands`, followed by `vacant` seats reserved for new streams.
+/// Divides `total` among the `demands` and `vacant` seats. A vacant seat is a share that is
+/// reserved for a new stream. The shares of the vacant seats are the last in the result.
 ///
-/// 1/[`FLOOR`] of the total is divided evenly among all seats, and the rest in proportion to the
-/// demands. If every demand is zero, the rest is divided evenly among the demands. The remainder of
-/// the integer division is distributed in single units to the seats that lost most by rounding;
-/// among equal losses, the first seats get the units.
+/// 1/[`FLOOR`] of the total is divided evenly among all seats. The rest is divided in proportion to
+/// the demands. If every demand is zero, the rest is divided evenly among the demands. The
+/// remainder of the integer division is distributed in single units. The seats that lost most by
+/// rounding get these units; among equal losses, the first seats get them.
 ///
 /// If there is at least one seat, the shares add up to exactly `total`. A higher demand never gets
-/// a smaller share; demands of 2^40 and more count as equal. Each share is at least `total / (FLOOR
-/// * seats)`, rounded down. Without seats the result is empty.
+/// a smaller share, but demands of 2^40 and more count as equal. Each share is at least `total /
+/// (FLOOR * seats)`, rounded down. Without seats, the result is empty.
 #[must_use]
 pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
     let weights = weights(demands, vacant);
@@ -25,7 +26,7 @@ pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
         return Vec::new();
     }
     let exact = |weight: &u128| u128::from(total) * weight;
-    // A share never exceeds the total.
+    // A share cannot exceed the total.
     let mut shares: Vec<u64> = weights
         .iter()
         .map(|weight| u64::try_from(exact(weight) / whole).unwrap_or(total))
@@ -33,15 +34,15 @@ pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
     let remainder = total - shares.iter().sum::<u64>();
     let mut by_loss: Vec<usize> = (0..shares.len()).collect();
     by_loss.sort_by_key(|&at| std::cmp::Reverse(exact(&weights[at]) % whole));
-    // Each seat lost less than one unit, so the remainder is smaller than the number of seats.
+    // Each seat has lost less than one unit, so the remainder is smaller than the number of seats.
     for (at, _) in by_loss.into_iter().zip(0..remainder) {
         shares[at] += 1;
     }
     shares
 }
 
-/// Returns the weight of each seat: `1 / (FLOOR * seats)` plus its part of the demands, over a
-/// common denominator.
+/// Returns the weight of each seat as a numerator over a common denominator. A weight is the seat's
+/// part of the evenly divided share plus its part of the demands.
 fn weights(demands: &[u64], vacant: usize) -> Vec<u128> {
     let no_demand = demands.iter().all(|&demand| demand == 0);
     let demand = |&demand: &u64| u128::from(if no_demand { 1 } else { demand.min(MAX_DEMAND) });
@@ -109,8 +110,8 @@ mod tests {
             let shares = divide(total, &demands, 0);
             for (a, share_a) in demands.iter().zip(&shares) {
                 for (b, share_b) in demands.iter().zip(&shares) {
-                    // Among equal demands, the first demand may get one unit more. All demands
-                    // above `MAX_DEMAND` are equal.
+                    // Among equal demands, the first may get one unit more. All demands above
+                    // `MAX_DEMAND` are equal.
                     prop_assert!(a < b || share_a + 1 >= *share_b, "{a} {share_a} {b} {share_b}");
                 }
             }

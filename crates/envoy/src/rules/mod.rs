@@ -1,4 +1,4 @@
-//! Compiled rules of envoyproxy/ratelimit's configuration.
+//! The rules of an envoyproxy/ratelimit configuration, compiled for fast matching.
 
 mod rule;
 mod tree;

@@ -10,24 +10,25 @@ use crate::{Metadata, Unit, counters::Counters};
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     pub(crate) allowance: Allowance,
-    /// The name in responses and in `replaces` of other rules.
+    /// The name of the rule in responses and in the `replaces` settings of other rules.
     pub(crate) name: Option<Arc<str>>,
-    /// The names of the rules that do not apply if this rule does.
+    /// The names of the rules that do not apply if this rule applies.
     pub(crate) replaces: Box<[Box<str>]>,
-    /// Shadow mode: counts and reports, but never denies.
+    /// Whether the rule is in shadow mode: it counts and reports, but never denies.
     pub(crate) shadow: bool,
-    /// Quota mode: denies only if all quotas of the request are over their limits.
+    /// Whether the rule is in quota mode: it denies only if all quotas of the request are over
+    /// their limits.
     pub(crate) quota: bool,
-    /// Metadata for Envoy, sent if the rule allows a request.
+    /// The metadata that is sent to Envoy if the rule allows a request.
     pub(crate) metadata: Option<Metadata>,
-    /// The values of the request that appear in metrics.
+    /// The values from the request that appear in the metrics of the rule.
     pub(crate) detail: Detail,
-    /// The cached counters of a rule whose metrics contain no values from requests.
+    /// The cached counters of the rule, if its metrics contain no values from requests.
     pub(crate) counters: OnceLock<Arc<Counters>>,
 }
 
 impl Rule {
-    /// Carries over the usage under the limits of `old`.
+    /// Takes over the usage that was counted under the limits of `old`.
     pub(super) fn inherit_counts(&mut self, old: &Self) {
         if let (Allowance::Limited(new), Allowance::Limited(old)) =
             (&mut self.allowance, &old.allowance)
@@ -44,9 +45,9 @@ impl Rule {
 /// The limits of a rule.
 #[derive(Clone, Debug)]
 pub(crate) enum Allowance {
-    /// Unlimited; nothing is counted.
+    /// The rule has no limit, and nothing is counted.
     Unlimited,
-    /// Limited.
+    /// The rule has one or more limits.
     Limited(RuleLimits),
 }
 
@@ -54,19 +55,20 @@ pub(crate) enum Allowance {
 #[derive(Clone, Debug)]
 pub(crate) struct RuleLimits {
     pub(crate) limits: Arc<Limits>,
-    /// The same limits in shadow mode, for a rule in quota mode. The shadow limits are used if
-    /// another quota of the request is the leading quota, which denies on behalf of all quotas.
+    /// The same limits in shadow mode, for a rule in quota mode. They are used if another quota of
+    /// the request is the leading quota, which denies for all quotas.
     pub(crate) shadow_limits: Option<Arc<Limits>>,
-    /// The units of the limits, in order; [`Unit::Unknown`] for a window of a different length.
+    /// The units of the limits, in order. The unit of a window with a different length is
+    /// [`Unit::Unknown`].
     pub(crate) units: Box<[Unit]>,
-    /// The window length. The key contains the window length, so that a descriptor has separate
-    /// counters for different window lengths.
+    /// The window length, which is part of the counter key. So a descriptor has separate counters
+    /// for different window lengths.
     pub(crate) window_seconds: u64,
 }
 
 impl RuleLimits {
-    /// Prepares the limits for quota mode, in which another quota of the request may deny on behalf
-    /// of this quota.
+    /// Prepares the limits for quota mode, in which another quota of the request may deny for this
+    /// quota.
     pub(crate) fn add_shadow_limits(&mut self) {
         let in_shadow = Limits::clone(&self.limits).in_shadow(true);
         self.shadow_limits = Some(Arc::new(in_shadow));
@@ -76,9 +78,9 @@ impl RuleLimits {
 /// The values of the request that appear in the metrics of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Detail {
-    /// The values of the levels with `value_to_metric`.
+    /// Only the values of the levels that set `value_to_metric`.
     #[default]
     ByLevel,
-    /// All values.
+    /// All values from the request.
     Full,
 }

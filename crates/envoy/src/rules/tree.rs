@@ -7,14 +7,14 @@
 //!                   └─ "svc"        level ── …
 //! ```
 //!
-//! A descriptor descends one level per entry. The next node is the child whose name is the entry's
-//! key and value, joined with `_`; or else the first wildcard that matches this name; or else the
-//! child whose name is the key alone. There is no backtracking, and only the rule at the final node
-//! applies.
+//! A descriptor descends one level per entry. The name of an entry is its key and value, joined
+//! with `_`. The next node is the child with this name. If there is none, it is the first wildcard
+//! child that matches the name. If there is none either, it is the child whose name is the key
+//! alone. There is no backtracking. Only the rule at the final node applies.
 //!
-//! The joined names are a peculiarity of envoyproxy/ratelimit, and existing files depend on them: a
-//! rule with the key `a_b` applies to the entry `a` = `b`. Joined names are used for matching only.
-//! In the keys of counters, keys and values stay separate.
+//! The joined names are a peculiarity of envoyproxy/ratelimit, and existing files depend on them.
+//! For example, a rule with the key `a_b` applies to the entry `a` = `b`. Joined names are used for
+//! matching only: in the keys of counters, keys and values stay separate.
 
 use std::{collections::HashMap, fmt::Write as _, sync::Arc};
 
@@ -29,22 +29,22 @@ pub(crate) struct Domains(HashMap<Box<str>, Domain>);
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) name: Arc<str>,
-    /// How the descriptors of a request are charged: each on its own, or all or none.
+    /// The way in which the descriptors of a request are charged: each on its own, or all or none.
     pub(crate) charging: Charging,
     pub(crate) root: Level,
 }
 
-/// How the descriptors of one request are charged.
+/// The way in which the descriptors of one request are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Charging {
-    /// Each descriptor is charged on its own, including denied hits.
+    /// Each descriptor is charged on its own, and denied hits are counted.
     #[default]
     Each,
-    /// Either all descriptors are charged, or none.
+    /// Either all descriptors are charged, or none of them.
     AllOrNothing,
 }
 
-/// The children of a node or of a domain.
+/// The children of a node or of a domain in the rule tree.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
     children: HashMap<Box<str>, Node>,
@@ -52,12 +52,12 @@ pub(crate) struct Level {
     wildcards: Vec<(Wildcard, Box<str>)>,
 }
 
-/// A node of the tree.
+/// A node of the rule tree.
 #[derive(Debug, Default)]
 pub(crate) struct Node {
     pub(crate) rule: Option<Arc<Rule>>,
     pub(crate) children: Level,
-    /// The value in the file, if there is one.
+    /// The value that the configuration file specifies, if there is one.
     pub(crate) value: Option<Box<str>>,
     /// Whether all matching values share one counter.
     pub(crate) share_threshold: bool,
@@ -65,7 +65,7 @@ pub(crate) struct Node {
     pub(crate) value_to_metric: bool,
 }
 
-/// The rule for a descriptor and the nodes on the path to it, one per entry.
+/// The rule for a descriptor, and the nodes on the path to the rule, one per entry.
 #[derive(Debug)]
 pub(crate) struct MatchedRule<'d> {
     pub(crate) rule: &'d Arc<Rule>,
@@ -85,7 +85,7 @@ impl Domains {
         })
     }
 
-    /// Carries over the usage under the limits of `old` to the limits at the same paths.
+    /// Takes over the usage that was counted under the limits of `old`. Usage is matched by path.
     pub(crate) fn inherit_counts(&mut self, old: &Self) {
         for (name, domain) in &mut self.0 {
             if let Some(old) = old.get(name) {
@@ -98,7 +98,7 @@ impl Domains {
         self.0.len()
     }
 
-    /// Returns the number of descriptors, at every depth.
+    /// Returns the number of descriptors at all depths.
     pub(crate) fn descriptors(&self) -> usize {
         self.0
             .values()
@@ -108,7 +108,7 @@ impl Domains {
 }
 
 impl Domain {
-    /// Returns how the windows of this domain count denied hits.
+    /// Returns the way in which the windows of this domain count denied hits.
     pub(crate) fn denied(&self) -> Denied {
         match self.charging {
             Charging::Each => Denied::InFull,
@@ -116,7 +116,7 @@ impl Domain {
         }
     }
 
-    /// Returns the rule that applies to `entries`, if there is one.
+    /// Returns the rule that applies to `entries`, if any.
     pub(crate) fn find(&self, entries: &[(String, String)]) -> Option<MatchedRule<'_>> {
         let (mut level, mut path) = (&self.root, Vec::with_capacity(entries.len()));
         let mut joined = String::new();
@@ -131,8 +131,8 @@ impl Domain {
 }
 
 impl Node {
-    /// Returns the value for the counter key: the pattern if all matching values share one counter,
-    /// else `value` itself.
+    /// Returns the value for the counter key. This is the pattern if all matching values share one
+    /// counter. Otherwise it is `value` itself.
     pub(crate) fn counted<'v>(&'v self, value: &'v str) -> &'v str {
         match &self.value {
             Some(pattern) if self.share_threshold => pattern,
@@ -167,7 +167,7 @@ impl Level {
             let Some(old) = old.children.get(name) else {
                 continue;
             };
-            // While the tree is being built, its rules have no other owners, so `get_mut` succeeds.
+            // This cannot fail: while the tree is being built, its rules have no other owners.
             if let (Some(rule), Some(old)) = (node.rule.as_mut().and_then(Arc::get_mut), &old.rule)
             {
                 rule.inherit_counts(old);
@@ -176,7 +176,7 @@ impl Level {
         }
     }
 
-    /// Adds a child. Returns false, without changes, if the name exists already.
+    /// Adds a child. If the name already exists, changes nothing and returns false.
     pub(crate) fn add(&mut self, name: String, node: Node) -> bool {
         if self.children.contains_key(name.as_str()) {
             return false;

@@ -1,8 +1,8 @@
-//! Patterns with `*`, which matches any number of any characters, including none and `/`. A pattern
-//! can contain several `*`.
+//! Patterns with `*`. A `*` matches any number of characters of any kind, including none and `/`. A
+//! pattern can contain several `*`.
 
 /// A wildcard pattern. A text matches if it contains the literal pieces of the pattern in order and
-/// without overlap. There may be other text between the pieces.
+/// without overlap. Other text may stand between the pieces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wildcard {
     prefix: Box<str>,
@@ -30,8 +30,8 @@ impl Wildcard {
         let Some(mut rest) = between else {
             return false;
         };
-        // Greedy search is sufficient, because the first match of a piece leaves the most text for
-        // the other pieces.
+        // Greedy search is sufficient: the first match of a piece leaves the most text for the
+        // later pieces.
         for piece in &self.middle {
             match rest.find(&**piece) {
                 Some(at) => rest = &rest[at + piece.len()..],
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(Wildcard::parse("plain"), None);
     }
 
-    /// The simplest algorithm, which is slow but obviously correct.
+    /// Matches with the simplest algorithm, which is slow but obviously correct.
     fn naive(pattern: &[char], text: &[char]) -> bool {
         match pattern {
             [] => text.is_empty(),

@@ -1,5 +1,5 @@
-//! Decisions with Redis: the descriptors of one request are pipelined, but each descriptor gets the
-//! same result as on its own.
+//! Tests of decisions with Redis. The descriptors of one request are pipelined, but each descriptor
+//! gets the same result as on its own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -69,7 +69,7 @@ impl Shop {
         ask(&self.started, domain, descriptors).await
     }
 
-    /// Returns the number of reads from connections in the statistics of the Redis server.
+    /// Returns how often the Redis server has read from a connection, according to its statistics.
     fn readings(&self) -> u64 {
         let stats = self.server.ask(&["INFO", "stats"]);
         let line = stats
@@ -79,7 +79,7 @@ impl Shop {
     }
 }
 
-/// Starts a node that keeps its counts in `redis`.
+/// Starts a Tidegate node that keeps its counts in `redis`.
 fn node(redis: &Arc<Redis>, settings: &[(&str, &str)]) -> Started {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let variables: Variables = settings.iter().map(own).collect();
@@ -114,7 +114,7 @@ fn hit(key: &str, value: usize) -> Descriptor {
     hits(key, &value.to_string(), 1)
 }
 
-/// The number of connections. Commands on one connection are pipelined.
+/// The number of connections to Redis. Commands on one connection are pipelined.
 const CONNECTIONS: usize = 2;
 
 #[tokio::test]
@@ -130,12 +130,12 @@ async fn all_descriptors_of_a_request_take_one_round_trip_to_redis() {
             let sliding = (0..10).map(|value| hit("sliding", value));
             plain.chain(questions).chain(sliding).collect::<Vec<_>>()
         };
-        // The first request loads the scripts.
+        // The first request loads the Lua scripts.
         shop.ask(request()).await;
         let (batches, readings) = (shop.redis.health().batches, shop.readings());
         let answer = shop.ask(request()).await;
-        // Two of the reads belong to the INFO queries: the end of the first query, and the second
-        // query.
+        // Two of the reads belong to the INFO queries: one to the end of the first query, and one
+        // to the second query.
         let readings = shop.readings() - readings - 2;
         let batches = shop.redis.health().batches - batches;
         assert_eq!(answer.statuses.len(), 40);
@@ -190,8 +190,8 @@ async fn descriptors_with_one_key_keep_their_order_in_redis() {
     );
 }
 
-/// Every denied hit is counted in Redis, even one that is denied again a moment later. Otherwise a
-/// refund would make room too early.
+/// Every denied hit is counted in Redis, even if the hit is denied again a moment later. Otherwise
+/// a refund would free capacity too early.
 #[tokio::test]
 async fn every_denied_hit_is_counted_in_redis() {
     let shop = Shop::open(&[]).await;
@@ -211,8 +211,8 @@ async fn every_denied_hit_is_counted_in_redis() {
     assert_eq!(codes, [(Code::OverLimit, 0), (Code::Ok, 0)]);
 }
 
-/// Quotas deny a request once all of them are over, and a denied request is not charged to any
-/// quota.
+/// Quotas deny a request once all of them are over their limits. A denied request is not charged to
+/// any quota.
 #[tokio::test]
 async fn envoy_quotas_deny_together_in_redis() {
     let shop = Shop::open(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")]).await;
@@ -227,8 +227,8 @@ async fn envoy_quotas_deny_together_in_redis() {
     assert_eq!((passed, counted.statuses[0].limit_remaining), (3, 97));
 }
 
-/// The leading quota changes as windows end. A recent denial under one leading quota does not apply
-/// to a request under another leading quota.
+/// The leading quota, which denies for all quotas, changes as windows end. A recent denial under
+/// one leading quota does not apply to a request under another leading quota.
 #[tokio::test]
 async fn quotas_allow_again_as_soon_as_one_has_room() {
     let shop = Shop::open(&[]).await;
@@ -272,21 +272,21 @@ async fn a_cached_denial_holds_despite_a_refund_on_another_server() {
     assert_eq!(code().await, Code::Ok);
 }
 
-/// Returns the result of a request for `descriptors`. Other requests use up each quota in `taken`
-/// just before that quota leads.
+/// Returns the result of a request for `descriptors`. For each quota in `taken`, another request
+/// uses up the quota just before it becomes the leading quota.
 async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code, [u32; 2]) {
-    // With one connection, commands are answered in order.
+    // With one connection, Redis answers the commands in order.
     let shop = Shop::open_with(1, &[]).await;
-    // The first request loads the scripts.
+    // The first request loads the Lua scripts.
     shop.ask_in("one", vec![hit("few", 99), hit("few", 98), hit("all", 99)])
         .await;
     let mut asked = Box::pin(shop.ask_in("one", descriptors));
     let mut asked_of_all = || asked.as_mut().now_or_never();
     for quota in taken {
-        // The request has queried the quotas to choose a leading quota, or queries them now.
+        // The request has queried the quotas to choose a leading quota, or sends this query now.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![quota.clone()]).await;
-        // Then the request is charged.
+        // The request is charged next.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![hits("all", "98", 0)]).await;
     }

@@ -1,4 +1,4 @@
-//! Runs the test cases, and checks that the runner detects wrong expectations.
+//! Runs the test cases against the service, and checks that the runner detects wrong expectations.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -22,8 +22,8 @@ async fn envoy_cases_hold_in_redis() {
     let server = RedisServer::start();
     let (address, ..) = Address::parse(&server.url()).unwrap();
     let settings = RedisSettings {
-        // On a busy machine, a test may be delayed for longer than a decision may take in
-        // production.
+        // Allow a long time, because on a busy machine a test may be delayed for longer than a
+        // decision may take in production.
         timeout: Duration::from_secs(5),
         ..RedisSettings::new(Topology::Standalone(address))
     };
@@ -42,7 +42,7 @@ fn envoy_load_errors_match_the_cases() {
     assert_all_ran(&report);
 }
 
-/// The runner must reject wrong expectations, or else it would be useless.
+/// The test runner must reject wrong expectations. Otherwise it would detect no defects.
 #[tokio::test]
 async fn wrong_envoy_cases_fail() {
     let text = "
@@ -85,7 +85,7 @@ cases:
     }
 }
 
-/// Runs every decision of every case file against `S`, with counts in memory.
+/// Runs every decision in every case file against the subject `S`, with counts in memory.
 pub(crate) async fn hold<S: Subject>() {
     hold_in::<S>(None).await;
 }

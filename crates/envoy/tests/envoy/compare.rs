@@ -5,7 +5,7 @@ use tidegate_envoy::{CurrentLimit, DescriptorStatus, Metadata, RateLimitAnswer};
 
 use crate::format::{Expect, LimitFields, StatusFields};
 
-/// Returns the differences, one line per field.
+/// Returns the differences between `expected` and `got`, one line per field.
 pub(crate) fn compare(expected: &Expect, got: &Result<RateLimitAnswer, String>) -> Vec<String> {
     let mut differences = Differences::default();
     match (&expected.error, got) {
@@ -83,8 +83,8 @@ fn fields_of(limit: &CurrentLimit) -> LimitFields {
     }
 }
 
-/// Converts metadata to JSON. Numbers without a fraction become integers, like the numbers in the
-/// cases.
+/// Converts metadata to JSON. A number without a fraction becomes an integer, because the test
+/// cases contain integers.
 pub(crate) fn json_of(metadata: &Metadata) -> Value {
     match metadata {
         Metadata::Null => Value::Null,

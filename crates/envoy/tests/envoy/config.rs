@@ -1,4 +1,5 @@
-//! Configuration files: a report of all mistakes, warnings, YAML 1.1, and Tidegate's extensions.
+//! Tests of configuration files: the report of all mistakes, warnings, YAML 1.1, and Tidegate's
+//! extensions.
 
 use tidegate_config::envoy::DomainFiles;
 use tidegate_envoy::{self as envoy, File, LoadedConfig};
@@ -200,7 +201,7 @@ fn invalid_envoy_extensions_are_rejected() {
     assert!(mistakes("{domain: d, all_or_nothing: often}")[0].contains("expected true or false"));
 }
 
-/// Every configuration in the documentation is valid.
+/// Every configuration in the documentation must be valid.
 #[test]
 fn envoy_examples_in_the_documentation_are_valid() {
     let page = include_str!("../../../../docs/envoy.md");

@@ -1,4 +1,4 @@
-//! Hot reload of the configuration files: either all of them take effect, or none.
+//! Tests of the hot reload of configuration files: either all files take effect, or none.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ struct OnDisk {
 }
 
 impl OnDisk {
-    /// Creates a watcher for a folder with these files.
+    /// Creates a watcher for a folder that contains these files.
     fn with(files: &[(&str, &str)]) -> Self {
         let folder = TempDir::new().unwrap();
         for (name, text) in files {
@@ -51,7 +51,7 @@ impl OnDisk {
         self.folder.path().join(name)
     }
 
-    /// Returns the limit of `user` in `domain` and the remaining hits after one request.
+    /// Sends one request. Returns the limit of `user` in `domain` and the remaining hits.
     async fn ask(&self, domain: &str) -> Option<(u32, u32)> {
         let status = self.answer(domain).await.statuses.remove(0);
         status
@@ -87,7 +87,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// Returns a domain with one limit per minute.
+/// Returns the configuration of a domain with a limit of `requests` per minute.
 fn domain(name: &str, requests: u32) -> String {
     format!(
         "domain: {name}\ndescriptors: [{{key: user, rate_limit: {{unit: minute, requests_per_unit: {requests}}}}}]\n"
@@ -123,7 +123,8 @@ async fn envoy_folder_changes_take_effect_and_keep_counts() {
     assert_eq!(disk.started.service.domain_not_found("a"), 1);
 }
 
-/// One of twenty files is invalid: its mistake is reported, and the previous set stays in effect.
+/// If one of twenty files is invalid, its mistake is reported and the previous files stay in
+/// effect.
 #[tokio::test]
 async fn envoy_folder_with_a_mistake_has_no_effect() {
     let names: Vec<String> = (0..20).map(|number| format!("d{number}")).collect();
@@ -165,8 +166,8 @@ async fn envoy_folder_with_a_mistake_has_no_effect() {
     assert_eq!(disk.ask("d3").await, Some((100, 98)));
 }
 
-/// Kubernetes mounts a ConfigMap as symbolic links into a folder that is itself behind a link. An
-/// update replaces the link to the folder.
+/// Tests the layout of a mounted ConfigMap. Kubernetes mounts the files as symbolic links into a
+/// folder that is itself behind a symbolic link. An update replaces the link to the folder.
 #[tokio::test]
 async fn envoy_config_map_is_reloaded_when_its_link_is_swapped() {
     let folder = TempDir::new().unwrap();
@@ -183,7 +184,8 @@ async fn envoy_config_map_is_reloaded_when_its_link_is_swapped() {
     assert_eq!(disk.ask("a").await, Some((7, 5)));
 }
 
-/// The layout of envoyproxy/ratelimit: a link to the runtime root, which is swapped as a whole.
+/// Tests the layout of envoyproxy/ratelimit: a link to the runtime root, which is replaced as a
+/// whole.
 #[tokio::test]
 async fn envoy_folder_behind_a_swapped_link_is_reloaded() {
     let folder = TempDir::new().unwrap();

@@ -1,11 +1,13 @@
-//! Expectations that replace defects of envoyproxy/ratelimit which Tidegate does not share.
+//! Expectations for the cases in which envoyproxy/ratelimit has a defect that Tidegate does not
+//! have.
 //!
-//! Such a case is marked as a bug in its `quirk`. The expectation in the case file remains
+//! Such a case is marked as a bug in its `quirk` field. The expectation in the case file remains
 //! unchanged, because it documents the response of envoyproxy/ratelimit.
 
 use crate::format::{Case, Expect};
 
-/// The steps with a different response: the case, the number of the step, and Tidegate's response.
+/// The steps to which Tidegate responds differently: the case, the number of the step, and
+/// Tidegate's response.
 const CORRECTED: &[(&str, usize, &str)] = &[
     // `a` = `b_c` and `a_b` = `c` have separate counters.
     (

@@ -1,9 +1,9 @@
-//! Every environment variable of envoyproxy/ratelimit either takes effect, is reported as ignored
-//! with a reason, or prevents the start. No variable is ignored silently.
+//! Tests that no environment variable of envoyproxy/ratelimit is ignored silently. Every variable
+//! either takes effect, is reported as ignored with a reason, or prevents the start.
 
 use tidegate_envoy::{Variables, from_environment};
 
-/// How a variable is handled.
+/// The way in which a variable is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// The variable changes the configuration.
@@ -16,7 +16,7 @@ enum Fate {
 
 use Fate::{Honoured, Ignored, Refused};
 
-/// A variable, its value, its handling, and the other variables that it depends on.
+/// A variable, its value, its handling, and the other variables on which it depends.
 type Row = (
     &'static str,
     &'static str,
@@ -195,7 +195,7 @@ const VARIABLES: &[Row] = &[
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "x", Ignored, &[]),
 ];
 
-/// Returns how a variable is handled; `None` if the configuration and the report disagree.
+/// Returns how a variable is handled. Returns `None` if the configuration and the report disagree.
 fn fate((name, value, _, beside): &Row) -> Option<Fate> {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let without: Variables = beside.iter().map(own).collect();

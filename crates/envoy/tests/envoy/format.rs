@@ -1,6 +1,6 @@
 //! The format of the case files, which `vectors/envoy.yaml` describes.
 //!
-//! An unknown field is a parse error, so that no expectation is ignored silently.
+//! An unknown field is a parse error. So no expectation is ignored silently.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub(crate) struct ConfigFile {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Step {
-    /// Seconds after `t0`.
+    /// The time of the step, in seconds after `t0`.
     pub(crate) at: Option<u64>,
     pub(crate) repeat: Option<u64>,
     #[serde(default)]
@@ -86,8 +86,8 @@ fn unknown() -> String {
     "UNKNOWN".into()
 }
 
-/// The expected response to a step. Unless an error is expected, every field is compared; a field
-/// that is not given must be absent.
+/// The expected response to a step. Unless an error is expected, every field is compared. If a
+/// field is not given here, it must be absent from the response.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {
@@ -98,7 +98,7 @@ pub(crate) struct Expect {
     pub(crate) response_headers_to_add: Vec<(String, String)>,
     pub(crate) dynamic_metadata: Option<Value>,
     pub(crate) error: Option<String>,
-    /// `ok`, or a text that the load error must contain.
+    /// The expected result of a reload: `ok`, or a text that the load error must contain.
     pub(crate) reload: Option<String>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct StatusFields {
     pub(crate) current_limit: Option<LimitFields>,
     #[serde(default)]
     pub(crate) limit_remaining: u32,
-    /// In seconds.
+    /// The expected time until the reset, in seconds.
     pub(crate) duration_until_reset: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The service over gRPC, in process and over real sockets.
+//! Runs the cases against the service over gRPC, in process and over real sockets.
 
 use std::{net::TcpListener, sync::Arc};
 
@@ -31,7 +31,7 @@ use crate::{
 
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// The service behind the gRPC listener.
+/// The service as a subject that is called over gRPC.
 pub(crate) struct OverGrpc {
     listener: Listener,
     client: tokio::sync::OnceCell<Client>,
@@ -99,8 +99,8 @@ fn described(descriptor: &Descriptor) -> RateLimitDescriptor {
     }
 }
 
-/// Returns the number of a unit in `envoy.type.v3.RateLimitUnit`. The week was added after the
-/// other units.
+/// Returns the number of a unit in `envoy.type.v3.RateLimitUnit`. The week has the last number,
+/// because it was added after the other units.
 fn number_of(unit: Unit) -> i32 {
     match unit {
         Unit::Unknown => 0,

@@ -1,4 +1,4 @@
-//! `/json` and `/healthcheck`, over real sockets.
+//! Tests `/json` and `/healthcheck` over real sockets.
 
 use std::{cell::RefCell, net::TcpListener, sync::Arc};
 
@@ -31,7 +31,7 @@ descriptors:
   - key: api_key
     rate_limit: {unit: minute, requests_per_unit: 3}";
 
-/// The service behind the HTTP listener.
+/// The service as a subject that is called over HTTP.
 pub(crate) struct OverHttp {
     client: RefCell<Client>,
     _server: Server,
@@ -91,7 +91,7 @@ fn described(descriptor: &Descriptor) -> Value {
     let mut members = Map::new();
     members.insert("entries".into(), entries.collect());
     members.insert("isNegativeHits".into(), json!(descriptor.is_negative_hits));
-    // In protobuf JSON, 64-bit integers are strings.
+    // Protobuf JSON writes 64-bit integers as strings.
     members.extend(
         descriptor
             .hits_addend
@@ -162,7 +162,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Returns a number; a missing field is 0.
+/// Returns a number. A missing field counts as 0.
 fn number(value: &Value) -> u32 {
     value
         .as_u64()
@@ -205,8 +205,8 @@ async fn envoy_http_cases_hold() {
     assert_all_ran(&report);
 }
 
-/// Sends the request of the case. Some cases are recognized by their id, because they need special
-/// preparation.
+/// Sends the request of the case and returns the differences from the expectation. Some cases need
+/// special preparation: they are recognized by their id.
 async fn run(case: &HttpCase) -> Vec<String> {
     const OK: &str =
         r#"{"domain":"shop","descriptors":[{"entries":[{"key":"api_key","value":"a"}]}]}"#;
@@ -260,7 +260,7 @@ async fn run(case: &HttpCase) -> Vec<String> {
     failures
 }
 
-/// Starts a service with `store_failure: error` and a Redis that is unreachable.
+/// Starts a service with `store_failure: error` and an unreachable Redis.
 async fn with_unavailable_store(variables: &Variables) -> Started {
     let mut settings = settings_from_variables(variables).unwrap();
     settings.store_failure = StoreFailure::Error;
@@ -298,7 +298,7 @@ fn differences(case: &HttpCase, answer: &Answer) -> Vec<String> {
     found
 }
 
-/// Compares `got` with `expected`, in which `<n>s` matches any number of seconds.
+/// Returns whether `got` equals `expected`. In `expected`, `<n>s` matches any number of seconds.
 fn is_like(expected: &Value, got: &Value) -> bool {
     match (expected, got) {
         (Value::String(expected), Value::String(got)) if expected == "<n>s" => got

@@ -1,6 +1,6 @@
-//! Envoy's rate limit service. Runs the cases of every `envoy*.yaml` in the `vectors/` folder, or
-//! in the folder that the environment variable `TIDEGATE_VECTORS` names, against the service and
-//! each of its listeners.
+//! Tests of Envoy's rate limit service. They run the cases of every `envoy*.yaml` file in the
+//! `vectors/` folder against the service and each of its listeners. The environment variable
+//! `TIDEGATE_VECTORS` can name another folder.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,5 @@
-//! All-or-nothing charging: which descriptors prevent the others from being charged.
+//! Tests of all-or-nothing charging: which descriptors prevent other descriptors from being
+//! charged.
 
 use std::thread;
 
@@ -22,8 +23,8 @@ descriptors:
   - {key: shadowed, quota_mode: true, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}";
 
-/// Returns how many of `times` requests for `descriptors` are OK, and how often `broad` was
-/// charged.
+/// Sends `times` requests for `descriptors`. Returns how many of them are OK, and how often the
+/// rule `broad` was charged.
 async fn passed(settings: &[(&str, &str)], descriptors: &[Descriptor], times: u32) -> (u32, u32) {
     let started = started(TEXT, settings);
     let (request, mut passed) = (request(descriptors.to_vec()), 0);
@@ -35,7 +36,7 @@ async fn passed(settings: &[(&str, &str)], descriptors: &[Descriptor], times: u3
 }
 
 /// If all rules are in quota mode, a request is denied only if all rules are over their limits. No
-/// rule may prevent another rule from being charged.
+/// rule prevents another rule from being charged.
 #[tokio::test]
 async fn in_quota_mode_no_rule_prevents_charging_others() {
     let both = [descriptor("narrow"), descriptor("broad")];
@@ -64,7 +65,7 @@ async fn a_rule_and_an_override_for_one_descriptor_both_apply() {
     assert!(ok <= 5, "{ok} passed");
 }
 
-/// A single quota denies like any other rule, and a denied request is not charged to any rule.
+/// A single quota denies like any other rule. A denied request is not charged to any rule.
 #[tokio::test]
 async fn a_single_denying_quota_prevents_charging_others() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
@@ -79,8 +80,8 @@ async fn a_single_denying_quota_prevents_charging_others() {
     }
 }
 
-/// Several quotas deny a request once all of them are over their limits. The other rules are
-/// charged only until then.
+/// Several quotas deny a request once all of them are over their limits. From then on, the other
+/// rules are not charged.
 #[tokio::test]
 async fn quotas_prevent_charging_others_once_all_are_over() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
@@ -96,8 +97,8 @@ async fn quotas_prevent_charging_others_once_all_are_over() {
     }
 }
 
-/// A denying rule prevents quotas from being charged as well. A quota in shadow mode is always
-/// within its limit, so the quotas never deny.
+/// If a rule denies a request, quotas are not charged either. A quota in shadow mode is always
+/// within its limit. So if one quota is in shadow mode, the quotas never deny.
 #[tokio::test]
 async fn quotas_are_charged_only_together_with_others() {
     let started = started(TEXT, &[TOGETHER]);
@@ -110,7 +111,7 @@ async fn quotas_are_charged_only_together_with_others() {
     assert_eq!(passed(&[TOGETHER], &lenient, 20).await, (20, 20));
 }
 
-/// A quota that is only queried counts as a quota of the request too.
+/// A quota that is only queried, not charged, counts as a quota of the request too.
 #[tokio::test]
 async fn a_peeked_quota_counts_as_one_of_the_quotas() {
     let started = started(TEXT, &[TOGETHER]);
@@ -135,8 +136,8 @@ async fn a_peeked_quota_counts_as_one_of_the_quotas() {
     assert_eq!(counted(&started.service, "broad", 100).await, 3);
 }
 
-/// A refund in the same request does not make room for a descriptor that is known to be over. The
-/// other descriptors are not charged.
+/// A refund in the same request does not free capacity for a descriptor that is known to be over
+/// its limit. The other descriptors are not charged.
 #[tokio::test]
 async fn a_cached_denial_holds_for_the_whole_request() {
     let started = started(TEXT, &[TOGETHER, CACHED]);
@@ -158,7 +159,7 @@ async fn a_cached_denial_holds_for_the_whole_request() {
     assert_eq!(answers, [(Code::OverLimit, 0), (Code::Ok, 1)]);
 }
 
-/// With many concurrent requests, responses and charges still agree.
+/// Even with many concurrent requests, responses and charges agree.
 #[test]
 fn a_denial_by_quotas_charges_no_concurrent_request() {
     let started = started(TEXT, &[TOGETHER]);
@@ -180,7 +181,7 @@ fn a_denial_by_quotas_charges_no_concurrent_request() {
     assert_eq!(block_on(counted(&started.service, "broad", 100)), 5);
 }
 
-/// Runs a future that never waits, because counts are in memory.
+/// Runs a future to its end. The future never waits, because counts are in memory.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     future.now_or_never().unwrap()
 }

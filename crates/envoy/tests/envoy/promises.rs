@@ -1,4 +1,4 @@
-//! Properties beyond single cases: rejected requests charge nothing, a decision is atomic, and any
+//! Tests of general properties: rejected requests charge nothing, a decision is atomic, and any
 //! text is either a valid configuration or rejected with a reason.
 
 use std::{sync::Arc, thread};
@@ -56,7 +56,7 @@ pub(crate) async fn ask(
     service.should_rate_limit(request).await
 }
 
-/// Returns the number of hits counted under `key`, with a query that does not charge.
+/// Returns the number of hits counted under `key`. The query does not charge hits.
 pub(crate) async fn counted(service: &RateLimitService, key: &str, limit: u32) -> u32 {
     let asked = Descriptor {
         hits_addend: Some(0),
@@ -157,8 +157,8 @@ async fn the_envoy_service_without_a_configuration_returns_errors() {
     );
 }
 
-/// envoyproxy/ratelimit checks first and charges afterwards, so two concurrent requests can pass
-/// although only one is allowed.
+/// Only one of two concurrent requests passes if only one is allowed. In envoyproxy/ratelimit both
+/// can pass, because it checks first and charges afterwards.
 #[tokio::test]
 async fn envoy_stop_increment_is_one_decision() {
     let started = started(TWO, &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")]);
@@ -193,8 +193,8 @@ fn ask_often(service: &Arc<RateLimitService>, times: u32) -> u32 {
     u32::try_from((0..times).filter(ask).count()).unwrap()
 }
 
-/// With `detailed_metric`, values from requests become part of metric labels. Clients that choose
-/// these values must not be able to exhaust memory.
+/// With `detailed_metric`, values from requests become part of metric labels. Clients choose these
+/// values, so they must not be able to exhaust memory.
 #[tokio::test]
 async fn envoy_metrics_are_bounded() {
     let text = "domain: two\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}]";
@@ -232,7 +232,7 @@ async fn envoy_metrics_are_bounded() {
     assert_eq!((paths, hits, domains), (4_097, 5_000, 257));
 }
 
-/// A request with a new path or domain needs the lock of the counters. Such a request must not wait
+/// A request with a new path or domain needs the lock of the counters. It must not have to wait
 /// until a page of metrics has been written.
 #[test]
 fn envoy_requests_do_not_wait_for_a_reader_of_the_metrics() {

@@ -1,4 +1,4 @@
-//! Runs the cases of a folder against a [`Subject`], a system under test.
+//! Runs the cases of a folder against a [`Subject`], which is the system under test.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     subject::{Place, Started, Subject},
 };
 
-/// The result of a run.
+/// The result of running the cases.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) ran: usize,
@@ -143,7 +143,8 @@ fn descriptor(fields: &DescriptorFields) -> Descriptor {
     }
 }
 
-/// Returns the value of a counter by its name in envoyproxy/ratelimit; 0 if it was never used.
+/// Returns the value of a counter by its name in envoyproxy/ratelimit. The value is 0 if the
+/// counter was never used.
 fn stat(service: &RateLimitService, name: &str) -> Option<u64> {
     if name == "global_shadow_mode" {
         return Some(service.global_shadow_mode());

@@ -1,5 +1,5 @@
-//! An unavailable store: the service returns the response of its failure policy, or an error so
-//! that Envoy decides.
+//! Tests of an unavailable store. The service returns the response of its failure policy, or
+//! returns an error so that Envoy decides.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,8 +21,8 @@ descriptors:
   - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 4}}
   - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 8}}";
 
-/// Returns a client of an unreachable Redis, after the client has failed to connect. The client
-/// runs on the caller's async runtime.
+/// Returns a client of an unreachable Redis. The client has already failed to connect. It runs on
+/// the async runtime of the caller.
 pub(crate) async fn gone() -> Arc<Redis> {
     let redis = at(&format!("redis://127.0.0.1:{}", free_port()));
     redis.wait_for_first_attempt().await.unwrap_err();
@@ -33,7 +33,7 @@ fn at(url: &str) -> Redis {
     waiting(url, Duration::from_secs(5))
 }
 
-/// Returns a client of the Redis at `url` with this timeout.
+/// Returns a client of the Redis at `url` with this request timeout.
 fn waiting(url: &str, timeout: Duration) -> Redis {
     let (address, ..) = Address::parse(url).unwrap();
     let settings = RedisSettings {
@@ -57,7 +57,7 @@ fn started(redis: &Arc<Redis>, store_failure: StoreFailure, with: fn(&mut RlsSet
     started
 }
 
-/// Returns a request with a charge, a query and a refund, each with its own key.
+/// Returns a request with a charge, a query and a refund, each for its own key.
 fn request() -> RateLimitRequest {
     let descriptor = |value: &str, hits, is_negative_hits| Descriptor {
         entries: vec![("k".into(), value.into())],
@@ -126,7 +126,8 @@ async fn the_server_decides_locally_while_the_store_fails() {
     assert_eq!(passed, 2, "half of four, as the share is half by default");
 }
 
-/// A Redis that hangs may take longer than Envoy waits. The fallback must still respond in time.
+/// If Redis hangs, it may not answer within the time that Envoy waits. The fallback must still
+/// respond in time.
 #[tokio::test]
 async fn a_slow_store_does_not_exceed_the_deadline() {
     let server = RedisServer::start();
@@ -148,7 +149,7 @@ async fn a_slow_store_does_not_exceed_the_deadline() {
     }
 }
 
-/// Quotas that are decided together need several queries, which share one deadline.
+/// Quotas that are decided together need several store queries. These queries share one deadline.
 #[tokio::test]
 async fn many_store_requests_do_not_exceed_the_deadline() {
     let server = RedisServer::start();
@@ -166,7 +167,7 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
         ..request()
     };
     server.pause();
-    // From here on, the clock advances only while all tasks wait.
+    // From here on, the paused clock advances only while all tasks wait.
     tokio::time::pause();
     let (began, within) = (Instant::now(), Duration::from_millis(20));
     let asked = started
@@ -181,8 +182,8 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
     assert!(took < within + within / 2, "{took:?}");
 }
 
-/// A query whose reply would come too late is not sent. Otherwise the query would charge Redis in
-/// addition to the local fallback.
+/// A query whose reply would come too late is not sent. Otherwise the query would charge Redis,
+/// although the local fallback has already charged the hits.
 #[tokio::test]
 async fn the_store_is_not_asked_after_the_deadline() {
     let server = RedisServer::start();

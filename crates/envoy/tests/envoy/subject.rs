@@ -19,7 +19,7 @@ pub(crate) trait Subject {
     /// Connects to a started service.
     fn new(started: &Started) -> Self;
 
-    /// Sends a request. An `Err` contains the text of the error.
+    /// Sends a request. An `Err` contains the error message.
     async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String>;
 }
 
@@ -39,15 +39,15 @@ impl Subject for InProcess {
     }
 }
 
-/// The store of the counts.
+/// The store in which a service keeps its counts.
 #[derive(Clone, Copy)]
 pub(crate) enum Place<'r> {
     Memory,
-    /// In Redis, with a prefix that is unique to the case.
+    /// Redis, with a key prefix that is unique to the case.
     Redis(&'r Arc<Redis>, &'r str),
 }
 
-/// A service with an empty store and a clock that the case controls.
+/// A service with an empty store, and with a clock that the case controls.
 pub(crate) struct Started {
     pub(crate) service: Arc<RateLimitService>,
     pub(crate) limiter: Arc<ServerLimiter>,
@@ -119,7 +119,7 @@ impl Started {
         }
     }
 
-    /// Loads `files`. An `Err` contains every mistake in them, one per line.
+    /// Loads `files`. An `Err` contains every mistake in the files, one per line.
     pub(crate) fn load(&self, files: &[ConfigFile]) -> Result<(), String> {
         let files = files.iter().map(|file| File {
             name: file.name.clone(),

@@ -1,4 +1,4 @@
-//! A generic gRPC client.
+//! A gRPC client for any service.
 
 use std::net::SocketAddr;
 

@@ -56,7 +56,7 @@ async fn watchers_are_notified_of_the_shutdown_and_do_not_delay_it() {
     let last = watched.message().await.unwrap().unwrap();
     assert_eq!(last.status(), ServingStatus::NotServing);
     assert!(watched.message().await.unwrap().is_none());
-    // The shutdown is only announced, so new connections are still served.
+    // The shutdown is announced but has not begun, so new connections are still served.
     let mut late = listener.connect().await;
     let health: HealthCheckResponse = late.call(CHECK, asked("")).await.unwrap();
     assert_eq!(health.status(), ServingStatus::NotServing);
@@ -77,7 +77,7 @@ async fn watching_an_unknown_service_returns_service_unknown() {
 }
 
 /// With `healthy_with_a_domain`, a load balancer that watches the health sends requests only while
-/// there is a domain.
+/// the configuration has a domain.
 #[tokio::test]
 async fn watchers_are_notified_when_domains_come_and_go() {
     let mut settings = RlsSettings::default();
@@ -103,7 +103,7 @@ async fn watchers_are_notified_when_domains_come_and_go() {
         let told = watched.message().await.unwrap().unwrap();
         assert_eq!(told.status(), status, "{file:?}");
     }
-    // A status that does not change is sent only once.
+    // The server sends no message if the status does not change.
     service.load(loaded(""));
     service.load(loaded("domain: shop"));
     let told = watched.message().await.unwrap().unwrap();
@@ -120,7 +120,8 @@ async fn watchers_are_notified_when_domains_come_and_go() {
     );
 }
 
-/// Parses a configuration with `text` as its only file, or without files if `text` is empty.
+/// Parses a configuration with `text` as its only file. If `text` is empty, the configuration has
+/// no files.
 fn loaded(text: &str) -> LoadedConfig {
     let file = File {
         name: "shop.yaml".to_owned(),

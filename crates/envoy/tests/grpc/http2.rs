@@ -1,4 +1,4 @@
-//! Tests of HTTP/2: limits, connection age and requests that are not gRPC.
+//! Tests of HTTP/2 connections: limits, connection age, and requests that are not gRPC.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 
-/// Reads until the server closes the connection, and returns what it sent.
+/// Reads until the server closes the connection. Returns the bytes that the server sent.
 async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut sent = Vec::new();
     // A connection reset counts as closed.
@@ -75,7 +75,7 @@ async fn a_control_frame_flood_is_disconnected_and_counted() {
         let mut octets = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
         octets.extend(frame.repeat(20_000));
         let flood = tokio::spawn(async move {
-            // The server closes the connection during the write.
+            // The server closes the connection during the write, so the write may fail.
             let _ = writer.write_all(&octets).await;
             writer
         });
@@ -104,7 +104,8 @@ async fn a_shutdown_does_not_wait_for_an_idle_client_that_ignores_it() {
     while listener.listener.open() < streams.len() {
         tokio::task::yield_now().await;
     }
-    // Otherwise the shutdown would wait until the deadline and count the connection as dropped.
+    // If the connection were still open, the shutdown would wait until the deadline and count the
+    // connection as dropped.
     assert_eq!(listener.server.shutdown(Duration::from_secs(60)).await, 0);
 }
 
@@ -145,7 +146,7 @@ async fn a_connection_at_its_maximum_age_is_closed_and_reopened() {
     let listener = TestListener::open("grpc: {max_connection_age: 1ms}");
     let mut client = listener.connect().await;
     while listener.listener.accepted() < 3 {
-        // A call may fail because the connection ends, but no response is wrong.
+        // A call may fail because the connection ends. But a response is never wrong.
         let called = client
             .call::<_, HealthCheckResponse>(CHECK, HealthCheckRequest::default())
             .await;
@@ -179,7 +180,7 @@ async fn a_slow_call_ends_at_the_server_deadline() {
     };
     let listener = TestListener::with("", bounds);
     let mut client = listener.connect().await;
-    // The call's only message never arrives.
+    // The call is never complete, because its only message never arrives.
     let never = futures_util::stream::pending::<HealthCheckRequest>();
     let called = client.stream::<_, HealthCheckResponse>(CHECK, never).await;
     assert_eq!(
@@ -188,7 +189,7 @@ async fn a_slow_call_ends_at_the_server_deadline() {
     );
 }
 
-/// Encodes a header in HPACK as a literal that is not indexed.
+/// Encodes a header in HPACK as a literal without indexing.
 fn literal(name: &str, value: &str) -> Vec<u8> {
     let text = |text: &str| {
         let length = u8::try_from(text.len()).unwrap();
@@ -197,8 +198,8 @@ fn literal(name: &str, value: &str) -> Vec<u8> {
     [vec![0], text(name), text(value)].concat()
 }
 
-/// tonic's own client cancels a call when its timeout expires, so it never sees the server's
-/// response.
+/// Uses raw HTTP/2, because tonic's client cancels a call when its timeout expires. So tonic's
+/// client never sees the server's response.
 #[tokio::test]
 async fn a_call_ends_at_the_deadline_of_its_caller() {
     let listener = TestListener::open("");
@@ -221,7 +222,7 @@ async fn a_call_ends_at_the_deadline_of_its_caller() {
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await
         .unwrap();
-    // The headers of stream 1, which never receives a message.
+    // Send the headers of stream 1. The stream never receives a message.
     stream
         .write_all(&[0, 0, length, 1, 4, 0, 0, 0, 1])
         .await
@@ -229,7 +230,7 @@ async fn a_call_ends_at_the_deadline_of_its_caller() {
     stream.write_all(&headers).await.unwrap();
 
     let mut sent = Vec::new();
-    // The response: a HEADERS frame that ends stream 1.
+    // The response is a HEADERS frame that ends stream 1.
     let answer = [1, 5, 0, 0, 0, 1];
     let answered = async {
         while !sent.windows(answer.len()).any(|octets| octets == answer) {

@@ -1,4 +1,4 @@
-//! A gRPC listener with a manual clock.
+//! A gRPC listener with a manual clock, for tests.
 
 use std::{net::TcpListener, sync::Arc};
 
@@ -19,7 +19,7 @@ use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
 
 use crate::client::Client;
 
-/// The start time of every test's clock: the first second of a minute.
+/// The start time of the clock in every test, in microseconds. It is the first second of a minute.
 const START_MICROS: u64 = 1_700_000_040_000_000;
 
 pub(crate) struct TestListener {
@@ -33,13 +33,13 @@ pub(crate) struct TestListener {
 }
 
 impl TestListener {
-    /// Opens a listener with the given rules file.
+    /// Opens a listener with the rules file `rules`.
     pub(crate) fn open(rules: &str) -> Self {
         Self::with(rules, Bounds::default())
     }
 
-    /// Opens a listener whose rate limit service has these settings and this configuration file in
-    /// the format of envoyproxy/ratelimit.
+    /// Opens a listener with a rate limit service. The service has these settings, and this
+    /// configuration file in the format of envoyproxy/ratelimit.
     pub(crate) fn for_envoy(settings: RlsSettings, file: &str) -> Self {
         let file = File {
             name: "shop.yaml".to_owned(),
@@ -102,7 +102,7 @@ impl TestListener {
         }
     }
 
-    /// Applies the quotas of another rules file.
+    /// Applies the quotas of the rules file `rules`.
     pub(crate) fn reload(&self, rules: &str) {
         let quotas = Config::parse(rules).unwrap().quotas;
         self.quotas.swap_rules(quotas, self.limiter.now());

@@ -1,4 +1,4 @@
-//! The protobuf messages that the server's build generates.
+//! The protobuf messages, which the build script of the server generates.
 #![allow(
     clippy::all,
     clippy::pedantic,

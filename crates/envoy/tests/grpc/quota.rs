@@ -21,7 +21,7 @@ use crate::{
 const STREAM: &str =
     "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 
-/// A rate per API key and a shared budget for all exports.
+/// A rules file with a rate per API key, and a budget that all exports share.
 const QUOTAS: &str = r#"
 quotas:
   - {name: per-key, domain: shop, bucket: {service: shop, api_key: "*"}, limit: 100/s}
@@ -75,7 +75,7 @@ impl Envoy {
         self.reports.send(report).await.unwrap();
     }
 
-    /// Returns the next assignment and its bucket id.
+    /// Returns the bucket id of the next assignment, and the assignment.
     async fn assigned(&mut self) -> (HashMap<String, String>, Option<Strategy>) {
         let mut answer = self.answers.message().await.unwrap().unwrap();
         assert_eq!(answer.bucket_action.len(), 1);
@@ -104,7 +104,7 @@ const ALLOW_ALL: Option<Strategy> = Some(Strategy::BlanketRule(0));
 const ALICE: &[(&str, &str)] = &[("service", "shop"), ("api_key", "alice")];
 const EXPORTS: &[(&str, &str)] = &[("service", "exports")];
 
-/// An Envoy that reconnects reports all requests since its last report in a single report.
+/// After a reconnect, an Envoy reports all requests since its last report in a single report.
 #[tokio::test]
 async fn the_first_report_is_divided_by_its_time() {
     let listener = TestListener::open(QUOTAS);
@@ -215,7 +215,7 @@ async fn a_reload_takes_effect_at_once() {
             .exposition()
             .contains("tidegate_quota_buckets 0\n")
     );
-    // The Envoy keeps reporting, and gets the same assignment until a quota matches the bucket
+    // The Envoy keeps reporting. It gets the same assignment until a quota matches the bucket
     // again.
     envoy.report(ALICE, 1, 0).await;
     assert_eq!(envoy.assigned().await.1, ALLOW_ALL);

@@ -1,4 +1,4 @@
-//! Tests of `RateLimitService` on the wire. Decisions are tested with the cases of
+//! Tests of the wire format of `RateLimitService`. Its decisions are tested with the cases of
 //! envoyproxy/ratelimit.
 
 use std::time::Duration;
@@ -229,7 +229,7 @@ async fn an_invalid_request_is_an_error_with_the_reason() {
     );
 }
 
-/// A message whose field types differ from the field types of `RateLimitRequest`.
+/// A message whose fields have other types than the fields of `RateLimitRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Nonsense {
     #[prost(bytes = "vec", tag = "1")]

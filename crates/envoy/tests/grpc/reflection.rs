@@ -1,4 +1,4 @@
-//! Tests of reflection, for clients without the `.proto` files.
+//! Tests of gRPC reflection, which serves clients without the `.proto` files.
 
 use futures_util::stream;
 use tonic_reflection::pb::{v1, v1alpha};

@@ -13,7 +13,7 @@ use crate::{
     proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse},
 };
 
-/// A certificate authority; its certificates are PEM texts.
+/// A certificate authority. Its certificates are texts in PEM format.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -41,7 +41,7 @@ impl Authority {
     }
 }
 
-/// Writes files to `folder` and returns the settings that name them.
+/// Writes the certificate files to `folder`, and returns the settings that name these files.
 fn settings(folder: &Path, authority: &Authority, with_clients: bool) -> String {
     renew(folder, authority);
     fs::write(folder.join("clients.pem"), authority.pem()).unwrap();

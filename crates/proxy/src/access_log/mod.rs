@@ -42,7 +42,7 @@ impl AccessLog {
         self.lines.reopen();
     }
 
-    /// Waits until the lines queued so far are written, but for at most [`FINISH_TIMEOUT`].
+    /// Waits until the lines queued so far are written, but for at most 2 seconds.
     pub fn finish(&self) {
         self.lines.finish();
     }

@@ -1,25 +1,26 @@
 //! One quota bucket: the streams that use it, the assignment of each stream, and the remaining
 //! requests of the limit.
 //!
-//! Envoy enforces assignments as token buckets, and a new assignment starts with a full bucket.
-//! There are therefore two kinds of assignment:
+//! A bucket is a group of requests that share a quota. Each Envoy reports its usage on its own
+//! stream, and enforces its assignment as a token bucket. A new assignment starts with a full token
+//! bucket. So there are two kinds of assignment:
 //!
-//! *Rates*, for periods up to [`LONGEST_RATE`]. The token bucket of each stream holds the stream's
-//! share of the limit and is refilled each period. Streams report less often than once per period,
-//! so a report shows the demand, not the remaining tokens. The shares of all streams add up to the
-//! limit.
+//! *Rates* are for periods up to [`LONGEST_RATE`]. The token bucket of each stream holds the
+//! stream's share of the limit, and is refilled each period. Streams report less often than once
+//! per period. So a report shows the demand, not the remaining tokens. The shares of all streams
+//! add up to the limit.
 //!
-//! *Budgets*, for longer periods, which are fixed windows aligned to the clock. A grant to a stream
-//! is a number of requests that is not refilled:
+//! *Budgets* are for longer periods, which are fixed windows aligned to the clock. A grant gives a
+//! stream a number of requests that is not refilled:
 //!
 //! ```text
 //! limit 1000/h  ├── used, as reported ──┼── granted to A ──┼── granted to B ──┼── unassigned ──┤
 //! ```
 //!
-//! A grant stays reserved until its stream reports, because the usage of the grant is unknown until
-//! that report. A grant is therefore replaced only when its stream reports, when the grant is fully
-//! used, or when the next window begins. The sum of usage and grants never exceeds the limit. Once
-//! the limit is used up, every stream is assigned DENY_ALL until the window ends.
+//! A grant stays reserved until its stream reports, because the server does not know the usage of
+//! the grant before the report. So a grant is replaced only when its stream reports, when the grant
+//! is fully used, or when the next window begins. The sum of usage and grants never exceeds the
+//! limit. Once the limit is used up, every stream is assigned DENY_ALL until the window ends.
 
 use tidegate_config::quota::QuotaLimit;
 use tidegate_core::{Span, Timestamp};
@@ -29,63 +30,63 @@ use super::share::divide;
 /// The longest period that is enforced as a rate. Longer periods are enforced as budgets.
 pub(super) const LONGEST_RATE: Span = Span::from_secs(10);
 
-/// A stream that sends no report about a bucket for this long loses its seat. Envoy reports every
-/// five seconds.
+/// The maximum time between two reports of a stream about a bucket. After this time, the stream
+/// loses its part of the bucket. Envoy reports every five seconds.
 const SILENCE: Span = Span::from_secs(60);
 
 /// The id of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub(super) u64);
 
-/// A stream's usage of a bucket since its last report.
+/// A stream's usage of a bucket since the stream's last report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// The number of allowed requests.
     pub allowed: u64,
     /// The number of denied requests.
     pub denied: u64,
-    /// The time that the report covers, according to the client. The time is zero in the report
-    /// that Envoy sends with the first request of a bucket, and long in the first report after a
-    /// reconnect.
+    /// The time that the report covers, according to the client. The time is zero in the first
+    /// report for a bucket, which Envoy sends with the first request. The time is long in the first
+    /// report after a reconnect.
     pub elapsed: Span,
 }
 
 impl Usage {
-    /// Returns the demand during `elapsed`, in requests per second times 1024. A fraction of a
-    /// second counts as a whole second.
+    /// Returns the demand during `elapsed`, in requests per second times 1024. `elapsed` is rounded
+    /// up to whole seconds.
     fn demand(self, elapsed: Span) -> u64 {
         let requests = self.allowed.saturating_add(self.denied);
         requests.saturating_mul(1_024) / elapsed.as_secs_ceil().max(1)
     }
 }
 
-/// An assignment to a stream: the requests that the stream may allow.
+/// An assignment to a stream. It says which requests the stream may allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assignment {
-    /// Allow all requests: no quota matches this bucket.
+    /// Allow all requests, because no quota matches this bucket.
     AllowAll,
     /// Deny all requests.
     DenyAll,
-    /// A token bucket that refills each period.
+    /// Allow the requests that a token bucket admits. The token bucket refills each period.
     Rate {
-        /// Requests per period; never 0.
+        /// The number of requests per period, which is never 0.
         requests: u32,
-        /// The period.
+        /// The refill period.
         period: Span,
     },
-    /// A number of requests that is not refilled before the next assignment.
+    /// Allow a number of requests that is not refilled before the next assignment.
     Budget {
-        /// The number of requests; never 0.
+        /// The number of requests, which is never 0.
         requests: u32,
-        /// Increases with every grant, so that consecutive grants of the same size differ.
+        /// The number of the grant. It differs between consecutive grants of the same size.
         number: u32,
     },
 }
 
-/// Changed assignments, at most one per stream.
+/// The assignments that have changed, at most one per stream.
 pub(super) type Changes = Vec<(StreamId, Assignment)>;
 
-/// A bucket of one quota. The bucket has one [`Seat`] per stream that uses it.
+/// A bucket of one quota. It has one [`Seat`] for each stream that uses the bucket.
 #[derive(Debug)]
 pub(super) struct Bucket {
     limit: QuotaLimit,
@@ -94,16 +95,16 @@ pub(super) struct Bucket {
     seats: Vec<Seat>,
 }
 
-/// A stream that uses the bucket, with its demand and its current assignment.
+/// The membership of a stream in a bucket, with the stream's demand and its current assignment.
 #[derive(Debug)]
 struct Seat {
     stream: StreamId,
     reported_at: Timestamp,
-    /// Demand in requests per second, times 1024. Each report changes this value to the mean of the
-    /// reported demand and the previous value.
+    /// The demand in requests per second, times 1024. Each report changes the demand to the mean of
+    /// the reported demand and the previous demand.
     demand: u64,
-    /// For a budget, the part of the last grant that was not reported as used. For a rate, the
-    /// current share.
+    /// The size of the assignment. For a budget, this is the part of the last grant that was not
+    /// reported as used. For a rate, this is the current share.
     granted: u64,
     grants: u32,
     assignment: Assignment,
@@ -128,8 +129,8 @@ impl Bucket {
         }
     }
 
-    /// Returns the end of the current window, at which the usage is reset; `None` for a rate, which
-    /// has no windows.
+    /// Returns the end of the current window, when the usage is reset; `None` for a rate, which has
+    /// no windows.
     pub(super) fn window_end(&self) -> Option<Timestamp> {
         (!self.is_rate()).then_some(self.window_end)
     }
@@ -138,8 +139,8 @@ impl Bucket {
         self.seats.is_empty()
     }
 
-    /// Changes the limit. Reported usage counts until the end of the window in which it was
-    /// reported. Streams whose share changes are notified with the next changes.
+    /// Changes the limit. Usage counts until the end of the window in which it was reported. If the
+    /// assignment of a stream changes, the next call of [`Self::take_changes`] returns it.
     pub(super) fn set_limit(&mut self, limit: QuotaLimit, now: Timestamp) {
         if limit == self.limit {
             return;
@@ -152,8 +153,8 @@ impl Bucket {
             self.used = 0;
         }
         if has_ended || self.is_rate() != was_rate {
-            // Grants end with their window. Grants also end if the limit changes between a rate and
-            // a budget, because a share of a rate is not a grant of a budget.
+            // Grants end with their window. They also end if the limit changes between a rate and a
+            // budget, because a share of a rate is not a grant of a budget.
             self.revoke_grants();
         }
         if !self.is_rate() && (has_ended || is_other_period) {
@@ -162,9 +163,8 @@ impl Bucket {
         self.redistribute();
     }
 
-    /// Records a report of `stream`. The first report creates the seat of `stream`. The returned
-    /// changes always include an assignment for `stream`, and the assignments of other streams
-    /// whose assignment changed.
+    /// Records a report of `stream`. The first report creates the seat of `stream`. Returns the
+    /// assignment of `stream`, changed or not, and the changed assignments of other streams.
     pub(super) fn report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> Changes {
         let mut changes = self.remove_silent_seats(stream, now);
         self.begin_window_if_due(now);
@@ -180,19 +180,20 @@ impl Bucket {
         changes
     }
 
-    /// Applies a limit that may have changed. Returns the assignments that could be changed without
-    /// waiting for a report.
+    /// Applies a limit that may have changed. Returns the assignments that change without a report.
+    /// Other assignments change when their stream reports.
     pub(super) fn apply_limit(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
         self.set_limit(limit, now);
         self.take_changes()
     }
 
-    /// Removes the seat of `stream`. The remaining streams are not notified.
+    /// Removes the seat of `stream`. The assignments of other streams do not change.
     pub(super) fn remove_seat(&mut self, stream: StreamId) {
         self.seats.retain(|seat| seat.stream != stream);
     }
 
-    /// Removes the seat of `stream` and redistributes its share.
+    /// Removes the seat of `stream`, and redistributes the share of `stream` among the other
+    /// streams.
     pub(super) fn remove_stream(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         self.remove_seat(stream);
         self.begin_window_if_due(now);
@@ -200,7 +201,8 @@ impl Bucket {
         self.take_changes()
     }
 
-    /// Begins the next window if the current window has ended. Every stream then gets a new grant.
+    /// Begins the next window if the current window has ended. In a new window, every stream gets a
+    /// new grant.
     pub(super) fn roll(&mut self, now: Timestamp) -> Changes {
         self.begin_window_if_due(now);
         self.take_changes()
@@ -233,8 +235,8 @@ impl Bucket {
         self.limit.period <= LONGEST_RATE
     }
 
-    /// Removes the seats of streams that have not reported for [`SILENCE`], except `stream`, and
-    /// assigns DENY_ALL to the streams that lose their seats.
+    /// Removes the seats of streams, except `stream`, that have not reported for [`SILENCE`].
+    /// Returns DENY_ALL assignments for the removed streams.
     fn remove_silent_seats(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         let is_silent =
             |seat: &mut Seat| seat.stream != stream && now.since(seat.reported_at) >= SILENCE;
@@ -250,8 +252,8 @@ impl Bucket {
             self.seats.push(Seat {
                 stream,
                 reported_at: now,
-                // The server cannot measure the period of a first report, so the server uses the
-                // time that the client reports.
+                // The server cannot measure the time that a first report covers, so use the time
+                // that the client reports.
                 demand: usage.demand(usage.elapsed),
                 granted: 0,
                 grants: 0,
@@ -261,8 +263,8 @@ impl Bucket {
             return self.seats.len() - 1;
         };
         let seat = &mut self.seats[at];
-        // Envoy truncates the reported time to whole seconds, so the server measures the time
-        // between two reports itself.
+        // Envoy truncates the reported time to whole seconds, so measure the time between two
+        // reports here.
         let lately = usage.demand(now.since(seat.reported_at));
         seat.demand = seat.demand / 2 + lately / 2;
         seat.reported_at = now;
@@ -272,13 +274,13 @@ impl Bucket {
         at
     }
 
-    /// Redistributes the shares that can change without a report.
+    /// Recomputes the assignments that can change without a report.
     fn redistribute(&mut self) {
         if self.is_rate() {
             return self.share_rate();
         }
         for at in 0..self.seats.len() {
-            // The usage of a grant that is not used up is unknown, so the grant must not be
+            // While part of a grant may be unused, its usage is unknown. So the grant must not be
             // replaced yet.
             if self.seats[at].granted == 0 {
                 self.share_budget(at);
@@ -286,8 +288,8 @@ impl Bucket {
         }
     }
 
-    /// Recomputes all shares of a rate if the share of any stream has to change by more than an
-    /// eighth. Smaller changes are skipped, because a new assignment starts with a full token
+    /// Recomputes the shares of a rate, but only if the share of some stream changes by more than
+    /// an eighth. Smaller changes are skipped, because a new assignment starts with a full token
     /// bucket.
     fn share_rate(&mut self) {
         let shares = divide(u64::from(self.limit.requests), &self.demands(), 0);
@@ -301,7 +303,7 @@ impl Bucket {
             return;
         }
         for (seat, share) in self.seats.iter_mut().zip(shares) {
-            // A share is at most the limit, which is a `u32`.
+            // A share is at most the limit, which fits in a `u32`.
             let requests = u32::try_from(share).unwrap_or(u32::MAX);
             seat.granted = share;
             seat.assign(match requests {
@@ -311,13 +313,13 @@ impl Bucket {
         }
     }
 
-    /// Replaces the grant of the seat at `at` if the grant should change. The new grant is at most
-    /// the seat's share of the remaining requests, and at most the number of requests that are not
-    /// granted to other streams.
+    /// Replaces the grant of the seat at index `at`, if the grant should change. The new grant is
+    /// at most the seat's share of the remaining requests. It is also at most the number of
+    /// requests that are not granted to other streams.
     fn share_budget(&mut self, at: usize) {
         let remaining = u64::from(self.limit.requests).saturating_sub(self.used);
-        // Reserve one more share for a new stream, which would otherwise have to wait for reports
-        // of the other streams.
+        // Reserve one more share for a new stream. Otherwise a new stream would have to wait for
+        // the reports of the other streams.
         let share = divide(remaining, &self.demands(), 1)[at];
         let others = self.shared() - self.seats[at].granted;
         let grant = share.min(remaining.saturating_sub(others));
@@ -328,7 +330,7 @@ impl Bucket {
         }
         seat.granted = grant;
         seat.grants = seat.grants.wrapping_add(1);
-        // A grant is at most the limit, which is a `u32`.
+        // A grant is at most the limit, which fits in a `u32`.
         let requests = u32::try_from(grant).unwrap_or(u32::MAX);
         let number = seat.grants;
         seat.assign(match requests {

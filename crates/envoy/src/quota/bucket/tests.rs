@@ -1,4 +1,4 @@
-//! Tests a bucket with simulated Envoys that follow their assignments.
+//! Tests of a quota bucket with simulated Envoys that follow their assignments.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -58,7 +58,7 @@ fn rate_shares_follow_demand_and_add_up() {
     assert!(a > 90 && b >= 5, "{a} {b}");
 }
 
-/// A stream that reconnects reports all usage since its last report in a single report.
+/// After a reconnect, a stream reports all usage since its last report in a single report.
 #[test]
 fn the_first_report_is_divided_by_the_time_it_covers() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
@@ -157,7 +157,7 @@ struct Envoy {
     holds: u64,
     passed: u64,
     denied: u64,
-    /// Requests that this Envoy has allowed in this window and has not reported.
+    /// The number of requests that this Envoy has allowed in this window and not reported.
     unreported: u64,
     reported_at: u64,
 }
@@ -180,12 +180,13 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     vec(event, 0..200)
 }
 
-/// Four Envoys, their bucket, and the time.
+/// Four simulated Envoys, the quota bucket that they share, and the current time.
 struct World {
     bucket: Bucket,
     envoys: [Envoy; 4],
     seconds: u64,
-    /// Requests allowed in this window, except those that departed Envoys did not report.
+    /// The number of requests allowed in this window, without usage that a departed Envoy did not
+    /// report.
     passed: u64,
 }
 
@@ -225,8 +226,8 @@ impl World {
         }
         let changes = self.bucket.roll(at(self.seconds));
         self.assign(changes);
-        // These Envoys report less often than the usual five seconds, but often enough to keep
-        // their seats.
+        // These Envoys report less often than every five seconds, but often enough to keep their
+        // seats.
         for id in 0..4 {
             if self.envoys[id].assigned.is_some()
                 && self.seconds - self.envoys[id].reported_at >= 40
@@ -250,7 +251,8 @@ impl World {
     fn assign(&mut self, changes: Changes) {
         for (stream, assignment) in changes {
             let envoy = &mut self.envoys[usize::try_from(stream.0).unwrap()];
-            // Envoy only extends an unchanged assignment; it does not refill the token bucket.
+            // If the assignment is unchanged, Envoy only extends it, and does not refill the token
+            // bucket.
             if envoy.assigned != Some(assignment) {
                 envoy.assigned = Some(assignment);
                 envoy.holds = requests(Some(assignment)).into();
@@ -274,7 +276,7 @@ proptest! {
     }
 }
 
-/// A share of a rate is not mistaken for a grant of the same size of a budget.
+/// A share of a rate is not treated as a grant of a budget, even if both have the same size.
 #[test]
 fn a_rate_that_becomes_a_budget_is_divided_again() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
@@ -287,8 +289,7 @@ fn a_rate_that_becomes_a_budget_is_divided_again() {
     );
 }
 
-/// Usage in a window that has ended does not count in a later window, regardless of the lengths of
-/// the windows.
+/// Usage in an ended window does not count in a later window, whatever the lengths of the windows.
 #[test]
 fn a_limit_that_changes_after_its_window_starts_unused() {
     for reported_first in [false, true] {

@@ -1,4 +1,4 @@
-//! Connected streams, their buckets, and the delivery of assignments.
+//! The connected streams, their quota buckets, and the delivery of assignments.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, hash_map::Entry},
@@ -14,23 +14,24 @@ use tokio::sync::mpsc;
 
 use super::bucket::{Assignment, Bucket, Changes, StreamId, Usage};
 
-/// The maximum number of buckets per stream. Envoy is asked to abandon any further bucket.
+/// The maximum number of buckets per stream. The server asks Envoy to abandon any further bucket.
 pub const MAX_STREAM_BUCKETS: usize = 10_000;
 
-/// The maximum number of buckets over all streams.
+/// The maximum number of buckets in total.
 pub const MAX_QUOTA_BUCKETS: usize = 100_000;
 
-/// The capacity of a stream's outbox. If a stream does not read its messages, further messages are
-/// dropped. The response to the stream's next report contains its current assignment.
+/// The maximum number of messages that wait for a stream. If a stream does not read its messages,
+/// further messages are dropped. The response to the stream's next report contains its current
+/// assignment.
 const MAX_WAITING: usize = 64;
 
-/// The assignments for a stream, bucket by bucket. `None` asks Envoy to abandon the bucket.
+/// The assignments for a stream, one per bucket. `None` asks Envoy to abandon the bucket.
 pub type BucketAssignments = Vec<(BucketId, Option<Assignment>)>;
 
 /// The number of buckets and streams, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaCounts {
-    /// The number of buckets, including unused buckets that are kept because their usage still
+    /// The number of buckets. It includes unused buckets that are kept because their usage still
     /// counts.
     pub buckets: usize,
     /// The number of connected streams.
@@ -51,7 +52,7 @@ struct State {
     rules: Vec<QuotaRule>,
     buckets: HashMap<Key, Bucket>,
     streams: HashMap<StreamId, Stream>,
-    /// Buckets without streams, ordered by the end of the window in which their usage counts.
+    /// The buckets without streams, ordered by the end of the window in which their usage counts.
     vacant: BTreeSet<(Timestamp, Key)>,
 }
 
@@ -59,33 +60,32 @@ struct State {
 struct Stream {
     outbox: mpsc::Sender<BucketAssignments>,
     buckets: HashSet<Key>,
-    /// The earliest window end among the stream's buckets.
+    /// The earliest end of a window among the stream's buckets.
     window_end: Option<Timestamp>,
 }
 
 impl Quotas {
     /// Replaces the rules, and notifies every stream whose assignments change. Shares of rates
-    /// change immediately. Of a budget, only grants that are used up change immediately. A bucket
-    /// that no longer matches a quota is assigned ALLOW_ALL. Buckets keep their usage until their
-    /// windows end.
+    /// change immediately. A grant of a budget changes immediately only if it is used up. A stream
+    /// whose bucket no longer matches a quota is assigned ALLOW_ALL. Buckets keep their usage until
+    /// their windows end.
     pub fn swap_rules(&self, rules: Vec<QuotaRule>, now: Timestamp) {
         let mut state = self.state();
         if state.rules == rules {
-            // Most reloads change other settings only. Skipping them saves work, because there may
-            // be many buckets.
+            // Skip a reload that does not change the quotas, because there may be many buckets.
             return;
         }
         state.rules = rules;
         let streams: Vec<StreamId> = state.streams.keys().copied().collect();
         drop(state);
-        // Lock the state for one stream at a time, so that reports do not wait until all streams
+        // Lock the state for one stream at a time, so that reports need not wait until all streams
         // are processed.
         for stream in streams {
             self.state().apply_rules(stream, now);
         }
     }
 
-    /// Registers a new stream, and returns it with the receiver of its assignments.
+    /// Registers a new stream. Returns the stream's id and the receiver of its assignments.
     pub fn add_stream(&self) -> (StreamId, mpsc::Receiver<BucketAssignments>) {
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let (outbox, inbox) = mpsc::channel(MAX_WAITING);
@@ -98,8 +98,8 @@ impl Quotas {
         (stream, inbox)
     }
 
-    /// Records a report of `stream` at `now`. The response is sent to the stream's receiver, and
-    /// changed assignments of other streams are sent to the receivers of those streams.
+    /// Records a report of `stream` at `now`. Sends the response to the receiver of `stream`. If
+    /// the assignments of other streams change, sends them to the receivers of these streams.
     pub fn report(
         &self,
         stream: StreamId,
@@ -119,14 +119,14 @@ impl Quotas {
         state.send(notifications);
     }
 
-    /// Returns the earliest window end among the buckets of `stream`, at which [`Self::roll`] must
-    /// be called.
+    /// Returns the earliest end of a window among the buckets of `stream`. The caller must call
+    /// [`Self::roll`] at this time.
     #[must_use]
     pub fn next_window(&self, stream: StreamId) -> Option<Timestamp> {
         self.state().streams.get(&stream)?.window_end
     }
 
-    /// Begins the next window of each bucket of `stream` whose window has ended.
+    /// Begins the next window in each bucket of `stream` whose window has ended.
     pub fn roll(&self, stream: StreamId, now: Timestamp) {
         let state = &mut *self.state();
         let Some(rolled) = state.streams.get_mut(&stream) else {
@@ -144,8 +144,7 @@ impl Quotas {
         state.send(notifications);
     }
 
-    /// Removes a stream that has ended. The requests that were assigned to the stream are
-    /// redistributed.
+    /// Removes a stream that has ended, and redistributes the requests that were assigned to it.
     pub fn remove_stream(&self, stream: StreamId, now: Timestamp) {
         let state = &mut *self.state();
         let Some(left) = state.streams.remove(&stream) else {
@@ -178,7 +177,7 @@ impl Quotas {
     }
 }
 
-/// Returns the earlier of two instants, either of which may be absent.
+/// Returns the earlier of two optional times.
 fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
     one.into_iter().chain(other).min()
 }
@@ -195,7 +194,7 @@ fn add_notifications(notifications: &mut Notifications, id: &BucketId, changes: 
 }
 
 impl State {
-    /// Returns the changes that result from a report, or `None` if there is no capacity for the
+    /// Returns the changed assignments after a report, or `None` if there is no capacity for the
     /// bucket.
     fn report(
         &mut self,
@@ -218,7 +217,7 @@ impl State {
         Some(changes)
     }
 
-    /// Applies changed rules to the buckets of `stream`.
+    /// Applies the changed rules to the buckets of `stream`.
     fn apply_rules(&mut self, stream: StreamId, now: Timestamp) {
         let Some(held) = self.streams.get(&stream).map(|stream| &stream.buckets) else {
             return;
@@ -253,7 +252,7 @@ impl State {
         self.send(notifications);
     }
 
-    /// Removes `stream` from a bucket that no longer matches a quota.
+    /// Removes `stream` from a bucket that no longer matches any quota.
     fn release(&mut self, stream: StreamId, key: &Key) {
         let open_stream = self.streams.get_mut(&stream);
         if open_stream.is_some_and(|stream| stream.buckets.remove(key)) {
@@ -264,8 +263,8 @@ impl State {
         }
     }
 
-    /// Marks a bucket without streams for removal at the end of its window, because its usage
-    /// counts until the window ends. A rate is removed immediately, because it has no usage to
+    /// Marks a bucket without streams for removal at the end of its window. The usage of the bucket
+    /// counts until then. The bucket of a rate is removed immediately, because it has no usage to
     /// keep.
     fn vacate(&mut self, key: Key) {
         let Some(bucket) = self.buckets.get(&key).filter(|bucket| bucket.is_vacant()) else {
@@ -281,8 +280,8 @@ impl State {
         }
     }
 
-    /// Returns the bucket, and creates it if it does not exist; `None` if a maximum number of
-    /// buckets is reached.
+    /// Adds `stream` to a bucket, and returns the bucket. Creates the bucket if it does not exist.
+    /// Returns `None` if a maximum number of buckets is reached.
     fn seat(
         &mut self,
         stream: StreamId,
@@ -328,7 +327,7 @@ impl State {
     fn send(&self, notifications: Notifications) {
         for (stream, assigned) in notifications {
             if let Some(stream) = self.streams.get(&stream) {
-                // If the outbox is full, the message is lost; the response to the stream's next
+                // If the outbox is full, the message is lost. The response to the stream's next
                 // report contains the assignment again.
                 let _ = stream.outbox.try_send(assigned);
             }

@@ -1,4 +1,4 @@
-//! Tests of streams and the assignments that they receive.
+//! Tests of the quota registry: streams and the assignments that they receive.
 
 use tidegate_core::Span;
 
@@ -84,8 +84,8 @@ fn usage_of_a_bucket_survives_its_streams_until_the_window_ends() {
     );
 }
 
-/// A reload removes a quota: every stream that used it is notified immediately, and its buckets
-/// have no streams left.
+/// When a reload removes a quota, every stream that used it is notified immediately, and its
+/// buckets have no streams left.
 #[test]
 fn a_removed_quota_allows_all_at_once() {
     let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
@@ -113,7 +113,7 @@ fn a_removed_quota_allows_all_at_once() {
         count(1, 2),
         "the usage of the hour is kept in case its quota returns"
     );
-    // The seats are free, so the next stream gets the whole limit.
+    // No stream uses the bucket any more, so the next stream gets the whole limit.
     quotas.swap_rules(rules(&[("rate", 1)]), NOW);
     let (stream, inbox) = &mut streams[0];
     quotas.report(*stream, "rate", used_one("a"), NOW);
