@@ -8,7 +8,7 @@ use foldhash::fast::RandomState;
 /// The number of entries in a set of the cache.
 const WAYS: usize = 4;
 
-/// A set-associative cache: each key belongs to one set of [`WAYS`] entries, and a new key replaces
+/// A set-associative cache: each key belongs to one set of `WAYS` entries, and a new key replaces
 /// the oldest entry of a full set. So a lookup takes constant time, and the memory is bounded.
 #[derive(Debug)]
 pub struct BuildCache<K, V> {

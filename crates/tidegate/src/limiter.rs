@@ -15,8 +15,8 @@ use crate::{Clock, Rules, WaitBounds, waiters::Waiters};
 /// A limiter can be shared between tasks and threads, by reference or in an
 /// [`Arc`](std::sync::Arc).
 ///
-/// - [`check`](Self::check) decides immediately. A denial is a normal [`Verdict`], which contains
-///   the remaining units and the time to retry.
+/// - [`check`](Self::check) decides immediately. A denial is a normal
+///   [`Verdict`](tidegate_core::Verdict), which contains the remaining units and the time to retry.
 /// - [`acquire`](Self::acquire) waits until the request is admitted. Requests on one key are
 ///   admitted in the order in which they began to wait. A `check` does not join the queue: a check
 ///   is charged if enough units remain at that instant. [`WaitBounds`] limits the duration of a
