@@ -1,11 +1,11 @@
-//! Client-side adaptive throttling: a client whose requests are refused drops most of its requests
-//! locally, and sends the other requests as probes.
+//! Client-side adaptive throttling. If the server refuses most requests, the client drops most of
+//! its requests locally, and sends the others as probes.
 //!
 //! The formula is from Google's SRE book (chapter 21, "Handling Overload"). A request is rejected
 //! locally with probability `max(0, (requests - K * accepts) / (requests + 1))`, counted over the
 //! last two minutes. If the server accepts all requests, the throttle rejects none. If the server
-//! accepts no requests, the throttle rejects nearly all requests. Once the server accepts requests
-//! again, the throttle rejects fewer.
+//! accepts no requests, the throttle rejects nearly all requests. When the server accepts requests
+//! again, the throttle rejects fewer requests.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -14,12 +14,12 @@ use crate::{
     rolling_window::{Counts, RollingWindow},
 };
 
-/// Rejects locally the requests that the server would most likely refuse.
+/// A throttle that rejects locally the requests that the server would most likely refuse.
 ///
 /// With `K` = 2, a server that refuses at most half of the requests gets all requests. A server
-/// that refuses more gets up to two requests for each request that it accepts. With a `K` closer to
-/// 1, the server gets fewer requests, and the client takes longer to notice that the server has
-/// recovered.
+/// that refuses more than half gets up to two requests for each request that it accepts. With a `K`
+/// closer to 1, the server gets fewer requests. But the client then takes longer to notice that the
+/// server has recovered.
 ///
 /// # Examples
 ///
@@ -40,7 +40,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct AdaptiveThrottle {
     k: Fraction,
-    /// Counts of requests and of accepted requests.
+    /// The numbers of requests and of accepted requests.
     window: RollingWindow,
 }
 
@@ -81,9 +81,11 @@ impl AdaptiveThrottle {
         }
     }
 
-    /// Admits a request, and returns whether it may be sent. A rejected request is counted
-    /// immediately. A request that is sent is counted by [`Self::record_accepted`] or
-    /// [`Self::record_refused`], because its outcome is not known while it is in flight.
+    /// Decides whether a request may be sent. Returns false if the throttle rejects the request.
+    ///
+    /// A rejected request is counted immediately. A request that is sent is counted by
+    /// [`Self::record_accepted`] or [`Self::record_refused`], because its outcome is unknown while
+    /// it is in flight.
     #[must_use]
     pub fn admit(&mut self, now: Timestamp, rng: &mut Rng) -> bool {
         let rejection = rejection_probability(self.window.sum(now), self.k);
@@ -94,7 +96,7 @@ impl AdaptiveThrottle {
         is_admitted
     }
 
-    /// Records that the server accepted a request, whatever its response.
+    /// Records that the server accepted a request, even if the response is an error.
     pub fn record_accepted(&mut self, now: Timestamp) {
         self.record(1, now);
     }
@@ -119,8 +121,7 @@ fn rejection_probability(counts: Counts, k: Fraction) -> Fraction {
         requests,
         events: accepts,
     } = counts;
-    // Numerator and denominator are multiplied by the denominator of K, so that all numbers are
-    // integers.
+    // Multiply numerator and denominator by the denominator of K, so that all numbers are integers.
     let expected = requests.saturating_mul(k.denominator);
     let accepted = accepts.saturating_mul(k.numerator);
     let probability = Fraction {
@@ -140,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// A reference implementation, which keeps a list of instants, calculates with exact fractions,
+    /// A reference implementation. It keeps a list of instants, calculates with exact fractions,
     /// and uses the same slots as the window.
     #[derive(Default)]
     struct Naive {
@@ -192,8 +193,8 @@ mod tests {
         }
     }
 
-    /// With a server that accepts one in ten requests, the rate settles at K requests for each
-    /// accepted one.
+    /// If the server accepts one in ten requests, the client settles at K requests for each
+    /// accepted request.
     #[test]
     fn requests_settle_at_k_times_accepts() {
         let (mut throttle, mut rng) = (AdaptiveThrottle::default(), fastrand::Rng::with_seed(3));
@@ -204,7 +205,7 @@ mod tests {
             let admitted: u64 = (0..100)
                 .map(|_| u64::from(throttle.admit(now, &mut rng)))
                 .sum();
-            // The server has capacity for ten requests per second.
+            // The simulated server has capacity for ten requests per second.
             (0..admitted.min(10)).for_each(|_| throttle.record_accepted(now));
             (10..admitted).for_each(|_| throttle.record_refused(now));
             if second >= 300 {

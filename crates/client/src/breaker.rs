@@ -1,5 +1,5 @@
-//! A circuit breaker: while most requests to a server fail, only a few probes are sent to the
-//! server.
+//! A circuit breaker. While most requests to a server fail, the circuit breaker sends only a few
+//! probes to the server.
 //!
 //! ```text
 //!           failures of the window reach the ratio
@@ -16,17 +16,18 @@ use crate::rolling_window::{Counts, RollingWindow};
 /// The conditions under which a circuit breaker opens and closes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerSettings {
-    /// The length of the window over which results are counted; 30 s.
+    /// The length of the window over which results are counted. The default is 30 s.
     pub window: Span,
-    /// The share of failures that opens the breaker, in percent; 50. A value over 100 disables the
-    /// breaker.
+    /// The percentage of failures that opens the breaker. The default is 50. A value over 100
+    /// disables the breaker.
     pub failure_percent: u32,
-    /// The minimum number of results in the window before the breaker may open; 20.
+    /// The minimum number of results in the window before the breaker may open. The default is 20.
     pub min_requests: u32,
-    /// The time after opening during which no request is sent; 5 s.
+    /// The time after opening during which no request is sent. The default is 5 s.
     pub open_for: Span,
-    /// The number of probes after `open_for`, all of which must succeed to close the breaker; 3.
-    /// The minimum is 1. This is also the maximum number of probes in flight.
+    /// The number of probes that are sent after `open_for`. All of them must succeed to close the
+    /// breaker. The default is 3 and the minimum is 1. This number is also the maximum number of
+    /// probes in flight.
     pub probes: u32,
 }
 
@@ -42,22 +43,23 @@ impl Default for BreakerSettings {
     }
 }
 
-/// Permission to send one request. Return it with [`CircuitBreaker::record`].
+/// A permit to send one request. Pass it to [`CircuitBreaker::record`] when the result is known.
 #[derive(Debug)]
 #[must_use = "a probe that is never recorded keeps the breaker half-open"]
 pub struct BreakerPermit {
-    /// The era of the breaker when the permit was issued.
+    /// The era of the breaker at the time when the permit was issued. Each change of state begins a
+    /// new era.
     era: u64,
 }
 
-/// The information about the health of the server that the result of a request contains.
+/// The conclusion about the health of the server that follows from the result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthSignal {
     /// The server is healthy.
     Success,
     /// The server is not healthy.
     Failure,
-    /// No information: the request was cancelled, or never sent.
+    /// Nothing is known about the server, because the request was cancelled or never sent.
     Unknown,
 }
 
@@ -82,9 +84,9 @@ pub enum HealthSignal {
 pub struct CircuitBreaker {
     settings: BreakerSettings,
     state: BreakerState,
-    /// Number of state changes so far. A result from an earlier era is ignored.
+    /// The number of state changes so far. A result from an earlier era is ignored.
     era: u64,
-    /// Counts of results and of failures.
+    /// The numbers of results and of failures.
     window: RollingWindow,
 }
 
@@ -95,8 +97,8 @@ enum BreakerState {
     HalfOpen(ProbeCounts),
 }
 
-/// The probes of a half-open breaker. A failed probe opens the breaker, so failed probes are not
-/// counted.
+/// The probes of a half-open breaker. Failed probes are not counted, because a failed probe opens
+/// the breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProbeCounts {
     in_flight: u32,
@@ -129,7 +131,8 @@ impl CircuitBreaker {
     /// # Errors
     ///
     /// If the breaker is open, returns the time until it admits a probe. If the breaker is
-    /// half-open and all probes are in flight, returns zero: try again when a probe has a result.
+    /// half-open and all probes are in flight, returns zero. The caller should then try again when
+    /// a probe has a result.
     pub fn acquire(&mut self, now: Timestamp) -> Result<BreakerPermit, Span> {
         match &mut self.state {
             BreakerState::Closed => {}
@@ -139,7 +142,7 @@ impl CircuitBreaker {
                 succeeded: 0,
             })),
             BreakerState::HalfOpen(probes) => {
-                // A successful probe keeps its slot. A probe without a result frees its slot.
+                // A successful probe keeps its slot. A probe without a result has freed its slot.
                 if probes.in_flight + probes.succeeded >= self.settings.probes {
                     return Err(Span::ZERO);
                 }
@@ -155,8 +158,8 @@ impl CircuitBreaker {
         reason = "a permit can be used only once"
     )]
     pub fn record(&mut self, permit: BreakerPermit, signal: HealthSignal, now: Timestamp) {
-        // The result of a request that was sent before the last change of state says nothing about
-        // the current health of the server.
+        // Ignore the result of a request that was sent before the last change of state, because it
+        // says nothing about the current health of the server.
         if permit.era != self.era {
             return;
         }
@@ -326,8 +329,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks properties that are visible from outside: for `open_for` after the breaker has
-        /// opened, it issues no permit, and the number of probes in flight is bounded.
+        /// Checks two visible properties. For `open_for` after the breaker has opened, it issues no
+        /// permit. The number of probes in flight is bounded.
         #[test]
         fn the_breaker_keeps_its_bounds(steps in proptest::collection::vec(step(), 1..300)) {
             let mut breaker = CircuitBreaker::new(SETTINGS);

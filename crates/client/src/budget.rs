@@ -1,10 +1,10 @@
-//! A retry budget, which bounds the load that retries add, even if many requests fail.
+//! A retry budget, which bounds the load that retries add even if many requests fail.
 //!
-//! Retries help against occasional failures. If all requests fail, retries multiply the load on a
-//! server that is already overloaded: three layers that each try three times send twenty-seven
-//! times as many requests. A budget limits retries in proportion to the number of requests. Each
-//! request deposits a fraction of a retry, each retry withdraws a whole retry, and deposits expire.
-//! A few retries per second are free, so that even a client with little traffic can retry.
+//! Retries help against occasional failures. If all requests fail, retries multiply the load on an
+//! overloaded server: three layers that each try three times send twenty-seven times as many
+//! requests. A budget limits retries in proportion to the number of requests. Each request deposits
+//! a fraction of a retry, and each retry withdraws a whole retry. Deposits expire. A few retries
+//! per second are free, so that a client with little traffic can retry too.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -12,11 +12,12 @@ use crate::rolling_window::{Counts, RollingWindow};
 
 /// A retry budget.
 ///
-/// The bound depends on `percent`, `min_per_sec` and `ttl`. Consider any ten consecutive slots of
-/// `ttl / 10` each, the last of which contains a retry. The number of retries in these slots is at
-/// most `percent / 100 * requests + min_per_sec * ttl`, where `requests` is the number of requests
-/// in these slots, without retries. Over a time `T`, the number of retries is at most
-/// `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 * ttl) + 1)`.
+/// The maximum number of retries depends on `percent`, `min_per_sec` and `ttl`. Consider any ten
+/// consecutive slots of length `ttl / 10`, the last of which contains a retry. The number of
+/// retries in these slots is at most `percent / 100 * requests + min_per_sec * ttl`. In this
+/// formula, `requests` is the number of requests in these slots, without retries. Over a time `T`,
+/// the number of retries is at most `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 *
+/// ttl) + 1)`.
 ///
 /// # Examples
 ///
@@ -33,14 +34,14 @@ use crate::rolling_window::{Counts, RollingWindow};
 #[derive(Clone, Debug)]
 pub struct RetryBudget {
     percent: u64,
-    /// Free retries per window.
+    /// The number of free retries per window.
     reserve: u64,
-    /// Counts of requests and of retries.
+    /// The numbers of requests and of retries.
     window: RollingWindow,
 }
 
-/// The defaults of tower and Finagle: a window of 10 s, 10 free retries per second, and additional
-/// retries for 20 % of the requests.
+/// Creates a budget with the defaults of tower and Finagle: a window of 10 s, 10 free retries per
+/// second, and additional retries for 20 % of the requests.
 impl Default for RetryBudget {
     fn default() -> Self {
         Self::new(Span::from_secs(10), 10, 20)
@@ -51,7 +52,7 @@ impl RetryBudget {
     /// The longest time for which deposits are kept.
     pub const MAX_TTL: Span = Span::from_secs(60);
 
-    /// Creates a budget whose deposits last for `ttl`, clamped to between 1 s and
+    /// Creates a budget whose deposits last for `ttl`. `ttl` is clamped to between 1 s and
     /// [`Self::MAX_TTL`]. The budget allows `min_per_sec` free retries per second, plus `percent`
     /// of the number of requests. If both numbers are 0, the budget is always empty.
     #[must_use]
@@ -64,7 +65,7 @@ impl RetryBudget {
         }
     }
 
-    /// Records that a request is sent for the first time.
+    /// Records the first attempt of a request.
     pub fn deposit(&mut self, now: Timestamp) {
         let request = Counts {
             requests: 1,
@@ -73,7 +74,7 @@ impl RetryBudget {
         self.window.add(request, now);
     }
 
-    /// Withdraws one retry, and returns false if the budget is exhausted.
+    /// Withdraws one retry. Returns false, and withdraws nothing, if the budget is exhausted.
     #[must_use]
     pub fn withdraw(&mut self, now: Timestamp) -> bool {
         if !self.has_balance(now) {
@@ -94,7 +95,8 @@ impl RetryBudget {
             events: retries,
         } = self.window.sum(now);
         let earned = requests.saturating_mul(self.percent) / 100;
-        // Deposits may expire before the retries that they paid for. The balance is then negative.
+        // Deposits may expire before the retries that they paid for. So the balance can be
+        // negative.
         retries < earned.saturating_add(self.reserve)
     }
 }
@@ -108,7 +110,7 @@ mod tests {
     const TTL: Span = Span::from_secs(10);
 
     proptest! {
-        /// For all sequences of requests, the retries stay within the documented bound.
+        /// For any sequence of requests, the number of retries stays within the documented bound.
         #[test]
         fn retries_stay_within_the_bound(
             percent in 0..200_u32,

@@ -5,8 +5,8 @@ use std::time::UNIX_EPOCH;
 use tidegate_core::{Span, Timestamp};
 use tokio::time::{Duration, Instant};
 
-/// The clock of a client. The clock starts at the wall clock time and advances with tokio's time,
-/// so that tests can pause the clock. Later changes of the wall clock do not affect this clock.
+/// The clock of a client. It starts at the wall clock time and advances with tokio's time, so that
+/// tests can pause it. Later changes of the wall clock do not affect this clock.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock {
     /// The creation time of the clock, in tokio's time.
@@ -42,7 +42,7 @@ impl TokioClock {
         }
     }
 
-    /// Returns the current instant.
+    /// Returns the current time of this clock.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.start.after(to_span(self.started.elapsed()))
@@ -54,7 +54,7 @@ pub(crate) fn to_duration(span: Span) -> Duration {
     Duration::from_micros(span.as_micros())
 }
 
-/// Converts a duration to whole microseconds; saturates.
+/// Converts a duration to whole microseconds. A duration that is too long becomes the maximum.
 fn to_span(duration: Duration) -> Span {
     Span::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
 }

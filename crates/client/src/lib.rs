@@ -1,5 +1,5 @@
-//! A client for rate-limited services. The client never retries before the time that the server
-//! sets.
+//! A client for rate-limited services. The client never retries before the time that the server has
+//! set.
 //!
 //! ```text
 //! retry      RetryLayer             retries requests
@@ -11,14 +11,14 @@
 //! guard      Guard, GuardLayer      admits requests and learns from their responses
 //! guard      QueueLayer             delays requests: in order, bounded, at the server's pace
 //! guard      ThrottleLayer          enforces limits on the client, alone or shared with others
-//! adaptive   AdaptiveThrottle       rejects what the server would most likely refuse
-//! breaker    CircuitBreaker         sends nothing but probes to a server that mostly fails
+//! adaptive   AdaptiveThrottle       rejects requests that the server would most likely refuse
+//! breaker    CircuitBreaker         sends only probes to a server that mostly fails
 //! ```
 //!
-//! The types that make decisions do no I/O: time and randomness are arguments, and arithmetic uses
-//! integers. Thin adapters apply these decisions: tower layers (for hyper-util's client and tonic's
-//! channels), and with the feature `reqwest` a middleware for reqwest. The adapters wait with
-//! tokio's timers, and [`TokioClock`] reads the time from the same timers.
+//! The types that make decisions do no I/O. Time and random numbers are arguments, and arithmetic
+//! uses integers. Thin adapters apply these decisions: tower layers (for hyper-util's client and
+//! tonic's channels), and a middleware for reqwest with the feature `reqwest`. The adapters wait
+//! with tokio's timers, and [`TokioClock`] reads the time from the same timers.
 
 /// Compiles the program in the documentation of this crate.
 #[cfg(all(doctest, feature = "reqwest"))]

@@ -1,8 +1,8 @@
 //! Middleware for reqwest: [`RetryLayer`] and [`GuardLayer`] implement
 //! `reqwest_middleware::Middleware`.
 //!
-//! reqwest has no hook around whole requests. `reqwest-middleware` is a common way to add such a
-//! hook: it is small, and follows reqwest's releases.
+//! reqwest has no hook around whole requests. The crate `reqwest-middleware` adds such a hook. The
+//! crate is common and small, and follows the releases of reqwest.
 
 use std::error::Error as StdError;
 
@@ -61,7 +61,7 @@ impl<G: Guard> Middleware for GuardLayer<G> {
     }
 }
 
-/// A request on its way down the middleware chain.
+/// A request, and the rest of the middleware chain, which sends it.
 struct MiddlewareSender<'a> {
     request: Option<Request>,
     replayable: bool,
@@ -74,7 +74,7 @@ impl RequestSender for MiddlewareSender<'_> {
 
     async fn send(&mut self) -> std::result::Result<Response, BoxError> {
         let copy = self.request.as_ref().and_then(Request::try_clone);
-        // A request that cannot be copied is sent only once.
+        // If a request cannot be copied, it is sent only once.
         let request = copy.or_else(|| self.request.take());
         let request = request
             .ok_or("the request body is a stream, so the request cannot be sent a second time")?;
@@ -88,8 +88,8 @@ impl RequestSender for MiddlewareSender<'_> {
         self.replayable
     }
 
-    /// By default, no error counts as "never sent": only the application knows which hop of a chain
-    /// of redirects refused the connection.
+    /// By default, no error means that nothing was sent. If a chain of redirects ends in a refused
+    /// connection, only the application knows which server refused it.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),
@@ -116,8 +116,8 @@ impl AttemptResponse for Response {
         let mut body = PeekedBody::new(body);
         let beginning = body.peek(refusal::MAX_BYTES).await;
         let mut whole = http::Response::new(Body::wrap(body));
-        // reqwest keeps the URL of a response in a private type, which can be set only with
-        // reqwest's own builder extension.
+        // reqwest stores the URL of a response in a private type. Only reqwest's own builder
+        // extension can set this type.
         if let Ok(located) = http::Response::builder().url(url).body(()) {
             *whole.extensions_mut() = located.into_parts().0.extensions;
         }
@@ -133,7 +133,7 @@ impl AttemptResponse for Response {
     }
 }
 
-/// Unwraps errors of this crate and of reqwest, so that they can be recognized.
+/// Unwraps errors of this crate and of reqwest, so that later code can recognize them.
 fn unwrap_error(error: reqwest_middleware::Error) -> BoxError {
     match error {
         reqwest_middleware::Error::Reqwest(error) => error.into(),
@@ -144,8 +144,8 @@ fn unwrap_error(error: reqwest_middleware::Error) -> BoxError {
     }
 }
 
-/// Returns errors of reqwest unchanged. Errors of this crate are wrapped as middleware errors, from
-/// which `downcast_ref` recovers them.
+/// Returns errors of reqwest unchanged. Wraps errors of this crate as middleware errors, from which
+/// callers recover them with `downcast_ref`.
 fn wrap_error(error: Error) -> reqwest_middleware::Error {
     match error {
         Error::Inner(source) => match source.downcast::<reqwest::Error>() {

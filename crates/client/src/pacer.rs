@@ -1,11 +1,11 @@
-//! The pace that a server asks for: no requests until an instant, or at most a number of requests
-//! until an instant.
+//! The pace that a server asks for. A server asks for no requests until an instant, or for at most
+//! a number of requests until an instant.
 
 use tidegate_core::{Span, Timestamp};
 
 use crate::{QuotaStatus, Wait};
 
-/// Spaces requests according to the advice in the server's responses.
+/// A pacer, which spaces requests according to the advice in the server's responses.
 ///
 /// ```text
 ///   no advice ──▶ unlimited
@@ -15,9 +15,9 @@ use crate::{QuotaStatus, Wait};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pacer {
     closed_until: Timestamp,
-    /// The spacing between requests, computed from the last [`QuotaStatus`].
+    /// The spacing between requests. It is computed from the last [`QuotaStatus`].
     spacing: Span,
-    /// The end of the time for which the advice applies; the epoch if there is no advice.
+    /// The end of the time for which the advice applies. It is the epoch if there is no advice.
     advice_until: Timestamp,
     /// The end of the time during which requests wait for the response to the probe.
     probing_until: Timestamp,
@@ -25,42 +25,42 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// The longest wait that is honored. With this maximum, one response cannot stop all requests
+    /// The longest wait that is honored. Without this maximum, one response could stop all requests
     /// permanently.
     pub(crate) const MAX_CLOSED: Span = Span::from_secs(86_400);
-    /// The maximum time for which other requests wait for the response to the probe.
+    /// The maximum time for which other requests wait for the response to a probe.
     pub(crate) const PROBE: Span = Span::from_secs(1);
 
-    /// Returns the earliest time of the next request, if no response arrives before then.
+    /// Returns the earliest time of the next request. A response may change this time.
     pub(crate) fn next_at(&self, now: Timestamp) -> Timestamp {
-        // The spacing does not apply after the time for which it was computed.
+        // The spacing applies only during the time for which it was computed.
         let spaced = self.last_sent.after(self.spacing).min(self.advice_until);
         let blocked_until = self.closed_until.max(self.probing_until);
         spaced.max(blocked_until).max(now)
     }
 
-    /// Admits a request, or returns how long the request has to wait.
+    /// Admits a request, or returns the time for which the request has to wait.
     pub(crate) fn try_admit(&mut self, now: Timestamp) -> Result<(), Span> {
         let next = self.next_at(now);
         if next > now {
             return Err(next.since(now));
         }
         self.last_sent = now;
-        // The first request after the advice has expired is the probe. Until its response arrives,
-        // the limit is unknown, so the other requests wait.
+        // The first request after the end of the advice is the probe. Until the response to the
+        // probe arrives, the limit is unknown, so other requests wait.
         if self.advice_until > Timestamp::default() && self.advice_until <= now {
             self.probing_until = now.after(Self::PROBE);
         }
         Ok(())
     }
 
-    /// Returns the remaining time during which the server accepts no requests.
+    /// Returns the remaining time for which the server accepts no requests.
     pub(crate) fn closed_for(&self, now: Timestamp) -> Span {
         self.closed_until.max(now).since(now)
     }
 
-    /// Records that a response has arrived, with or without advice. Requests then no longer wait
-    /// for the response to a probe.
+    /// Records that a response has arrived, with or without advice. From then on, requests do not
+    /// wait for the response to a probe.
     pub(crate) fn record_response(&mut self, now: Timestamp) {
         self.probing_until = Timestamp::default();
         if self.advice_until <= now {
@@ -68,9 +68,9 @@ impl Pacer {
         }
     }
 
-    /// Records that the server accepts no requests for a time.
+    /// Records that the server accepts no requests until `wait` has elapsed.
     pub(crate) fn close(&mut self, wait: Wait, now: Timestamp) {
-        // `Wait::Never` applies to one request; other requests may be sent.
+        // `Wait::Never` applies to one request only, so other requests may be sent.
         if let Wait::After(span) = wait {
             let until = now.after(span.min(Self::MAX_CLOSED));
             self.closed_until = self.closed_until.max(until);
@@ -78,9 +78,9 @@ impl Pacer {
         }
     }
 
-    /// Records that the server accepts `remaining` requests until the reset. The requests are
-    /// spread over the time until the reset. If `remaining` is zero, the pacer is closed until the
-    /// reset.
+    /// Records that the server accepts `remaining` requests until the reset. The pacer spreads
+    /// these requests over the time until the reset. If `remaining` is zero, the pacer is closed
+    /// until the reset.
     pub(crate) fn spread(&mut self, quota: QuotaStatus, now: Timestamp) {
         let QuotaStatus {
             remaining,
@@ -146,8 +146,8 @@ mod tests {
     }
 
     proptest! {
-        /// If `r` requests remain until `t`, at most `r` requests are sent before `t`, whenever the
-        /// requests arrive.
+        /// If `r` requests remain until `t`, at most `r` requests are sent before `t`. This holds
+        /// whenever the requests arrive.
         #[test]
         fn no_more_requests_are_sent_than_remain(
             remaining in 0..50_u64,

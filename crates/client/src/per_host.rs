@@ -1,4 +1,5 @@
-//! State per host, so that the failures of one host do not affect another host.
+//! A table with separate state for each host, so that the failures of one host do not affect
+//! another host.
 
 use std::{
     collections::HashMap,
@@ -7,10 +8,10 @@ use std::{
 
 use crate::sync::lock;
 
-/// The maximum number of hosts with a state. A further host replaces the least recently used one.
+/// The maximum number of hosts in the table. A further host replaces the least recently used host.
 pub(crate) const MAX_HOSTS: usize = 1_024;
 
-/// One `T` per host, which is created when it is first used.
+/// A table with one `T` per host. Each `T` is created when it is first used.
 pub(crate) struct PerHost<T> {
     make: Box<dyn Fn() -> T + Send + Sync>,
     table: Mutex<HostTable<T>>,
@@ -18,12 +19,12 @@ pub(crate) struct PerHost<T> {
 
 struct HostTable<T> {
     hosts: HashMap<Box<str>, HostEntry<T>>,
-    /// Number of uses so far, to find the least recently used host.
+    /// The number of uses so far. It serves to find the least recently used host.
     uses: u64,
 }
 
 struct HostEntry<T> {
-    /// The value of [`HostTable::uses`] at the last use.
+    /// The value of [`HostTable::uses`] at the last use of this host.
     last_use: u64,
     state: Arc<T>,
 }
@@ -46,7 +47,7 @@ impl<T> PerHost<T> {
         }
     }
 
-    /// Returns the state of `host`.
+    /// Returns the state of `host`, and creates it at the first use.
     pub(crate) fn get(&self, host: &str) -> Arc<T> {
         let mut table = lock(&self.table);
         table.get(host).unwrap_or_else(|| {

@@ -1,17 +1,17 @@
-//! Two counters over a sliding window of slots. The time and memory that they need do not depend on
-//! the number of events.
+//! Two counters over a sliding window, which is divided into slots. The time and memory that the
+//! counters need do not depend on the number of events.
 
 use tidegate_core::{Span, Timestamp};
 
-/// Number of slots per window. The counters are summed over the last nine to ten slots.
+/// The number of slots per window. The sum covers the last nine to ten slots.
 const SLOT_COUNT: usize = 10;
 const SLOTS: u64 = SLOT_COUNT as u64;
 
-/// Two numbers that are counted together.
+/// Two numbers that are counted together: requests and events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) requests: u64,
-    /// The events that are counted in addition to requests: failures, retries or accepts.
+    /// The number of events of another kind than requests: failures, retries or accepted requests.
     pub(crate) events: u64,
 }
 
@@ -24,7 +24,7 @@ impl Counts {
     }
 }
 
-/// Counters over the latest window.
+/// The counters over the most recent window.
 #[derive(Clone, Debug)]
 pub(crate) struct RollingWindow {
     slot: Span,
@@ -43,7 +43,8 @@ impl RollingWindow {
         }
     }
 
-    /// Adds `counts` at `now`. An instant before the newest slot counts towards the newest slot.
+    /// Adds `counts` at `now`. If `now` is before the newest slot, the counts are added to the
+    /// newest slot.
     pub(crate) fn add(&mut self, counts: Counts, now: Timestamp) {
         self.advance(now);
         let slot = &mut self.slots[index(self.newest)];
@@ -62,13 +63,13 @@ impl RollingWindow {
         self.slots = Default::default();
     }
 
-    /// Makes the slot of `now` the newest, and resets the slots that have left the window.
+    /// Makes the slot of `now` the newest slot, and resets the slots that have left the window.
     fn advance(&mut self, now: Timestamp) {
         let current = now.as_micros() / self.slot.as_micros();
         if current <= self.newest {
             return;
         }
-        // After a long pause, every slot has expired, and each slot is reset once.
+        // After a long pause, every slot has expired. Reset each slot only once.
         let first = (self.newest + 1).max(current.saturating_sub(SLOTS - 1));
         debug_assert!(current - first < SLOTS);
         for expired in first..=current {

@@ -1,4 +1,4 @@
-//! The layers as middleware of reqwest, against a real server on a TCP socket.
+//! Tests of the layers as middleware of reqwest, against a real server on a TCP socket.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,8 +24,9 @@ use tidegate_client::{
 };
 use tokio::net::TcpListener;
 
-/// Starts a server that responds to the first `refusals` requests with `refusal`, and to later
-/// requests with their own body. Also returns the number of requests so far.
+/// Starts a server that responds to the first `refusals` requests with `refusal`. It responds to a
+/// later request with the body of the request. Returns the address of the server and the number of
+/// requests so far.
 async fn server(refusals: usize, refusal: Response<Full<Bytes>>) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -127,7 +128,7 @@ async fn a_permanent_refusal_is_returned_unchanged() {
     assert_eq!(answer.text().await.unwrap(), body);
 }
 
-/// The server has processed the request, and only the target of its redirect is unreachable.
+/// The first server has processed the request, and only the target of its redirect is unreachable.
 #[tokio::test]
 async fn a_processed_request_is_not_retried_after_a_broken_redirect() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();

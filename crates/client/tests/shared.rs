@@ -1,4 +1,4 @@
-//! Two clients with separate connections to one Redis share one limit.
+//! Tests two clients with separate connections to one Redis. The clients share one limit.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -34,8 +34,8 @@ async fn process(url: &str) -> ThrottleLayer<FallbackStore> {
     )
 }
 
-/// Thirty requests at fifty per second for both clients together take at least 29/50 s. With
-/// separate counts, the requests would take 14/50 s.
+/// Both clients together send thirty requests at fifty per second, which takes at least 29/50 s.
+/// With separate counts, the requests would take 14/50 s.
 #[tokio::test]
 async fn two_processes_share_one_limit() {
     let redis = support::RedisServer::start();

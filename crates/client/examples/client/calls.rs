@@ -1,5 +1,5 @@
-//! The calls of the example. The service is Tidegate itself. Each request contains the limits that
-//! Tidegate applies.
+//! The calls of the example. The rate-limited service is a Tidegate server, and each request
+//! contains the limits that the server applies.
 
 use std::fmt::{self, Write as _};
 
@@ -22,8 +22,7 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     let tally = series.run(&plain, server).await?;
     writeln!(lines, "As they come:   {tally}")?;
 
-    // A refused request has not been counted, so the request can safely be sent again although it
-    // is a POST.
+    // A refused request was not counted, so it can safely be sent again, although it is a POST.
     let policy = RetryPolicy {
         non_idempotent: NonIdempotentPolicy::Refused,
         ..RetryPolicy::default()
@@ -43,7 +42,7 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     let throttled = ClientBuilder::new(Client::new())
         .with(ThrottleLayer::new(spaced("4/s")?))
         .build();
-    // Evenly spaced requests may arrive less evenly, so the service allows a burst.
+    // Requests that are sent evenly spaced may arrive less evenly, so the service allows a burst.
     let series = Series {
         name: "throttled",
         rate: "4/s",
@@ -55,7 +54,7 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     Ok(lines)
 }
 
-/// Requests under one limit of the service.
+/// A series of requests under one limit of the service.
 struct Series {
     name: &'static str,
     rate: &'static str,
@@ -63,7 +62,7 @@ struct Series {
     requests: u32,
 }
 
-/// Counts of the outcomes.
+/// The number of requests per outcome.
 #[derive(Debug, Default)]
 struct Tally {
     passed: u32,
@@ -76,7 +75,8 @@ impl Series {
         let Self {
             name, rate, burst, ..
         } = self;
-        // The service counts per key, so each run of the example uses its own keys.
+        // The service counts per key. Each run of the example uses its own key, so that runs do not
+        // affect each other.
         let key = format!("{name}-{}", std::process::id());
         let body = format!(
             r#"{{"key": "{key}", "algorithm": "gcra", "rate": "{rate}", "burst": {burst}}}"#

@@ -1,5 +1,5 @@
-//! Shows the effect of jitter: a thousand clients are refused at the same time, and retry. Prints
-//! an SVG.
+//! Shows the effect of jitter: a thousand clients are refused at the same time, and each client
+//! retries. Prints an SVG.
 //!
 //! ```sh
 //! cargo run -p tidegate-client --example herd > docs/herd.svg

@@ -1,4 +1,4 @@
-//! Draws the runs as an SVG, with one panel per run.
+//! Draws the simulated runs as an SVG, with one panel per run.
 
 use std::fmt::{self, Write as _};
 
@@ -6,11 +6,11 @@ use tidegate_client::Jitter;
 
 use super::simulation::{BAR_TIME, Bar, CLIENTS, Herd, RetryAfter};
 
-/// The plotted time, in seconds; slightly more than the slowest run takes.
+/// The plotted time, in seconds. It is slightly more than the slowest run takes.
 const SECONDS: u32 = 40;
 const BAR_WIDTH: u32 = 2;
 /// The number of requests in a bar of full height. A higher bar is cut off and labelled with its
-/// height.
+/// number of requests.
 const MOST: u32 = 400;
 const HEIGHT: u32 = 120;
 
@@ -36,7 +36,7 @@ impl Point {
     }
 }
 
-/// Draws the runs: runs that honor `Retry-After` next to runs that ignore it.
+/// Draws the runs. Runs that honor `Retry-After` are next to runs that ignore it.
 pub(crate) fn svg(herds: &[Herd]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -117,7 +117,8 @@ fn panel(svg: &mut String, left: u32, top: u32, herd: &Herd) -> fmt::Result {
     Ok(())
 }
 
-/// Draws a bar that stands on `foot`, with the admitted requests below the refused requests.
+/// Draws a bar whose lower left corner is `foot`. The admitted requests are below the refused
+/// requests.
 fn draw_bar(svg: &mut String, foot: Point, bar: Bar) -> fmt::Result {
     let Point { x, y: base } = foot;
     let tall = |requests: u32| (requests.min(MOST) * HEIGHT).div_ceil(MOST);
@@ -163,8 +164,8 @@ fn name(herd: &Herd) -> String {
     }
 }
 
-/// The first bar is skipped, because it is the same in all runs: in the first bar, all clients send
-/// their first request.
+/// Returns the caption of a run. The caption skips the first bar, in which all clients send their
+/// first request, because this bar is the same in all runs.
 fn summary(herd: &Herd) -> String {
     let returning = herd.bars.iter().skip(1).map(|bar| bar.requests());
     let tenths = herd.done.as_millis_ceil().div_ceil(100);

@@ -1,8 +1,9 @@
-//! A thousand clients that each send one request at the same time, to a server that admits a
-//! hundred per second.
+//! Simulates a thousand clients, each of which has one request. All clients send their request at
+//! the same time, to a server that admits a hundred requests per second.
 //!
-//! The clients use this crate's [`RetryPolicy`], and the server uses Tidegate's own limits. There
-//! is no clock, and randomness comes only from a fixed seed, so every run has the same result.
+//! The clients use this crate's [`RetryPolicy`], and the server uses Tidegate's limits. The
+//! simulation reads no clock, and takes random numbers from a fixed seed, so every run has the same
+//! result.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -18,32 +19,32 @@ use tidegate_core::{
 use tidegate_tower::HeaderWriter;
 
 pub(crate) const CLIENTS: u32 = 1_000;
-/// When all clients send their first request.
+/// The time at which all clients send their first request.
 const BEGIN: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 /// The time that one bar covers.
 pub(crate) const BAR_TIME: Span = Span::from_millis(200);
 
-/// How the clients treat `Retry-After`.
+/// The way in which the clients treat `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryAfter {
-    /// The clients ignore `Retry-After`, and only use their backoff.
+    /// The clients ignore `Retry-After`, and wait only for their backoff.
     Ignored,
-    /// The clients wait for the time in `Retry-After`, and then for their backoff.
+    /// The clients wait for the time in `Retry-After`, and for their backoff after it.
     Honored,
 }
 
-/// One run: the requests in the time of each bar, and their outcomes.
+/// The result of one run: the requests in the time of each bar, and their outcomes.
 #[derive(Debug)]
 pub(crate) struct Herd {
     pub(crate) jitter: Jitter,
     pub(crate) retry_after: RetryAfter,
     pub(crate) bars: Vec<Bar>,
     pub(crate) refused: u32,
-    /// When the last request was admitted.
+    /// The time at which the last request was admitted, measured from the start of the run.
     pub(crate) done: Span,
 }
 
-/// The requests in the time of one bar.
+/// The number of requests in the time of one bar, by outcome.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bar {
     pub(crate) admitted: u32,
@@ -56,7 +57,7 @@ impl Bar {
     }
 }
 
-/// Runs every kind of jitter, with and without `Retry-After`.
+/// Simulates every kind of jitter, with and without `Retry-After`.
 pub(crate) fn all() -> Vec<Herd> {
     let kinds = [Jitter::None, Jitter::Equal, Jitter::Full];
     let with = |retry_after| kinds.map(|jitter| run(jitter, retry_after));
@@ -132,7 +133,8 @@ impl Clients {
         };
         Self {
             policy,
-            // Every client has a single request, so the budget must not limit its retries.
+            // The budget must not limit the retries, because every client has only a single
+            // request.
             budget: RetryBudget::new(Span::from_secs(10), u32::MAX, 0),
             rng: Rng::with_seed(2023),
         }

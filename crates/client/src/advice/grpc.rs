@@ -1,7 +1,7 @@
-//! Retry advice of a gRPC server: a status, a pushback, and details.
+//! Retry advice of a gRPC server: the status, the pushback header, and the details.
 //!
-//! Only headers are read. The response to a call that is refused before any message was sent
-//! consists only of headers (`Trailers-Only`).
+//! Only headers are read. If a call is refused before any message was sent, its response consists
+//! only of headers (`Trailers-Only`).
 
 use base64::{
     Engine,
@@ -20,23 +20,23 @@ const STATUS: &str = "grpc-status";
 const DETAILS: &str = "grpc-status-details-bin";
 const RETRY_INFO: &str = "google.rpc.RetryInfo";
 
-/// The maximum number of bytes of details that are decoded.
+/// The maximum size of the details that are decoded, in bytes.
 const MAX_DETAILS_BYTES: usize = 16 * 1024;
 
-/// The decoder accepts Base64 without padding, because servers may omit the padding.
+/// A decoder that also accepts Base64 without padding, because some servers omit the padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// `google.rpc.Status`, reduced to the details.
+/// The message `google.rpc.Status`, reduced to its details.
 #[derive(Clone, PartialEq, Message)]
 struct Status {
     #[prost(message, repeated, tag = "3")]
     details: Vec<Any>,
 }
 
-/// `google.rpc.RetryInfo`.
+/// The message `google.rpc.RetryInfo`.
 #[derive(Clone, PartialEq, Message)]
 struct RetryInfo {
     #[prost(message, optional, tag = "1")]
@@ -48,8 +48,8 @@ pub(crate) fn status(headers: &HeaderMap) -> Option<u32> {
     headers.get(STATUS)?.to_str().ok()?.parse().ok()
 }
 
-/// Returns the pushback or, if there is none, the delay in the details. A negative or malformed
-/// pushback means that the client must never retry (gRFC A6).
+/// Returns the wait in the pushback header. If there is no pushback, returns the delay in the
+/// details. A negative or malformed pushback means that the client must never retry (gRFC A6).
 pub(super) fn wait(headers: &HeaderMap) -> Option<Wait> {
     if let Some(pushback) = headers.get(PUSHBACK) {
         let millis = pushback

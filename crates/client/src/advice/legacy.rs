@@ -1,18 +1,19 @@
-//! The `X-RateLimit-*` headers. Their meaning differs between services.
+//! The `X-RateLimit-*` headers, whose meaning differs between services.
 
 use http::HeaderMap;
 use tidegate_core::{Span, Timestamp};
 
 use super::{QuotaStatus, join_lines, seconds};
 
-/// A reset above this number is an instant, not a wait. This number of seconds is a wait of 31
-/// years, or an instant in 2001.
+/// The bound between waits and instants: a reset above this number is an instant. As a wait, this
+/// number of seconds would be 31 years. As an instant, it is in 2001.
 const EPOCH_SECS: u64 = 1_000_000_000;
-/// An instant above this number is in milliseconds. In seconds, it would be in the year 5138.
+/// The bound between seconds and milliseconds: an instant above this number is in milliseconds. In
+/// seconds, this number would be in the year 5138.
 const EPOCH_MILLIS: u64 = 100_000_000_000;
 
-/// Parses the number of remaining requests and the time of the reset. Instants are measured from
-/// `server_now`.
+/// Parses the number of remaining requests and the time of the reset. `server_now` is the time from
+/// which instants are measured.
 pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaStatus> {
     let remaining = seconds(join_lines(headers, "x-ratelimit-remaining")?.trim())?;
     let after =
@@ -25,14 +26,14 @@ pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaS
         ),
     };
     (reset_after > Span::ZERO).then_some(QuotaStatus {
-        // Round down to whole units, because a fraction of a unit admits no request.
+        // Round down, because a fraction of a unit admits no request.
         remaining: remaining.as_micros() / 1_000_000,
         reset_after,
     })
 }
 
-/// Parses seconds from now, seconds since the epoch, or milliseconds since the epoch, depending on
-/// the size of the number.
+/// Interprets the number of a reset by its size. It is seconds from now, seconds since the epoch,
+/// or milliseconds since the epoch.
 fn interpret_reset(number: Span, server_now: Timestamp) -> Span {
     let secs = number.as_micros() / 1_000_000;
     if secs <= EPOCH_SECS {

@@ -1,16 +1,17 @@
-//! Advice of a server about its limits: the time to retry, the number of remaining requests, and
-//! the time of the reset.
+//! The advice that a server gives about its limits: the time to retry, the number of remaining
+//! requests, and the time of the reset.
 //!
-//! Servers use a dozen formats, with any status. All formats are reduced to two values: a [`Wait`]
-//! for the request that was sent, and a [`QuotaStatus`] for later requests. A malformed header is
-//! ignored, as the drafts require. The parsed input is bounded in size, and parsing never panics.
+//! Servers use a dozen formats, with any status. This module reduces all formats to two values: a
+//! [`Wait`] for the request that was sent, and a [`QuotaStatus`] for later requests. A malformed
+//! header is ignored, as the drafts require. The parsed input is bounded in size, and parsing never
+//! panics.
 //!
 //! | source | headers |
 //! | --- | --- |
-//! | HTTP | `Retry-After` in seconds or as a date, which is read against `Date`; `retry-after-ms` |
+//! | HTTP | `Retry-After` in seconds or as a date (relative to `Date`); `retry-after-ms` |
 //! | RateLimit drafts 00 to 06 | `RateLimit-Limit`, `-Remaining`, `-Reset` |
 //! | draft 07 | `RateLimit: limit=100, remaining=50, reset=5` |
-//! | drafts 08 to 11 | `RateLimit: "day";r=50;t=30`, `RateLimit-Policy`; also `a`, `w` |
+//! | drafts 08 to 11 | `RateLimit: "day";r=50;t=30`, `RateLimit-Policy`; also `a` and `w` |
 //! | others | `X-RateLimit-Remaining`, `-Reset` (seconds, or an instant), `-Reset-After` |
 //! | gRPC | `grpc-retry-pushback-ms`; `RetryInfo` in `grpc-status-details-bin` |
 
@@ -23,24 +24,24 @@ mod rate_limit;
 mod retry_after;
 mod structured;
 
-/// The maximum number of lines of one header that are read.
+/// The maximum number of lines that are read of one header.
 const MAX_LINES: usize = 16;
 
-/// The time after which the server accepts a retry of this request.
+/// The time to wait before the request is sent again, according to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Retry not before this time has elapsed; never zero.
+    /// Wait at least for this time. The time is never zero.
     After(Span),
-    /// The server asks not to retry.
+    /// Do not retry.
     Never,
 }
 
-/// The state of a limit of the server after this response.
+/// The state of a limit of the server after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaStatus {
     /// The number of further requests that the limit admits.
     pub remaining: u64,
-    /// The time until the limit admits more; never zero.
+    /// The time until the limit admits more requests, which is never zero.
     pub reset_after: Span,
 }
 
@@ -64,19 +65,19 @@ pub struct QuotaStatus {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
-    /// The time to retry this request, if it was refused or failed.
+    /// The time to wait before this request is sent again, if it was refused or failed.
     pub wait: Option<Wait>,
-    /// The tightest limit, if the response shows several.
+    /// The state of the tightest limit, if the response shows several limits.
     pub quota: Option<QuotaStatus>,
 }
 
 impl Advice {
-    /// Parses a response that arrived at `now`. `now` is the client's wall clock, and is used only
-    /// if the server sends an instant and no `Date`.
+    /// Parses the advice in a response that arrived at `now`. `now` is a time of the client's wall
+    /// clock. It is used only if the server sends an instant without a `Date`.
     #[must_use]
     pub fn from_response(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Self {
         let server_now = retry_after::date(headers).unwrap_or(now);
-        // The limits in a cached response are those of the time at which the response was stored.
+        // The limits in a cached response date from the time at which the response was stored.
         let is_cached = join_lines(headers, header::AGE.as_str())
             .is_some_and(|age| age.trim().parse::<u64>() != Ok(0));
         let quota = if is_cached {
@@ -86,7 +87,8 @@ impl Advice {
         };
         let server_wait = grpc::wait(headers).or_else(|| retry_after::wait(headers, server_now));
         let wait = server_wait.or_else(|| {
-            // If the request was not refused, an exhausted quota concerns only later requests.
+            // An exhausted quota is a reason to wait only if this request was refused. Otherwise
+            // the quota concerns only later requests.
             let exhausted = quota.filter(|quota| quota.remaining == 0)?;
             is_refusal(status, headers).then_some(Wait::After(exhausted.reset_after))
         });
@@ -96,7 +98,7 @@ impl Advice {
     }
 }
 
-/// Returns whether the server refused the request: 429, 503, and their gRPC equivalents.
+/// Returns whether the server refused the request, with the status 429, 503, or a gRPC equivalent.
 pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
     const RESOURCE_EXHAUSTED: u32 = 8;
     const UNAVAILABLE: u32 = 14;
@@ -111,8 +113,8 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
 
 pub(crate) use grpc::status as grpc_status;
 
-/// Returns the lines of a header, joined as a list; `None` if the header is absent, too long, or
-/// not text.
+/// Returns the lines of a header, joined as a list. Returns `None` if the header is absent, too
+/// long, or not text.
 fn join_lines(headers: &HeaderMap, name: &str) -> Option<String> {
     let mut joined = String::new();
     for (number, line) in headers.get_all(name).iter().enumerate() {
@@ -128,7 +130,7 @@ fn join_lines(headers: &HeaderMap, name: &str) -> Option<String> {
     (!joined.is_empty()).then_some(joined)
 }
 
-/// Parses seconds with at most 18 decimals, rounded up to microseconds, such as `5` or `0.25`.
+/// Parses seconds, such as `5` or `0.25`, with at most 18 decimals. Rounds up to microseconds.
 fn seconds(text: &str) -> Option<Span> {
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -139,7 +141,7 @@ fn seconds(text: &str) -> Option<Span> {
     let scale = 10_u64.pow(u32::try_from(part.len()).ok()?);
     let part = u128::from(part.parse::<u64>().ok()?) * 1_000_000;
     let part = u64::try_from(part.div_ceil(u128::from(scale))).ok()?;
-    // Saturate, because a wait that is too long to represent must not be ignored.
+    // Saturate: a wait that is too long to represent must not be ignored.
     Some(Span::from_micros(micros.saturating_add(part)))
 }
 

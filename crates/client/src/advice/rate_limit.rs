@@ -1,4 +1,4 @@
-//! The `RateLimit` headers of all IETF drafts.
+//! The `RateLimit` headers in the formats of all IETF drafts.
 
 use http::HeaderMap;
 use tidegate_core::Span;
@@ -8,16 +8,16 @@ use super::{
     structured::{self, Member},
 };
 
-/// The longest reset that is accepted: a century. A larger number is invalid, or its unit is not
+/// The longest reset that is accepted, which is a century. A larger number is invalid, or is not in
 /// seconds.
 const MAX_RESET_SECS: u64 = 100 * 366 * 86_400;
 
-/// Returns the tightest limit.
+/// Returns the tightest limit that the headers show.
 pub(super) fn quota(headers: &HeaderMap) -> Option<QuotaStatus> {
     let Some(field) = join_lines(headers, "ratelimit") else {
         return from_three_headers(headers);
     };
-    // A dictionary with a value is not a valid list, because `=` cannot follow a token.
+    // A dictionary that has a value is not a valid list, because `=` cannot follow a token.
     match structured::list(&field) {
         Some(members) => {
             let policies = join_lines(headers, "ratelimit-policy");
@@ -32,15 +32,15 @@ pub(super) fn quota(headers: &HeaderMap) -> Option<QuotaStatus> {
 fn from_list(members: &[Member<'_>], policies: &[Member<'_>]) -> Option<QuotaStatus> {
     let limits = members.iter().filter_map(|member| {
         let quota = from_member(member)?;
-        // A number of remaining bytes cannot determine the pace of requests. But if no bytes
+        // The number of remaining bytes cannot determine the pace of requests. But if no bytes
         // remain, requests have to wait.
         (quota.remaining == 0 || counts_requests(member, policies)).then_some(quota)
     });
     tightest(limits)
 }
 
-/// Parses `r` and `t`. The working group may rename these parameters to `a` (available) and `w`
-/// (effective window), which are parsed too.
+/// Parses the parameters `r` and `t`. Also parses `a` (available) and `w` (effective window),
+/// because the working group may rename the parameters to these names.
 fn from_member(member: &Member<'_>) -> Option<QuotaStatus> {
     let (remaining, reset) = match member.count("r") {
         Some(remaining) => (remaining, member.count("t")),
@@ -49,7 +49,7 @@ fn from_member(member: &Member<'_>) -> Option<QuotaStatus> {
     valid_quota(remaining, reset?)
 }
 
-/// Returns whether the policy of this member counts requests. Requests are the default unit.
+/// Returns whether the policy of this member counts requests, which is the default unit.
 fn counts_requests(member: &Member<'_>, policies: &[Member<'_>]) -> bool {
     let mut policies = policies.iter();
     let policy = policies.find(|policy| structured::is_same(&policy.value, &member.value));
@@ -60,7 +60,7 @@ fn counts_requests(member: &Member<'_>, policies: &[Member<'_>]) -> bool {
 /// Parses the format of draft 07: `limit=100, remaining=50, reset=5`.
 fn from_dictionary(members: &[Member<'_>]) -> Option<QuotaStatus> {
     let named = |name: &str| {
-        // If a key occurs several times, the last one counts.
+        // If a key occurs several times, the last value counts.
         let member = members.iter().rev().find(|member| member.key == name);
         structured::count(&member?.value)
     };
@@ -73,7 +73,7 @@ fn from_three_headers(headers: &HeaderMap) -> Option<QuotaStatus> {
     valid_quota(number("ratelimit-remaining")?, number("ratelimit-reset")?)
 }
 
-/// Returns the quota, if the reset is in the future and within [`MAX_RESET_SECS`].
+/// Returns the quota if its reset is in the future and at most [`MAX_RESET_SECS`] away.
 fn valid_quota(remaining: u64, reset_secs: u64) -> Option<QuotaStatus> {
     (1..=MAX_RESET_SECS)
         .contains(&reset_secs)
@@ -83,8 +83,8 @@ fn valid_quota(remaining: u64, reset_secs: u64) -> Option<QuotaStatus> {
         })
 }
 
-/// Returns the tightest limit: among exhausted limits, the limit with the latest reset; if no limit
-/// is exhausted, the limit with the lowest remaining rate.
+/// Returns the tightest limit. Among exhausted limits, this is the one with the latest reset. If no
+/// limit is exhausted, it is the limit that admits the fewest requests per second until its reset.
 fn tightest(limits: impl Iterator<Item = QuotaStatus>) -> Option<QuotaStatus> {
     limits.reduce(|one, other| if is_tighter(other, one) { other } else { one })
 }
@@ -94,7 +94,7 @@ fn is_tighter(one: QuotaStatus, other: QuotaStatus) -> bool {
         (0, 0) => one.reset_after > other.reset_after,
         (0, _) => true,
         (_, 0) => false,
-        // Compares one.r / one.t < other.r / other.t without division.
+        // Compare one.r / one.t < other.r / other.t without division.
         (r, s) => {
             u128::from(r) * u128::from(other.reset_after.as_micros())
                 < u128::from(s) * u128::from(one.reset_after.as_micros())

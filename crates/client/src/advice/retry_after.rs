@@ -1,4 +1,4 @@
-//! `Retry-After`, in seconds or as a date, and `retry-after-ms`.
+//! The headers `Retry-After`, in seconds or as a date, and `retry-after-ms`.
 
 use std::time::UNIX_EPOCH;
 
@@ -9,17 +9,17 @@ use super::{Wait, join_lines, seconds};
 
 const RETRY_AFTER_MS: &str = "retry-after-ms";
 
-/// Returns the time of the response by the server's clock (`Date`).
+/// Returns the time of the response by the server's clock, from the header `Date`.
 pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
     http_date(headers.get(header::DATE)?.to_str().ok()?)
 }
 
-/// Returns the wait. If both headers are present, the longer value is used. There is one exception:
-/// if the seconds are the milliseconds rounded up, the milliseconds are used. Zero counts as
-/// absent.
+/// Returns the wait. If both headers are present, the longer value is used, with one exception: if
+/// the seconds are the milliseconds rounded up, the milliseconds are used. A value of zero counts
+/// as absent.
 pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     let whole = longest(headers, header::RETRY_AFTER.as_str(), |line| {
-        // Some servers send decimals, although the RFC does not allow them.
+        // Some servers send decimals, although RFC 9110 does not allow them.
         seconds(line).or_else(|| Some(http_date(line)?.since(server_now)))
     });
     let fine = longest(headers, RETRY_AFTER_MS, |line| {
@@ -34,10 +34,10 @@ pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     (span > Span::ZERO).then_some(Wait::After(span))
 }
 
-/// Returns the longest value of a header. The header should occur once, but may occur several
+/// Returns the longest value of a header. The header should occur only once, but may occur several
 /// times.
 fn longest(headers: &HeaderMap, name: &str, parse: impl Fn(&str) -> Option<Span>) -> Option<Span> {
-    // Check that the number of lines is bounded, and that all of them are text.
+    // Check that the header has few enough lines, and that all of them are text.
     join_lines(headers, name)?;
     let lines = headers.get_all(name).iter();
     lines

@@ -1,8 +1,8 @@
-//! Lists and dictionaries of items with parameters, as the RateLimit headers use them. `sfv` parses
-//! structured fields (RFC 9651); this module bounds their size.
+//! Parses lists and dictionaries of items with parameters, which the RateLimit headers consist of.
+//! The crate `sfv` parses structured fields (RFC 9651), and this module bounds their size.
 //!
-//! As the RFC requires, a field that does not parse completely is ignored. A field with an inner
-//! list is also ignored, because no RateLimit header has one.
+//! A field that does not parse completely is ignored, as the RFC requires. A field with an inner
+//! list is ignored too, because no RateLimit header has inner lists.
 
 use sfv::{
     KeyRef, Parser,
@@ -14,7 +14,7 @@ use sfv::{
 
 pub(super) use sfv::BareItemFromInput as BareItem;
 
-/// The maximum number of bytes of a field, over all its lines.
+/// The maximum size of a field, with all its lines, in bytes.
 pub(super) const MAX_BYTES: usize = 8 * 1024;
 /// The maximum number of members of a list or dictionary.
 const MAX_MEMBERS: usize = 64;
@@ -30,32 +30,32 @@ pub(super) struct Member<'a> {
 }
 
 impl<'a> Member<'a> {
-    /// Returns the parameter with this name. If a parameter occurs several times, the last value
-    /// counts.
+    /// Returns the parameter with this name. If the parameter occurs several times, returns the
+    /// last one.
     pub(super) fn parameter(&self, name: &str) -> Option<&BareItem<'a>> {
         let mut parameters = self.parameters.iter().rev();
         parameters.find_map(|(key, value)| (*key == name).then_some(value))
     }
 
-    /// Returns a parameter that is a non-negative integer.
+    /// Returns the value of a parameter, if it is a non-negative integer.
     pub(super) fn count(&self, name: &str) -> Option<u64> {
         self.parameter(name).and_then(count)
     }
 }
 
-/// Returns the value of an item that is a non-negative integer.
+/// Returns the value of an item, if it is a non-negative integer.
 pub(super) fn count(item: &BareItem<'_>) -> Option<u64> {
     u64::try_from(i64::from(item.as_integer()?)).ok()
 }
 
-/// Returns the text of a string or a token.
+/// Returns the text of an item, if it is a string or a token.
 pub(super) fn text<'i>(item: &'i BareItem<'_>) -> Option<&'i str> {
     let string = item.as_string().map(|string| string.as_str());
     string.or_else(|| item.as_token().map(|token| token.as_str()))
 }
 
-/// Returns whether two items are equal. A string equals the token of the same text, because some
-/// servers write the same name once as a string and once as a token.
+/// Returns whether two items are equal. A string and a token with the same text are equal, because
+/// some servers write the same name once as a string and once as a token.
 pub(super) fn is_same(one: &BareItem<'_>, other: &BareItem<'_>) -> bool {
     match (text(one), text(other)) {
         (Some(one), Some(other)) => one == other,
@@ -63,7 +63,7 @@ pub(super) fn is_same(one: &BareItem<'_>, other: &BareItem<'_>) -> bool {
     }
 }
 
-/// Parses `field` as a list with at least one member. The members have empty keys.
+/// Parses `field` as a list with at least one member. The keys of the members are empty.
 pub(super) fn list(field: &str) -> Option<Vec<Member<'_>>> {
     let members = parser(field)?.parse_list_with_visitor(Members::default());
     members.ok().filter(|members| !members.is_empty())
@@ -79,17 +79,17 @@ fn parser(field: &str) -> Option<Parser<'_>> {
     (field.len() <= MAX_BYTES).then(|| Parser::new(field))
 }
 
-/// Collects the members of a field.
+/// A collector of the members of a field.
 #[derive(Default)]
 struct Members<'a>(Vec<Member<'a>>);
 
-/// Collects the parts of the last member in `members`.
+/// A collector of the parts of the last member in `members`.
 struct LastMember<'m, 'a> {
     key: &'a str,
     members: &'m mut Vec<Member<'a>>,
 }
 
-/// The error for a field that is valid, but that this module does not support.
+/// The error for a valid field that this module does not support.
 #[derive(Debug, thiserror::Error)]
 #[error("the field has an inner list, or too many members or parameters")]
 pub(super) struct Unsupported;

@@ -8,7 +8,7 @@ use tidegate_tower::{HeaderWriter, Legacy};
 
 use super::*;
 
-/// 2023-11-14T22:13:20Z
+/// The time of the tests: 2023-11-14T22:13:20Z.
 const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
 type Lines<'a> = &'a [(&'static str, &'a str)];
@@ -61,7 +61,7 @@ fn retry_after_in_its_forms() {
             &[("retry-after", "Tue, 14 Nov 2023 22:13:50 GMT")],
             Some(30_000),
         ),
-        // The server's clock is an hour ahead, as its own `Date` shows.
+        // The server's clock is an hour ahead, as the `Date` of the response shows.
         (
             &[
                 ("date", "Tue, 14 Nov 2023 23:13:20 GMT"),
@@ -120,7 +120,7 @@ fn every_generation_of_rate_limit() {
             Some((0, 60_000)),
         ),
         (&[("ratelimit", "day;a=5;w=60;c=1")], Some((5, 60_000))),
-        // Remaining bytes are ignored, unless none are left.
+        // Remaining bytes are ignored, unless no bytes remain.
         (
             &[
                 (
@@ -235,7 +235,7 @@ fn grpc_pushback_is_parsed() {
     ));
 }
 
-/// Encodes `google.rpc.Status{details: [RetryInfo{retry_delay}]}` by hand, as a server does.
+/// Encodes `google.rpc.Status{details: [RetryInfo{retry_delay}]}` byte by byte.
 fn details(secs: u8, nanos: u32) -> String {
     let url = b"type.googleapis.com/google.rpc.RetryInfo";
     let mut delay = vec![0x08, secs, 0x10];
@@ -253,7 +253,7 @@ fn details(secs: u8, nanos: u32) -> String {
     base64::engine::general_purpose::STANDARD.encode(status)
 }
 
-/// This crate parses the headers that Tidegate's server writes.
+/// This crate must parse the headers that Tidegate's server writes.
 #[test]
 fn our_own_headers_are_understood() {
     let minute = Limit::new(Algorithm::TokenBucket {
@@ -347,7 +347,7 @@ proptest! {
         }
     }
 
-    /// From a list in the format of the draft, the parser returns the tightest item.
+    /// If a list has the format of the draft, the parser returns its tightest item.
     #[test]
     fn a_list_is_parsed_to_its_tightest_item(
         items in proptest::collection::vec((".{0,8}", 1..1_000_000_u64, 1..100_000_u64), 1..6),

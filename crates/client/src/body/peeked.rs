@@ -1,4 +1,4 @@
-//! A response body whose beginning may already have been read.
+//! A response body of which this crate may already have read the beginning.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ impl<B: Body> fmt::Debug for PeekedBody<B> {
     }
 }
 
-// The frames that were read need no pinning, and the rest of the body is pinned on the heap.
+// The frames that were read need no pinning. The rest of the body is pinned on the heap.
 impl<B: Body> Unpin for PeekedBody<B> {}
 
 impl<B: Body<Data = Bytes>> PeekedBody<B> {
@@ -37,7 +37,7 @@ impl<B: Body<Data = Bytes>> PeekedBody<B> {
     }
 
     /// Reads the beginning of the body: frames with at least `most` bytes in total, or the whole
-    /// body if it is shorter.
+    /// body if it is shorter than `most`.
     pub(crate) async fn peek(&mut self, most: usize) -> Bytes {
         let mut beginning = BytesMut::new();
         while beginning.len() < most {

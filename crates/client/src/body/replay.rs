@@ -1,7 +1,7 @@
-//! A request body that is kept while it is sent, so that it can be sent again.
+//! A request body that is stored while it is sent, so that it can be sent again.
 //!
-//! The body is not buffered before it is sent. On a retry, the frames kept so far are sent first,
-//! and then the rest of the body.
+//! The body is not buffered before it is sent. On a retry, the stored frames are sent first, and
+//! the rest of the body follows.
 
 use std::{
     fmt,
@@ -19,8 +19,8 @@ use crate::{error::BoxError, sync::lock};
 /// A request body that may be sent more than once.
 pub struct ReplayBody<B> {
     source: Arc<Mutex<ReplaySource<B>>>,
-    /// The number of this copy among the copies that share the source. Only the latest copy may
-    /// read from the source.
+    /// The number of this copy. All copies of a body share its source, and only the copy with the
+    /// highest number may read from the source.
     number: u32,
     /// The number of buffered frames that this copy has sent.
     sent: usize,
@@ -30,11 +30,11 @@ pub struct ReplayBody<B> {
 struct ReplaySource<B> {
     rest: Pin<Box<B>>,
     ended: bool,
-    /// The number of the latest copy.
+    /// The number of the latest copy, which may read from the source.
     latest: u32,
     buffered: Vec<BufferedFrame>,
-    /// The number of further bytes that may be buffered; `None` once the limit was exceeded or the
-    /// body failed.
+    /// The number of further bytes that may be buffered. It is `None` after the limit was exceeded
+    /// or the body failed.
     capacity_left: Option<usize>,
 }
 
@@ -53,7 +53,7 @@ impl<B> fmt::Debug for ReplayBody<B> {
 }
 
 impl<B: Body<Data = Bytes>> ReplayBody<B> {
-    /// Wraps `body`, and keeps at most `most` bytes of it.
+    /// Wraps `body`, and stores at most `most` bytes of it.
     pub(crate) fn new(body: B, most: usize) -> Self {
         let known = body.size_hint().lower();
         let fits = usize::try_from(known).is_ok_and(|known| known <= most);
@@ -76,8 +76,8 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
         self.lock().capacity_left.is_some()
     }
 
-    /// Returns a copy that starts at the beginning of the body. After this call, earlier copies
-    /// fail.
+    /// Returns a copy that starts at the beginning of the body. After this call, reading an earlier
+    /// copy fails.
     pub(crate) fn restart(&self) -> Self {
         let mut source = self.lock();
         source.latest += 1;
@@ -94,7 +94,7 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
 }
 
 impl<B> ReplaySource<B> {
-    /// Buffers `frame`, if `frame` and all earlier frames together fit in the buffer.
+    /// Buffers `frame` if the buffer has room for it and has not dropped any earlier frame.
     fn buffer(&mut self, frame: &Frame<Bytes>) {
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.capacity_left = self
@@ -194,7 +194,7 @@ impl BufferedFrame {
     }
 }
 
-/// Returns `hint` increased by this number of bytes.
+/// Returns `hint` increased by `bytes` bytes.
 pub(super) fn extend_hint(hint: SizeHint, bytes: usize) -> SizeHint {
     let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
     let mut sum = SizeHint::new();

@@ -1,4 +1,4 @@
-//! [`AdaptiveThrottle`] as a guard.
+//! Adaptive throttling as a guard: see [`AdaptiveThrottle`].
 
 use std::sync::Mutex;
 
@@ -8,8 +8,8 @@ use crate::{
     sync::lock,
 };
 
-/// Adaptive throttling per host. A request counts as accepted if the response is not a refusal
-/// (429, 503, gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE`).
+/// A guard that applies adaptive throttling per host. A request counts as accepted unless the
+/// response is a refusal (429, 503, or gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE`).
 #[derive(Debug)]
 pub struct AdaptiveGuard {
     hosts: PerHost<Mutex<AdaptiveThrottle>>,
@@ -24,8 +24,8 @@ impl AdaptiveLayer {
         Self::with_clock_and_rng(throttle, TokioClock::system(), Rng::new())
     }
 
-    /// Creates a layer with a copy of `throttle` per host, the time from `clock`, and random
-    /// numbers from `rng`.
+    /// Creates a layer with a copy of `throttle` per host. The layer reads the time from `clock`,
+    /// and takes random numbers from `rng`.
     #[must_use]
     pub fn with_clock_and_rng(throttle: AdaptiveThrottle, clock: TokioClock, rng: Rng) -> Self {
         let guard = AdaptiveGuard {

@@ -1,4 +1,4 @@
-//! [`CircuitBreaker`] as a guard.
+//! The circuit breaker as a guard: see [`CircuitBreaker`].
 
 use std::sync::{Arc, Mutex};
 
@@ -8,19 +8,19 @@ use crate::{
     per_host::PerHost, retry::AttemptOutcome, sync::lock,
 };
 
-/// A circuit breaker per host.
+/// A guard that applies a circuit breaker per host.
 ///
-/// Failures are a missing response, a status of 500 or above, and a gRPC status that indicates a
-/// server error. A refusal with 429 is not a failure, because a server that refuses requests is
-/// healthy.
+/// A request has failed if it has no response, a status of 500 or above, or a gRPC status that
+/// indicates a server error. A refusal with 429 is not a failure, because a server that refuses
+/// requests is healthy.
 #[derive(Debug)]
 pub struct BreakerGuard {
     hosts: PerHost<Mutex<CircuitBreaker>>,
     clock: TokioClock,
 }
 
-/// The permit of an admitted request. If it is dropped, the request counts as neither success nor
-/// failure.
+/// The permit of an admitted request. If the permit is dropped, the request counts as neither a
+/// success nor a failure.
 #[derive(Debug)]
 pub struct HeldPermit {
     breaker: Arc<Mutex<CircuitBreaker>>,
@@ -35,7 +35,7 @@ impl BreakerLayer {
         Self::with_clock(settings, TokioClock::system())
     }
 
-    /// Creates a layer with these settings and the time from `clock`.
+    /// Creates a layer with these settings, which reads the time from `clock`.
     #[must_use]
     pub fn with_clock(settings: BreakerSettings, clock: TokioClock) -> Self {
         let hosts = PerHost::new(move || Mutex::new(CircuitBreaker::new(settings)));

@@ -1,4 +1,4 @@
-//! Guards, which admit, delay or reject requests, and learn from the responses.
+//! Guards. A guard admits, delays or rejects requests, and learns from the responses.
 
 mod adaptive;
 mod breaker;
@@ -34,9 +34,9 @@ pub type TimeoutLayer = GuardLayer<TimeoutGuard>;
 /// A layer with a queue per host, which delays requests that must not be sent yet.
 pub type QueueLayer = GuardLayer<QueueGuard>;
 
-/// A layer that enforces limits on the client's side. Requests over the limits wait. A request
-/// fails with [`Error::WaitTooLong`] or [`Error::QueueFull`] if it cannot wait, and with
-/// [`Error::NeverFits`] if waiting would not help.
+/// A layer that enforces limits on the client's side. Requests over the limits wait. A request that
+/// cannot wait fails with [`Error::WaitTooLong`] or [`Error::QueueFull`]. A request that the limits
+/// can never admit fails with [`Error::NeverFits`].
 ///
 /// # Examples
 ///
@@ -49,34 +49,34 @@ pub type QueueLayer = GuardLayer<QueueGuard>;
 /// ```
 pub type ThrottleLayer<S = MemoryStore> = GuardLayer<ThrottleGuard<S>>;
 
-/// The part of a request that a guard needs.
+/// The properties of a request that a guard needs.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestInfo<'a> {
     /// The host and port of the server. Guards keep separate state per host.
     pub host: &'a str,
-    /// The cost of the request: the [`Cost`] in the extensions of the request, or else 1.
+    /// The cost of the request, which is the [`Cost`] in the extensions of the request, or else 1.
     pub cost: Cost,
 }
 
-/// Admits requests, and learns from their responses.
+/// A policy that admits requests and learns from their responses.
 ///
-/// For every admitted request, either [`Self::record`] is called, or the permit is dropped because
-/// the request was cancelled or rejected by an inner layer.
+/// Each admitted request ends in one of two ways. Either [`Self::record`] is called, or the permit
+/// is dropped because the request was cancelled or an inner layer rejected it.
 pub trait Guard: Send + Sync + 'static {
-    /// The state of a request in flight.
+    /// The state that the guard keeps for a request in flight.
     type Permit: Send + 'static;
 
-    /// Admits a request, now or after a wait.
+    /// Admits a request immediately or after a wait.
     ///
     /// # Errors
     ///
-    /// Returns the reason if the request is rejected. A rejected request is not sent.
+    /// Returns the reason if the guard rejects the request. A rejected request is not sent.
     fn admit(
         &self,
         request: RequestInfo<'_>,
     ) -> impl Future<Output = Result<Self::Permit, Error>> + Send;
 
-    /// Returns the timeout from admission until the response begins, if there is one.
+    /// Returns the timeout from the admission until the response begins, if there is one.
     fn timeout(&self) -> Option<Span> {
         None
     }
@@ -91,10 +91,10 @@ pub trait Guard: Send + Sync + 'static {
     ) -> impl Future<Output = ()> + Send;
 }
 
-/// A guard as a tower layer, and with the feature `reqwest` as a middleware for reqwest. Clones
-/// share the guard.
+/// A guard as a tower layer. With the feature `reqwest`, it is also a middleware for reqwest.
+/// Clones share the guard.
 ///
-/// Inside of a [`RetryLayer`](crate::RetryLayer), the guard applies to every try. Outside of a
+/// Inside a [`RetryLayer`](crate::RetryLayer), the guard applies to every try. Outside a
 /// `RetryLayer`, the guard applies to whole calls.
 #[derive(Debug)]
 pub struct GuardLayer<G> {
@@ -112,7 +112,7 @@ impl<G> Clone for GuardLayer<G> {
 }
 
 impl<G: Guard> GuardLayer<G> {
-    /// Creates a layer of this guard, which reads the time from `clock`.
+    /// Creates a layer with this guard, which reads the time from `clock`.
     pub fn from_guard(guard: G, clock: crate::TokioClock) -> Self {
         Self {
             guard: Arc::new(guard),
@@ -126,7 +126,8 @@ impl<G: Guard> GuardLayer<G> {
         &self.guard
     }
 
-    /// Sends a request through the guard: admits it, awaits `response`, and records its outcome.
+    /// Sends a request through the guard: admits the request, awaits `response`, and records the
+    /// outcome.
     pub(crate) async fn send<R: ResponseHead>(
         &self,
         request: RequestInfo<'_>,
@@ -135,7 +136,7 @@ impl<G: Guard> GuardLayer<G> {
         let permit = self.guard.admit(request).await?;
         match self.in_time(response).await {
             Ok(response) => {
-                // The body may not be `Sync`, so only the head is borrowed across the `await`.
+                // Borrow only the head across the `await`, because the body may not be `Sync`.
                 let (status, headers) = (response.status(), response.headers());
                 let advice = Advice::from_response(status, headers, self.clock.now());
                 let outcome = AttemptOutcome::Response { status, headers };
@@ -163,8 +164,8 @@ impl<G: Guard> GuardLayer<G> {
     }
 
     async fn record_error(&self, request: RequestInfo<'_>, permit: G::Permit, error: &Error) {
-        // If another layer of this crate failed, nothing was sent, so the error says nothing about
-        // the server. The permit is then dropped.
+        // Record only errors that are not from this crate. An error of another layer of this crate
+        // usually means that nothing was sent, so it says nothing about the server.
         if let Error::Inner(_) = error {
             let (outcome, advice) = (AttemptOutcome::NoResponse, Advice::default());
             self.guard.record(request, permit, outcome, &advice).await;

@@ -1,4 +1,4 @@
-//! The permit of a throttled request. The permit is released when the request ends for any reason.
+//! The permit of a throttled request. It is released when the request ends for any reason.
 
 use std::{fmt, sync::Arc};
 
@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::wait_queue::WaitQueue;
 use crate::TokioClock;
 
-/// The charge of a request: its store, limits, key and cost.
+/// The charge of a request to the limits: the store, the limits, the key and the cost.
 pub(super) struct ThrottleCharge<S> {
     pub(super) store: Arc<S>,
     pub(super) limits: Arc<Limits>,
@@ -16,21 +16,21 @@ pub(super) struct ThrottleCharge<S> {
     pub(super) cost: Cost,
 }
 
-/// A concurrency slot that a request holds, or its position in a leaky bucket's queue. Dropping the
-/// permit releases the slot or position: immediately if the store can do that without waiting,
-/// otherwise in a separate task.
+/// A concurrency slot that a request holds, or a position in the queue of a leaky bucket. Dropping
+/// the permit releases the slot or position. The release happens immediately if the store does not
+/// have to wait, and otherwise in a separate task.
 pub struct ThrottlePermit<S: Store + 'static> {
     charge: Arc<ThrottleCharge<S>>,
-    /// The receipt of the charge, until the charge is settled.
+    /// The receipt that the store issued for the charge. It is needed to release the slot.
     receipt: Option<S::Receipt>,
-    /// The refund on release. Until the request is sent, all units are refunded.
+    /// The refund on release. It is the whole cost until the request is sent.
     settlement: Settlement,
     queue: Arc<WaitQueue>,
     clock: TokioClock,
 }
 
 impl<S: Store + 'static> ThrottlePermit<S> {
-    /// Creates the permit of an admitted request. When it is released, `queue` is notified.
+    /// Creates the permit of an admitted request. When the permit is released, `queue` is notified.
     pub(super) fn new(
         charge: ThrottleCharge<S>,
         receipt: S::Receipt,
@@ -47,8 +47,8 @@ impl<S: Store + 'static> ThrottlePermit<S> {
         }
     }
 
-    /// Records that the request is sent. The units of the request stay spent, and only a
-    /// concurrency slot still has to be released. Returns `None` if the request holds no slot.
+    /// Records that the request is sent. The cost of the request then stays charged, and only a
+    /// concurrency slot remains to be released. Returns `None` if the request holds no slot.
     pub(super) fn spend(mut self) -> Option<Self> {
         if !self.charge.limits.has_slots() {
             // Without a receipt, dropping the permit has no effect on the store.
@@ -82,8 +82,8 @@ impl<S: Store + 'static> Drop for ThrottlePermit<S> {
             queue.wake_head();
             return;
         }
-        // Without an async runtime, no request can wait for the slot, and the lease of the slot
-        // expires without a release.
+        // Without an async runtime, do nothing: no request can wait for the slot, and its lease
+        // expires.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 let charges = [charge.as_charge()];

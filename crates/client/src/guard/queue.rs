@@ -1,31 +1,35 @@
-//! An ordered and bounded queue, which delays requests and sends them at the pace that the server
+//! A bounded queue, which delays requests and sends them in order, at the pace that the server
 //! sets.
 
 use super::{Guard, QueueLayer, QueueSettings, RequestInfo, wait_queue::WaitQueue};
 use crate::{Advice, Error, TokioClock, per_host::PerHost, retry::AttemptOutcome};
 
-/// How a queue uses the remaining requests that a server reports.
+/// The way in which a queue uses the number of remaining requests that a server reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
-    /// Spreads the remaining requests over the time until the reset, and waits for the reset if no
-    /// requests remain. Servers report whole seconds: a limit of ten per 100 ms is reported as ten
-    /// per 1 s, and is used at that rate. For such limits, a
-    /// [`ThrottleLayer`](crate::ThrottleLayer) with the limit itself is better.
+    /// Spreads the remaining requests over the time until the reset. If no requests remain, waits
+    /// for the reset.
+    ///
+    /// Servers report whole seconds. For example, a limit of ten per 100 ms is reported as ten per
+    /// 1 s, and the queue then sends ten requests per second. For such a limit, a
+    /// [`ThrottleLayer`](crate::ThrottleLayer) with the exact limit is better.
     #[default]
     Spread,
-    /// Waits for the reset if no requests remain, and otherwise sends requests immediately.
+    /// Waits for the reset if no requests remain. Otherwise sends requests immediately.
     Burst,
-    /// Waits only after refusals.
+    /// Waits only after a refusal.
     Off,
 }
 
-/// A queue per host. Requests that must not be sent yet wait in order of arrival.
+/// A guard with a queue per host. Requests that must not be sent yet wait in order of arrival.
 ///
-/// The server determines the wait. The server asks for no requests before an instant (any status
-/// with `Retry-After` or an equivalent), or for at most a number of requests until an instant.
-/// After that instant, one request is sent first, and the other requests wait for its response, for
-/// at most one second. Refused requests are not sent again. To retry refused requests, put the
-/// queue inside of a [`RetryLayer`](crate::RetryLayer), so that retries wait in the same queue.
+/// The server determines the wait in one of two ways. It asks for no requests before an instant,
+/// with `Retry-After` or an equivalent header and any status. Or it allows a number of requests
+/// until an instant. After the instant, the queue sends one request first. The other requests wait
+/// for the response, but for at most one second.
+///
+/// The queue does not send refused requests again. To retry refused requests, put the queue inside
+/// a [`RetryLayer`](crate::RetryLayer), so that retries wait in the same queue.
 #[derive(Debug)]
 pub struct QueueGuard {
     hosts: PerHost<WaitQueue>,
@@ -40,8 +44,8 @@ impl QueueLayer {
         Self::with_clock(settings, pacing, TokioClock::system())
     }
 
-    /// Creates a layer with a queue per host, with these settings, this pacing, and the time from
-    /// `clock`.
+    /// Creates a layer with a queue per host, with these settings and this pacing. The layer reads
+    /// the time from `clock`.
     #[must_use]
     pub fn with_clock(settings: QueueSettings, pacing: Pacing, clock: TokioClock) -> Self {
         let guard = QueueGuard {
@@ -57,7 +61,7 @@ impl Guard for QueueGuard {
     type Permit = ();
 
     async fn admit(&self, request: RequestInfo<'_>) -> Result<(), Error> {
-        // There is no further admission: a request waits only for the queue.
+        // The request waits only for the queue, so the admission is immediate.
         let admission = std::future::ready(Ok(()));
         self.hosts.get(request.host).wait(admission).await
     }

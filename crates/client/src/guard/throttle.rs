@@ -1,4 +1,4 @@
-//! Client-side throttling: Tidegate's limits, applied to the client's own requests.
+//! Client-side throttling, which applies Tidegate's limits to the client's own requests.
 
 use std::sync::Arc;
 
@@ -17,31 +17,32 @@ use crate::{
     Advice, Error, TokioClock, Wait, clock::to_duration, per_host::PerHost, retry::AttemptOutcome,
 };
 
-/// Polling interval while waiting for a concurrency slot, which another process may release.
+/// The polling interval during a wait for a concurrency slot, which another process may release.
 const SLOT_POLL: Span = Span::from_millis(100);
 
-/// Limits that a client applies to itself, per host, in a store that several clients may share.
+/// A guard with limits that a client applies to itself. The limits apply per host, and are counted
+/// in a store that several clients may share.
 ///
-/// Requests over the limits wait, in order. If the server refuses a request nevertheless (429, or
-/// gRPC's `RESOURCE_EXHAUSTED`), the queue is closed until the time in the response. The units that
-/// the limits would refill until that time are spent in the store, so that other clients of the
-/// store slow down too.
+/// Requests over the limits wait in order. The server may refuse a request nevertheless (429, or
+/// gRPC's `RESOURCE_EXHAUSTED`). The queue is then closed until the time in the response. In
+/// addition, the units that the limits would refill until then are charged in the store, so that
+/// other clients of the store slow down too.
 #[derive(Debug)]
 pub struct ThrottleGuard<S> {
     store: Arc<S>,
     name: String,
     limits: Arc<Limits>,
-    /// Whether an admitted request holds something that must be released: a concurrency slot, or a
-    /// position in a leaky bucket's queue.
+    /// Whether an admitted request holds a concurrency slot or a position in the queue of a leaky
+    /// bucket, which must be released.
     needs_receipt: bool,
     queues: PerHost<WaitQueue>,
     settings: QueueSettings,
     clock: TokioClock,
 }
 
-/// Returns a limit that spaces requests evenly, which suits a server with any algorithm. With a
-/// `rate` of `100/s`, the limit admits one request every 10 ms, and at most a hundred requests in
-/// any window of one second.
+/// Returns a limit that spaces requests evenly, which suits any algorithm of the server. For
+/// example, with a `rate` of `100/s`, the limit admits one request every 10 ms. So it admits at
+/// most a hundred requests in any window of one second.
 ///
 /// # Errors
 ///
@@ -51,7 +52,7 @@ pub fn spaced(rate: &str) -> Result<Limits, LimitError> {
 }
 
 impl ThrottleLayer<MemoryStore> {
-    /// Applies `limits`, counted in this process.
+    /// Creates a layer that applies `limits`, counted in this process.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         let store = Arc::new(MemoryStore::new(MemoryBounds::default()));
@@ -66,7 +67,8 @@ impl ThrottleLayer<MemoryStore> {
 }
 
 impl<S: Store + 'static> ThrottleLayer<S> {
-    /// Applies `limits` together with all clients that use the same `store` and `name`.
+    /// Creates a layer that applies `limits`. All clients with the same `store` and `name` share
+    /// the limits.
     #[must_use]
     pub fn with_store(
         store: Arc<S>,
@@ -96,16 +98,16 @@ impl<S: Store + 'static> ThrottleLayer<S> {
 
 /// The decision of the limits about one request.
 struct LimitDecision<R> {
-    /// The delay of the admitted request, or the time after which the limits must be evaluated
-    /// again.
+    /// The delay of the admitted request. If the limits denied the request, the time after which
+    /// they must be evaluated again.
     delay: Result<Span, RetryAfter>,
-    /// The receipt, if the request was charged and holds something that must be released.
+    /// The receipt of the charge, if the request was charged and holds a slot or position.
     receipt: Option<R>,
 }
 
 impl<S: Store + 'static> Guard for ThrottleGuard<S> {
-    /// The concurrency slot that an admitted request holds, if the limits bound the requests in
-    /// flight.
+    /// The concurrency slot that an admitted request holds; `None` unless the limits bound the
+    /// requests in flight.
     type Permit = Option<ThrottlePermit<S>>;
 
     async fn admit(&self, request: RequestInfo<'_>) -> Result<Self::Permit, Error> {
@@ -146,8 +148,8 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     ) -> Result<Option<ThrottlePermit<S>>, Error> {
         loop {
             let LimitDecision { delay, receipt } = self.decide(request).await?;
-            // If the future is dropped after this line, the permit releases the slot or position
-            // that the request holds.
+            // Create the permit before the wait. If this future is then dropped, the permit
+            // releases the slot or position of the request.
             let permit = receipt.map(|receipt| self.permit(request, receipt, queue));
             match delay {
                 Ok(delay) => {
@@ -163,21 +165,21 @@ impl<S: Store + 'static> ThrottleGuard<S> {
                 }
                 Err(RetryAfter::After(wait)) => self.wait_for_retry(queue, wait).await?,
             }
-            // The server may have refused another request in the meantime.
+            // The server may have refused another request during the wait.
             queue.wait_while_closed().await;
         }
     }
 
-    /// Waits until the limits are evaluated again. `wait` is the time that the limits returned.
+    /// Waits until the limits must be evaluated again. `wait` is the time that the limits returned.
     async fn wait_for_retry(&self, queue: &WaitQueue, wait: Span) -> Result<(), Error> {
         if self.limits.has_slots() {
-            // `wait` is the time until a lease expires. A slot may be free earlier, so the limits
-            // are evaluated again after a shorter time or a notification.
+            // `wait` is the time until a lease expires. A slot may be free earlier, so evaluate the
+            // limits again after a shorter time or after a notification.
             let _ = timeout(to_duration(wait.min(SLOT_POLL)), queue.changed()).await;
         } else {
             let wait = self.within_max_wait(wait)?;
-            // Wait for at least 1 µs, so that there is always a pause, even if the store returns a
-            // wait of zero.
+            // Wait for at least 1 µs, so that there is a pause even if the store returns a wait of
+            // zero.
             sleep(to_duration(wait.max(Span::from_micros(1)))).await;
         }
         Ok(())
@@ -227,14 +229,14 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         ThrottlePermit::new(charge, receipt, Arc::clone(queue), self.clock)
     }
 
-    /// Charges the units that the limits would refill within `wait`, if they are available, so that
-    /// all clients of the store slow down.
+    /// Charges the units that the limits would refill within `wait`, if the units are available.
+    /// All clients of the store then slow down.
     async fn drain(&self, request: RequestInfo<'_>, wait: Span) {
         let outcomes = self.evaluate(request, Cost::ONE, Effect::Look).await;
         let available = outcomes.iter().map(|outcome| outcome.remaining).min();
         let refilled = self.limits.iter().map(|limit| refilled(limit, wait)).min();
         let units = available.unwrap_or(0).min(refilled.unwrap_or(0));
-        // A cost of zero is not valid. If no units are refilled, there is nothing to charge.
+        // If no units are refilled, charge nothing: a cost of zero is not valid.
         if let Ok(cost) = Cost::new(units) {
             self.evaluate(request, cost, Effect::Charge).await;
         }
@@ -260,7 +262,8 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     }
 }
 
-/// Returns the number of units of `limit` that are refilled within `wait`, at most its quota.
+/// Returns the number of units of `limit` that are refilled within `wait`, but at most the quota of
+/// `limit`.
 fn refilled(limit: &Limit, wait: Span) -> u64 {
     let (quota, window) = (limit.quota(), limit.window().as_micros().max(1));
     let refilled = u128::from(quota) * u128::from(wait.as_micros()) / u128::from(window);

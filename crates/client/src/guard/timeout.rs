@@ -1,14 +1,14 @@
-//! A timeout for responses.
+//! The timeout for responses as a guard.
 
 use tidegate_core::Span;
 
 use super::{Guard, RequestInfo, TimeoutLayer};
 use crate::{Advice, Error, TokioClock, retry::AttemptOutcome};
 
-/// Admits every request, with a timeout until its response begins.
+/// A guard that admits every request, and sets a timeout until the response begins.
 ///
-/// Use this guard as the innermost layer. The time in a queue then does not count, and an outer
-/// circuit breaker counts a timeout as a failure.
+/// Use this guard as the innermost layer. Then the timeout does not include the time in a queue,
+/// and an outer circuit breaker counts a timeout as a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeoutGuard(Span);
 

@@ -1,5 +1,5 @@
-//! A queue per host, in which requests wait in order. The number of waiting requests and the wait
-//! are bounded.
+//! A queue per host, in which requests wait in order. The number of waiting requests and the time
+//! of waiting are bounded.
 
 use std::{future::Future, sync::Mutex};
 
@@ -11,14 +11,14 @@ use tokio::{
 
 use crate::{Error, TokioClock, clock::to_duration, pacer::Pacer, sync::lock};
 
-/// Bounds of the queue of one host.
+/// The bounds of the queue for one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSettings {
-    /// The maximum number of requests that wait at the same time; 256. A further request fails with
-    /// [`Error::QueueFull`].
+    /// The maximum number of requests that wait at the same time. The default is 256. A further
+    /// request fails with [`Error::QueueFull`].
     pub max_waiting: u32,
-    /// The longest wait; 60 s. A request that would wait longer fails with [`Error::WaitTooLong`],
-    /// immediately if the wait is known.
+    /// The longest wait. The default is 60 s. A request that would wait longer fails with
+    /// [`Error::WaitTooLong`]. It fails immediately if its wait is known.
     pub max_wait: Span,
 }
 
@@ -31,17 +31,17 @@ impl Default for QueueSettings {
     }
 }
 
-/// The queue of one host.
+/// The queue for one host.
 #[derive(Debug)]
 pub(crate) struct WaitQueue {
     settings: QueueSettings,
     clock: TokioClock,
     positions: Semaphore,
-    /// The first request in the queue holds this lock. tokio's mutex is fair, and a request that is
-    /// cancelled leaves no gap in the queue.
+    /// The lock that the first request in the queue holds. tokio's mutex is fair. If a waiting
+    /// request is cancelled, the next request takes its position.
     head: tokio::sync::Mutex<()>,
     pacer: Mutex<Pacer>,
-    /// Notified when the pacer has changed, or a concurrency slot may be free.
+    /// The notification that the pacer has changed, or that a concurrency slot may be free.
     changed: Notify,
 }
 
@@ -58,7 +58,7 @@ impl WaitQueue {
         }
     }
 
-    /// Waits until the request is the first in the queue, and then for the pacer and for
+    /// Waits until the request is the first in the queue. Then waits for the pacer, and for
     /// `admission`. The total time is bounded by the longest wait. If the future is dropped, the
     /// request leaves the queue.
     pub(crate) async fn wait<T>(
@@ -82,24 +82,25 @@ impl WaitQueue {
         admitted.unwrap_or_else(|_| Err(self.timed_out()))
     }
 
-    /// Changes the pacer, and wakes the first request in the queue.
+    /// Changes the pacer with `change`, and wakes the first request in the queue.
     pub(crate) fn update_pacer(&self, change: impl FnOnce(&mut Pacer)) {
         self.with_pacer(change);
         self.wake_head();
     }
 
-    /// Wakes the first request in the queue, so that it checks again.
+    /// Wakes the first request in the queue, which then checks the pacer and the limits again.
     pub(crate) fn wake_head(&self) {
-        // If no request waits now, the next request that waits is woken once without need.
+        // If no request waits now, the notification wakes the next waiting request once without
+        // need.
         self.changed.notify_one();
     }
 
-    /// Waits until the queue is notified of a change.
+    /// Waits until the pacer changes or a slot may be free.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
         self.changed.notified()
     }
 
-    /// Waits while the server accepts no requests, according to an earlier response.
+    /// Waits while the server accepts no requests, as an earlier response has said.
     pub(crate) async fn wait_while_closed(&self) {
         loop {
             let wait = self.with_pacer(|pacer| pacer.closed_for(self.clock.now()));
@@ -110,10 +111,10 @@ impl WaitQueue {
         }
     }
 
-    /// Waits until the pacer admits the next request.
+    /// Waits until the pacer admits the request.
     async fn wait_for_pacer(&self) {
-        // Only the head of the queue waits for the pacer, because two waiters would miss each
-        // other's notifications.
+        // Only the first request in the queue may wait for the pacer, because two waiting requests
+        // would miss each other's notifications.
         debug_assert!(self.head.try_lock().is_err());
         loop {
             let now = self.clock.now();
@@ -129,13 +130,14 @@ impl WaitQueue {
         }
     }
 
-    /// Returns the wait of the next request, if no response arrives before then.
+    /// Returns the wait of the next request. A response may shorten or lengthen this wait.
     fn next_wait(&self) -> Span {
         let now = self.clock.now();
         self.with_pacer(|pacer| pacer.next_at(now).since(now))
     }
 
-    /// Returns the error of a request that has reached the longest wait and is not admitted yet.
+    /// Returns the error for a request that has waited for the longest wait and is not admitted
+    /// yet.
     fn timed_out(&self) -> Error {
         let most = self.settings.max_wait;
         let waited = most.as_micros();

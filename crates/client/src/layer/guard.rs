@@ -1,4 +1,4 @@
-//! A [`Guard`] as a tower layer.
+//! The tower service for a [`Guard`].
 
 use std::{
     future::Future,
@@ -17,8 +17,8 @@ use crate::{
     guard::{Guard, GuardLayer, RequestInfo},
 };
 
-/// A service behind a guard. The service is always ready; the inner service is polled for readiness
-/// once the guard has admitted the request.
+/// A service behind a guard. The service is always ready. The inner service is polled for readiness
+/// after the guard has admitted the request.
 #[derive(Debug)]
 pub struct GuardService<G, S> {
     layer: GuardLayer<G>,

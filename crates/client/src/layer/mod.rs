@@ -13,12 +13,12 @@ use crate::error::BoxError;
 pub use guard::GuardService;
 pub use retry::RetryService;
 
-/// Returns the host and port of a request; empty if the request has no host.
+/// Returns the host and port of a request. The result is empty if the request has no host.
 pub(crate) fn host_of<B>(request: &Request<B>) -> String {
     let named = || request.headers().get(HOST)?.to_str().ok();
     let authority = request.uri().authority().map(http::uri::Authority::as_str);
     let host = authority.or_else(named).unwrap_or_default();
-    // Drop user information, which must not become part of a key in a store.
+    // Drop the user information, because it must not become part of a key in a store.
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     host.to_ascii_lowercase()
 }

@@ -1,4 +1,4 @@
-//! [`RetryLayer`] as a tower layer.
+//! The tower service for a [`RetryLayer`].
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ use crate::{
     retry::{AttemptResponse, Idempotency, RequestSender, RetryLayer, RetryReport, refusal, run},
 };
 
-/// A service whose requests are [retried](RetryLayer). This service is always ready; the inner
+/// A service whose requests are [retried](RetryLayer). The service is always ready. The inner
 /// service is polled for readiness before each try.
 #[derive(Clone, Debug)]
 pub struct RetryService<S> {
@@ -68,7 +68,7 @@ where
     }
 }
 
-/// A request on its way to a service.
+/// A request, and the service that sends it once or several times.
 struct ServiceSender<S, B> {
     service: S,
     head: Parts,

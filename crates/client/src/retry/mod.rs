@@ -15,12 +15,12 @@ pub(crate) use retry_loop::{AttemptResponse, RequestSender, run};
 
 use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock};
 
-/// Retries requests under a [`RetryPolicy`]: a layer for tower, and with the feature `reqwest` a
-/// middleware for reqwest.
+/// A layer that retries requests according to a [`RetryPolicy`]. It is a layer for tower. With the
+/// feature `reqwest`, it is also a middleware for reqwest.
 ///
-/// The policy and the budget of the host limit the retries. If the request is not retried, its
-/// response is returned, whatever its status. If the request was retried, or a retry was needed but
-/// not made, the response has a [`RetryReport`] among its extensions.
+/// The policy and the retry budget of the host limit the retries. If the request is not retried,
+/// its response is returned, whatever its status. A response has a [`RetryReport`] among its
+/// extensions in two cases: the request was retried, or a retry was needed but not made.
 ///
 /// With tower, the inner service receives requests with a [`ReplayBody`](crate::ReplayBody), and
 /// the caller receives responses with a [`PeekedBody`](crate::PeekedBody).
@@ -42,8 +42,8 @@ use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock}
 /// # Ok::<(), http::Error>(())
 /// ```
 ///
-/// With reqwest, bodies can be sent again if they are not streams. The application must specify
-/// which errors mean that nothing was sent: see [`RetryLayer::never_sent_if`].
+/// With reqwest, a body can be sent again unless it is a stream. The application must specify which
+/// errors mean that nothing was sent: see [`RetryLayer::never_sent_if`].
 ///
 /// ```
 /// # #[cfg(feature = "reqwest")] {
@@ -61,32 +61,32 @@ use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock}
 #[derive(Clone, Debug)]
 pub struct RetryLayer(Arc<RetryState>);
 
-/// Returns whether an error means that nothing was sent.
+/// A function that returns whether an error means that nothing was sent.
 pub(crate) type NeverSentTest = fn(&(dyn std::error::Error + 'static)) -> bool;
 
 #[derive(Debug)]
 pub(crate) struct RetryState {
     pub(crate) policy: RetryPolicy,
     pub(crate) clock: TokioClock,
-    /// The application's own classification of errors, if the application has set one.
+    /// The application's own test for errors that mean that nothing was sent, if it has set one.
     pub(crate) never_sent: Option<NeverSentTest>,
     budget: RetryBudget,
     budgets: PerHost<Mutex<RetryBudget>>,
     rng: Mutex<Rng>,
 }
 
-/// A report of [`RetryLayer`], in the extensions of a response. The response has a report if the
-/// request was retried, or if a retry was needed but not made.
+/// A report of [`RetryLayer`], in the extensions of a response. A response has a report in two
+/// cases: the request was retried, or a retry was needed but not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryReport {
     /// The number of times that the request was sent.
     pub tries: u32,
-    /// The reason why the request was not sent again, if a retry was needed.
+    /// The reason why the request was not sent again; `None` if no further retry was needed.
     pub gave_up: Option<GiveUpReason>,
 }
 
 impl RetryLayer {
-    /// Creates a layer with `policy`, and [the default budget](RetryBudget::default) for each host.
+    /// Creates a layer with `policy`. Each host gets [the default budget](RetryBudget::default).
     #[must_use]
     pub fn new(policy: RetryPolicy) -> Self {
         let budget = RetryBudget::default();
@@ -100,7 +100,7 @@ impl RetryLayer {
         }))
     }
 
-    /// Uses a copy of this budget for each host.
+    /// Sets the budget. Each host gets a copy of it.
     #[must_use]
     pub fn with_budget(self, budget: RetryBudget) -> Self {
         self.with_change(|state| RetryState {
@@ -110,14 +110,14 @@ impl RetryLayer {
         })
     }
 
-    /// Sets which errors of the inner service mean that nothing was sent. By default, only a
-    /// refused connection does, anywhere in the chain of sources. An application may classify more
-    /// errors in this way, such as a failed name lookup.
+    /// Sets a test for errors of the inner service that mean that nothing was sent. By default,
+    /// only a refused connection has this meaning, anywhere in the chain of sources. An application
+    /// may include further errors, such as a failed name lookup.
     ///
-    /// With reqwest, by default no error means that nothing was sent. reqwest follows redirects by
-    /// itself, so the refused connection may be the connection to a second server, after the first
-    /// server has processed the request. If redirects are disabled, or if the requests to all
-    /// servers may be repeated, use `reqwest::Error::is_connect`.
+    /// With reqwest, no error has this meaning by default. reqwest follows redirects by itself. So
+    /// the refused connection may be a connection to a second server, after the first server has
+    /// processed the request. If redirects are disabled, or if the requests to all servers may be
+    /// repeated, use `reqwest::Error::is_connect`.
     #[must_use]
     pub fn never_sent_if(
         self,
@@ -129,13 +129,13 @@ impl RetryLayer {
         })
     }
 
-    /// Reads the time from `clock`.
+    /// Sets the clock from which the layer reads the time.
     #[must_use]
     pub fn with_clock(self, clock: TokioClock) -> Self {
         self.with_change(|state| RetryState { clock, ..state })
     }
 
-    /// Takes random numbers from `rng`.
+    /// Sets the generator from which the layer takes random numbers.
     #[must_use]
     pub fn with_rng(self, rng: Rng) -> Self {
         self.with_change(|state| RetryState {
@@ -148,7 +148,7 @@ impl RetryLayer {
         &self.0
     }
 
-    /// Applies a change to a copy of the state; clones that are in use keep their settings.
+    /// Applies a change to a copy of the state. Clones that are in use keep their settings.
     fn with_change(self, change: impl FnOnce(RetryState) -> RetryState) -> Self {
         let state = Arc::try_unwrap(self.0).unwrap_or_else(|shared| RetryState {
             policy: shared.policy,
@@ -162,7 +162,7 @@ impl RetryLayer {
     }
 }
 
-/// Returns a map with a copy of this budget for each host.
+/// Returns a table with a copy of `budget` for each host.
 fn budget_per_host(budget: &RetryBudget) -> PerHost<Mutex<RetryBudget>> {
     let budget = budget.clone();
     PerHost::new(move || Mutex::new(budget.clone()))

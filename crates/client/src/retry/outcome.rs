@@ -21,20 +21,21 @@ pub enum AttemptOutcome<'a> {
     },
     /// Nothing was sent, because the connection failed.
     NeverSent,
-    /// The request was sent, and no response arrived. It is unknown whether the server processed
-    /// the request.
+    /// The request was sent, but no response arrived. The server may or may not have processed the
+    /// request.
     NoResponse,
 }
 
-/// The meaning of an outcome for retries.
+/// The classification of an outcome for retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutcomeKind {
-    /// The outcome is final: a success, or an error that would occur again on a retry.
+    /// The outcome is final. It is a success, or an error that would occur again on a retry.
     Done,
-    /// The server refused the request without processing it: 429, 503, any other 4xx with a time to
-    /// retry, and gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
+    /// The server refused the request without processing it. The response is 429, 503, any other
+    /// 4xx with a time to retry, or gRPC's `RESOURCE_EXHAUSTED` or `UNAVAILABLE`.
     Refused,
-    /// The request failed, and may have been processed: 408, 425, 500, 502, 504, or no response.
+    /// The request failed, and the server may have processed it. The response is 408, 425, 500, 502
+    /// or 504, or there is no response.
     Failed,
     /// Nothing was sent.
     NeverSent,
@@ -43,18 +44,18 @@ pub enum OutcomeKind {
 /// Whether a request may be processed twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idempotency {
-    /// The request may be processed twice: the method is idempotent, or there is an
+    /// The request may be processed twice, because its method is idempotent or because it has an
     /// `Idempotency-Key`.
     Idempotent,
-    /// As for every gRPC method, it is unknown whether the request may be processed twice. A
-    /// refusal is assumed to mean that nothing was processed.
+    /// The request is a gRPC call, of which it is unknown whether it may be processed twice. A
+    /// refused call is assumed not to have been processed.
     Grpc,
     /// The request must not be processed twice.
     NotIdempotent,
 }
 
 impl AttemptOutcome<'_> {
-    /// Classifies the outcome.
+    /// Classifies the outcome for retries.
     #[must_use]
     pub fn kind(&self, advice: &Advice) -> OutcomeKind {
         let (status, headers) = match self {
@@ -75,7 +76,7 @@ impl AttemptOutcome<'_> {
         }
     }
 
-    /// Returns whether the server accepted the request, whatever its response.
+    /// Returns whether the server accepted the request, even if the response is an error.
     #[must_use]
     pub fn is_accepted(&self) -> bool {
         match self {
@@ -84,10 +85,11 @@ impl AttemptOutcome<'_> {
         }
     }
 
-    /// Returns the health signal of the outcome.
+    /// Returns the conclusion about the health of the server.
     #[must_use]
     pub fn health_signal(&self) -> HealthSignal {
-        /// `UNKNOWN`, `DEADLINE_EXCEEDED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`.
+        /// The gRPC statuses `UNKNOWN`, `DEADLINE_EXCEEDED`, `INTERNAL`, `UNAVAILABLE` and
+        /// `DATA_LOSS`.
         const SERVERS_FAULT: [u32; 5] = [2, 4, 13, 14, 15];
         let failed = match self {
             Self::Response { status, headers } => match grpc_status(headers) {
@@ -122,7 +124,7 @@ impl Idempotency {
 /// Returns whether the connection was refused. Only `connect` fails with this error, so nothing was
 /// sent.
 pub(super) fn is_connection_refused(error: &(dyn StdError + 'static)) -> bool {
-    /// A longer chain of sources must be a cycle.
+    /// The maximum number of sources that are followed. A longer chain is probably a cycle.
     const MAX_DEPTH: usize = 16;
     std::iter::successors(Some(error), |error| (*error).source())
         .take(MAX_DEPTH)

@@ -1,4 +1,4 @@
-//! The body of a refusal, which may say that a retry can never succeed.
+//! The body of a refusal. It may say that a retry can never succeed.
 
 use bytes::Bytes;
 use http::{HeaderMap, header::CONTENT_TYPE};
@@ -7,7 +7,7 @@ use serde_json::Value;
 /// The maximum number of bytes that are read from the body of a refusal.
 pub(crate) const MAX_BYTES: usize = 16 * 1024;
 
-/// Returns whether the body is JSON, as problem documents are, so that it can be parsed.
+/// Returns whether the body is a JSON document, such as a problem document (RFC 9457).
 pub(crate) fn has_document(headers: &HeaderMap) -> bool {
     let is_json = |value: &http::HeaderValue| {
         let media = value.as_bytes().split(|byte| *byte == b';').next();
@@ -16,8 +16,8 @@ pub(crate) fn has_document(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(is_json)
 }
 
-/// Returns whether the document says that the request will never succeed. Tidegate's servers send
-/// `"retry_after_ms": null`; `"retryable": false` has the same meaning.
+/// Returns whether the document says that the request will never succeed. Tidegate's servers say
+/// this with `"retry_after_ms": null`. `"retryable": false` has the same meaning.
 pub(crate) fn is_permanent(body: &Bytes) -> bool {
     let Ok(Value::Object(problem)) = serde_json::from_slice(body) else {
         return false;

@@ -1,4 +1,5 @@
-//! A whole call, with its tries and the waits between them, independent of the HTTP client.
+//! A whole call with its tries and the waits between them. This module is independent of the HTTP
+//! client.
 
 use std::{
     error::Error as StdError,
@@ -34,7 +35,7 @@ pub(crate) trait RequestSender: Send {
     fn is_replayable(&self) -> bool;
 
     /// Returns whether this error means that nothing was sent. `test` is the application's own
-    /// test, if the application has set one.
+    /// test, if it has set one.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),
@@ -44,17 +45,17 @@ pub(crate) trait RequestSender: Send {
     }
 }
 
-/// A response of any HTTP client.
+/// A response of some HTTP client.
 pub(crate) trait AttemptResponse: ResponseHead + Sized {
-    /// Returns the response with its whole body, and at least the first [`refusal::MAX_BYTES`] of
-    /// that body.
+    /// Reads the beginning of the body. Returns the response, whose body is still whole, and at
+    /// least the first [`refusal::MAX_BYTES`] of the body.
     fn peek_body(self) -> impl Future<Output = (Self, Bytes)> + Send;
 
     /// Adds the report to the extensions of the response.
     fn add_report(&mut self, report: RetryReport);
 }
 
-/// Makes a call to `host`, within the policy's deadline.
+/// Makes a call to `host` within the deadline of the policy.
 pub(crate) async fn run<S: RequestSender>(
     state: &RetryState,
     host: &str,
@@ -84,13 +85,13 @@ struct RetryLoop<'a, S> {
 /// The result of one try.
 enum AttemptResult<R> {
     Response(R, Advice),
-    /// The try failed, without a response.
+    /// The try failed without a response.
     Failed {
         error: BoxError,
         /// The outcome, which says whether anything was sent.
         outcome: AttemptOutcome<'static>,
     },
-    /// An inner layer of this crate rejected the request, which is final.
+    /// An inner layer of this crate rejected the request. This result is final.
     Rejected(Error),
 }
 
@@ -104,7 +105,7 @@ impl<S: RequestSender> RetryLoop<'_, S> {
                 RetryDecision::Done => return result.finish(number, None),
                 RetryDecision::GiveUp(reason) => return result.finish(number, Some(reason)),
                 RetryDecision::Retry { after } => {
-                    // Dropping the response frees its connection for the retry.
+                    // Drop the response, which frees its connection for the retry.
                     drop(result);
                     sleep(to_duration(after)).await;
                     number += 1;
@@ -187,7 +188,7 @@ impl<R: AttemptResponse> AttemptResult<R> {
 }
 
 /// Reads the advice in the head of a response that arrived at `now`. If the response is a refusal
-/// without a time to retry, also reads the beginning of the body, which may say that a retry can
+/// without a time to retry, also reads the beginning of the body. The body may say that a retry can
 /// never succeed.
 async fn read_advice<R: AttemptResponse>(response: R, now: Timestamp) -> (R, Advice) {
     let (status, headers) = (response.status(), response.headers());

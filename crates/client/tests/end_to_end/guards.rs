@@ -1,4 +1,4 @@
-//! The guards around hyper's client: which requests are admitted, delayed and rejected.
+//! Tests of the guards around hyper's client: which requests are admitted, delayed and rejected.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -31,7 +31,8 @@ fn numbered(number: usize) -> Request<Full<Bytes>> {
     request
 }
 
-/// Returns a server that responds with these headers, and the list of the numbers of its requests.
+/// Returns a server that responds with these headers, and a list in which the server records the
+/// number of each request.
 fn recording(headers: &'static [(&str, &str)]) -> (Server, std::sync::Arc<Mutex<Vec<usize>>>) {
     let seen = std::sync::Arc::new(Mutex::new(Vec::new()));
     let noted = std::sync::Arc::clone(&seen);
@@ -115,7 +116,7 @@ async fn a_queue_is_bounded_in_number_and_in_time() {
         (passed.unwrap().status().as_u16(), start.elapsed().as_secs()),
         (200, 8)
     );
-    // The response asked for another 8 s, which exceeds the longest wait of the last request.
+    // The response asks for another 8 s, which exceeds the longest wait of the last request.
     let last = calls.join_next().await.unwrap().unwrap();
     assert!(matches!(last, Err(Error::WaitTooLong { .. })), "{last:?}");
     assert_eq!(start.elapsed().as_secs(), 10);
@@ -178,7 +179,7 @@ async fn a_breaker_opens_for_a_failing_server_and_closes_on_recovery() {
     }
 }
 
-/// An inner timeout counts as a failure for an outer breaker.
+/// If an inner timeout expires, an outer circuit breaker counts a failure.
 #[tokio::test(start_paused = true)]
 async fn a_breaker_opens_for_a_server_that_hangs() {
     let hanging = tower::service_fn(|_: Request<Full<Bytes>>| {
@@ -199,7 +200,7 @@ async fn a_breaker_opens_for_a_server_that_hangs() {
     assert!(matches!(error, Error::CircuitOpen { .. }), "{error:?}");
 }
 
-/// Many concurrent requests to a healthy server have no outcome yet.
+/// The breaker stays closed while many concurrent requests to a healthy server have no outcome yet.
 #[tokio::test(start_paused = true)]
 async fn requests_in_flight_or_cancelled_are_not_failures() {
     let slow = tower::service_fn(|_: Request<Full<Bytes>>| async {
@@ -212,7 +213,7 @@ async fn requests_in_flight_or_cancelled_are_not_failures() {
     let mut calls = JoinSet::new();
     for number in 0..200_u64 {
         let call = client.clone().oneshot(get());
-        // Three of four requests are cancelled before the response.
+        // Cancel one of four requests after the response and the others before it.
         let limit = Duration::from_millis(if number % 4 == 0 { 2_000 } else { 10 });
         calls.spawn(tokio::time::timeout(limit, call));
     }
@@ -222,7 +223,7 @@ async fn requests_in_flight_or_cancelled_are_not_failures() {
     assert!(client.oneshot(get()).await.is_ok());
 }
 
-/// A cancelled probe makes room for another probe.
+/// If a probe is cancelled, another probe is admitted.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_probe_is_not_a_result() {
     let silent = std::sync::Arc::new(Mutex::new(false));

@@ -1,5 +1,5 @@
-//! Tests of the layers around hyper's client, against hyper's server. In-memory pipes replace the
-//! network, and time is paused.
+//! Tests of the layers around hyper's client and against hyper's server. In-memory pipes replace
+//! the network, and tokio's time is paused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! A server that is reachable without a network, and a client for it.
+//! A server that is reachable without a network, and its client.
 
 use std::{
     convert::Infallible,
@@ -33,14 +33,14 @@ pub(crate) const BEGIN: Timestamp = Timestamp::from_micros(1_700_000_000_000_000
 pub(crate) type Reply = Response<Full<Bytes>>;
 type Handler = dyn Fn(Request<Bytes>, Timestamp) -> Reply + Send + Sync;
 
-/// A server in this process. Clones share its state.
+/// A server in the test process. Clones share its state.
 #[derive(Clone)]
 pub(crate) struct Server {
     handler: Arc<Handler>,
     clock: TokioClock,
-    /// Arrival times of the requests.
+    /// The arrival times of the requests.
     pub(crate) arrivals: Arc<Mutex<Vec<Timestamp>>>,
-    /// The number of following connections that are refused.
+    /// The number of connections that the server will refuse next.
     pub(crate) refusals: Arc<Mutex<u32>>,
 }
 
@@ -56,8 +56,8 @@ impl Server {
         }
     }
 
-    /// Returns a server that responds to the n-th request with the n-th of `replies`, and to later
-    /// requests with the last reply.
+    /// Returns a server that responds to the n-th request with the n-th reply in `replies`. Later
+    /// requests get the last reply.
     pub(crate) fn scripted(replies: Vec<Reply>) -> Self {
         let next = Mutex::new(0);
         Self::new(move |_, _| {
@@ -76,7 +76,7 @@ impl Server {
         self.arrivals.lock().unwrap().len()
     }
 
-    /// Returns the milliseconds between successive requests.
+    /// Returns the times between successive requests, in milliseconds.
     pub(crate) fn gaps_ms(&self) -> Vec<u64> {
         let arrivals = self.arrivals.lock().unwrap();
         let gap = |pair: &[Timestamp]| pair[1].since(pair[0]).as_micros() / 1_000;
@@ -103,7 +103,7 @@ impl Server {
     }
 }
 
-/// Returns a clock that shows [`BEGIN`] now.
+/// Returns a clock that shows [`BEGIN`] when it is created.
 pub(crate) fn clock() -> TokioClock {
     TokioClock::starting_at(BEGIN)
 }
@@ -127,7 +127,7 @@ pub(crate) fn request(method: &str, body: &'static str) -> Request<Full<Bytes>> 
         .unwrap()
 }
 
-/// Connects to the server for any address.
+/// Connects to this server, whatever the address.
 impl tower::Service<Uri> for Server {
     type Response = Pipe;
     type Error = io::Error;

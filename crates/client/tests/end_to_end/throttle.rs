@@ -1,5 +1,5 @@
-//! Client-side throttling against a server with limits: no request is lost, no request is refused
-//! needlessly, and all requests are completed in time.
+//! Tests of client-side throttling against a server with limits. No request is lost, no request is
+//! refused needlessly, and all requests are completed in time.
 
 use std::sync::{Arc, Mutex};
 
@@ -30,8 +30,8 @@ fn limits(rate: &str, algorithm: AlgorithmName) -> Limits {
     Limits::new(vec![spec.build().unwrap()]).unwrap()
 }
 
-/// Returns a server that applies one limit to all requests and reports it in its headers, and the
-/// number of its refusals.
+/// Returns a server that applies one limit to all requests and reports the limit in its headers.
+/// Also returns the number of requests that the server has refused.
 fn limiting(rate: &str, algorithm: AlgorithmName) -> (Server, Arc<Mutex<u64>>) {
     let (store, limits, refused) = (store(), limits(rate, algorithm), Arc::new(Mutex::new(0)));
     let count = Arc::clone(&refused);
@@ -50,7 +50,7 @@ fn limiting(rate: &str, algorithm: AlgorithmName) -> (Server, Arc<Mutex<u64>>) {
     (server, refused)
 }
 
-/// Sends `each` requests in sequence from every client, and expects that all succeed. Returns the
+/// Sends `each` requests in sequence from every client, and checks that all succeed. Returns the
 /// total time in milliseconds.
 async fn all_pass<S, B>(clients: Vec<S>, each: u32) -> u128
 where
@@ -84,8 +84,8 @@ fn within(took: u128, ideal: u128) {
     );
 }
 
-/// Ten clients share a store, as ten processes would. No request is refused, and each request is
-/// sent as soon as the limit allows.
+/// Ten clients share a store, like ten processes. No request is refused, and each request is sent
+/// as soon as the limit allows.
 #[tokio::test(start_paused = true)]
 async fn clients_that_share_a_store_are_never_refused() {
     for algorithm in [
@@ -128,12 +128,12 @@ fn retry(seed: u64) -> RetryLayer {
         .with_rng(Rng::with_seed(seed))
 }
 
-/// One client sends many concurrent requests and knows the limit only from the responses: the queue
-/// adapts to the server's pace.
+/// One client sends many concurrent requests, and learns the limit only from the responses. The
+/// queue adapts to the server's pace.
 #[tokio::test(start_paused = true)]
 async fn a_queue_follows_the_advice_of_the_server() {
-    // 300 requests. The first two limits need 15 windows, the last of which begins after 140 s. The
-    // third limit admits 60 requests immediately, and then one request per second.
+    // The client sends 300 requests. The first two limits need 15 windows, the last of which begins
+    // after 140 s. The third limit admits 60 requests immediately, and then one request per second.
     for (rate, algorithm, ideal, resets) in [
         ("20/10s", AlgorithmName::FixedWindow, 140_000, 15_u32),
         ("20/10s", AlgorithmName::SlidingWindowLog, 140_000, 15),
@@ -157,13 +157,13 @@ async fn a_queue_follows_the_advice_of_the_server() {
             "nothing is lost"
         );
         within(took, ideal);
-        // Each time that the limit is exhausted, at most the requests in flight at that time are
+        // Each time the limit is exhausted, at most the requests in flight at this time are
         // refused.
         assert!(refused <= 20 * u64::from(resets), "{refused}");
     }
 }
 
-/// Fifty clients that do not coordinate share one limit.
+/// Fifty clients share one limit without coordination.
 #[tokio::test(start_paused = true)]
 async fn uncoordinated_clients_lose_nothing_and_finish_in_time() {
     for algorithm in [AlgorithmName::TokenBucket, AlgorithmName::FixedWindow] {
@@ -177,15 +177,15 @@ async fn uncoordinated_clients_lose_nothing_and_finish_in_time() {
             1_000 + refused,
             "nothing is lost"
         );
-        // 50 requests immediately, and then 50 per second.
+        // The limit admits 50 requests immediately, and then 50 per second.
         within(took, 19_000);
-        // A refused client waits for the time in the response: one second.
+        // A refused client waits for the time in the response, which is one second.
         assert!(refused <= 50 * 20, "{refused}");
     }
 }
 
-/// The server allows less than the client's limit: a refusal closes the queue of this client, and
-/// slows down other clients that share the store.
+/// The server allows fewer requests than the client's limit. A refusal then closes the queue of
+/// this client, and slows down other clients that share the store.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_closes_the_queue_and_slows_the_others() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
@@ -226,8 +226,8 @@ async fn a_refusal_closes_the_queue_and_slows_the_others() {
     );
 }
 
-/// Two requests: the first is refused while the second waits for the client's own limit. The second
-/// then waits for the server too.
+/// The first of two requests is refused while the second waits for the client's own limit. The
+/// second request then waits for the server too.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_delays_waiting_requests() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
@@ -247,8 +247,8 @@ async fn a_refusal_delays_waiting_requests() {
     assert!((3_000..3_010).contains(&gaps[0]), "{gaps:?}");
 }
 
-/// A limit on requests in flight: a slot is released with the response, and the next request in the
-/// queue gets it immediately.
+/// If a limit bounds the requests in flight, the response to a request releases its slot. The next
+/// request in the queue gets the slot immediately.
 #[tokio::test(start_paused = true)]
 async fn in_flight_requests_are_limited() {
     let in_flight = Arc::new(Mutex::new((0, 0)));
@@ -315,7 +315,7 @@ async fn a_cancelled_request_releases_its_permit() {
     );
 }
 
-/// The longest wait of the layer also bounds the wait in the queue of a leaky bucket, and cancelled
+/// The longest wait of the layer also bounds the wait in the queue of a leaky bucket. Cancelled
 /// requests leave this queue.
 #[tokio::test(start_paused = true)]
 async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
@@ -337,8 +337,7 @@ async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
     let client = layer.layer(server.client::<Full<Bytes>>());
     let start = Instant::now();
     client.clone().oneshot(get()).await.unwrap();
-    // Three requests are cancelled, each of which would add one second to the wait of later
-    // requests.
+    // Cancel three requests. Each of them would add one second to the wait of later requests.
     for _ in 0..3 {
         let limit = std::time::Duration::from_millis(1);
         let given_up = tokio::time::timeout(limit, client.clone().oneshot(get())).await;

@@ -1,4 +1,5 @@
-//! The retry decision: whether and when to retry. The decision needs no I/O and no clock.
+//! The retry decision: whether to retry a request, and when. The decision needs no I/O and no
+//! clock.
 
 use std::fmt;
 
@@ -11,64 +12,66 @@ use crate::{
     budget::RetryBudget,
 };
 
-/// Decides whether to retry, and when.
+/// A policy that decides whether to retry a request, and when.
 ///
-/// The wait before a retry is [the wait that the server asked for, plus a
-/// backoff](Backoff::wait_after) with jitter. So a retry is never earlier than the server asked
-/// for, and clients that got the same advice do not retry at the same time.
+/// The wait before a retry is [the wait that the server asks for, plus a
+/// backoff](Backoff::wait_after) with jitter. So a retry is never earlier than the server asks for.
+/// Clients that got the same advice do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// The wait if the server does not ask for a wait; otherwise, an addition to the server's wait.
+    /// The wait before a retry if the server asks for no wait. Otherwise, this wait is added to the
+    /// server's wait.
     pub backoff: Backoff,
-    /// The maximum number of times that a request is sent; 4. With 1, requests are not retried.
+    /// The maximum number of times that a request is sent. The default is 4. With 1, requests are
+    /// not retried.
     pub max_tries: u32,
-    /// The longest wait that a server may ask for; 60 s. If the server asks for a longer wait, its
-    /// response is returned immediately.
+    /// The longest wait that a server may ask for. The default is 60 s. If the server asks for a
+    /// longer wait, its response is returned immediately.
     pub max_wait: Span,
-    /// The deadline of the whole call, including its waits; 2 min. If a retry could not start
-    /// before the deadline, the call ends immediately. A try that is in flight at the deadline is
-    /// cancelled. A response whose body has begun is not cancelled.
+    /// The deadline of the whole call, including its waits. The default is 2 min. If a retry could
+    /// not start before the deadline, the call ends immediately. A try that is in flight at the
+    /// deadline is cancelled, unless the body of its response has begun.
     pub deadline: Span,
-    /// How to treat requests that are not idempotent.
+    /// The treatment of requests that are not idempotent.
     pub non_idempotent: NonIdempotentPolicy,
-    /// The retries that are charged to the budget.
+    /// The kinds of retries that are charged to the budget.
     pub budget_scope: BudgetScope,
-    /// The number of bytes of a request body that the tower layer keeps for retries; 64 KiB. A
-    /// request with a larger body is sent once and never retried. This limit does not apply to
-    /// reqwest, where every body in memory can be retried, and a stream is never retried.
+    /// The number of bytes of a request body that the tower layer stores for retries. The default
+    /// is 64 KiB. A request with a larger body is sent once and never retried. This limit does not
+    /// apply to reqwest, which can retry every body in memory, but never a stream.
     pub max_replay_bytes: usize,
 }
 
 /// The failures after which a request that is not idempotent is retried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonIdempotentPolicy {
-    /// Retry only failures before anything was sent; with gRPC, also retry refusals by the server.
+    /// Retry only if nothing was sent. With gRPC, also retry after a refusal by the server.
     #[default]
     NeverSent,
-    /// Also retry refusals with a time to retry. Use this setting only if the server is known not
-    /// to process a request to which it responds 429 or 503 with a time.
+    /// Also retry after a refusal that has a time to retry. Use this setting only if the server
+    /// does not process a request to which it responds 429 or 503 with a time to retry.
     Refused,
-    /// Retry all failures. The request may be processed more than once.
+    /// Retry after every failure. The server may process the request more than once.
     Always,
 }
 
-/// The retries that are charged to the budget.
+/// The kinds of retries that are charged to the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BudgetScope {
-    /// All retries, so that the bound of the budget holds whatever the server responds.
+    /// All retries are charged, so that the bound of the budget holds whatever the server responds.
     #[default]
     Everything,
-    /// All retries except those after a 429 (or `RESOURCE_EXHAUSTED`) with a time to retry, which
-    /// the server has scheduled itself.
+    /// All retries are charged, except a retry that the server has scheduled itself. The server
+    /// schedules a retry with a 429 (or `RESOURCE_EXHAUSTED`) and a time to retry.
     AllButScheduled,
 }
 
-/// An attempt to send a request, which has ended.
+/// A completed attempt to send a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
     /// The number of the attempt, from 1.
     pub number: u32,
-    /// When the whole call began.
+    /// The time at which the whole call began.
     pub call_started_at: Timestamp,
     /// Whether the request may be processed twice.
     pub idempotency: Idempotency,
@@ -80,17 +83,17 @@ pub struct Attempt<'a> {
     pub replayable: bool,
 }
 
-/// What to do after an attempt.
+/// The action after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryDecision {
     /// Return the outcome, because no retry is needed.
     Done,
     /// Send the request again after this wait. The retry has been charged to the budget.
     Retry {
-        /// How long to wait.
+        /// The time to wait before the retry.
         after: Span,
     },
-    /// Return the outcome, although a retry would be needed.
+    /// Return the outcome, although a retry is needed.
     GiveUp(GiveUpReason),
 }
 
@@ -100,11 +103,11 @@ pub enum RetryDecision {
 pub enum GiveUpReason {
     /// The server may have processed the request, and the request is not idempotent.
     NotIdempotent,
-    /// The server says that a retry will never succeed.
+    /// The server has said that a retry will never succeed.
     Permanent,
     /// The maximum number of tries in the policy is reached.
     Tries,
-    /// The body was too long to be kept.
+    /// The request body was too long to be stored for a retry.
     Body,
     /// The server asks for a longer wait than the policy allows.
     MaxWait {
@@ -132,7 +135,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Decides what to do after `attempt`. If the decision is a retry, withdraws the retry from
+    /// Decides what to do after `attempt`. If the decision is to retry, withdraws one retry from
     /// `budget`.
     pub fn decide(
         &self,
@@ -147,7 +150,7 @@ impl RetryPolicy {
         }
         match self.schedule(attempt, kind, rng.u64(..), now) {
             Err(reason) => RetryDecision::GiveUp(reason),
-            // The budget is checked last, so that a retry that is not made is not charged.
+            // Check the budget last, so that a retry that is not made is not charged.
             Ok(_) if self.uses_budget(attempt, kind) && !budget.withdraw(now) => {
                 RetryDecision::GiveUp(GiveUpReason::Budget)
             }
@@ -155,7 +158,7 @@ impl RetryPolicy {
         }
     }
 
-    /// Returns the wait before the retry, or the reason why the request is not retried.
+    /// Returns the wait before the retry, or the reason why the request must not be retried.
     fn schedule(
         &self,
         attempt: &Attempt<'_>,
@@ -177,7 +180,8 @@ impl RetryPolicy {
         }
     }
 
-    /// Returns the wait that the server asks for, unless the request must not be retried.
+    /// Returns the wait that the server asks for. Returns a reason instead if the request must not
+    /// be retried.
     fn server_wait(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> Result<Span, GiveUpReason> {
         let server_wait = match attempt.advice.wait {
             Some(Wait::Never) => return Err(GiveUpReason::Permanent),
@@ -204,8 +208,8 @@ impl RetryPolicy {
             | (_, NonIdempotentPolicy::Always, _)
             | (.., OutcomeKind::NeverSent) => true,
             (Idempotency::Grpc, _, OutcomeKind::Refused) => true,
-            // A refusal with a time comes from a limit that was checked before the request was
-            // processed. A refusal without a time may have occurred after part of the processing.
+            // A limit that is checked before the processing causes a refusal with a time. A refusal
+            // without a time may occur after part of the processing.
             (Idempotency::NotIdempotent, NonIdempotentPolicy::Refused, OutcomeKind::Refused) => {
                 has_time
             }
@@ -213,12 +217,12 @@ impl RetryPolicy {
         }
     }
 
-    /// Returns whether the retry of this attempt is charged to the budget.
+    /// Returns whether a retry after this attempt is charged to the budget.
     fn uses_budget(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> bool {
         let is_scheduled = kind == OutcomeKind::Refused && attempt.advice.wait.is_some();
         match (self.budget_scope, attempt.outcome) {
-            // A server that responds with 503 and a time is still failing, so the budget must bound
-            // the load on it.
+            // A server that responds with 503 is failing, even if it sends a time to retry. So the
+            // budget must bound the load on it.
             (BudgetScope::AllButScheduled, AttemptOutcome::Response { status, .. })
                 if is_scheduled =>
             {
