@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Parses an address with or without a port, brackets or a zone. An IPv4-mapped IPv6 address is
-/// returned as an IPv4 address.
+/// Parses an address with or without a port, brackets or a zone. Returns an IPv4-mapped IPv6
+/// address as an IPv4 address.
 pub(crate) fn read(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     if let Ok(ip) = text.parse::<IpAddr>() {
@@ -12,7 +12,7 @@ pub(crate) fn read(text: &str) -> Option<IpAddr> {
     if let Ok(socket) = text.parse::<SocketAddr>() {
         return Some(socket.ip().to_canonical());
     }
-    // The brackets may be followed by a port, or by an obfuscated port (RFC 7239).
+    // A port, or an obfuscated port (RFC 7239), may follow the brackets.
     let bare = text
         .strip_prefix('[')
         .and_then(|rest| rest.split(']').next())
@@ -38,7 +38,7 @@ pub(crate) fn text(ip: IpAddr) -> String {
 }
 
 /// Returns the network of the first `prefix` bits of an IPv6 address, because one client usually
-/// controls all addresses of its network. An IPv4 address is returned unchanged. `prefix` is at
+/// controls all addresses of its network. Returns an IPv4 address unchanged. `prefix` must be at
 /// most 128.
 pub(crate) fn network(ip: IpAddr, prefix: u8) -> IpAddr {
     match ip {

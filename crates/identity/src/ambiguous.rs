@@ -1,10 +1,11 @@
-//! Ambiguous requests, which services may interpret differently from the rules. Clients could evade
-//! limits with such requests.
+//! Ambiguous requests, which a service may interpret differently from the rules. Clients could use
+//! such requests to evade limits.
 
 use std::{borrow::Cow, fmt};
 
-/// The reason for rejecting a request before any limit is evaluated, because an entry that the
-/// rules use is ambiguous.
+/// The reason for rejecting an ambiguous request before any limit is evaluated. A request is
+/// ambiguous if an entry that the rules use can be read in more than one way. An entry is a named
+/// value of a request, such as a header or the path.
 ///
 /// The client has to send an unambiguous request. The error message contains no part of the
 /// request's values.
@@ -12,25 +13,25 @@ use std::{borrow::Cow, fmt};
 #[non_exhaustive]
 pub enum AmbiguousRequest {
     /// A header, cookie or query parameter has several different values. Services differ in which
-    /// value they use, so the rules could count a different value than the service uses. This
-    /// variant contains the name of the entry.
+    /// value they use. So the rules could count a different value than the service uses. The text
+    /// is the name of the entry.
     Repeated(Box<str>),
-    /// `Connection` names the header of this entry, so a proxy may remove it before the service
-    /// sees it.
+    /// The header `Connection` names the header of this entry, so a proxy may remove the header
+    /// before the service sees it. The text is the name of the entry.
     HopByHop(Box<str>),
-    /// Another header has the name of this entry's header with `_` in place of `-`. Many services
-    /// treat the two names as equal.
+    /// The request has another header with the name of this entry's header, but with `_` in place
+    /// of `-`. Many services treat the two names as equal. The text is the name of the entry.
     Alias(Box<str>),
-    /// A cookie escapes plain letters, such as `%61`. Some services decode such escapes and some do
-    /// not, so the rules could see a different value than the service. This variant contains the
-    /// name of the entry.
+    /// A cookie escapes plain letters, such as `%61`. Some services decode such escapes and others
+    /// do not. So the rules could see a different value than the service. The text is the name of
+    /// the entry.
     HiddenLetters(Box<str>),
-    /// The path has `.` or `..` segments. Some services resolve such segments and some do not, so
-    /// the rules could see a different path than the service.
+    /// The path has `.` or `..` segments. Some services resolve these segments and others do not.
+    /// So the rules could see a different path than the service.
     DotSegments,
-    /// The value of this entry is not a single IP address.
+    /// The value of this entry is not a single IP address. The text is the name of the entry.
     NotAnAddress(Box<str>),
-    /// The request has headers of two proxy dialects, and one of them may come from the client.
+    /// The request has the headers of two proxy dialects, one of which may come from the client.
     MixedDialects {
         /// The header that nginx would have sent.
         original: &'static str,
@@ -81,8 +82,8 @@ impl fmt::Display for AmbiguousRequest {
 
 impl std::error::Error for AmbiguousRequest {}
 
-/// Returns the value if all of `values` are equal, and `None` if there are no values. `entry` is
-/// the name for the error.
+/// Returns the common value if all of `values` are equal, and `None` if there are no values.
+/// `entry` is the name for the error.
 pub(crate) fn single_value<'r>(
     entry: &str,
     mut values: impl Iterator<Item = Cow<'r, str>>,

@@ -1,7 +1,7 @@
-//! Finds the client address, given which proxies are trusted.
+//! Finds the client address of a request. The configuration says which proxies are trusted.
 //!
 //! Each proxy on the path appends the address of its own peer to a list. A client can also send
-//! such a list; the elements of the client then precede the elements of the proxies. So the list is
+//! such a list. The elements of the client then precede the elements of the proxies. So the list is
 //! read from the right, starting at the socket's peer, and only as far as the proxies are trusted:
 //!
 //! ```text
@@ -19,21 +19,22 @@ use tidegate_core::canonical_net;
 
 use crate::{address, forwarded};
 
-/// `X-Forwarded-For`.
+/// The header `X-Forwarded-For`.
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// `Forwarded`.
+/// The header `Forwarded`.
 const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
 
-/// The default IPv6 prefix for counting. A subscriber usually gets a network of this size.
+/// The default number of bits of an IPv6 address by which clients are counted. A subscriber usually
+/// gets a network of this size.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 
 /// The trusted proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxies {
-    /// The number of proxies between the clients and this server, whatever the addresses of the
-    /// proxies. With 0 proxies, the socket's peer is the client. This setting is safe only if
-    /// clients cannot bypass any of these proxies.
+    /// A number of trusted proxies between the clients and this server, whatever their addresses.
+    /// With 0 proxies, the socket's peer is the client. This setting is safe only if clients cannot
+    /// bypass any of the proxies.
     Hops(usize),
     /// The networks of the trusted proxies. An IPv4-mapped network counts as the IPv4 network. This
     /// setting works with any number of proxies on the path.
@@ -45,7 +46,7 @@ pub enum Proxies {
 pub enum AddressHeader {
     /// The list in `X-Forwarded-For`.
     XForwardedFor,
-    /// The list in `Forwarded`, RFC 7239.
+    /// The list in `Forwarded` (RFC 7239).
     Forwarded,
     /// A single address in a provider's own header, such as `CF-Connecting-IP`.
     Single(HeaderName),
@@ -64,8 +65,8 @@ impl AddressHeader {
     }
 }
 
-/// The configuration for finding the client address. The default trusts no proxy: the socket's peer
-/// is the client.
+/// The configuration for finding the client address. By default, no proxy is trusted, and the
+/// socket's peer is the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trust {
     proxies: Proxies,
@@ -91,7 +92,7 @@ impl Trust {
     }
 
     /// Sets the number of leading `bits` of an IPv6 address by which clients are counted. Returns
-    /// `None` unless `bits` is from 1 to 128.
+    /// `None` if `bits` is not between 1 and 128.
     #[must_use]
     pub fn with_ipv6_prefix(self, bits: u8) -> Option<Self> {
         (1..=128).contains(&bits).then_some(Self {
@@ -100,7 +101,8 @@ impl Trust {
         })
     }
 
-    /// Trusts `hops` proxies instead, whatever the addresses of the proxies.
+    /// Sets the number of trusted proxies to `hops`, whatever their addresses. This replaces the
+    /// previous setting of trusted proxies.
     #[must_use]
     pub fn with_hops(self, hops: usize) -> Self {
         Self {
@@ -112,10 +114,10 @@ impl Trust {
     /// Returns the address of the client, given the socket's `peer` and the headers of the request.
     ///
     /// IPv4-mapped addresses are returned as IPv4, and zones are removed. The address that a
-    /// trusted proxy recorded may be unusable: `unknown`, invalid, or missing because the list is
-    /// too short. In this case, the last known address is used: with [`Proxies::Hops`] `peer`, with
-    /// [`Proxies::Nets`] the address of that proxy. So a client cannot use a header to choose an
-    /// address that no trusted proxy has written.
+    /// trusted proxy recorded may be unusable: it may be `unknown`, invalid, or missing because the
+    /// list is too short. In this case, the last known address is returned. With [`Proxies::Hops`],
+    /// this is `peer`. With [`Proxies::Nets`], it is the address of that proxy. So a client cannot
+    /// use a header to choose an address that no trusted proxy has written.
     #[must_use]
     pub fn client_ip(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
@@ -126,16 +128,17 @@ impl Trust {
         }
     }
 
-    /// Returns the address of the client of a forward-auth request sent by `proxy`. `proxy` is
-    /// always trusted, whatever its address, in addition to the configured number of hops.
+    /// Returns the client address of a forward-auth request that `proxy` has sent. `proxy` is
+    /// always trusted, whatever its address. With [`Proxies::Hops`], the configured number of
+    /// proxies is trusted in addition.
     #[must_use]
     pub fn client_ip_behind(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
         self.client_ip_from_proxy(headers)
             .unwrap_or_else(|| proxy.to_canonical())
     }
 
-    /// Like [`Self::client_ip_behind`], but returns `None` if the proxy does not send a valid
-    /// address.
+    /// Returns the same as [`Self::client_ip_behind`], but `None` if the proxy does not send a
+    /// valid address.
     pub(crate) fn client_ip_from_proxy(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let hops = match self.proxies {
             Proxies::Hops(hops) => hops.saturating_add(1),
@@ -178,8 +181,8 @@ impl Trust {
         has_one_count.then(|| address::text(self.counted(address)))
     }
 
-    /// Returns warnings about settings with which clients can evade the limits or use the address
-    /// of another client.
+    /// Returns warnings about settings that let clients evade the limits, or use the address of
+    /// another client.
     pub fn warnings(&self) -> impl Iterator<Item = Warning> {
         let all = match &self.proxies {
             Proxies::Hops(_) => false,
@@ -190,9 +193,9 @@ impl Trust {
         all.into_iter().chain(raw.then_some(Warning::RawIpv6))
     }
 
-    /// Returns the client address that the trusted proxies recorded. The socket's peer is trusted
-    /// if `hops` is at least 1. Returns `None` if the peer is not trusted or did not record a valid
-    /// address.
+    /// Returns the client address that the trusted proxies recorded. The socket's peer counts as
+    /// trusted if `hops` is at least 1. Returns `None` if the peer is not trusted or did not record
+    /// a valid address.
     fn named(&self, headers: &HeaderMap, hops: usize) -> Option<IpAddr> {
         let skipped = hops.checked_sub(1)?;
         match &self.header {
@@ -215,8 +218,9 @@ impl Trust {
         }
     }
 
-    /// Returns the first address from the right that is not a trusted proxy. With
-    /// [`Proxies::Hops`], skips `skipped` addresses and returns the next address.
+    /// Returns the first address from the right that is not a trusted proxy. If all addresses are
+    /// trusted, returns the last valid one. With [`Proxies::Hops`], skips `skipped` addresses and
+    /// returns the next address.
     fn last_known(
         &self,
         mut from_the_right: impl Iterator<Item = Option<IpAddr>>,
@@ -236,7 +240,7 @@ impl Trust {
     }
 }
 
-/// A setting with which clients can evade the limits.
+/// A setting that lets clients evade the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
@@ -247,7 +251,7 @@ pub enum Warning {
 }
 
 impl Warning {
-    /// Returns the code of the warning, by which logs can be searched.
+    /// Returns the code of the warning, which can be searched in logs.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {

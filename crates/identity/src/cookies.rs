@@ -7,12 +7,12 @@ use percent_encoding::percent_decode;
 
 use crate::{AmbiguousRequest, ambiguous::single_value};
 
-/// Returns the decoded value of the cookie `name`, for the entry `entry`.
+/// Returns the decoded value of the cookie `name`. The cookie is the source of the entry `entry`.
 ///
 /// RFC 6265 gives the percent sign no meaning, but many frameworks decode it. No encoder escapes a
-/// letter, a digit or one of `-._~`. Some services decode such an escape and some do not, so a
-/// value with such an escape is rejected. Other escapes are decoded, so that `a%3Db` and `a=b` have
-/// the same count.
+/// letter, a digit or one of `-._~`. Some services decode such a needless escape and others do not,
+/// so a value with a needless escape is rejected. Other escapes are decoded, so that `a%3Db` and
+/// `a=b` have the same count.
 ///
 /// # Errors
 ///
@@ -111,7 +111,7 @@ mod tests {
             ("s=100%", "100%"),
             ("s=%zz%+1", "%zz%+1"),
             ("s=%ff", "\u{fffd}"),
-            // The value is decoded only once, as services do.
+            // Values are decoded only once, because services decode only once.
             ("s=%2561bc", "%61bc"),
         ] {
             assert_eq!(read(line), Ok(Some(expected.into())), "{line}");

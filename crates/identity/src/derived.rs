@@ -1,5 +1,5 @@
-//! Derived entries: the part of another entry that is safe to show, such as the owner of an API key
-//! without its secret.
+//! Derived entries. A derived entry is the part of another entry that is safe to show, such as the
+//! owner of an API key without its secret.
 //!
 //! Keys are visible in snapshots, on the admin listener, and in the logs of tools that query the
 //! admin listener. So secrets must be removed from an entry before rules use it in a key.
@@ -9,10 +9,10 @@ use std::fmt;
 use regex::{Regex, RegexBuilder};
 use tidegate_core::bounds::{MAX_PATTERN_BYTES, MAX_REGEX_BYTES};
 
-/// The highest part number that can be selected.
+/// The highest number of a part that can be selected.
 const MAX_PART: usize = 16;
 
-/// An entry that is derived from a part of another entry.
+/// An entry that consists of a part of another entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DerivedEntry {
     source: Box<str>,
@@ -21,7 +21,7 @@ pub struct DerivedEntry {
 
 #[derive(Clone, Debug)]
 enum Selector {
-    /// The part at `index`, from 0, of the value split at each `separator`.
+    /// The part at `index`, counted from 0, of the value split at each `separator`.
     Split { separator: Box<str>, index: usize },
     /// The only capture group of a regular expression that matches the whole value.
     Group(Regex),
@@ -46,12 +46,12 @@ impl PartialEq for Selector {
 
 impl Eq for Selector {}
 
-/// An error about an invalid derived entry.
+/// The error for an invalid derived entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DerivedEntryError {
-    /// The wrong field: `of`, `split`, `part` or `regex`.
+    /// The invalid field: `of`, `split`, `part` or `regex`.
     pub field: &'static str,
-    /// Description of the problem.
+    /// A description of the problem.
     pub problem: String,
 }
 
@@ -64,13 +64,14 @@ impl fmt::Display for DerivedEntryError {
 impl std::error::Error for DerivedEntryError {}
 
 impl DerivedEntry {
-    /// Selects part number `part`, from 1, of the entry `source`, split at each `separator`.
+    /// Selects the part with the number `part`, counted from 1, of the entry `source`. The value of
+    /// `source` is split at each `separator`.
     ///
-    /// A value without the separator has no parts, because all of it may be secret.
+    /// A value without the separator has no parts, because the whole value may be secret.
     ///
     /// # Errors
     ///
-    /// Rejects an empty separator, and a part number that is not between 1 and 16.
+    /// Returns an error if the separator is empty, or if the part number is not between 1 and 16.
     ///
     /// # Examples
     ///
@@ -92,13 +93,13 @@ impl DerivedEntry {
         Self::new(source, Selector::Split { separator, index })
     }
 
-    /// Selects the only capture group of `pattern` in the entry `source`. The pattern must match
-    /// the whole value.
+    /// Selects the text that the only capture group of `pattern` matches in the entry `source`. The
+    /// pattern must match the whole value.
     ///
     /// # Errors
     ///
-    /// Rejects a regular expression that is invalid, too long or too large, or that does not have
-    /// exactly one capture group.
+    /// Returns an error if the regular expression is invalid, too long or too large, or if it does
+    /// not have exactly one capture group.
     ///
     /// # Examples
     ///
@@ -124,8 +125,8 @@ impl DerivedEntry {
             .dfa_size_limit(MAX_REGEX_BYTES)
             .build()
             .map_err(|problem| {
-                // The error message of the parser has several lines that show the position; the
-                // last line names the problem.
+                // The error message of the regex parser has several lines, which show the position.
+                // Only the last line names the problem.
                 let text = problem.to_string();
                 let last = text.lines().last().unwrap_or_default();
                 error(
@@ -162,8 +163,8 @@ impl DerivedEntry {
         &self.source
     }
 
-    /// Returns the part of `value` that is the derived entry, or `None` if `value` has no such part
-    /// or the part is empty.
+    /// Returns the part of `value` that is the derived entry. Returns `None` if `value` has no such
+    /// part, or if the part is empty.
     #[must_use]
     pub fn extract<'v>(&self, value: &'v str) -> Option<&'v str> {
         let part = match &self.cut {

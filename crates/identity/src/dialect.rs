@@ -1,5 +1,6 @@
-//! The header dialect of the proxy that sends forward-auth requests. Only headers of that dialect
-//! are trusted.
+//! The header dialect of the proxy that sends forward-auth requests. A dialect is the set of
+//! headers in which a proxy describes the original request. Only headers of the proxy's dialect are
+//! trusted.
 
 use std::borrow::Cow;
 
@@ -10,13 +11,13 @@ use crate::{AmbiguousRequest, ambiguous::single_value, header::header_text};
 /// The headers in which a proxy describes the original request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeaderDialect {
-    /// The dialect is detected from the headers. A request with headers of both dialects is
-    /// rejected.
+    /// The dialect is detected from the headers of each request. A request with headers of both
+    /// dialects is rejected.
     #[default]
     Detect,
-    /// nginx: `X-Original-*` and `X-Real-IP`.
+    /// The dialect of nginx: `X-Original-*` and `X-Real-IP`.
     Nginx,
-    /// Caddy and Traefik: only `X-Forwarded-*`.
+    /// The dialect of Caddy and Traefik: only `X-Forwarded-*`.
     XForwarded,
 }
 
@@ -32,13 +33,13 @@ impl HeaderDialect {
     }
 }
 
-/// The names of one dialect's headers for the method, the target and the host.
+/// The names of the headers in which one dialect sends the method, the target and the host.
 #[derive(Debug)]
 pub(crate) struct DialectHeaders {
     method: &'static str,
     targets: &'static [&'static str],
     host: &'static [&'static str],
-    /// Whether the client address is in `X-Real-IP` and not in a list.
+    /// Whether the dialect sends the client address in `X-Real-IP`, and not in a list.
     pub(crate) has_real_ip: bool,
 }
 
@@ -60,8 +61,8 @@ impl DialectHeaders {
     /// Returns the headers of `dialect`. With [`HeaderDialect::Detect`], detects the dialect from
     /// the request.
     ///
-    /// The two dialects are never mixed. Otherwise a client could set a value that the proxy does
-    /// not send, by adding a header of the other dialect.
+    /// The two dialects are never mixed. Otherwise a client could add a header of the other
+    /// dialect, and so set a value that the proxy does not send.
     pub(crate) fn of(
         headers: &HeaderMap,
         dialect: HeaderDialect,
@@ -91,7 +92,7 @@ impl DialectHeaders {
     }
 
     /// Returns the request target. A proxy sets only one of the target headers, so a second target
-    /// header may come from the client.
+    /// header would come from the client.
     pub(crate) fn target<'h>(
         &self,
         headers: &'h HeaderMap,
@@ -112,7 +113,7 @@ impl DialectHeaders {
         })
     }
 
-    /// Returns the first header that identifies this dialect.
+    /// Returns the first header in `headers` that identifies this dialect.
     fn present(&self, headers: &HeaderMap) -> Option<&'static str> {
         let mut names = self.targets.iter().copied().chain([self.method]);
         names.find(|name| headers.contains_key(*name))

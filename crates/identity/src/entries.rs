@@ -1,4 +1,5 @@
-//! The entries of a request: entries that the client sent, and entries that the application set.
+//! The entries of a request: the named values by which rules match and count. Some entries come
+//! from the client, and others from the application.
 
 use std::{
     borrow::Cow,
@@ -16,14 +17,14 @@ use crate::{
     value::{EntryValue, derived_or_given, header_entry, prefixed_entry},
 };
 
-/// The socket's peer, as a request extension. The code that accepts connections sets this
-/// extension.
+/// The address of the socket's peer, stored as a request extension. The code that accepts
+/// connections sets the extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
-/// Entries set by the application, as a request extension: claims of a verified token, the tenant,
-/// or the name in a TLS client certificate. Entries set by the application override the entries of
-/// the request itself.
+/// The entries that the application sets, stored as a request extension. Examples are claims of a
+/// verified token, the tenant, or the name in a TLS client certificate. These entries take
+/// precedence over the entries of the request itself.
 ///
 /// # Examples
 ///
@@ -37,13 +38,13 @@ pub struct Peer(pub SocketAddr);
 pub struct Entries(Vec<(Box<str>, Box<str>)>);
 
 impl Entries {
-    /// Creates an empty set.
+    /// Creates an empty set of entries.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the entry `name` to `value` and replaces any previous value. An empty value counts as
+    /// Sets the entry `name` to `value`, and replaces any previous value. An empty value counts as
     /// absent.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Box<str>>) -> Self {
@@ -60,8 +61,8 @@ impl Entries {
     }
 }
 
-/// The sources of the entries of a request. The default trusts no proxy, has no GeoIP source, and
-/// takes the socket's peer from the [`Peer`] extension.
+/// The sources of the entries of a request. By default, no proxy is trusted, there is no GeoIP
+/// source, and the socket's peer comes from the [`Peer`] extension.
 #[derive(Clone, Debug)]
 pub struct EntrySources {
     trust: Trust,
@@ -76,13 +77,13 @@ impl EntrySources {
         self.peer = PeerSource::Extensions(peer);
     }
 
-    /// Uses `peer` as the socket's peer of all requests. All requests must arrive on one
+    /// Sets `peer` as the socket's peer of all requests. All requests must arrive on the same
     /// connection.
     pub fn set_connection_peer(&mut self, peer: IpAddr) {
         self.peer = PeerSource::Connection(peer, AddressTextCache::default());
     }
 
-    /// Sets which proxies are trusted to report the client address.
+    /// Sets the proxies that are trusted to report the client address.
     pub fn set_trust(&mut self, trust: Trust) {
         self.trust = trust;
     }
@@ -101,9 +102,9 @@ impl EntrySources {
 /// The source of the socket's peer address.
 #[derive(Clone, Debug)]
 enum PeerSource {
-    /// From an extension of each request.
+    /// The peer address is in an extension of each request.
     Extensions(fn(&Extensions) -> Option<IpAddr>),
-    /// From the connection, for all of its requests.
+    /// The peer address is that of the connection, for all of its requests.
     Connection(IpAddr, AddressTextCache),
 }
 
@@ -115,7 +116,7 @@ impl PeerSource {
         }
     }
 
-    /// Returns the address as text.
+    /// Returns the address `ip` as text.
     fn text_of(&self, ip: IpAddr) -> Cow<'_, str> {
         match self {
             Self::Extensions(_) => Cow::Owned(address::text(ip)),
@@ -124,7 +125,8 @@ impl PeerSource {
     }
 }
 
-/// Caches the text of the first address that was formatted. Most connections have only one address.
+/// A cache of the text of the first address that was formatted. Most connections need only one
+/// address.
 #[derive(Clone, Debug, Default)]
 struct AddressTextCache(OnceLock<(IpAddr, Box<str>)>);
 
@@ -153,7 +155,7 @@ impl Default for EntrySources {
     }
 }
 
-/// A request, with access to its entries.
+/// The head of a request, with access to the entries of the request.
 #[derive(Debug)]
 pub struct RequestEntries<'r> {
     parts: &'r Parts,
@@ -163,7 +165,7 @@ pub struct RequestEntries<'r> {
 }
 
 impl<'r> RequestEntries<'r> {
-    /// Reads the head of a request.
+    /// Creates the entries of the request with this head.
     #[must_use]
     pub fn new(parts: &'r Parts, sources: &'r EntrySources) -> Self {
         Self {
@@ -302,7 +304,7 @@ mod tests {
         }
     }
 
-    /// HTTP/2 libraries do not trim white space, and a value with white space would result in a
+    /// HTTP/2 libraries do not trim white space. A value with white space would result in a
     /// different key.
     #[test]
     fn white_space_around_a_value_is_trimmed() {
@@ -313,8 +315,8 @@ mod tests {
         }
     }
 
-    /// Behind a proxy, `X-Customer` may be trusted. In an application without a proxy, the client
-    /// controls this header.
+    /// Behind a proxy, the header `X-Customer` may be trusted. In an application without a proxy,
+    /// the client controls this header.
     #[test]
     fn application_entries_come_first_and_no_header_replaces_them() {
         let mut parts = request("/login", &[("x-customer", "evil")]);

@@ -1,11 +1,14 @@
-//! Forward auth: parses the headers in which a proxy describes the original request.
+//! Forward auth: parses the headers in which a proxy describes the original request. The proxy asks
+//! about each original request before it forwards it.
 //!
-//! Proxies describe the original request in headers, in one of two dialects. nginx `auth_request`
-//! is configured to send `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`)
-//! and `X-Real-IP`. Caddy `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`,
-//! `-Uri`, `-Host`, `-Proto` and `-For`. A proxy forwards the headers of the other dialect
-//! unchanged from the client, so the two dialects are never mixed. A request with headers of both
-//! dialects is rejected, unless the configuration names the dialect of the proxy.
+//! Proxies use one of two header dialects. nginx `auth_request` is configured to send
+//! `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`) and `X-Real-IP`. Caddy
+//! `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`, `-Uri`, `-Host`, `-Proto`
+//! and `-For`.
+//!
+//! A proxy forwards the headers of the other dialect unchanged from the client, so the two dialects
+//! are never mixed. A request with headers of both dialects is rejected, unless the configuration
+//! names the dialect of the proxy.
 //!
 //! | entry | source |
 //! | --- | --- |
@@ -13,18 +16,18 @@
 //! | `path` | the original path without query, in RFC 3986 normal form, repeated slashes merged |
 //! | `host` | the original host in lower case, without the port; nginx: `Host` |
 //! | `scheme` | `X-Forwarded-Proto` |
-//! | `ip` | the client address; for IPv6 its network (/64), so that a subscriber has one count |
+//! | `ip` | the client address; for IPv6 its network (/64), which one subscriber has |
 //! | `ip.exact` | the complete client address |
-//! | `country`, `asn` | the country and autonomous system of that address, with a [`GeoIpSource`] |
+//! | `country`, `asn` | the country and autonomous system of the client, with a [`GeoIpSource`] |
 //! | `query.NAME` | the query parameter NAME, decoded |
 //! | `cookie.NAME` | the cookie NAME, decoded |
 //! | `header.NAME` | the header NAME |
 //! | any other NAME | the header `X-NAME`, with `-` for `_`: `api_key` is `X-Api-Key` |
 //!
 //! The client controls the entries in the last four rows, unless the proxy sets them. An empty
-//! value counts as absent: a rule with an absent entry in its key does not apply. A request with an
-//! ambiguous value is rejected as [`AmbiguousRequest`], because the service might use a different
-//! value than the rules. The following are ambiguous:
+//! value counts as absent. A rule does not apply if an entry in its key is absent. A request with
+//! an ambiguous value is rejected as [`AmbiguousRequest`], because the service might use a
+//! different value than the rules. The following are ambiguous:
 //!
 //! - an entry with several different values,
 //! - a path with `.` or `..` segments,
@@ -44,27 +47,28 @@ use crate::{
     value::{EntryValue, derived_or_given, header_entry, prefixed_entry},
 };
 
-/// `X-Real-IP`.
+/// The header `X-Real-IP`.
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
-/// The sender of a forward-auth request, and the headers that are trusted.
+/// The sender of a forward-auth request, and the information about which headers are trusted.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardAuthContext<'t> {
-    /// The socket's peer, which is the proxy.
+    /// The address of the socket's peer, which is the proxy.
     pub peer: IpAddr,
-    /// The headers that the proxy sends.
+    /// The dialect of the headers that the proxy sends.
     pub dialect: HeaderDialect,
-    /// The trusted proxies in front of the sender. If the sender is nginx, `X-Real-IP` is the
+    /// The trusted proxies in front of the sender. If the sender is nginx, `X-Real-IP` contains the
     /// address of nginx's own peer.
     pub trust: &'t Trust,
-    /// Derived entries, by name. Derived entries take precedence over the entries of the table.
+    /// The derived entries by name. They take precedence over the entries of the table in the
+    /// module documentation.
     pub derived: &'t [(Box<str>, DerivedEntry)],
-    /// The GeoIP source. If it is set, `country` and `asn` never come from headers, even for
-    /// addresses that the source does not contain.
+    /// The GeoIP source. If it is set, the entries `country` and `asn` never come from headers,
+    /// even for addresses that the source does not contain.
     pub geoip: Option<&'t dyn GeoIpSource>,
 }
 
-/// The original request, as described by a proxy.
+/// The original request, as a proxy has described it.
 #[derive(Clone, Debug)]
 pub struct ForwardAuthRequest<'r> {
     headers: &'r HeaderMap,
@@ -110,21 +114,22 @@ impl<'r> ForwardAuthRequest<'r> {
         })
     }
 
-    /// Returns true if the proxy sent the path. Without a path, rules with a path never match.
+    /// Returns true if the proxy sent the path. If the path is missing, rules with a path never
+    /// match.
     #[must_use]
     pub fn has_path(&self) -> bool {
         self.target.is_some()
     }
 
-    /// Returns true if the proxy sent the client address. Without a client address, `ip` is the
-    /// proxy's address, and all clients share one count.
+    /// Returns true if the proxy sent the client address. If the client address is missing, the
+    /// entry `ip` is the proxy's address, and all clients share one count.
     #[must_use]
     pub fn has_client_ip(&self) -> bool {
         self.has_client_ip
     }
 
-    /// Returns the value of the entry `name`; see the table in the module documentation. An empty
-    /// value counts as absent.
+    /// Returns the value of the entry `name`, as listed in the table of the module documentation.
+    /// An empty value counts as absent.
     ///
     /// # Errors
     ///
@@ -156,9 +161,9 @@ impl<'r> ForwardAuthRequest<'r> {
         prefixed_entry(name, self.headers, self.target.as_ref()).unwrap_or_else(of_proxy)
     }
 
-    /// Returns the value of the header `known` for the entry `name`. Fails unless it is certain
-    /// that the service receives the same value. The proxy may remove headers that `Connection`
-    /// names, and the service may treat `_` in a name as `-`.
+    /// Returns the value of the header `known`, which is the source of the entry `name`. Fails
+    /// unless the service certainly receives the same value. The proxy may remove headers that
+    /// `Connection` names, and the service may treat `_` in a name as `-`.
     fn header(&self, name: &str, known: &str) -> EntryValue<'_> {
         if is_named_by_connection(self.headers, known) {
             return Err(AmbiguousRequest::HopByHop(name.into()));
@@ -170,8 +175,8 @@ impl<'r> ForwardAuthRequest<'r> {
     }
 }
 
-/// Returns true if `Connection` names the header `known`, so that a proxy may have removed it or
-/// may still remove it.
+/// Returns true if `Connection` names the header `known`. A proxy may then have removed the header,
+/// or may still remove it.
 fn is_named_by_connection(headers: &HeaderMap, known: &str) -> bool {
     headers
         .get_all(CONNECTION)
@@ -180,8 +185,8 @@ fn is_named_by_connection(headers: &HeaderMap, known: &str) -> bool {
         .any(|name| name.trim_ascii().eq_ignore_ascii_case(known.as_bytes()))
 }
 
-/// Returns true if there is a header named like `known` but with `_` for `-`. CGI, WSGI and PHP
-/// treat the two names as equal.
+/// Returns true if there is a header with the name `known`, but with `_` in place of `-`. CGI, WSGI
+/// and PHP treat the two names as equal.
 fn has_alias(headers: &HeaderMap, known: &str) -> bool {
     let same = |(written, known): (u8, u8)| written == known || (written, known) == (b'_', b'-');
     headers.keys().any(|name| {

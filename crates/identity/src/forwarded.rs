@@ -1,5 +1,5 @@
-//! The `Forwarded` header of RFC 7239: each proxy on the path adds an element with its peer's
-//! address.
+//! The `Forwarded` header of RFC 7239. Each proxy on the path adds an element with the address of
+//! its peer.
 //!
 //! ```text
 //! Forwarded: for=192.0.2.43, for="[2001:db8:cafe::17]:4711";proto=https;by=203.0.113.43
@@ -9,8 +9,8 @@
 //! unclosed quotation mark in the client's part of the header cannot hide the elements that proxies
 //! append.
 
-/// Returns the `for` parameter of each element of one line, the last element first. `None` stands
-/// for an element without a valid `for` parameter.
+/// Returns the `for` parameter of each element of one line, starting with the last element. `None`
+/// stands for an element without a valid `for` parameter.
 pub(crate) fn for_from_the_right(line: &[u8]) -> impl Iterator<Item = Option<String>> {
     FromTheRight(Some(line), b',').map(for_of)
 }
@@ -23,7 +23,7 @@ fn for_of(element: &[u8]) -> Option<String> {
     let mut values = pairs.filter(|(name, _)| name.trim_ascii().eq_ignore_ascii_case(b"for"));
     match (values.next(), values.next()) {
         (Some((_, value)), None) => unquoted(std::str::from_utf8(value).ok()?.trim()),
-        // A second `for` is invalid, and either of the two may come from the client.
+        // A second `for` is invalid, because either of the two may come from the client.
         _ => None,
     }
 }
@@ -45,7 +45,8 @@ fn unquoted(value: &str) -> Option<String> {
     Some(text)
 }
 
-/// Splits a text at separators outside quoted strings, and returns the last part first.
+/// An iterator over the parts of a text, starting with the last part. The text is split at
+/// separators outside quoted strings.
 struct FromTheRight<'t>(Option<&'t [u8]>, u8);
 
 impl<'t> Iterator for FromTheRight<'t> {
@@ -69,7 +70,7 @@ impl<'t> Iterator for FromTheRight<'t> {
     }
 }
 
-/// Returns true if the number of backslashes before `at` is odd.
+/// Returns true if the number of backslashes directly before `at` is odd.
 fn is_escaped(octets: &[u8], at: usize) -> bool {
     let backslashes = octets[..at]
         .iter()

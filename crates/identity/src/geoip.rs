@@ -2,10 +2,11 @@
 
 use std::{fmt, net::IpAddr};
 
-/// A GeoIP source: a MaxMind database (`MaxMind`, with the feature `maxmind`), or an implementation
-/// of your own.
+/// A GeoIP source. Use a MaxMind database (`MaxMind`, with the feature `maxmind`), or implement
+/// this trait.
 ///
-/// The source is called for every request whose rules use `country` or `asn`, and must not block.
+/// The source is called for every request for which rules use `country` or `asn`. It must not
+/// block.
 pub trait GeoIpSource: fmt::Debug + Send + Sync {
     /// Returns the country of `address` as a two-letter ISO 3166-1 code, or `None` if the country
     /// is unknown.
@@ -16,7 +17,7 @@ pub trait GeoIpSource: fmt::Debug + Send + Sync {
     fn asn(&self, address: IpAddr) -> Option<u32>;
 }
 
-/// An entry that a GeoIP source provides.
+/// An entry whose value comes from a GeoIP source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeoIpField {
     /// The entry `country`.

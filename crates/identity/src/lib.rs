@@ -1,16 +1,18 @@
-//! Client identity: reads the values by which rules match and count from the head of a request.
+//! Client identity: reads from the head of a request the values by which rules match and count.
 //!
-//! A client can write anything into its headers. This crate returns only values that services
-//! interpret in the same way: the address that the trusted proxies saw, the path in a normal form,
-//! and cookies and headers with a single meaning. A request that services might interpret
-//! differently from the rules is an [`AmbiguousRequest`], and should be rejected.
+//! A client can write anything into its headers. This crate returns only values that all services
+//! interpret in the same way. Examples are the address that the trusted proxies saw, the path in a
+//! normal form, and cookies and headers with a single meaning. A request that services might
+//! interpret differently from the rules is an [`AmbiguousRequest`], and should be rejected.
 //!
 //! | task | type |
 //! | --- | --- |
 //! | find the client address behind proxies | [`Trust`] |
-//! | read the entries of a request that the application itself serves | [`RequestEntries`] |
-//! | read those of a request that nginx, Caddy or Traefik asks about | [`ForwardAuthRequest`] |
-//! | bring entries that another service sends into the same form | [`Trust::normalize`] |
+//! | read the entries (named values) of a request that the application serves | [`RequestEntries`]
+//! |
+//! | read the entries of a request that nginx, Caddy or Traefik describes | [`ForwardAuthRequest`]
+//! |
+//! | convert entries that another service sends to the same form | [`Trust::normalize`] |
 //! | use the owner of an API key without its secret | [`DerivedEntry`] |
 //! | find the country and the network operator of an address | [`GeoIpSource`], `MaxMind` |
 //!
@@ -18,8 +20,8 @@
 //!
 //! # Examples
 //!
-//! A load balancer in `10.0.0.0/8` appends the address of its peer to `X-Forwarded-For`. Elements
-//! that the client sent in that header have no effect:
+//! In this example, a load balancer in `10.0.0.0/8` appends the address of its peer to
+//! `X-Forwarded-For`. Elements that the client sent in `X-Forwarded-For` have no effect:
 //!
 //! ```
 //! use http::HeaderMap;

@@ -9,14 +9,15 @@ use crate::geoip::{GeoIpField, GeoIpSource};
 
 type Database = Reader<Vec<u8>>;
 
-/// The maximum number of networks in a database, all of which are validated before use. The largest
+/// The maximum number of networks in a database. All of them are validated before use. The largest
 /// databases have a few million networks.
 const MAX_NETWORKS: usize = 1 << 24;
 
-/// A GeoIP source with MaxMind databases: GeoLite2 or GeoIP2, Country or City, and ASN or ISP.
+/// A GeoIP source with MaxMind databases. It accepts GeoLite2 and GeoIP2 databases of the types
+/// Country, City, ASN and ISP.
 ///
-/// The databases are kept in memory. [`put`](Self::put) replaces a database while requests are
-/// served. Without a database for an entry, the entry is absent.
+/// The databases are kept in memory. The method [`put`](Self::put) can replace a database while
+/// requests are served. An entry without a database is absent.
 ///
 /// # Examples
 ///
@@ -35,7 +36,7 @@ pub struct MaxMind {
     asn: ArcSwapOption<Database>,
 }
 
-/// An error that says why a database cannot be used.
+/// The error that says why a database cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaxMindError(String);
 
@@ -48,13 +49,13 @@ impl fmt::Display for MaxMindError {
 impl std::error::Error for MaxMindError {}
 
 impl MaxMind {
-    /// Uses the database `bytes` for `field` from now on. The whole database is validated first,
-    /// which takes a fraction of a second for a million networks.
+    /// Uses the database `bytes` for `field` from now on. First validates the whole database, which
+    /// takes a fraction of a second for a million networks.
     ///
     /// # Errors
     ///
-    /// Rejects bytes that are not a MaxMind database, a damaged database, and a database without
-    /// `field` for any address. The previous database then stays in use.
+    /// Returns an error if the bytes are not a MaxMind database, if the database is damaged, or if
+    /// it contains `field` for no address. The previous database then stays in use.
     pub fn put(&self, field: GeoIpField, bytes: Vec<u8>) -> Result<(), MaxMindError> {
         let database = Reader::from_source(bytes).map_err(|error| {
             MaxMindError(format!(
@@ -108,7 +109,7 @@ impl fmt::Debug for MaxMind {
     }
 }
 
-/// Checks that all of `database` can be read, and that `database` contains `field` for at least one
+/// Checks that the whole `database` can be read, and that it contains `field` for at least one
 /// address.
 fn check(field: GeoIpField, database: &Database) -> Result<(), MaxMindError> {
     let damaged = |error| MaxMindError(format!("it is damaged: {}", one_line(&error)));

@@ -1,9 +1,9 @@
-//! Normalizes entries that a service sends, so that they have the same form as entries that are
+//! Normalizes entries that a service sends. The result has the same form as entries that are
 //! extracted from a proxy's request.
 //!
 //! Rules expect a single notation of each path and each address. Forward auth and the tower layer
-//! derive paths and addresses from the request. A service that sends entries may send values in the
-//! notation of its client.
+//! derive paths and addresses from the request itself. A service that sends entries may send values
+//! in the notation of its client.
 
 use std::{
     borrow::Cow,
@@ -14,10 +14,14 @@ use crate::{AmbiguousRequest, Trust, address, target::RequestTarget};
 
 impl Trust {
     /// Returns the value of the entry `name` in the form that
-    /// [`ForwardAuthRequest`](crate::ForwardAuthRequest) gives it. `path` is in normal form without
-    /// the query, `host` is in lower case without the port, `ip` is the address by which the client
-    /// is counted, and `ip.exact` is the complete address. Any other entry, and an empty value, is
-    /// returned unchanged.
+    /// [`ForwardAuthRequest`](crate::ForwardAuthRequest) gives it:
+    ///
+    /// - `path` is in normal form, without the query.
+    /// - `host` is in lower case, without the port.
+    /// - `ip` is the address by which the client is counted.
+    /// - `ip.exact` is the complete address.
+    ///
+    /// Any other entry is returned unchanged, and so is an empty value.
     ///
     /// # Errors
     ///
@@ -47,7 +51,7 @@ fn ip<'v>(
     value: &'v str,
     counted: impl Fn(IpAddr) -> IpAddr,
 ) -> Result<Cow<'v, str>, AmbiguousRequest> {
-    // The standard library accepts only the canonical notation of an IPv4 address.
+    // Fast path: the standard library accepts only the canonical notation of an IPv4 address.
     if value.parse::<Ipv4Addr>().is_ok() {
         return Ok(Cow::Borrowed(value));
     }

@@ -5,19 +5,19 @@ use std::borrow::Cow;
 use crate::AmbiguousRequest;
 
 /// Returns `path` in the normal form of RFC 3986, section 6.2.2, with repeated slashes merged.
-/// Percent-encoded letters, digits, `-`, `.`, `_` and `~` are decoded, and other escapes get
+/// Decodes percent-encoded letters, digits, `-`, `.`, `_` and `~`. Writes all other escapes with
 /// upper-case digits.
 ///
-/// Otherwise `/%6Cogin` and `//login` would bypass a rule for `/login`, because many servers treat
-/// these paths as the same path. For example, nginx merges slashes by default. Paths that servers
-/// distinguish stay different: `/Login`, `/login;x`, `/a%2Fb`.
+/// Without normalization, `/%6Cogin` and `//login` would bypass a rule for `/login`, because many
+/// servers treat these paths as the same path. For example, nginx merges slashes by default. Paths
+/// that servers distinguish stay different, such as `/Login`, `/login;x` and `/a%2Fb`.
 ///
 /// # Errors
 ///
-/// Returns [`AmbiguousRequest::DotSegments`] if a segment is `.` or `..`, even if the segment is
-/// encoded, has parameters (`..;x`), or follows `%2F`, `\` or `%5C`, which some servers treat as a
-/// slash. Ordinary clients resolve such segments before they send a request. Some servers resolve
-/// such segments too, and other servers look for a file with that name.
+/// Returns [`AmbiguousRequest::DotSegments`] if a segment is `.` or `..`. This also holds if the
+/// segment is encoded, has parameters (`..;x`), or follows `%2F`, `\` or `%5C`, which some servers
+/// treat as a slash. Ordinary clients resolve these segments before they send a request. Some
+/// servers resolve them too, and other servers look for a file with this name.
 pub fn normalize_path(path: &str) -> Result<Cow<'_, str>, AmbiguousRequest> {
     let is_plain = !path.contains(['%', '\\']) && !path.contains("/.") && !path.contains("//");
     if path.starts_with('/') && is_plain {
@@ -30,7 +30,7 @@ pub fn normalize_path(path: &str) -> Result<Cow<'_, str>, AmbiguousRequest> {
     Ok(Cow::Owned(with_single_slashes(&decoded)))
 }
 
-/// Returns `path` with a leading slash, and with repeated slashes merged.
+/// Returns `path` with a leading slash and with repeated slashes merged.
 fn with_single_slashes(path: &str) -> String {
     let mut out = String::with_capacity(path.len() + 1);
     out.push('/');
@@ -51,7 +51,8 @@ fn decode_unreserved(path: &str) -> String {
             Some(octet) if octet.is_ascii_alphanumeric() || b"-._~".contains(&octet) => {
                 out.push(char::from(octet));
             }
-            // The escape consists of ASCII characters, so the slice ends at a character boundary.
+            // The slice ends at a character boundary, because an escape consists of ASCII
+            // characters.
             Some(_) => out.extend(rest[at..at + 3].chars().map(|c| c.to_ascii_uppercase())),
             None => {
                 out.push('%');
@@ -72,8 +73,8 @@ pub(crate) fn octet(digits: &[u8]) -> Option<u8> {
     u8::try_from(value(*high)? * 16 + value(*low)?).ok()
 }
 
-/// Returns true if some server might find a `.` or `..` segment in `path`. The unreserved
-/// characters of `path` must already be decoded.
+/// Returns true if some server might find a `.` or `..` segment in `path`. The caller must have
+/// decoded the unreserved characters of `path`.
 fn has_dot_segments(path: &str) -> bool {
     let segments = path.split(['/', '\\']);
     let segments = segments.flat_map(|segment| segment.split("%2F"));
@@ -137,8 +138,8 @@ mod tests {
         #[test]
         fn normal_form_is_stable(path in "(/|\\.|%|2|e|E|F|a|\u{e9}){0,24}") {
             let Ok(once) = normalize_path(&path) else { return Ok(()) };
-            // Decoding can produce a new escape (`%%32e`), so only a path without escapes must stay
-            // unchanged.
+            // Decoding can produce a new escape (`%%32e`). So only a path without escapes must stay
+            // unchanged when it is normalized again.
             if !once.contains('%') {
                 proptest::prop_assert_eq!(&normalize_path(&once).unwrap(), &once);
             }

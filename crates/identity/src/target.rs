@@ -14,7 +14,7 @@ pub(crate) struct RequestTarget<'r> {
 }
 
 impl<'r> RequestTarget<'r> {
-    /// Parses `/path?query` or `https://host/path?query`.
+    /// Parses a request target such as `/path?query` or `https://host/path?query`.
     pub(crate) fn parse(uri: Cow<'r, str>) -> Self {
         match uri {
             Cow::Borrowed(uri) => {
@@ -34,7 +34,7 @@ impl<'r> RequestTarget<'r> {
         }
     }
 
-    /// Returns the target of a request that a server has already parsed.
+    /// Returns the request target of a request whose URI a server has already parsed.
     pub(crate) fn of(uri: &'r Uri) -> Self {
         Self {
             path: path::normalize_path(uri.path()),
@@ -69,7 +69,7 @@ fn split(uri: &str) -> (&str, &str) {
     (path.split('#').next().unwrap_or(path), query)
 }
 
-/// Decodes a query component: `%41` is `A`, and `+` is a space.
+/// Decodes a query component. For example, `%41` becomes `A`, and `+` becomes a space.
 fn decoded(text: &str) -> String {
     let mut octets = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

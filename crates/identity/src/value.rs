@@ -16,8 +16,8 @@ use crate::{
 /// The value of an entry: `None` if the entry is absent, and an error if the value is ambiguous.
 pub type EntryValue<'r> = Result<Option<Cow<'r, str>>, AmbiguousRequest>;
 
-/// Returns the value of the entry `name`: the value derived from another entry if there is one,
-/// otherwise the value from `given`. An empty value is never returned.
+/// Returns the value of the entry `name`. This is the derived entry of this name, if there is one,
+/// and otherwise the value from `given`. The result is never an empty value.
 pub(crate) fn derived_or_given<'r>(
     derived: &[(Box<str>, DerivedEntry)],
     name: &str,
@@ -36,8 +36,8 @@ pub(crate) fn derived_or_given<'r>(
     Ok(value.filter(|value| !value.is_empty()))
 }
 
-/// Returns an entry that the client controls: the header, cookie or query parameter that `name`
-/// selects by its prefix. Returns `None` if `name` has no such prefix.
+/// Returns an entry that the client controls: a header, cookie or query parameter. The prefix of
+/// `name` selects the kind. Returns `None` if `name` has none of these prefixes.
 pub(crate) fn prefixed_entry<'r>(
     name: &str,
     headers: &'r HeaderMap,
@@ -55,8 +55,8 @@ pub(crate) fn prefixed_entry<'r>(
     })
 }
 
-/// Returns the value of the header `known` for the entry `name`. `Cookie` lines are joined, because
-/// HTTP/2 may send each cookie in its own line.
+/// Returns the value of the header `known`, which is the source of the entry `name`. Joins several
+/// `Cookie` lines, because HTTP/2 may send each cookie in its own line.
 pub(crate) fn header_entry<'r>(name: &str, headers: &'r HeaderMap, known: &str) -> EntryValue<'r> {
     if known.eq_ignore_ascii_case("cookie") {
         return Ok(joined_header(headers, known, "; "));

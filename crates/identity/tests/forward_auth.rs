@@ -1,4 +1,5 @@
-//! Tests how a proxy's description of a request is parsed, and that a client cannot manipulate it.
+//! Tests that a proxy's description of a request is parsed correctly, and that a client cannot
+//! manipulate the description.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -197,7 +198,7 @@ fn a_proxy_that_names_no_client_is_detected() {
             &[("x-forwarded-uri", "/"), ("x-forwarded-for", "unknown")],
             false,
         ),
-        // The address of a client on the proxy's own machine is also valid.
+        // The client may run on the proxy's own machine, so a loopback address is valid.
         (&[("x-original-uri", "/"), ("x-real-ip", "127.0.0.1")], true),
         (
             &[("x-forwarded-uri", "/"), ("x-forwarded-for", "127.0.0.1")],
@@ -218,8 +219,8 @@ fn without_proxy_headers_the_peer_is_the_client() {
     );
 }
 
-/// Services differ in which of several values they use, so the rules could count a value that the
-/// service does not use.
+/// If a value occurs several times with differences, services use different ones. So the rules
+/// could count a value that the service does not use.
 #[test]
 fn conflicting_values_are_refused() {
     let lines = [
@@ -265,7 +266,7 @@ fn conflicting_values_are_refused() {
     }
 }
 
-/// ingress-nginx sets `X-Original-URL` and forwards an `X-Original-URI` that the client has sent.
+/// ingress-nginx sets `X-Original-URL`. It forwards an `X-Original-URI` unchanged from the client.
 #[test]
 fn conflicting_proxy_headers_are_refused() {
     for (one, other, named) in [
@@ -320,7 +321,7 @@ fn headers_listed_in_connection_are_ambiguous() {
     }
 }
 
-/// CGI, WSGI and PHP treat a name with `_` and the same name with `-` as equal.
+/// CGI, WSGI and PHP treat two names as equal if they differ only in `_` and `-`.
 #[test]
 fn a_header_name_with_an_underscore_is_ambiguous() {
     for lines in [

@@ -1,4 +1,5 @@
-//! Tests the GeoIP entries: they come from MaxMind databases, and never from the client.
+//! Tests the GeoIP entries `country` and `asn`. They come from MaxMind databases, and never from
+//! the client.
 
 #![cfg(feature = "maxmind")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -88,8 +89,8 @@ fn an_invalid_database_is_refused_and_the_old_one_kept() {
     assert_eq!(geoip.asn("1.128.0.1".parse().unwrap()), Some(1_221));
 }
 
-/// Simulates bit errors on a disk: a damaged database is rejected or read, and never causes a panic
-/// or an endless loop.
+/// Simulates bit errors on a disk. A damaged database is either rejected or read, and never causes
+/// a panic or an endless loop.
 #[test]
 fn a_damaged_database_is_refused() {
     let (whole, mut read) = (bytes(NETWORKS), 0);
@@ -139,6 +140,6 @@ fn a_geoip_source_takes_precedence_over_headers() {
     assert_eq!(entry("1.128.0.1", "asn", known).as_deref(), Some("1221"));
     assert_eq!(entry("192.0.2.1", "country", known), None);
     assert_eq!(entry("192.0.2.1", "asn", known), None);
-    // If this server has no GeoIP source, the proxy may send the entry from its own source.
+    // If this server has no GeoIP source, the proxy may send `country` from its own source.
     assert_eq!(entry("192.0.2.1", "country", None).as_deref(), Some("AQ"));
 }

@@ -1,6 +1,6 @@
-//! Compares throttling methods on one service, live. The service handles ten requests at a time,
-//! and each takes 10 ms. The offered load is half of the service's capacity, then twice the
-//! capacity, then half of it again. Writes an SVG chart.
+//! Compares throttling methods on one running service. The service handles ten requests at a time,
+//! and each request takes 10 ms. The offered load is first half of the service's capacity, then
+//! twice the capacity, and then half of the capacity again. Writes an SVG chart.
 //!
 //! ```sh
 //! cargo run --release -p tidegate-tower --example throttling > docs/throttling.svg
@@ -38,20 +38,20 @@ use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 type App = BoxCloneSyncService<Request<()>, StatusCode, Infallible>;
 
-/// The number of requests served concurrently, and the duration of each.
+/// The number of requests that the service handles concurrently, and the duration of each request.
 const WORKERS: usize = 10;
 const TAKES: Duration = Duration::from_millis(10);
 
-/// The offered load: requests per second, each for a number of seconds.
+/// The offered load. Each element is a number of requests per second and a duration in seconds.
 const OFFERED: [(usize, usize); 3] = [(500, 3), (2_000, 6), (500, 3)];
 
-/// The rate of all limits over time.
+/// The rate of all rate limits in this comparison.
 const RATE: &str = "600/s";
 
 /// The time between two points of the chart.
 const POINT: Duration = Duration::from_millis(250);
 
-/// A request that was served: its arrival time and its latency.
+/// The arrival time and the latency of a request that was served.
 type Served = (Duration, Duration);
 
 #[tokio::main(flavor = "current_thread")]
@@ -87,7 +87,7 @@ async fn main() {
     print!("{}", picture(&runs));
 }
 
-/// Creates the service. Requests that find all workers busy wait in a queue.
+/// Creates the service. A request that finds all workers busy waits in a queue.
 fn service()
 -> impl tower::Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send>
 + Clone
@@ -138,7 +138,7 @@ fn gcra() -> Limit {
     spec.build().expect("a limit")
 }
 
-/// A window limit with a soft allowance of 20 %.
+/// Creates a window limit with a soft allowance of 20 %.
 fn soft() -> Rule {
     let rate = notation::rate(RATE).expect("a rate");
     let spec = LimitSpec {
@@ -162,8 +162,8 @@ fn shed(clock: &Clock) -> ConcurrencyLimitLayer {
     ConcurrencyLimitLayer::new(AdaptiveSettings::default(), clock.clone()).expect("valid settings")
 }
 
-/// A window limit that admits 50 % more while less than 60 % of the adaptive concurrency limit is
-/// in use.
+/// Creates a service behind an elastic window limit. While less than 60 % of the adaptive
+/// concurrency limit is in use, the window limit admits 50 % more.
 fn elastic(clock: &Clock) -> App {
     let rate = notation::rate(RATE).expect("a rate");
     let spec = LimitSpec {
@@ -178,11 +178,12 @@ fn elastic(clock: &Clock) -> App {
     boxed(shed.layer(limiter.layer(service())))
 }
 
-/// Offers the load, and records the requests that are served.
+/// Sends the offered load to `app`. Returns the requests that were served.
 async fn offer(app: App) -> Vec<Served> {
     let (served, began) = (Arc::new(Mutex::new(Vec::new())), now());
     for (rate, seconds) in OFFERED {
-        // The timer fires at most a thousand times a second.
+        // The timer fires at most a thousand times a second, so each tick may send several
+        // requests.
         let mut ticks = interval(Duration::from_millis(2));
         for _ in 0..seconds * 500 {
             ticks.tick().await;
@@ -199,7 +200,7 @@ async fn offer(app: App) -> Vec<Served> {
             }
         }
     }
-    // After this time, queued requests have been served or rejected.
+    // After this time, all queued requests have been served or rejected.
     sleep(Duration::from_secs(1)).await;
     served.lock().expect("no thread panics").clone()
 }

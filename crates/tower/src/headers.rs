@@ -1,9 +1,12 @@
-//! Writes a verdict as response headers.
+//! Writes a verdict as response headers. A verdict is the decision of a limiter about a request.
 //!
 //! `RateLimit-Policy` and `RateLimit` follow draft-ietf-httpapi-ratelimit-headers-10 (lists of
-//! strings with parameters). Both fields are optional, because the specification is still a draft.
-//! `Retry-After` follows RFC 9110. The `X-RateLimit-*` triple is optional. The reset of the triple
-//! is in seconds from now or in seconds since the epoch, because clients expect different formats.
+//! strings with parameters). Both headers are optional, because the specification is still a draft.
+//! `Retry-After` follows RFC 9110.
+//!
+//! The three headers `X-RateLimit-Limit`, `-Remaining` and `-Reset` are also optional. They are
+//! called the triple below. The reset of the triple is in seconds from now or in seconds since the
+//! epoch, because clients expect different formats.
 //!
 //! ```text
 //! RateLimit-Policy: "1/s";q=1;w=1, "20/min";q=20;w=60
@@ -11,23 +14,22 @@
 //! Retry-After: 1
 //! ```
 //!
-//! A policy is named after its limit, because the name of a rule may contain something that clients
-//! must not know (`secret-fraud-rule`). With [`RuleNames::Shown`], a policy is named after its
-//! rule: `"api:1/s"`.
+//! A policy is named after its limit, because clients must not see some names of rules
+//! (`secret-fraud-rule`). With [`RuleNames::Shown`], a policy is named after its rule: `"api:1/s"`.
 //!
-//! Waits are rounded up and quotas down, so that a client that follows the headers never retries
-//! too early. The draft leaves these points open:
+//! Waits are rounded up and quotas are rounded down. So a client that follows the headers never
+//! retries too early. The draft leaves these points open:
 //!
 //! - `q` is the number of units that an idle key can spend at once.
-//! - `w` is the time in which the whole quota becomes available again. `w` is omitted if it is
-//!   under a second, and for a node's local share.
-//! - `t` is the time until more units are available if none remain. Otherwise `t` is the time until
-//!   the key has fully recovered.
-//! - `Retry-After` is never earlier than a `t` in the same response. The `t` of a limit that does
-//!   not deny is omitted if it would be later.
+//! - `w` is the time in which the whole quota becomes available again. `w` is left out if it is
+//!   under a second. It is also left out for a node's local share of a limit.
+//! - `t` is the time until more units are available if none remain. If units remain, `t` is the
+//!   time until the whole quota is available again.
+//! - `Retry-After` is never earlier than a `t` in the same response. If a limit does not deny the
+//!   request and its `t` would be later, the `t` is left out.
 //! - A concurrency limit has a `t` and a reset only if it denies the request. Both values are then
 //!   the same estimate as `Retry-After`. The slots of the limit are released when requests end,
-//!   usually long before the leases expire.
+//!   which is usually long before the leases expire.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
@@ -37,8 +39,8 @@ use tidegate_core::{
 
 use crate::structured_fields;
 
-/// The maximum number of limits in the headers, the tightest first. The maximum keeps the headers
-/// within the size that clients and proxies accept.
+/// The maximum number of limits in the headers. The tightest limits are shown. The maximum keeps
+/// the headers within the size that clients and proxies accept.
 pub const MAX_SHOWN: usize = 8;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -47,36 +49,36 @@ const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// With [`RuleNames::Shown`], the name of a limit that was sent with the request and belongs to no
-/// rule.
+/// The name of a limit that was sent with the request and so belongs to no rule. It is used with
+/// [`RuleNames::Shown`].
 const UNNAMED: &str = "default";
 
-/// The format of `X-RateLimit-Reset`, if the triple is sent.
+/// The format of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Legacy {
-    /// The triple is not sent.
+    /// The `X-RateLimit-*` headers are not sent.
     #[default]
     Off,
-    /// Seconds from now, rounded up.
+    /// The reset is in seconds from now, rounded up.
     Delta,
-    /// Seconds since the Unix epoch, rounded up.
+    /// The reset is in seconds since the Unix epoch, rounded up.
     Epoch,
 }
 
-/// Whether clients see the names of rules, in headers and in denial responses.
+/// Whether clients see the names of rules in headers and in denial responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RuleNames {
-    /// A policy has the name of its limit, such as `20/min`. The second of two equal policies is
-    /// `20/min:2`.
+    /// A policy has the name of its limit, such as `20/min`. If two policies have equal names, the
+    /// second one is named `20/min:2`.
     #[default]
     Hidden,
-    /// A policy has the name of its rule, such as `api`, or `api:20/min` if the rule has several
-    /// limits. The second of two equal policies is `api:20/min:2`.
+    /// A policy has the name of its rule, such as `api`. If the rule has several limits, the name
+    /// is `api:20/min`. If two policies have equal names, the second one is named `api:20/min:2`.
     Shown,
 }
 
-/// Writes the headers of verdicts. The writer contains a buffer that is reused for all responses of
-/// a connection.
+/// A writer of the headers of verdicts. It contains a buffer that is reused for all responses of a
+/// connection.
 #[derive(Clone, Debug)]
 pub struct HeaderWriter {
     ratelimit: bool,
@@ -85,7 +87,8 @@ pub struct HeaderWriter {
     text: Vec<u8>,
 }
 
-/// Writes the `RateLimit` pair and no triple.
+/// Creates a writer of the `RateLimit` and `RateLimit-Policy` headers, without the `X-RateLimit-*`
+/// headers.
 impl Default for HeaderWriter {
     fn default() -> Self {
         Self::new(true, Legacy::Off)
@@ -93,8 +96,8 @@ impl Default for HeaderWriter {
 }
 
 impl HeaderWriter {
-    /// Creates a writer of the `RateLimit` pair, if `ratelimit` is true, and of the triple in the
-    /// format `legacy`. `Retry-After` is always written.
+    /// Creates a writer. It writes `RateLimit` and `RateLimit-Policy` if `ratelimit` is true. It
+    /// writes the `X-RateLimit-*` headers in the format `legacy`. It always writes `Retry-After`.
     #[must_use]
     pub fn new(ratelimit: bool, legacy: Legacy) -> Self {
         Self {
@@ -122,8 +125,8 @@ impl HeaderWriter {
 
     /// Adds the headers of `verdict`, which was decided at `now`.
     ///
-    /// Shadow rules are not shown. The denial of a request that can never be admitted has no
-    /// `Retry-After`.
+    /// The limits of shadow rules are not shown. The denial of a request that can never be admitted
+    /// has no `Retry-After`.
     pub fn write(&mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
         let retry_after = retry_after_secs(verdict);
         if self.ratelimit {
@@ -148,7 +151,8 @@ impl HeaderWriter {
             self.name(shown.lines, at);
             structured_fields::parameter(&mut self.text, b'q', line.outcome.limit);
             let window = line.limit.window();
-            // A node's local share takes a different time to recover, so `w` would be wrong.
+            // A node's local share of a limit takes a different time to recover, so `w` would be
+            // wrong.
             if window >= Span::from_secs(1) && exactness != Exactness::Local {
                 structured_fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
             }
@@ -202,14 +206,14 @@ impl HeaderWriter {
     }
 
     fn put(&self, name: HeaderName, headers: &mut HeaderMap) {
-        // Only printable ASCII is ever written, so the value is always valid.
+        // The value is always valid, because only printable ASCII is written.
         if let Ok(value) = HeaderValue::from_bytes(&self.text) {
             headers.insert(name, value);
         }
     }
 }
 
-/// Adds `Retry-After` in whole seconds, at least 1, unless `wait` is `None`.
+/// Adds `Retry-After` in whole seconds, at least 1. Adds nothing if `wait` is `None`.
 pub(crate) fn put_retry_after(wait: Option<Span>, headers: &mut HeaderMap) {
     if let Some(wait) = wait {
         headers.insert(RETRY_AFTER, HeaderValue::from(wait.as_secs_ceil().max(1)));
@@ -219,16 +223,16 @@ pub(crate) fn put_retry_after(wait: Option<Span>, headers: &mut HeaderMap) {
 /// Merges the headers of one limiter into a response that may already have headers of another
 /// limiter.
 ///
-/// List fields get additional values. Other fields can only occur once, so the existing value
-/// stays, because its limiter is closer to the response. The exception is the `X-RateLimit-*`
-/// triple: if the added triple has fewer units remaining, it replaces the existing one.
+/// A list header gets additional values. A header that can occur only once keeps its value, because
+/// the limiter that wrote it is closer to the response. The `X-RateLimit-*` headers are an
+/// exception: if the added ones have fewer units remaining, they replace the existing ones.
 pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     let remaining = |headers: &HeaderMap| -> Option<u64> {
         headers.get(X_REMAINING)?.to_str().ok()?.parse().ok()
     };
     let is_tighter =
         remaining(&added).is_none_or(|adds| remaining(headers).is_none_or(|said| adds < said));
-    // The triple is replaced as a whole, because not every limit has a reset.
+    // Replace these headers together, because not every limit has a reset.
     if is_tighter && added.contains_key(X_REMAINING) {
         headers.remove(X_RESET);
     }
@@ -246,7 +250,7 @@ pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     }
 }
 
-/// The limits to show, the tightest first.
+/// The limits to show in the headers, starting with the tightest.
 struct Shown<'v, 'r> {
     lines: &'v [Line<'r>],
     order: [usize; MAX_SHOWN],
@@ -282,20 +286,20 @@ impl<'v, 'r> Shown<'v, 'r> {
         self.order[before] = index;
     }
 
-    /// Returns the indices of the lines, in the order in which they are shown.
+    /// Returns the indices of the verdict's lines, in the order in which they are shown.
     fn order(&self) -> impl Iterator<Item = usize> {
         self.order[..self.count].iter().copied()
     }
 }
 
-/// A part of a policy's name.
+/// A part of the name of a policy.
 enum NamePart<'v> {
     Text(&'v str),
     Number(u64),
 }
 
-/// Returns the name of the policy of line `at`, in parts. The policies of one response have
-/// different names: the second policy of the same name ends in `:2`.
+/// Returns the parts of the policy name for the verdict line at index `at`. The policies of one
+/// response have different names: the second policy of the same name ends in `:2`.
 fn policy_name<'v>(
     lines: &'v [Line<'_>],
     at: usize,
@@ -317,7 +321,8 @@ fn policy_name<'v>(
         .chain(separated(number))
 }
 
-/// Returns the name of the policy of line `at` without a number. A second part follows a colon.
+/// Returns the policy name for the line at index `at`, without a number. If there is a second part,
+/// a colon precedes it.
 fn base_name<'v>(lines: &'v [Line<'_>], at: usize, names: RuleNames) -> (&'v str, Option<&'v str>) {
     let line = &lines[at];
     let policy: &str = line.limit.policy();
@@ -336,7 +341,8 @@ fn base_name<'v>(lines: &'v [Line<'_>], at: usize, names: RuleNames) -> (&'v str
     }
 }
 
-/// Returns whether two names are the same text. The name of a rule may itself contain a colon.
+/// Returns whether two names are the same text. The comparison is not by part, because the name of
+/// a rule may itself contain a colon.
 fn is_same(one: (&str, Option<&str>), other: (&str, Option<&str>)) -> bool {
     match (one, other) {
         ((one, None), (other, None)) => one == other,
@@ -352,7 +358,7 @@ fn text_of<'v>((first, second): (&'v str, Option<&'v str>)) -> impl Iterator<Ite
     std::iter::once(first).chain(second).flat_map(str::bytes)
 }
 
-/// Returns the name of the policy of line `at` as it appears in the headers.
+/// Returns the policy name for the line at index `at`, as it appears in the headers.
 pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> String {
     let mut text = String::new();
     for part in policy_name(lines, at, names) {
@@ -364,8 +370,8 @@ pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> St
     text
 }
 
-/// Returns the sort key of a line, in the same order as the verdict: first the limits that deny
-/// longest, then the limits with the fewest remaining units.
+/// Returns the sort key of a line. Limits that deny longest come first, and then the limits with
+/// the fewest remaining units. The verdict has the same order.
 fn slack(line: &Line<'_>) -> impl Ord {
     let Outcome {
         allowed,
@@ -382,8 +388,8 @@ fn slack(line: &Line<'_>) -> impl Ord {
     )
 }
 
-/// Returns the seconds until a denied request would be admitted, at least 1. Returns `None` if the
-/// request was admitted or can never be admitted.
+/// Returns the number of seconds until a denied request would be admitted, at least 1. Returns
+/// `None` if the request was admitted or can never be admitted.
 fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
     if verdict.allowed {
         return None;
@@ -394,7 +400,8 @@ fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
         .map(|span| span.as_secs_ceil().max(1))
 }
 
-/// Returns the seconds until `line` has more units; `None` if the request can never be admitted.
+/// Returns the number of seconds until the limit of `line` has more units. Returns `None` if the
+/// request can never be admitted.
 fn more_after_secs(line: &Line<'_>) -> Option<u64> {
     let outcome = &line.outcome;
     match (outcome.allowed, outcome.retry_after) {
@@ -407,11 +414,12 @@ fn more_after_secs(line: &Line<'_>) -> Option<u64> {
     }
 }
 
-/// Returns the time until the key has fully recovered, for the headers.
+/// Returns the time until the whole quota of the key is available again, for the headers.
 ///
-/// The outcome of a concurrency limit contains the time until the last lease ends. A client that
-/// waits for that time waits too long, because a slot is free as soon as its request ends, at an
-/// unknown time. If the limit denies the request, `retry_after` is an estimate of that time.
+/// For a concurrency limit, the outcome contains the time until the last lease expires. This time
+/// is too long for a client, because a slot is free as soon as its request ends. When a request
+/// will end is unknown. If the limit denies the request, `retry_after` is an estimate, and this
+/// function returns it.
 fn reset_after(line: &Line<'_>) -> Option<Span> {
     let outcome = &line.outcome;
     match (is_concurrency(line.limit), outcome.allowed) {
@@ -425,8 +433,9 @@ fn is_concurrency(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }
 
-/// Returns the time until an exhausted key has a unit again. For a bucket, this is the time to full
-/// recovery minus the time of all later units. For a window, this is the time to full recovery.
+/// Returns the time until an exhausted key has a unit again. For a window, this is the time until
+/// the whole quota is available. For a bucket, it is the same time minus the time in which all
+/// later units become available.
 fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     let units = limit.quota().saturating_add(limit.soft_allowance());
     let later_steps = match *limit.algorithm() {

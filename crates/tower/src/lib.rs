@@ -1,15 +1,15 @@
 //! Rate limits and concurrency limits as tower layers, for axum, tonic, hyper and any other HTTP
 //! service.
 //!
-//! - [`RateLimitLayer`] admits only requests that the rules allow. The layer itself responds to the
+//! - [`RateLimitLayer`] admits only requests that the rules allow. The layer itself responds to all
 //!   other requests, with 429 or 503 and a problem document, or with a gRPC status.
 //! - [`ConcurrencyLimitLayer`] admits only as many concurrent requests as the service can handle.
-//!   This layer needs no rules, because it learns the limit from latency.
-//! - [`HeaderWriter`] writes a verdict as `RateLimit` and `Retry-After` headers, for programs that
-//!   decide without a layer.
+//!   This layer needs no rules, because it derives the limit from the latency.
+//! - [`HeaderWriter`] writes the decision about a request as `RateLimit` and `Retry-After` headers.
+//!   It is for programs that decide without a layer.
 //!
-//! Rules, store and clock are in a limiter of the crate `tidegate`. The types of [`identity`]
-//! configure how the client of a request is identified, and which proxies are trusted.
+//! A limiter of the crate `tidegate` contains the rules, the store and the clock. The types of
+//! [`identity`] configure how the client of a request is identified, and which proxies are trusted.
 //!
 //! # Examples
 //!

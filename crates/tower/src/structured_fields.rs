@@ -1,22 +1,23 @@
-//! Writes the parts of RFC 9651 (structured fields) that the RateLimit headers need, into a buffer.
+//! Writes those parts of RFC 9651 (structured fields) that the RateLimit headers need.
 
-/// The largest integer of a structured field.
+/// The largest integer that a structured field may contain.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// Appends `number` in decimal, reduced to the maximum of a structured field if it is larger.
+/// Appends `number` in decimal. A number above the maximum of a structured field is replaced by the
+/// maximum.
 pub(crate) fn integer(out: &mut Vec<u8>, number: u64) {
     let mut digits = itoa::Buffer::new();
     out.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());
 }
 
-/// Appends `;name=number`.
+/// Appends the parameter `;name=number`.
 pub(crate) fn parameter(out: &mut Vec<u8>, name: u8, number: u64) {
     out.extend_from_slice(&[b';', name, b'=']);
     integer(out, number);
 }
 
-/// Appends `text` as the content of a string: quotes and backslashes are escaped, and everything
-/// except printable ASCII is replaced by `?`.
+/// Appends `text` as the content of a string. Quotes and backslashes are escaped, and characters
+/// other than printable ASCII are replaced by `?`.
 pub(crate) fn string_content(out: &mut Vec<u8>, text: &str) {
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
     if text.as_bytes().iter().all(is_plain) {

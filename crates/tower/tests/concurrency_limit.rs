@@ -1,5 +1,4 @@
-//! Tests the concurrency limit layer around a service. The test sends the responses of the service
-//! one by one.
+//! Tests the concurrency limit layer around a service whose responses the test sends one by one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,11 +21,12 @@ use tidegate_tower::{ConcurrencyLimitLayer, ConcurrencyLimiter, HeadroomConditio
 use tokio::sync::oneshot;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// The requests that the service holds, in order of arrival, each with a channel for its response.
+/// The requests that the service holds, in order of arrival. Each request has a channel for its
+/// response.
 type HeldRequests = Arc<Mutex<Vec<(Option<Entries>, oneshot::Sender<Option<StatusCode>>)>>>;
 
-/// Creates a service that holds every request until the test answers it. The answer `None` makes
-/// the service return an error.
+/// Creates a service that holds every request until the test answers it. If the test answers
+/// `None`, the service returns an error.
 fn holding(
     held: &HeldRequests,
 ) -> impl Service<
@@ -91,7 +91,7 @@ async fn excess_requests_are_shed_before_the_inner_service() {
     let load = layer.load();
     assert_eq!((load.limit, load.in_flight, load.shed), (2, 2, 1));
 
-    // One request is answered and another request is cancelled, so both slots are free.
+    // Answer one request and cancel another request, so that both slots are free.
     let (_, answer) = held.lock().unwrap().remove(0);
     answer.send(Some(StatusCode::OK)).unwrap();
     assert_eq!(waiting.remove(0).await.unwrap().status(), StatusCode::OK);
@@ -151,7 +151,7 @@ async fn failures_and_slowness_shrink_the_limit_and_neutral_outcomes_do_not() {
         layer.load().limit
     };
     let window = Span::from_millis(200);
-    // A window begins with the first request that ends in it.
+    // A measurement window begins with the first request that ends in it.
     assert_eq!(ends(Some(StatusCode::OK), window).await, 20);
     assert_eq!(
         ends(Some(StatusCode::OK), window).await,

@@ -1,4 +1,5 @@
-//! Tests the headers of verdicts: a client that follows them never retries too early.
+//! Tests the headers that are written for verdicts. A client that follows the headers never retries
+//! too early.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 use http::HeaderMap;
@@ -85,7 +86,7 @@ fn an_admitted_response_shows_the_remaining_quota() {
     assert_eq!(headers.len(), 2, "{headers:?}");
 }
 
-/// Half of a limit of one request per minute is one request in two minutes.
+/// Half of a limit of one request per minute is a limit of one request in two minutes.
 #[test]
 fn a_local_share_does_not_show_the_full_reset_time() {
     let limits = limits(Some("api"), &["1/min"]);
@@ -112,7 +113,7 @@ fn a_denied_response_has_retry_after() {
     let headers = headers(&Decision::Limited, &[&limits], &outcomes, Legacy::Delta);
     let policy = "\"api:1/s\";q=1;w=1, \"api:5/100ms\";q=5, \"api:20/min\";q=20;w=60";
     assert_eq!(line(&headers, "ratelimit-policy"), Some(policy));
-    // The `t` of the minute limit would be later than Retry-After, which it must not contradict.
+    // The `t` of the minute limit is left out, because it would be later than `Retry-After`.
     assert_eq!(
         line(&headers, "ratelimit"),
         Some("\"api:1/s\";r=0;t=1, \"api:5/100ms\";r=0;t=1, \"api:20/min\";r=7")
@@ -190,8 +191,7 @@ fn concurrency() -> Limits {
     limits.named("in-flight")
 }
 
-/// A slot is free as soon as a request ends, so the end of the lease is not the time at which more
-/// units are available.
+/// A slot is free as soon as its request ends. So more units are available before the lease ends.
 #[test]
 fn an_allowed_answer_of_a_concurrency_limit_has_no_reset() {
     let limits = concurrency();
@@ -251,7 +251,7 @@ fn any_outcome() -> impl Strategy<Value = Outcome> {
         })
 }
 
-/// Returns the values of the parameter `name`, in order.
+/// Returns the values of the parameter `name` in `field`, in order.
 fn parameters(field: &str, name: &str) -> Vec<u64> {
     let parameters = field
         .split([';', ','])
@@ -260,8 +260,8 @@ fn parameters(field: &str, name: &str) -> Vec<u64> {
 }
 
 proptest! {
-    /// P18: remaining units are rounded down, waits are rounded up and are at least a second, and
-    /// no `t` is later than `Retry-After`.
+    /// Property P18: remaining units are rounded down, waits are rounded up and are at least a
+    /// second, and no `t` is later than `Retry-After`.
     #[test]
     fn a_client_that_obeys_the_headers_is_never_too_early(outcomes in prop::collection::vec(any_outcome(), 1..12)) {
         let limits = limits(Some("r"), &vec!["3/7s"; outcomes.len()]);
@@ -285,8 +285,8 @@ proptest! {
     }
 }
 
-/// Regression test: equal limits of one rule used to share a name, so that a client could not tell
-/// which state belongs to which policy.
+/// Regression test: equal limits of one rule had the same policy name. So a client could not tell
+/// which state belonged to which policy.
 #[test]
 fn shown_policies_of_one_response_have_different_names() {
     let equal = limits(Some("r"), &["20/min", "1/s", "20/min"]);
@@ -319,7 +319,7 @@ fn rule_names_are_hidden_unless_configured() {
     let verdict = Verdict::of(&Decision::Admitted, &charges, &outcomes);
     let mut headers = HeaderMap::new();
     HeaderWriter::default().write(&verdict, NOW, &mut headers);
-    // Names differ, so that a client finds the policy of each state.
+    // The names differ, so that a client can find the policy of each state.
     let policies =
         "\"1/s\";q=1;w=1, \"20/min\";q=20;w=60, \"20/min:2\";q=20;w=60, \"20/min:3\";q=20;w=60";
     assert_eq!(line(&headers, "ratelimit-policy"), Some(policies));

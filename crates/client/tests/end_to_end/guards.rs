@@ -200,7 +200,8 @@ async fn a_breaker_opens_for_a_server_that_hangs() {
     assert!(matches!(error, Error::CircuitOpen { .. }), "{error:?}");
 }
 
-/// The breaker stays closed while many concurrent requests to a healthy server have no outcome yet.
+/// Adaptive throttling rejects no request while many concurrent requests to a healthy server have
+/// no outcome yet.
 #[tokio::test(start_paused = true)]
 async fn requests_in_flight_or_cancelled_are_not_failures() {
     let slow = tower::service_fn(|_: Request<Full<Bytes>>| async {
@@ -213,7 +214,7 @@ async fn requests_in_flight_or_cancelled_are_not_failures() {
     let mut calls = JoinSet::new();
     for number in 0..200_u64 {
         let call = client.clone().oneshot(get());
-        // Cancel one of four requests after the response and the others before it.
+        // Three of four requests are cancelled before the response.
         let limit = Duration::from_millis(if number % 4 == 0 { 2_000 } else { 10 });
         calls.spawn(tokio::time::timeout(limit, call));
     }

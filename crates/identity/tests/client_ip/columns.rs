@@ -1,4 +1,4 @@
-//! Tests client addresses in a table: one row for each request, one column for each configuration.
+//! Tests client addresses with a table. Each row is a request, and each column is a configuration.
 
 use tidegate_identity::Trust;
 
@@ -85,8 +85,8 @@ fn every_configuration_has_its_own_client() {
         for (trust, expected) in columns().iter().zip(clients) {
             let found = client(trust, PEER, lines);
             assert_eq!(found, expected, "{lines:?} under {trust:?}");
-            // If the configuration is a number of hops, every peer is trusted. If it is a list of
-            // networks, headers from an untrusted peer are ignored.
+            // If the configuration is a number of hops, every peer is trusted. If the configuration
+            // is a list of networks, headers from an untrusted peer are ignored.
             if !trust.is_trusted(STRANGER.parse().unwrap()) {
                 assert_eq!(client(trust, STRANGER, lines), STRANGER);
             }

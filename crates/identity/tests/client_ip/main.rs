@@ -1,4 +1,5 @@
-//! Tests which client address is found for headers and configurations, whatever the client sends.
+//! Tests which client address is found for given headers and configurations, whatever the client
+//! sends.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -25,7 +26,8 @@ fn nets(nets: &[&str], header: &str) -> Trust {
     Trust::new(Proxies::Nets(nets), AddressHeader::named(header).unwrap())
 }
 
-/// Trusts our own proxies and a content delivery network, in IPv4 and IPv6.
+/// Returns a configuration that trusts our own proxies and a content delivery network, in IPv4 and
+/// IPv6.
 fn ours(header: &str) -> Trust {
     nets(&["10.0.0.0/8", "fd00::/8", "198.51.100.0/24"], header)
 }
@@ -39,7 +41,7 @@ fn client(trust: &Trust, peer: &str, lines: Lines<'_>) -> String {
     trust.client_ip(peer.parse().unwrap(), &headers).to_string()
 }
 
-/// Asserts the client address for each set of lines.
+/// Checks the client address for each set of header lines.
 fn assert_clients(trust: &Trust, peer: &str, table: &[(Lines<'_>, &str)]) {
     for (lines, expected) in table {
         assert_eq!(
@@ -125,7 +127,7 @@ fn several_proxies_are_counted_from_the_right() {
         (1, "10.0.0.7"),
         (2, "198.51.100.7"),
         (3, "203.0.113.9"),
-        (5, "10.0.0.8"), // the list is too short, so the request did not take that path
+        (5, "10.0.0.8"), // the list is too short, so the request did not take this path
     ] {
         assert_eq!(
             client(&hops(count, XFF), "10.0.0.8", &list),
@@ -153,7 +155,7 @@ fn trusted_networks_are_skipped_to_the_first_other_address() {
         (&[(XFF, "10.1.2.3, 203.0.113.9, 10.0.0.7")], "203.0.113.9"),
         (&[(XFF, "6.6.6.6, unknown, 10.0.0.7")], "10.0.0.7"),
         (&[(XFF, "6.6.6.6,, 10.0.0.7")], "10.0.0.7"),
-        (&[(XFF, "10.1.1.1, 10.0.0.7")], "10.1.1.1"), // every address is trusted: the leftmost one is used
+        (&[(XFF, "10.1.1.1, 10.0.0.7")], "10.1.1.1"), // all are trusted: the leftmost is used
         (&[(XFF, "::ffff:10.1.1.1, 10.0.0.7")], "10.1.1.1"),
     ];
     assert_clients(&ours(XFF), "10.0.0.8", &table);
@@ -300,8 +302,8 @@ fn a_network_of_mapped_addresses_is_the_ipv4_network() {
 }
 
 proptest! {
-    /// Whatever headers the client sends, the result is the address that the client's proxy
-    /// appends.
+    /// Whatever headers the client sends, the result is the address that the proxy next to the
+    /// client appends.
     #[test]
     fn a_client_cannot_choose_its_address(
         sent in prop::collection::vec("[ -~]{0,30}", 0..4),

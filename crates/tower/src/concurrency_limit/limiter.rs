@@ -1,4 +1,5 @@
-//! The concurrency limiter: counts requests in flight and admits new ones.
+//! The concurrency limiter, which counts the requests in flight and decides whether to admit a
+//! request.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -31,7 +32,7 @@ pub struct Load {
     pub shed: u64,
 }
 
-/// The share of the concurrency limit that requests of a class may use, in percent.
+/// The percentage of the concurrency limit that requests of a class may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotShare(u32);
 
@@ -39,12 +40,12 @@ impl SlotShare {
     /// The whole limit.
     pub const ALL: Self = Self(100);
 
-    /// Creates a share of `percent`, 1 to 100. The resulting number of slots is rounded down and is
+    /// Creates a share of `percent` percent. The resulting number of slots is rounded down, but is
     /// at least one.
     ///
     /// # Errors
     ///
-    /// Returns an error for `shares` if `percent` is out of range.
+    /// Returns an error for `shares` if `percent` is not between 1 and 100.
     pub fn new(percent: u32) -> Result<Self, LimitError> {
         if !(1..=100).contains(&percent) {
             let problem = format!("each share must be from 1 to 100 percent, got {percent}");
@@ -54,15 +55,16 @@ impl SlotShare {
     }
 }
 
-/// The concurrency limiter of a service, as used by
-/// [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer). Use it directly if you have more
-/// information about the service than the layer has.
+/// The concurrency limiter of a service. A [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer)
+/// contains one. Use the limiter directly if you have more information about the service than the
+/// layer has.
 #[derive(Debug)]
 pub struct ConcurrencyLimiter {
     adaptive: Mutex<AdaptiveLimit>,
-    /// A copy of the current limit that can be read without the lock.
+    /// A copy of the current limit, which can be read without the lock.
     limit: AtomicU32,
-    /// The recent latency in percent of the baseline; `u64::MAX` while it is unknown.
+    /// The recent latency in percent of the baseline, which is the latency without queueing. The
+    /// value is `u64::MAX` while the latency is unknown.
     slowness: AtomicU64,
     in_flight: AtomicU32,
     shed: AtomicU64,
@@ -99,14 +101,15 @@ impl ConcurrencyLimiter {
         Ok(())
     }
 
-    /// Returns true if a request with this share would be admitted now. Otherwise, the request does
-    /// not count as shed.
+    /// Returns true if a request with this share would be admitted now. This check never counts a
+    /// request as shed.
     #[must_use]
     pub fn has_free_slot(&self, share: SlotShare) -> bool {
         self.in_flight.load(Ordering::Acquire) < self.most(share)
     }
 
-    /// Admits a request with this share if a slot is free. Otherwise the request counts as shed.
+    /// Admits a request with this share if a slot is free. Otherwise counts the request as shed and
+    /// returns `None`.
     #[must_use]
     pub fn try_acquire(self: &Arc<Self>, share: SlotShare) -> Option<ConcurrencyPermit> {
         let most = self.most(share);
@@ -127,7 +130,7 @@ impl ConcurrencyLimiter {
         })
     }
 
-    /// Returns true if there is headroom according to `condition`.
+    /// Returns true if the service has headroom (spare capacity) according to `condition`.
     #[must_use]
     pub fn has_headroom(&self, condition: HeadroomCondition) -> bool {
         let load = self.load();
@@ -154,15 +157,15 @@ impl ConcurrencyLimiter {
     /// Returns the number of slots that requests with this share may use.
     fn most(&self, SlotShare(percent): SlotShare) -> u32 {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
-        // The number is rounded down, so that the last slot is reserved for shares of 100 %. If
-        // there is only one slot, all classes may use it.
+        // Round the number down, so that the last slot is reserved for shares of 100 %. If there is
+        // only one slot, all classes may use it.
         let most = (limit * u64::from(percent) / 100).max(1);
-        // The result is at most the limit, or 1.
+        // The result is at most the limit, or 1. Both fit in a `u32`.
         u32::try_from(most).unwrap_or(u32::MAX)
     }
 
-    /// Records the end of a request. `in_flight` is the number of requests in flight, including
-    /// this one.
+    /// Records the end of a request. `in_flight` is the number of requests in flight, including the
+    /// ended request.
     fn learn(&self, in_flight: u32, completion: Completion) {
         if completion != Completion::Ignored {
             let mut adaptive = self.adaptive();
@@ -177,27 +180,28 @@ impl ConcurrencyLimiter {
         self.slowness.store(slowness, Ordering::Relaxed);
     }
 
-    /// The measurements are always consistent, so a poisoned lock is safe to use.
+    /// Locks the measurements. A poisoned lock is safe to use, because the measurements are always
+    /// consistent.
     fn adaptive(&self) -> MutexGuard<'_, AdaptiveLimit> {
         self.adaptive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A concurrency slot, held until it is dropped. A permit that is dropped without a reported result
-/// counts as a cancelled request.
+/// A concurrency slot, which is held until the permit is dropped. If no result was reported before
+/// the drop, the request counts as cancelled.
 #[derive(Debug)]
 pub struct ConcurrencyPermit {
     limiter: Arc<ConcurrencyLimiter>,
     since: Timestamp,
-    /// The instant since which the slot has been paused, because the service waits for the client.
+    /// The time since which the slot has been paused because the service waits for the client.
     paused: Option<Timestamp>,
     completion: Option<Completion>,
 }
 
 impl ConcurrencyPermit {
-    /// Releases the slot while the service waits for more data from the client. Other requests may
-    /// use the slot, and the paused time is not part of the measured latency. Has no effect if the
-    /// slot is already paused.
+    /// Pauses the slot while the service waits for more data from the client. Other requests may
+    /// use the slot meanwhile. The paused time is not part of the measured latency. Does nothing if
+    /// the slot is already paused.
     pub fn pause(&mut self) {
         if self.paused.is_none() {
             self.paused = Some(self.limiter.clock.now());
@@ -205,8 +209,8 @@ impl ConcurrencyPermit {
         }
     }
 
-    /// Takes the slot again when data resumes, even if that briefly exceeds the limit. Has no
-    /// effect if the slot is not paused.
+    /// Takes the slot again when data resumes, even if the requests in flight then briefly exceed
+    /// the limit. Does nothing if the slot is not paused.
     pub fn resume(&mut self) {
         if let Some(paused) = self.paused.take() {
             self.since = self.since.after(self.limiter.clock.now().since(paused));
@@ -214,16 +218,16 @@ impl ConcurrencyPermit {
         }
     }
 
-    /// Releases the slot when the service has started to respond. A response with status 503 or
-    /// 504, or with gRPC status `UNAVAILABLE` or `DEADLINE_EXCEEDED` in its head, counts as a
-    /// failure. Status 429 and `RESOURCE_EXHAUSTED` are ignored.
+    /// Releases the slot when the service has started to respond. A response counts as a failure if
+    /// its status is 503 or 504, or if its head has the gRPC status `UNAVAILABLE` or
+    /// `DEADLINE_EXCEEDED`. A response with status 429 or `RESOURCE_EXHAUSTED` is not measured.
     pub fn finish<R>(self, answer: &Response<R>) {
         let grpc = answer.headers().get("grpc-status");
         match (answer.status(), grpc.map(HeaderValue::as_bytes)) {
             (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
             | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => self.fail(),
-            // The request itself was the reason for this rejection, which often takes less time
-            // than a normal response.
+            // Do not measure this response: the request itself caused the rejection, which often
+            // takes less time than a normal response.
             (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => self.ignore(),
             _ => self.served(),
         }
@@ -234,7 +238,8 @@ impl ConcurrencyPermit {
         self.completion = Some(Completion::Dropped);
     }
 
-    /// Releases the slot of a request that was rejected because of the request itself.
+    /// Releases the slot without a measurement. Use this method for a request that was rejected
+    /// because of the request itself.
     pub fn ignore(mut self) {
         self.completion = Some(Completion::Ignored);
     }
@@ -257,7 +262,7 @@ impl Drop for ConcurrencyPermit {
         let in_flight = &self.limiter.in_flight;
         let in_flight = match self.paused {
             None => in_flight.fetch_sub(1, Ordering::AcqRel),
-            // A paused request is not included in `in_flight`, so it is added here.
+            // Add the paused request, because `in_flight` does not include it.
             Some(_) => in_flight.load(Ordering::Acquire).saturating_add(1),
         };
         self.limiter.learn(in_flight, completion);

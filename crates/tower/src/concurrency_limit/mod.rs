@@ -1,4 +1,4 @@
-//! A tower layer that sheds load: it admits only as many concurrent requests as the service can
+//! A tower layer that sheds load. It admits only as many concurrent requests as the service can
 //! handle without slowing down.
 //!
 //! ```text
@@ -7,9 +7,11 @@
 //! ```
 //!
 //! The limit is not configured: [`AdaptiveLimit`](tidegate_core::concurrency::AdaptiveLimit)
-//! computes it from the time until responses begin. Under overload, requests of lower classes are
-//! shed first. Place this layer outside of all layers that take time, and outside of a
-//! [`RateLimitLayer`](crate::RateLimitLayer), so that the rules of that layer can use the
+//! computes it from the latency, which is the time until responses begin. Under overload, requests
+//! of lower classes are shed first.
+//!
+//! Place this layer outside all layers that take time. Place it also outside a
+//! [`RateLimitLayer`](crate::RateLimitLayer), so that the rules of the `RateLimitLayer` can use the
 //! [headroom](ConcurrencyLimitLayer::export_headroom).
 
 mod limiter;
@@ -27,16 +29,16 @@ pub use self::{
 };
 use tidegate::Clock;
 
-/// A tower layer that limits the concurrent requests of a service to what it can handle.
+/// A tower layer that limits the number of concurrent requests to what a service can handle.
 ///
 /// Clones of the layer, and all services that they wrap, share their slots. A request holds its
 /// slot from its arrival until its response begins. The time to send the body is not measured,
 /// because it depends on the client.
 ///
-/// Failures are an error, a response with status 503 or 504, and a gRPC response without a message
-/// whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`. Status 429 and `RESOURCE_EXHAUSTED` are
-/// ignored. If a request is cancelled before its response begins, the elapsed time is a lower bound
-/// of its latency.
+/// The following count as failures: an error, a response with status 503 or 504, and a gRPC
+/// response without a message whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`. Responses with
+/// status 429 or `RESOURCE_EXHAUSTED` are not measured. If a request is cancelled before its
+/// response begins, the elapsed time is a lower bound of its latency.
 ///
 /// # Examples
 ///
@@ -64,17 +66,17 @@ pub struct ConcurrencyLimitLayer {
     headroom: Option<(Arc<str>, HeadroomCondition)>,
 }
 
-/// A function that returns the class of a request.
+/// A function that returns the number of a request's class.
 type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
 
-/// The condition under which the service has headroom: spare capacity for elastic rules.
+/// The condition under which the service has headroom, which is spare capacity for elastic rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadroomCondition {
     /// Less than this percentage of the slots is in use.
     InFlight(u32),
     /// The latency is below this percentage (such as 120) of the baseline, which is the latency
-    /// without queueing. The condition is false while the baseline is unknown, and always with
-    /// [`Method::Aimd`](tidegate_core::concurrency::Method::Aimd).
+    /// without queueing. The condition is false while the baseline is unknown. With
+    /// [`Method::Aimd`](tidegate_core::concurrency::Method::Aimd), it is always false.
     Latency(u32),
 }
 
@@ -82,7 +84,7 @@ impl ConcurrencyLimitLayer {
     /// The maximum number of classes.
     pub const MAX_CLASSES: usize = 16;
 
-    /// Creates a layer with these `settings` that treats all requests alike.
+    /// Creates a layer with these `settings`. The layer treats all requests alike.
     ///
     /// # Errors
     ///
@@ -97,9 +99,9 @@ impl ConcurrencyLimitLayer {
         })
     }
 
-    /// Assigns requests to classes. Requests of class `n` may use `shares[n]` percent of the slots,
-    /// rounded down but at least one. `class` returns the class of a request, given its head. A
-    /// class number beyond the last class means the last class.
+    /// Assigns requests to classes. The function `class` returns the class number of a request,
+    /// given its head. A number beyond the last class means the last class. Requests of class `n`
+    /// may use `shares[n]` percent of the slots, rounded down but at least one.
     ///
     /// # Errors
     ///
@@ -128,22 +130,22 @@ impl ConcurrencyLimitLayer {
         Err(LimitError::new("shares", problem))
     }
 
-    /// Returns the share of a class.
+    /// Returns the share of slots that the class with this number may use.
     fn share(&self, class: usize) -> SlotShare {
         let last = self.shares.len() - 1;
         self.shares[class.min(last)]
     }
 
-    /// Adds an entry to the request's [`Entries`](tidegate_identity::Entries) that says whether
-    /// there is `room` (headroom): `yes` or `no`. The inner layers can use it in the `elastic`
-    /// condition of a rule.
+    /// Adds an entry to the [`Entries`](tidegate_identity::Entries) of each request. The value says
+    /// whether there is `room` (headroom): `yes` or `no`. The inner layers can use the entry in the
+    /// `elastic` condition of a rule.
     #[must_use]
     pub fn export_headroom(mut self, entry: &str, condition: HeadroomCondition) -> Self {
         self.headroom = Some((entry.into(), condition));
         self
     }
 
-    /// Returns the current load, for metrics.
+    /// Returns the current load of the service, for metrics.
     #[must_use]
     pub fn load(&self) -> Load {
         self.limiter.load()

@@ -1,4 +1,4 @@
-//! The service that the concurrency limit layer creates.
+//! The service that a concurrency limit layer creates.
 
 use std::{
     fmt,
@@ -38,7 +38,7 @@ where
     type Error = S::Error;
     type Future = ConcurrencyLimitFuture<S::Future>;
 
-    /// Acquires no slot; `call` does that.
+    /// Polls only the inner service. A slot is acquired in `call`.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
     }

@@ -1,7 +1,7 @@
-//! Denials in gRPC: a trailers-only response with google.rpc error details.
+//! Denials in gRPC: a trailers-only response with `google.rpc` error details.
 //!
-//! The messages come from `google/rpc/status.proto` and `error_details.proto`, reduced to the
-//! fields that are sent.
+//! The messages come from `google/rpc/status.proto` and `error_details.proto`. They are reduced to
+//! the fields that are sent.
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
@@ -17,16 +17,16 @@ const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 
-/// Codes of `google.rpc.Code`.
+/// Status codes of `google.rpc.Code`.
 const INVALID_ARGUMENT: u8 = 3;
 const RESOURCE_EXHAUSTED: u8 = 8;
 const UNAVAILABLE: u8 = 14;
 
-/// The ASCII characters that are percent-encoded in a `grpc-message`. Bytes outside of ASCII are
-/// always encoded.
+/// The ASCII characters that are percent-encoded in a `grpc-message`. Non-ASCII bytes are always
+/// encoded.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// `google.rpc.Status`
+/// The message `google.rpc.Status`.
 #[derive(Clone, PartialEq, Message)]
 struct Status {
     #[prost(int32, tag = "1")]
@@ -37,21 +37,21 @@ struct Status {
     details: Vec<prost_types::Any>,
 }
 
-/// `google.rpc.RetryInfo`
+/// The message `google.rpc.RetryInfo`.
 #[derive(Clone, PartialEq, Message)]
 struct RetryInfo {
     #[prost(message, optional, tag = "1")]
     retry_delay: Option<prost_types::Duration>,
 }
 
-/// `google.rpc.QuotaFailure`
+/// The message `google.rpc.QuotaFailure`.
 #[derive(Clone, PartialEq, Message)]
 struct QuotaFailure {
     #[prost(message, repeated, tag = "1")]
     violations: Vec<Violation>,
 }
 
-/// `google.rpc.QuotaFailure.Violation`
+/// The message `google.rpc.QuotaFailure.Violation`.
 #[derive(Clone, PartialEq, Message)]
 struct Violation {
     #[prost(string, tag = "1")]
@@ -67,8 +67,8 @@ struct Violation {
 /// Returns the content type of a gRPC call, or `None` if the request with this head is not a gRPC
 /// call.
 ///
-/// The response to a gRPC call always has status 200, so other requests must not be treated as
-/// calls.
+/// The response to a gRPC call always has status 200. So a request that is not a gRPC call must not
+/// get such a response.
 pub fn call<'h>(method: &Method, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
     if *method != Method::POST {
         return None;
@@ -79,7 +79,7 @@ pub fn call<'h>(method: &Method, headers: &'h HeaderMap) -> Option<&'h HeaderVal
     is_grpc.then_some(content_type)
 }
 
-/// Returns the response to a call, without the rate limit headers.
+/// Returns the response to a gRPC call, without the rate limit headers.
 pub(super) fn response(denial: &Denial<'_>, content_type: &HeaderValue) -> Response<Bytes> {
     let code = match denial.cause {
         Cause::Spent => RESOURCE_EXHAUSTED,
@@ -101,7 +101,7 @@ pub(super) fn response(denial: &Denial<'_>, content_type: &HeaderValue) -> Respo
         headers.insert(PUSHBACK, HeaderValue::from_static("-1"));
     }
     for (name, text) in [(MESSAGE, message), (DETAILS, binary)] {
-        // Both values are printable ASCII.
+        // Both values are printable ASCII, so the conversion succeeds.
         if let Ok(value) = HeaderValue::try_from(text) {
             headers.insert(name, value);
         }

@@ -1,4 +1,5 @@
-//! Denials: in HTTP a status and a problem document (RFC 9457), in gRPC a status with details.
+//! Denials. In HTTP, a denial is a status and a problem document (RFC 9457). In gRPC, it is a
+//! status with details.
 
 mod grpc;
 
@@ -14,16 +15,16 @@ use crate::headers::{self, MAX_SHOWN, RuleNames, policy_text};
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-/// A denial, independent of the protocol.
+/// A denial of a request, independent of the protocol.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Denial<'v> {
     pub(crate) cause: Cause,
-    /// A text with the problem and the time to retry. The text contains no part of the key, which
-    /// may be secret.
+    /// The description of the problem and of the time to retry. It contains no part of the key,
+    /// because the key may be secret.
     pub(crate) detail: String,
     /// The limits that deny the request.
     pub(crate) violated: Vec<Violated<'v>>,
-    /// The time until the same request would be admitted; `None` if waiting does not help.
+    /// The time after which the same request would be admitted; `None` if waiting does not help.
     pub(crate) retry_after: Option<Span>,
 }
 
@@ -43,9 +44,9 @@ pub(crate) enum Cause {
 /// A limit that denies the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violated<'v> {
-    /// The name of the limit's policy in the `RateLimit` fields.
+    /// The name of the limit's policy in the `RateLimit` headers.
     pub(crate) name: String,
-    /// The name of the limit's rule, if clients may see the name.
+    /// The name of the limit's rule; `None` if clients must not see the name.
     pub(crate) rule: Option<&'v str>,
     pub(crate) policy: &'v str,
     pub(crate) quota: u64,
@@ -80,7 +81,8 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Creates the denial for an overloaded service, which may have capacity again soon.
+    /// Creates the denial for a request to an overloaded service, which may have capacity again
+    /// soon.
     pub(crate) fn busy() -> Self {
         let again = Span::from_secs(1);
         Self {
@@ -91,7 +93,7 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Creates the denial for a request that cannot be counted.
+    /// Creates the denial for a malformed or ambiguous request, which rules cannot count.
     pub(crate) fn malformed(error: &dyn fmt::Display) -> Self {
         Self {
             cause: Cause::Malformed,
@@ -101,14 +103,14 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Returns true if retrying is useless. The response states that explicitly, because otherwise
-    /// a client would assume that the time to retry was merely omitted.
+    /// Returns true if a retry can never succeed. The response says so explicitly. Otherwise a
+    /// client would assume that the time to retry was merely left out.
     pub(crate) fn is_final(&self) -> bool {
         self.cause == Cause::Spent && self.retry_after.is_none()
     }
 
-    /// Returns the response, without the rate limit headers. `call` is the content type of a gRPC
-    /// call.
+    /// Returns the response without the rate limit headers. `call` is the content type if the
+    /// request is a gRPC call.
     pub(crate) fn response(&self, call: Option<&HeaderValue>) -> Response<Bytes> {
         match call {
             Some(content_type) => grpc::response(self, content_type),
@@ -131,7 +133,7 @@ impl<'v> Denial<'v> {
             retry_after_ms: (self.is_final() || self.retry_after.is_some())
                 .then(|| self.retry_after.map(Span::as_millis_ceil)),
         };
-        // Serializing to memory fails only for maps with non-string keys.
+        // Serializing to memory fails only for maps whose keys are not strings.
         let body = serde_json::to_vec(&document).unwrap_or_default();
         let mut response = Response::new(Bytes::from(body));
         *response.status_mut() = status;
@@ -140,14 +142,14 @@ impl<'v> Denial<'v> {
     }
 }
 
-/// Returns the response to a request that cannot be counted. `call` is the content type of a gRPC
-/// call.
+/// Returns the response to a request that cannot be counted. `call` is the content type if the
+/// request is a gRPC call.
 pub(crate) fn malformed(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Response<Bytes> {
     Denial::malformed(error).response(call)
 }
 
-/// Returns the response to a request with this head when the service is overloaded: 503 with
-/// `Retry-After` and a problem document, or gRPC's `UNAVAILABLE`.
+/// Returns the response to a request with this head when the service is overloaded. It is a 503
+/// with `Retry-After` and a problem document, or gRPC's `UNAVAILABLE`.
 #[must_use]
 pub fn overload_response(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();
@@ -189,7 +191,7 @@ fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
     }
 }
 
-/// Rounds a wait up to whole seconds, or to milliseconds if it is under one second.
+/// Rounds a wait up to whole seconds. Rounds a wait under one second up to whole milliseconds.
 fn readable(wait: Span) -> Span {
     let second = Span::from_secs(1);
     if wait < second {

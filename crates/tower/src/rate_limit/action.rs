@@ -1,5 +1,5 @@
-//! The action for a verdict: forward the request now or after a delay, or respond without the inner
-//! service.
+//! The action that follows from a verdict (the limiter's decision). The layer forwards the request
+//! now or after a delay, or responds without the inner service.
 
 use std::{fmt, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     denial::{Denial, malformed},
 };
 
-/// The action for a request.
+/// The action that the layer takes for a request.
 #[derive(Debug)]
 pub(super) enum Action {
     /// Forwards the request to the inner service.
@@ -22,43 +22,43 @@ pub(super) enum Action {
     Respond(Box<Response<Bytes>>),
 }
 
-/// How a request is forwarded to the inner service.
+/// The data with which a request is forwarded to the inner service.
 #[derive(Debug)]
 pub(super) struct Forward {
-    /// The extension for the inner service, if enabled.
+    /// The extension for the inner service; `None` if it is disabled.
     pub(super) status: Option<RateLimitStatus>,
-    /// The time by which the request is delayed.
+    /// The time for which the request is delayed.
     pub(super) delay: Duration,
     /// The headers to add to the response.
     pub(super) headers: HeaderMap,
-    /// The charges that may be refunded.
+    /// The charges of the request that may be refunded.
     pub(super) reservation: Reservation,
 }
 
-/// The result of the limits for an admitted request, as an extension of the request for the inner
-/// service.
+/// The result of the limits for an admitted request. The inner service finds it in the extensions
+/// of the request.
 ///
-/// If several layers are stacked, the extension is that of the innermost layer.
+/// If several layers are stacked, the inner service gets the extension of the innermost layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RateLimitStatus {
-    /// The rule with the fewest remaining units; `None` if no rule applies, or if a fallback policy
-    /// decided instead of the store.
+    /// The rule with the fewest remaining units. It is `None` if no rule applies, or if a fallback
+    /// policy decided because the store failed.
     pub rule: Option<Box<str>>,
-    /// The quota of that rule.
+    /// The quota of `rule`.
     pub limit: Option<u64>,
-    /// The remaining units of that rule.
+    /// The remaining units of `rule`.
     pub remaining: Option<u64>,
-    /// The time until that rule's key has fully recovered.
+    /// The time until the whole quota of `rule` is available again.
     pub reset_after: Option<Span>,
     /// Whether the request exceeds an enforced limit, within its soft allowance. The service should
     /// give such a request a cheaper response or a lower priority.
     pub over_limit: bool,
-    /// How long the request was delayed.
+    /// The time for which the request was delayed.
     pub delay: Span,
-    /// How exact the decision was.
+    /// The exactness of the decision.
     pub exactness: Exactness,
-    /// Which component decided.
+    /// The component that made the decision.
     pub source: Source,
 }
 
@@ -79,8 +79,8 @@ impl RateLimitStatus {
     }
 }
 
-/// The reason for a denial, as an extension of the layer's response. Access logs can use it, for
-/// example.
+/// The reason for a denial, stored as an extension of the layer's response. For example, access
+/// logs can use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DenialInfo {
@@ -90,7 +90,7 @@ pub struct DenialInfo {
     pub reason: Reason,
 }
 
-/// How verdicts are applied.
+/// The settings for applying verdicts to requests and responses.
 #[derive(Clone, Debug)]
 pub(super) struct ActionPolicy {
     pub(super) headers: HeaderWriter,
@@ -109,8 +109,8 @@ impl Default for ActionPolicy {
 }
 
 impl ActionPolicy {
-    /// Returns the action for a request that was decided at `now`. `call` is the content type of a
-    /// gRPC call.
+    /// Returns the action for a request that was decided at `now`. `call` is the content type if
+    /// the request is a gRPC call.
     pub(super) fn action(
         &self,
         Admission {
@@ -135,13 +135,13 @@ impl ActionPolicy {
         response.headers_mut().extend(headers);
         response.extensions_mut().insert(DenialInfo {
             rule: verdict.rule.map(Box::from),
-            // A verdict that denies always has a reason.
+            // The default is never used: a verdict that denies always has a reason.
             reason: verdict.reason.unwrap_or(Reason::Limit),
         });
         Action::Respond(Box::new(response))
     }
 
-    /// Returns the action for a request that the rules cannot count.
+    /// Returns the action for a request that the rules cannot count because of `error`.
     pub(super) fn uncounted(&self, error: RequestError, call: Option<&HeaderValue>) -> Action {
         let error = match self.headers.rule_names() {
             RuleNames::Shown => error,

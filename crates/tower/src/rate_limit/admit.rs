@@ -1,4 +1,4 @@
-//! Decides a request with a limiter.
+//! Decides a request with a limiter, and charges it.
 
 use std::{
     pin::Pin,
@@ -20,26 +20,26 @@ use super::{
 /// A decided request.
 pub(super) struct Admission<'v> {
     pub(super) verdict: Verdict<'v>,
-    /// The charges that may be refunded.
+    /// The charges of the request that may be refunded.
     pub(super) reservation: Reservation,
 }
 
-/// A request that is not decided yet, because the store has to wait.
+/// A request that is not decided yet, because the store needs to wait for a reply.
 pub(super) struct PendingCharge<F> {
-    /// Whether charges may be refunded.
+    /// Whether charges of the request may be refunded later.
     pub(super) reserves: bool,
-    /// The future of the [`Admission`].
+    /// The future that resolves to the [`Admission`].
     pub(super) admission: F,
 }
 
-/// Buffers for keys and outcomes, reused for all requests of a thread.
+/// The buffers for keys and outcomes. They are reused for all requests of a thread.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     scratch: Scratch,
     outcomes: Vec<Outcome>,
 }
 
-/// Charges `request`, which arrived at `now`, with the settings of `layer`.
+/// Charges the request that arrived at `now`, with the settings of `layer`.
 #[inline]
 pub(super) fn charge<'a, L: RateLimiter + 'static>(
     layer: &RateLimitLayer<L>,
@@ -124,10 +124,10 @@ fn reserved<L: RateLimiter + 'static>(
     reserved.unwrap_or_default()
 }
 
-/// A pending decision.
+/// A pending decision of a store that has to wait.
 ///
-/// A remote store may charge a request that has been cancelled. If that charge can be refunded, the
-/// decision is completed in the background on the runtime of the request, and the charge is then
+/// A remote store may charge a request that was cancelled. If the charge can be refunded, the
+/// decision is completed in the background, on the runtime of the request. Then the charge is
 /// refunded.
 pub(super) struct PendingAdmission {
     action: Option<Pin<Box<dyn Future<Output = Action> + Send>>>,

@@ -1,4 +1,4 @@
-//! The body of a response, either from the inner service or of a denial.
+//! The body of a response, which comes from the inner service or from a denial.
 
 use std::{
     pin::Pin,
@@ -12,12 +12,12 @@ use pin_project_lite::pin_project;
 use super::reservation::Reservation;
 
 pin_project! {
-    /// The body of a response, either from the inner service or of a denial.
+    /// The body of a response, which comes from the inner service or from a denial.
     #[derive(Debug)]
     pub struct LimitedBody<B> {
         #[pin]
         content: Content<B>,
-        // The reservation, kept until the body has ended.
+        // The charges of the request. They are kept until the body has ended.
         reservation: Reservation,
     }
 }
@@ -39,7 +39,8 @@ impl<B> LimitedBody<B> {
         }
     }
 
-    /// Wraps the inner service's body. `reservation` is settled when the body ends.
+    /// Wraps the body of the inner service. The charges in `reservation` are settled when the body
+    /// ends.
     pub(super) fn ending(body: B, reservation: Reservation) -> Self {
         Self {
             content: Content::Inner { body },
@@ -95,7 +96,7 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
     }
 }
 
-/// Updates the reservation after a frame, and settles the reservation if that was the last frame.
+/// Updates the reservation after a frame. Settles the reservation if the frame was the last one.
 fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>>, is_end: bool) {
     let Some(response) = reservation.response() else {
         return;

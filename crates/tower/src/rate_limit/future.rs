@@ -1,4 +1,4 @@
-//! The states of one request in the layer.
+//! The states of a request in the rate limit layer.
 //!
 //! ```text
 //! Admitting ─▶ Waiting ─▶ Calling ─▶ the inner service's response, with headers
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The future may be dropped in any state. Before Calling, the inner service has not seen the
-//! request, and its charges are refunded; see [`Reservation`].
+//! request, so its charges are refunded: see [`Reservation`].
 
 use std::{
     fmt, mem,
@@ -45,8 +45,8 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, B, F> {
-        // The waiting request is boxed, because most requests do not wait. Inline, it would make
-        // the future of every request larger.
+        // The waiting request is boxed, because most requests do not wait. Without the box, the
+        // future of every request would be larger.
         Admitting { admission: PendingAdmission, pending: Option<Box<PendingRequest<S, B>>> },
         Waiting {
             sleep: Pin<Box<Sleep>>,
@@ -59,7 +59,7 @@ pin_project! {
     }
 }
 
-/// A request that has not reached the inner service yet, and the inner service, which is ready.
+/// A request that the inner service has not received yet, with the inner service, which is ready.
 struct PendingRequest<S, B> {
     service: S,
     request: Request<B>,
@@ -69,7 +69,7 @@ impl<S, B> PendingRequest<S, B>
 where
     S: Service<Request<B>> + Clone,
 {
-    /// Takes the ready service and leaves a clone, which must become ready again.
+    /// Takes the ready service. Leaves a clone in its place, which must become ready again.
     fn new(request: Request<B>, service: &mut S) -> Self {
         let unready = service.clone();
         Self {
@@ -130,7 +130,8 @@ impl<S, B> State<S, B, S::Future>
 where
     S: Service<Request<B>> + Clone,
 {
-    /// Returns the state after admission: `Calling`, or `Waiting` if the request is delayed.
+    /// Returns the state after admission, which is `Calling`, or `Waiting` if the request is
+    /// delayed.
     fn after(forward: Forward, mut pending: Box<PendingRequest<S, B>>) -> Self {
         let Forward {
             status,
@@ -212,8 +213,8 @@ where
                     reservation,
                 } => {
                     let response = ready!(response.poll(context));
-                    // On an error of the inner service, the reservation is dropped and settled
-                    // here.
+                    // If the inner service has failed, this drops the reservation and so settles
+                    // its charges.
                     let reservation = mem::take(reservation);
                     let mut response = response?;
                     let reservation = reservation.responded(&response);

@@ -3,9 +3,11 @@
 //! Leases expire, so that a crashed process does not keep its slots. The lease of a long request is
 //! renewed after a third of its duration, which leaves time for two more attempts. One task with
 //! one timer renews the leases of all requests of a layer. Requests that have ended cause no work
-//! for this task, so only requests that run longer than a third of their lease have a cost. The
-//! task runs on the runtime of the first request with a lease, and ends when no request with a
-//! lease is left. If that runtime ends earlier, the next request with a slot starts a new task.
+//! for this task. So only requests that run longer than a third of their lease have a cost.
+//!
+//! The task runs on the tokio runtime of the first request with a lease, and ends when no request
+//! with a lease is left. If this runtime ends earlier, the next request with a slot starts a new
+//! task.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,31 +25,31 @@ use tokio::{
 
 use super::receipt_guard::ChargeGuard;
 
-/// The number of renewals per lease.
+/// The number of renewals per lease duration.
 const TIMES_A_LEASE: u32 = 3;
 
 /// The minimum interval between renewals of a slot, even if its lease is very short. Timers are not
-/// more precise than that.
+/// more precise than this interval.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// The maximum number of concurrent renewals, if the store requires waiting.
+/// The maximum number of concurrent renewals. It applies to a store that has to wait.
 const AT_ONCE: usize = 64;
 
-/// All requests with leases of one layer and its clones.
+/// The requests with leases of one layer and its clones.
 #[derive(Default)]
 pub(super) struct LeaseKeepalive {
     schedule: Mutex<Schedule>,
-    /// Notified when a renewal is due before the task would wake up.
+    /// The notification that a renewal is due before the time at which the task would wake up.
     sooner: Notify,
 }
 
 #[derive(Default)]
 struct Schedule {
     holders: HashMap<u64, LeaseHolder>,
-    /// The time of the next renewal of each holder, with the holder's number.
+    /// The time of the next renewal of each request with leases, and the number of the request.
     due: BTreeSet<(Instant, u64)>,
     numbers: u64,
-    /// When the task wakes up next; `None` if there is no task.
+    /// The time at which the task wakes up next; `None` if there is no task.
     looks_at: Option<Instant>,
 }
 
@@ -57,15 +59,16 @@ struct LeaseHolder {
     every: Duration,
 }
 
-/// Keeps the leases of one request renewed until the ticket is dropped.
+/// A guard that keeps the leases of one request renewed until it is dropped.
 pub(super) struct KeepaliveTicket {
     keepalive: Arc<LeaseKeepalive>,
     number: u64,
 }
 
 impl LeaseKeepalive {
-    /// Starts to renew the slots of `charges`, which have this `lease`. Returns `None` if there is
-    /// no tokio runtime, or if the time of the next renewal cannot be represented.
+    /// Starts to renew the concurrency slots of `charges`, which have leases of this duration.
+    /// Returns `None` if there is no tokio runtime, or if the time of the next renewal cannot be
+    /// represented.
     pub(super) fn enter(
         self: &Arc<Self>,
         charges: Arc<dyn ChargeGuard>,
@@ -95,16 +98,16 @@ impl LeaseKeepalive {
         }
         drop(schedule);
         if begins {
-            // If the runtime is shutting down, it drops the task before it starts, maybe in this
-            // call. `TaskGuard` handles a dropped task like any other end of the task.
+            // If the runtime is shutting down, it drops the task before the task starts, possibly
+            // during this call. `TaskGuard` handles a dropped task like any other end of the task.
             runtime.spawn(renew_all(TaskGuard(Some(Arc::clone(self)))));
         }
         let keepalive = Arc::clone(self);
         Some(KeepaliveTicket { keepalive, number })
     }
 
-    /// Returns the time of the next renewal. Returns `None` if there are no holders, which ends the
-    /// task.
+    /// Returns the time of the next renewal. Returns `None` if no request has leases, which ends
+    /// the task.
     fn next(&self) -> Option<Instant> {
         let mut schedule = self.schedule();
         let next = schedule.due.first().map(|(due, _)| *due);
@@ -112,8 +115,8 @@ impl LeaseKeepalive {
         next
     }
 
-    /// Returns the holders that are due by `now`, each with the timeout of its renewal, and
-    /// schedules their next renewals. The timeout ends before the next renewal.
+    /// Returns the charges whose renewal is due at `now`, each with the timeout of the renewal.
+    /// Schedules the next renewals. Each timeout ends before the next renewal.
     fn due(&self, now: Instant) -> Vec<(Arc<dyn ChargeGuard>, Duration)> {
         let mut schedule = self.schedule();
         let mut due = Vec::new();
@@ -125,7 +128,7 @@ impl LeaseKeepalive {
                 continue;
             };
             due.push((Arc::clone(&holder.charges), holder.every / 2));
-            // `enter` has checked this sum for an earlier instant, so it does not overflow.
+            // This sum does not overflow, because `enter` has checked it for an earlier time.
             holder.due = now + holder.every;
             let again = (holder.due, number);
             schedule.due.insert(again);
@@ -149,8 +152,8 @@ impl Drop for KeepaliveTicket {
     }
 }
 
-/// A guard of the renewal task. When the task ends, even before it starts, the guard is dropped,
-/// which allows a new task to start.
+/// A guard of the renewal task. It is dropped when the task ends, even if the task never started.
+/// Dropping it allows a new task to start.
 struct TaskGuard(Option<Arc<LeaseKeepalive>>);
 
 impl Drop for TaskGuard {
@@ -179,7 +182,8 @@ async fn renew_all(mut task: TaskGuard) {
             renewing.spawn(timeout(longest, charges.renew()));
         }
     }
-    // `next` has already recorded the end of this task, and another task may have started.
+    // Do not run the guard: `next` has already recorded the end of this task, and another task may
+    // have started.
     task.0 = None;
     while renewing.join_next().await.is_some() {}
 }

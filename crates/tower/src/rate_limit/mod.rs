@@ -1,11 +1,11 @@
-//! A tower layer that rate limits any HTTP service: axum, tonic and plain hyper alike.
+//! A tower layer that applies rate limits to any HTTP service, such as axum, tonic and plain hyper.
 //!
 //! ```text
 //! request ─▶ entries ─▶ verdict ─┬─▶ allowed ─▶ (delay) ─▶ inner service ─▶ response + headers
 //!                   RateLimiter  └─▶ denied ─────────────▶ 429 or 503, or a gRPC status
 //! ```
 //!
-//! `poll_ready` only polls the inner service. A limit is charged when a request arrives. Denied
+//! `poll_ready` polls only the inner service. A limit is charged when a request arrives. Denied
 //! requests never reach the inner service.
 //!
 //! # Entries that rules can use
@@ -18,21 +18,24 @@
 //! | `host` | the requested host in lower case, without the port |
 //! | `ip` | the client address, for IPv6 its network; see [`RateLimitLayer::trust`] |
 //! | `ip.exact` | the complete client address |
-//! | `country`, `asn` | GeoIP data of that address; see [`RateLimitLayer::geoip`] |
+//! | `country`, `asn` | GeoIP data of the client address; see [`RateLimitLayer::geoip`] |
 //! | `query.NAME`, `cookie.NAME`, `header.NAME` | the request, as the client sent it |
 //! | a name of [`RateLimitLayer::derived`] | a part of another entry |
 //!
-//! The `path` of a gRPC call is `/package.Service/Method`. The `asn` is the number of the
+//! For a gRPC call, the `path` is `/package.Service/Method`. The `asn` is the number of the
 //! autonomous system.
 //!
 //! The [final charge](tidegate_core::ResponseCost) of a rule can depend on the entries of the
 //! response: `status`, `header.NAME`, `grpc-status`, `bytes`, and the entries that the application
-//! sets in a [`ResponseEntries`]. Until the response is known, the initial charge is reserved.
+//! sets in a [`ResponseEntries`]. Until the response is known, the initial charge of the request
+//! stays reserved.
 //!
-//! A request is rejected if an entry that rules use has several values, or if rules use the path
-//! and the path has `.` or `..` segments. See [`AmbiguousRequest`]. A rule does not apply to a
-//! request without an entry of its key. A header never sets an entry that only the application can
-//! set. For example, `X-Customer` does not set `customer`.
+//! A request is rejected as an [`AmbiguousRequest`] in two cases. An entry that rules use has
+//! several values, or rules use the path and the path has `.` or `..` segments. If a request lacks
+//! an entry of a rule's key, the rule does not apply.
+//!
+//! A header never sets an entry that only the application can set. For example, the header
+//! `X-Customer` does not set the entry `customer`.
 //!
 //! [`Entries`]: tidegate_identity::Entries
 
@@ -79,9 +82,9 @@ use crate::{
 /// stacked, each with its own rules. If an inner layer denies a request, the charges of the outer
 /// layers remain.
 ///
-/// If rules count by an authenticated identity, place the layer inside of the authentication. In
-/// axum, `Router::layer` wraps what was added before, so the layer that is added *last* sees a
-/// request *first*.
+/// If rules count by an authenticated identity, place the layer inside the authentication. In axum,
+/// `Router::layer` wraps the layers that were added before. So the layer that is added *last* sees
+/// a request *first*.
 ///
 /// # Examples
 ///
@@ -105,7 +108,7 @@ pub struct RateLimitLayer<L> {
     keepalive: Arc<LeaseKeepalive>,
 }
 
-/// The settings of a layer.
+/// The settings of a rate limit layer.
 #[derive(Clone, Debug, Default)]
 struct Settings {
     sources: EntrySources,
@@ -113,7 +116,7 @@ struct Settings {
     cost: RequestCost,
 }
 
-/// How the cost of a request is determined.
+/// The source of the cost of a request.
 #[derive(Clone)]
 enum RequestCost {
     Fixed(Cost),
@@ -145,8 +148,8 @@ impl RequestCost {
 }
 
 impl<L: RateLimiter> RateLimitLayer<L> {
-    /// Creates a layer that uses `limiter`, trusts no proxy, and takes the socket's peer from the
-    /// [`Peer`](tidegate_identity::Peer) extension.
+    /// Creates a layer that uses `limiter`. The layer trusts no proxy, and takes the socket's peer
+    /// from the [`Peer`](tidegate_identity::Peer) extension.
     #[must_use]
     pub fn new(limiter: Arc<L>) -> Self {
         Self {
@@ -181,23 +184,23 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         self
     }
 
-    /// Uses `peer` as the socket's peer for all requests. Use this method for a layer that serves a
-    /// single connection, which then needs no extension.
+    /// Sets `peer` as the socket's peer for all requests. Use this method for a layer that serves a
+    /// single connection. Its requests then need no extension.
     #[must_use]
     pub fn connection_from(mut self, peer: IpAddr) -> Self {
         self.settings().sources.set_connection_peer(peer);
         self
     }
 
-    /// Sets whether admitted requests get a [`RateLimitStatus`] extension; by default, they get it.
-    /// Turning the extension off saves time if the inner service does not use it.
+    /// Sets whether admitted requests get a [`RateLimitStatus`] extension. By default, they get it.
+    /// If the inner service does not use the extension, turning it off saves time.
     #[must_use]
     pub fn insert_status(mut self, tells: bool) -> Self {
         self.settings().policy.inserts_status = tells;
         self
     }
 
-    /// Sets which proxies are trusted to report the client address. By default, no proxy is
+    /// Sets the proxies that are trusted to report the client address. By default, no proxy is
     /// trusted.
     #[must_use]
     pub fn trust(mut self, trust: Trust) -> Self {
@@ -205,58 +208,60 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         self
     }
 
-    /// Provides the entries `country` and `asn` (autonomous system number) of the client address
-    /// from `geoip`.
+    /// Sets `geoip` as the source of the entries `country` and `asn` (autonomous system number) of
+    /// the client address.
     #[must_use]
     pub fn geoip(mut self, geoip: Arc<dyn GeoIpSource>) -> Self {
         self.settings().sources.set_geoip(geoip);
         self
     }
 
-    /// Adds the entry `name`, derived from another entry, such as the owner of an API key without
-    /// its secret.
+    /// Adds the entry `name`, which is derived from another entry. For example, it can be the owner
+    /// of an API key without its secret.
     #[must_use]
     pub fn derived(mut self, name: &str, derived: DerivedEntry) -> Self {
         self.settings().sources.add_derived(name, derived);
         self
     }
 
-    /// Sets the cost of every request, for rules without a cost of their own; the default is 1.
+    /// Sets the cost of every request, for rules without a cost of their own. The default is 1.
     #[must_use]
     pub fn cost(mut self, cost: Cost) -> Self {
         self.settings().cost = RequestCost::Fixed(cost);
         self
     }
 
-    /// Sets the cost of a request from its head, for rules without a cost of their own.
+    /// Sets a function that computes the cost of a request from its head, for rules without a cost
+    /// of their own.
     #[must_use]
     pub fn cost_by(mut self, of: impl Fn(&Parts) -> Cost + Send + Sync + 'static) -> Self {
         self.settings().cost = RequestCost::Parts(Arc::new(of));
         self
     }
 
-    /// Sets how responses report limits. The default is the `RateLimit` fields without the names of
-    /// rules. The body of a denial contains the names of rules only if the headers do.
+    /// Sets the way in which responses report limits. The default is the `RateLimit` and
+    /// `RateLimit-Policy` headers without the names of rules. The body of a denial contains the
+    /// names of rules only if the headers contain them.
     #[must_use]
     pub fn headers(mut self, headers: HeaderWriter) -> Self {
         self.settings().policy.headers = headers;
         self
     }
 
-    /// Sets the longest time that a queue may delay a request; the default is 30 s. A request that
-    /// would wait longer is denied.
+    /// Sets the longest time for which a queue may delay a request. The default is 30 s. A request
+    /// that would wait longer is denied.
     #[must_use]
     pub fn longest_wait(mut self, longest: Span) -> Self {
         self.settings().policy.longest_wait = longest;
         self
     }
 
-    /// Returns true if `when` holds at `now` for the request with this head, given the entries that
-    /// rules see.
+    /// Returns true if the condition `when` holds at `now` for the request with this head. The
+    /// condition sees the same entries as the rules.
     ///
     /// # Errors
     ///
-    /// Returns the layer's response to a malformed request if an entry that `when` uses is
+    /// Returns the layer's response to a malformed request, if an entry that `when` uses is
     /// ambiguous or too long.
     pub fn holds(
         &self,

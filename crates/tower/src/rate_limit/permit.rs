@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::reservation::Reservation;
 
 /// A response extension for work that continues after the body has ended, such as an upgraded
-/// connection or a background job. A `concurrency` slot is held until every clone of the extension
-/// is dropped.
+/// connection or a background job. The `concurrency` slots of the request are held until every
+/// clone of the extension is dropped.
 ///
 /// # Examples
 ///
@@ -25,7 +25,7 @@ use super::reservation::Reservation;
 pub struct LongLivedPermit(Arc<Mutex<Vec<Reservation>>>);
 
 impl LongLivedPermit {
-    /// Keeps `reservation` until the last clone is dropped.
+    /// Keeps `reservation` until the last clone of this extension is dropped.
     pub(super) fn keep(&self, reservation: Reservation) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push(reservation);

@@ -1,4 +1,5 @@
-//! The receipt of a request's charges, until it is settled.
+//! The receipt of a request's charges. The store issues the receipt, and needs it to renew leases
+//! and to settle the charges. Settling a charge refunds its unused part and releases its slots.
 //!
 //! ```text
 //! Present ──▶ Renewing: the store renews the leases ──▶ Present
@@ -21,19 +22,19 @@ use tokio::runtime::Handle;
 
 use tidegate::RateLimiter;
 
-/// The charges of a request, independent of the type of the limiter.
+/// The charges of a request. This trait hides the type of the limiter.
 pub(super) trait ChargeGuard: Send + Sync {
     /// Returns the charges.
     fn charges(&self) -> &OwnedCharges;
 
-    /// Settles the charges. `due` contains the final charge for each of the charges.
+    /// Settles the charges. `due` contains the final amount of each charge.
     fn release(self: Arc<Self>, due: Vec<u64>);
 
     /// Renews the leases of the concurrency slots, unless the request has ended.
     fn renew(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// The charges made by `limiter`.
+/// The charges that `limiter` has made, with their receipt.
 pub(super) struct ReceiptGuard<L: RateLimiter> {
     limiter: Arc<L>,
     runtime: Option<Handle>,
@@ -43,19 +44,19 @@ pub(super) struct ReceiptGuard<L: RateLimiter> {
 
 type ReceiptOf<L> = <<L as RateLimiter>::Store as Store>::Receipt;
 
-/// The state of the receipt.
+/// The state of the receipt in the layer.
 enum ReceiptState<R> {
     Present(R),
-    /// The store is using the receipt to renew leases.
+    /// The store is using the receipt to renew the leases.
     Renewing,
-    /// The store is using the receipt to renew leases, but the request has ended. Contains the
-    /// final charges, which are settled when the store returns the receipt.
+    /// The store is using the receipt to renew the leases, but the request has ended. The value
+    /// contains the final amounts. The charges are settled when the store returns the receipt.
     Ended(Vec<u64>),
     Settled,
 }
 
 impl<L: RateLimiter + 'static> ReceiptGuard<L> {
-    /// Creates the receipt of charges that `limiter` made under `rules`.
+    /// Creates a guard of the charges that `limiter` made under `rules`, with their `receipt`.
     pub(super) fn new(
         limiter: &Arc<L>,
         rules: &Arc<RuleSet>,
@@ -74,9 +75,8 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
         self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Settles the charges. `due` contains the final charge for each of the charges. If a final
-    /// charge is less than the cost, the difference is refunded; if it is more, the difference is
-    /// charged.
+    /// Settles the charges. `due` contains the final amount of each charge. If the final amount is
+    /// less than the cost, the difference is refunded. If it is more, the difference is charged.
     fn settle(self: Arc<Self>, receipt: ReceiptOf<L>, due: &[u64]) {
         let now = self.limiter.now();
         let costs = self.charges.list.iter().map(|charge| charge.cost.units());
@@ -109,7 +109,7 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
         };
         runtime.spawn(async move {
             let (store, charges) = (self.limiter.store(), self.charges.as_charges());
-            // If the receipt has been settled already, this call does nothing.
+            // If the charges were already settled, this call does nothing.
             store
                 .settle(&charges, &mut receipt, &settlements, now)
                 .await;
@@ -156,8 +156,8 @@ impl<L: RateLimiter + 'static> ChargeGuard for ReceiptGuard<L> {
     }
 }
 
-/// A receipt in use by the store for a renewal. When the loan is dropped, the receipt is returned,
-/// or is settled if the request has ended.
+/// A receipt that the store is using for a renewal. When this value is dropped, the receipt is
+/// returned to its guard. If the request has ended, the charges are settled instead.
 struct ReceiptLoan<L: RateLimiter + 'static> {
     guard: Arc<ReceiptGuard<L>>,
     receipt: Option<ReceiptOf<L>>,
@@ -193,13 +193,13 @@ impl<L: RateLimiter + 'static> Drop for ReceiptLoan<L> {
     }
 }
 
-/// Charges that own their data, so that they outlive the decision in which they were made.
+/// Charges that own their data, so that they outlive the decision that made them.
 pub(super) struct OwnedCharges {
     rules: Arc<RuleSet>,
     list: Vec<OwnedCharge>,
 }
 
-/// One of the charges in [`OwnedCharges`].
+/// One charge in [`OwnedCharges`].
 pub(super) struct OwnedCharge {
     key: Box<[u8]>,
     pub(super) cost: Cost,
@@ -225,7 +225,7 @@ impl OwnedCharges {
         self.list.iter().map(rule)
     }
 
-    /// Returns the response entries that the rules use for their final charges.
+    /// Returns the names of the response entries on which the final charges of the rules depend.
     pub(super) fn names(&self) -> Vec<&str> {
         let rules = self.rules();
         rules
@@ -237,7 +237,7 @@ impl OwnedCharges {
         &self.list
     }
 
-    /// Returns the shortest lease of the concurrency slots, if there are any.
+    /// Returns the duration of the shortest lease among the concurrency slots, if there are any.
     pub(super) fn lease(&self) -> Option<Span> {
         self.rules().filter_map(|rule| rule.limits().lease()).min()
     }
@@ -264,7 +264,8 @@ impl OwnedCharge {
     }
 }
 
-/// Returns the charges whose final charge (`due`) exceeds their cost, with the difference.
+/// Returns the index of each charge whose final amount in `due` exceeds its cost, with the
+/// difference.
 fn excess(charges: &[Charge<'_>], due: &[u64]) -> Vec<(usize, Cost)> {
     let excess = |(at, (charge, due)): (usize, (&Charge<'_>, &u64))| {
         let more = due.saturating_sub(charge.cost.units());
@@ -282,8 +283,9 @@ fn with(charge: Charge<'_>, cost: Cost) -> Charge<'_> {
     Charge { cost, ..charge }
 }
 
-/// Charges the part of a request's cost that exceeds its reservation, completely or as far as the
-/// limits admit it. `charge` has that part as its cost.
+/// Charges the part of a request's cost that exceeds the reserved amount. If the limits do not
+/// admit this part completely, charges as much of it as they admit. The cost of `charge` is this
+/// part.
 pub fn charge_excess<S: Store>(
     store: &S,
     charge: Charge<'_>,
@@ -317,7 +319,8 @@ pub fn charge_excess<S: Store>(
     })
 }
 
-/// Returns the number of units that the denying limits would still admit, if any.
+/// Returns the number of units that the denying limits would still admit. Returns `None` if it is
+/// zero or if no limit denied the charge.
 fn room(decided: &StoreDecision, outcomes: &[Outcome]) -> Option<Cost> {
     if decided.decision != Decision::Limited {
         return None;

@@ -1,4 +1,5 @@
-//! The charges of a request until they are settled.
+//! The charges of a request until they are settled. Settling refunds unused charges and releases
+//! concurrency slots.
 //!
 //! ```text
 //! Waiting ──▶ Running ──▶ Responded ──▶ the body has ended or was cancelled
@@ -9,13 +10,14 @@
 //! ```
 //!
 //! A request may be cancelled at every stage. The reservation of a cancelled request is dropped,
-//! and settled with the information available at that time. In a store in this process, the charges
-//! are settled immediately. In a remote store, a task on the runtime of the request settles the
-//! charges. If that runtime is shutting down, the receipt is lost. Losing the receipt is safe: the
+//! and settled with the information available at this time. With a store in this process, the
+//! charges are settled immediately. With a remote store, a task on the runtime of the request
+//! settles the charges.
+//!
+//! If this runtime is shutting down, the receipt of the charges is lost. The loss is safe: the
 //! charges remain, and concurrency slots become free when their leases expire.
 //!
-//! The leases of concurrency slots are [renewed](super::keepalive) as long as the reservation
-//! exists.
+//! The leases of concurrency slots are [renewed](super::keepalive) while the reservation exists.
 
 use std::{fmt, sync::Arc};
 
@@ -30,19 +32,18 @@ use super::{
     response::ResponseState,
 };
 
-/// The charges of a request until they are settled. When the reservation is dropped, its charges
-/// are settled. The default has no charges.
+/// The charges of a request until they are settled. Dropping the reservation settles its charges.
+/// The default has no charges.
 #[derive(Debug, Default)]
 pub(super) struct Reservation(Option<Box<ReservedCharges>>);
 
-/// The charges, and the stage of the request.
+/// The charges of a request, and the stage that the request has reached.
 struct ReservedCharges {
     guard: Arc<dyn ChargeGuard>,
-    /// Present if there are concurrency slots. The leases of the slots are renewed until the ticket
-    /// is dropped.
+    /// The guard that keeps the leases of concurrency slots renewed; `None` if there are no slots.
     _renewed: Option<KeepaliveTicket>,
     stage: Stage,
-    /// Work that continues after the body of the response.
+    /// The permit of work that continues after the body of the response, if there is any.
     lasting: Option<LongLivedPermit>,
 }
 
@@ -70,19 +71,21 @@ impl Reservation {
         })))
     }
 
-    /// Records that the service receives the request. From now on, a cancelled request is not
-    /// refunded completely.
+    /// Records that the service receives the request. From now on, only part of the charges is
+    /// refunded if the request is cancelled.
     pub(super) fn begin(&mut self) {
         let Some(reserved) = &mut self.0 else { return };
         reserved.stage = Stage::Running;
         let depends = |rule: &Rule| rule.has_slots() || !rule.response_cost().is_settled();
         if !reserved.guard.charges().rules().any(depends) {
-            // If the charges are only for a queue, they are final now, because the wait is over.
+            // Neither slots nor the response matter for these charges. They are final, because the
+            // wait in the queue is over.
             self.0 = None;
         }
     }
 
-    /// Records the response. The returned reservation must be kept until the body has ended.
+    /// Records the response. The caller must keep the returned reservation until the body has
+    /// ended.
     #[must_use]
     pub(super) fn responded<B: Body>(mut self, response: &Response<B>) -> Self {
         let Some(reserved) = &mut self.0 else {
@@ -102,7 +105,7 @@ impl Reservation {
         if is_settled { Self::default() } else { self }
     }
 
-    /// Returns the state of the response; `None` until the service has responded.
+    /// Returns the state of the response; `None` if the service has not responded yet.
     pub(super) fn response(&mut self) -> Option<&mut ResponseState> {
         match &mut self.0.as_mut()?.stage {
             Stage::Responded(state) => Some(state),
@@ -125,7 +128,7 @@ impl Drop for Reservation {
 }
 
 impl ReservedCharges {
-    /// Returns the final charge of each rule, given the current stage.
+    /// Returns the final amount of each charge, given the current stage of the request.
     fn final_charges(&self) -> Vec<u64> {
         let due = |(charge, rule): (&OwnedCharge, &Rule)| match &self.stage {
             Stage::Waiting => 0,

@@ -1,4 +1,4 @@
-//! The entries of a response, on which the final charge of a rule can depend.
+//! The entries (named values) of a response. The final charge of a rule can depend on them.
 
 use std::{
     borrow::Cow,
@@ -12,12 +12,12 @@ use tidegate_identity::{header_text, joined_header};
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// Entries that the application sets for its response, as a response extension. For example, an
-/// entry can contain the number of tokens used, or say that a login failed. These entries override
-/// the entries of the response itself.
+/// Entries that the application sets for its response, stored as a response extension. For example,
+/// an entry can contain the number of tokens used, or say that a login failed. These entries take
+/// precedence over the entries of the response itself.
 ///
-/// Clones share the entries. So an entry that is known only at the end of a streamed body can still
-/// be set at that time.
+/// Clones share the entries. So the application can still set an entry at the end of a streamed
+/// body, when its value becomes known.
 ///
 /// # Examples
 ///
@@ -33,7 +33,7 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 #[derive(Clone, Debug, Default)]
 pub struct ResponseEntries(Arc<Mutex<NamedValues>>);
 
-/// Names and values.
+/// Pairs of names and values.
 type NamedValues = Vec<(Box<str>, Box<str>)>;
 
 impl ResponseEntries {
@@ -51,12 +51,12 @@ impl ResponseEntries {
     }
 }
 
-/// The part of a response that is known so far.
+/// The information about a response that is known so far.
 #[derive(Debug)]
 pub(super) struct ResponseState {
     status: http::StatusCode,
     report: Option<ResponseEntries>,
-    /// The response headers that the response costs use, by entry name.
+    /// The response headers on which the final charges depend, by entry name.
     headers: NamedValues,
     grpc_status: Option<Box<str>>,
     /// The number of body bytes sent so far.
@@ -65,7 +65,7 @@ pub(super) struct ResponseState {
 }
 
 impl ResponseState {
-    /// Reads the head of `response`. Only headers in `names`, which are entry names, are kept.
+    /// Reads the head of `response`. Keeps only the headers in `names`, which contains entry names.
     pub(super) fn of<B>(response: &Response<B>, names: &[&str]) -> Self {
         let header = |name: &&str| {
             let value = joined_header(response.headers(), name.strip_prefix("header.")?, ", ")?;
@@ -83,7 +83,7 @@ impl ResponseState {
         state
     }
 
-    /// Returns true if this entry is known from the response head.
+    /// Returns true if the entry `name` is known from the response head.
     pub(super) fn is_of_head(name: &str) -> bool {
         name == "status" || name.starts_with("header.")
     }
@@ -106,14 +106,14 @@ impl ResponseState {
         self.has_ended = true;
     }
 
-    /// Returns true if this entry can no longer change.
+    /// Returns true if the entry `name` can no longer change.
     fn is_final(&self, name: &str) -> bool {
         let is_said = || self.report.as_ref().and_then(|report| report.said(name));
         let is_told = name == GRPC_STATUS.as_str() && self.grpc_status.is_some();
         self.has_ended || Self::is_of_head(name) || is_told || is_said().is_some()
     }
 
-    /// Returns the final charge that `bill` determines, given the initial charge.
+    /// Returns the final charge that `bill` determines from the response and the initial charge.
     pub(super) fn final_charge(&self, bill: &ResponseCost, charged: Cost) -> u64 {
         let mut names: Vec<&str> = bill.entry_names().collect();
         names.sort_unstable();
@@ -126,7 +126,8 @@ impl ResponseState {
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();
-        // If the response contains a value that is not a valid entry, the initial charge stays.
+        // If the response contains a value that is not a valid entry, the initial charge stays
+        // unchanged.
         let response = Request::new(&entries, Cost::ONE);
         response.map_or_else(
             |_| charged.units(),

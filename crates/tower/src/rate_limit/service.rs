@@ -1,5 +1,5 @@
-//! The service that the layer creates. The service gets a verdict for each request and forwards
-//! admitted requests.
+//! The service that the rate limit layer creates. It gets a verdict (the limiter's decision) for
+//! each request, and forwards admitted requests.
 
 use std::{
     borrow::Cow,
@@ -169,7 +169,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
     }
 }
 
-/// The data of a pending request, detached from the request itself.
+/// The data that the decision needs about a request, copied from the request.
 struct DetachedRequest {
     entries: Vec<(Box<str>, Box<str>)>,
     cost: Cost,
@@ -182,7 +182,7 @@ fn owned(entries: &[(&str, &str)]) -> Vec<(Box<str>, Box<str>)> {
     entries.iter().map(owned).collect()
 }
 
-/// A list with inline capacity for the number of entries that rules usually use.
+/// A list with inline capacity for the usual number of entries that rules use.
 type Few<T> = SmallVec<[T; 4]>;
 
 /// Returns the entries of `request` that `rules` use, and the valid entries among the extra entries
@@ -207,8 +207,8 @@ fn used_entries<'n, 'r>(
     Ok(values)
 }
 
-/// Logs an error once if rules are keyed by `ip` and the peer address of a request is unknown. Such
-/// rules never match the request.
+/// Logs an error, only once, if rules are keyed by `ip` and the peer address of a request is
+/// unknown. Such rules never match the request.
 fn warn_of_gaps(request: &RequestEntries<'_>, rules: &RuleSet) {
     static NO_PEER: Once = Once::new();
     let counts_by_ip = || {

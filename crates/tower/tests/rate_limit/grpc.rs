@@ -1,4 +1,4 @@
-//! Tests denials in gRPC, parsed with tonic.
+//! Tests denials of gRPC calls, parsed with tonic.
 
 use http::{HeaderValue, Method, header::CONTENT_TYPE};
 use tidegate_tower::RateLimitLayer;
@@ -51,8 +51,8 @@ async fn a_denied_call_is_resource_exhausted_with_a_retry_delay() {
     assert_eq!(denied.header("retry-after"), Some("60"));
 }
 
-/// The denial of a gRPC call has status 200. Other clients and caches would treat such a response
-/// as a success.
+/// The denial of a gRPC call has status 200. A client or cache that does not speak gRPC would treat
+/// such a response as a success.
 #[tokio::test]
 async fn a_fake_grpc_call_is_denied_as_http() {
     let (_, mut service) = limited(vec![fixed("none", "1/h")]);
@@ -70,7 +70,7 @@ async fn a_fake_grpc_call_is_denied_as_http() {
     }
 }
 
-/// Clients retry automatically unless the response forbids it.
+/// gRPC clients retry automatically unless the response forbids it.
 #[tokio::test]
 async fn a_cost_that_never_fits_is_not_retried() {
     let limiter = limiter(vec![fixed("all", "5/min")]);

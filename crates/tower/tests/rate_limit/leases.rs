@@ -28,7 +28,7 @@ use crate::{
     support::{Limiter, get, lasting_for, limiter, limiter_on},
 };
 
-/// Advances the limiter's clock and the runtime's clock by this number of seconds.
+/// Advances the clocks of the limiter and of the runtime by `seconds`.
 async fn pass<S: Store>(limiter: &Limiter<S>, seconds: u64) {
     for _ in 0..seconds {
         let clock = limiter.clock();
@@ -43,7 +43,8 @@ fn endless() -> Response<UnsyncBoxBody<Bytes, Infallible>> {
     Response::new(UnsyncBoxBody::new(body))
 }
 
-/// Takes the only slot of `limiter` and holds it for ten leases with a response that does not end.
+/// Takes the only slot of `limiter`. Holds it for ten times its lease, with a response that does
+/// not end.
 async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
     let layer = RateLimitLayer::new(Arc::clone(&limiter));
@@ -54,7 +55,7 @@ async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
         assert_eq!(left(&limiter).await, 0, "after minute {minute}");
     }
     drop(answer);
-    // In a remote store, a separate task settles the charges.
+    // With a remote store, a separate task settles the charges.
     pass(&limiter, 3).await;
     assert_eq!(left(&limiter).await, 1);
 }
@@ -197,7 +198,7 @@ async fn finished_requests_are_not_renewed() {
     assert_eq!(Arc::strong_count(&limiter), 1, "no task keeps it");
 }
 
-/// A renewal that hangs times out before the next renewal, and does not delay the renewals of other
+/// A renewal that hangs times out before the next renewal. It does not delay the renewals of other
 /// requests.
 #[tokio::test(start_paused = true)]
 async fn a_hanging_renewal_loses_no_other_slot() {
@@ -218,8 +219,8 @@ async fn a_hanging_renewal_loses_no_other_slot() {
     assert_eq!(left(&limiter).await, 2);
 }
 
-/// If the runtime of the first request ends before any renewal, the runtime of the second request
-/// renews the leases of both requests.
+/// Tests a runtime that ends before any renewal. If the first request was on this runtime, the
+/// runtime of the second request renews the leases of both requests.
 fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
     let limiter = limiter(vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));

@@ -1,4 +1,4 @@
-//! Tests the tower layer, around services that record their requests.
+//! Tests the rate limit layer around services that record their requests.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

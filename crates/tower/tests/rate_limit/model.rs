@@ -1,4 +1,5 @@
-//! Compares the layer with a simple model: requests arrive, end and are cancelled in any order.
+//! Compares the layer with a simple model, in which requests arrive, end and are cancelled in any
+//! order.
 
 use std::{convert::Infallible, future, sync::Arc};
 
@@ -22,11 +23,11 @@ const FAILURES: usize = 12;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request whose response has this status.
+    /// Sends a request whose response has this status.
     Ask(u16),
-    /// A request that is cancelled before its response.
+    /// Sends a request and cancels it before its response.
     GiveUp,
-    /// One of the pending responses is read to its end, or dropped unread.
+    /// Reads one of the pending responses to its end, or drops it unread.
     End { which: usize, is_read: bool },
 }
 
@@ -58,7 +59,7 @@ fn left(limiter: &Limiter) -> Vec<u64> {
     lines.map(|line| line.outcome.remaining).collect()
 }
 
-/// The pending responses, and the number of failures.
+/// The state of the model: the pending responses, and the number of failures.
 #[derive(Default)]
 struct Model {
     underway: Vec<(u16, LimitedBody<Full<Bytes>>)>,
@@ -66,7 +67,8 @@ struct Model {
 }
 
 impl Model {
-    /// A pending request counts, because it may still fail.
+    /// Returns whether the model admits a request. A pending request counts too, because it may
+    /// still fail.
     fn admits(&self) -> bool {
         self.underway.len() < PLACES && self.failed + self.underway.len() < FAILURES
     }

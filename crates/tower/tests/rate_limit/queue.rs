@@ -1,4 +1,4 @@
-//! Tests limits that delay requests instead of denying them. The tests use tokio's paused time,
+//! Tests limits that delay requests in place of denying them. The tests use tokio's paused time,
 //! which advances when all tasks wait.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
@@ -20,7 +20,7 @@ use crate::{
     support::{Notes, get, limited, limiter, limiter_on, read, send},
 };
 
-/// Returns a queue that serves one request a second, with this capacity.
+/// Returns a rule with a queue that serves one request a second and has this capacity.
 fn queue(capacity: u64) -> Vec<Rule> {
     let leak = Rate {
         count: 1,
@@ -65,7 +65,7 @@ async fn a_cancelled_request_never_reaches_the_service() {
     assert_eq!(notes.paths(), ["/1", "/3"]);
 }
 
-/// The queue has two slots behind the request being served. A request that is cancelled frees its
+/// The queue has two slots behind the request that is being served. A cancelled request frees its
 /// slot for the next request.
 #[tokio::test(start_paused = true)]
 async fn the_last_queued_request_frees_its_turn_when_cancelled() {
@@ -73,7 +73,7 @@ async fn the_last_queued_request_frees_its_turn_when_cancelled() {
     let far = Far(MemoryStore::new(MemoryBounds::default()));
     let mut elsewhere = RateLimitLayer::new(limiter_on(far, queue(2))).layer(notes.clone());
     give_up(&mut service, Duration::from_millis(500)).await;
-    // The store needs one second to decide, and the request would be served another second later.
+    // The store needs one second to decide. The request would be served another second later.
     give_up(&mut elsewhere, Duration::from_millis(1_500)).await;
     assert_eq!(notes.paths(), ["/1", "/3", "/1", "/3"]);
 }
@@ -89,8 +89,8 @@ where
         assert!(timeout(patience, &mut one).await.is_err());
         let mut other = Box::pin(service.ready().await.unwrap().call(get("/other")));
         assert!(timeout(patience, &mut other).await.is_err());
-        // Cancel the last request first. The slot of a request with another request behind it
-        // cannot be released, because the later request already has its start time.
+        // Cancel the last request first. If another request is behind a request, its slot cannot be
+        // released, because the later request already has its start time.
         drop(other);
         sleep(Duration::from_secs(2)).await;
         drop(one);
@@ -99,8 +99,8 @@ where
     assert_eq!(send(service, get("/3")).await.status, 200);
 }
 
-/// A denied request must not enter the queue. Otherwise the queue would fill with denied requests,
-/// because only the last request in a queue can leave.
+/// A denied request must not enter the queue. Only the last request in a queue can leave it, so the
+/// queue would fill with denied requests.
 #[tokio::test(start_paused = true)]
 async fn a_wait_over_the_maximum_leaves_the_queue_unchanged() {
     let far = Far(MemoryStore::new(MemoryBounds::default()));

@@ -1,4 +1,4 @@
-//! Tests the headers and bodies for clients, and the extension for inner services.
+//! Tests the headers and bodies that clients get, and the extension that inner services get.
 
 use tidegate::RateLimiter;
 use tidegate_core::{AlgorithmName, Cost, LimitSpec, Rule, notation};
@@ -142,7 +142,7 @@ async fn several_layers_and_the_service_combine_their_headers() {
     assert_eq!(statuses(&mut service, "/", 2).await, [200, 429]);
 }
 
-/// The triple of the tighter limit replaces the other triple completely, including its reset.
+/// The `X-RateLimit-*` headers of the tighter limit replace all three headers of the other limit.
 #[tokio::test]
 async fn a_concurrency_limit_around_another_leaves_no_reset_of_that() {
     let legacy = |limiter| {

@@ -1,4 +1,4 @@
-//! Tests which rules apply to a request, with which keys, and at what cost.
+//! Tests which rules apply to a request, with which keys and at which cost.
 
 use std::net::SocketAddr;
 
@@ -24,8 +24,8 @@ async fn every_route_has_its_rules_and_denied_requests_never_arrive() {
     assert_eq!(notes.paths(), came);
 }
 
-/// If a path has dot segments, a router that does not resolve them would see a different path than
-/// the rules. The same is true for a service behind the router that resolves them.
+/// Routers and services differ in whether they resolve dot segments. So some of them would see a
+/// different path than the rules.
 #[tokio::test]
 async fn a_path_with_dot_segments_is_refused_if_rules_use_paths() {
     let dotted = ["/api/..", "/api/x/../../healthz", "/api/%2e%2E/healthz"];

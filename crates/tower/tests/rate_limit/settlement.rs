@@ -1,5 +1,5 @@
-//! Tests refunds after a request has ended or was cancelled. The clock does not advance, so units
-//! become available again only by refunds.
+//! Tests refunds after a request has ended or was cancelled. The clock does not advance, so only
+//! refunds make units available again.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +28,7 @@ use crate::{
     support::{Limiter, Notes, fixed, get, lasting_for, limiter, limiter_on, rule, statuses},
 };
 
-/// A service that responds immediately with a function of the path.
+/// A service that responds immediately with the result of a function of the path.
 struct Answering<B>(fn(&str) -> Response<B>);
 
 impl<B> Clone for Answering<B> {
@@ -51,7 +51,7 @@ impl<B> Service<Request<()>> for Answering<B> {
     }
 }
 
-/// A body with these frames. An endless body does not end after the last frame.
+/// A body that consists of these frames. An endless body does not end after the last frame.
 struct Frames {
     frames: VecDeque<Result<Frame<Bytes>, &'static str>>,
     is_endless: bool,
@@ -160,7 +160,7 @@ async fn a_slot_is_held_until_the_response_ends() {
         assert!(first.frame().await.unwrap().is_ok());
         assert_eq!(left(&limiter).await, 0, "more is to come");
         let ended = first.frame().now_or_never();
-        // An endless response has not ended yet; dropping it cancels it.
+        // An endless response has not ended yet. Dropping it cancels it.
         let is_held = ended.is_none();
         assert_eq!(left(&limiter).await, u64::from(!is_held));
         drop(first);
@@ -240,8 +240,9 @@ async fn only_matching_responses_are_counted() {
     assert_eq!(statuses(&mut service, "/200", 2).await, [429, 429]);
 }
 
-/// The charge is reserved, so a client cannot make more concurrent attempts than the limit. The
-/// charge stays if the client disconnects before the response, so such attempts are not free.
+/// The charge is reserved, so a client cannot make more concurrent attempts than the limit allows.
+/// If the client disconnects before the response, the charge stays, so that such attempts are not
+/// free.
 #[tokio::test]
 async fn attempts_are_reserved_and_stay_charged_without_a_response() {
     let rule = counting(fixed("failed", "3/h"), "status", "401");
@@ -371,8 +372,8 @@ async fn the_grpc_status_is_read_from_headers_or_trailers() {
     assert_eq!(left(&limiter).await, 7);
 }
 
-/// A client that reads a whole stream and resets it before the trailers has used the service like
-/// any other client.
+/// If a client reads the whole stream and resets it before the trailers, it is charged like any
+/// other client.
 #[tokio::test]
 async fn a_disconnect_before_the_trailers_is_still_counted() {
     let limiter = limiter(vec![counting(fixed("served", "9/h"), "grpc-status", "0")]);
@@ -384,7 +385,7 @@ async fn a_disconnect_before_the_trailers_is_still_counted() {
     }
     drop(body);
     assert_eq!(left(&limiter).await, 8);
-    // A response that has ended without a gRPC status does not match the condition.
+    // A response that ends without a gRPC status does not match the condition.
     let mut service = layered(&limiter, Answering(|_| Response::new(Frames::of(&["all"]))));
     let answer = ask(&mut service, "/").await;
     answer.into_body().collect().await.unwrap();
@@ -404,7 +405,7 @@ async fn each_layer_settles_its_own_charges() {
     let service = layered(&inner, Notes::default());
     let mut service = layered(&outer, service);
     assert_eq!(statuses(&mut service, "/", 4).await, [200, 200, 429, 429]);
-    // A denial by the inner layer is a response that the outer rule does not count.
+    // For the outer rule, a denial by the inner layer is a response that the rule does not count.
     assert_eq!((left(&outer).await, left(&inner).await), (3, 0));
 }
 
@@ -423,7 +424,7 @@ async fn shadow_charges_are_settled() {
     assert_eq!(left(&limiter).await, 1);
 }
 
-/// A remote store charges and refunds in the background, after the request is gone.
+/// With a remote store, charges and refunds continue in the background after the request is gone.
 #[tokio::test(start_paused = true)]
 async fn a_remote_store_is_settled_in_the_background() {
     let limiter = far(vec![places(1)]);
@@ -434,7 +435,7 @@ async fn a_remote_store_is_settled_in_the_background() {
     drop(answer);
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     assert_eq!(left(&limiter).await, 1);
-    // The request is cancelled while the store is deciding.
+    // Cancel the request while the store is deciding.
     let mut asked = Box::pin(service.ready().await.unwrap().call(get("/")));
     assert!(asked.as_mut().now_or_never().is_none());
     drop(asked);
@@ -442,7 +443,7 @@ async fn a_remote_store_is_settled_in_the_background() {
     assert_eq!(left(&limiter).await, 1);
 }
 
-/// A refund that was pending is lost with its runtime: the charges stay, and the slots become free
+/// When a runtime ends, its pending refunds are lost. The charges stay, and the slots become free
 /// when their leases expire.
 #[test]
 fn a_runtime_shutdown_drops_pending_refunds() {

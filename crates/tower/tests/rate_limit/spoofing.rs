@@ -1,4 +1,4 @@
-//! Tests that no header of a client changes the key by which it is counted.
+//! Tests that no header from a client changes the key by which the client is counted.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::support::{Limiter, Notes, fixed, get, limiter};
 
 type Lines = Vec<(String, String)>;
 
-/// Generates headers with which some proxies report the client, and arbitrary other headers.
+/// Generates arbitrary headers, including those in which some proxies report the client.
 fn lines() -> impl Strategy<Value = Lines> {
     let telling = prop::sample::select(vec![
         "x-forwarded-for",
@@ -50,8 +50,8 @@ fn lines() -> impl Strategy<Value = Lines> {
     prop::collection::vec((name, value), 0..6)
 }
 
-/// Returns configurations that do not trust these headers: no proxy is trusted, the trusted proxies
-/// have other addresses, or another header is used.
+/// Returns configurations that do not trust the headers of the tests. In these configurations, no
+/// proxy is trusted, the trusted proxies have other addresses, or another header is used.
 fn trusts() -> Vec<Trust> {
     let ours = || Proxies::Nets(vec!["10.0.0.0/8".parse().unwrap()]);
     vec![
@@ -77,7 +77,7 @@ fn request(peer: &str, customer: &str, lines: &[(String, String)]) -> Request<()
     request
 }
 
-/// Returns the statuses of a request without `lines` and of a request with them.
+/// Sends a request without `lines` and a request with them. Returns both statuses.
 fn twice(trust: Trust, rule: &str, peer: &str, lines: &Lines, appended: &Lines) -> [u16; 2] {
     let rules = vec![fixed("each", "1/h").keyed_by(&[rule]).unwrap()];
     let limiter: std::sync::Arc<Limiter> = limiter(rules);

@@ -1,4 +1,4 @@
-//! Tests stores that require waiting, and stores that cannot decide.
+//! Tests stores that have to wait, and stores that cannot decide.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A service that records its requests, limiters, and other helpers.
+//! Helpers for the tests: a service that records its requests, limiters, and others.
 
 use std::{
     convert::Infallible,
@@ -20,11 +20,11 @@ use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 
 pub(crate) type Limiter<S = MemoryStore> = tidegate::Limiter<S, tidegate::Rules>;
 
-/// Midnight UTC, so that epoch-aligned windows start at this instant.
+/// The start time of the tests. It is midnight UTC, so that epoch-aligned windows start at it.
 const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);
 
-/// Creates a service that responds with an empty body and a clone of `lasting`, like a service that
-/// upgrades connections.
+/// Creates a service that responds with an empty body and a clone of `lasting`. A service that
+/// upgrades connections responds in the same way.
 pub(crate) fn lasting_for(
     lasting: &LongLivedPermit,
 ) -> BoxCloneService<Request<()>, Response<Full<Bytes>>, Infallible> {
@@ -36,7 +36,7 @@ pub(crate) fn lasting_for(
     }))
 }
 
-/// A service that responds to every request and records it.
+/// A service that responds to every request and records the request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
     came: Arc<Mutex<Vec<(String, RateLimitStatus)>>>,
@@ -70,7 +70,7 @@ impl Service<Request<()>> for Notes {
         Poll::Ready(Ok(()))
     }
 
-    /// Checks that this clone of the service was polled ready; the readiness of the original does
+    /// Checks that this clone of the service was polled ready. The readiness of the original does
     /// not count.
     fn call(&mut self, request: Request<()>) -> Self::Future {
         assert!(
@@ -90,7 +90,7 @@ impl Service<Request<()>> for Notes {
     }
 }
 
-/// A response, read to its end.
+/// A response that was read to its end.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -104,7 +104,7 @@ impl Answer {
     }
 }
 
-/// Returns a rule with one limit, given as a shorthand.
+/// Returns a rule with one limit. The limit is given in the short notation, such as `5/s`.
 pub(crate) fn rule(name: &str, algorithm: AlgorithmName, rate: &str) -> Rule {
     let spec = LimitSpec::shorthand(notation::rate(rate).unwrap(), algorithm);
     Rule::new(name, vec![spec.build().unwrap()]).unwrap()
