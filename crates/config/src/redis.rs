@@ -20,7 +20,8 @@ const MAX_TIMEOUT: Span = Span::from_secs(5);
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
 // A decision that waited for Redis can reach the local store with an instant from before the wait.
-// Even with other delays, the local store must not take this instant for a clock that was set back.
+// Even if the delays are configured differently, the local store must not conclude from this
+// instant that the clock was set back.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
 /// The maximum of `store.denial_cache_ttl`, the time for which a cached denial is used without a

@@ -196,7 +196,7 @@ pub trait Store: Send + Sync {
 /// The memory store never waits.
 #[expect(
     refining_impl_trait_reachable,
-    reason = "callers may rely on a result that is always ready"
+    reason = "callers may depend on the result being ready at once"
 )]
 impl Store for MemoryStore {
     type Receipt = Receipt;

@@ -59,8 +59,8 @@ enum OtherQuotas {
 struct CounterCharge<'a> {
     key: &'a [u8],
     limits: &'a Limits,
-    /// The limits of a quota in shadow mode, used if the quota does not lead; `None` if the rule is
-    /// not a quota.
+    /// The limits of a quota in shadow mode, used if another limit determines the answer; `None` if
+    /// the rule is not a quota.
     shadow_limits: Option<&'a Limits>,
     cost: Cost,
 }

@@ -112,7 +112,7 @@ impl Limit {
     /// [`Outcome::excess`]: crate::Outcome::excess
     pub fn counting_in_full(mut self) -> Result<Self, LimitError> {
         if !matches!(self.algorithm, Algorithm::FixedWindow { .. }) {
-            let problem = "only a fixed window counts denied requests in full";
+            let problem = "only a fixed window counts denied requests at their full cost";
             return Err(LimitError::new("algorithm", problem));
         }
         self.in_full = true;

@@ -726,7 +726,8 @@ mod tests {
                 .map(|start| most_in_three_seconds(&limit, start))
                 .max();
             let seen = seen.unwrap();
-            // The simulated request pattern does not reach the bound of the weighted counter.
+            // The simulated request pattern does not reach the worst-case error bound of the
+            // weighted counter.
             let is_bound = algorithm != Some(AlgorithmName::SlidingWindowCounter);
             assert!(seen <= most, "{algorithm:?} admitted {seen}");
             assert!(

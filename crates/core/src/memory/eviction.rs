@@ -184,7 +184,7 @@ impl Shard {
             let expires = candidate.expires();
             let is_idle = cold.capacity.when_full == WhenFull::Evict && !candidate.is_hot();
             let is_decided = || decided.iter().any(|charge| charge.key == candidate.key());
-            // Do not evict an entry that would free neither a needed slot nor any bytes.
+            // Evict an entry only if that frees a needed slot or some bytes.
             let helps =
                 reserved.keys + growth.keys > reserved.victims.len() || candidate.heap_bytes() > 0;
             if (expires <= now || is_idle && helps) && !is_decided() {

@@ -87,7 +87,7 @@ impl Pattern {
     /// # Errors
     ///
     /// Rejects a glob that is longer than [`bounds::MAX_PATTERN_BYTES`] or has more than
-    /// [`bounds::MAX_WILDCARDS`] wildcards. Rejects a text without wildcards that is longer than
+    /// [`bounds::MAX_WILDCARDS`] wildcards. Rejects a string without wildcards that is longer than
     /// any value can be.
     pub fn text(text: &str) -> Result<Self, RuleError> {
         if text.contains('*') {

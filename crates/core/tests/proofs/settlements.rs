@@ -162,7 +162,8 @@ fn the_refund_ledger_is_bounded() {
         let rule = Rule::new(&number.to_be_bytes(), vec![limit.clone()], false);
         let (receipt, outcome) = reserve(&store, &rule.charge(8), 0);
         assert!(outcome.allowed, "key {number} finds room");
-        // The ledger does not record the refund of a key's last charge, so make a later charge.
+        // The ledger does not record the refund of a key's last charge, so make another charge
+        // afterwards.
         reserve(&store, &rule.charge(1), 0);
         let now = Timestamp::from_micros(0);
         store.settle(&[rule.charge(8)], receipt, &[Settlement { unused: 7 }], now);

@@ -191,7 +191,7 @@ pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     match scalar::of(value.content()) {
         Some(Scalar::Truth(truth)) => truth,
         Some(Scalar::Null) => false,
-        // The check of the keys reports fractions.
+        // A fraction is accepted here, because the check of the keys reports it as a mistake.
         Some(Scalar::Fraction(_)) => false,
         Some(Scalar::Whole(_) | Scalar::Text) | None => {
             unreadable(&value, "true or false", report);

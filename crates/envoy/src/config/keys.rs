@@ -150,7 +150,7 @@ fn check_value(value: &Value<'_>, kind: MapKind, name: &str, report: &mut Report
         }
         content => {
             if let Some(Scalar::Fraction(_)) = scalar::of(content) {
-                value.wrong(report, "error checking config: a fraction is not a valid value here; quote the value if it is a text");
+                value.wrong(report, "error checking config: a fraction is not a valid value here; quote the value if it is a string");
             }
         }
     }

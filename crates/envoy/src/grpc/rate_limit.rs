@@ -65,8 +65,9 @@ fn status(error: &RlsError) -> Status {
     }
 }
 
-/// Decodes a request. Cuts each list off one element above its maximum length, so that a small
-/// message cannot become a large request. The service then rejects the list as too long.
+/// Decodes a request. Truncates each list to its maximum length plus one, which is enough to detect
+/// a list that is too long, so that a small message cannot become a large request. The service then
+/// rejects the list as too long.
 fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     let mut request = RateLimitRequest::default();
     let mut fields = Fields::of(message);

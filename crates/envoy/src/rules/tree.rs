@@ -131,8 +131,8 @@ impl Domain {
 }
 
 impl Node {
-    /// Returns the value for the counter key. This is the pattern if all matching values share one
-    /// counter. Otherwise it is `value` itself.
+    /// Returns the value for the counter key. If all matching values share one counter, this is the
+    /// pattern. Otherwise it is `value` itself.
     pub(crate) fn counted<'v>(&'v self, value: &'v str) -> &'v str {
         match &self.value {
             Some(pattern) if self.share_threshold => pattern,

@@ -70,7 +70,7 @@ descriptors:
             "f.yaml: descriptors[4].rate_limit.replaces[0] (line 19): should not have an empty replaces entry",
             "f.yaml: descriptors[4].rate_limit.replaces[1] (line 19): replaces should not contain name of same descriptor",
             "f.yaml: descriptors[4].descriptors[0].value (line 21): error checking config: a fraction is not a \
-             valid value here; quote the value if it is a text",
+             valid value here; quote the value if it is a string",
             "f.yaml: descriptors[4].descriptors[2] (line 23): duplicate descriptor composite key 'd.c.c1_2'",
             "f.yaml: descriptors[5].0.25 (line 24): config error, key is not of type string: 0.25",
             "f.yaml: descriptors[5] (line 24): descriptor has empty key",

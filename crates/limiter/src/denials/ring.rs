@@ -86,7 +86,7 @@ impl Ring {
         }
     }
 
-    /// Returns the bytes of all segments.
+    /// Returns the total size of all segments in bytes.
     #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
         let full = self.full.iter().map(|segment| segment.bytes.capacity());

@@ -16,8 +16,8 @@ pub(super) struct EventLogThrottle {
 }
 
 impl EventLogThrottle {
-    /// Creates a throttle for events. The first `covered` events happened before and are not
-    /// logged.
+    /// Creates a throttle for events. The first `covered` events happened before the last log
+    /// record and are not logged.
     pub(super) fn after(covered: u64) -> Self {
         Self {
             next_micros: AtomicU64::new(0),

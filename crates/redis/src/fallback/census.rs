@@ -59,7 +59,7 @@ struct LatestCount {
 }
 
 impl LatestCount {
-    /// Records a count, and returns the server count in use.
+    /// Records a counted number of servers, and returns the number that is used now.
     fn record(&self, count: &mut SteadyCount, counted: u32, now: Instant) -> u32 {
         let servers = count.record(counted, now);
         self.servers.store(servers, Ordering::Relaxed);
@@ -213,7 +213,8 @@ impl SteadyCount {
     }
 
     /// Records that Redis did not answer. When Redis answers again, it may have lost its data, so
-    /// two delays restart: the delay for lower counts, and the delay after a start.
+    /// two delays restart: the delay before a lower server count is accepted, and the delay after a
+    /// start.
     fn record_failure(&mut self) {
         self.decrease = None;
         if !self.is_settled() {

@@ -52,7 +52,7 @@ fn bucket_count(query: Option<&str>) -> Result<usize, Problem> {
     }
     if over > whole_ring() {
         let problem = format!(
-            "the server keeps the traffic of the last {}; request at most this time",
+            "the server keeps the traffic of the last {}; request a period no longer than that",
             whole_ring()
         );
         return Err(Problem::bad("over", problem));
