@@ -70,7 +70,9 @@ pub use self::{
         Address, ConnectError, Health, Login, Redis, RedisSettings, RedisTls, Topology, Transport,
     },
     error::StoreError,
-    fallback::{FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare},
+    fallback::{
+        FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,
+    },
     keys::{ScanPosition, ScannedKeys},
     reserve::RedisReceipt,
     store::RedisStore,

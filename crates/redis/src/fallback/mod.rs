@@ -32,11 +32,11 @@ use self::{
     block_sync::BlockSync,
     census::Census,
     denial_cache::{DecisionTime, DenialCache, Epoch},
-    outage::{Outage, OutageWatch},
+    outage::{Outage, OutageLog, OutageWatch},
     server_errors::ServerErrors,
     stats::Counters,
 };
-pub use self::{receipt::FallbackReceipt, stats::FallbackStats};
+pub use self::{outage::OutageChange, receipt::FallbackReceipt, stats::FallbackStats};
 use crate::{Redis, RedisStore, StoreError};
 
 /// Retry-after of a denial by the `closed` policy.
@@ -88,6 +88,7 @@ pub struct FallbackStore {
     counters: Counters,
     server_errors: Arc<ServerErrors>,
     outage: Arc<Outage>,
+    outage_log: Arc<OutageLog>,
     _outage_watch: OutageWatch,
     /// The count of the servers; present only if the share depends on it.
     census: Option<Census>,
@@ -111,12 +112,14 @@ impl FallbackStore {
         let block_sync = BlockSync::start(store.clone(), Arc::clone(&local), redis.runtime());
         let outage = Arc::<Outage>::default();
         let server_errors = Arc::<ServerErrors>::default();
+        let outage_log = Arc::<OutageLog>::default();
+        let log = Arc::clone(&outage_log);
         let (watched, errors) = (Arc::clone(&redis), Arc::clone(&server_errors));
         let outage_watch = OutageWatch::start(
             Arc::clone(&outage),
             // A Redis that refuses commands is connected, but makes no decisions.
             move || watched.health().error.is_none() && !errors.has_recent(),
-            |summary| summary.log(),
+            move |summary| log.end(summary),
             redis.runtime(),
         );
         Self {
@@ -128,6 +131,7 @@ impl FallbackStore {
             counters: Counters::default(),
             server_errors,
             outage,
+            outage_log,
             _outage_watch: outage_watch,
             census,
             block_sync,
@@ -247,13 +251,19 @@ impl FallbackStore {
     fn record_decision(&self, decision: Decision, now: Timestamp) -> StoreDecision {
         self.counters.count(Source::Redis);
         if let Some(summary) = self.outage.record_exact(now) {
-            summary.log();
+            self.outage_log.end(summary);
         }
         StoreDecision {
             decision,
             exactness: Exactness::Exact,
             source: Source::Redis,
         }
+    }
+
+    /// Calls `observer` when an outage of Redis begins or ends. Only the first observer is kept. The
+    /// observer is called on the thread of a decision, so it must not block.
+    pub fn observe_outages(&self, observer: impl Fn(OutageChange<'_>) + Send + Sync + 'static) {
+        self.outage_log.observe(Box::new(observer));
     }
 
     /// Returns the store, for operators' commands.

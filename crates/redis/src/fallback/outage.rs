@@ -13,8 +13,9 @@
 //! while. So a Redis that answers only intermittently does not fill the log.
 
 use std::{
+    fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -190,16 +191,74 @@ impl Outage {
     }
 }
 
-impl OutageSummary {
-    pub(super) fn log(&self) {
-        let outage_ms = self.lasted.as_millis_ceil();
-        let (local, policy) = (self.local, self.policy);
+/// The beginning or the end of an outage of Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutageChange<'a> {
+    /// Redis no longer decides.
+    Began {
+        /// The problem.
+        problem: &'a str,
+    },
+    /// Redis decides again, and decisions are exact.
+    Ended {
+        /// The duration of the outage.
+        lasted: Span,
+        /// The number of decisions during the outage on this server's share of the limits.
+        local: u64,
+        /// The number of decisions during the outage by the policies `open` or `closed`.
+        policy: u64,
+    },
+}
+
+/// A function that is called for each outage that is logged.
+type OutageObserver = Box<dyn Fn(OutageChange<'_>) + Send + Sync>;
+
+/// Logs outages, and passes them on to an observer.
+#[derive(Default)]
+pub(super) struct OutageLog(OnceLock<OutageObserver>);
+
+impl fmt::Debug for OutageLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OutageLog(…)")
+    }
+}
+
+impl OutageLog {
+    /// Sets the observer. Only the first observer is kept.
+    pub(super) fn observe(&self, observer: OutageObserver) {
+        let _ = self.0.set(observer);
+    }
+
+    pub(super) fn begin(&self, problem: &str) {
+        tracing::warn!(
+            "Redis is unavailable ({problem}); the rules' `on_failure` policies decide until it recovers"
+        );
+        self.notify(OutageChange::Began { problem });
+    }
+
+    pub(super) fn end(&self, summary: OutageSummary) {
+        let OutageSummary {
+            lasted,
+            local,
+            policy,
+        } = summary;
         tracing::info!(
-            outage_ms,
+            outage_ms = lasted.as_millis_ceil(),
             local,
             policy,
             "Redis recovered, and decisions are exact again; during the outage, the local share decided `local` requests and `on_failure` decided `policy` requests"
         );
+        self.notify(OutageChange::Ended {
+            lasted,
+            local,
+            policy,
+        });
+    }
+
+    fn notify(&self, change: OutageChange<'_>) {
+        if let Some(observer) = self.0.get() {
+            observer(change);
+        }
     }
 }
 

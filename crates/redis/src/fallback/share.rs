@@ -126,9 +126,7 @@ impl FallbackStore {
             let error = self.redis.health().error.map(|error| error.to_string());
             let problem = error.or_else(|| self.last_server_error(now));
             let problem = problem.unwrap_or_else(|| "its replies arrive too late".to_owned());
-            tracing::warn!(
-                "Redis is unavailable ({problem}); the rules' `on_failure` policies decide until it recovers"
-            );
+            self.outage_log.begin(&problem);
         }
     }
 
